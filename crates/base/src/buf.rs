@@ -1,0 +1,205 @@
+//! Owned aligned memory, and the contract under which memory is lent to a device.
+//!
+//! In-flight I/O owns its buffers: a bio holds a [`DataRef`] until it completes, so dropping the
+//! operation that asked for it can never leave the device writing into freed memory.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Alignment of every [`AlignedBuf`], bytes: enough for O_DIRECT on any device met so far.
+pub const BUF_ALIGN: usize = 4096;
+
+/// Zero-initialised heap memory, aligned to [`BUF_ALIGN`], of a fixed length in bytes.
+pub struct AlignedBuf {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is owned by this value alone, like a Box<[u8]>.
+unsafe impl Send for AlignedBuf {}
+// SAFETY: shared access only hands out &[u8].
+unsafe impl Sync for AlignedBuf {}
+
+impl AlignedBuf {
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len.max(1), BUF_ALIGN).expect("buffer length below isize::MAX")
+    }
+
+    /// `len` zero bytes.
+    pub fn new(len: usize) -> Self {
+        let layout = Self::layout(len);
+        // SAFETY: the layout has a size of at least one byte.
+        let raw = unsafe { alloc_zeroed(layout) };
+        let Some(ptr) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        Self { ptr, len }
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let mut buf = Self::new(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout.
+        unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: ptr covers len initialised bytes owned by self.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in deref, and self is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for AlignedBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AlignedBuf({} bytes)", self.len)
+    }
+}
+
+/// One contiguous piece of memory of a bio.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// First byte.
+    pub ptr: *mut u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+// SAFETY: a Segment is only an address; the IoMem it came from says who may touch it.
+unsafe impl Send for Segment {}
+
+/// Memory that may be lent to a device.
+///
+/// # Safety
+/// An implementor promises, until the value is dropped:
+/// 1. `segments` always yields the same addresses, valid for reads and writes of their length;
+/// 2. nobody else holds a Rust reference into them. Other threads may access them only by raw
+///    copies whose interleaving with the device the implementor has excluded or accepts as a
+///    torn result (that is what stable writes are about);
+/// 3. the memory is not returned to an allocator.
+pub unsafe trait IoMem: Send {
+    /// Appends the pieces, in order.
+    fn segments(&mut self, out: &mut Vec<Segment>);
+}
+
+// SAFETY: AlignedBuf owns its memory, never moves it, and is borrowed exclusively here.
+unsafe impl IoMem for AlignedBuf {
+    fn segments(&mut self, out: &mut Vec<Segment>) {
+        out.push(Segment { ptr: self.ptr.as_ptr(), len: self.len });
+    }
+}
+
+/// The data of a bio: memory that the bio owns until it completes.
+pub enum DataRef {
+    /// No data (flush, discard, write zeroes).
+    None,
+    /// One owned buffer.
+    Buf(AlignedBuf),
+    /// Anything else that keeps the [`IoMem`] contract, such as frames of the cache.
+    Mem(Box<dyn IoMem>),
+}
+
+impl DataRef {
+    /// The pieces, in order.
+    pub fn segments(&mut self) -> Vec<Segment> {
+        let mut out = Vec::new();
+        match self {
+            Self::None => {}
+            Self::Buf(buf) => buf.segments(&mut out),
+            Self::Mem(mem) => mem.segments(&mut out),
+        }
+        out
+    }
+
+    /// Takes the owned buffer back after completion.
+    pub fn into_buf(self) -> Option<AlignedBuf> {
+        match self {
+            Self::Buf(buf) => Some(buf),
+            _ => None,
+        }
+    }
+
+    /// Copies bytes out of the memory, from `skip` on, while the caller owns the bio. Returns
+    /// how many were copied. For devices that live in memory, and decorators that look at data.
+    pub fn copy_out(&mut self, skip: usize, dst: &mut [u8]) -> usize {
+        let mut done = 0;
+        self.each(skip, dst.len(), |seg| {
+            // SAFETY: IoMem rule 1: seg is valid for seg.len bytes; dst has room, by `each`.
+            unsafe { std::ptr::copy_nonoverlapping(seg.ptr, dst[done..].as_mut_ptr(), seg.len) };
+            done += seg.len;
+        });
+        done
+    }
+
+    /// Copies bytes into the memory, from `skip` on. Returns how many were copied.
+    pub fn copy_in(&mut self, skip: usize, src: &[u8]) -> usize {
+        let mut done = 0;
+        self.each(skip, src.len(), |seg| {
+            // SAFETY: IoMem rule 1: seg is valid for seg.len bytes; src has them, by `each`.
+            unsafe { std::ptr::copy_nonoverlapping(src[done..].as_ptr(), seg.ptr, seg.len) };
+            done += seg.len;
+        });
+        done
+    }
+
+    /// Calls `f` for the pieces of `[skip, skip + len)`, clipped.
+    fn each(&mut self, mut skip: usize, mut len: usize, mut f: impl FnMut(Segment)) {
+        for seg in self.segments() {
+            if skip >= seg.len {
+                skip -= seg.len;
+                continue;
+            }
+            let take = (seg.len - skip).min(len);
+            if take == 0 {
+                return;
+            }
+            f(Segment { ptr: seg.ptr.wrapping_add(skip), len: take });
+            len -= take;
+            skip = 0;
+        }
+    }
+}
+
+impl fmt::Debug for DataRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Buf(buf) => buf.fmt(f),
+            Self::Mem(_) => f.write_str("Mem"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_zeroed_and_copyable() {
+        let mut data = DataRef::Buf(AlignedBuf::new(8192));
+        assert_eq!(data.segments()[0].ptr as usize % BUF_ALIGN, 0);
+        assert_eq!(data.copy_in(4000, &[7; 200]), 200);
+        let mut out = [0u8; 204];
+        assert_eq!(data.copy_out(3998, &mut out), 204);
+        assert_eq!(out[..2], [0, 0]);
+        assert_eq!(out[2..202], [7; 200]);
+        assert_eq!(data.copy_out(8190, &mut out), 2);
+        assert_eq!(data.into_buf().unwrap().len(), 8192);
+    }
+}

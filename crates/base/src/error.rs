@@ -1,0 +1,254 @@
+//! One error type for the whole stack: a small matchable kind, the context (operation, path,
+//! offset, length) and the source.
+//!
+//! An `Error` is cheap to clone, because one failed device read may have to be handed to every
+//! reader that waits for the same folio.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Result with [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, coarse enough to match on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument makes no sense (EINVAL).
+    InvalidInput,
+    /// Offset, length or memory is not aligned as direct I/O needs it (EINVAL).
+    Unaligned,
+    /// The range leaves the object (EINVAL; ENOSPC for a write past a fixed end).
+    OutOfRange,
+    /// The operation would have to wait and `NOWAIT` forbids it (EAGAIN).
+    WouldBlock,
+    /// The object or device cannot do this (EOPNOTSUPP).
+    Unsupported,
+    /// The object is open for reading only (EROFS).
+    ReadOnly,
+    /// No space left on the device or in the file system below (ENOSPC).
+    NoSpace,
+    /// No such file or export (ENOENT).
+    NotFound,
+    /// Permission denied by the system (EACCES).
+    Permission,
+    /// Somebody else holds the file (EBUSY).
+    Busy,
+    /// The file below was changed or truncated behind our back (EIO).
+    ChangedBelow,
+    /// The device failed (EIO).
+    Io,
+    /// Stored bytes do not match their checksum or their structure (EUCLEAN).
+    Corrupt,
+    /// No memory within the budget (ENOMEM).
+    NoMemory,
+    /// The engine is shutting down (ESHUTDOWN).
+    Shutdown,
+    /// The peer broke the protocol (EPROTO).
+    Protocol,
+}
+
+impl ErrorKind {
+    /// The errno that front ends report for this kind.
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::InvalidInput | Self::Unaligned | Self::OutOfRange => 22,
+            Self::WouldBlock => 11,
+            Self::Unsupported => 95,
+            Self::ReadOnly => 30,
+            Self::NoSpace => 28,
+            Self::NotFound => 2,
+            Self::Permission => 13,
+            Self::Busy => 16,
+            Self::ChangedBelow | Self::Io => 5,
+            Self::Corrupt => 117,
+            Self::NoMemory => 12,
+            Self::Shutdown => 108,
+            Self::Protocol => 71,
+        }
+    }
+
+    /// One or two words for messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidInput => "invalid input",
+            Self::Unaligned => "unaligned request",
+            Self::OutOfRange => "out of range",
+            Self::WouldBlock => "would block",
+            Self::Unsupported => "not supported",
+            Self::ReadOnly => "read-only",
+            Self::NoSpace => "no space left",
+            Self::NotFound => "not found",
+            Self::Permission => "permission denied",
+            Self::Busy => "busy",
+            Self::ChangedBelow => "changed from outside",
+            Self::Io => "I/O error",
+            Self::Corrupt => "corrupt",
+            Self::NoMemory => "out of memory",
+            Self::Shutdown => "shutting down",
+            Self::Protocol => "protocol violation",
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Inner {
+    kind: ErrorKind,
+    op: &'static str,
+    detail: String,
+    path: Option<PathBuf>,
+    range: Option<(u64, u64)>,
+    source: Option<Arc<io::Error>>,
+}
+
+/// An error with its context. Clone is a reference count.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+impl Error {
+    /// A new error of `kind` in operation `op` (a verb, such as "read" or "attach").
+    pub fn new(kind: ErrorKind, op: &'static str, detail: impl Into<String>) -> Self {
+        Self(Arc::new(Inner {
+            kind,
+            op,
+            detail: detail.into(),
+            path: None,
+            range: None,
+            source: None,
+        }))
+    }
+
+    /// Wraps a system error; the kind follows from the errno.
+    pub fn from_io(op: &'static str, source: io::Error) -> Self {
+        let kind = kind_of(&source);
+        Self(Arc::new(Inner {
+            kind,
+            op,
+            detail: String::new(),
+            path: None,
+            range: None,
+            source: Some(Arc::new(source)),
+        }))
+    }
+
+    /// Adds the file the operation was on. The innermost path wins.
+    #[must_use]
+    pub fn with_path(mut self, path: impl AsRef<Path>) -> Self {
+        let inner = Arc::make_mut(&mut self.0);
+        inner.path.get_or_insert_with(|| path.as_ref().to_path_buf());
+        self
+    }
+
+    /// Adds the byte range. The innermost range wins.
+    #[must_use]
+    pub fn with_range(mut self, offset: u64, len: u64) -> Self {
+        let inner = Arc::make_mut(&mut self.0);
+        inner.range.get_or_insert((offset, len));
+        self
+    }
+
+    /// The kind to match on.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The errno that a front end reports: the system's own where there is one.
+    pub fn errno(&self) -> i32 {
+        match (&self.0.source, self.0.kind) {
+            (Some(source), ErrorKind::Io) => source.raw_os_error().unwrap_or(5),
+            (_, kind) => kind.errno(),
+        }
+    }
+
+    /// Path of the object, if known.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.path.as_deref()
+    }
+
+    /// Byte range `(offset, length)`, if known.
+    pub fn range(&self) -> Option<(u64, u64)> {
+        self.0.range
+    }
+}
+
+fn kind_of(e: &io::Error) -> ErrorKind {
+    match e.raw_os_error() {
+        Some(2) => ErrorKind::NotFound,
+        Some(1 | 13) => ErrorKind::Permission,
+        Some(11) => ErrorKind::WouldBlock,
+        Some(12) => ErrorKind::NoMemory,
+        Some(16 | 26) => ErrorKind::Busy,
+        Some(22) => ErrorKind::InvalidInput,
+        Some(28 | 122) => ErrorKind::NoSpace,
+        Some(30) => ErrorKind::ReadOnly,
+        Some(95) => ErrorKind::Unsupported,
+        _ => ErrorKind::Io,
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let e = &self.0;
+        write!(f, "{}", e.op)?;
+        if let Some(path) = &e.path {
+            write!(f, " {}", path.display())?;
+        }
+        if let Some((offset, len)) = e.range {
+            write!(f, " at {offset}+{len}")?;
+        }
+        write!(f, ": {}", e.kind.as_str())?;
+        if !e.detail.is_empty() {
+            write!(f, ": {}", e.detail)?;
+        }
+        if let Some(source) = &e.source {
+            write!(f, ": {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({self})", self.0.kind)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|s| &**s as &(dyn std::error::Error + 'static))
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(e: Error) -> Self {
+        io::Error::other(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_operation_path_range_and_cause() {
+        let e = Error::from_io("read", io::Error::from_raw_os_error(5))
+            .with_path("/data/disk.img")
+            .with_range(4096, 512)
+            .with_path("/outer");
+        assert_eq!(e.kind(), ErrorKind::Io);
+        let text = e.to_string();
+        assert!(text.starts_with("read /data/disk.img at 4096+512: I/O error"), "{text}");
+    }
+
+    #[test]
+    fn errno_prefers_the_systems_own() {
+        assert_eq!(Error::from_io("write", io::Error::from_raw_os_error(121)).errno(), 121);
+        assert_eq!(Error::new(ErrorKind::Unsupported, "flag", "x").errno(), 95);
+        assert_eq!(
+            Error::from_io("write", io::Error::from_raw_os_error(28)).kind(),
+            ErrorKind::NoSpace
+        );
+    }
+}

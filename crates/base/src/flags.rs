@@ -1,0 +1,66 @@
+//! Per-I/O flags, as the design's section 4 has them. They travel from the front end to the
+//! mapping layer unchanged.
+
+use crate::error::{Error, ErrorKind, Result};
+
+bitflags::bitflags! {
+    /// How one read or write is to be done. No flag: buffered, cached, written back later.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct IoFlags: u32 {
+        /// Serve what is cached, leave nothing behind of what is not. `DONTCACHE` is the same.
+        const UNCACHED = 1 << 0;
+        /// Bypass the cache, coherently. Unaligned requests are an error.
+        const DIRECT = 1 << 1;
+        /// Fail with `WouldBlock` rather than wait; leaves no half-made state.
+        const NOWAIT = 1 << 2;
+        /// Write: start write-out now, keep the pages.
+        const START_WRITEBACK = 1 << 3;
+        /// Write: return when the data, and the metadata to find it, are durable.
+        const DSYNC = 1 << 4;
+        /// Write: return when data and all metadata are durable.
+        const SYNC = 1 << 5;
+        /// Write: at end of file, atomically.
+        const APPEND = 1 << 6;
+        /// A hint that the caller polls for completion.
+        const HIPRI = 1 << 7;
+        /// With `DIRECT`: an unaligned request falls back to `UNCACHED` instead of failing.
+        /// Set by front ends that must accept any alignment, never by default.
+        const FALLBACK = 1 << 8;
+    }
+}
+
+impl IoFlags {
+    /// The name the kernel gave to [`IoFlags::UNCACHED`].
+    pub const DONTCACHE: IoFlags = IoFlags::UNCACHED;
+    /// Flags that only a write may carry.
+    pub const WRITE_ONLY: IoFlags =
+        IoFlags::START_WRITEBACK.union(IoFlags::DSYNC).union(IoFlags::SYNC).union(IoFlags::APPEND);
+
+    /// Checks a flag set for one direction. Unknown or unsupported is EOPNOTSUPP, never ignored.
+    pub fn check(self, write: bool) -> Result<()> {
+        let unknown = self.bits() & !Self::all().bits();
+        if unknown != 0 {
+            let text = format!("unknown flag bits {unknown:#x}");
+            return Err(Error::new(ErrorKind::Unsupported, "check flags", text));
+        }
+        if !write && self.intersects(Self::WRITE_ONLY) {
+            let text = format!("{:?} on a read", self & Self::WRITE_ONLY);
+            return Err(Error::new(ErrorKind::Unsupported, "check flags", text));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_and_misplaced_flags_are_unsupported() {
+        let unknown = IoFlags::from_bits_retain(1 << 30);
+        assert_eq!(unknown.check(true).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(IoFlags::DSYNC.check(false).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(IoFlags::all().check(true).is_ok());
+        assert_eq!(IoFlags::DONTCACHE, IoFlags::UNCACHED);
+    }
+}

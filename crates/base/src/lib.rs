@@ -1,0 +1,16 @@
+//! forebay-base: what every layer stands on. Knows no layer above it and does no file I/O.
+//!
+//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`], [`world`].
+//!
+//! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract).
+
+pub mod buf;
+pub mod error;
+pub mod flags;
+pub mod sync;
+pub mod task;
+pub mod units;
+pub mod world;
+
+pub use error::{Error, ErrorKind, Result};
+pub use flags::IoFlags;

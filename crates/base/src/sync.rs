@@ -1,0 +1,92 @@
+//! Locks and atomics, chosen at compile time: std normally, shuttle under `--cfg shuttle`
+//! (with a target directory of its own, see docs/testing.md). The core takes its primitives
+//! from here and nowhere else.
+//!
+//! Locks here are never poisoned: a panic while one is held is a bug that ends the process in
+//! the daemon and the test in a test, so the guard is handed out either way.
+
+#[cfg(not(shuttle))]
+mod imp {
+    pub use std::sync::atomic;
+    pub use std::sync::{Arc, Weak};
+    pub use std::thread;
+
+    /// What a spinner does between tries.
+    #[inline]
+    pub fn relax(spins: &mut u32) {
+        *spins += 1;
+        if *spins < 128 {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(shuttle)]
+mod imp {
+    pub use shuttle::sync::atomic;
+    pub use shuttle::sync::{Arc, Weak};
+    pub use shuttle::thread;
+
+    /// What a spinner does between tries: lets the scheduler pick somebody else.
+    pub fn relax(_spins: &mut u32) {
+        shuttle::thread::yield_now();
+    }
+}
+
+pub use imp::{Arc, Weak, atomic, relax, thread};
+
+#[cfg(not(shuttle))]
+use std::sync as raw;
+
+#[cfg(shuttle)]
+use shuttle::sync as raw;
+
+pub use raw::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+
+/// A mutex without poisoning.
+#[derive(Default, Debug)]
+pub struct Mutex<T>(raw::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// A new unlocked mutex.
+    pub fn new(value: T) -> Self {
+        Self(raw::Mutex::new(value))
+    }
+
+    /// Locks; see the module on poisoning.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// Locks if nobody holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(raw::TryLockError::Poisoned(p)) => Some(p.into_inner()),
+            Err(raw::TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// A reader-writer lock without poisoning.
+#[derive(Default, Debug)]
+pub struct RwLock<T>(raw::RwLock<T>);
+
+impl<T> RwLock<T> {
+    /// A new unlocked lock.
+    pub fn new(value: T) -> Self {
+        Self(raw::RwLock::new(value))
+    }
+
+    /// Locks shared.
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// Locks exclusively.
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(|p| p.into_inner())
+    }
+}

@@ -1,0 +1,227 @@
+//! Waiting without threads: futures, and the few ways in which the stack waits.
+//!
+//! Every operation is plan, issue, complete; an `async fn` strings the three together and the
+//! waits lie between them. A blocking caller drives its operation with [`block_on`] on its own
+//! thread; an event loop polls many of them; the simulated world polls one task at a time.
+//!
+//! A future that has lent memory of its *caller* to a device must not be dropped half way; so
+//! caller's memory is lent only by blocking calls (see `forebay-block`), and everything else is
+//! owned by the bio.
+
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Arc, Mutex, thread};
+use std::future::Future;
+use std::os::fd::BorrowedFd;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// A boxed future that may be sent to another thread.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+struct ThreadWaker {
+    thread: thread::Thread,
+    ready: AtomicBool,
+}
+
+impl Wake for ThreadWaker {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.wake_by_ref();
+    }
+    fn wake_by_ref(self: &std::sync::Arc<Self>) {
+        if !self.ready.swap(true, Ordering::AcqRel) {
+            self.thread.unpark();
+        }
+    }
+}
+
+/// Runs `future` to its end on the calling thread, parking while it waits.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    // An operation that needs no waiting must not pay for a waker: poll once with a waker that
+    // only remembers, made lazily per call.
+    let inner = std::sync::Arc::new(ThreadWaker {
+        thread: thread::current(),
+        ready: AtomicBool::new(false),
+    });
+    let waker = Waker::from(inner.clone());
+    let mut cx = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
+            return value;
+        }
+        while !inner.ready.swap(false, Ordering::AcqRel) {
+            thread::park();
+        }
+    }
+}
+
+/// The tasks that wait for something to change. Wakes are never lost: a waiter registers before
+/// it looks at the condition for the last time.
+#[derive(Default)]
+pub struct WaitQueue {
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl WaitQueue {
+    /// An empty queue.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Wakes every waiter. Call after the condition has changed, holding no lock that a waker
+    /// could want.
+    pub fn wake_all(&self) {
+        let wakers = std::mem::take(&mut *self.wakers.lock());
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+
+    /// Waits until `check` gives a value. `check` runs at least once, and after each wake.
+    pub fn wait_until<T, F: FnMut() -> Option<T>>(&self, check: F) -> WaitUntil<'_, F> {
+        WaitUntil { queue: self, check }
+    }
+}
+
+/// See [`WaitQueue::wait_until`].
+pub struct WaitUntil<'a, F> {
+    queue: &'a WaitQueue,
+    check: F,
+}
+
+impl<T, F: FnMut() -> Option<T> + Unpin> Future for WaitUntil<'_, F> {
+    type Output = T;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        if let Some(value) = (self.check)() {
+            return Poll::Ready(value);
+        }
+        {
+            let mut wakers = self.queue.wakers.lock();
+            if !wakers.iter().any(|w| w.will_wake(cx.waker())) {
+                wakers.push(cx.waker().clone());
+            }
+        }
+        match (self.check)() {
+            Some(value) => Poll::Ready(value),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// The I/O queue of one event-loop thread. While it is alive, devices of its engine submit I/O of
+/// this thread to it, and its completions run on this thread, inside [`LocalQueue::reap`].
+pub trait LocalQueue {
+    /// Becomes readable when there is something to reap; for epoll.
+    fn as_fd(&self) -> BorrowedFd<'_>;
+    /// Hands what was submitted since the last call to the kernel, in one system call.
+    fn flush(&mut self);
+    /// Runs the completions that are there, without waiting; returns how many.
+    fn reap(&mut self) -> usize;
+}
+
+enum Slot<T> {
+    Empty,
+    Waiting(Waker),
+    Full(T),
+    Closed,
+}
+
+/// The sending end of a one-value channel. Dropped without `send`, the receiver gets `None`.
+pub struct OneSender<T>(Arc<Mutex<Slot<T>>>);
+
+/// The receiving end; a future.
+pub struct OneReceiver<T>(Arc<Mutex<Slot<T>>>);
+
+/// A channel for one value.
+pub fn oneshot<T>() -> (OneSender<T>, OneReceiver<T>) {
+    let slot = Arc::new(Mutex::new(Slot::Empty));
+    (OneSender(slot.clone()), OneReceiver(slot))
+}
+
+impl<T> OneSender<T> {
+    /// Hands over the value and wakes the receiver.
+    pub fn send(self, value: T) {
+        self.put(Slot::Full(value));
+    }
+
+    fn put(&self, new: Slot<T>) {
+        let mut slot = self.0.lock();
+        if matches!(*slot, Slot::Full(_)) {
+            return;
+        }
+        let old = std::mem::replace(&mut *slot, new);
+        drop(slot);
+        if let Slot::Waiting(waker) = old {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for OneSender<T> {
+    fn drop(&mut self) {
+        self.put(Slot::Closed);
+    }
+}
+
+impl<T> Future for OneReceiver<T> {
+    type Output = Option<T>;
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        let mut slot = self.0.lock();
+        match std::mem::replace(&mut *slot, Slot::Closed) {
+            Slot::Full(value) => Poll::Ready(Some(value)),
+            Slot::Closed => Poll::Ready(None),
+            Slot::Empty | Slot::Waiting(_) => {
+                *slot = Slot::Waiting(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Gives way once: pending on the first poll, ready on the second.
+pub async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oneshot_wakes_and_closes() {
+        let (tx, rx) = oneshot();
+        let sender = std::thread::spawn(move || tx.send(5));
+        assert_eq!(block_on(rx), Some(5));
+        sender.join().unwrap();
+        let (tx, rx) = oneshot::<u8>();
+        drop(tx);
+        assert_eq!(block_on(rx), None);
+    }
+
+    #[test]
+    fn wait_queue_wakes_all() {
+        let queue = Arc::new(WaitQueue::new());
+        let flag = Arc::new(AtomicBool::new(false));
+        let waiters: Vec<_> = (0..4)
+            .map(|_| {
+                let (queue, flag) = (queue.clone(), flag.clone());
+                std::thread::spawn(move || {
+                    block_on(queue.wait_until(|| flag.load(Ordering::Acquire).then_some(())));
+                })
+            })
+            .collect();
+        flag.store(true, Ordering::Release);
+        queue.wake_all();
+        for waiter in waiters {
+            waiter.join().unwrap();
+        }
+    }
+}

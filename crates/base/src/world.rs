@@ -1,0 +1,176 @@
+//! What the stack asks of its surroundings: the clock, random numbers, tasks and timed waits.
+//! Injected at run time, so that one seed replays everything.
+
+use crate::sync::{Arc, Mutex};
+use crate::task::{BoxFuture, OneSender, block_on, oneshot};
+use std::collections::BTreeMap;
+use std::sync::Condvar;
+use std::time::{Duration, Instant};
+
+/// Nanoseconds since the world began. Monotonic.
+pub type Nanos = u64;
+
+/// The surroundings. Cheap to share.
+pub trait World: Send + Sync {
+    /// Monotonic time.
+    fn now(&self) -> Nanos;
+    /// A random number; in a simulated world a function of the seed.
+    fn random(&self) -> u64;
+    /// Runs a background task until it ends. In the real world it gets a thread of its own,
+    /// named `name` (at most 15 bytes show); in a simulated world it becomes one of its tasks.
+    fn spawn(&self, name: &str, task: BoxFuture<'static, ()>);
+    /// Waits until `at`.
+    fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()>;
+
+    /// Waits for `duration`.
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.sleep_until(self.now() + duration.as_nanos() as u64)
+    }
+}
+
+/// A shared world.
+pub type WorldRef = std::sync::Arc<dyn World>;
+
+type Timers = BTreeMap<(Nanos, u64), OneSender<()>>;
+
+#[derive(Default)]
+struct TimerState {
+    timers: Timers,
+    serial: u64,
+    thread_runs: bool,
+}
+
+struct TimerShared {
+    // Condvar needs the std mutex; the timer thread is never part of a shuttle test.
+    state: std::sync::Mutex<TimerState>,
+    changed: Condvar,
+}
+
+/// The real world: the system's clock and threads.
+pub struct RealWorld {
+    start: Instant,
+    random: Mutex<u64>,
+    timer: Arc<TimerShared>,
+}
+
+impl RealWorld {
+    /// The real world, its random numbers seeded from the clock and the process id.
+    pub fn new() -> WorldRef {
+        let clock = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |d| d.as_nanos() as u64);
+        Self::with_seed(clock ^ (u64::from(std::process::id()) << 32))
+    }
+
+    /// The real world with a given seed for its random numbers.
+    pub fn with_seed(seed: u64) -> WorldRef {
+        std::sync::Arc::new(Self {
+            start: Instant::now(),
+            random: Mutex::new(seed),
+            timer: Arc::new(TimerShared {
+                state: std::sync::Mutex::default(),
+                changed: Condvar::new(),
+            }),
+        })
+    }
+}
+
+/// One step of SplitMix64 (Steele, Lea, Flood 2014): enough for jitter, sampling and tests.
+pub fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl World for RealWorld {
+    fn now(&self) -> Nanos {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    fn random(&self) -> u64 {
+        split_mix(&mut self.random.lock())
+    }
+
+    fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
+        std::thread::Builder::new()
+            .name(name.to_string())
+            .spawn(move || block_on(task))
+            .expect("the system can start a background thread");
+    }
+
+    fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()> {
+        let (tx, rx) = oneshot();
+        let mut state = lock(&self.timer);
+        state.serial += 1;
+        let serial = state.serial;
+        state.timers.insert((at, serial), tx);
+        if !std::mem::replace(&mut state.thread_runs, true) {
+            let (shared, start) = (self.timer.clone(), self.start);
+            std::thread::Builder::new()
+                .name("forebay-timer".into())
+                .spawn(move || run_timers(&shared, start))
+                .expect("the system can start the timer thread");
+        }
+        drop(state);
+        self.timer.changed.notify_one();
+        Box::pin(async move {
+            rx.await;
+        })
+    }
+}
+
+fn lock(shared: &TimerShared) -> std::sync::MutexGuard<'_, TimerState> {
+    shared.state.lock().unwrap_or_else(|p| p.into_inner())
+}
+
+/// The timer thread: ends when no timer is left for a second, and is started again on demand.
+fn run_timers(shared: &TimerShared, start: Instant) {
+    let mut state = lock(shared);
+    loop {
+        let now = start.elapsed().as_nanos() as u64;
+        let later = state.timers.split_off(&(now + 1, 0));
+        let due = std::mem::replace(&mut state.timers, later);
+        if !due.is_empty() {
+            drop(state);
+            due.into_values().for_each(|tx| tx.send(()));
+            state = lock(shared);
+            continue;
+        }
+        let wait = match state.timers.first_key_value() {
+            Some(((at, _), _)) => Duration::from_nanos(at - now),
+            None => Duration::from_secs(1),
+        };
+        let idle = state.timers.is_empty();
+        let (next, timeout) =
+            shared.changed.wait_timeout(state, wait).unwrap_or_else(|p| p.into_inner());
+        state = next;
+        if idle && timeout.timed_out() && state.timers.is_empty() {
+            state.thread_runs = false;
+            return;
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeps_end_in_order() {
+        let world = RealWorld::with_seed(1);
+        let start = world.now();
+        let long = world.sleep(Duration::from_millis(30));
+        let short = world.sleep(Duration::from_millis(5));
+        block_on(short);
+        block_on(long);
+        assert!(world.now() - start >= 30_000_000);
+    }
+
+    #[test]
+    fn random_numbers_follow_the_seed() {
+        let (a, b) = (RealWorld::with_seed(7), RealWorld::with_seed(7));
+        assert_eq!((a.random(), a.random()), (b.random(), b.random()));
+    }
+}

@@ -1,0 +1,120 @@
+//! A bio: one request to a block device, owning its data until it completes.
+//!
+//! ```text
+//!   new ──submit/execute──▶ in flight ──complete──▶ gone (end_io ran, data handed back)
+//!    └────────drop─────────────┴──drop──▶ gone (end_io ran with Shutdown)
+//! ```
+//! Invariants: B1 `end_io` runs exactly once, whatever happens to the bio (checklist L4).
+//! B2 the data belongs to the bio from submission to completion.
+//! B3 `len` equals the length of the data for reads and writes.
+
+use forebay_base::buf::DataRef;
+use forebay_base::{Error, ErrorKind, Result};
+use std::fmt;
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BioOp {
+    /// Device to memory.
+    Read,
+    /// Memory to device.
+    Write,
+    /// Makes all completed writes durable.
+    Flush,
+    /// The range's content is not needed any more; it may read back as anything until the
+    /// device says otherwise. Advisory.
+    Discard,
+    /// The range reads back as zeros afterwards.
+    WriteZeroes,
+}
+
+bitflags::bitflags! {
+    /// How to do it.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct BioFlags: u32 {
+        /// Write: durable when it completes (force unit access).
+        const FUA = 1 << 0;
+        /// Somebody waits for this one.
+        const SYNC = 1 << 1;
+        /// Write-back or readahead: goes after everything that is not background.
+        const BACKGROUND = 1 << 2;
+        /// WriteZeroes: keep the blocks allocated.
+        const NO_UNMAP = 1 << 3;
+        /// WriteZeroes: fail with Unsupported rather than write zeros block by block.
+        const FAST_ONLY = 1 << 4;
+    }
+}
+
+/// What comes back: the data, and how it went.
+#[derive(Debug)]
+pub struct Completion {
+    /// The bio's data.
+    pub data: DataRef,
+    /// All of it, or an error. A short transfer is an error here (checklist L3).
+    pub result: Result<()>,
+}
+
+/// Runs once when the bio is over, on any thread; must not block.
+pub type EndIo = Box<dyn FnOnce(Completion) + Send>;
+
+/// One request.
+pub struct Bio {
+    /// What to do.
+    pub op: BioOp,
+    /// How.
+    pub flags: BioFlags,
+    /// First byte on the device.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Source or destination; empty for the operations without data.
+    pub data: DataRef,
+    end: Option<EndIo>,
+}
+
+impl Bio {
+    /// A new request.
+    pub fn new(op: BioOp, offset: u64, len: u64, data: DataRef, end: EndIo) -> Self {
+        Self { op, flags: BioFlags::empty(), offset, len, data, end: Some(end) }
+    }
+
+    /// Sets the flags.
+    #[must_use]
+    pub fn with_flags(mut self, flags: BioFlags) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// Ends the request: hands data and result to `end_io`.
+    pub fn complete(mut self, result: Result<()>) {
+        self.finish(result);
+    }
+
+    fn finish(&mut self, result: Result<()>) {
+        if let Some(end) = self.end.take() {
+            let data = std::mem::replace(&mut self.data, DataRef::None);
+            let (offset, len) = (self.offset, self.len);
+            end(Completion { data, result: result.map_err(|e| e.with_range(offset, len)) });
+        }
+    }
+
+    /// Takes `end_io` away, for a decorator that wants to see the completion and then calls it.
+    pub fn replace_end(&mut self, wrap: impl FnOnce(EndIo) -> EndIo) {
+        let end = self.end.take().expect("a bio in hand has not ended (B1)");
+        self.end = Some(wrap(end));
+    }
+}
+
+impl Drop for Bio {
+    fn drop(&mut self) {
+        if self.end.is_some() {
+            self.finish(Err(Error::new(ErrorKind::Shutdown, "bio", "dropped before it was done")));
+        }
+    }
+}
+
+impl fmt::Debug for Bio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}+{} {:?}", self.op, self.offset, self.len, self.flags)
+    }
+}

@@ -1,0 +1,9 @@
+//! forebay-block: the block layer, the only crate that talks to the kernel's storage.
+//!
+//! Reading order: [`bio`] (a request), [`bdev`] (what a device is), then the devices.
+
+pub mod bdev;
+pub mod bio;
+
+pub use bdev::{BlockDevice, DeviceRef, Limits, StableWrites, io};
+pub use bio::{Bio, BioFlags, BioOp, Completion};
