@@ -1,12 +1,16 @@
 //! forebay-base: what every layer stands on. Knows no layer above it and does no file I/O.
 //!
-//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`], [`world`].
+//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`], [`world`]; then the tools
+//! [`codec`], [`checksum`], [`hist`].
 //!
 //! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract).
 
 pub mod buf;
+pub mod checksum;
+pub mod codec;
 pub mod error;
 pub mod flags;
+pub mod hist;
 pub mod sync;
 pub mod task;
 pub mod units;

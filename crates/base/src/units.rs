@@ -55,7 +55,7 @@ pub fn format_size(bytes: u64) -> String {
     for (unit, name) in units {
         if bytes >= unit {
             let whole = bytes as f64 / unit as f64;
-            return if bytes % unit == 0 {
+            return if bytes.is_multiple_of(unit) {
                 format!("{} {name}", bytes / unit)
             } else {
                 format!("{whole:.1} {name}")

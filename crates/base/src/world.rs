@@ -55,6 +55,7 @@ pub struct RealWorld {
 
 impl RealWorld {
     /// The real world, its random numbers seeded from the clock and the process id.
+    #[expect(clippy::new_ret_no_self, reason = "a world is only ever used shared")]
     pub fn new() -> WorldRef {
         let clock = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
