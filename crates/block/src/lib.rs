@@ -1,9 +1,13 @@
 //! forebay-block: the block layer, the only crate that talks to the kernel's storage.
 //!
-//! Reading order: [`bio`] (a request), [`bdev`] (what a device is), then the devices.
+//! Reading order: [`bio`] (a request), [`bdev`] (what a device is), [`check`] (what every device
+//! checks), then the devices.
 
 pub mod bdev;
 pub mod bio;
+pub mod check;
+pub mod ram;
 
 pub use bdev::{BlockDevice, DeviceRef, Limits, StableWrites, io};
 pub use bio::{Bio, BioFlags, BioOp, Completion};
+pub use ram::RamDevice;

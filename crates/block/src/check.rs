@@ -1,0 +1,67 @@
+//! The rules every device applies to a request before it starts it.
+//!
+//! Invariants: C1 offset and length are multiples of the logical block; only the end of the
+//! device may lie inside the last block. C2 nothing beyond the device's last block is touched.
+//! C3 a write to a read-only device fails before it starts.
+
+use crate::bdev::Limits;
+use crate::bio::{Bio, BioOp};
+use forebay_base::units::round_up;
+use forebay_base::{Error, ErrorKind, Result};
+
+/// Smallest unit of the devices that have no opinion, bytes.
+pub const SECTOR: u32 = 512;
+
+/// Checks one request against the limits and the size (bytes) of a device.
+///
+/// The last block of a device whose size is no multiple of the block may be named in full or
+/// up to the exact size: bytes beyond it read as zeros, and are not written.
+pub fn check_range(op: BioOp, offset: u64, len: u64, limits: &Limits, size: u64) -> Result<()> {
+    if limits.read_only && matches!(op, BioOp::Write | BioOp::Discard | BioOp::WriteZeroes) {
+        return Err(fail(ErrorKind::ReadOnly, op, "the device is open for reading only"));
+    }
+    if op == BioOp::Flush {
+        return Ok(());
+    }
+    let block = u64::from(limits.logical_block);
+    let end = offset.checked_add(len).filter(|end| *end < 1 << 63);
+    let Some(end) = end else {
+        return Err(fail(ErrorKind::OutOfRange, op, "the range overflows"));
+    };
+    if end > round_up(size, block) {
+        return Err(fail(ErrorKind::OutOfRange, op, &format!("the device ends at {size}")));
+    }
+    if offset % block != 0 || (len % block != 0 && end != size) {
+        let text = format!("the device addresses blocks of {block} bytes");
+        return Err(fail(ErrorKind::Unaligned, op, &text));
+    }
+    Ok(())
+}
+
+/// Checks a bio: its range, and that its data is as long as it says (B3).
+pub fn check_bio(bio: &mut Bio, limits: &Limits, size: u64) -> Result<()> {
+    check_range(bio.op, bio.offset, bio.len, limits, size)?;
+    if matches!(bio.op, BioOp::Read | BioOp::Write) {
+        let have: u64 = bio.data.segments().iter().map(|s| s.len as u64).sum();
+        if have != bio.len {
+            let text = format!("the data has {have} bytes, not {}", bio.len);
+            return Err(fail(ErrorKind::InvalidInput, bio.op, &text));
+        }
+    }
+    Ok(())
+}
+
+/// The verb of an operation, for errors.
+pub fn verb(op: BioOp) -> &'static str {
+    match op {
+        BioOp::Read => "read",
+        BioOp::Write => "write",
+        BioOp::Flush => "flush",
+        BioOp::Discard => "discard",
+        BioOp::WriteZeroes => "write zeroes",
+    }
+}
+
+fn fail(kind: ErrorKind, op: BioOp, text: &str) -> Error {
+    Error::new(kind, verb(op), text)
+}
