@@ -1,2 +1,64 @@
-//! House checks.
-fn main() {}
+//! House checks, run by `make test` and by hand as `cargo xtask NAME`.
+//!
+//! Each check prints its findings as `path: what` and ends with status 1 if there are any, so
+//! that a rule that is not checked by machine is not a rule.
+
+mod deps;
+mod layers;
+mod metadata;
+mod requires;
+mod source;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask CHECK...
+
+  layers     the direction of dependencies between the crates, and where unsafe is forbidden
+  tidy       lengths of files and functions, headers, characters, forbidden words, lost files
+  deps       licences, duplicate versions, a reason for every dependency
+  requires   the programs that tests and benches need, and which of them are missing
+  all        layers, tidy and deps";
+
+/// What a check found; empty means it passed.
+pub type Findings = Vec<String>;
+
+fn main() -> ExitCode {
+    let names: Vec<String> = std::env::args().skip(1).collect();
+    if names.is_empty() {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    }
+    let root = workspace_root();
+    let mut failed = false;
+    for name in &names {
+        let checks: &[&str] = if name == "all" { &["layers", "tidy", "deps"] } else { &[name] };
+        for check in checks {
+            let findings = match *check {
+                "layers" => layers::check(&root),
+                "tidy" => tidy::check(&root),
+                "deps" => deps::check(&root),
+                "requires" => requires::check(&root),
+                other => {
+                    eprintln!("xtask: no check named `{other}`\n{USAGE}");
+                    return ExitCode::from(2);
+                }
+            };
+            for finding in &findings {
+                println!("{check}: {finding}");
+            }
+            match findings.len() {
+                0 => println!("{check}: ok"),
+                n => println!("{check}: {n} finding(s)"),
+            }
+            failed |= !findings.is_empty();
+        }
+    }
+    ExitCode::from(u8::from(failed))
+}
+
+fn workspace_root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask lies in the workspace").to_path_buf()
+}

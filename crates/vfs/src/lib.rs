@@ -1,5 +1,7 @@
 //! forebay-vfs: what a front end may ask for. A contract, no implementation.
 
+#![forbid(unsafe_code)]
+
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{IoFlags, Result};

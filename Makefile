@@ -1,0 +1,52 @@
+# `make run` does Forebay's main job on real data, `make test` runs everything that has to hold.
+# Both set their machine up first (scripts/setup) and need no arguments.
+
+CARGO ?= cargo
+TARGET ?= $(or $(CARGO_TARGET_DIR),target)
+export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
+
+.PHONY: run test check unit shuttle clients bench-quick build setup requires bench clean help
+
+help:
+	@echo "make run        the main job on a real file system image, with numbers"
+	@echo "make test       everything: house checks, unit and integration tests, shuttle, clients, benches"
+	@echo "make check      format, clippy, layers, tidy, deps, rustdoc"
+	@echo "make unit       cargo test of the whole workspace"
+	@echo "make shuttle    concurrency tests of the folio state machine"
+	@echo "make bench      the benches in full, about half an hour"
+
+setup:
+	@scripts/setup
+
+build: setup
+	$(CARGO) build --release --locked --package forebay-cli
+
+run: build
+	scripts/main-job --binary $(TARGET)/release/forebay
+
+test: setup
+	scripts/test-all
+
+check: setup
+	scripts/test-all check
+
+unit: setup
+	scripts/test-all unit
+
+shuttle: setup
+	scripts/test-all shuttle
+
+clients: setup
+	scripts/test-all main-job
+
+bench-quick: setup
+	scripts/test-all bench
+
+bench: build
+	$(TARGET)/release/forebay bench all
+
+requires: setup
+	$(CARGO) xtask requires
+
+clean:
+	$(CARGO) clean

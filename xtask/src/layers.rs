@@ -1,0 +1,131 @@
+//! The direction of dependencies: each crate may name only what lies below it.
+//!
+//! ```text
+//!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
+//!   base <- vfs <- nbd <- cli          vfs <- forebay
+//! ```
+//! sim and bench are never a normal dependency of a layer. A crate missing from the table is a
+//! finding, so that a new crate has to be placed deliberately.
+
+use crate::Findings;
+use crate::metadata::{Package, packages};
+use std::path::Path;
+
+struct Rule {
+    name: &'static str,
+    /// Crates of the workspace it may use in its product code.
+    may_use: &'static [&'static str],
+    /// More crates that its tests, examples and benches may use.
+    tests_may_use: &'static [&'static str],
+    /// The crate root must carry `#![forbid(unsafe_code)]`.
+    forbids_unsafe: bool,
+}
+
+const fn rule(
+    name: &'static str,
+    may_use: &'static [&'static str],
+    tests_may_use: &'static [&'static str],
+    forbids_unsafe: bool,
+) -> Rule {
+    Rule { name, may_use, tests_may_use, forbids_unsafe }
+}
+
+const SIM: &[&str] = &["forebay-sim"];
+const BASE: &[&str] = &["forebay-base"];
+const BELOW_CACHE: &[&str] = &["forebay-base", "forebay-block"];
+const BELOW_IOMAP: &[&str] = &["forebay-base", "forebay-block", "forebay-cache"];
+const BELOW_FACADE: &[&str] =
+    &["forebay-base", "forebay-block", "forebay-cache", "forebay-iomap", "forebay-vfs"];
+const BELOW_SIM: &[&str] =
+    &["forebay-base", "forebay-block", "forebay-cache", "forebay-iomap", "forebay-vfs", "forebay"];
+const BELOW_BENCH: &[&str] = &[
+    "forebay-base",
+    "forebay-block",
+    "forebay-cache",
+    "forebay-iomap",
+    "forebay-vfs",
+    "forebay",
+    "forebay-nbd",
+];
+const BELOW_CLI: &[&str] = &[
+    "forebay-base",
+    "forebay-block",
+    "forebay-cache",
+    "forebay-iomap",
+    "forebay-vfs",
+    "forebay",
+    "forebay-nbd",
+    "forebay-bench",
+];
+
+/// From the bottom up.
+const RULES: &[Rule] = &[
+    rule("forebay-base", &[], &[], false),
+    rule("forebay-block", BASE, SIM, false),
+    rule("forebay-cache", BELOW_CACHE, SIM, false),
+    rule("forebay-iomap", BELOW_IOMAP, SIM, true),
+    rule("forebay-vfs", BASE, &[], true),
+    rule("forebay-nbd", &["forebay-base", "forebay-vfs"], SIM, true),
+    rule("forebay", BELOW_FACADE, SIM, true),
+    rule("forebay-sim", BELOW_SIM, &[], false),
+    rule("forebay-bench", BELOW_BENCH, SIM, false),
+    rule("forebay-cli", BELOW_CLI, SIM, true),
+    rule("xtask", &[], &[], false),
+];
+
+/// Runs the check.
+pub fn check(root: &Path) -> Findings {
+    let packages = match packages(root) {
+        Ok(packages) => packages,
+        Err(e) => return vec![e],
+    };
+    let local: Vec<&Package> = packages.iter().filter(|p| p.local).collect();
+    let mut findings = Findings::new();
+    for package in &local {
+        match RULES.iter().find(|r| r.name == package.name) {
+            Some(rule) => check_package(rule, package, &local, &mut findings),
+            None => findings.push(format!("{}: not in the table of layers", package.name)),
+        }
+    }
+    findings
+}
+
+fn check_package(rule: &Rule, package: &Package, local: &[&Package], findings: &mut Findings) {
+    for dependency in &package.dependencies {
+        if !local.iter().any(|p| p.name == dependency.name) {
+            continue;
+        }
+        let name = dependency.name.as_str();
+        let allowed =
+            rule.may_use.contains(&name) || (dependency.dev && rule.tests_may_use.contains(&name));
+        if !allowed {
+            let kind = if dependency.dev { "its tests use" } else { "uses" };
+            findings.push(format!("{}: {kind} {name}, which does not lie below it", rule.name));
+        }
+    }
+    if rule.forbids_unsafe && !forbids_unsafe(Path::new(&package.folder)) {
+        findings.push(format!("{}: its root lacks #![forbid(unsafe_code)]", rule.name));
+    }
+}
+
+fn forbids_unsafe(folder: &Path) -> bool {
+    ["src/lib.rs", "src/main.rs"].iter().all(|root| {
+        std::fs::read_to_string(folder.join(root))
+            .map_or(true, |text| text.lines().any(|l| l.trim() == "#![forbid(unsafe_code)]"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_itself_points_down() {
+        for (at, rule) in RULES.iter().enumerate() {
+            for used in rule.may_use {
+                let below = RULES.iter().position(|r| r.name == *used);
+                assert!(below.is_some_and(|b| b < at), "{} uses {used}", rule.name);
+            }
+        }
+    }
+}
