@@ -10,6 +10,7 @@
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Mutex, thread};
+use std::cell::Cell;
 use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::pin::{Pin, pin};
@@ -34,6 +35,30 @@ impl Wake for ThreadWaker {
     }
 }
 
+std::thread_local! {
+    static SIMULATING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives, this thread runs a simulated world: parking it would hang the simulation.
+pub(crate) struct Simulating(());
+
+impl Simulating {
+    pub(crate) fn enter() -> Self {
+        assert!(!SIMULATING.replace(true), "one simulated world at a time on a thread");
+        Self(())
+    }
+
+    fn forbid_wait() {
+        assert!(!SIMULATING.get(), "block_on would wait inside the simulated world");
+    }
+}
+
+impl Drop for Simulating {
+    fn drop(&mut self) {
+        SIMULATING.set(false);
+    }
+}
+
 /// Runs `future` to its end on the calling thread, parking while it waits.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
@@ -50,6 +75,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
             return value;
         }
         while !inner.ready.swap(false, Ordering::AcqRel) {
+            Simulating::forbid_wait();
             thread::park();
         }
     }

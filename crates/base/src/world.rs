@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Condvar;
 use std::time::{Duration, Instant};
 
+pub use crate::sim_world as sim;
+
 /// Nanoseconds since the world began. Monotonic.
 pub type Nanos = u64;
 
