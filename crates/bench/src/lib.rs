@@ -1,1 +1,86 @@
-//! forebay-bench
+//! forebay-bench: measures Forebay beside the kernel and bare copies, in alternating slices.
+//!
+//! Reading order: [`options`], [`load`] (one slice), [`harness`] (slices to rounds to ratios),
+//! [`report`], then one module per bench. `docs/benchmarking.md` says what each row is.
+//!
+//! Unsafe: only in [`sys`].
+
+#![deny(unsafe_code)]
+
+pub mod cgroup;
+pub mod harness;
+pub mod hit;
+pub mod image;
+pub mod kernel;
+pub mod load;
+pub mod machine;
+pub mod meter;
+pub mod options;
+pub mod report;
+#[expect(unsafe_code, reason = "mappings, cachestat, mincore and getrusage have no safe form")]
+pub mod sys;
+
+use forebay_base::Result;
+use options::{Options, USAGE};
+use report::Report;
+
+type BenchFn = fn(&Options) -> Result<Report>;
+
+/// Every bench, with what it measures in a few words.
+const BENCHES: &[(&str, &str, BenchFn)] =
+    &[("hit", "4 KiB reads and writes of cached data against pread and memcpy", hit::run)];
+
+/// Runs `NAME [flags]` as the command line gives them and returns the exit code: 0 when the
+/// bench ran (bars missed or not), 1 when it failed, 2 for arguments that make no sense.
+pub fn run(args: Vec<String>) -> i32 {
+    let options = match Options::parse(&args) {
+        Ok(options) => options,
+        Err(text) => {
+            eprintln!("bench: {text}");
+            return 2;
+        }
+    };
+    let chosen: Vec<_> =
+        BENCHES.iter().filter(|b| b.0 == options.name || options.name == "all").collect();
+    if chosen.is_empty() {
+        eprintln!("bench: no bench is called `{}`\n{USAGE}\nNAME is one of:", options.name);
+        BENCHES.iter().for_each(|(name, text, _)| eprintln!("  {name:9} {text}"));
+        eprintln!("  {:9} all of them", "all");
+        return 2;
+    }
+    let machine = machine::describe(&options.dir);
+    println!("machine: {}", machine::one_line(&machine));
+    let mut all = Report::default();
+    let mut failed = 0;
+    for (name, text, bench) in chosen {
+        println!("\n== {name}: {text}");
+        match bench(&options) {
+            Ok(report) => {
+                print!("{}", report.table());
+                all.absorb(report);
+            }
+            Err(e) => {
+                eprintln!("bench {name}: {e}");
+                all.not_run(name, e);
+                failed += 1;
+            }
+        }
+    }
+    if let Some(path) = &options.json
+        && let Err(e) = all.write_json(path, &options.name, machine)
+    {
+        eprintln!("bench: {e}");
+        return 1;
+    }
+    println!("\nbars missed: {}", all.missed());
+    i32::from(failed > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_unknown_name_is_a_usage_error() {
+        assert_eq!(super::run(vec!["nonsense".into()]), 2);
+        assert_eq!(super::run(vec!["hit".into(), "--bad".into()]), 2);
+    }
+}

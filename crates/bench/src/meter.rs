@@ -1,0 +1,88 @@
+//! What a stretch of work cost: CPU time and context switches of a process, memory, page cache.
+
+use crate::sys;
+use rustix::time::{ClockId, clock_gettime};
+use std::fs;
+
+/// CPU and context switches of a process so far, or, as a difference, of a stretch of work.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// CPU seconds of all threads, user and system.
+    pub cpu_seconds: f64,
+    /// Voluntary context switches of all threads.
+    pub voluntary: u64,
+    /// Involuntary ones.
+    pub involuntary: u64,
+}
+
+impl Usage {
+    /// This process, ended threads included.
+    pub fn own() -> Self {
+        let now = clock_gettime(ClockId::ProcessCPUTime);
+        let (voluntary, involuntary) = sys::own_switches();
+        let cpu_seconds = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9;
+        Self { cpu_seconds, voluntary, involuntary }
+    }
+
+    /// Another process: the sum over its live threads.
+    pub fn of_process(pid: u32) -> Self {
+        let mut sum = Self::default();
+        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return sum };
+        for task in tasks.flatten() {
+            let sched = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            let nanos = sched.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+            sum.cpu_seconds += nanos as f64 / 1e9;
+            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            sum.voluntary += field(&status, "voluntary_ctxt_switches:");
+            sum.involuntary += field(&status, "nonvoluntary_ctxt_switches:");
+        }
+        sum
+    }
+
+    /// What was used since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            cpu_seconds: (self.cpu_seconds - before.cpu_seconds).max(0.0),
+            voluntary: self.voluntary.saturating_sub(before.voluntary),
+            involuntary: self.involuntary.saturating_sub(before.involuntary),
+        }
+    }
+}
+
+/// The number in the line of `text` that starts with `name`; 0 if there is none.
+pub fn field(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_whitespace().next()).map_or(0, |n| n.parse().unwrap_or(0))
+}
+
+/// RssAnon + RssShmem of a process, bytes; `None` once it is gone.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status
+        .contains("RssAnon:")
+        .then(|| (field(&status, "RssAnon:") + field(&status, "RssShmem:")) * 1024)
+}
+
+/// Number of threads of a process.
+pub fn threads_of(pid: u32) -> u64 {
+    fs::read_to_string(format!("/proc/{pid}/status")).map_or(0, |text| field(&text, "Threads:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sees_this_process() {
+        let pid = std::process::id();
+        assert!(resident_bytes(pid).unwrap() > 0);
+        assert!(threads_of(pid) >= 1);
+        let before = Usage::own();
+        let mut sum = 0u64;
+        for n in 0..3_000_000u64 {
+            sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(n));
+        }
+        assert!(Usage::own().since(&before).cpu_seconds > 0.0);
+        assert!(Usage::of_process(pid).cpu_seconds > 0.0);
+    }
+}

@@ -1,0 +1,239 @@
+//! What a bench found: rows, ratios, bars, and what was not run. Printed as a table and written
+//! as one JSON object (`bench`, `machine`, `rows`, `ratios`, `bars`, `notes`, `not_run`).
+
+use forebay_base::{Error, Result};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::Path;
+
+/// Which side of a bar is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Good {
+    /// The value must reach the bar.
+    AtLeast,
+    /// The value must not exceed the bar.
+    AtMost,
+    /// The value must stay below the bar.
+    Below,
+}
+
+impl Good {
+    fn holds(self, value: f64, bar: f64) -> bool {
+        match self {
+            Self::AtLeast => value >= bar,
+            Self::AtMost => value <= bar,
+            Self::Below => value < bar,
+        }
+    }
+
+    fn sign(self) -> &'static str {
+        match self {
+            Self::AtLeast => ">=",
+            Self::AtMost => "<=",
+            Self::Below => "<",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    variant: String,
+    metric: String,
+    unit: &'static str,
+    values: Vec<f64>,
+}
+
+#[derive(Clone, Debug)]
+struct Bar {
+    name: String,
+    value: f64,
+    bar: f64,
+    good: Good,
+}
+
+/// The findings of one bench, or of several under the name `all`.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    rows: Vec<Row>,
+    ratios: Vec<(String, f64)>,
+    bars: Vec<Bar>,
+    notes: Vec<String>,
+    not_run: Vec<(String, String)>,
+}
+
+/// Median of the values; NaN when there are none.
+pub fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// The `q` quantile (0..=1), between neighbours by straight line; NaN when there are none.
+pub fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+    if sorted.is_empty() {
+        return f64::NAN;
+    }
+    sorted.sort_by(f64::total_cmp);
+    let at = (sorted.len() - 1) as f64 * q;
+    let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+    low + (high - low) * at.fract()
+}
+
+impl Report {
+    /// One row: all runs of one metric of one variant.
+    pub fn row(&mut self, variant: &str, metric: &str, unit: &'static str, values: &[f64]) {
+        if values.iter().any(|v| v.is_finite()) {
+            let (variant, metric) = (variant.to_string(), metric.to_string());
+            self.rows.push(Row { variant, metric, unit, values: values.to_vec() });
+        }
+    }
+
+    /// A ratio without a bar.
+    pub fn ratio(&mut self, name: &str, value: f64) {
+        self.ratios.push((name.to_string(), value));
+    }
+
+    /// A ratio and the bar it is held against.
+    pub fn ratio_with_bar(&mut self, name: &str, value: f64, good: Good, bar: f64) {
+        self.ratio(name, value);
+        self.bars.push(Bar { name: name.to_string(), value, bar, good });
+    }
+
+    /// A remark that a reader needs to judge the numbers.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+
+    /// Names something that could not be run, and why.
+    pub fn not_run(&mut self, what: &str, why: impl std::fmt::Display) {
+        self.not_run.push((what.to_string(), why.to_string()));
+    }
+
+    /// Takes over everything another report holds.
+    pub fn absorb(&mut self, other: Report) {
+        self.rows.extend(other.rows);
+        self.ratios.extend(other.ratios);
+        self.bars.extend(other.bars);
+        self.notes.extend(other.notes);
+        self.not_run.extend(other.not_run);
+    }
+
+    /// How many bars were missed. A value that is not a number misses.
+    pub fn missed(&self) -> usize {
+        self.bars.iter().filter(|bar| !bar.good.holds(bar.value, bar.bar)).count()
+    }
+
+    /// The table for people.
+    pub fn table(&self) -> String {
+        let mut out = String::new();
+        let wide = |f: fn(&Row) -> usize| self.rows.iter().map(f).max().unwrap_or(7).max(7);
+        let (variant, metric) = (wide(|r| r.variant.len()), wide(|r| r.metric.len()));
+        let _ = writeln!(
+            out,
+            "{:variant$}  {:metric$}  {:>12} {:>12} {:>12}  {:7} runs",
+            "variant", "metric", "median", "min", "max", "unit"
+        );
+        for row in &self.rows {
+            let (low, mid, high) = spread(&row.values);
+            let (low, mid, high) = (number(low), number(mid), number(high));
+            let _ = writeln!(
+                out,
+                "{:variant$}  {:metric$}  {mid:>12} {low:>12} {high:>12}  {:7} {}",
+                row.variant,
+                row.metric,
+                row.unit,
+                row.values.len()
+            );
+        }
+        for (name, value) in &self.ratios {
+            let verdict = match self.bars.iter().find(|bar| bar.name == *name) {
+                Some(bar) => verdict(bar),
+                None => String::new(),
+            };
+            let _ = writeln!(out, "ratio  {name:42} {:>10}{verdict}", number(*value));
+        }
+        self.notes.iter().for_each(|note| out.push_str(&format!("note   {note}\n")));
+        for (what, why) in &self.not_run {
+            let _ = writeln!(out, "not run  {what}: {why}");
+        }
+        out
+    }
+
+    /// The JSON object.
+    pub fn to_json(&self, bench: &str, machine: Value) -> Value {
+        let rows = self.rows.iter().map(|row| {
+            let (low, mid, high) = spread(&row.values);
+            json!({ "variant": row.variant, "metric": row.metric, "unit": row.unit,
+                "median": mid, "min": low, "max": high, "runs": row.values.len() })
+        });
+        let ratios =
+            self.ratios.iter().map(|(name, value)| json!({ "name": name, "value": value }));
+        let bars = self.bars.iter().map(|bar| {
+            json!({ "name": bar.name, "value": bar.value, "bar": bar.bar, "good": bar.good.sign(),
+                "met": bar.good.holds(bar.value, bar.bar) })
+        });
+        let not_run = self.not_run.iter().map(|(what, why)| json!({ "what": what, "why": why }));
+        json!({
+            "bench": bench,
+            "machine": machine,
+            "rows": rows.collect::<Vec<_>>(),
+            "ratios": ratios.collect::<Vec<_>>(),
+            "bars": bars.collect::<Vec<_>>(),
+            "notes": self.notes,
+            "not_run": not_run.collect::<Vec<_>>(),
+        })
+    }
+
+    /// Writes the JSON object to a file.
+    pub fn write_json(&self, path: &Path, bench: &str, machine: Value) -> Result<()> {
+        let text = format!("{:#}\n", self.to_json(bench, machine));
+        std::fs::write(path, text).map_err(|e| Error::from_io("write", e).with_path(path))
+    }
+}
+
+fn verdict(bar: &Bar) -> String {
+    let met = if bar.good.holds(bar.value, bar.bar) { "met" } else { "MISS" };
+    format!("   bar {} {}  {met}", bar.good.sign(), bar.bar)
+}
+
+fn spread(values: &[f64]) -> (f64, f64, f64) {
+    (quantile(values, 0.0), median(values), quantile(values, 1.0))
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        v if !v.is_finite() => "n/a".into(),
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missed_bar_is_said() {
+        let mut report = Report::default();
+        report.row("ours", "read_ns", "ns", &[3.0, 1.0, 2.0]);
+        report.ratio_with_bar("read_vs_kernel", 1.5, Good::AtLeast, 1.7);
+        report.ratio_with_bar("hot_set_evicted_blocks", 0.0, Good::AtMost, 0.0);
+        report.ratio_with_bar("not_a_number", f64::NAN, Good::Below, 1.0);
+        report.not_run("nbd row", "no fio");
+        assert_eq!(report.missed(), 2);
+        let table = report.table();
+        assert!(table.contains("1.500   bar >= 1.7  MISS"), "{table}");
+        assert!(table.contains("not run  nbd row: no fio"), "{table}");
+        let json = report.to_json("hit", json!({}));
+        assert_eq!(json["rows"][0]["median"], 2.0);
+        assert_eq!(json["bars"][1]["met"], true);
+        assert_eq!(json["ratios"][2]["value"], Value::Null);
+    }
+
+    #[test]
+    fn quantiles_between_neighbours() {
+        assert_eq!(median(&[1.0, 2.0, 3.0, 4.0]), 2.5);
+        assert_eq!(quantile(&[5.0, 1.0], 0.0), 1.0);
+        assert!(median(&[]).is_nan());
+    }
+}
