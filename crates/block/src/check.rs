@@ -31,7 +31,7 @@ pub fn check_range(op: BioOp, offset: u64, len: u64, limits: &Limits, size: u64)
     if end > round_up(size, block) {
         return Err(fail(ErrorKind::OutOfRange, op, &format!("the device ends at {size}")));
     }
-    if offset % block != 0 || (len % block != 0 && end != size) {
+    if !offset.is_multiple_of(block) || (!len.is_multiple_of(block) && end != size) {
         let text = format!("the device addresses blocks of {block} bytes");
         return Err(fail(ErrorKind::Unaligned, op, &text));
     }

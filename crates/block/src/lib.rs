@@ -1,13 +1,18 @@
 //! forebay-block: the block layer, the only crate that talks to the kernel's storage.
 //!
 //! Reading order: [`bio`] (a request), [`bdev`] (what a device is), [`check`] (what every device
-//! checks), then the devices.
+//! checks), then the devices: [`ram`], [`file`] with [`engine`].
 
 pub mod bdev;
 pub mod bio;
 pub mod check;
+pub mod engine;
+pub mod file;
 pub mod ram;
+mod sys;
 
 pub use bdev::{BlockDevice, DeviceRef, Limits, StableWrites, io};
 pub use bio::{Bio, BioFlags, BioOp, Completion};
+pub use engine::{Aio, Engine};
+pub use file::{DirectIo, FileDevice, FileOptions};
 pub use ram::RamDevice;

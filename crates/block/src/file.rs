@@ -1,0 +1,372 @@
+//! A device over a regular file or a block special file.
+//!
+//! Reading order: `open` (lock, size, direct I/O), `gate` (switching modes live), `xfer` (short
+//! transfers and the file's end), `exec` (the system calls).
+//!
+//! Invariants: F1 the file is locked (OFD lock) for as long as the device or any of its
+//! requests lives. F2 while direct I/O is on, nothing of the range is dirty in the system's page
+//! cache (L2). F3 the device never changes the file's size. F4 a request that direct I/O cannot
+//! take fails with `Unaligned`; the layer above aligns by [`Limits`].
+//! Lock rule: `switching` before the gate's mutex; neither is held while a bio completes.
+
+pub(crate) mod exec;
+pub(crate) mod gate;
+mod open;
+pub(crate) mod xfer;
+
+use crate::bdev::{BlockDevice, Limits};
+use crate::bio::{Bio, BioFlags, BioOp};
+use crate::engine::{Aio, Engine};
+use crate::sys::{IoVecs, MAX_SEGMENTS, MAX_TRANSFER};
+use forebay_base::buf::Segment;
+use forebay_base::task::LocalQueue;
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::fs::Advice;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use xfer::Xfer;
+
+/// How long a switch of the I/O mode waits for the requests in flight.
+const SWITCH_LIMIT: Duration = Duration::from_secs(30);
+
+/// Whether to bypass the system's page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum DirectIo {
+    /// Wherever the file is eligible.
+    #[default]
+    Auto,
+    /// Yes, or an error that says why not.
+    On,
+    /// No.
+    Off,
+}
+
+impl fmt::Display for DirectIo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
+
+impl FromStr for DirectIo {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => {
+                let text = format!("`{text}`: auto, on or off");
+                Err(Error::new(ErrorKind::InvalidInput, "parse direct-io", text))
+            }
+        }
+    }
+}
+
+/// How to open a file.
+#[derive(Debug, Clone, Default)]
+pub struct FileOptions {
+    /// For reading only; takes a shared lock instead of an exclusive one.
+    pub read_only: bool,
+    /// Bypass the system's page cache.
+    pub direct_io: DirectIo,
+    /// Which part of the engine serves this device: `Threads` keeps it off io_uring, `IoUring`
+    /// fails if the engine has none, `Auto` takes what the engine has.
+    pub aio: Aio,
+    /// Where in the file the device starts, bytes.
+    pub offset: u64,
+    /// Longest device, bytes; the rest of the file is not touched.
+    pub size_limit: Option<u64>,
+    /// Size in bytes of a file that does not exist yet or is empty. Other files keep theirs.
+    pub create_size: Option<u64>,
+    /// Logical block to show, 512..=4096; 0 takes what the file needs.
+    pub logical_block: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Regular,
+    Block,
+}
+
+/// What direct I/O on this file needs.
+pub(crate) struct Dio {
+    fd: OwnedFd,
+    offset_align: u32,
+    memory_align: u32,
+}
+
+/// The file, shared by the device and its requests in flight.
+pub(crate) struct Inner {
+    pub(crate) path: PathBuf,
+    pub(crate) kind: Kind,
+    read_only: bool,
+    wanted_block: u32,
+    natural_block: u32,
+    physical_block: u32,
+    stable: bool,
+    buffered: OwnedFd,
+    dio: std::result::Result<Dio, String>,
+    direct_on: AtomicBool,
+    direct_reason: Mutex<String>,
+    switching: Mutex<()>,
+    gate: gate::Gate,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    /// Of the whole file, when it was opened.
+    file_size: u64,
+    inode: (u64, u64),
+    punch_ok: AtomicBool,
+    zero_ok: AtomicBool,
+    /// Block devices: zeroing without writing.
+    fast_zero_ok: AtomicBool,
+    /// The size was set by us and is not known to be durable.
+    resized: AtomicBool,
+}
+
+impl Inner {
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct_on.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn fd(&self, direct: bool) -> BorrowedFd<'_> {
+        match &self.dio {
+            Ok(dio) if direct => dio.fd.as_fd(),
+            _ => self.buffered.as_fd(),
+        }
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        let direct = self.is_direct();
+        let (offset_align, memory_align) = match &self.dio {
+            Ok(dio) if direct => (dio.offset_align, dio.memory_align),
+            _ => (1, 1),
+        };
+        let block = if self.wanted_block == 0 { self.natural_block } else { self.wanted_block };
+        let can = |ok: &AtomicBool| !self.read_only && ok.load(Ordering::Relaxed);
+        Limits {
+            logical_block: block.max(offset_align),
+            physical_block: self.physical_block,
+            memory_align,
+            max_transfer: MAX_TRANSFER as u32,
+            max_segments: MAX_SEGMENTS as u32,
+            stable_writes: open::stable_writes(direct, self.stable),
+            discard: can(&self.punch_ok),
+            write_zeroes: match self.kind {
+                Kind::Regular => can(&self.punch_ok) || can(&self.zero_ok),
+                Kind::Block => can(&self.fast_zero_ok),
+            },
+            read_only: self.read_only,
+        }
+    }
+
+    /// Whether the file still has the size it was opened with.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        let now =
+            open::size_of(self.buffered.as_fd(), self.kind).map_err(|e| e.with_path(&self.path))?;
+        if now == self.file_size {
+            return Ok(());
+        }
+        let text = format!("it had {} bytes and has {now}", self.file_size);
+        Err(Error::new(ErrorKind::ChangedBelow, "check", text).with_path(&self.path))
+    }
+
+    /// Sets the mode. Nothing is in flight.
+    fn set_direct(&self, mode: DirectIo) -> Result<()> {
+        let (on, reason) = mode.decide(&self.dio)?;
+        if on && !self.is_direct() {
+            let fail = |e: rustix::io::Errno| Error::from_io("turn direct I/O on", e.into());
+            exec::retry(|| rustix::fs::fsync(&self.buffered)).map_err(fail)?;
+            let len = std::num::NonZeroU64::new(self.size);
+            rustix::fs::fadvise(&self.buffered, self.offset, len, Advice::DontNeed)
+                .map_err(fail)?;
+        }
+        self.direct_on.store(on, Ordering::Release);
+        *self.reason() = reason;
+        Ok(())
+    }
+
+    fn reason(&self) -> std::sync::MutexGuard<'_, String> {
+        self.direct_reason.lock().unwrap_or_else(|p| p.into_inner())
+    }
+}
+
+/// A request inside the gate, in the hands of an engine.
+pub(crate) struct Job {
+    pub(crate) bio: Bio,
+    pub(crate) pass: Pass,
+}
+
+impl Job {
+    pub(crate) fn flags(&self) -> BioFlags {
+        self.bio.flags
+    }
+
+    /// Carries the request out on this thread.
+    pub(crate) fn run(mut self) {
+        let result = self.pass.file().run(&mut self.bio);
+        self.finish(result);
+    }
+
+    /// Ends the request. It is out of the gate, and the file let go, when `end_io` runs.
+    pub(crate) fn finish(self, result: Result<()>) {
+        let Self { bio, pass } = self;
+        let result = result.map_err(|e| e.with_path(&pass.file().path));
+        drop(pass);
+        bio.complete(result);
+    }
+}
+
+/// The right to be inside the gate of a file.
+pub(crate) struct Pass(Arc<Inner>);
+
+impl Pass {
+    pub(crate) fn file(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.0.gate.leave();
+    }
+}
+
+/// See the module.
+pub struct FileDevice {
+    file: Arc<Inner>,
+    engine: Engine,
+    aio: Aio,
+}
+
+impl FileDevice {
+    /// Opens and locks `path`. `Busy` if somebody else holds it; `Unsupported` if `direct_io` is
+    /// `On` and the file is not eligible, with the reason.
+    pub fn open(
+        path: impl AsRef<Path>,
+        options: &FileOptions,
+        engine: &Engine,
+    ) -> Result<Arc<Self>> {
+        let path = path.as_ref();
+        if options.aio == Aio::IoUring && engine.kind().0 != "io_uring" {
+            let text = format!("the engine has no io_uring: {}", engine.kind().1);
+            return Err(Error::new(ErrorKind::Unsupported, "open", text).with_path(path));
+        }
+        let file = Inner::open(path, options).map_err(|e| e.with_path(path))?;
+        Ok(Arc::new(Self { file: Arc::new(file), engine: engine.clone(), aio: options.aio }))
+    }
+
+    /// Whether direct I/O is on, and why or why not.
+    pub fn direct_io(&self) -> (bool, String) {
+        (self.file.is_direct(), self.file.reason().clone())
+    }
+
+    /// Switches direct I/O while the device is in use: holds new requests back, waits for those
+    /// in flight (`Busy` after 30 s, nothing changed), and when turning on, writes the page
+    /// cache back and drops it. Blocks; not for a thread with an I/O queue attached.
+    pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
+        let file = &self.file;
+        let guard = file.switching.lock().unwrap_or_else(|p| p.into_inner());
+        mode.decide(&file.dio).map_err(|e| e.with_path(&file.path))?;
+        let done = if file.gate.close(SWITCH_LIMIT) {
+            file.set_direct(mode).map_err(|e| e.with_path(&file.path))
+        } else {
+            let text = "requests in flight did not end in time";
+            Err(Error::new(ErrorKind::Busy, "switch direct I/O", text).with_path(&file.path))
+        };
+        let mut parked = file.gate.open();
+        drop(guard);
+        self.submit_batch(&mut parked);
+        done
+    }
+
+    /// Whether the file is still the one that was opened: same size, and the path leads to it.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.file.check_unchanged()?;
+        let fail = |why: String| {
+            Error::new(ErrorKind::ChangedBelow, "check", why).with_path(&self.file.path)
+        };
+        match rustix::fs::stat(&self.file.path) {
+            Ok(now) if (now.st_dev, now.st_ino) == self.file.inode => Ok(()),
+            Ok(_) => Err(fail("the path names another file by now".into())),
+            Err(e) => Err(fail(format!("the path leads nowhere: {e}"))),
+        }
+    }
+
+    /// Path as it was opened.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// A transfer of the caller's memory on this thread. `segment` is valid during the call.
+    fn transfer(&self, op: BioOp, offset: u64, segment: Segment, flags: BioFlags) -> Result<()> {
+        self.file.gate.enter_wait();
+        let pass = Pass(self.file.clone());
+        // SAFETY: the segment is the caller's slice, borrowed until this call returns; for a
+        // read it is borrowed exclusively, for a write it is only read.
+        let iovs = unsafe { IoVecs::new(&[segment]) };
+        let len = segment.len as u64;
+        Xfer::plan(pass.file(), op, offset, len, flags, iovs)
+            .and_then(|xfer| pass.file().transfer(xfer))
+            .map_err(|e| e.with_path(&self.file.path).with_range(offset, len))
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn name(&self) -> String {
+        self.file.path.display().to_string()
+    }
+
+    fn limits(&self) -> Limits {
+        self.file.limits()
+    }
+
+    fn size(&self) -> u64 {
+        self.file.size
+    }
+
+    fn submit(&self, bio: Bio) {
+        if let Some(bio) = self.file.gate.enter_or_park(bio) {
+            self.engine.submit(Job { bio, pass: Pass(self.file.clone()) }, self.aio);
+        }
+    }
+
+    fn submit_batch(&self, bios: &mut Vec<Bio>) {
+        let enter = |bio| self.file.gate.enter_or_park(bio);
+        let jobs = bios.drain(..).filter_map(enter);
+        let jobs = jobs.map(|bio| Job { bio, pass: Pass(self.file.clone()) }).collect();
+        self.engine.submit_batch(jobs, self.aio);
+    }
+
+    fn execute(&self, bio: Bio) {
+        if let Some(bio) = self.file.gate.enter_or_park(bio) {
+            Job { bio, pass: Pass(self.file.clone()) }.run();
+        }
+    }
+
+    fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let segment = Segment { ptr: dst.as_mut_ptr(), len: dst.len() };
+        self.transfer(BioOp::Read, offset, segment, BioFlags::SYNC)
+    }
+
+    fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
+        let segment = Segment { ptr: src.as_ptr().cast_mut(), len: src.len() };
+        self.transfer(BioOp::Write, offset, segment, flags)
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
+        self.file.extents(offset, len)
+    }
+
+    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
+        if self.aio == Aio::Threads { None } else { self.engine.attach_thread() }
+    }
+}

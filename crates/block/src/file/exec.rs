@@ -1,0 +1,245 @@
+//! Requests carried out by blocking system calls, on the caller's thread or a worker's.
+//!
+//! Invariants: V1 whoever calls `run` is inside the gate. V2 an operation that the file system
+//! does not know is tried once, remembered, not advertised any more, and replaced (L7).
+
+use super::xfer::{Next, Xfer};
+use super::{Inner, Kind};
+use crate::bio::{Bio, BioFlags, BioOp};
+use crate::check::{check_bio, verb};
+use crate::sys::{self, IoVecs};
+use forebay_base::buf::{AlignedBuf, Segment};
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+impl Inner {
+    /// Carries out one request.
+    pub(crate) fn run(&self, bio: &mut Bio) -> Result<()> {
+        check_bio(bio, &self.limits(), self.size)?;
+        let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
+        match bio.op {
+            BioOp::Read | BioOp::Write => {
+                // SAFETY: the bio owns the memory, and outlives this list, which ends here (Y1).
+                let iovs = unsafe { IoVecs::new(&bio.data.segments()) };
+                self.transfer(Xfer::plan(self, bio.op, offset, len, flags, iovs)?)
+            }
+            BioOp::Flush => self.flush(),
+            BioOp::Discard => self.discard(offset, len),
+            BioOp::WriteZeroes => self.write_zeroes(offset, len, flags),
+        }
+    }
+
+    /// Moves all bytes of a planned transfer.
+    pub(crate) fn transfer(&self, mut xfer: Xfer) -> Result<()> {
+        while !xfer.is_over() {
+            let fd = xfer.fd(self);
+            let outcome = if xfer.write {
+                sys::write_at(fd, &xfer.iovs, xfer.pos, xfer.rwf)
+            } else {
+                sys::read_at(fd, &mut xfer.iovs, xfer.pos)
+            };
+            if let Next::Done = xfer.note(self, outcome)? {
+                break;
+            }
+        }
+        match xfer.tail {
+            Some(tail) => self.transfer(*tail),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes completed writes durable, with the metadata to find them (L5).
+    pub(crate) fn flush(&self) -> Result<()> {
+        let fd = self.fd(false);
+        let resized = self.resized.swap(false, Ordering::AcqRel);
+        let done =
+            retry(|| if resized { rustix::fs::fsync(fd) } else { rustix::fs::fdatasync(fd) });
+        self.note_flush(resized, done.map_err(io::Error::from))
+    }
+
+    pub(crate) fn note_flush(&self, resized: bool, done: io::Result<()>) -> Result<()> {
+        done.map_err(|e| {
+            self.resized.fetch_or(resized, Ordering::AcqRel);
+            Error::from_io("flush", e).with_path(&self.path)
+        })
+    }
+
+    /// The range in the file, without what lies beyond the device's end.
+    pub(crate) fn in_file(&self, offset: u64, len: u64) -> (u64, u64) {
+        (self.offset + offset, len.min(self.size.saturating_sub(offset)))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        let (pos, len) = self.in_file(offset, len);
+        if len == 0 || !self.punch_ok.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let done = match self.kind {
+            Kind::Regular => self.fallocate(punch(), pos, len),
+            Kind::Block => sys::block_discard(self.fd(false), pos, len),
+        };
+        // Advisory: a file system that cannot do it has done it.
+        self.supported(&self.punch_ok, "discard", done).map(drop)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: BioFlags) -> Result<()> {
+        let (pos, len) = self.in_file(offset, len);
+        if len == 0 {
+            return Ok(());
+        }
+        if !self.zero_by_call(pos, len, flags)? {
+            if flags.contains(BioFlags::FAST_ONLY) {
+                let text = "the file system below cannot zero without writing";
+                return Err(Error::new(ErrorKind::Unsupported, verb(BioOp::WriteZeroes), text)
+                    .with_path(&self.path));
+            }
+            self.zero_by_writing(pos, len)?;
+        }
+        if flags.contains(BioFlags::FUA) { self.flush() } else { Ok(()) }
+    }
+
+    /// Zeroes by one system call; false if there is none for this file.
+    fn zero_by_call(&self, pos: u64, len: u64, flags: BioFlags) -> Result<bool> {
+        let keep = flags.contains(BioFlags::NO_UNMAP);
+        let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        let ways: &[(&AtomicBool, FallocateFlags)] = if keep {
+            &[(&self.zero_ok, zero)]
+        } else {
+            &[(&self.punch_ok, punch()), (&self.zero_ok, zero)]
+        };
+        if self.kind == Kind::Block {
+            if flags.contains(BioFlags::FAST_ONLY) {
+                // BLKZEROOUT may write zeros itself; the punching call never does.
+                if keep || !self.fast_zero_ok.load(Ordering::Relaxed) {
+                    return Ok(false);
+                }
+                let done = self.fallocate(punch(), pos, len);
+                return self.supported(&self.fast_zero_ok, "fast zero", done);
+            }
+            if !self.zero_ok.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            let done = sys::block_zero(self.fd(false), pos, len);
+            return self.supported(&self.zero_ok, "write zeroes", done);
+        }
+        for (ok, mode) in ways {
+            if ok.load(Ordering::Relaxed) {
+                let done = self.fallocate(*mode, pos, len);
+                if self.supported(ok, "write zeroes", done)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    fn fallocate(&self, mode: FallocateFlags, pos: u64, len: u64) -> io::Result<()> {
+        retry(|| rustix::fs::fallocate(self.fd(false), mode, pos, len)).map_err(io::Error::from)
+    }
+
+    /// Tells success from "cannot do that", which is remembered.
+    fn supported(&self, ok: &AtomicBool, op: &'static str, done: io::Result<()>) -> Result<bool> {
+        match done {
+            Ok(()) => Ok(true),
+            Err(e) if is_unsupported(&e) => {
+                ok.store(false, Ordering::Relaxed);
+                log::info!("{}: {op} is not supported: {e}", self.path.display());
+                Ok(false)
+            }
+            Err(e) => Err(Error::from_io(op, e).with_path(&self.path)),
+        }
+    }
+
+    fn zero_by_writing(&self, pos: u64, len: u64) -> Result<()> {
+        const PIECE: usize = 64 << 10;
+        let mut zeros = AlignedBuf::new(PIECE.min(len as usize).next_multiple_of(4096));
+        let mut done = 0;
+        while done < len {
+            let mut segments = Vec::new();
+            let mut take = 0;
+            while take < (len - done).min(sys::MAX_TRANSFER as u64) {
+                let piece = (len - done - take).min(zeros.len() as u64);
+                segments.push(Segment { ptr: zeros.as_mut_ptr(), len: piece as usize });
+                take += piece;
+            }
+            // SAFETY: zeros outlives the list; it is only read.
+            let iovs = unsafe { IoVecs::new(&segments) };
+            let padded = self.pad(iovs, pos + done, take, &mut zeros);
+            let offset = pos + done - self.offset;
+            let flags = BioFlags::empty();
+            self.transfer(Xfer::plan(self, BioOp::Write, offset, padded.1, flags, padded.0)?)?;
+            done += take;
+        }
+        Ok(())
+    }
+
+    /// A direct write of the last, partial block is planned with the whole block.
+    fn pad(&self, iovs: IoVecs, pos: u64, take: u64, zeros: &mut AlignedBuf) -> (IoVecs, u64) {
+        let block = u64::from(self.limits().logical_block);
+        let whole = take.next_multiple_of(block);
+        if whole == take || pos + take != self.offset + self.size {
+            return (iovs, take);
+        }
+        let mut segments = Vec::new();
+        let mut left = whole;
+        while left > 0 {
+            let piece = left.min(zeros.len() as u64);
+            segments.push(Segment { ptr: zeros.as_mut_ptr(), len: piece as usize });
+            left -= piece;
+        }
+        // SAFETY: as for the caller's list.
+        (unsafe { IoVecs::new(&segments) }, whole)
+    }
+
+    /// See [`crate::BlockDevice::extents`].
+    pub(crate) fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
+        let (start, mut rest) = self.in_file(offset, len);
+        if self.kind == Kind::Block {
+            return Ok(vec![(offset, len, true)]);
+        }
+        let end = start + rest;
+        let mut runs = Vec::new();
+        while rest > 0 {
+            let pos = end - rest;
+            let data = match rustix::fs::seek(self.fd(false), SeekFrom::Data(pos)) {
+                Ok(at) => at.min(end),
+                Err(Errno::NXIO) => end,
+                Err(_) => pos,
+            };
+            let (is_data, until) = if data > pos {
+                (false, data)
+            } else {
+                let hole = rustix::fs::seek(self.fd(false), SeekFrom::Hole(pos));
+                (true, hole.map_or(end, |at| at.clamp(pos + 1, end)))
+            };
+            runs.push((pos - self.offset, until - pos, is_data));
+            rest = end - until;
+        }
+        // What the last block has beyond the end of the file reads as zeros.
+        let covered = end - start;
+        if covered < len {
+            runs.push((offset + covered, len - covered, false));
+        }
+        Ok(runs)
+    }
+}
+
+fn punch() -> FallocateFlags {
+    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
+}
+
+pub(crate) fn is_unsupported(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY))
+}
+
+pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}

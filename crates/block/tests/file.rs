@@ -1,0 +1,181 @@
+//! What is particular to devices over files: modes, the file's end, locks, changes from outside.
+
+use forebay_base::ErrorKind;
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::task::block_on;
+use forebay_block::{
+    Aio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDevice, FileOptions, io,
+};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+fn path(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+fn engine() -> Engine {
+    Engine::new(Aio::Auto).unwrap()
+}
+
+fn create(name: &str, size: u64, direct_io: DirectIo) -> Arc<FileDevice> {
+    let options = FileOptions { direct_io, create_size: Some(size), ..Default::default() };
+    FileDevice::open(path(name), &options, &engine()).unwrap()
+}
+
+fn pattern(len: usize, seed: u8) -> AlignedBuf {
+    let mut buf = AlignedBuf::new(len);
+    for (i, byte) in buf.iter_mut().enumerate() {
+        *byte = (i / 512) as u8 ^ (i as u8).wrapping_mul(7) ^ seed;
+    }
+    buf
+}
+
+#[test]
+fn a_partial_last_block_is_clipped_and_zero_filled() {
+    for direct_io in [DirectIo::Auto, DirectIo::Off] {
+        let device = create(&format!("tail-{direct_io}"), 10_000, direct_io);
+        let block = u64::from(device.limits().logical_block);
+        let full = 10_000u64.next_multiple_of(block);
+        let data = pattern(full as usize, 1);
+        device.write_from(0, &data, BioFlags::empty()).unwrap();
+        assert_eq!(std::fs::metadata(device.path()).unwrap().len(), 10_000);
+        let mut back = pattern(full as usize, 9);
+        device.read_into(0, &mut back).unwrap();
+        assert!(back[..10_000] == data[..10_000]);
+        assert!(back[10_000..].iter().all(|b| *b == 0));
+        let bio = DataRef::Buf(pattern(full as usize, 3));
+        let done = block_on(io(&*device, BioOp::Write, 0, full, bio, BioFlags::FUA));
+        done.result.unwrap();
+        let bio = DataRef::Buf(AlignedBuf::new(block as usize));
+        let last = full - block;
+        let done = block_on(io(&*device, BioOp::Read, last, block, bio, BioFlags::empty()));
+        done.result.unwrap();
+        let (want, got) = (pattern(full as usize, 3), done.data.into_buf().unwrap());
+        let kept = (10_000 - last) as usize;
+        assert!(got[..kept] == want[last as usize..10_000]);
+        assert!(got[kept..].iter().all(|b| *b == 0));
+        let none = DataRef::None;
+        let zero = io(&*device, BioOp::WriteZeroes, last, block, none, BioFlags::NO_UNMAP);
+        block_on(zero).result.unwrap();
+        device.read_into(last, &mut back[..block as usize]).unwrap();
+        assert!(back[..block as usize].iter().all(|b| *b == 0));
+        assert_eq!(std::fs::metadata(device.path()).unwrap().len(), 10_000);
+    }
+}
+
+#[test]
+fn a_window_of_a_file_leaves_the_rest_alone() {
+    let path = path("window");
+    std::fs::write(&path, vec![0xaa; 64 << 10]).unwrap();
+    let options = FileOptions { offset: 4096, size_limit: Some(9_000), ..Default::default() };
+    let device = FileDevice::open(&path, &options, &engine()).unwrap();
+    assert_eq!(device.size(), 9_000);
+    let block = u64::from(device.limits().logical_block);
+    let full = 9_000u64.next_multiple_of(block) as usize;
+    device.write_from(0, &pattern(full, 0), BioFlags::empty()).unwrap();
+    let mut back = pattern(full, 1);
+    device.read_into(0, &mut back).unwrap();
+    assert!(back[9_000..].iter().all(|b| *b == 0), "nothing of the rest of the file shows");
+    drop(device);
+    let file = std::fs::read(&path).unwrap();
+    assert!(file[..4096].iter().chain(&file[4096 + 9_000..]).all(|b| *b == 0xaa));
+    assert!(file[4096..4096 + 9_000] == pattern(full, 0)[..9_000]);
+}
+
+#[test]
+fn a_lock_keeps_others_out_and_names_the_path() {
+    let device = create("lock", 1 << 20, DirectIo::Auto);
+    let path = device.path().to_path_buf();
+    let again = FileDevice::open(&path, &FileOptions::default(), &engine()).err().unwrap();
+    assert_eq!(again.kind(), ErrorKind::Busy);
+    assert!(again.to_string().contains("lock"), "{again}");
+    assert_eq!(again.path(), Some(&*path));
+    drop(device);
+    let shared = FileOptions { read_only: true, ..Default::default() };
+    let one = FileDevice::open(&path, &shared, &engine()).unwrap();
+    let two = FileDevice::open(&path, &shared, &engine()).unwrap();
+    let refused = FileDevice::open(&path, &FileOptions::default(), &engine()).err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    let write = one.write_from(0, &pattern(4096, 0), BioFlags::empty()).unwrap_err();
+    assert_eq!(write.kind(), ErrorKind::ReadOnly);
+    drop((one, two));
+    FileDevice::open(&path, &FileOptions::default(), &engine()).unwrap();
+}
+
+#[test]
+fn a_file_that_shrinks_is_noticed_and_named() {
+    for direct_io in [DirectIo::Auto, DirectIo::Off] {
+        let device = create(&format!("shrink-{direct_io}"), 1 << 20, direct_io);
+        device.check_unchanged().unwrap();
+        let other = std::fs::OpenOptions::new().write(true).open(device.path()).unwrap();
+        other.set_len(300_100).unwrap();
+        let mut buf = AlignedBuf::new(64 << 10);
+        device.read_into(0, &mut buf).unwrap();
+        for offset in [512 << 10, 294_912] {
+            let e = device.read_into(offset, &mut buf).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::ChangedBelow, "{e}");
+            assert_eq!(e.path(), Some(device.path()));
+        }
+        assert_eq!(device.check_unchanged().unwrap_err().kind(), ErrorKind::ChangedBelow);
+        other.set_len(1 << 20).unwrap();
+        std::fs::rename(device.path(), path("shrunk-away")).unwrap();
+        assert_eq!(device.check_unchanged().unwrap_err().kind(), ErrorKind::ChangedBelow);
+    }
+}
+
+#[test]
+fn modes_follow_the_rules_and_say_why() {
+    let device = create("modes", 1 << 20, DirectIo::Auto);
+    let (on, why) = device.direct_io();
+    assert!(!why.is_empty());
+    device.set_direct_io(DirectIo::Off).unwrap();
+    assert_eq!(device.direct_io(), (false, "switched off".to_string()));
+    assert_eq!(device.limits().memory_align, 1);
+    if on {
+        device.set_direct_io(DirectIo::On).unwrap();
+        assert!(device.direct_io().0);
+        let mut odd = AlignedBuf::new(8192);
+        let e = device.read_into(0, &mut odd[1..4097]).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unaligned);
+        let path = device.path().to_path_buf();
+        drop(device);
+        let shifted = FileOptions { offset: 100, ..Default::default() };
+        let auto = FileDevice::open(&path, &shifted, &engine()).unwrap();
+        assert!(!auto.direct_io().0);
+        assert!(auto.direct_io().1.contains("offset 100"), "{}", auto.direct_io().1);
+        drop(auto);
+        let forced = FileOptions { direct_io: DirectIo::On, ..shifted };
+        let e = FileDevice::open(&path, &forced, &engine()).err().unwrap();
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        assert!(e.to_string().contains("offset 100"), "{e}");
+    }
+    for text in ["auto", "on", "off"] {
+        assert_eq!(text.parse::<DirectIo>().unwrap().to_string(), text);
+    }
+    for text in ["auto", "io_uring", "threads"] {
+        assert_eq!(text.parse::<Aio>().unwrap().to_string(), text);
+    }
+}
+
+#[test]
+fn holes_are_reported() {
+    let device = create("holes", 4 << 20, DirectIo::Off);
+    device.write_from(1 << 20, &pattern(65536, 0), BioFlags::empty()).unwrap();
+    let flush = io(&*device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::empty());
+    block_on(flush).result.unwrap();
+    let runs = device.extents(0, 4 << 20).unwrap();
+    assert_eq!(
+        runs,
+        [
+            (0, 1 << 20, false),
+            (1 << 20, 65536, true),
+            ((1 << 20) + 65536, (3 << 20) - 65536, false)
+        ]
+    );
+    assert_eq!(device.extents(1 << 20, 4096).unwrap(), [(1 << 20, 4096, true)]);
+    let punch = io(&*device, BioOp::Discard, 0, 4 << 20, DataRef::None, BioFlags::empty());
+    block_on(punch).result.unwrap();
+    assert_eq!(device.extents(0, 4 << 20).unwrap(), [(0, 4 << 20, false)]);
+}
