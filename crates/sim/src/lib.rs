@@ -1,1 +1,16 @@
-//! forebay-sim
+//! forebay-sim: what tests stand on. No layer depends on it.
+//!
+//! - [`disk`]: the one simulated disk of the project, over a [`forebay_base::sim_world::SimWorld`];
+//!   [`image`] holds its sectors, [`fault`] what can go wrong, [`crash`] what a power cut leaves.
+
+pub mod config;
+pub mod crash;
+pub mod disk;
+pub mod fault;
+pub mod image;
+mod media;
+
+pub use config::SimConfig;
+pub use crash::{CrashState, CrashStates};
+pub use disk::{LogEntry, SimDisk};
+pub use fault::{Fault, FaultCounts, FaultRule};

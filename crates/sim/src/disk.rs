@@ -1,0 +1,497 @@
+//! The one simulated disk: sectors, a volatile write cache, latencies from the seed, and faults.
+//!
+//! Requests complete out of order at virtual times. Data moves at completion, so a buffer that is
+//! changed in flight is stored changed; with [`SimConfig::stable_writes`] that is counted.
+//!
+//! Invariants: D1 the rules of [`BlockDevice`] hold: each bio completes once, a flush covers the
+//! writes completed before it was submitted, FUA is durable at completion, requests outside the
+//! size fail. D2 completed but unflushed writes read back, and are what a power cut may lose.
+//! D3 the power may go at any submission ([`SimDisk::power_off_after`]); from then on everything
+//! fails and nothing changes.
+//!
+//! Locks: one per disk; taken before the world's. No bio ends while it is held.
+
+use crate::config::{SimConfig, changes_of, refuse};
+use crate::fault::{Fault, FaultCounts, FaultRule};
+use crate::image::{Image, split};
+use crate::media::{Media, Pending};
+use forebay_base::checksum::crc32c;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::sync::Mutex;
+use forebay_base::world::{Nanos, World, split_mix};
+use forebay_base::{ErrorKind, Result};
+use forebay_block::bdev::{BlockDevice, Limits};
+use forebay_block::bio::{Bio, BioFlags, BioOp};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One request as the disk saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogEntry {
+    /// When it was submitted.
+    pub at: Nanos,
+    /// What.
+    pub op: BioOp,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// How.
+    pub flags: BioFlags,
+    /// The fault that was injected.
+    pub fault: Option<Fault>,
+    /// When it completed, and whether well; `None` while in flight.
+    pub done: Option<(Nanos, bool)>,
+}
+
+struct InFlight {
+    bio: Bio,
+    fault: Option<Fault>,
+    /// For a flush: the first serial it does not cover.
+    until: u64,
+    /// For a write with stable writes: the CRC of its data at submission.
+    crc: u32,
+    log_index: usize,
+}
+
+struct State {
+    media: Media,
+    rules: Vec<FaultRule>,
+    in_flight: BTreeMap<u64, InFlight>,
+    next_id: u64,
+    log: Vec<LogEntry>,
+    /// Submissions until the power goes.
+    power: Option<u64>,
+    /// After the power went: what was in flight then.
+    dead: Option<Vec<Pending>>,
+    unstable_writes: u64,
+    overlapping_writes: u64,
+}
+
+struct Shared {
+    world: Arc<SimWorld>,
+    config: SimConfig,
+    state: Mutex<State>,
+}
+
+/// A simulated disk; clones are handles to the same one.
+#[derive(Clone)]
+pub struct SimDisk(Arc<Shared>);
+
+impl SimDisk {
+    /// An empty disk in `world`.
+    pub fn new(world: Arc<SimWorld>, config: SimConfig) -> Self {
+        let image = Image::new(config.sector as usize);
+        Self::with_image(world, config, image)
+    }
+
+    /// A disk that durably holds `image`.
+    pub(crate) fn with_image(world: Arc<SimWorld>, config: SimConfig, image: Image) -> Self {
+        let media = Media {
+            sector: config.sector as usize,
+            sectors: config.size / u64::from(config.sector),
+            volatile: config.volatile_cache,
+            space: None,
+            current: image.clone(),
+            durable: image,
+            pending: Vec::new(),
+            next_serial: 0,
+            rng: world.random(),
+            counts: FaultCounts::default(),
+        };
+        Self::with_media(world, config, media)
+    }
+
+    fn with_media(world: Arc<SimWorld>, config: SimConfig, media: Media) -> Self {
+        assert!(matches!(config.sector, 512 | 4096), "sector size");
+        assert!(config.size.is_multiple_of(u64::from(config.sector)), "whole sectors");
+        let state = State {
+            media,
+            rules: Vec::new(),
+            in_flight: BTreeMap::new(),
+            next_id: 0,
+            log: Vec::new(),
+            power: None,
+            dead: None,
+            unstable_writes: 0,
+            overlapping_writes: 0,
+        };
+        Self(Arc::new(Shared { world, config, state: Mutex::new(state) }))
+    }
+
+    /// The world it lives in.
+    pub fn world(&self) -> &Arc<SimWorld> {
+        &self.0.world
+    }
+
+    /// How it was made.
+    pub fn config(&self) -> &SimConfig {
+        &self.0.config
+    }
+
+    /// Adds a fault rule.
+    pub fn inject(&self, rule: FaultRule) {
+        self.0.state.lock().rules.push(rule);
+    }
+
+    /// Removes all fault rules and the space limit.
+    pub fn heal(&self) {
+        let mut state = self.0.state.lock();
+        state.rules.clear();
+        state.media.space = None;
+    }
+
+    /// Lets at most this many bytes be allocated, as on a full file system below a sparse image:
+    /// writes that need more fail with `NoSpace`. Discards and unmapping zeroes give space back.
+    pub fn limit_space(&self, bytes: u64) {
+        let sector = u64::from(self.0.config.sector);
+        self.0.state.lock().media.space = Some(bytes / sector);
+    }
+
+    /// Flips a bit (by the seed) of the sector that holds byte `offset`, on the medium.
+    pub fn rot(&self, offset: u64) {
+        assert!(offset < self.0.config.size);
+        self.0.state.lock().media.rot(offset / u64::from(self.0.config.sector));
+    }
+
+    /// The power goes at the submission after the next `n`: that one and all later ones fail,
+    /// what is in flight fails, and only crash states can be taken.
+    pub fn power_off_after(&self, n: u64) {
+        self.0.state.lock().power = Some(n);
+    }
+
+    /// Whether the power is gone.
+    pub fn is_off(&self) -> bool {
+        self.0.state.lock().dead.is_some()
+    }
+
+    /// How often each class of fault happened.
+    pub fn fault_counts(&self) -> FaultCounts {
+        self.0.state.lock().media.counts
+    }
+
+    /// Writes whose data changed in flight although stable writes were asked for.
+    pub fn unstable_writes(&self) -> u64 {
+        self.0.state.lock().unstable_writes
+    }
+
+    /// Writes submitted while another one to some of the same sectors was in flight: which of
+    /// the two is stored last is not determined.
+    pub fn overlapping_writes(&self) -> u64 {
+        self.0.state.lock().overlapping_writes
+    }
+
+    /// Every request since the start or the last `clear_log`.
+    pub fn log(&self) -> Vec<LogEntry> {
+        self.0.state.lock().log.clone()
+    }
+
+    /// Forgets the finished part of the log.
+    pub fn clear_log(&self) {
+        let mut state = self.0.state.lock();
+        if state.in_flight.is_empty() {
+            state.log.clear();
+        }
+    }
+
+    /// How many completed writes a power cut could lose.
+    pub fn pending_writes(&self) -> usize {
+        self.0.state.lock().media.pending.len()
+    }
+
+    /// Bytes as a read would see them now, without being a request.
+    pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.0.state.lock().media.current.read(offset, &mut out);
+        out
+    }
+
+    /// Bytes that are durable now.
+    pub fn peek_durable(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.0.state.lock().media.durable.read(offset, &mut out);
+        out
+    }
+
+    /// Puts bytes durably, without being a request; a whole number of sectors.
+    pub fn poke(&self, offset: u64, bytes: &[u8]) {
+        let sector = self.0.config.sector as usize;
+        assert!(offset.is_multiple_of(sector as u64) && bytes.len().is_multiple_of(sector));
+        let changes = split(offset / sector as u64, bytes.to_vec(), sector);
+        self.0.state.lock().media.store(BioOp::Write, changes, true);
+    }
+
+    /// Bytes that are allocated.
+    pub fn allocated(&self) -> u64 {
+        self.0.state.lock().media.current.allocated() * u64::from(self.0.config.sector)
+    }
+
+    /// A hash of everything that reads as something else than zeros.
+    pub fn content_digest(&self) -> u64 {
+        let state = self.0.state.lock();
+        let image = &state.media.current;
+        let mut digest = 0;
+        for number in image.numbers() {
+            let bytes = image.get(number).expect("numbers() lists sectors that exist").bytes();
+            if bytes.iter().any(|b| *b != 0) {
+                let mut word = digest ^ number.rotate_left(32) ^ u64::from(crc32c(bytes));
+                digest = split_mix(&mut word);
+            }
+        }
+        digest
+    }
+
+    /// A copy of this disk in another world: durable and volatile content, no rules, nothing in
+    /// flight, power on.
+    pub fn in_world(&self, world: Arc<SimWorld>) -> SimDisk {
+        let media = self.0.state.lock().media.clone();
+        Self::with_media(world, self.0.config.clone(), media)
+    }
+
+    /// Puts a write into the volatile cache, as if it had just completed.
+    pub(crate) fn store_volatile(&self, part: Pending) {
+        self.0.state.lock().media.store(part.op, part.changes, false);
+    }
+
+    /// Carries a request out on the spot, with faults, power and log as for any other.
+    fn at_once(
+        &self,
+        op: BioOp,
+        flags: BioFlags,
+        offset: u64,
+        len: u64,
+        act: impl FnOnce(&mut State, Option<Fault>) -> Result<()>,
+    ) -> Result<()> {
+        let at = self.0.world.now();
+        self.0.config.check(op, flags, offset, len)?;
+        let mut state = self.0.state.lock();
+        if state.power_gone(&self.0.config) {
+            return refuse(ErrorKind::Io, "the power is off");
+        }
+        let fault = state.fault_for(op, offset, len);
+        let result = act(&mut state, fault).map_err(|e| e.with_range(offset, len));
+        let done = Some((at, result.is_ok()));
+        state.log.push(LogEntry { at, op, offset, len, flags, fault, done });
+        result
+    }
+
+    /// The durable image, and in order what a power cut may or may not have kept: completed
+    /// unflushed writes, then writes in flight.
+    pub(crate) fn crash_parts(&self) -> (Image, Vec<Pending>) {
+        let mut state = self.0.state.lock();
+        state.media.durable.freeze();
+        let mut parts = state.media.pending.clone();
+        match state.dead.clone() {
+            Some(then) => parts.extend(then),
+            None => parts.extend(state.copy_in_flight(&self.0.config)),
+        }
+        (state.media.durable.clone(), parts)
+    }
+}
+
+impl State {
+    /// The writes in flight as they would be stored.
+    fn copy_in_flight(&mut self, config: &SimConfig) -> Vec<Pending> {
+        let mut parts = Vec::new();
+        let rng = &mut self.media.rng;
+        for (id, flight) in &mut self.in_flight {
+            let bio = &mut flight.bio;
+            if flight.fault == Some(Fault::Lost) || matches!(bio.op, BioOp::Read | BioOp::Flush) {
+                continue;
+            }
+            let changes = changes_of(config, rng, bio.op, bio.flags, bio.offset, bio.len, |dst| {
+                bio.data.copy_out(0, dst);
+            });
+            parts.push(Pending { serial: u64::MAX / 2 + id, op: bio.op, changes });
+        }
+        parts
+    }
+
+    /// Counts a submission; true if the power is or goes off.
+    fn power_gone(&mut self, config: &SimConfig) -> bool {
+        match &mut self.power {
+            _ if self.dead.is_some() => return true,
+            None => return false,
+            Some(0) => {}
+            Some(left) => {
+                *left -= 1;
+                return false;
+            }
+        }
+        self.dead = Some(self.copy_in_flight(config));
+        true
+    }
+
+    fn fault_for(&mut self, op: BioOp, offset: u64, len: u64) -> Option<Fault> {
+        let at = offset..offset.saturating_add(len);
+        let rng = &mut self.media.rng;
+        let fault = self.rules.iter_mut().find_map(|rule| rule.fires(op, &at, rng));
+        if let Some(fault) = fault {
+            self.media.counts.count(fault);
+        }
+        fault
+    }
+
+    fn begin_log(&mut self, at: Nanos, bio: &Bio, fault: Option<Fault>) -> usize {
+        let (op, offset, len, flags) = (bio.op, bio.offset, bio.len, bio.flags);
+        self.log.push(LogEntry { at, op, offset, len, flags, fault, done: None });
+        self.log.len() - 1
+    }
+}
+
+impl Shared {
+    /// Ends the request `id`: moves the data now.
+    fn finish(&self, id: u64) {
+        let now = self.world.now();
+        let (bio, result) = {
+            let mut state = self.state.lock();
+            let Some(mut flight) = state.in_flight.remove(&id) else { return };
+            let result = if state.dead.is_some() {
+                refuse(ErrorKind::Io, "the power is off")
+            } else {
+                self.carry_out(&mut state, &mut flight)
+            };
+            if let Some(entry) = state.log.get_mut(flight.log_index) {
+                entry.done = Some((now, result.is_ok()));
+            }
+            (flight.bio, result)
+        };
+        bio.complete(result);
+    }
+
+    fn carry_out(&self, state: &mut State, flight: &mut InFlight) -> Result<()> {
+        let (bio, fault) = (&mut flight.bio, flight.fault);
+        match bio.op {
+            BioOp::Flush => return state.media.flush(flight.until, fault),
+            BioOp::Read => {
+                let mut data = vec![0; bio.len as usize];
+                let result = state.media.read(bio.offset, &mut data, fault);
+                if result.is_ok() || fault == Some(Fault::Short) {
+                    bio.data.copy_in(0, &data);
+                }
+                return result;
+            }
+            _ => {}
+        }
+        if bio.op == BioOp::Write && self.config.stable_writes && crc_of(bio) != flight.crc {
+            state.unstable_writes += 1;
+        }
+        let rng = &mut state.media.rng;
+        let (op, flags) = (bio.op, bio.flags);
+        let changes = changes_of(&self.config, rng, op, flags, bio.offset, bio.len, |dst| {
+            bio.data.copy_out(0, dst);
+        });
+        state.media.change(op, changes, flags.contains(BioFlags::FUA), fault)
+    }
+}
+
+fn crc_of(bio: &mut Bio) -> u32 {
+    let mut data = vec![0; bio.len as usize];
+    bio.data.copy_out(0, &mut data);
+    crc32c(&data)
+}
+
+impl BlockDevice for SimDisk {
+    fn name(&self) -> String {
+        format!("sim disk (seed {})", self.0.world.seed())
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.config.limits()
+    }
+
+    fn size(&self) -> u64 {
+        self.0.config.size
+    }
+
+    fn submit(&self, mut bio: Bio) {
+        let shared = &self.0;
+        let now = shared.world.now();
+        let mut guard = shared.state.lock();
+        let state = &mut *guard;
+        let checked = shared
+            .config
+            .check(bio.op, bio.flags, bio.offset, bio.len)
+            .and_then(|()| shared.config.check_memory(&mut bio));
+        let refused = match checked {
+            Ok(()) if state.power_gone(&shared.config) => refuse(ErrorKind::Io, "the power is off"),
+            other => other,
+        };
+        if refused.is_err() {
+            drop(guard);
+            let soon = now + 1;
+            return shared.world.at(soon, Box::new(move || bio.complete(refused)));
+        }
+        let fault = state.fault_for(bio.op, bio.offset, bio.len);
+        let log_index = state.begin_log(now, &bio, fault);
+        let (mut crc, until) = (0, state.media.next_serial);
+        if bio.op == BioOp::Write {
+            let (from, to) = (bio.offset, bio.offset + bio.len);
+            let hits = |b: &Bio| b.op == BioOp::Write && b.offset < to && from < b.offset + b.len;
+            state.overlapping_writes += u64::from(state.in_flight.values().any(|f| hits(&f.bio)));
+            if shared.config.stable_writes {
+                crc = crc_of(&mut bio);
+            }
+        }
+        let time = shared.config.latency(&mut state.media.rng, bio.len, fault);
+        let id = state.next_id;
+        state.next_id += 1;
+        state.in_flight.insert(id, InFlight { bio, fault, until, crc, log_index });
+        drop(guard);
+        let weak = Arc::downgrade(shared);
+        let finish = move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.finish(id);
+            }
+        };
+        shared.world.at(now + time, Box::new(finish));
+    }
+
+    /// At once, with the same faults: nothing may wait inside the simulated world.
+    fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let len = dst.len() as u64;
+        self.at_once(BioOp::Read, BioFlags::SYNC, offset, len, |state, fault| {
+            state.media.read(offset, dst, fault)
+        })
+    }
+
+    /// At once, with the same faults.
+    fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
+        let config = &self.0.config;
+        let len = src.len() as u64;
+        self.at_once(BioOp::Write, flags, offset, len, |state, fault| {
+            let rng = &mut state.media.rng;
+            let changes = changes_of(config, rng, BioOp::Write, flags, offset, len, |dst| {
+                dst.copy_from_slice(src);
+            });
+            state.media.change(BioOp::Write, changes, flags.contains(BioFlags::FUA), fault)
+        })
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
+        self.0.config.check(BioOp::Read, BioFlags::empty(), offset, 0)?;
+        let end = offset.saturating_add(len).min(self.0.config.size);
+        let sector = u64::from(self.0.config.sector);
+        let numbers = self.0.state.lock().media.current.numbers();
+        let mut runs: Vec<(u64, u64, bool)> = Vec::new();
+        let mut at = offset;
+        for number in numbers {
+            let (from, to) = ((number * sector).max(at), ((number + 1) * sector).min(end));
+            if from >= to {
+                continue;
+            }
+            if from > at {
+                runs.push((at, from - at, false));
+            }
+            match runs.last_mut() {
+                Some(run) if run.2 => run.1 += to - from,
+                _ => runs.push((from, to - from, true)),
+            }
+            at = to;
+        }
+        if at < end {
+            runs.push((at, end - at, false));
+        }
+        Ok(runs)
+    }
+}

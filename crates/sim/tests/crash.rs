@@ -1,0 +1,166 @@
+//! Power cuts: nothing flushed is ever lost, something unflushed sometimes is.
+
+use forebay_base::buf::DataRef;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::split_mix;
+use forebay_block::bdev::BlockDevice;
+use forebay_block::bdev::io;
+use forebay_block::bio::BioFlags;
+use forebay_block::bio::BioOp;
+use forebay_sim::{SimConfig, SimDisk};
+use std::collections::BTreeSet;
+
+const SECTORS: u64 = 64;
+
+fn disk(seed: u64) -> SimDisk {
+    SimDisk::new(SimWorld::new(seed), SimConfig { size: SECTORS * 512, ..SimConfig::default() })
+}
+
+fn put(d: &SimDisk, sector: u64, value: u8, sectors: usize) {
+    d.write_from(sector * 512, &vec![value; sectors * 512], BioFlags::empty()).unwrap();
+}
+
+async fn flush(d: &SimDisk) {
+    io(d, BioOp::Flush, 0, 0, DataRef::None, BioFlags::empty()).await.result.unwrap();
+}
+
+fn first_bytes(d: &SimDisk, sectors: u64) -> Vec<u8> {
+    (0..sectors).map(|s| d.peek(s * 512, 1)[0]).collect()
+}
+
+#[test]
+fn all_subsets_of_few_pending_writes() {
+    let d = disk(1);
+    for i in 0..3u64 {
+        put(&d, i, 1, 1);
+    }
+    let states: BTreeSet<_> =
+        d.crash_states().map(|s| first_bytes(&s.mount(SimWorld::new(0)), 3)).collect();
+    assert_eq!((d.crash_states().len(), states.len()), (8, 8));
+}
+
+#[test]
+fn the_last_write_to_a_sector_wins_or_is_lost_whole() {
+    let d = disk(2);
+    put(&d, 0, 1, 1);
+    put(&d, 0, 2, 1);
+    d.write_from(512, &[3; 512], BioFlags::empty()).unwrap();
+    d.write_from(512, &[4; 512], BioFlags::FUA).unwrap();
+    let states: BTreeSet<_> =
+        d.crash_states().map(|s| first_bytes(&s.mount(SimWorld::new(0)), 2)).collect();
+    // Sector 1 was written with FUA: no state brings an older content back.
+    let wanted: BTreeSet<_> = [vec![0, 4], vec![1, 4], vec![2, 4]].into();
+    assert_eq!(states, wanted);
+}
+
+#[test]
+fn torn_writes_are_among_the_states() {
+    let d = disk(3);
+    put(&d, 0, 1, 4);
+    let states: BTreeSet<_> =
+        d.crash_states().map(|s| first_bytes(&s.mount(SimWorld::new(0)), 4)).collect();
+    for wanted in [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]] {
+        assert!(states.contains(&wanted[..]), "{wanted:?}");
+    }
+    let whole = disk(3);
+    put(&whole, 0, 1, 1);
+    for state in whole.crash_states() {
+        let sector = state.mount(SimWorld::new(0)).peek(0, 512);
+        assert!(sector.iter().all(|b| *b == sector[0]), "a sector is never torn");
+    }
+}
+
+#[test]
+fn many_pending_writes_are_sampled() {
+    let d = disk(4);
+    for i in 0..20 {
+        put(&d, i, 1, 1);
+    }
+    let states: BTreeSet<_> =
+        d.crash_states().map(|s| first_bytes(&s.mount(SimWorld::new(0)), 20)).collect();
+    for n in 0..20usize {
+        let prefix: Vec<u8> = (0..20).map(|i| u8::from(i < n)).collect();
+        let dropped: Vec<u8> = (0..20).map(|i| u8::from(i != n)).collect();
+        let kept: Vec<u8> = (0..20).map(|i| u8::from(i == n)).collect();
+        assert!([prefix, dropped, kept].iter().all(|s| states.contains(s)), "{n}");
+    }
+    assert!(states.len() > 90);
+}
+
+/// Random writes, FUA writes and flushes; every sector's legal contents after a cut are known.
+#[test]
+fn nothing_flushed_is_ever_lost_and_unflushed_sometimes_is() {
+    let (mut lost, mut kept) = (0, 0);
+    for seed in 0..60 {
+        let d = disk(seed);
+        let mut legal: Vec<BTreeSet<u8>> = vec![[0].into(); SECTORS as usize];
+        let mut rng = seed;
+        d.world().run(async {
+            for step in 1..120u64 {
+                let sector = split_mix(&mut rng) % SECTORS;
+                let value = step as u8;
+                match split_mix(&mut rng) % 8 {
+                    0 => {
+                        flush(&d).await;
+                        for (s, set) in legal.iter_mut().enumerate() {
+                            *set = [d.peek(s as u64 * 512, 1)[0]].into();
+                        }
+                    }
+                    1 => {
+                        d.write_from(sector * 512, &[value; 512], BioFlags::FUA).unwrap();
+                        legal[sector as usize] = [value].into();
+                    }
+                    _ => {
+                        put(&d, sector, value, 1);
+                        legal[sector as usize].insert(value);
+                    }
+                }
+            }
+        });
+        let newest = first_bytes(&d, SECTORS);
+        for cut in 0..20 {
+            let after = d.power_cut(cut);
+            for (s, got) in first_bytes(&after, SECTORS).into_iter().enumerate() {
+                assert!(legal[s].contains(&got), "seed {seed} cut {cut} sector {s}: {got}");
+                lost += u64::from(got != newest[s]);
+                kept += u64::from(got == newest[s] && legal[s].len() > 1);
+            }
+            assert_eq!(d.power_cut(cut).content_digest(), after.content_digest());
+        }
+    }
+    assert!(lost > 1000 && kept > 1000, "{lost} {kept}");
+}
+
+#[test]
+fn power_off_fails_everything_and_keeps_what_was_in_flight_possible() {
+    let d = disk(6);
+    d.power_off_after(2);
+    d.world().run(async {
+        put(&d, 0, 1, 1);
+        let buf = forebay_base::buf::AlignedBuf::copy_of(&[2; 512]);
+        let write = io(&d, BioOp::Write, 512, 512, DataRef::Buf(buf), BioFlags::empty());
+        let mut write = Box::pin(write);
+        std::future::poll_fn(|cx| {
+            assert!(write.as_mut().poll(cx).is_pending());
+            std::task::Poll::Ready(())
+        })
+        .await;
+        assert!(d.write_from(1024, &[3; 512], BioFlags::empty()).is_err());
+        assert!(d.is_off() && write.await.result.is_err());
+    });
+    let states: BTreeSet<_> =
+        d.crash_states().map(|s| first_bytes(&s.mount(SimWorld::new(0)), 3)).collect();
+    let wanted: BTreeSet<_> = [[0, 0, 0], [0, 2, 0], [1, 0, 0], [1, 2, 0]].map(Vec::from).into();
+    assert_eq!(states, wanted);
+}
+
+#[test]
+fn a_process_crash_keeps_completed_writes() {
+    for seed in 0..20 {
+        let d = disk(7);
+        put(&d, 0, 1, 1);
+        let after = d.process_crash(seed);
+        assert_eq!(first_bytes(&after, 2), [1, 0]);
+        assert_eq!(after.pending_writes(), 1);
+    }
+}
