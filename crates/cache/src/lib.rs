@@ -1,1 +1,44 @@
-//! forebay-cache
+//! forebay-cache: the page cache. Frames of memory, folios of files, ageing, reclaim, readahead
+//! windows, and the control of write-back. It knows files only as numbered [`mapping::Mapping`]s
+//! and devices not at all: reading and writing out are done by the mapping layer above, which
+//! this crate calls through [`writeback::WriteOut`].
+//!
+//! Reading order: [`arena`] (memory), [`frames`] (who owns which frame), [`folio`] (states and the
+//! folio lock), [`index`] (finding a folio), [`age`] (what to evict), [`cache`] (the operations),
+//! [`mapping`] (per file), [`writeback`], [`readahead`], [`errseq`].
+//!
+//! # Lock order
+//! An arrow means: may be taken while the one on the left is held.
+//! ```text
+//! age (queues) ──▶ folio lock (try only, by reclaim) ─┬▶ index bucket
+//!                                                     ├▶ mapping.dirty ──▶ (nothing)
+//!                                                     ├▶ mapping.unflushed / failed
+//!                                                     ├▶ mapping.exclusive ranges
+//!                                                     └▶ frames (allocator)
+//! index bucket ──▶ (nothing)        free slots ──▶ (nothing)       wait queues ──▶ (nothing)
+//! ```
+//! No lock of this crate is held across a wait or an I/O. A holder of a folio lock takes no
+//! second folio lock, and never the age lock: new folios are queued after their lock is released.
+
+pub mod age;
+pub mod arena;
+pub mod cache;
+pub mod config;
+pub mod errseq;
+pub mod folio;
+pub mod frames;
+pub mod index;
+pub mod mapping;
+pub mod rangeset;
+pub mod readahead;
+pub mod reclaim;
+pub mod stats;
+pub mod writeback;
+
+pub use arena::{Arena, FRAME_SIZE, FrameList};
+pub use cache::{FolioRead, FolioWrite, PageCache};
+pub use config::Config;
+pub use folio::State;
+pub use mapping::Mapping;
+pub use stats::Stats;
+pub use writeback::{WriteOut, WriteOutPass};

@@ -1,0 +1,144 @@
+//! What a cache is made of, and how its budget is divided.
+
+use crate::arena::FRAME_SIZE;
+use crate::folio::Layout;
+use forebay_base::units::{KIB, MIB};
+use forebay_base::{Error, ErrorKind, Result};
+
+/// Smallest block whose state is tracked, bytes.
+pub const MIN_BLOCK: u32 = 512;
+/// Largest block, bytes: a block never spans frames.
+pub const MAX_BLOCK: u32 = FRAME_SIZE as u32;
+
+/// How dirt is tracked in a folio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DirtyTracking {
+    /// A dirty folio is written out with all its up-to-date blocks up to end of file, as Linux
+    /// v5.8 did: the baseline.
+    Folio,
+    /// Exactly the dirty blocks are written.
+    #[default]
+    Block,
+}
+
+/// How bytes in flight are kept from changing where the device needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StableStrategy {
+    /// A writer waits until the block's write-out is done.
+    Wait,
+    /// A writer that hits a block in flight gets a fresh frame and goes on; waits only when no
+    /// frame is free.
+    #[default]
+    Cow,
+}
+
+/// Configuration. `budget` bounds everything that grows with data or load.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Bytes for everything.
+    pub budget: u64,
+    /// Bytes of a folio: a power of two, 4 KiB..2 MiB.
+    pub folio_size: u32,
+    /// Collapse the arena to huge pages.
+    pub huge_pages: bool,
+    /// Write-out starts above this many dirty bytes. Default: a tenth of the arena.
+    pub dirty_background_bytes: Option<u64>,
+    /// Writers wait above this many dirty bytes. Default: a fifth of the arena.
+    pub dirty_bytes: Option<u64>,
+    /// Dirt older than this is written out, 1/100 s.
+    pub dirty_expire_centisecs: u32,
+    /// Longest readahead window of a stream, bytes.
+    pub readahead_max: u32,
+    /// Uncached dirt of a file that starts write-out, bytes.
+    pub uncached_window_bytes: u32,
+    /// Dirty tracking.
+    pub dirty_tracking: DirtyTracking,
+    /// Stable-write strategy.
+    pub stable: StableStrategy,
+}
+
+impl Config {
+    /// Defaults with a budget in bytes.
+    pub fn with_budget(budget: u64) -> Self {
+        Self {
+            budget,
+            folio_size: 64 * KIB as u32,
+            huge_pages: true,
+            dirty_background_bytes: None,
+            dirty_bytes: None,
+            dirty_expire_centisecs: 500,
+            readahead_max: 2 * MIB as u32,
+            uncached_window_bytes: 8 * MIB as u32,
+            dirty_tracking: DirtyTracking::default(),
+            stable: StableStrategy::default(),
+        }
+    }
+
+    /// Divides the budget, or says why it cannot.
+    pub(crate) fn divide(&self) -> Result<Division> {
+        let bad = |text: String| Err(Error::new(ErrorKind::InvalidInput, "configure cache", text));
+        let size = self.folio_size;
+        if !size.is_power_of_two() || !(FRAME_SIZE as u32..=2 * MIB as u32).contains(&size) {
+            return bad(format!("folio_size {size}: a power of two from 4 KiB to 2 MiB"));
+        }
+        if self.budget < MIB {
+            return bad(format!("budget {}: at least 1 MiB", self.budget));
+        }
+        let layout = Layout::new(size);
+        // Requests in flight and front-end buffers.
+        let io_reserve = (self.budget / 16).min(16 * MIB);
+        let rest = self.budget - io_reserve;
+        // Per frame, if each frame had a folio of its own: the frame, its folio, two index heads
+        // (the table is rounded up to a power of two), a ghost, an entry on an age queue, a
+        // share of a dirty-set node; per frame a capture count and a chunk's map and positions.
+        let per_folio = (layout.stride * 8 + 8 + 8 + 8 + 40) as u64;
+        let per_frame = FRAME_SIZE as u64 + 5;
+        let one_each = rest / (per_folio + per_frame);
+        let (slots, frames) = if per_folio * 16 <= per_frame * 2 {
+            (one_each, one_each)
+        } else {
+            // Large folios: descriptors get at most a sixteenth.
+            let slots = (rest / 16 / per_folio).max(4);
+            (slots, (rest - slots * per_folio) / per_frame)
+        };
+        let slots = slots.min(frames).min(u32::MAX as u64 / 2);
+        if frames < u64::from(size) / FRAME_SIZE as u64 || frames < 64 {
+            return bad(format!("budget {} is too small for folios of {size}", self.budget));
+        }
+        Ok(Division { layout, slots: slots as usize, frames: frames as usize, io_reserve })
+    }
+}
+
+/// The outcome of [`Config::divide`].
+#[derive(Debug, Clone)]
+pub(crate) struct Division {
+    pub layout: Layout,
+    pub slots: usize,
+    pub frames: usize,
+    pub io_reserve: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_budget_is_kept() {
+        for folio_size in [4096, 16384, 65536, 2 << 20] {
+            for budget in (20..34).map(|s| 3u64 << s) {
+                let mut config = Config::with_budget(budget);
+                config.folio_size = folio_size;
+                let Ok(d) = config.divide() else {
+                    assert!(budget < 8 * MIB, "{folio_size} {budget}");
+                    continue;
+                };
+                let heads = d.slots.next_power_of_two() * 4;
+                let sum = d.frames * FRAME_SIZE + d.slots * (d.layout.stride * 8 + 16) + heads;
+                assert!(sum as u64 + d.io_reserve <= budget);
+                assert!(d.frames as u64 * 4096 >= budget * 7 / 10, "{folio_size} {budget} {d:?}");
+            }
+        }
+        assert!(Config { folio_size: 5000, ..Config::with_budget(MIB * 64) }.divide().is_err());
+        assert!(Config::with_budget(1000).divide().is_err());
+    }
+}

@@ -1,0 +1,57 @@
+//! Write-back errors, reported once to every opener of the time: a sequence that grows with each
+//! error, and a cursor per opener (the kernel's errseq_t, Jeff Layton 2017).
+
+use forebay_base::Error;
+use forebay_base::sync::Mutex;
+
+/// The errors of one file.
+#[derive(Default)]
+pub struct ErrSeq {
+    state: Mutex<(u64, Option<Error>)>,
+}
+
+/// What one opener has seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cursor(u64);
+
+impl ErrSeq {
+    /// Records an error.
+    pub fn set(&self, error: Error) {
+        let mut state = self.state.lock();
+        state.0 += 1;
+        state.1 = Some(error);
+    }
+
+    /// A cursor for a new opener: it sees errors from now on.
+    pub fn sample(&self) -> Cursor {
+        Cursor(self.state.lock().0)
+    }
+
+    /// The latest error if there is one that `cursor` has not seen; moves the cursor.
+    pub fn check_and_advance(&self, cursor: &mut Cursor) -> Option<Error> {
+        let state = self.state.lock();
+        if state.0 == cursor.0 {
+            return None;
+        }
+        cursor.0 = state.0;
+        state.1.clone()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use forebay_base::ErrorKind;
+
+    #[test]
+    fn each_opener_sees_an_error_once() {
+        let seq = ErrSeq::default();
+        let (mut a, mut b) = (seq.sample(), seq.sample());
+        seq.set(Error::new(ErrorKind::Io, "write out", "x"));
+        let mut late = seq.sample();
+        assert!(seq.check_and_advance(&mut a).is_some());
+        assert!(seq.check_and_advance(&mut a).is_none());
+        assert!(seq.check_and_advance(&mut b).is_some());
+        assert!(seq.check_and_advance(&mut late).is_none());
+    }
+}

@@ -1,0 +1,436 @@
+//! The folio table: plain data, one slot per folio, all of it atomics, never freed while the cache
+//! lives (so a slot number read without a lock always leads to a slot, if perhaps another
+//! folio's by now).
+//!
+//! A folio covers an aligned run of a file's blocks and holds frames only for what is cached.
+//! State is per block:
+//!
+//! ```text
+//!             begin_fill               end_fill ok
+//!   absent ───────────────▶ reading ──────────────▶ uptodate ◀────────────┐
+//!      ▲  ▲                    │ end_fill error         │ write           │ end_write ok,
+//!      │  └────────────────────┘                        ▼                 │ not redirtied
+//!      │ evict, punch                               uptodate+dirty        │
+//!      └──────────── uptodate                           │ begin_write     │
+//!                                                       ▼                 │
+//!                       write again ◀──────────── uptodate+writing ───────┘
+//!                  (uptodate+dirty+writing)             │ end_write error
+//!                                                       └──────▶ uptodate+dirty
+//! ```
+//! Invariants, checked by [`check_block`]:
+//! F1 reading excludes uptodate, dirty and writing. F2 dirty or writing implies uptodate.
+//! F3 reading, uptodate or writing implies a frame. F4 a slot with dirty, writing, reading or
+//! unflushed blocks is not evicted. F5 states other than *referenced* change only under the exclusive
+//! folio lock. F6 bytes are copied out under the shared lock and in under the exclusive lock.
+//!
+//! The folio lock is a word: readers in the low 16 bits, then a writer bit and a bit that keeps
+//! new readers out while a writer waits. It is held for copies and state changes, never across a
+//! wait. The shared lock is the pin of the hit path.
+
+use crate::arena::{FRAME_SIZE, Frame};
+use crate::config::MIN_BLOCK;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::relax;
+
+/// Number of a slot in the table. Zero is no slot.
+pub type Slot = u32;
+
+/// Per-block states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum State {
+    /// Memory is at least as new as the device.
+    Uptodate = 0,
+    /// Touched since the last pass of reclaim.
+    Referenced = 1,
+    /// Memory is newer than the device.
+    Dirty = 2,
+    /// A write-out of it is in flight.
+    Writing = 3,
+    /// A fill of it is in flight.
+    Reading = 4,
+    /// Written out, not yet flushed, kept so that a failed flush can be made good.
+    Unflushed = 5,
+    /// Brought in by an uncached request: dropped when clean and consumed.
+    Uncached = 6,
+}
+
+/// All states, in order.
+pub const STATES: [State; 7] = [
+    State::Uptodate,
+    State::Referenced,
+    State::Dirty,
+    State::Writing,
+    State::Reading,
+    State::Unflushed,
+    State::Uncached,
+];
+
+/// Where the words of a slot are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes of a folio.
+    pub folio_size: u32,
+    /// Frames of a folio.
+    pub frames: usize,
+    /// 64-bit groups of blocks, at the smallest block size.
+    pub groups: usize,
+    /// 64-bit words of a slot.
+    pub stride: usize,
+}
+
+const LOCK: usize = 0;
+/// Mapping id (low 32 bits), frequency and queue (high 32 bits).
+const OWNER: usize = 1;
+const INDEX: usize = 2;
+/// Next slot in the index chain.
+const NEXT: usize = 3;
+const BITS: usize = 4;
+
+const READERS: u64 = 0xffff;
+const WRITER: u64 = 1 << 16;
+const WAITING: u64 = 1 << 17;
+
+const FREQ_SHIFT: u32 = 32;
+const FREQ_MASK: u64 = 3 << FREQ_SHIFT;
+const QUEUE_SHIFT: u32 = 34;
+const QUEUE_MASK: u64 = 3 << QUEUE_SHIFT;
+/// Logarithm of the blocks per frame of the mapping, 0..=3.
+const GEOMETRY_SHIFT: u32 = 36;
+const GEOMETRY_MASK: u64 = 3 << GEOMETRY_SHIFT;
+
+impl Layout {
+    /// The layout for a folio size in bytes.
+    pub fn new(folio_size: u32) -> Self {
+        let frames = folio_size as usize / FRAME_SIZE;
+        let groups = ((folio_size / MIN_BLOCK) as usize).div_ceil(64);
+        let words = BITS + groups * STATES.len() + frames.div_ceil(2);
+        // Whole cache lines, so that two folios never share one.
+        Self { folio_size, frames, groups, stride: words.next_multiple_of(8) }
+    }
+
+    fn map_word(&self, frame: usize) -> usize {
+        BITS + self.groups * STATES.len() + frame / 2
+    }
+}
+
+/// A run of blocks of one folio, `start..end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    /// First block.
+    pub start: u32,
+    /// One past the last.
+    pub end: u32,
+}
+
+impl Blocks {
+    /// Every block of the run, as (group, mask) pairs. An empty run gives none (D2).
+    #[inline]
+    pub fn masks(self) -> impl Iterator<Item = (usize, u64)> {
+        let (start, end) = (self.start as usize, self.end as usize);
+        let groups = if start < end { start / 64..end.div_ceil(64) } else { 0..0 };
+        groups.map(move |g| {
+            let lo = start.saturating_sub(g * 64);
+            let hi = (end - g * 64).min(64);
+            (g, (u64::MAX << lo) & (u64::MAX >> (64 - hi)))
+        })
+    }
+
+    /// Number of blocks.
+    pub fn len(self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// No block.
+    pub fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+}
+
+/// The table.
+pub struct Table {
+    words: Box<[AtomicU64]>,
+    layout: Layout,
+}
+
+impl Table {
+    /// `slots` slots, numbered from 1.
+    pub fn new(layout: Layout, slots: usize) -> Self {
+        let words = (0..(slots + 1) * layout.stride).map(|_| AtomicU64::new(0)).collect();
+        Self { words, layout }
+    }
+
+    /// The layout.
+    #[inline]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    #[inline]
+    fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
+        &self.words[slot as usize * self.layout.stride + word]
+    }
+
+    /// Mapping id and folio index that the slot holds; id 0 is a free slot.
+    #[inline]
+    pub fn key(&self, slot: Slot) -> (u32, u64) {
+        let owner = self.word(slot, OWNER).load(Ordering::Acquire) as u32;
+        (owner, self.word(slot, INDEX).load(Ordering::Acquire))
+    }
+
+    /// Sets the key. Exclusive lock held.
+    pub fn set_key(&self, slot: Slot, id: u32, index: u64) {
+        self.word(slot, INDEX).store(index, Ordering::Release);
+        self.word(slot, OWNER).store(u64::from(id), Ordering::Release);
+    }
+
+    /// Chain of the index. Bucket lock held for stores.
+    #[inline]
+    pub fn next(&self, slot: Slot) -> Slot {
+        self.word(slot, NEXT).load(Ordering::Acquire) as Slot
+    }
+
+    /// See [`Table::next`].
+    pub fn set_next(&self, slot: Slot, next: Slot) {
+        self.word(slot, NEXT).store(u64::from(next), Ordering::Release);
+    }
+
+    /// Takes the shared lock, if no writer holds or wants it.
+    #[inline]
+    pub fn try_lock_shared(&self, slot: Slot) -> bool {
+        let word = self.word(slot, LOCK);
+        let old = word.fetch_add(1, Ordering::Acquire);
+        debug_assert!(old & READERS != READERS, "too many readers");
+        if old & (WRITER | WAITING) == 0 {
+            return true;
+        }
+        word.fetch_sub(1, Ordering::Release);
+        false
+    }
+
+    /// Takes the shared lock.
+    #[inline]
+    pub fn lock_shared(&self, slot: Slot) {
+        let mut spins = 0;
+        while !self.try_lock_shared(slot) {
+            relax(&mut spins);
+        }
+    }
+
+    /// Gives the shared lock back.
+    #[inline]
+    pub fn unlock_shared(&self, slot: Slot) {
+        self.word(slot, LOCK).fetch_sub(1, Ordering::Release);
+    }
+
+    /// Takes the exclusive lock if nobody holds the lock.
+    #[inline]
+    pub fn try_lock(&self, slot: Slot) -> bool {
+        self.word(slot, LOCK)
+            .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Takes the exclusive lock.
+    pub fn lock(&self, slot: Slot) {
+        if self.try_lock(slot) {
+            return;
+        }
+        let word = self.word(slot, LOCK);
+        let mut spins = 0;
+        loop {
+            let old = word.load(Ordering::Relaxed);
+            if old & (READERS | WRITER) == 0 {
+                let taken = word.compare_exchange(old, WRITER, Ordering::Acquire, Ordering::Relaxed);
+                if taken.is_ok() {
+                    return;
+                }
+            } else if old & WAITING == 0 {
+                word.fetch_or(WAITING, Ordering::Relaxed);
+            }
+            relax(&mut spins);
+        }
+    }
+
+    /// Gives the exclusive lock back. Other waiters set their bit again.
+    #[inline]
+    pub fn unlock(&self, slot: Slot) {
+        self.word(slot, LOCK).fetch_and(!(WRITER | WAITING), Ordering::Release);
+    }
+
+    /// A word of state bits: 64 blocks.
+    #[inline]
+    pub fn bits(&self, slot: Slot, state: State, group: usize) -> u64 {
+        self.word(slot, BITS + group * STATES.len() + state as usize).load(Ordering::Relaxed)
+    }
+
+    /// Sets bits; returns those that were clear. Lock held (F5), shared for `Referenced`.
+    #[inline]
+    pub fn set_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
+        let word = self.word(slot, BITS + group * STATES.len() + state as usize);
+        mask & !word.fetch_or(mask, Ordering::Relaxed)
+    }
+
+    /// Clears bits; returns those that were set.
+    #[inline]
+    pub fn clear_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
+        let word = self.word(slot, BITS + group * STATES.len() + state as usize);
+        mask & word.fetch_and(!mask, Ordering::Relaxed)
+    }
+
+    /// Whether all blocks of the run have the state.
+    #[inline]
+    pub fn all(&self, slot: Slot, state: State, blocks: Blocks) -> bool {
+        blocks.masks().all(|(g, m)| self.bits(slot, state, g) & m == m)
+    }
+
+    /// Whether any block of the run has the state.
+    #[inline]
+    pub fn any(&self, slot: Slot, state: State, blocks: Blocks) -> bool {
+        blocks.masks().any(|(g, m)| self.bits(slot, state, g) & m != 0)
+    }
+
+    /// Whether any block of the folio has the state.
+    pub fn any_at_all(&self, slot: Slot, state: State) -> bool {
+        (0..self.layout.groups).any(|g| self.bits(slot, state, g) != 0)
+    }
+
+    /// Number of blocks of the folio with the state.
+    pub fn count(&self, slot: Slot, state: State) -> u32 {
+        (0..self.layout.groups).map(|g| self.bits(slot, state, g).count_ones()).sum()
+    }
+
+    /// Frame number `at` of the folio, if it has one.
+    #[inline]
+    pub fn frame(&self, slot: Slot, at: usize) -> Option<Frame> {
+        debug_assert!(at < self.layout.frames);
+        let word = self.word(slot, self.layout.map_word(at)).load(Ordering::Relaxed);
+        ((word >> (at % 2 * 32)) as u32).checked_sub(1)
+    }
+
+    /// Sets or takes away a frame; returns the old one. Exclusive lock held.
+    pub fn replace_frame(&self, slot: Slot, at: usize, frame: Option<Frame>) -> Option<Frame> {
+        let word = self.word(slot, self.layout.map_word(at));
+        let shift = at % 2 * 32;
+        let old = word.load(Ordering::Relaxed);
+        let new = u64::from(frame.map_or(0, |f| f + 1)) << shift;
+        word.store(old & !(0xffff_ffff << shift) | new, Ordering::Relaxed);
+        ((old >> shift) as u32).checked_sub(1)
+    }
+
+    /// Frequency (0..=3) of the folio.
+    #[inline]
+    pub fn freq(&self, slot: Slot) -> u32 {
+        ((self.word(slot, OWNER).load(Ordering::Relaxed) & FREQ_MASK) >> FREQ_SHIFT) as u32
+    }
+
+    /// Raises the frequency by one, up to 3. A lock is held, so the owner does not change; a
+    /// race with another raise may lose one of the two, which does not matter.
+    #[inline]
+    pub fn raise_freq(&self, slot: Slot) {
+        let word = self.word(slot, OWNER);
+        let old = word.load(Ordering::Relaxed);
+        if old & FREQ_MASK != FREQ_MASK {
+            let new = old + (1 << FREQ_SHIFT);
+            let _ = word.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets the frequency.
+    pub fn set_freq(&self, slot: Slot, freq: u32) {
+        self.update_owner(slot, FREQ_MASK, u64::from(freq) << FREQ_SHIFT);
+    }
+
+    /// Age queue that the folio is on (see [`crate::age`]); 0 is none.
+    pub fn queue(&self, slot: Slot) -> u32 {
+        ((self.word(slot, OWNER).load(Ordering::Relaxed) & QUEUE_MASK) >> QUEUE_SHIFT) as u32
+    }
+
+    /// Sets the age queue.
+    pub fn set_queue(&self, slot: Slot, queue: u32) {
+        self.update_owner(slot, QUEUE_MASK, u64::from(queue) << QUEUE_SHIFT);
+    }
+
+    /// Blocks of a frame in the mapping that the slot belongs to.
+    pub fn blocks_per_frame(&self, slot: Slot) -> u32 {
+        1 << ((self.word(slot, OWNER).load(Ordering::Relaxed) & GEOMETRY_MASK) >> GEOMETRY_SHIFT)
+    }
+
+    /// Sets the blocks of a frame: 1, 2, 4 or 8.
+    pub fn set_blocks_per_frame(&self, slot: Slot, blocks: u32) {
+        let log = u64::from(blocks.trailing_zeros());
+        self.update_owner(slot, GEOMETRY_MASK, log << GEOMETRY_SHIFT);
+    }
+
+    fn update_owner(&self, slot: Slot, mask: u64, value: u64) {
+        let word = self.word(slot, OWNER);
+        let mut old = word.load(Ordering::Relaxed);
+        loop {
+            let new = old & !mask | value;
+            match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Asserts F1 and F2 for a group of blocks. Exclusive lock held.
+    pub fn check_block(&self, slot: Slot, group: usize) {
+        let [up, _, dirty, writing, reading, ..] = STATES.map(|s| self.bits(slot, s, group));
+        assert!(reading & (up | dirty | writing) == 0, "F1 broken in slot {slot} group {group}");
+        assert!((dirty | writing) & !up == 0, "F2 broken in slot {slot} group {group}");
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d2_empty_run_touches_nothing_and_masks_are_exact() {
+        assert_eq!(Blocks { start: 5, end: 5 }.masks().count(), 0);
+        for start in 0..130u32 {
+            for end in start..=130 {
+                let blocks = Blocks { start, end };
+                let total: u32 = blocks.masks().map(|(_, m)| m.count_ones()).sum();
+                assert_eq!(total, end - start);
+                for (g, m) in blocks.masks() {
+                    for bit in 0..64 {
+                        let block = g as u32 * 64 + bit;
+                        assert_eq!(m >> bit & 1 == 1, (start..end).contains(&block));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn frames_and_freq() {
+        let table = Table::new(Layout::new(65536), 4);
+        table.set_key(2, 9, 77);
+        assert_eq!(table.replace_frame(2, 3, Some(0)), None);
+        assert_eq!(table.replace_frame(2, 2, Some(41)), None);
+        assert_eq!((table.frame(2, 3), table.frame(2, 2), table.frame(2, 1)), (Some(0), Some(41), None));
+        assert_eq!(table.replace_frame(2, 3, None), Some(0));
+        for want in [1, 2, 3, 3] {
+            table.raise_freq(2);
+            assert_eq!(table.freq(2), want);
+        }
+        table.set_queue(2, 2);
+        table.set_freq(2, 1);
+        assert_eq!((table.freq(2), table.queue(2), table.key(2)), (1, 2, (9, 77)));
+    }
+
+    #[test]
+    fn lock_excludes() {
+        let table = Table::new(Layout::new(65536), 1);
+        assert!(table.try_lock_shared(1) && table.try_lock_shared(1));
+        assert!(!table.try_lock(1));
+        table.unlock_shared(1);
+        table.unlock_shared(1);
+        assert!(table.try_lock(1));
+        assert!(!table.try_lock_shared(1) && !table.try_lock(1));
+        table.unlock(1);
+        assert!(table.try_lock_shared(1));
+    }
+}

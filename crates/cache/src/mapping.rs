@@ -1,0 +1,339 @@
+//! What the cache keeps per file: geometry, size, dirty folios, what is not flushed yet, errors,
+//! and the ranges that direct I/O, trim and truncate hold exclusively against fills.
+
+use crate::arena::FRAME_SIZE;
+use crate::errseq::ErrSeq;
+use crate::folio::Blocks;
+use crate::rangeset::RangeSet;
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::task::WaitQueue;
+use forebay_base::world::Nanos;
+use forebay_base::{Error, ErrorKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// A folio with dirty blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct DirtyFolio {
+    /// When it became dirty.
+    pub since: Nanos,
+    /// It has blocks of uncached writes.
+    pub uncached: bool,
+}
+
+/// Blocks written out but not flushed: kept in the cache within a window, so that a failed flush
+/// can be made good. Ranges are of file blocks.
+#[derive(Debug, Default)]
+pub struct Unflushed {
+    /// Pinned blocks.
+    pub pinned: RangeSet,
+    /// Bytes were written that are not pinned (window full, direct or uncached writes): a flush
+    /// that fails now cannot be made good.
+    pub unpinned: bool,
+}
+
+/// Write-outs in flight, numbered in order of issue.
+#[derive(Debug, Default)]
+struct Tickets {
+    next: u64,
+    in_flight: BTreeSet<u64>,
+}
+
+/// One file in the cache.
+pub struct Mapping {
+    /// Number, unique for the life of the cache; never 0.
+    pub id: u32,
+    block_shift: u32,
+    folio_shift: u32,
+    size: AtomicU64,
+    /// Folios that have dirty blocks.
+    pub(crate) dirty: Mutex<BTreeMap<u64, DirtyFolio>>,
+    /// Bytes of dirty blocks.
+    pub dirty_bytes: AtomicU64,
+    /// Bytes of dirty blocks made by uncached writes and not yet picked for write-out.
+    pub uncached_dirty: AtomicU64,
+    /// Errors for fsync.
+    pub errseq: ErrSeq,
+    /// See [`Unflushed`].
+    pub unflushed: Mutex<Unflushed>,
+    /// File blocks whose last write-out failed; dirty still.
+    pub failed: Mutex<RangeSet>,
+    /// Set when accepted bytes may be lost for good: fsync fails from then on.
+    pub sticky: Mutex<Option<Error>>,
+    exclusive: Mutex<Vec<Range<u64>>>,
+    exclusive_count: AtomicU64,
+    exclusive_wait: WaitQueue,
+    tickets: Mutex<Tickets>,
+    ticket_wait: WaitQueue,
+    /// The flusher of this mapping sleeps here.
+    pub kick: WaitQueue,
+    kicked: AtomicBool,
+}
+
+impl Mapping {
+    pub(crate) fn new(id: u32, block_size: u32, folio_size: u32, size: u64) -> Self {
+        assert!(block_size.is_power_of_two() && (512..=FRAME_SIZE as u32).contains(&block_size));
+        Self {
+            id,
+            block_shift: block_size.trailing_zeros(),
+            folio_shift: folio_size.trailing_zeros(),
+            size: AtomicU64::new(size),
+            dirty: Mutex::default(),
+            dirty_bytes: AtomicU64::new(0),
+            uncached_dirty: AtomicU64::new(0),
+            errseq: ErrSeq::default(),
+            unflushed: Mutex::default(),
+            failed: Mutex::default(),
+            sticky: Mutex::default(),
+            exclusive: Mutex::default(),
+            exclusive_count: AtomicU64::new(0),
+            exclusive_wait: WaitQueue::new(),
+            tickets: Mutex::default(),
+            ticket_wait: WaitQueue::new(),
+            kick: WaitQueue::new(),
+            kicked: AtomicBool::new(false),
+        }
+    }
+
+    /// Bytes of a block.
+    #[inline]
+    pub fn block_size(&self) -> u64 {
+        1 << self.block_shift
+    }
+
+    /// Bytes of a folio.
+    #[inline]
+    pub fn folio_size(&self) -> u64 {
+        1 << self.folio_shift
+    }
+
+    /// Blocks of a frame.
+    #[inline]
+    pub fn blocks_per_frame(&self) -> u32 {
+        FRAME_SIZE as u32 >> self.block_shift
+    }
+
+    /// End of file, bytes.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Moves the end of file.
+    pub fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    /// The folio that holds `offset`.
+    #[inline]
+    pub fn folio_index(&self, offset: u64) -> u64 {
+        offset >> self.folio_shift
+    }
+
+    /// First byte of a folio.
+    #[inline]
+    pub fn folio_start(&self, index: u64) -> u64 {
+        index << self.folio_shift
+    }
+
+    /// The blocks of folio `index` that `range` (bytes) touches: rounded outwards (D3).
+    #[inline]
+    pub fn blocks_touched(&self, index: u64, range: &Range<u64>) -> Blocks {
+        let base = self.folio_start(index);
+        let start = range.start.max(base) - base;
+        let end = range.end.clamp(base, base + self.folio_size()) - base;
+        let start = (start >> self.block_shift) as u32;
+        Blocks { start, end: (end.div_ceil(1 << self.block_shift) as u32).max(start) }
+    }
+
+    /// The blocks of folio `index` that lie whole inside `range`: rounded inwards (D3).
+    #[inline]
+    pub fn blocks_inside(&self, index: u64, range: &Range<u64>) -> Blocks {
+        let base = self.folio_start(index);
+        let start = (range.start.max(base) - base).div_ceil(1 << self.block_shift) as u32;
+        let end = range.end.clamp(base, base + self.folio_size()) - base;
+        Blocks { start, end: ((end >> self.block_shift) as u32).max(start) }
+    }
+
+    /// Bytes of the blocks, as a file range.
+    pub fn range_of(&self, index: u64, blocks: Blocks) -> Range<u64> {
+        let base = self.folio_start(index);
+        base + (u64::from(blocks.start) << self.block_shift)
+            ..base + (u64::from(blocks.end) << self.block_shift)
+    }
+
+    /// File block numbers of a run.
+    pub fn block_numbers(&self, index: u64, blocks: Blocks) -> Range<u64> {
+        let base = self.folio_start(index) >> self.block_shift;
+        base + u64::from(blocks.start)..base + u64::from(blocks.end)
+    }
+
+    /// Folio indices that a byte range touches.
+    pub fn folios(&self, range: &Range<u64>) -> Range<u64> {
+        if range.is_empty() {
+            return 0..0;
+        }
+        self.folio_index(range.start)..self.folio_index(range.end - 1) + 1
+    }
+
+    // ---- exclusive ranges ----
+
+    /// Whether `range` is held exclusively. Ask under the folio lock, before bytes or states of
+    /// the folio change: whoever takes a range looks at each folio *after* registering.
+    #[inline]
+    pub fn is_exclusive(&self, range: &Range<u64>) -> bool {
+        self.exclusive_count.load(Ordering::SeqCst) != 0 && self.overlaps_exclusive(range)
+    }
+
+    fn overlaps_exclusive(&self, range: &Range<u64>) -> bool {
+        self.exclusive.lock().iter().any(|r| r.start < range.end && range.start < r.end)
+    }
+
+    /// Takes a range for exclusive use, if nobody holds part of it.
+    pub fn try_exclusive(&self, range: Range<u64>) -> Option<Exclusive<'_>> {
+        let mut held = self.exclusive.lock();
+        if held.iter().any(|r| r.start < range.end && range.start < r.end) {
+            return None;
+        }
+        held.push(range.clone());
+        self.exclusive_count.fetch_add(1, Ordering::SeqCst);
+        Some(Exclusive { mapping: self, range })
+    }
+
+    /// Takes a range for exclusive use; waits for those who hold part of it.
+    pub async fn exclusive(&self, range: Range<u64>) -> Exclusive<'_> {
+        self.exclusive_wait.wait_until(|| self.try_exclusive(range.clone())).await
+    }
+
+    /// Waits until nobody holds part of `range`.
+    pub async fn wait_not_exclusive(&self, range: Range<u64>) {
+        self.exclusive_wait.wait_until(|| (!self.overlaps_exclusive(&range)).then_some(())).await;
+    }
+
+    // ---- write-outs in flight ----
+
+    /// Numbers a write-out that is about to be issued.
+    pub fn issue_ticket(&self) -> u64 {
+        let mut tickets = self.tickets.lock();
+        let ticket = tickets.next;
+        tickets.next += 1;
+        tickets.in_flight.insert(ticket);
+        ticket
+    }
+
+    /// The write-out is over.
+    pub fn end_ticket(&self, ticket: u64) {
+        self.tickets.lock().in_flight.remove(&ticket);
+        self.ticket_wait.wake_all();
+    }
+
+    /// Waits until every write-out issued before this call is over.
+    pub async fn wait_write_outs(&self) {
+        let upto = self.tickets.lock().next;
+        let done = || {
+            let tickets = self.tickets.lock();
+            tickets.in_flight.first().is_none_or(|&first| first >= upto).then_some(())
+        };
+        self.ticket_wait.wait_until(done).await;
+    }
+
+    /// Write-outs in flight.
+    pub fn write_outs(&self) -> usize {
+        self.tickets.lock().in_flight.len()
+    }
+
+    // ---- flusher ----
+
+    /// Asks the flusher to look now. Cheap when it has been asked already.
+    pub fn kick_flusher(&self) {
+        if !self.kicked.swap(true, Ordering::AcqRel) {
+            self.kick.wake_all();
+        }
+    }
+
+    /// Whether the flusher was asked; forgets it.
+    pub fn take_kick(&self) -> bool {
+        self.kicked.swap(false, Ordering::AcqRel)
+    }
+
+    /// Looks for a kick without forgetting it.
+    pub fn is_kicked(&self) -> bool {
+        self.kicked.load(Ordering::Acquire)
+    }
+
+    /// Dirty folios in `range` (folio indices), ascending, that `pick` wants.
+    pub fn dirty_folios(
+        &self,
+        range: Range<u64>,
+        limit: usize,
+        mut pick: impl FnMut(&DirtyFolio) -> bool,
+    ) -> Vec<u64> {
+        let dirty = self.dirty.lock();
+        let wanted = dirty.range(range).filter(|(_, d)| pick(d)).map(|(&i, _)| i);
+        wanted.take(limit).collect()
+    }
+
+    /// The time the oldest dirt was made, if there is any.
+    pub fn oldest_dirt(&self) -> Option<Nanos> {
+        self.dirty.lock().values().map(|d| d.since).min()
+    }
+
+    /// Bytes of blocks whose last write-out failed.
+    pub fn failed_bytes(&self) -> u64 {
+        self.failed.lock().total() << self.block_shift
+    }
+
+    /// Records that accepted bytes may be lost: every later fsync fails.
+    pub fn poison(&self, why: &str) {
+        let error = Error::new(ErrorKind::Io, "sync", why);
+        self.errseq.set(error.clone());
+        self.sticky.lock().get_or_insert(error);
+    }
+}
+
+/// A range held exclusively; given back on drop.
+pub struct Exclusive<'a> {
+    mapping: &'a Mapping,
+    range: Range<u64>,
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        let mut held = self.mapping.exclusive.lock();
+        let at = held.iter().position(|r| *r == self.range).expect("registered by try_exclusive");
+        held.swap_remove(at);
+        self.mapping.exclusive_count.fetch_sub(1, Ordering::SeqCst);
+        drop(held);
+        self.mapping.exclusive_wait.wake_all();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d3_rounding() {
+        let m = Mapping::new(1, 512, 65536, 1 << 20);
+        assert_eq!(m.blocks_touched(1, &(65536 + 511..65536 + 1025)), Blocks { start: 0, end: 3 });
+        assert_eq!(m.blocks_inside(1, &(65536 + 511..65536 + 1025)), Blocks { start: 1, end: 2 });
+        assert!(m.blocks_inside(1, &(65536 + 1..65536 + 511)).is_empty());
+        assert!(m.blocks_touched(1, &(65536 + 5..65536 + 5)).len() <= 1);
+        assert_eq!(m.blocks_touched(0, &(100..70000)), Blocks { start: 0, end: 128 });
+        assert_eq!(m.folios(&(100..70000)), 0..2);
+        assert_eq!(m.range_of(1, Blocks { start: 1, end: 3 }), 66048..67072);
+    }
+
+    #[test]
+    fn exclusive_ranges_exclude() {
+        let m = Mapping::new(1, 4096, 65536, 1 << 20);
+        let held = m.try_exclusive(100..200).unwrap();
+        assert!(m.is_exclusive(&(199..300)) && !m.is_exclusive(&(200..300)));
+        assert!(m.try_exclusive(150..160).is_none());
+        let other = m.try_exclusive(200..300).unwrap();
+        drop(held);
+        assert!(m.try_exclusive(100..200).is_some());
+        drop(other);
+    }
+}

@@ -1,0 +1,198 @@
+//! Readahead: the streams of one reader, and how far ahead of each to read.
+//!
+//! A stream is (file, position). The first read of a file, and any read that begins where another
+//! ended, is part of a stream. Its window starts at 128 KiB or four requests and doubles up to
+//! `readahead_max`; it is topped up when less than half of it is left.
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::units::KIB;
+use std::ops::Range;
+
+const STREAMS: usize = 8;
+const FIRST_WINDOW: u64 = 128 * KIB;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Stream {
+    /// Where the next read of the stream begins.
+    next: u64,
+    /// End of what was asked for ahead.
+    ahead: u64,
+    window: u64,
+    used: u64,
+    uncached: bool,
+}
+
+#[derive(Default)]
+struct Inner {
+    streams: [Stream; STREAMS],
+    clock: u64,
+}
+
+/// What to do for a read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// Read this ahead (may be empty).
+    pub ahead: Range<u64>,
+    /// This was read ahead, uncached, for a stream that went elsewhere: drop it.
+    pub abandoned: Range<u64>,
+}
+
+/// The streams of one open file.
+pub struct Streams {
+    inner: Mutex<Inner>,
+    /// Where the latest stream goes on; read without the lock on the hit path.
+    next: AtomicU64,
+    /// From this position on the latest stream wants topping up.
+    trigger: AtomicU64,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self {
+            inner: Mutex::default(),
+            next: AtomicU64::new(u64::MAX),
+            trigger: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl Streams {
+    /// A hit on `offset..end`. Says whether [`Streams::plan`] should be asked, because the stream's
+    /// window wants topping up. Costs a load for a random reader.
+    #[inline]
+    pub fn hit(&self, offset: u64, end: u64) -> bool {
+        if self.next.load(Ordering::Relaxed) != offset {
+            return false;
+        }
+        self.next.store(end, Ordering::Relaxed);
+        end >= self.trigger.load(Ordering::Relaxed)
+    }
+
+    /// Whether a read at `offset` continues the latest stream.
+    #[inline]
+    pub fn continues(&self, offset: u64) -> bool {
+        self.next.load(Ordering::Relaxed) == offset
+    }
+
+    /// A read of `offset..end`: finds its stream, moves it on. `max` is the longest window in
+    /// bytes, `eof` the end of file.
+    pub fn plan(&self, offset: u64, end: u64, max: u64, eof: u64, uncached: bool) -> Plan {
+        let mut inner = self.inner.lock();
+        inner.clock += 1;
+        let clock = inner.clock;
+        // Reads inside the window belong to the stream too: hits move on without telling us.
+        let mine = |s: &Stream| s.used != 0 && offset >= s.next && offset <= s.ahead.max(s.next);
+        let mut plan = Plan::default();
+        let at = match inner.streams.iter().position(mine) {
+            Some(at) => at,
+            None => {
+                let at = (0..STREAMS).min_by_key(|&i| inner.streams[i].used).expect("not empty");
+                let old = inner.streams[at];
+                if old.uncached {
+                    plan.abandoned = old.next..old.ahead.max(old.next);
+                }
+                inner.streams[at] = Stream { next: u64::MAX, uncached, ..Stream::default() };
+                at
+            }
+        };
+        let stream = &mut inner.streams[at];
+        let sequential = stream.next != u64::MAX || offset == 0;
+        stream.used = clock;
+        stream.next = end;
+        if sequential {
+            if stream.window == 0 {
+                stream.window = FIRST_WINDOW.max(4 * (end - offset)).min(max);
+                stream.ahead = end;
+            }
+            let left = stream.ahead.saturating_sub(end);
+            if left <= stream.window / 2 {
+                let from = stream.ahead.max(end);
+                let to = (end + stream.window).min(eof);
+                if from < to {
+                    plan.ahead = from..to;
+                    stream.ahead = to;
+                }
+                stream.window = (stream.window * 2).min(max);
+            }
+        }
+        self.next.store(end, Ordering::Relaxed);
+        let trigger = stream.ahead.saturating_sub(stream.window / 2);
+        self.trigger.store(if sequential { trigger } else { end + 1 }, Ordering::Relaxed);
+        plan
+    }
+
+    /// What uncached streams have read ahead and not consumed; for closing the file.
+    pub fn abandon(&self) -> Vec<Range<u64>> {
+        let mut inner = self.inner.lock();
+        let streams = std::mem::take(&mut inner.streams);
+        let unread = |s: &Stream| s.uncached.then_some(s.next..s.ahead);
+        streams.iter().filter_map(unread).filter(|r| !r.is_empty()).collect()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    const MAX: u64 = 2 << 20;
+    const EOF: u64 = 1 << 30;
+
+    #[test]
+    fn random_reads_get_none() {
+        let streams = Streams::default();
+        for i in 1..100u64 {
+            let at = i * 7919 * 4096 % EOF;
+            assert!(streams.plan(at, at + 4096, MAX, EOF, false).ahead.is_empty(), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_stream_is_covered_without_gaps_and_grows() {
+        let streams = Streams::default();
+        let (mut covered, mut longest) = (0, 0);
+        for i in 0..2000u64 {
+            let (at, end) = (i * 16384, (i + 1) * 16384);
+            let asked = if i == 0 || streams.hit(at, end) {
+                streams.plan(at, end, MAX, EOF, false).ahead
+            } else {
+                0..0
+            };
+            if !asked.is_empty() {
+                assert!(asked.start == covered.max(end), "gap at {asked:?} {covered}");
+                longest = longest.max(asked.end - asked.start);
+                covered = asked.end;
+            }
+            assert!(covered >= end);
+        }
+        assert!((MAX / 2..=MAX).contains(&longest), "{longest}");
+    }
+
+    #[test]
+    fn two_interleaved_streams_both_get_windows() {
+        let streams = Streams::default();
+        let mut ahead = [0u64; 2];
+        for i in 0..64u64 {
+            for (s, base) in [1u64 << 20, 1 << 28].into_iter().enumerate() {
+                let at = base + i * 65536;
+                let plan = streams.plan(at, at + 65536, MAX, EOF, false);
+                ahead[s] += plan.ahead.end - plan.ahead.start;
+            }
+        }
+        assert!(ahead[0] > 64 * 65536 && ahead[1] > 64 * 65536, "{ahead:?}");
+    }
+
+    #[test]
+    fn u2_an_abandoned_uncached_window_is_named() {
+        let streams = Streams::default();
+        let first = streams.plan(0, 131072, MAX, EOF, true).ahead;
+        assert!(!first.is_empty());
+        let mut named = Vec::new();
+        for i in 1..=8u64 {
+            let at = i * 100_000_000 / 4096 * 4096;
+            named.push(streams.plan(at, at + 4096, MAX, EOF, true).abandoned);
+        }
+        assert!(named.contains(&(131072..first.end)), "{named:?}");
+        assert!(streams.abandon().is_empty());
+    }
+}

@@ -1,0 +1,114 @@
+//! Counters. Relaxed atomics on the inside, a plain struct outside.
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Live counters of a cache; see [`Stats`] for their meaning.
+        #[derive(Default)]
+        pub struct Counters { $(#[expect(missing_docs, reason = "documented in Stats")] pub $name: AtomicU64,)* }
+        /// A snapshot of a cache's counters and gauges.
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct Stats { $($(#[$doc])* pub $name: u64,)* }
+        impl Counters {
+            /// Reads them all.
+            pub fn snapshot(&self) -> Stats {
+                Stats { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+        impl Stats {
+            /// Names and values, in order.
+            pub fn fields(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// The budget, bytes.
+    budget_bytes,
+    /// Bytes of frames.
+    arena_bytes,
+    /// Size of the pages behind the arena, bytes.
+    arena_page_bytes,
+    /// Frames in all.
+    frames_total,
+    /// Frames free.
+    frames_free,
+    /// Folios in the cache.
+    folios,
+    /// Blocks found in the cache by reads and writes.
+    hits,
+    /// Blocks not found by reads.
+    misses,
+    /// Bytes read from the cache.
+    hit_bytes,
+    /// Bytes that readers waited for the device for.
+    miss_bytes,
+    /// Blocks evicted by reclaim.
+    evicted_blocks,
+    /// Folios evicted by reclaim.
+    evicted_folios,
+    /// Time spent in reclaim, ns.
+    reclaim_nanos,
+    /// Batches of reclaim.
+    reclaim_runs,
+    /// Folios remembered after eviction.
+    ghosts,
+    /// Folios that came back while remembered.
+    ghost_hits,
+    /// Folios promoted to the main queue.
+    promoted,
+    /// Bytes read ahead of the reader.
+    readahead_bytes,
+    /// Bytes of uncached reads that the device was asked for.
+    uncached_read_bytes,
+    /// Bytes of uncached writes.
+    uncached_write_bytes,
+    /// Bytes read past the cache.
+    direct_read_bytes,
+    /// Bytes written past the cache.
+    direct_write_bytes,
+    /// Bytes dirty now.
+    dirty_bytes,
+    /// Bytes in write-out now.
+    writeback_bytes,
+    /// Bytes of write-out that reached the device.
+    written_bytes,
+    /// Bytes made dirty.
+    dirtied_bytes,
+    /// Time writers were held back by the dirty limits, ns.
+    throttled_nanos,
+    /// Writers that waited for a block in write-out.
+    stable_waits,
+    /// Blocks given a fresh frame because a writer hit them in write-out.
+    stable_copies,
+    /// Device errors seen by fills and write-out.
+    io_errors,
+    /// Flushes sent to devices.
+    flushes,
+    /// Bytes of buffers outside the arena for requests in flight.
+    private_bytes,
+    /// Highest value of `private_bytes`.
+    private_bytes_max,
+}
+
+impl Counters {
+    /// Adds to a counter.
+    #[inline]
+    pub fn add(counter: &AtomicU64, value: u64) {
+        counter.fetch_add(value, Ordering::Relaxed);
+    }
+}
+
+impl Stats {
+    /// The text exposition format of Prometheus.
+    pub fn to_prometheus(&self) -> String {
+        let mut out = String::new();
+        for (name, value) in self.fields() {
+            out.push_str(&format!("forebay_{name} {value}\n"));
+        }
+        out
+    }
+}

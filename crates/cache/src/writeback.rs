@@ -1,0 +1,500 @@
+//! Control of write-back: how much may be dirty, who waits, when write-out starts. The write-out itself
+//! is the mapping layer's ([`WriteOut`]).
+//!
+//! Limits count bytes of dirty *blocks* (D17). Below `background` nothing happens but the age
+//! limit; above it flushers write; between the middle and the limit writers are slowed down in
+//! proportion, at the pace of write-out; at the limit they wait.
+
+use crate::arena::Frame;
+use crate::cache::{FolioWrite, PageCache};
+use crate::config::{Config, DirtyTracking};
+use crate::folio::{Blocks, State, Table};
+use crate::mapping::{DirtyFolio, Mapping};
+use crate::stats::Counters;
+use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex, Weak};
+use forebay_base::task::{BoxFuture, WaitQueue};
+use forebay_base::units::{MIB, round_up};
+use forebay_base::world::Nanos;
+use forebay_base::{Error, ErrorKind, Result};
+use std::future::Future;
+use std::ops::Range;
+use std::pin::pin;
+use std::task::Poll;
+
+/// Uncached dirt waits no longer than this before its write-out starts.
+const UNCACHED_AGE: Nanos = 100_000_000;
+/// A writer's pauses are saved up to this length before it sleeps.
+const MIN_PAUSE: Nanos = 2_000_000;
+/// No single pause is longer.
+const MAX_PAUSE: Nanos = 100_000_000;
+
+/// Which dirty folios a pass takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// All.
+    All,
+    /// Those with dirt of uncached writes.
+    Uncached,
+    /// Those dirty since before this time.
+    Before(Nanos),
+}
+
+/// One pass of write-out.
+#[derive(Debug, Clone)]
+pub struct WriteOutPass {
+    /// Bytes of the file.
+    pub range: Range<u64>,
+    /// Which folios.
+    pub which: Which,
+    /// Stop after about this many bytes.
+    pub max_bytes: u64,
+    /// A sync: blocks dirty *and* in write-out are waited for and written again; otherwise they
+    /// are left for the next pass.
+    pub sync: bool,
+    /// Write with FUA: durable when done.
+    pub fua: bool,
+}
+
+/// Writes dirty folios out. Implemented by the layer above.
+pub trait WriteOut: Send + Sync {
+    /// Issues the pass; returns the bytes issued. Does not wait for completion.
+    fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass) -> BoxFuture<'static, u64>;
+}
+
+/// The limits and what counts against them.
+pub struct DirtyControl {
+    /// Start of background write-out, bytes.
+    pub background: AtomicU64,
+    /// Writers wait above this, bytes.
+    pub limit: AtomicU64,
+    /// Age limit of dirt, 1/100 s.
+    pub expire_centisecs: AtomicU32,
+    /// Uncached dirt of one file that starts its write-out, bytes.
+    pub uncached_window: AtomicU64,
+    dirty: AtomicI64,
+    writeback: AtomicI64,
+    progress: WaitQueue,
+    flushers: Mutex<Vec<Weak<Mapping>>>,
+    pace: Mutex<Pace>,
+}
+
+/// How fast write-out is, measured.
+#[derive(Default)]
+struct Pace {
+    since: Nanos,
+    bytes: u64,
+    /// Bytes per second, smoothed; 0 is unknown.
+    rate: u64,
+    debt: Nanos,
+}
+
+impl DirtyControl {
+    pub(crate) fn new(config: &Config, arena: u64) -> Self {
+        let limit = config.dirty_bytes.unwrap_or(arena / 5);
+        let background = config.dirty_background_bytes.unwrap_or(arena / 10).min(limit);
+        Self {
+            background: AtomicU64::new(background),
+            limit: AtomicU64::new(limit),
+            expire_centisecs: AtomicU32::new(config.dirty_expire_centisecs),
+            uncached_window: AtomicU64::new(u64::from(config.uncached_window_bytes)),
+            dirty: AtomicI64::new(0),
+            writeback: AtomicI64::new(0),
+            progress: WaitQueue::new(),
+            flushers: Mutex::default(),
+            pace: Mutex::default(),
+        }
+    }
+
+    /// Bytes dirty.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Bytes in write-out.
+    pub fn writeback_bytes(&self) -> u64 {
+        self.writeback.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    fn used(&self) -> u64 {
+        self.dirty_bytes() + self.writeback_bytes()
+    }
+
+    fn limits(&self) -> (u64, u64) {
+        (self.background.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn add_dirty(&self, bytes: u64) {
+        self.dirty.fetch_add(bytes as i64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub_dirty(&self, bytes: u64) {
+        self.dirty.fetch_sub(bytes as i64, Ordering::Relaxed);
+        self.progress.wake_all();
+    }
+
+    /// Whether a writer may dirty more without pausing.
+    #[inline]
+    pub fn free_run(&self) -> bool {
+        let (background, limit) = self.limits();
+        self.used() <= (background + limit) / 2
+    }
+
+    /// Whether flushers should be writing.
+    pub fn above_background(&self) -> bool {
+        self.used() > self.background.load(Ordering::Relaxed)
+    }
+
+    /// Asks every flusher to look.
+    pub fn kick_all(&self) {
+        let flushers: Vec<_> = self.flushers.lock().iter().filter_map(Weak::upgrade).collect();
+        flushers.iter().for_each(|m| m.kick_flusher());
+    }
+
+    fn register(&self, mapping: &Arc<Mapping>) {
+        let mut flushers = self.flushers.lock();
+        flushers.retain(|f| f.upgrade().is_some());
+        flushers.push(Arc::downgrade(mapping));
+    }
+
+    fn written(&self, now: Nanos, bytes: u64) {
+        let mut pace = self.pace.lock();
+        pace.bytes += bytes;
+        let elapsed = now.saturating_sub(pace.since);
+        if elapsed >= 100_000_000 {
+            let rate = pace.bytes * 1_000_000_000 / elapsed;
+            // After an idle time the first sample says nothing.
+            let fresh = if elapsed < 1_000_000_000 { rate } else { 0 };
+            pace.rate = if pace.rate == 0 || fresh == 0 { fresh } else { (pace.rate * 3 + fresh) / 4 };
+            (pace.since, pace.bytes) = (now, 0);
+        }
+    }
+
+    /// How long a writer that has just dirtied `bytes` should pause; saved up while small.
+    fn pause(&self, bytes: u64) -> Nanos {
+        let (background, limit) = self.limits();
+        let free_run = (background + limit) / 2;
+        let over = self.used().saturating_sub(free_run);
+        let mut pace = self.pace.lock();
+        if over == 0 || pace.rate == 0 {
+            return 0;
+        }
+        let share = over as f64 / (limit - free_run).max(1) as f64;
+        pace.debt += (bytes as f64 / pace.rate as f64 * share * 2e9) as Nanos;
+        if pace.debt < MIN_PAUSE { 0 } else { std::mem::take(&mut pace.debt).min(MAX_PAUSE) }
+    }
+}
+
+impl PageCache {
+    /// Holds a writer back that has dirtied `bytes` of `mapping`. Fails when failed write-outs have
+    /// filled half of the dirty limit: the device does not take the data, so no more is accepted.
+    pub async fn throttle(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
+        let control = &self.dirty;
+        if control.above_background() {
+            mapping.kick_flusher();
+        }
+        let limit = control.limits().1;
+        if mapping.failed_bytes() * 2 >= limit.max(1) && mapping.failed_bytes() > 0 {
+            return Err(too_many_failures());
+        }
+        if control.free_run() {
+            return Ok(());
+        }
+        let start = self.world.now();
+        let pause = control.pause(bytes);
+        if pause > 0 {
+            self.world.sleep(std::time::Duration::from_nanos(pause)).await;
+        }
+        if control.used() > limit {
+            control.kick_all();
+        }
+        let below = || {
+            let failed = mapping.failed_bytes();
+            if failed > 0 && failed * 2 >= limit {
+                return Some(Err(too_many_failures()));
+            }
+            (control.used() <= limit).then_some(Ok(()))
+        };
+        let outcome = control.progress.wait_until(below).await;
+        Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
+        outcome
+    }
+
+    /// Waits until less than `bytes` are in write-out, of all files.
+    pub async fn wait_write_room(&self, bytes: u64) {
+        let room = || (self.dirty.writeback_bytes() < bytes).then_some(());
+        self.dirty.progress.wait_until(room).await;
+    }
+
+    /// Bytes that flushers keep in flight.
+    pub fn write_depth(&self) -> u64 {
+        (self.division.frames as u64 * 4096 / 16).clamp(MIB, 32 * MIB)
+    }
+
+    /// Bytes of written but unflushed blocks that are kept per file, in case the flush fails.
+    fn unflushed_window(&self) -> u64 {
+        (self.division.frames as u64 * 4096 / 16).min(64 * MIB)
+    }
+}
+
+fn too_many_failures() -> Error {
+    let text = "write-outs that failed fill half of the dirty limit";
+    Error::new(ErrorKind::Io, "write", text)
+}
+
+/// A run of blocks of one folio in write-out, with the frames that were captured for it.
+#[derive(Debug)]
+pub struct WritePiece {
+    /// Folio.
+    pub index: u64,
+    /// Blocks.
+    pub blocks: Blocks,
+    /// Their frames at the time of capture, in order.
+    frames: Vec<Frame>,
+    first_frame: usize,
+}
+
+impl WritePiece {
+    /// Frame and offset of a block.
+    pub fn place(&self, block: u32, mapping: &Mapping) -> (Frame, usize) {
+        let per = mapping.blocks_per_frame();
+        let frame = self.frames[(block / per) as usize - self.first_frame];
+        (frame, (block % per) as usize * mapping.block_size() as usize)
+    }
+}
+
+impl FolioWrite<'_> {
+    /// Takes dirty blocks of the run for write-out: they become clean and *writing*, in this order
+    /// relative to the capture of their bytes (D8). Blocks already *writing* are left: an in-place
+    /// mapping has one write of a block in flight.
+    pub fn begin_write(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<WritePiece> {
+        let eof = round_up(self.mapping.size(), self.mapping.block_size());
+        let blocks = match tracking {
+            DirtyTracking::Block => blocks,
+            DirtyTracking::Folio => self.mapping.blocks_touched(self.index, &(0..eof)),
+        };
+        let ready = |t: &Table, s, g| t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g);
+        let mut runs = self.runs(blocks, ready);
+        if tracking == DirtyTracking::Folio && !runs.is_empty() {
+            runs = self.runs(blocks, |t, s, g| {
+                t.bits(s, State::Uptodate, g) & !t.bits(s, State::Writing, g)
+            });
+        }
+        runs.into_iter().map(|run| self.capture(run)).collect()
+    }
+
+    fn capture(&self, run: Blocks) -> WritePiece {
+        let (table, mut cleared) = (&self.cache.table, 0);
+        for (g, mask) in run.masks() {
+            let was = table.clear_bits(self.slot, State::Dirty, g, mask);
+            cleared += u64::from(was.count_ones());
+            let added = table.set_bits(self.slot, State::Writing, g, mask);
+            assert_eq!(added, mask, "one write of a block in flight");
+            table.check_block(self.slot, g);
+        }
+        self.undirty(cleared);
+        let bytes = u64::from(run.len()) * self.mapping.block_size();
+        self.cache.dirty.writeback.fetch_add(bytes as i64, Ordering::Relaxed);
+        let frames = self.frames_of(run);
+        WritePiece {
+            index: self.index,
+            blocks: run,
+            first_frame: frames.start,
+            frames: frames
+                .map(|at| {
+                    let frame = table.frame(self.slot, at).expect("dirty has a frame (F3)");
+                    self.cache.capture_frame(frame);
+                    frame
+                })
+                .collect(),
+        }
+    }
+
+    /// Ends the write-out of a piece. Blocks that failed become dirty again; blocks that worked are
+    /// kept until the next flush if the window has room, unless they are durable already.
+    fn end_write(&self, piece: &WritePiece, ok: bool, durable: bool) {
+        let table = &self.cache.table;
+        let bytes = u64::from(piece.blocks.len()) * self.mapping.block_size();
+        for (g, mask) in piece.blocks.masks() {
+            let was = table.clear_bits(self.slot, State::Writing, g, mask);
+            assert_eq!(was, mask, "a write-out ends once");
+        }
+        self.cache.dirty.writeback.fetch_sub(bytes as i64, Ordering::Relaxed);
+        self.free_detached(piece);
+        let numbers = self.mapping.block_numbers(self.index, piece.blocks);
+        if !ok {
+            // Blocks redirtied meanwhile are dirty anyway.
+            self.mark_failed(piece.blocks);
+            self.mapping.failed.lock().insert(numbers);
+            return;
+        }
+        self.mapping.failed.lock().remove(numbers.clone());
+        if !durable {
+            self.keep_until_flush(piece.blocks, numbers);
+        }
+        self.drop_uncached(piece.blocks);
+    }
+
+    fn mark_failed(&self, blocks: Blocks) {
+        let keep: Vec<_> = self.runs_with(blocks, State::Uncached);
+        self.mark_dirty(blocks, false);
+        // Still to be dropped once they are written (U14).
+        for run in keep {
+            for (g, mask) in run.masks() {
+                self.cache.table.set_bits(self.slot, State::Uncached, g, mask);
+            }
+        }
+    }
+
+    fn keep_until_flush(&self, blocks: Blocks, numbers: Range<u64>) {
+        let bytes = u64::from(blocks.len()) * self.mapping.block_size();
+        let window = self.cache.unflushed_window();
+        let mut unflushed = self.mapping.unflushed.lock();
+        let pinned = unflushed.pinned.total() * self.mapping.block_size();
+        if pinned + bytes > window || self.any(State::Uncached, blocks) {
+            unflushed.unpinned = true;
+            return;
+        }
+        unflushed.pinned.insert(numbers);
+        drop(unflushed);
+        for (g, mask) in blocks.masks() {
+            self.cache.table.set_bits(self.slot, State::Unflushed, g, mask);
+        }
+    }
+
+    /// Lets go of the frames; gives back those that a writer has replaced in the folio meanwhile.
+    fn free_detached(&self, piece: &WritePiece) {
+        let mut freed = Vec::new();
+        for (i, &frame) in piece.frames.iter().enumerate() {
+            let at = piece.first_frame + i;
+            let last = self.cache.release_frame(frame);
+            if last && self.cache.table.frame(self.slot, at) != Some(frame) {
+                freed.push(frame);
+            }
+        }
+        self.cache.give_frames(&freed);
+    }
+
+    /// The flush that followed worked: the blocks need no keeping.
+    pub fn flushed(&self, blocks: Blocks) {
+        for (g, mask) in blocks.masks() {
+            self.cache.table.clear_bits(self.slot, State::Unflushed, g, mask);
+        }
+        self.drop_uncached(blocks);
+    }
+
+    /// The flush that followed failed: kept blocks are written again.
+    pub fn flush_failed(&self, blocks: Blocks) {
+        for run in self.runs_with(blocks, State::Unflushed) {
+            for (g, mask) in run.masks() {
+                self.cache.table.clear_bits(self.slot, State::Unflushed, g, mask);
+            }
+            self.mark_failed(run);
+            let numbers = self.mapping.block_numbers(self.index, run);
+            self.mapping.failed.lock().insert(numbers);
+        }
+    }
+}
+
+/// Ends the write-out of pieces of one file, wakes who waits.
+pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok: bool, durable: bool) {
+    let mut bytes = 0;
+    for piece in pieces {
+        let folio = cache.lock_folio(mapping, piece.index);
+        let folio = folio.expect("a folio with blocks in write-out is not evicted (F4)");
+        folio.end_write(piece, ok, durable);
+        drop(folio);
+        bytes += u64::from(piece.blocks.len()) * mapping.block_size();
+        cache.wake_folio(mapping.id, piece.index);
+    }
+    if ok {
+        Counters::add(&cache.counters.written_bytes, bytes);
+        cache.dirty.written(cache.world.now(), bytes);
+    } else {
+        Counters::add(&cache.counters.io_errors, 1);
+    }
+    cache.dirty.progress.wake_all();
+    cache.wake_frame_waiters();
+}
+
+/// Ends a fill of blocks of one folio, wakes who waits.
+pub fn end_fill(cache: &PageCache, mapping: &Mapping, index: u64, blocks: Blocks, ok: bool) {
+    let folio = cache.lock_folio(mapping, index);
+    let folio = folio.expect("a folio with blocks being read is not evicted (F4)");
+    folio.end_fill(blocks, ok);
+    drop(folio);
+    if !ok {
+        Counters::add(&cache.counters.io_errors, 1);
+    }
+    cache.wake_folio(mapping.id, index);
+    cache.wake_frame_waiters();
+}
+
+/// The flusher of one file: sleeps until it is kicked or dirt comes of age, then writes. Ends when
+/// the file is closed.
+pub async fn run_flusher(
+    cache: Arc<PageCache>,
+    mapping: Arc<Mapping>,
+    out: std::sync::Weak<dyn WriteOut>,
+) {
+    cache.dirty.register(&mapping);
+    loop {
+        wait_for_work(&cache, &mapping).await;
+        let Some(out) = out.upgrade() else { return };
+        flush_once(&cache, &mapping, out).await;
+    }
+}
+
+async fn wait_for_work(cache: &PageCache, mapping: &Mapping) {
+    let kicked = || mapping.take_kick().then_some(());
+    let Some(oldest) = mapping.oldest_dirt() else {
+        return mapping.kick.wait_until(kicked).await;
+    };
+    let expire = u64::from(cache.dirty.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000;
+    let mut alarm = (oldest + expire).max(cache.world.now() + 1_000_000);
+    if mapping.uncached_dirty.load(Ordering::Relaxed) > 0 {
+        alarm = alarm.min(cache.world.now() + UNCACHED_AGE);
+    }
+    let mut kick = pin!(mapping.kick.wait_until(kicked));
+    let mut timer = cache.world.sleep_until(alarm);
+    std::future::poll_fn(|cx| {
+        if kick.as_mut().poll(cx).is_ready() || timer.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    })
+    .await;
+}
+
+async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dyn WriteOut>) {
+    let pass = |which, max_bytes| WriteOutPass {
+        range: 0..u64::MAX >> 1,
+        which,
+        max_bytes,
+        sync: false,
+        fua: false,
+    };
+    let now = cache.world.now();
+    let uncached = mapping.uncached_dirty.load(Ordering::Relaxed);
+    if uncached > 0 && uncached_due(cache, mapping, uncached, now) {
+        mapping.uncached_dirty.store(0, Ordering::Relaxed);
+        out.clone().write_out(pass(Which::Uncached, u64::MAX)).await;
+    }
+    let expire = u64::from(cache.dirty.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000;
+    if mapping.oldest_dirt().is_some_and(|t| t + expire <= now) {
+        out.clone().write_out(pass(Which::Before(now.saturating_sub(expire) + 1), u64::MAX)).await;
+    }
+    while cache.dirty.above_background() {
+        let issued = out.clone().write_out(pass(Which::All, 16 * MIB)).await;
+        if issued == 0 {
+            return;
+        }
+        cache.wait_write_room(cache.write_depth()).await;
+    }
+}
+
+fn uncached_due(cache: &PageCache, mapping: &Mapping, bytes: u64, now: Nanos) -> bool {
+    let oldest = |d: &DirtyFolio| d.uncached && d.since + UNCACHED_AGE <= now;
+    bytes >= cache.dirty.uncached_window.load(Ordering::Relaxed) / 4
+        || !mapping.dirty_folios(0..u64::MAX, 1, oldest).is_empty()
+}
