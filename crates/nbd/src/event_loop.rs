@@ -1,0 +1,518 @@
+//! One event-loop thread: epoll over its sockets, its wake-up, and the queues of its exports.
+//!
+//! ```text
+//! turn:  wait -> receive + parse + serve hits -> run woken tasks -> flush and reap queues
+//!          ^         -> run woken tasks -> settle: send all replies, unblock, close
+//!          `---- without sleeping if anything happened, else sleep
+//! ```
+//!
+//! Invariants:
+//! 1. No call here waits except `epoll_wait`, and that only when there was nothing to do.
+//! 2. A connection is read only if its next request may start (`Conn::wants_input`).
+//! 3. A connection whose state changed is in `core.dirty` until it is settled in the same turn.
+//! 4. One receive per readable connection and turn, so a busy one cannot starve the others.
+
+mod clients;
+
+use crate::config::DropReason;
+use crate::conn::{Conn, Phase};
+use crate::exec::{Executor, Key, Outcome, Ticket};
+use crate::listen::Listener;
+use crate::out::SLICES_MAX;
+use crate::pool::Pool;
+use crate::serve::Core;
+use crate::server::{LoopHandle, Shared};
+use crate::stats::{Verdict, bump};
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::task::LocalQueue;
+use forebay_base::{Error, Result};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Received at once, bytes. A stash always leaves room behind it (see [`EventLoop::receive`]).
+const SCRATCH_LEN: usize = 512 << 10;
+const EVENTS_MAX: usize = 256;
+const ACCEPTS_MAX: usize = 64;
+const TICK: Duration = Duration::from_millis(50);
+
+/// Tokens of what is not a connection have this in their upper half.
+const SPECIAL: u32 = u32::MAX;
+const WAKE: u32 = 0;
+const QUEUE: u32 = 1;
+const LISTENER: u32 = 1 << 16;
+
+#[derive(Default)]
+struct Slot {
+    /// How often the slot was used: a late event or task of an earlier use does not match.
+    generation: u32,
+    conn: Option<Conn>,
+}
+
+/// See the module.
+pub(crate) struct EventLoop {
+    core: Core,
+    me: usize,
+    epoll: OwnedFd,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    handshakes: usize,
+    /// Blocked for want of the server's memory.
+    waiting: Vec<Key>,
+    scratch: Box<[u8]>,
+    queues: Vec<Box<dyn LocalQueue>>,
+    listeners: Vec<Listener>,
+    accept_paused: bool,
+    done: Vec<(Ticket, Outcome)>,
+    next_tick: Instant,
+    stop_at: Option<Instant>,
+    serial: u64,
+}
+
+fn failed(e: Errno) -> Error {
+    Error::from_io("event loop", e.into())
+}
+
+fn token(key: Key) -> EventData {
+    EventData::new_u64(u64::from(key.0) | u64::from(key.1) << 32)
+}
+
+impl EventLoop {
+    /// A loop for the calling thread.
+    pub fn new(shared: Arc<Shared>, me: usize, listeners: Vec<Listener>) -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let home = shared.loops[me].home.clone();
+        let add = |fd: rustix::fd::BorrowedFd<'_>, what: u32| {
+            epoll::add(&epoll, fd, token((what, SPECIAL)), EventFlags::IN).map_err(failed)
+        };
+        add(home.fd(), WAKE)?;
+        let queues: Vec<_> = shared.exports.iter().filter_map(|(_, e)| e.attach_thread()).collect();
+        for queue in &queues {
+            add(queue.as_fd(), QUEUE)?;
+        }
+        for (i, listener) in listeners.iter().enumerate() {
+            add(listener.fd(), LISTENER + i as u32)?;
+        }
+        let core = Core {
+            stats: shared.loops[me].stats.clone(),
+            pool: Pool::default(),
+            exec: Executor::new(home),
+            dirty: Vec::new(),
+            text: Vec::new(),
+            shared,
+        };
+        Ok(Self {
+            core,
+            me,
+            epoll,
+            slots: Vec::new(),
+            free: Vec::new(),
+            handshakes: 0,
+            waiting: Vec::new(),
+            scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
+            queues,
+            listeners,
+            accept_paused: false,
+            done: Vec::new(),
+            next_tick: Instant::now(),
+            stop_at: None,
+            serial: 0,
+        })
+    }
+
+    fn handle(&self) -> &LoopHandle {
+        &self.core.shared.loops[self.me]
+    }
+
+    /// Runs until the server is stopped and everything is finished.
+    pub fn run(&mut self) -> Result<()> {
+        let mut events: Vec<Event> = Vec::with_capacity(EVENTS_MAX);
+        let mut busy = true;
+        loop {
+            self.wait(&mut events, busy)?;
+            busy = self.turn(&events);
+            if self.tick() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn wait(&mut self, events: &mut Vec<Event>, busy: bool) -> Result<()> {
+        events.clear();
+        let sleep = !busy
+            && self.core.exec.may_sleep()
+            && self.handle().inbox.lock().is_empty()
+            && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst));
+        let timed = self.handshakes > 0
+            || !self.waiting.is_empty()
+            || self.accept_paused
+            || self.stop_at.is_some()
+            || self.core.shared.memory.waiting.load(Ordering::Relaxed) > 0;
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let short = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
+        let timeout = match (sleep, timed) {
+            (false, _) => Some(&zero),
+            (true, true) => Some(&short),
+            (true, false) => None,
+        };
+        bump(&self.core.stats.turns, 1);
+        bump(&self.core.stats.sleeps, u64::from(sleep));
+        let spare = rustix::buffer::spare_capacity(events);
+        match epoll::wait(&self.epoll, spare, timeout) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(failed(e)),
+        }
+        let wake = u64::from(SPECIAL) << 32 | u64::from(WAKE);
+        let woken = events.iter().any(|e| e.data.u64() == wake);
+        if sleep || woken {
+            self.core.exec.awake(woken);
+        }
+        Ok(())
+    }
+
+    /// One turn. True if there was anything to do: then it is worth another look.
+    fn turn(&mut self, events: &[Event]) -> bool {
+        let mut busy = !events.is_empty();
+        for event in events {
+            let (data, flags) = (event.data.u64(), event.flags);
+            let key = (data as u32, (data >> 32) as u32);
+            match key {
+                (what, SPECIAL) if what >= LISTENER => self.accept((what - LISTENER) as usize),
+                (_, SPECIAL) => {}
+                _ => self.ready(key, flags),
+            }
+        }
+        self.adopt();
+        busy |= self.run_tasks();
+        if !self.queues.is_empty() {
+            for queue in &mut self.queues {
+                queue.flush();
+                busy |= queue.reap() > 0;
+            }
+            busy |= self.run_tasks();
+        }
+        busy |= self.settle_all();
+        busy
+    }
+
+    fn conn(&mut self, key: Key) -> Option<&mut Conn> {
+        let slot = self.slots.get_mut(key.0 as usize)?;
+        if slot.generation == key.1 { slot.conn.as_mut() } else { None }
+    }
+
+    /// Takes in a connection that is counted already.
+    fn insert(&mut self, mut conn: Conn) -> Key {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[at as usize];
+        // SPECIAL marks what is not a connection.
+        slot.generation = (slot.generation + 1) % SPECIAL;
+        let key = (at, slot.generation);
+        conn.book.key = key;
+        conn.book.dirty = false;
+        conn.interest = EventFlags::IN;
+        self.handshakes += usize::from(conn.is_handshaking());
+        if let Err(e) = epoll::add(&self.epoll, &conn.fd, token(key), EventFlags::IN) {
+            log::warn!("nbd: {}: epoll: {e}", conn.label);
+            conn.doom = Some(Some(DropReason::ConnectionLost));
+        }
+        if self.stop_at.is_some() {
+            conn.reading = false;
+            conn.stash.clear();
+        }
+        self.core.mark(&mut conn.book);
+        slot.conn = Some(conn);
+        key
+    }
+
+    /// Takes in the connections that other loops sent.
+    fn adopt(&mut self) {
+        if self.me == 0 {
+            return;
+        }
+        let moved = std::mem::take(&mut *self.handle().inbox.lock());
+        for conn in moved {
+            let key = self.insert(conn);
+            self.resume(key);
+        }
+    }
+
+    fn take(&mut self, key: Key) -> Option<Conn> {
+        let slot = self.slots.get_mut(key.0 as usize)?;
+        if slot.generation != key.1 {
+            return None;
+        }
+        let conn = slot.conn.take()?;
+        self.free.push(key.0);
+        if conn.is_handshaking() {
+            self.handshakes -= 1;
+        }
+        self.handle().conns.fetch_sub(1, Ordering::Relaxed);
+        Some(conn)
+    }
+
+    fn remove(&mut self, key: Key, reason: Option<DropReason>) {
+        let Some(mut conn) = self.take(key) else { return };
+        self.core.close_book(&mut conn, reason);
+        // Closing the socket takes it out of epoll: nobody else has a copy of it.
+    }
+
+    /// A socket has something for us.
+    fn ready(&mut self, key: Key, flags: EventFlags) {
+        let Some(conn) = self.conn(key) else { return };
+        if flags.contains(EventFlags::OUT) {
+            conn.send_full = None;
+        }
+        let wants = conn.wants_input();
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR) && !wants {
+            // Nobody is there to take an answer, and we would be told again and again.
+            let clean = !conn.reading && conn.book.inflight == 0;
+            conn.doom = Some((!clean).then_some(DropReason::ConnectionLost));
+        } else if wants && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            self.receive(key);
+        }
+        let Self { core, slots, .. } = self;
+        if let Some(conn) = &mut slots[key.0 as usize].conn {
+            core.mark(&mut conn.book);
+        }
+    }
+
+    /// One receive, and everything that follows from it without waiting.
+    fn receive(&mut self, key: Key) {
+        let Self { core, slots, scratch, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
+        let was_handshaking = conn.is_handshaking();
+        // Not blocked, so the stash holds less than one header or one option.
+        let held = conn.stash.len();
+        scratch[..held].copy_from_slice(&conn.stash);
+        conn.stash.clear();
+        bump(&core.stats.receives, 1);
+        let payload = match &mut conn.phase {
+            Phase::Live(live) => live.payload_room(),
+            Phase::Handshake(_) => None,
+        };
+        let direct = payload.as_ref().map_or(0, |room| room.len());
+        let got = match payload {
+            Some(room) => {
+                let mut parts = [IoSliceMut::new(room), IoSliceMut::new(&mut scratch[held..])];
+                rustix::io::readv(&conn.fd, &mut parts)
+            }
+            None => rustix::io::read(&conn.fd, &mut scratch[held..]),
+        };
+        let direct = direct.min(got.unwrap_or(0));
+        if let Phase::Live(live) = &mut conn.phase {
+            live.filled(direct);
+        }
+        match got {
+            Ok(0) => {
+                conn.stash.extend_from_slice(&scratch[..held]);
+                end_of_input(conn);
+            }
+            Ok(n) => {
+                let input = &scratch[..held + n - direct];
+                Self::digest(core, conn, input);
+                self.after_parse(key, was_handshaking);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => conn.stash.extend_from_slice(&scratch[..held]),
+            Err(_) => conn.doom = Some(Some(DropReason::ConnectionLost)),
+        }
+    }
+
+    /// Parses `input` and stashes the rest; says how much was used.
+    fn digest(core: &mut Core, conn: &mut Conn, input: &[u8]) -> usize {
+        let pause = core.shared.loops.len() > 1;
+        let used = core.parse(conn, input, pause);
+        conn.stash.extend_from_slice(&input[used..]);
+        used
+    }
+
+    /// Parses what is stashed. True if that led anywhere.
+    fn resume(&mut self, key: Key) -> bool {
+        let Self { core, slots, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return false };
+        let was_handshaking = conn.is_handshaking();
+        let stash = std::mem::take(&mut conn.stash);
+        let used = Self::digest(core, conn, &stash);
+        if used > 0 || conn.doom.is_some() {
+            core.mark(&mut conn.book);
+        }
+        self.after_parse(key, was_handshaking);
+        used > 0
+    }
+
+    /// Notes what parsing led to: the end of a handshake, a wait for memory.
+    fn after_parse(&mut self, key: Key, was_handshaking: bool) {
+        let Some(conn) = &self.slots[key.0 as usize].conn else { return };
+        if conn.book.blocked == Some(Verdict::ServerFull) && !self.waiting.contains(&key) {
+            self.waiting.push(key);
+        }
+        if !was_handshaking || conn.is_handshaking() {
+            return;
+        }
+        log::debug!("nbd: {}: transmission begins", conn.label);
+        self.handshakes -= 1;
+        if !self.hand_over(key) && self.core.shared.loops.len() > 1 {
+            self.resume(key);
+        }
+    }
+
+    /// Moves a connection to the loop with the fewest, if that is another one.
+    fn hand_over(&mut self, key: Key) -> bool {
+        let shared = self.core.shared.clone();
+        let count = |at: &usize| shared.loops[*at].conns.load(Ordering::Relaxed);
+        // This loop's count has the connection in it, so a tie goes elsewhere; that is fine.
+        let Some(target) = (0..shared.loops.len()).min_by_key(count) else { return false };
+        if target == self.me || self.stop_at.is_some() {
+            return false;
+        }
+        let Some(conn) = self.take(key) else { return false };
+        if let Err(e) = epoll::delete(&self.epoll, &conn.fd) {
+            log::warn!("nbd: {}: epoll: {e}", conn.label);
+        }
+        let target = &shared.loops[target];
+        target.conns.fetch_add(1, Ordering::Relaxed);
+        target.inbox.lock().push(conn);
+        target.home.nudge();
+        true
+    }
+
+    /// Polls woken tasks and answers those that ended.
+    fn run_tasks(&mut self) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        let polled = self.core.exec.run(&mut done);
+        for (ticket, outcome) in done.drain(..) {
+            let Self { core, slots, .. } = self;
+            let slot = &mut slots[ticket.key.0 as usize];
+            match &mut slot.conn {
+                Some(conn) if slot.generation == ticket.key.1 => {
+                    core.complete(&mut conn.book, &ticket, outcome);
+                }
+                _ => core.orphan_done(&ticket, outcome),
+            }
+        }
+        self.done = done;
+        polled
+    }
+
+    /// Settles every connection whose state changed, and those that wait for memory. True if
+    /// that started anything new.
+    fn settle_all(&mut self) -> bool {
+        let mut resumed = false;
+        while let Some(at) = self.core.dirty.pop() {
+            resumed |= self.settle(at);
+        }
+        if self.waiting.is_empty() {
+            return resumed;
+        }
+        for key in std::mem::take(&mut self.waiting) {
+            if self.conn(key).is_some_and(|c| c.book.blocked == Some(Verdict::ServerFull)) {
+                resumed |= self.resume(key);
+            }
+        }
+        while let Some(at) = self.core.dirty.pop() {
+            resumed |= self.settle(at);
+        }
+        resumed
+    }
+
+    /// Sends what can be sent, then closes, unblocks, or tells epoll what we wait for. True if
+    /// a blocked connection went on.
+    fn settle(&mut self, at: u32) -> bool {
+        let Self { core, slots, .. } = self;
+        let slot = &mut slots[at as usize];
+        let key = (at, slot.generation);
+        let Some(conn) = &mut slot.conn else { return false };
+        conn.book.dirty = false;
+        if conn.send_full.is_none() && !conn.book.out.is_empty() {
+            send(core, conn);
+        }
+        if let Some(reason) = conn.doom {
+            self.remove(key, reason);
+            return false;
+        }
+        if conn.is_finished() {
+            self.remove(key, None);
+            return false;
+        }
+        if conn.book.blocked.is_some() && conn.reading {
+            // Whatever made it dirty may have made room. If it is still blocked nothing was
+            // used, it is not marked again, and this ends.
+            if self.resume(key) {
+                return true;
+            }
+        }
+        self.update_interest(key);
+        false
+    }
+
+    fn update_interest(&mut self, key: Key) {
+        let Self { slots, epoll, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
+        let mut want = EventFlags::empty();
+        want.set(EventFlags::IN, conn.wants_input());
+        want.set(EventFlags::OUT, conn.send_full.is_some());
+        if want == conn.interest {
+            return;
+        }
+        conn.interest = want;
+        if let Err(e) = epoll::modify(&*epoll, &conn.fd, token(key), want) {
+            log::warn!("nbd: {}: epoll: {e}", conn.label);
+            conn.doom = Some(Some(DropReason::ConnectionLost));
+            self.core.mark(&mut conn.book);
+        }
+    }
+}
+
+/// The peer sends nothing more.
+fn end_of_input(conn: &mut Conn) {
+    conn.reading = false;
+    let partial = match &conn.phase {
+        Phase::Handshake(_) => !conn.stash.is_empty(),
+        Phase::Live(live) => live.is_mid_request() || !conn.stash.is_empty(),
+    };
+    if partial {
+        conn.doom = Some(Some(DropReason::ConnectionLost));
+    } else if conn.is_handshaking() {
+        conn.doom = Some(None);
+    }
+}
+
+/// Sends the replies that wait, as far as the socket takes them.
+fn send(core: &mut Core, conn: &mut Conn) {
+    while !conn.book.out.is_empty() {
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let (n, bytes) = conn.book.out.slices(&mut slices);
+        if bytes == 0 {
+            core.sent(&mut conn.book, 0);
+            continue;
+        }
+        bump(&core.stats.sends, 1);
+        let mut control = SendAncillaryBuffer::default();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match rustix::net::sendmsg(&conn.fd, &slices[..n], &mut control, flags) {
+            Ok(sent) => {
+                core.sent(&mut conn.book, sent);
+                if sent < bytes {
+                    conn.send_full = Some(Instant::now());
+                    return;
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                conn.send_full = Some(Instant::now());
+                return;
+            }
+            Err(_) => {
+                conn.doom.get_or_insert(Some(DropReason::ConnectionLost));
+                return;
+            }
+        }
+    }
+}

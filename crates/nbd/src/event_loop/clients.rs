@@ -1,0 +1,161 @@
+//! Clients that come, and clients that are cut off: accept, eviction, deadlines, stop.
+//!
+//! Invariants:
+//! 1. There are never more connections than `clients_max`; a handshake makes room before anybody
+//!    is refused, so idle handshakes cannot keep a new client out.
+//! 2. A client is cut off with one reason, logged and counted.
+
+use super::{ACCEPTS_MAX, EventLoop, LISTENER, SPECIAL, TICK, token};
+use crate::config::DropReason;
+use crate::conn::{Book, Conn, Phase};
+use crate::exec::Key;
+use crate::handshake::{Handshake, HandshakeLimits};
+use crate::stats::bump;
+use forebay_base::sync::atomic::Ordering;
+use rustix::event::epoll::{self, EventFlags};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+
+impl EventLoop {
+    pub(super) fn accept(&mut self, index: usize) {
+        for _ in 0..ACCEPTS_MAX {
+            let Some(listener) = self.listeners.get(index) else { return };
+            let kind = listener.kind();
+            match listener.accept() {
+                Ok(fd) => self.welcome(fd, kind),
+                Err(Errno::AGAIN) => return,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                    // Too many files: an idle handshake makes room, or we look again later.
+                    if !self.evict_oldest() {
+                        log::warn!("nbd: cannot accept for want of file descriptors or memory");
+                        self.pause_accept(true);
+                        return;
+                    }
+                }
+                Err(_) => {} // the client gave up before we came
+            }
+        }
+    }
+
+    fn pause_accept(&mut self, pause: bool) {
+        self.accept_paused = pause;
+        let flags = if pause { EventFlags::empty() } else { EventFlags::IN };
+        for (i, listener) in self.listeners.iter().enumerate() {
+            let data = token((LISTENER + i as u32, SPECIAL));
+            if let Err(e) = epoll::modify(&self.epoll, listener.fd(), data, flags) {
+                log::warn!("nbd: epoll: {e}");
+            }
+        }
+    }
+
+    fn welcome(&mut self, fd: OwnedFd, kind: &str) {
+        bump(&self.core.stats.accepted, 1);
+        self.serial += 1;
+        let config = &self.core.shared.config;
+        if self.core.shared.clients() >= config.clients_max && !self.evict_oldest() {
+            let reason = DropReason::TooManyClients;
+            bump(&self.core.stats.dropped[reason as usize], 1);
+            log::warn!("nbd: {kind} client {}: refused: {}", self.serial, reason.as_str());
+            return;
+        }
+        let config = &self.core.shared.config;
+        let limits = HandshakeLimits {
+            options_max: config.options_max,
+            option_len_max: config.option_len_max,
+            request_max: config.request_max,
+        };
+        let mut greeting = Vec::new();
+        let handshake = Handshake::new(limits, &mut greeting);
+        let mut conn = Conn {
+            fd,
+            label: format!("{kind} client {}", self.serial),
+            phase: Phase::Handshake(handshake),
+            stash: Vec::new(),
+            book: Book::new(),
+            since: Instant::now(),
+            reading: true,
+            doom: None,
+            send_full: None,
+            interest: EventFlags::IN,
+        };
+        self.core.put_bytes(&mut conn.book, &greeting);
+        self.handle().conns.fetch_add(1, Ordering::Relaxed);
+        self.insert(conn);
+    }
+
+    /// Cuts off the connection that has been in its handshake for longest.
+    fn evict_oldest(&mut self) -> bool {
+        let handshaking = self.slots.iter().filter_map(|s| s.conn.as_ref());
+        let oldest = handshaking.filter(|c| c.is_handshaking()).min_by_key(|c| c.since);
+        let Some(key) = oldest.map(|c| c.book.key) else { return false };
+        self.remove(key, Some(DropReason::Evicted));
+        true
+    }
+
+    /// What depends on time, and the end. True: the loop is done.
+    pub(super) fn tick(&mut self) -> bool {
+        let now = Instant::now();
+        if self.stop_at.is_none() && self.core.shared.stop.load(Ordering::SeqCst) {
+            self.begin_stop(now);
+        }
+        if let Some(at) = self.stop_at {
+            let idle = self.free.len() == self.slots.len() && self.core.exec.len() == 0;
+            if !idle && now >= at {
+                self.remove_where(DropReason::ServerStopped, |_| true);
+            }
+            if idle || now >= at {
+                return true;
+            }
+        }
+        if now < self.next_tick {
+            return false;
+        }
+        self.next_tick = now + TICK;
+        if self.accept_paused {
+            self.pause_accept(false);
+        }
+        let config = self.core.shared.config.clone();
+        let full_for = |c: &Conn, limit: Duration| {
+            c.send_full.is_some_and(|since| now.saturating_duration_since(since) >= limit)
+        };
+        if self.handshakes > 0 {
+            self.remove_where(DropReason::HandshakeTimeout, |c| {
+                c.is_handshaking() && now - c.since >= config.handshake_timeout
+            });
+        }
+        if self.core.shared.memory.waiting.load(Ordering::Relaxed) > 0 {
+            let share = config.fair_share();
+            self.remove_where(DropReason::Stalled, |c| {
+                c.book.charged > share && full_for(c, config.stall_timeout)
+            });
+        }
+        self.remove_where(DropReason::ConnectionLost, |c| {
+            !c.reading && full_for(c, config.drain_timeout)
+        });
+        false
+    }
+
+    fn remove_where(&mut self, reason: DropReason, pick: impl Fn(&Conn) -> bool) {
+        let conns = self.slots.iter().filter_map(|s| s.conn.as_ref());
+        let keys: Vec<Key> = conns.filter(|c| pick(c)).map(|c| c.book.key).collect();
+        keys.into_iter().for_each(|key| self.remove(key, Some(reason)));
+    }
+
+    /// No new clients, no new requests.
+    fn begin_stop(&mut self, now: Instant) {
+        self.stop_at = Some(now + self.core.shared.config.drain_timeout);
+        self.listeners.clear();
+        let Self { core, slots, .. } = self;
+        for conn in slots.iter_mut().filter_map(|s| s.conn.as_mut()) {
+            conn.reading = false;
+            conn.stash.clear();
+            core.set_blocked(&mut conn.book, None);
+            if conn.is_handshaking() {
+                conn.doom = Some(None);
+            }
+            core.mark(&mut conn.book);
+        }
+        self.settle_all();
+    }
+}

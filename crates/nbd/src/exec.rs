@@ -1,0 +1,266 @@
+//! A small executor: the requests of one event-loop thread that could not be served at once.
+//!
+//! Invariants:
+//! 1. A wake is never lost: the waker queues its task first, then looks whether the loop sleeps;
+//!    the loop says that it sleeps first, then looks at the queue (both in one total order).
+//! 2. A wake on the loop's own thread costs no system call and takes no lock; one from another
+//!    thread writes the eventfd only if the loop sleeps.
+//! 3. A slot's waker outlives its tasks: a late wake only polls the next task once too often.
+//!
+//! Locks: `Home::remote` is a leaf, held for a push or a swap.
+
+use crate::proto::Request;
+use forebay_base::Result;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::task::BoxFuture;
+use forebay_vfs::{BufResult, Extent};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The loop that runs on this thread (0: none), and its tasks woken from this thread.
+    static HERE: RefCell<(u64, Vec<u32>)> = const { RefCell::new((0, Vec::new())) };
+}
+
+/// What other threads know of a loop: how to wake it.
+pub(crate) struct Home {
+    id: u64,
+    remote: Mutex<Vec<u32>>,
+    sleeping: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Home {
+    pub fn new() -> rustix::io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { id, remote: Mutex::new(Vec::new()), sleeping: AtomicBool::new(false), event })
+    }
+
+    /// Readable when somebody wants the loop to look around.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// Makes the loop look around if it sleeps. Call after what it shall see is visible.
+    pub fn nudge(&self) {
+        if self.sleeping.swap(false, Ordering::SeqCst) {
+            // Full (EAGAIN) means that a wake is pending, and nothing else can go wrong.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn wake(&self, slot: u32) {
+        let local = HERE.with_borrow_mut(|(id, ready)| {
+            let here = *id == self.id;
+            if here {
+                ready.push(slot);
+            }
+            here
+        });
+        if !local {
+            self.remote.lock().push(slot);
+            self.nudge();
+        }
+    }
+}
+
+struct SlotWaker {
+    home: Arc<Home>,
+    slot: u32,
+    queued: AtomicBool,
+}
+
+impl Wake for SlotWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            self.home.wake(self.slot);
+        }
+    }
+}
+
+/// A request under way.
+pub(crate) enum Work {
+    Buf(BoxFuture<'static, BufResult>),
+    Unit(BoxFuture<'static, Result<()>>),
+    Map(BoxFuture<'static, Result<Vec<Extent>>>),
+}
+
+/// How it ended.
+pub(crate) enum Outcome {
+    Buf(AlignedBuf, Result<()>),
+    Unit(Result<()>),
+    Map(Result<Vec<Extent>>),
+}
+
+impl Work {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        match self {
+            Self::Buf(f) => f.as_mut().poll(cx).map(|(buf, result)| Outcome::Buf(buf, result)),
+            Self::Unit(f) => f.as_mut().poll(cx).map(Outcome::Unit),
+            Self::Map(f) => f.as_mut().poll(cx).map(Outcome::Map),
+        }
+    }
+}
+
+/// Which connection: its slot, and the use of that slot.
+pub(crate) type Key = (u32, u32);
+
+/// Whose request it is, and what it was charged, bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticket {
+    pub key: Key,
+    pub request: Request,
+    pub cost: usize,
+    pub structured: bool,
+}
+
+struct Slot {
+    task: Option<(Ticket, Work)>,
+    waker: Waker,
+    shared: Arc<SlotWaker>,
+}
+
+/// See the module.
+pub(crate) struct Executor {
+    home: Arc<Home>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    batch: Vec<u32>,
+}
+
+impl Executor {
+    /// Makes the calling thread the loop's thread.
+    pub fn new(home: Arc<Home>) -> Self {
+        HERE.with_borrow_mut(|here| *here = (home.id, Vec::new()));
+        Self { home, slots: Vec::new(), free: Vec::new(), batch: Vec::new() }
+    }
+
+    /// How many requests are under way.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Starts `work`. `Some`: it ended at once.
+    pub fn start(&mut self, ticket: Ticket, mut work: Work) -> Option<Outcome> {
+        let at = self.free.pop().unwrap_or_else(|| {
+            let slot = self.slots.len() as u32;
+            let queued = AtomicBool::new(false);
+            let shared = Arc::new(SlotWaker { home: self.home.clone(), slot, queued });
+            let waker = Waker::from(shared.clone());
+            self.slots.push(Slot { task: None, waker, shared });
+            slot
+        });
+        let slot = &mut self.slots[at as usize];
+        match work.poll(&mut Context::from_waker(&slot.waker)) {
+            Poll::Ready(outcome) => {
+                self.free.push(at);
+                Some(outcome)
+            }
+            Poll::Pending => {
+                slot.task = Some((ticket, work));
+                None
+            }
+        }
+    }
+
+    /// Polls every task woken so far, once; `done` gets those that ended. Says whether any
+    /// task was polled.
+    pub fn run(&mut self, done: &mut Vec<(Ticket, Outcome)>) -> bool {
+        let mut batch = std::mem::take(&mut self.batch);
+        HERE.with_borrow_mut(|(_, ready)| std::mem::swap(ready, &mut batch));
+        batch.append(&mut self.home.remote.lock());
+        let polled = !batch.is_empty();
+        for at in batch.drain(..) {
+            let slot = &mut self.slots[at as usize];
+            // Cleared before the poll: a wake from within it queues the task again.
+            slot.shared.queued.store(false, Ordering::Release);
+            let Some((ticket, work)) = &mut slot.task else { continue };
+            if let Poll::Ready(outcome) = work.poll(&mut Context::from_waker(&slot.waker)) {
+                done.push((*ticket, outcome));
+                slot.task = None;
+                self.free.push(at);
+            }
+        }
+        self.batch = batch;
+        polled
+    }
+
+    /// Says that the loop is about to sleep. False: something was woken meanwhile, do not.
+    pub fn may_sleep(&self) -> bool {
+        self.home.sleeping.store(true, Ordering::SeqCst);
+        let idle =
+            HERE.with_borrow(|(_, ready)| ready.is_empty()) && self.home.remote.lock().is_empty();
+        if !idle {
+            self.home.sleeping.store(false, Ordering::SeqCst);
+        }
+        idle
+    }
+
+    /// Says that the loop is awake, and empties the eventfd if it was what ended the sleep.
+    pub fn awake(&self, by_event: bool) {
+        self.home.sleeping.store(false, Ordering::SeqCst);
+        if by_event {
+            // EAGAIN: somebody else's wake was read already.
+            let _ = rustix::io::read(&self.home.event, &mut [0u8; 8]);
+        }
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        HERE.with_borrow_mut(|here| *here = (0, Vec::new()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Command, CommandFlags};
+    use forebay_base::task::{oneshot, yield_now};
+
+    fn ticket() -> Ticket {
+        let flags = CommandFlags::empty();
+        let request = Request { flags, command: Command::Flush, cookie: 1, offset: 0, len: 0 };
+        Ticket { key: (0, 0), request, cost: 0, structured: false }
+    }
+
+    #[test]
+    fn wakes_from_here_and_from_elsewhere() {
+        let home = Arc::new(Home::new().unwrap());
+        let mut exec = Executor::new(home.clone());
+        let mut done = Vec::new();
+        let local = Box::pin(async {
+            yield_now().await;
+            Ok(())
+        });
+        assert!(exec.start(ticket(), Work::Unit(local)).is_none());
+        assert!(!exec.may_sleep());
+        assert!(exec.run(&mut done));
+        assert_eq!(done.len(), 1);
+        let (tx, rx) = oneshot();
+        let late = Box::pin(async move {
+            rx.await;
+            Ok(())
+        });
+        assert!(exec.start(ticket(), Work::Unit(late)).is_none());
+        assert_eq!(exec.slots.len(), 1, "the slot is used again");
+        assert!(exec.may_sleep());
+        std::thread::spawn(move || tx.send(())).join().unwrap();
+        let mut bytes = [0u8; 8];
+        assert_eq!(rustix::io::read(&home.event, &mut bytes), Ok(8));
+        exec.awake(false);
+        assert!(exec.run(&mut done));
+        assert_eq!((done.len(), exec.len()), (2, 0));
+    }
+}

@@ -1,0 +1,128 @@
+//! Listening sockets: a Unix socket file that belongs to one server, or a TCP port.
+//!
+//! Invariants:
+//! 1. A socket file is replaced only if nobody listens on it. Two servers that find the same
+//!    stale file at once take turns (a lock on the directory), so that one of them loses.
+//! 2. Nobody can connect before the file has mode 0600: that is set before `listen`.
+//! 3. At the end the file is removed if it is still the one that we made.
+
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+const BACKLOG: i32 = 1024;
+
+/// A listening socket.
+pub(crate) struct Listener {
+    fd: OwnedFd,
+    /// The file, and which one it was (device, inode).
+    file: Option<(PathBuf, (u64, u64))>,
+}
+
+fn failed(op: &'static str, e: Errno) -> Error {
+    Error::from_io(op, e.into())
+}
+
+impl Listener {
+    /// Listens on a socket file. `Busy`: somebody else does, or the file is not a socket.
+    pub fn unix(path: &Path) -> Result<Self> {
+        Self::unix_at(path).map_err(|e| e.with_path(path))
+    }
+
+    fn unix_at(path: &Path) -> Result<Self> {
+        const OP: &str = "listen";
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let lock = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| failed(OP, e))?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|e| failed(OP, e))?;
+        let address = SocketAddrUnix::new(path).map_err(|e| failed(OP, e))?;
+        remove_stale(path, &address)?;
+        let fd = stream_socket().map_err(|e| failed(OP, e))?;
+        let go = || -> rustix::io::Result<(u64, u64)> {
+            rustix::net::bind(&fd, &address)?;
+            rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
+            let stat = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
+            rustix::net::listen(&fd, BACKLOG)?;
+            Ok((stat.st_dev, stat.st_ino))
+        };
+        let id = go().map_err(|e| failed(OP, e))?;
+        Ok(Self { fd, file: Some((path.to_path_buf(), id)) })
+    }
+
+    /// Listens on a TCP port; says which, since port 0 means any.
+    pub fn tcp(address: SocketAddr) -> Result<(Self, SocketAddr)> {
+        let go = || {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            let local = listener.local_addr()?;
+            Ok((Self { fd: listener.into(), file: None }, local))
+        };
+        go().map_err(|e| Error::from_io("listen", e))
+    }
+
+    /// The next connection. `AGAIN`: none is waiting.
+    pub fn accept(&self) -> rustix::io::Result<OwnedFd> {
+        let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        if self.file.is_none() {
+            // A peer that is gone already shows when the socket is read.
+            let _ = sockopt::set_tcp_nodelay(&fd, true);
+        }
+        Ok(fd)
+    }
+
+    /// For epoll.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// For the log.
+    pub fn kind(&self) -> &'static str {
+        if self.file.is_some() { "unix" } else { "tcp" }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let Some((path, id)) = &self.file else { return };
+        let ours = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == *id);
+        if ours && let Err(e) = rustix::fs::unlink(path) {
+            log::warn!("nbd: socket {} stays behind: {e}", path.display());
+        }
+    }
+}
+
+fn stream_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
+    const OP: &str = "listen";
+    let stat = match rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(e) => return Err(failed(OP, e)),
+    };
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(Error::new(ErrorKind::Busy, OP, "the file is there and is not a socket"));
+    }
+    let probe = stream_socket().map_err(|e| failed(OP, e))?;
+    match rustix::net::connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => {}
+        Err(Errno::NOENT) => return Ok(()),
+        // A full backlog (AGAIN) is a listener too.
+        _ => return Err(Error::new(ErrorKind::Busy, OP, "another server listens there")),
+    }
+    match rustix::fs::unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(e) => Err(failed(OP, e)),
+    }
+}

@@ -1,0 +1,493 @@
+//! Requests to answers: what one event-loop thread does with a request of any of its
+//! connections, and with the end of one that was late.
+//!
+//! Invariants:
+//! 1. A request is answered exactly once: at once, or when its task ends.
+//! 2. Hits are read straight into the connection's replies and written straight from its input;
+//!    neither allocates.
+//! 3. What a task was charged is released when it ends, or passes to the reply that holds its
+//!    buffer, whether its connection is still there or not.
+
+use crate::config::DropReason;
+use crate::conn::{Book, Conn, Phase};
+use crate::exec::{Executor, Outcome, Ticket, Work};
+use crate::handshake::{Session, Step};
+use crate::out::Freed;
+use crate::pool::{CHUNK_LEN, Pool};
+use crate::proto::{self, Command, CommandFlags, READ_HEADER_MAX, Request, errno};
+use crate::server::Shared;
+use crate::stats::{LoopStats, Verdict, bump, kind};
+use crate::transmission::{Gate, Incoming};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::{Error, IoFlags, Result};
+use forebay_vfs::{Export, Extent, ZeroMode};
+use std::sync::Arc;
+
+/// Reads up to this many bytes are gathered in chunks, longer ones are sent from their buffer.
+const SMALL_READ: usize = 64 << 10;
+/// A late read up to this many bytes is copied into a chunk: cheaper than a slice of its own.
+const COPY_MAX: usize = 16 << 10;
+/// What a request costs beside its data, bytes.
+const OVERHEAD: usize = 512;
+/// Most extents in an answer to BLOCK_STATUS.
+const EXTENTS_MAX: usize = 8192;
+/// Replies of a handshake that may wait to be sent, bytes.
+const HANDSHAKE_OUT_MAX: usize = 2 * CHUNK_LEN;
+
+const _: () = assert!(SMALL_READ + READ_HEADER_MAX <= CHUNK_LEN);
+const _: () = assert!(EXTENTS_MAX * 8 + 64 <= CHUNK_LEN);
+
+/// What a loop's connections share.
+pub(crate) struct Core {
+    pub shared: Arc<Shared>,
+    pub stats: Arc<LoopStats>,
+    pub pool: Pool,
+    pub exec: Executor,
+    /// Slots of connections to be settled at the end of the turn.
+    pub dirty: Vec<u32>,
+    pub text: Vec<u8>,
+}
+
+struct Admission<'a> {
+    core: &'a mut Core,
+    book: &'a mut Book,
+}
+
+impl Gate for Admission<'_> {
+    fn admit(&mut self, request: &Request, _whole: bool) -> bool {
+        self.core.admit(self.book, request)
+    }
+    fn buffer(&mut self, len: usize) -> AlignedBuf {
+        self.core.charge(self.book, len + OVERHEAD);
+        self.core.pool.buf(len)
+    }
+}
+
+impl Core {
+    fn charge(&self, book: &mut Book, bytes: usize) {
+        book.charged += bytes;
+        self.shared.memory.charge(bytes);
+    }
+
+    fn release(&self, book: &mut Book, bytes: usize) {
+        debug_assert!(book.charged >= bytes);
+        book.charged -= bytes;
+        self.shared.memory.release(bytes);
+    }
+
+    /// Whether the request may start; otherwise the connection is blocked with the reason.
+    fn admit(&self, book: &mut Book, request: &Request) -> bool {
+        let cost = match request.command {
+            Command::Read | Command::Write => request.len as usize + OVERHEAD,
+            _ => OVERHEAD,
+        };
+        let waits = book.blocked == Some(Verdict::ServerFull);
+        let verdict = if book.inflight >= self.shared.config.inflight_max {
+            Verdict::ClientFull
+        } else {
+            self.shared.memory.admits(book.charged, cost, waits)
+        };
+        self.set_blocked(book, (verdict != Verdict::Yes).then_some(verdict));
+        verdict == Verdict::Yes
+    }
+
+    pub fn set_blocked(&self, book: &mut Book, now: Option<Verdict>) {
+        if book.blocked == now {
+            return;
+        }
+        let waiting = &self.shared.memory.waiting;
+        if now == Some(Verdict::ServerFull) {
+            waiting.fetch_add(1, Ordering::Relaxed);
+        } else if book.blocked == Some(Verdict::ServerFull) {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        book.blocked = now;
+    }
+
+    /// Consumes what can be consumed of `input`; says how much that was. `conn.doom` is set if
+    /// the connection is to be cut off. Stops where transmission begins if `pause` says so.
+    pub fn parse(&mut self, conn: &mut Conn, input: &[u8], pause: bool) -> usize {
+        let mut rest = input;
+        loop {
+            match &mut conn.phase {
+                Phase::Handshake(_) if conn.book.charged > HANDSHAKE_OUT_MAX => {
+                    self.set_blocked(&mut conn.book, Some(Verdict::ClientFull));
+                    break;
+                }
+                Phase::Handshake(_) => {
+                    let before = rest.len();
+                    let entered = self.negotiate(conn, &mut rest);
+                    if conn.doom.is_some() || before == rest.len() || (entered && pause) {
+                        break;
+                    }
+                }
+                Phase::Live(live) => {
+                    let mut gate = Admission { core: self, book: &mut conn.book };
+                    match live.next(&mut rest, &mut gate) {
+                        Ok(Incoming::More | Incoming::Blocked) => break,
+                        Ok(Incoming::Disconnect) => {
+                            bump(&self.stats.requests[kind(Command::Disconnect)], 1);
+                            conn.reading = false;
+                            rest = &[];
+                            break;
+                        }
+                        Ok(incoming) => self.serve(&mut conn.book, &live.session, incoming),
+                        Err(reason) => {
+                            conn.doom = Some(Some(reason));
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        input.len() - rest.len()
+    }
+
+    /// One step of the handshake. True: transmission begins.
+    fn negotiate(&mut self, conn: &mut Conn, rest: &mut &[u8]) -> bool {
+        let Phase::Handshake(handshake) = &mut conn.phase else { return false };
+        self.set_blocked(&mut conn.book, None);
+        let mut text = std::mem::take(&mut self.text);
+        text.clear();
+        let (used, step) = handshake.feed(rest, &mut text, &*self.shared);
+        *rest = &rest[used..];
+        self.put_bytes(&mut conn.book, &text);
+        self.text = text;
+        match step {
+            Step::More => false,
+            Step::Enter(session) => {
+                conn.phase = Phase::Live(Box::new(crate::transmission::Transmission::new(session)));
+                true
+            }
+            Step::Close(reason) => {
+                conn.doom = Some(reason);
+                false
+            }
+        }
+    }
+
+    pub fn mark(&mut self, book: &mut Book) {
+        if !std::mem::replace(&mut book.dirty, true) {
+            self.dirty.push(book.key.0);
+        }
+    }
+
+    /// Makes the tail of the replies at least `need` bytes long.
+    fn room(&mut self, book: &mut Book, need: usize) {
+        debug_assert!(need <= CHUNK_LEN);
+        if book.out.room() < need {
+            self.charge(book, CHUNK_LEN);
+            book.out.push_chunk(self.pool.chunk());
+        }
+    }
+
+    pub fn put_bytes(&mut self, book: &mut Book, bytes: &[u8]) {
+        for part in bytes.chunks(CHUNK_LEN) {
+            self.room(book, part.len());
+            book.out.tail()[..part.len()].copy_from_slice(part);
+            book.out.commit(part.len());
+        }
+    }
+
+    /// Answers without data.
+    fn status(&mut self, book: &mut Book, request: &Request, structured: bool, error: u32) {
+        if error != 0 {
+            bump(&self.stats.errors, 1);
+        }
+        if !matches!(request.command, Command::Read | Command::BlockStatus) {
+            return self.put_bytes(book, &proto::simple_reply(request.cookie, error));
+        }
+        let mut text = std::mem::take(&mut self.text);
+        text.clear();
+        proto::put_status(&mut text, request, structured, error);
+        self.put_bytes(book, &text);
+        self.text = text;
+    }
+
+    fn result(&mut self, book: &mut Book, ticket: &Ticket, result: &Result<()>) {
+        let error = result.as_ref().map_or_else(|e| self.error(&ticket.request, e), |()| 0);
+        self.status(book, &ticket.request, ticket.structured, error);
+    }
+
+    fn error(&self, request: &Request, error: &Error) -> u32 {
+        log::debug!("nbd: {:?} at {}+{}: {error}", request.command, request.offset, request.len);
+        proto::error_number(error)
+    }
+
+    fn serve(&mut self, book: &mut Book, session: &Session, incoming: Incoming<'_>) {
+        let (request, data, buf) = match incoming {
+            Incoming::Request(request) => (request, None, None),
+            Incoming::Write(request, data) => (request, Some(data), None),
+            Incoming::WriteBuf(request, buf) => (request, None, Some(buf)),
+            Incoming::Reject(request, error) => {
+                bump(&self.stats.requests[kind(request.command)], 1);
+                return self.status(book, &request, session.structured, error);
+            }
+            Incoming::Disconnect | Incoming::Blocked | Incoming::More => return,
+        };
+        bump(&self.stats.requests[kind(request.command)], 1);
+        let ticket = Ticket {
+            key: book.key,
+            request,
+            cost: request.len as usize + OVERHEAD,
+            structured: session.structured,
+        };
+        if let Some(buf) = buf {
+            return self.write_buf(book, session, ticket, buf);
+        }
+        // Ranges of no length change nothing; check() has refused an empty BLOCK_STATUS.
+        if request.len == 0 && request.command != Command::Flush {
+            return self.status(book, &request, session.structured, 0);
+        }
+        match (request.command, data) {
+            (Command::Read, _) => self.read(book, session, ticket),
+            (Command::Write, Some(data)) => self.write(book, session, ticket, data),
+            _ => self.other(book, session, ticket),
+        }
+    }
+
+    fn read(&mut self, book: &mut Book, session: &Session, ticket: Ticket) {
+        let Ticket { request, structured, .. } = ticket;
+        let shared = self.shared.clone();
+        let flags = shared.config.io_flags & !IoFlags::WRITE_ONLY;
+        let export = &shared.exports[session.export].1;
+        let len = request.len as usize;
+        let (head, head_len) = proto::read_header(&request, structured);
+        let mut large = (len > SMALL_READ).then(|| self.pool.buf(len));
+        let tried = if let Some(buf) = &mut large {
+            export.try_read(request.offset, buf, flags)
+        } else {
+            self.room(book, head_len + len);
+            let tail = &mut book.out.tail()[..head_len + len];
+            tail[..head_len].copy_from_slice(&head[..head_len]);
+            export.try_read(request.offset, &mut tail[head_len..], flags)
+        };
+        match (tried, large) {
+            (Some(Ok(())), large) => {
+                bump(&self.stats.bytes_read, len as u64);
+                match large {
+                    None => book.out.commit(head_len + len),
+                    Some(buf) => {
+                        self.charge(book, ticket.cost);
+                        book.out.push_data(head, head_len, buf);
+                    }
+                }
+            }
+            (Some(Err(e)), large) => {
+                large.into_iter().for_each(|buf| self.pool.put_buf(buf));
+                let error = self.error(&request, &e);
+                self.status(book, &request, structured, error);
+            }
+            (None, large) => {
+                let buf = large.unwrap_or_else(|| self.pool.buf(len));
+                self.charge(book, ticket.cost);
+                let work = Work::Buf(export.clone().read(request.offset, buf, flags));
+                self.start(book, ticket, work);
+            }
+        }
+    }
+
+    fn write_flags(&self, request: &Request) -> IoFlags {
+        let mut flags = self.shared.config.io_flags;
+        flags.set(IoFlags::DSYNC, request.flags.contains(CommandFlags::FUA));
+        flags
+    }
+
+    fn write(&mut self, book: &mut Book, session: &Session, ticket: Ticket, data: &[u8]) {
+        let flags = self.write_flags(&ticket.request);
+        let shared = self.shared.clone();
+        let export = &shared.exports[session.export].1;
+        if let Some(result) = export.try_write(ticket.request.offset, data, flags) {
+            bump(&self.stats.bytes_written, data.len() as u64);
+            return self.result(book, &ticket, &result);
+        }
+        let mut buf = self.pool.buf(data.len());
+        buf.copy_from_slice(data);
+        self.charge(book, ticket.cost);
+        let work = Work::Buf(export.clone().write(ticket.request.offset, buf, flags));
+        self.start(book, ticket, work);
+    }
+
+    /// Like [`Self::write`]; the buffer was charged when it began to fill.
+    fn write_buf(&mut self, book: &mut Book, session: &Session, ticket: Ticket, buf: AlignedBuf) {
+        let flags = self.write_flags(&ticket.request);
+        let export = self.shared.exports[session.export].1.clone();
+        if let Some(result) = export.try_write(ticket.request.offset, &buf, flags) {
+            bump(&self.stats.bytes_written, buf.len() as u64);
+            self.release(book, ticket.cost);
+            self.pool.put_buf(buf);
+            return self.result(book, &ticket, &result);
+        }
+        self.start(book, ticket, Work::Buf(export.write(ticket.request.offset, buf, flags)));
+    }
+
+    fn other(&mut self, book: &mut Book, session: &Session, ticket: Ticket) {
+        let Request { flags, command, offset, len, .. } = ticket.request;
+        let ticket = Ticket { cost: OVERHEAD, ..ticket };
+        let export: Arc<dyn Export> = self.shared.exports[session.export].1.clone();
+        let (len, fua) = (u64::from(len), flags.contains(CommandFlags::FUA));
+        let work = match command {
+            Command::Flush => Work::Unit(export.flush()),
+            Command::Trim => Work::Unit(export.trim(offset, len, fua)),
+            Command::Cache => Work::Unit(export.prefetch(offset, len)),
+            Command::WriteZeroes => {
+                let mode = ZeroMode {
+                    keep_allocated: flags.contains(CommandFlags::NO_HOLE),
+                    fast_only: flags.contains(CommandFlags::FAST_ZERO),
+                    fua,
+                };
+                Work::Unit(export.zero(offset, len, mode))
+            }
+            Command::BlockStatus => Work::Map(export.extents(offset, len)),
+            _ => return self.status(book, &ticket.request, ticket.structured, errno::EINVAL),
+        };
+        self.charge(book, ticket.cost);
+        self.start(book, ticket, work);
+    }
+
+    /// Starts a task whose cost is charged already.
+    fn start(&mut self, book: &mut Book, ticket: Ticket, work: Work) {
+        book.inflight += 1;
+        book.in_tasks += ticket.cost;
+        match self.exec.start(ticket, work) {
+            Some(outcome) => self.complete(book, &ticket, outcome),
+            None => bump(&self.stats.late, 1),
+        }
+    }
+
+    /// A task of a connection that is still there has ended.
+    pub fn complete(&mut self, book: &mut Book, ticket: &Ticket, outcome: Outcome) {
+        debug_assert!(book.inflight > 0 && book.in_tasks >= ticket.cost);
+        book.inflight -= 1;
+        book.in_tasks -= ticket.cost;
+        self.mark(book);
+        let request = &ticket.request;
+        match outcome {
+            Outcome::Buf(buf, Ok(())) if request.command == Command::Read => {
+                return self.read_done(book, ticket, buf);
+            }
+            Outcome::Buf(buf, result) => {
+                if result.is_ok() {
+                    bump(&self.stats.bytes_written, buf.len() as u64);
+                }
+                self.pool.put_buf(buf);
+                self.result(book, ticket, &result);
+            }
+            Outcome::Unit(result) => self.result(book, ticket, &result),
+            Outcome::Map(Ok(extents)) => match block_status(request, &extents) {
+                Some(entries) => {
+                    let mut text = std::mem::take(&mut self.text);
+                    text.clear();
+                    proto::put_block_status(&mut text, request.cookie, &entries);
+                    self.put_bytes(book, &text);
+                    self.text = text;
+                }
+                None => self.status(book, request, ticket.structured, errno::EIO),
+            },
+            Outcome::Map(Err(e)) => {
+                let error = self.error(request, &e);
+                self.status(book, request, ticket.structured, error);
+            }
+        }
+        self.release(book, ticket.cost);
+    }
+
+    fn read_done(&mut self, book: &mut Book, ticket: &Ticket, buf: AlignedBuf) {
+        let (head, head_len) = proto::read_header(&ticket.request, ticket.structured);
+        bump(&self.stats.bytes_read, buf.len() as u64);
+        if buf.len() > COPY_MAX {
+            // The charge stays with the buffer until it is sent.
+            return book.out.push_data(head, head_len, buf);
+        }
+        self.room(book, head_len + buf.len());
+        let tail = book.out.tail();
+        tail[..head_len].copy_from_slice(&head[..head_len]);
+        tail[head_len..head_len + buf.len()].copy_from_slice(&buf);
+        book.out.commit(head_len + buf.len());
+        self.pool.put_buf(buf);
+        self.release(book, ticket.cost);
+    }
+
+    /// A task has ended whose connection is gone: its charge was left to it.
+    pub fn orphan_done(&mut self, ticket: &Ticket, outcome: Outcome) {
+        if let Outcome::Buf(buf, _) = outcome {
+            self.pool.put_buf(buf);
+        }
+        self.shared.memory.release(ticket.cost);
+    }
+
+    /// `n` bytes of the replies were sent.
+    pub fn sent(&mut self, book: &mut Book, n: usize) {
+        let (mut freed, pool) = (0, &mut self.pool);
+        book.out.advance(n, |piece| match piece {
+            Freed::Chunk(chunk) => {
+                freed += CHUNK_LEN;
+                pool.put_chunk(chunk);
+            }
+            Freed::Data(buf) => {
+                freed += buf.len() + OVERHEAD;
+                pool.put_buf(buf);
+            }
+        });
+        if freed > 0 {
+            self.release(book, freed);
+        }
+    }
+
+    /// A connection is gone: gives back what it was charged, except for its tasks.
+    pub fn close_book(&mut self, conn: &mut Conn, reason: Option<DropReason>) {
+        self.set_blocked(&mut conn.book, None);
+        self.shared.memory.release(conn.book.charged - conn.book.in_tasks);
+        conn.book.charged = conn.book.in_tasks;
+        if let Some(reason) = reason {
+            bump(&self.stats.dropped[reason as usize], 1);
+            log::warn!("nbd: {}: cut off: {}", conn.label, reason.as_str());
+        }
+    }
+}
+
+/// The extents of an answer: neighbours of one kind merged, clipped to the request, bounded in
+/// number. `None`: the export gave no usable map.
+fn block_status(request: &Request, extents: &[Extent]) -> Option<Vec<(u32, u32)>> {
+    let mut left = u64::from(request.len);
+    let mut out: Vec<(u32, u32)> = Vec::new();
+    for extent in extents.iter().filter(|e| e.len > 0) {
+        let take = extent.len.min(left) as u32;
+        if take == 0 {
+            break;
+        }
+        let hole = if extent.hole { proto::state::HOLE } else { 0 };
+        let bits = hole | if extent.zero { proto::state::ZERO } else { 0 };
+        let most = if request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { EXTENTS_MAX };
+        let full = out.len() == most;
+        match out.last_mut() {
+            Some((len, last)) if *last == bits => *len += take,
+            _ if full => break,
+            _ => out.push((take, bits)),
+        }
+        left -= u64::from(take);
+    }
+    (!out.is_empty()).then_some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_status_merges_clips_and_bounds() {
+        let flags = CommandFlags::empty();
+        let request =
+            Request { flags, command: Command::BlockStatus, cookie: 0, offset: 0, len: 100 };
+        let e = |len, hole, zero| Extent { len, hole, zero };
+        let map = [e(10, false, false), e(5, false, false), e(0, true, true), e(900, true, true)];
+        assert_eq!(block_status(&request, &map), Some(vec![(15, 0), (85, 3)]));
+        let one = Request { flags: CommandFlags::REQ_ONE, ..request };
+        assert_eq!(block_status(&one, &map), Some(vec![(15, 0)]));
+        assert_eq!(block_status(&request, &[]), None);
+        let many: Vec<_> = (0..20_000).map(|i| e(1, i % 2 == 0, false)).collect();
+        let long = Request { len: 20_000, ..request };
+        assert_eq!(block_status(&long, &many).map(|v| v.len()), Some(EXTENTS_MAX));
+    }
+}

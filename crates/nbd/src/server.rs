@@ -1,0 +1,184 @@
+//! The server: its exports, its listeners, its threads.
+//!
+//! `Server::new`, `listen_*`, then `run` on one thread until `stop` on another. Thread 0 accepts
+//! and holds all handshakes; a connection moves to the least busy thread when its transmission
+//! begins, and stays there.
+//!
+//! Locks: `LoopHandle::inbox` and `Server::listeners` are leaves.
+
+use crate::config::{DropReason, ServerConfig};
+use crate::conn::Conn;
+use crate::event_loop::EventLoop;
+use crate::exec::Home;
+use crate::handshake::Directory;
+use crate::listen::Listener;
+use crate::stats::{LoopStats, Memory, Stats};
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_vfs::{Export, ExportInfo};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What others know of a loop.
+pub(crate) struct LoopHandle {
+    pub home: Arc<Home>,
+    pub stats: Arc<LoopStats>,
+    /// Connections that move here.
+    pub inbox: Mutex<Vec<Conn>>,
+    /// Connections that are here or on their way.
+    pub conns: AtomicUsize,
+}
+
+/// What all loops share.
+pub(crate) struct Shared {
+    pub config: ServerConfig,
+    pub exports: Vec<(String, Arc<dyn Export>)>,
+    pub memory: Memory,
+    pub stop: AtomicBool,
+    pub loops: Vec<LoopHandle>,
+}
+
+impl Shared {
+    /// Connections on all loops.
+    pub fn clients(&self) -> usize {
+        self.loops.iter().map(|l| l.conns.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl Directory for Shared {
+    fn count(&self) -> usize {
+        self.exports.len()
+    }
+    fn name(&self, index: usize) -> &str {
+        &self.exports[index].0
+    }
+    fn info(&self, index: usize) -> ExportInfo {
+        self.exports[index].1.info()
+    }
+}
+
+/// An NBD server. See the module.
+pub struct Server {
+    shared: Arc<Shared>,
+    listeners: Mutex<Vec<Listener>>,
+}
+
+impl Server {
+    /// A server of named exports. The first is the default: the empty name stands for it too.
+    /// `InvalidInput`: no export, a name twice, or a name longer than 4096 bytes.
+    pub fn new(config: ServerConfig, exports: Vec<(String, Arc<dyn Export>)>) -> Result<Self> {
+        let bad = |why: String| Err(Error::new(ErrorKind::InvalidInput, "serve NBD", why));
+        if exports.is_empty() {
+            return bad("no export".into());
+        }
+        for (i, (name, _)) in exports.iter().enumerate() {
+            if name.len() > crate::proto::STRING_MAX {
+                return bad(format!("export name of {} bytes", name.len()));
+            }
+            if exports[..i].iter().any(|(other, _)| other == name) {
+                return bad(format!("two exports named `{name}`"));
+            }
+        }
+        let config = config.normalized();
+        let mut loops = Vec::new();
+        for _ in 0..config.threads {
+            let home = Home::new().map_err(|e| Error::from_io("serve NBD", e.into()))?;
+            loops.push(LoopHandle {
+                home: Arc::new(home),
+                stats: Arc::default(),
+                inbox: Mutex::default(),
+                conns: AtomicUsize::new(0),
+            });
+        }
+        let memory = Memory::new(&config);
+        let stop = AtomicBool::new(false);
+        let shared = Arc::new(Shared { config, exports, memory, stop, loops });
+        Ok(Self { shared, listeners: Mutex::default() })
+    }
+
+    /// Listens on a Unix socket at `path`, mode 0600. A stale file is replaced; `Busy` if another
+    /// server listens there or the file is something else. The file goes when the server stops.
+    pub fn listen_unix(&self, path: impl AsRef<Path>) -> Result<()> {
+        let listener = Listener::unix(path.as_ref())?;
+        self.listeners.lock().push(listener);
+        Ok(())
+    }
+
+    /// Listens on a TCP address; returns it with the port that was chosen if `address` has port
+    /// 0. The protocol has no authentication: anything but loopback is the caller's decision.
+    pub fn listen_tcp(&self, address: SocketAddr) -> Result<SocketAddr> {
+        let (listener, local) = Listener::tcp(address)?;
+        self.listeners.lock().push(listener);
+        Ok(local)
+    }
+
+    /// Serves until [`Server::stop`], on this thread and `config.threads - 1` more. Errors of
+    /// clients never end it; an error here means that the system gave us no epoll or no thread.
+    pub fn run(&self) -> Result<()> {
+        let mut listeners = std::mem::take(&mut *self.listeners.lock());
+        if listeners.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidInput, "serve NBD", "nothing to listen on"));
+        }
+        let go = |index: usize, listeners: Vec<Listener>| {
+            let result =
+                EventLoop::new(self.shared.clone(), index, listeners).and_then(|mut l| l.run());
+            // One loop without the others serves nobody well.
+            self.stop();
+            result
+        };
+        let mine = std::mem::take(&mut listeners);
+        std::thread::scope(|scope| {
+            let mut handles = Vec::new();
+            for index in 1..self.shared.config.threads {
+                let named = std::thread::Builder::new().name(format!("forebay-nbd-{index}"));
+                match named.spawn_scoped(scope, move || go(index, Vec::new())) {
+                    Ok(handle) => handles.push(handle),
+                    Err(e) => {
+                        self.stop();
+                        return Err(Error::from_io("serve NBD", e));
+                    }
+                }
+            }
+            let mut result = go(0, mine);
+            for handle in handles {
+                let other = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result = result.and(other);
+            }
+            // A connection may have been sent to a loop that was about to end.
+            for one in &self.shared.loops {
+                one.inbox.lock().clear();
+                one.conns.store(0, Ordering::Relaxed);
+            }
+            result
+        })
+    }
+
+    /// Ends [`Server::run`]: no new clients, no new requests; what is in flight is finished and
+    /// answered within `drain_timeout`. May be called from any thread, more than once.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.loops.iter().for_each(|l| l.home.nudge());
+    }
+
+    /// The counters now.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            connections: self.shared.clients(),
+            memory_used: self.shared.memory.used(),
+            memory_peak: self.shared.memory.peak(),
+            ..Stats::gather(self.shared.loops.iter().map(|l| &*l.stats))
+        }
+    }
+
+    /// The limits in force.
+    pub fn config(&self) -> &ServerConfig {
+        &self.shared.config
+    }
+
+    /// How many clients were cut off for `reason`.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.stats().dropped_for(reason)
+    }
+}

@@ -1,0 +1,205 @@
+//! Counters of a server, and the books on memory in use.
+//!
+//! Invariants:
+//! 1. A [`LoopStats`] is written by its loop's thread alone, so a bump is a plain load and store.
+//! 2. `Memory::used` is the sum of what all connections and all orphaned requests are charged.
+
+use crate::config::{DropReason, ServerConfig};
+use crate::proto::Command;
+use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// How many kinds of commands are counted apart.
+pub const KINDS: usize = 7;
+
+const _: () =
+    assert!(DropReason::ALL[DropReason::ALL.len() - 1] as usize + 1 == DropReason::ALL.len());
+
+/// Counters of one loop.
+#[derive(Default)]
+pub(crate) struct LoopStats {
+    pub requests: [AtomicU64; KINDS],
+    pub bytes_read: AtomicU64,
+    pub bytes_written: AtomicU64,
+    pub errors: AtomicU64,
+    pub late: AtomicU64,
+    pub turns: AtomicU64,
+    pub sleeps: AtomicU64,
+    pub receives: AtomicU64,
+    pub sends: AtomicU64,
+    pub accepted: AtomicU64,
+    pub dropped: [AtomicU64; DropReason::ALL.len()],
+}
+
+/// Adds to a counter that only this thread writes (invariant 1).
+#[inline]
+pub(crate) fn bump(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
+/// A server's counters at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Connections now, handshakes included.
+    pub connections: usize,
+    /// Connections accepted so far.
+    pub accepted: u64,
+    /// Requests by command code: read, write, disconnect, flush, trim, cache, write zeroes and
+    /// block status (the last two counted together).
+    pub requests: [u64; KINDS],
+    /// Bytes sent in answers to reads.
+    pub bytes_read: u64,
+    /// Bytes taken from writes.
+    pub bytes_written: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Requests that could not be answered at once.
+    pub late: u64,
+    /// Turns of the event loops.
+    pub turns: u64,
+    /// Turns that began with a sleep.
+    pub sleeps: u64,
+    /// System calls that received.
+    pub receives: u64,
+    /// System calls that sent.
+    pub sends: u64,
+    /// Clients cut off, by reason; only reasons that occurred.
+    pub dropped: Vec<(DropReason, u64)>,
+    /// Memory in use for requests and replies, bytes.
+    pub memory_used: usize,
+    /// The most it ever was, bytes.
+    pub memory_peak: usize,
+}
+
+impl Stats {
+    /// How many clients were cut off for `reason`.
+    pub fn dropped_for(&self, reason: DropReason) -> u64 {
+        self.dropped.iter().find(|(r, _)| *r == reason).map_or(0, |(_, n)| *n)
+    }
+
+    pub(crate) fn gather<'a>(loops: impl Iterator<Item = &'a LoopStats>) -> Self {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let (mut all, mut dropped) = (Self::default(), [0; DropReason::ALL.len()]);
+        for one in loops {
+            for (sum, c) in all.requests.iter_mut().zip(&one.requests) {
+                *sum += get(c);
+            }
+            for (sum, c) in dropped.iter_mut().zip(&one.dropped) {
+                *sum += get(c);
+            }
+            all.accepted += get(&one.accepted);
+            all.bytes_read += get(&one.bytes_read);
+            all.bytes_written += get(&one.bytes_written);
+            all.errors += get(&one.errors);
+            all.late += get(&one.late);
+            all.turns += get(&one.turns);
+            all.sleeps += get(&one.sleeps);
+            all.receives += get(&one.receives);
+            all.sends += get(&one.sends);
+        }
+        all.dropped = DropReason::ALL.into_iter().zip(dropped).filter(|(_, n)| *n > 0).collect();
+        all
+    }
+}
+
+/// Index of a command among the counters.
+pub(crate) fn kind(command: Command) -> usize {
+    usize::from(command.code()).min(KINDS - 1)
+}
+
+/// Whether a request may take memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Yes,
+    /// This client uses too much.
+    ClientFull,
+    /// All together use too much.
+    ServerFull,
+}
+
+/// The books on memory of all connections, bytes.
+pub(crate) struct Memory {
+    used: AtomicUsize,
+    peak: AtomicUsize,
+    /// How many connections wait for memory of the server.
+    pub waiting: AtomicUsize,
+    client_max: usize,
+    total_max: usize,
+    share: usize,
+}
+
+impl Memory {
+    pub fn new(config: &ServerConfig) -> Self {
+        Self {
+            used: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            client_max: config.client_memory,
+            total_max: config.total_memory,
+            share: config.fair_share(),
+        }
+    }
+
+    /// Whether a client that uses `used` may use `cost` more. `waited`: it waits already.
+    #[inline]
+    pub fn admits(&self, used: usize, cost: usize, waited: bool) -> Verdict {
+        if used > 0 && used + cost > self.client_max {
+            return Verdict::ClientFull;
+        }
+        let total = self.used.load(Ordering::Relaxed) + cost;
+        let fair = used + cost <= self.share;
+        // The lower half is for everybody, unless somebody waits: then first come those who
+        // wait. The upper half is for clients below their fair share.
+        let others_wait = !waited && self.waiting.load(Ordering::Relaxed) > 0;
+        if total <= self.total_max / 2 && (fair || !others_wait) {
+            return Verdict::Yes;
+        }
+        if fair && total <= self.total_max { Verdict::Yes } else { Verdict::ServerFull }
+    }
+
+    pub fn charge(&self, bytes: usize) {
+        let now = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if now > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(now, Ordering::Relaxed);
+        }
+    }
+
+    pub fn release(&self, bytes: usize) {
+        let before = self.used.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "released more memory than was charged");
+    }
+
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub fn peak(&self) -> usize {
+        self.peak.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hoarders_leave_room_for_others() {
+        let config = ServerConfig {
+            clients_max: 8,
+            client_memory: 4 << 20,
+            total_memory: 16 << 20,
+            ..Default::default()
+        };
+        let memory = Memory::new(&config);
+        assert_eq!(memory.admits(0, 32 << 20, false), Verdict::ServerFull);
+        assert_eq!(memory.admits(4 << 20, 1, false), Verdict::ClientFull);
+        memory.charge(8 << 20);
+        assert_eq!(memory.admits(3 << 20, 1, false), Verdict::ServerFull);
+        assert_eq!(memory.admits(0, 1 << 20, false), Verdict::Yes);
+        assert_eq!(memory.admits(0, 2 << 20, false), Verdict::ServerFull);
+        memory.release(4 << 20);
+        memory.waiting.store(1, Ordering::Relaxed);
+        assert_eq!(memory.admits(1 << 20, 1 << 20, false), Verdict::ServerFull);
+        assert_eq!(memory.admits(1 << 20, 1 << 20, true), Verdict::Yes);
+        assert_eq!(memory.peak(), 8 << 20);
+    }
+}
