@@ -4,7 +4,10 @@
 //! dropped meanwhile. E2 the completion runs without any lock of the engine held, so it may
 //! submit again.
 
+pub(crate) mod op;
+pub(crate) mod ring;
 pub(crate) mod threads;
+pub(crate) mod uring;
 
 use crate::file::Job;
 use forebay_base::task::LocalQueue;
@@ -12,7 +15,9 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use threads::Pool;
+use uring::Uring;
 
 /// Which engine to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -56,44 +61,55 @@ impl FromStr for Aio {
 pub struct Engine(Arc<Inner>);
 
 struct Inner {
-    pool: Pool,
+    ring: Option<Uring>,
+    pool: Arc<Pool>,
     reason: String,
 }
 
 impl Engine {
     /// Starts an engine. `Auto` never fails for lack of io_uring; [`Engine::kind`] tells what it
-    /// became and why.
+    /// became and why. `IoUring` fails with `Unsupported` and the reason.
     pub fn new(aio: Aio) -> Result<Self> {
-        let reason = match aio {
-            Aio::Threads => "asked for".to_string(),
-            Aio::Auto => "io_uring is not built in".to_string(),
-            Aio::IoUring => {
-                let text = "io_uring is not built in";
-                return Err(Error::new(ErrorKind::Unsupported, "start engine", text));
-            }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let pool = Arc::new(Pool::default());
+        let start = || Uring::new(NEXT.fetch_add(1, Ordering::Relaxed), pool.clone());
+        let (ring, reason) = match aio {
+            Aio::Threads => (None, "asked for".to_string()),
+            Aio::Auto => match start() {
+                Ok(ring) => (Some(ring), "auto: the system has it".to_string()),
+                Err(e) => (None, format!("auto: {}", uring::explain(&e))),
+            },
+            Aio::IoUring => match start() {
+                Ok(ring) => (Some(ring), "asked for".to_string()),
+                Err(e) => {
+                    let text = uring::explain(&e);
+                    return Err(Error::new(ErrorKind::Unsupported, "start io_uring", text));
+                }
+            },
         };
-        Ok(Self(Arc::new(Inner { pool: Pool::default(), reason })))
+        Ok(Self(Arc::new(Inner { ring, pool, reason })))
     }
 
     /// The engine's name, `io_uring` or `threads`, and why it is that one.
     pub fn kind(&self) -> (&'static str, String) {
-        ("threads", self.0.reason.clone())
+        let name = if self.0.ring.is_some() { "io_uring" } else { "threads" };
+        (name, self.0.reason.clone())
     }
 
-    /// A queue of the calling thread, if the engine has such a thing.
+    /// A queue of the calling thread, if the engine has such a thing and the thread has none
+    /// yet. While it lives, what this thread submits to devices of the engine completes in its
+    /// `reap`; so the thread must not block on such a request, only on `execute`, `read_into`
+    /// and `write_from` of a device. Call `flush` before each wait. Dropping it waits for what
+    /// is in flight. The kernel may interrupt system calls of such a thread (EINTR): repeat them.
     pub fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        None
+        self.0.ring.as_ref()?.attach()
     }
 
-    /// Starts a job. `aio` is the device's wish.
-    pub(crate) fn submit(&self, job: Job, _aio: Aio) {
-        self.0.pool.submit(job);
-    }
-
-    /// Starts several jobs.
-    pub(crate) fn submit_batch(&self, jobs: Vec<Job>, aio: Aio) {
-        for job in jobs {
-            self.submit(job, aio);
+    /// Starts jobs, in order. `aio` is the device's wish.
+    pub(crate) fn submit(&self, jobs: impl IntoIterator<Item = Job>, aio: Aio) {
+        match &self.0.ring {
+            Some(ring) if aio != Aio::Threads => ring.submit(jobs),
+            _ => jobs.into_iter().for_each(|job| self.0.pool.submit(job)),
         }
     }
 }

@@ -335,15 +335,15 @@ impl BlockDevice for FileDevice {
 
     fn submit(&self, bio: Bio) {
         if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            self.engine.submit(Job { bio, pass: Pass(self.file.clone()) }, self.aio);
+            self.engine.submit([Job { bio, pass: Pass(self.file.clone()) }], self.aio);
         }
     }
 
     fn submit_batch(&self, bios: &mut Vec<Bio>) {
         let enter = |bio| self.file.gate.enter_or_park(bio);
         let jobs = bios.drain(..).filter_map(enter);
-        let jobs = jobs.map(|bio| Job { bio, pass: Pass(self.file.clone()) }).collect();
-        self.engine.submit_batch(jobs, self.aio);
+        let jobs = jobs.map(|bio| Job { bio, pass: Pass(self.file.clone()) });
+        self.engine.submit(jobs, self.aio);
     }
 
     fn execute(&self, bio: Bio) {

@@ -54,15 +54,26 @@ impl Inner {
     /// Makes completed writes durable, with the metadata to find them (L5).
     pub(crate) fn flush(&self) -> Result<()> {
         let fd = self.fd(false);
-        let resized = self.resized.swap(false, Ordering::AcqRel);
+        let resized = self.take_resized();
         let done =
             retry(|| if resized { rustix::fs::fsync(fd) } else { rustix::fs::fdatasync(fd) });
         self.note_flush(resized, done.map_err(io::Error::from))
     }
 
+    /// Whether a flush has to bring the file's size to disk as well; the caller does it.
+    pub(crate) fn take_resized(&self) -> bool {
+        self.resized.swap(false, Ordering::AcqRel)
+    }
+
+    /// Takes that back.
+    pub(crate) fn set_resized(&self, resized: bool) {
+        self.resized.fetch_or(resized, Ordering::AcqRel);
+    }
+
+    /// Takes note of the outcome of a flush.
     pub(crate) fn note_flush(&self, resized: bool, done: io::Result<()>) -> Result<()> {
         done.map_err(|e| {
-            self.resized.fetch_or(resized, Ordering::AcqRel);
+            self.set_resized(resized);
             Error::from_io("flush", e).with_path(&self.path)
         })
     }
@@ -104,11 +115,10 @@ impl Inner {
     /// Zeroes by one system call; false if there is none for this file.
     fn zero_by_call(&self, pos: u64, len: u64, flags: BioFlags) -> Result<bool> {
         let keep = flags.contains(BioFlags::NO_UNMAP);
-        let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
         let ways: &[(&AtomicBool, FallocateFlags)] = if keep {
-            &[(&self.zero_ok, zero)]
+            &[(&self.zero_ok, zero_range())]
         } else {
-            &[(&self.punch_ok, punch()), (&self.zero_ok, zero)]
+            &[(&self.punch_ok, punch()), (&self.zero_ok, zero_range())]
         };
         if self.kind == Kind::Block {
             if flags.contains(BioFlags::FAST_ONLY) {
@@ -134,6 +144,15 @@ impl Inner {
             }
         }
         Ok(false)
+    }
+
+    /// The call that a discard, or a zeroing that may `keep` its blocks, of a regular file
+    /// starts with; none if there is none.
+    pub(crate) fn fallocate_mode(&self, discard: bool, keep: bool) -> Option<FallocateFlags> {
+        let zero = !discard && keep;
+        let ok = if zero { &self.zero_ok } else { &self.punch_ok };
+        let mode = if zero { zero_range() } else { punch() };
+        (self.kind == Kind::Regular && ok.load(Ordering::Relaxed)).then_some(mode)
     }
 
     fn fallocate(&self, mode: FallocateFlags, pos: u64, len: u64) -> io::Result<()> {
@@ -229,6 +248,10 @@ impl Inner {
 
 fn punch() -> FallocateFlags {
     FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
+}
+
+fn zero_range() -> FallocateFlags {
+    FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
 }
 
 pub(crate) fn is_unsupported(e: &io::Error) -> bool {

@@ -1,0 +1,303 @@
+//! The io_uring engine: a ring with a thread of its own for requests from anywhere, and rings
+//! of event-loop threads.
+//!
+//! The thread both submits and reaps. It would save a hop to submit from the caller's thread,
+//! but the kernel then interrupts that thread for each completion, and cancels what it has in
+//! flight when it ends.
+//!
+//! Invariants: U1 the thread sleeps only with the inbox empty and `sleeping` set; who then puts
+//! something in, wakes it. U2 it ends when the engine is closed and nothing is left. U3 no
+//! completion runs while a ring is borrowed or a lock is held (E2).
+
+use super::op::Op;
+use super::ring::{Outcome, Ring, WAITING, plan};
+use super::threads::Pool;
+use crate::file::Job;
+use forebay_base::sync::Mutex;
+use forebay_base::task::LocalQueue;
+use io_uring::{opcode, types};
+use rustix::event::{EventfdFlags, eventfd};
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+#[derive(Default)]
+struct Inbox {
+    ops: Vec<Op>,
+    sleeping: bool,
+    closing: bool,
+    broken: bool,
+}
+
+struct Shared {
+    inbox: Mutex<Inbox>,
+    wake: OwnedFd,
+}
+
+/// The ring for requests from anywhere.
+pub(crate) struct Uring {
+    id: u64,
+    shared: Arc<Shared>,
+    pool: Arc<Pool>,
+}
+
+thread_local! {
+    /// The rings attached to this thread, by engine.
+    static LOCAL: RefCell<Vec<(u64, Rc<RefCell<Ring>>)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn event_fd() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Makes it readable.
+fn signal(fd: &OwnedFd) {
+    // Cannot fail but for a counter at its maximum, which is readable as well.
+    let _ = rustix::io::write(fd, &[1; 8]);
+}
+
+/// Makes it unreadable.
+fn clear(fd: &OwnedFd) {
+    // Nothing to read is as good.
+    let _ = rustix::io::read(fd, &mut [0u8; 8]);
+}
+
+/// Ends what is over and passes on what is for the pool.
+fn settle(out: Outcome, pool: &Pool) {
+    for job in out.pool {
+        pool.submit(job);
+    }
+    for (job, result) in out.over {
+        job.finish(result);
+    }
+}
+
+impl Uring {
+    /// Starts the ring and its thread.
+    pub(crate) fn new(id: u64, pool: Arc<Pool>) -> io::Result<Self> {
+        let wake = event_fd()?;
+        let shared = Arc::new(Shared { inbox: Mutex::default(), wake });
+        let (tx, rx) = mpsc::channel();
+        let (theirs, helper) = (shared.clone(), pool.clone());
+        std::thread::Builder::new().name("forebay-uring".into()).spawn(move || {
+            // The ring belongs to the thread that made it.
+            match Ring::new() {
+                Ok(ring) => {
+                    let _ = tx.send(Ok(()));
+                    run(&theirs, ring, &helper);
+                }
+                Err(e) => drop(tx.send(Err(e))),
+            }
+        })?;
+        rx.recv().map_err(|_| io::Error::other("the ring's thread died"))??;
+        Ok(Self { id, shared, pool })
+    }
+
+    /// Starts jobs: on this thread's ring if it has one, else on the shared one.
+    pub(crate) fn submit(&self, jobs: impl IntoIterator<Item = Job>) {
+        let mut out = Outcome::default();
+        let mut ops: Vec<_> = jobs.into_iter().filter_map(|job| plan(job, &mut out)).collect();
+        if let Some(local) = local_ring(self.id) {
+            let mut ring = local.borrow_mut();
+            let room = WAITING.saturating_sub(ring.waiting()).min(ops.len());
+            ops.drain(..room).for_each(|op| ring.add(op));
+        } else if !ops.is_empty() {
+            self.put(&mut ops);
+        }
+        settle(out, &self.pool);
+        // No room: whoever floods the queue works it off.
+        for op in ops {
+            op.into_job().run();
+        }
+    }
+
+    fn put(&self, ops: &mut Vec<Op>) {
+        let mut inbox = self.shared.inbox.lock();
+        if inbox.broken {
+            drop(inbox);
+            ops.drain(..).for_each(|op| self.pool.submit(op.into_job()));
+            return;
+        }
+        let room = WAITING.saturating_sub(inbox.ops.len()).min(ops.len());
+        inbox.ops.extend(ops.drain(..room));
+        let wake = std::mem::take(&mut inbox.sleeping);
+        drop(inbox);
+        if wake {
+            self.shared.wake_up();
+        }
+    }
+
+    /// A ring for the calling thread; none if it has one or the system gives none.
+    pub(crate) fn attach(&self) -> Option<Box<dyn LocalQueue>> {
+        if local_ring(self.id).is_some() {
+            return None;
+        }
+        let make = || {
+            let (ring, ready) = (Ring::new()?, event_fd()?);
+            ring.signal(&ready)?;
+            Ok::<_, io::Error>((ring, ready))
+        };
+        let (ring, ready) = make().map_err(|e| log::warn!("no ring for this thread: {e}")).ok()?;
+        let ring = Rc::new(RefCell::new(ring));
+        LOCAL.with_borrow_mut(|all| all.push((self.id, ring.clone())));
+        Some(Box::new(Local { id: self.id, ring, ready, pool: self.pool.clone() }))
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.shared.inbox.lock().closing = true;
+        self.shared.wake_up();
+    }
+}
+
+impl Shared {
+    fn wake_up(&self) {
+        signal(&self.wake);
+    }
+}
+
+/// The thread of the shared ring.
+fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
+    let mut armed = false;
+    loop {
+        if !armed {
+            let poll =
+                opcode::PollAdd::new(types::Fd(shared.wake.as_raw_fd()), libc::POLLIN as u32);
+            armed = ring.push_other(poll.build());
+        }
+        let mut inbox = shared.inbox.lock();
+        let room = WAITING.saturating_sub(ring.waiting()).min(inbox.ops.len());
+        inbox.ops.drain(..room).for_each(|op| ring.add(op));
+        if inbox.closing && inbox.ops.is_empty() && ring.is_idle() {
+            return;
+        }
+        inbox.sleeping = inbox.ops.is_empty();
+        drop(inbox);
+        ring.fill();
+        if let Err(e) = ring.enter(1) {
+            give_up(shared, &mut ring, pool, &e);
+            return;
+        }
+        let mut out = Outcome::default();
+        ring.collect(&mut out);
+        shared.inbox.lock().sleeping = false;
+        if out.others > 0 {
+            armed = false;
+            clear(&shared.wake);
+        }
+        settle(out, pool);
+    }
+}
+
+/// The ring does not work any more: from now on the pool does.
+fn give_up(shared: &Shared, ring: &mut Ring, pool: &Pool, e: &io::Error) {
+    log::error!("io_uring failed, its requests go to threads from now on: {e}");
+    let mut inbox = shared.inbox.lock();
+    inbox.broken = true;
+    let ops = std::mem::take(&mut inbox.ops);
+    drop(inbox);
+    ops.into_iter().map(Op::into_job).chain(ring.abandon()).for_each(|job| pool.submit(job));
+}
+
+fn local_ring(id: u64) -> Option<Rc<RefCell<Ring>>> {
+    let find = |all: &Vec<(u64, Rc<RefCell<Ring>>)>| {
+        all.iter().find(|(of, _)| *of == id).map(|(_, ring)| ring.clone())
+    };
+    // A thread that is ending has none any more.
+    LOCAL.try_with(|all| find(&all.borrow())).ok().flatten()
+}
+
+/// The ring of one event-loop thread.
+struct Local {
+    id: u64,
+    ring: Rc<RefCell<Ring>>,
+    /// Readable when there is something to reap.
+    ready: OwnedFd,
+    pool: Arc<Pool>,
+}
+
+impl Local {
+    /// Hands over what waits; comes back soon if that did not work.
+    fn hand_over(&self, ring: &mut Ring) {
+        match ring.flush() {
+            Ok(true) => {}
+            Ok(false) => signal(&self.ready),
+            Err(e) => self.give_up(ring, &e),
+        }
+    }
+
+    fn give_up(&self, ring: &mut Ring, e: &io::Error) {
+        log::error!("io_uring of this thread failed: {e}");
+        ring.abandon().into_iter().for_each(|job| self.pool.submit(job));
+    }
+}
+
+impl LocalQueue for Local {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+
+    fn flush(&mut self) {
+        self.hand_over(&mut self.ring.borrow_mut());
+    }
+
+    fn reap(&mut self) -> usize {
+        let mut count = 0;
+        loop {
+            // First: what comes later signals again.
+            clear(&self.ready);
+            let mut out = Outcome::default();
+            let mut ring = self.ring.borrow_mut();
+            self.hand_over(&mut ring);
+            let taken = ring.collect(&mut out);
+            drop(ring);
+            settle(out, &self.pool);
+            count += taken;
+            if taken == 0 {
+                return count;
+            }
+        }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        // What completions submit from here on goes to the shared ring.
+        let _ = LOCAL.try_with(|all| all.borrow_mut().retain(|(id, _)| *id != self.id));
+        loop {
+            let mut ring = self.ring.borrow_mut();
+            ring.fill();
+            if ring.is_idle() {
+                return;
+            }
+            if let Err(e) = ring.enter(1) {
+                return self.give_up(&mut ring, &e);
+            }
+            let mut out = Outcome::default();
+            ring.collect(&mut out);
+            drop(ring);
+            settle(out, &self.pool);
+        }
+    }
+}
+
+/// Why the system gives no io_uring, in words.
+pub(crate) fn explain(e: &io::Error) -> String {
+    let setting = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    let disabled = setting.map(|s| s.trim().to_string()).unwrap_or_default();
+    match e.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) if matches!(disabled.as_str(), "1" | "2") => {
+            format!("kernel.io_uring_disabled is {disabled}")
+        }
+        Some(libc::EPERM | libc::EACCES) => {
+            "io_uring is forbidden here, probably by a container's seccomp profile".into()
+        }
+        Some(libc::ENOSYS) => "the kernel has no io_uring that is good enough".into(),
+        Some(libc::ENOMEM) => "no memory for io_uring (limit of locked memory?)".into(),
+        _ => format!("io_uring cannot be set up: {e}"),
+    }
+}
