@@ -2,6 +2,7 @@
 //!
 //! - [`disk`]: the one simulated disk of the project, over a [`forebay_base::sim_world::SimWorld`];
 //!   [`image`] holds its sectors, [`fault`] what can go wrong, [`crash`] what a power cut leaves.
+//! - [`workload`]: seeded operations against any subject, checked by a byte model.
 
 pub mod config;
 pub mod crash;
@@ -9,6 +10,7 @@ pub mod disk;
 pub mod fault;
 pub mod image;
 mod media;
+pub mod workload;
 
 pub use config::SimConfig;
 pub use crash::{CrashState, CrashStates};
