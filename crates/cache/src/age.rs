@@ -96,7 +96,8 @@ impl Ghosts {
     fn insert(&mut self, id: u32, index: u64, frames: u32) {
         self.clock = self.clock.wrapping_add(frames.max(1));
         let (at, print) = self.place(id, index);
-        let older = |e: u64| if self.alive(e) { self.clock.wrapping_sub(e as u32) } else { u32::MAX };
+        let older =
+            |e: u64| if self.alive(e) { self.clock.wrapping_sub(e as u32) } else { u32::MAX };
         let victim = if older(self.table[at]) >= older(self.table[at + 1]) { at } else { at + 1 };
         self.count += u64::from(self.table[victim] == 0);
         self.table[victim] = u64::from(print) << 32 | u64::from(self.clock);

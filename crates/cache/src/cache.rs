@@ -11,7 +11,7 @@ use crate::mapping::{DirtyFolio, Mapping};
 use crate::stats::{Counters, Stats};
 use crate::writeback::DirtyControl;
 use forebay_base::Result;
-use forebay_base::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::WorldRef;
@@ -43,8 +43,8 @@ pub struct PageCache {
     pub counters: Counters,
     /// Dirty limits and throttling.
     pub dirty: DirtyControl,
-    /// Bytes of readahead in flight or unread, all streams.
-    pub(crate) readahead_outstanding: AtomicI64,
+    /// Longest readahead window of a stream, bytes.
+    pub readahead_max: AtomicU64,
 }
 
 impl PageCache {
@@ -68,7 +68,7 @@ impl PageCache {
             frame_wait: WaitQueue::new(),
             next_mapping: AtomicU32::new(1),
             counters: Counters::default(),
-            readahead_outstanding: AtomicI64::new(0),
+            readahead_max: AtomicU64::new(u64::from(config.readahead_max)),
             config,
             division,
             world,
@@ -129,6 +129,17 @@ impl PageCache {
         ]
     }
 
+    /// Counts a buffer outside the arena that a request in flight needs; negative when it goes.
+    pub fn private_bytes(&self, change: i64) {
+        let counter = &self.counters.private_bytes;
+        if change < 0 {
+            counter.fetch_sub(change.unsigned_abs(), Ordering::Relaxed);
+        } else {
+            let now = counter.fetch_add(change as u64, Ordering::Relaxed) + change as u64;
+            self.counters.private_bytes_max.fetch_max(now, Ordering::Relaxed);
+        }
+    }
+
     // ---- lookup ----
 
     /// The folio, locked shared, if it is there. `None` is a hint (see [`crate::index`]).
@@ -157,7 +168,11 @@ impl PageCache {
 
     /// The folio, locked exclusively, made if it is missing. `None` when no folio descriptor can
     /// be had: everything is dirty or in flight.
-    pub fn lock_or_create<'a>(&'a self, mapping: &'a Mapping, index: u64) -> Option<FolioWrite<'a>> {
+    pub fn lock_or_create<'a>(
+        &'a self,
+        mapping: &'a Mapping,
+        index: u64,
+    ) -> Option<FolioWrite<'a>> {
         loop {
             if let Some(folio) = self.lock_folio(mapping, index) {
                 return Some(folio);
@@ -205,12 +220,15 @@ impl PageCache {
     /// waiting.
     pub fn take_frames(&self, count: usize) -> Option<FramePool<'_>> {
         let mut pool = FramePool { cache: self, frames: Vec::with_capacity(count) };
+        // Handed out from the end: reversed, so that neighbours come in ascending order.
         if count == 0 || self.frames.lock().take(count, &mut pool.frames) {
+            pool.frames.reverse();
             return Some(pool);
         }
         for _ in 0..4 {
             let freed = self.reclaim(count);
             if self.frames.lock().take(count, &mut pool.frames) {
+                pool.frames.reverse();
                 return Some(pool);
             }
             if freed == 0 {
@@ -282,12 +300,6 @@ impl<'a> FramePool<'a> {
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
-
-    /// Orders the frames so that they are handed out ascending.
-    pub fn ascending(mut self) -> Self {
-        self.frames.sort_unstable_by(|a, b| b.cmp(a));
-        self
-    }
 }
 
 impl Drop for FramePool<'_> {
@@ -358,7 +370,8 @@ fn copy_out(cache: &PageCache, slot: Slot, mut offset: usize, mut dst: &mut [u8]
         let within = offset % FRAME_SIZE;
         let len = dst.len().min(FRAME_SIZE - within);
         let (part, rest) = dst.split_at_mut(len);
-        let frame = cache.table.frame(slot, offset / FRAME_SIZE).expect("uptodate has a frame (F3)");
+        let frame =
+            cache.table.frame(slot, offset / FRAME_SIZE).expect("uptodate has a frame (F3)");
         cache.arena.copy_out(frame, within, part);
         dst = rest;
         offset += len;
@@ -489,7 +502,12 @@ impl FolioWrite<'_> {
 
     /// Plans a fill: the runs of blocks that are neither there nor on their way become *reading*.
     /// The frames for them must be in `pool`. Blocks become *uncached* if the request is.
-    pub fn begin_fill(&self, blocks: Blocks, uncached: bool, pool: &mut FramePool<'_>) -> Vec<Blocks> {
+    pub fn begin_fill(
+        &self,
+        blocks: Blocks,
+        uncached: bool,
+        pool: &mut FramePool<'_>,
+    ) -> Vec<Blocks> {
         let runs = self.fillable(blocks);
         for &run in &runs {
             self.install_frames(run, pool);
@@ -604,11 +622,13 @@ impl FolioWrite<'_> {
         let entry = dirty.entry(self.index).or_insert(DirtyFolio { since: now, uncached: false });
         entry.uncached |= new;
         drop(dirty);
-        if new {
-            self.mapping.uncached_dirty.fetch_add(bytes, Ordering::Relaxed);
-        }
-        if first || new {
-            // The flusher sets its alarm by the oldest dirt.
+        let before = match new {
+            true => self.mapping.uncached_dirty.fetch_add(bytes, Ordering::Relaxed),
+            false => u64::MAX,
+        };
+        let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
+        if first || before == 0 || (before < window && before + bytes >= window) {
+            // The flusher sets its alarm by the oldest dirt, or starts on a full window.
             self.mapping.kick_flusher();
         }
         self.mapping.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);

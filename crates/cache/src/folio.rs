@@ -241,7 +241,8 @@ impl Table {
         loop {
             let old = word.load(Ordering::Relaxed);
             if old & (READERS | WRITER) == 0 {
-                let taken = word.compare_exchange(old, WRITER, Ordering::Acquire, Ordering::Relaxed);
+                let taken =
+                    word.compare_exchange(old, WRITER, Ordering::Acquire, Ordering::Relaxed);
                 if taken.is_ok() {
                     return;
                 }
@@ -410,7 +411,10 @@ mod tests {
         table.set_key(2, 9, 77);
         assert_eq!(table.replace_frame(2, 3, Some(0)), None);
         assert_eq!(table.replace_frame(2, 2, Some(41)), None);
-        assert_eq!((table.frame(2, 3), table.frame(2, 2), table.frame(2, 1)), (Some(0), Some(41), None));
+        assert_eq!(
+            (table.frame(2, 3), table.frame(2, 2), table.frame(2, 1)),
+            (Some(0), Some(41), None)
+        );
         assert_eq!(table.replace_frame(2, 3, None), Some(0));
         for want in [1, 2, 3, 3] {
             table.raise_freq(2);

@@ -144,7 +144,12 @@ impl PageCache {
     }
 
     /// Frees the clean idle blocks (F4), except those that `keep` names.
-    fn free_idle(&self, slot: Slot, freed: &mut Vec<Frame>, keep: impl Fn(&Table, Slot, usize) -> u64) {
+    fn free_idle(
+        &self,
+        slot: Slot,
+        freed: &mut Vec<Frame>,
+        keep: impl Fn(&Table, Slot, usize) -> u64,
+    ) {
         let table = &self.table;
         let mut evicted = 0;
         let mut left = 0;

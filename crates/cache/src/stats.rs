@@ -42,8 +42,6 @@ counters! {
     hits,
     /// Blocks not found by reads.
     misses,
-    /// Bytes read from the cache.
-    hit_bytes,
     /// Bytes that readers waited for the device for.
     miss_bytes,
     /// Blocks evicted by reclaim.

@@ -165,7 +165,8 @@ impl DirtyControl {
             let rate = pace.bytes * 1_000_000_000 / elapsed;
             // After an idle time the first sample says nothing.
             let fresh = if elapsed < 1_000_000_000 { rate } else { 0 };
-            pace.rate = if pace.rate == 0 || fresh == 0 { fresh } else { (pace.rate * 3 + fresh) / 4 };
+            pace.rate =
+                if pace.rate == 0 || fresh == 0 { fresh } else { (pace.rate * 3 + fresh) / 4 };
             (pace.since, pace.bytes) = (now, 0);
         }
     }
@@ -397,7 +398,13 @@ impl FolioWrite<'_> {
 }
 
 /// Ends the write-out of pieces of one file, wakes who waits.
-pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok: bool, durable: bool) {
+pub fn end_write(
+    cache: &PageCache,
+    mapping: &Mapping,
+    pieces: &[WritePiece],
+    ok: bool,
+    durable: bool,
+) {
     let mut bytes = 0;
     for piece in pieces {
         let folio = cache.lock_folio(mapping, piece.index);
@@ -417,10 +424,16 @@ pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok
     cache.wake_frame_waiters();
 }
 
-/// Ends a fill of blocks of one folio, wakes who waits.
+/// Ends a fill of blocks of one folio: zeroes what lies behind the end of file, wakes who waits.
 pub fn end_fill(cache: &PageCache, mapping: &Mapping, index: u64, blocks: Blocks, ok: bool) {
     let folio = cache.lock_folio(mapping, index);
     let folio = folio.expect("a folio with blocks being read is not evicted (F4)");
+    let (range, eof) = (mapping.range_of(index, blocks), mapping.size());
+    if ok && range.end > eof {
+        // What lies behind the end of file reads as zeros, whatever the device held (D14).
+        let base = mapping.folio_start(index);
+        folio.zero_bytes((eof.max(range.start) - base) as usize..(range.end - base) as usize);
+    }
     folio.end_fill(blocks, ok);
     drop(folio);
     if !ok {

@@ -1,1 +1,23 @@
-//! forebay-iomap
+//! forebay-iomap: file range to storage. It answers reads and writes of any flag out of the page
+//! cache and the device, and asks the file's [`ops::MapOps`] only where bytes are: the loop is
+//! here, the answer above.
+//!
+//! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`file`] (one open object),
+//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `sync`, `zero`, then the two
+//! mappings: [`identity`] and [`remap`].
+#![forbid(unsafe_code)]
+
+mod direct;
+pub mod file;
+mod fill;
+pub mod identity;
+pub mod ops;
+mod read;
+pub mod remap;
+mod sync;
+mod write;
+mod writeout;
+mod zero;
+
+pub use file::{Handle, MappedFile, Source, Target};
+pub use ops::{Extent, MapFuture, MapOps, Place, Reservation};

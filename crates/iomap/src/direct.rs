@@ -1,0 +1,173 @@
+//! Direct writes: past the cache, coherent with it, out of the caller's memory.
+//!
+//! The range is held exclusively while the write is in flight: dirt under it is written out first,
+//! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
+
+use crate::file::{MappedFile, Source, Target};
+use crate::ops::{Place, Reservation};
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::units::is_aligned;
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_block::{BioFlags, BioOp, io};
+use forebay_cache::State;
+use forebay_cache::stats::Counters;
+use forebay_cache::writeback::{Which, WriteOutPass};
+use std::ops::Range;
+
+impl MappedFile {
+    /// Checks the alignment of a direct request. `Ok(true)`: not aligned, and the caller takes
+    /// `UNCACHED` instead.
+    fn check_direct(
+        &self,
+        op: &'static str,
+        range: &Range<u64>,
+        memory: u64,
+        flags: IoFlags,
+    ) -> Result<bool> {
+        let limits = self.device().limits();
+        let unit = u64::from(self.ops.unit().max(limits.logical_block));
+        let end_ok = is_aligned(range.end, unit) || range.end == self.size();
+        let align = u64::from(limits.memory_align);
+        let why = if !is_aligned(range.start, unit) || !end_ok {
+            format!("offset and length must be multiples of {unit}")
+        } else if !is_aligned(memory, align) {
+            format!("the buffer must be aligned to {align} bytes in memory")
+        } else {
+            return Ok(false);
+        };
+        if flags.contains(IoFlags::FALLBACK) {
+            return Ok(true);
+        }
+        let error = Error::new(ErrorKind::Unaligned, op, why);
+        Err(error.with_range(range.start, range.end - range.start))
+    }
+
+    pub(crate) fn direct_fallback(
+        &self,
+        range: &Range<u64>,
+        dst: &mut Target<'_>,
+        flags: IoFlags,
+    ) -> Result<bool> {
+        let memory = dst.bytes().as_ptr() as u64;
+        self.check_direct("read directly", range, memory, flags)
+    }
+
+    pub(crate) fn direct_write_fallback(
+        &self,
+        range: &Range<u64>,
+        src: &Source<'_>,
+        flags: IoFlags,
+    ) -> Result<bool> {
+        let memory = src.bytes().as_ptr() as u64;
+        self.check_direct("write directly", range, memory, flags)
+    }
+
+    pub(crate) async fn write_direct(
+        &self,
+        range: &Range<u64>,
+        src: &mut Source<'_>,
+        flags: IoFlags,
+    ) -> Result<()> {
+        let held = self.mapping.exclusive(range.clone()).await;
+        self.evict_for_direct(range).await?;
+        Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
+        let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
+        let reservation = self.ops.reserve(range.clone())?;
+        // A durable map needs a flush of its own; in place, FUA is all there is to it.
+        let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
+        let done = self.write_places(&reservation, range, src, bio_flags).await;
+        match done {
+            Ok(()) => self.ops.publish(reservation)?,
+            Err(error) => {
+                self.ops.abort(reservation, &error);
+                return Err(error);
+            }
+        }
+        if !durable {
+            self.mapping.unflushed.lock().unpinned = true;
+        }
+        drop(held);
+        Ok(())
+    }
+
+    /// Writes dirt out and drops what is cached of the range, which is held exclusively.
+    pub(crate) async fn evict_for_direct(&self, range: &Range<u64>) -> Result<()> {
+        let mapping = &*self.mapping;
+        for index in self.cache.folios_present(mapping, range) {
+            let blocks = mapping.blocks_touched(index, range);
+            loop {
+                let Some(folio) = self.cache.lock_folio(mapping, index) else { break };
+                let busy =
+                    [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
+                if let Some(state) = busy {
+                    drop(folio);
+                    self.cache.wait_while(mapping, index, blocks, state).await;
+                    continue;
+                }
+                if !folio.any(State::Dirty, blocks) {
+                    folio.discard(blocks);
+                    break;
+                }
+                drop(folio);
+                let bytes = mapping.range_of(index, blocks);
+                let before = mapping.failed.lock().total();
+                let pass = WriteOutPass {
+                    range: bytes,
+                    which: Which::All,
+                    max_bytes: u64::MAX,
+                    sync: true,
+                    fua: false,
+                };
+                self.write_out_pass(&pass).await;
+                mapping.wait_write_outs().await;
+                if mapping.failed.lock().total() > before {
+                    let text = "dirty data under the range cannot be written out";
+                    return Err(Error::new(ErrorKind::Io, "write directly", text));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_places(
+        &self,
+        reservation: &Reservation,
+        range: &Range<u64>,
+        src: &mut Source<'_>,
+        flags: BioFlags,
+    ) -> Result<()> {
+        let device = self.device();
+        let tail = self.ops.unit().max(device.limits().logical_block) as usize;
+        for &Place { offset, len, device_offset } in &reservation.places {
+            let part = (offset - range.start) as usize..(offset + len - range.start) as usize;
+            let whole = part.len() == src.bytes().len();
+            let aligned = part.len() % tail == 0;
+            match src {
+                Source::Slice(bytes) if aligned => {
+                    device.write_from(device_offset, &bytes[part], flags)?
+                }
+                Source::Owned(buf) if aligned && whole => {
+                    let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
+                    let done = io(&**device, BioOp::Write, device_offset, len, data, flags).await;
+                    if let Some(back) = done.data.into_buf() {
+                        **buf = back;
+                    }
+                    done.result?;
+                }
+                _ => {
+                    // The last block of a file that ends within it: padded with zeros.
+                    let mut padded = AlignedBuf::new(part.len().next_multiple_of(tail));
+                    padded[..part.len()].copy_from_slice(&src.bytes()[part]);
+                    let len = padded.len() as u64;
+                    if src.blocking() {
+                        device.write_from(device_offset, &padded, flags)?;
+                    } else {
+                        let data = DataRef::Buf(padded);
+                        io(&**device, BioOp::Write, device_offset, len, data, flags).await.result?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! One object: a mapping in the cache, the map of its bytes, and the operations on both.
+//!
+//! The operations are `async` and wait by returning pending. A blocking caller drives them on its
+//! own thread and says so with [`Target::Slice`] or [`Source::Slice`]: only then may the caller's
+//! memory be lent to the device, by a blocking system call. Event loops bring owned buffers.
+
+use crate::ops::MapOps;
+use crate::sync::FlushGroup;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_block::DeviceRef;
+use forebay_cache::errseq::Cursor;
+use forebay_cache::readahead::Streams;
+use forebay_cache::writeback::{WriteOut, run_flusher};
+use forebay_cache::{Mapping, PageCache};
+use std::ops::Range;
+
+/// Where a read goes.
+pub enum Target<'a> {
+    /// The memory of a caller that blocks.
+    Slice(&'a mut [u8]),
+    /// A buffer that may be lent to a bio and comes back.
+    Owned(&'a mut AlignedBuf),
+}
+
+impl Target<'_> {
+    /// The bytes.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Self::Slice(slice) => slice,
+            Self::Owned(buf) => buf,
+        }
+    }
+
+    /// Whether the caller blocks, so that I/O may be carried out on its thread.
+    pub fn blocking(&self) -> bool {
+        matches!(self, Self::Slice(_))
+    }
+}
+
+/// Where a write comes from.
+pub enum Source<'a> {
+    /// The memory of a caller that blocks.
+    Slice(&'a [u8]),
+    /// A buffer that may be lent to a bio and comes back.
+    Owned(&'a mut AlignedBuf),
+}
+
+impl Source<'_> {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Slice(slice) => slice,
+            Self::Owned(buf) => buf,
+        }
+    }
+
+    /// Whether the caller blocks.
+    pub fn blocking(&self) -> bool {
+        matches!(self, Self::Slice(_))
+    }
+}
+
+/// What one opener has: its streams, and which errors it has seen.
+#[derive(Default)]
+pub struct Handle {
+    /// Readahead streams.
+    pub streams: Streams,
+    pub(crate) cursor: Mutex<Cursor>,
+}
+
+/// An object in the cache.
+pub struct MappedFile {
+    /// The cache it lives in.
+    pub cache: Arc<PageCache>,
+    /// Its state there.
+    pub mapping: Arc<Mapping>,
+    /// Where its bytes are.
+    pub ops: std::sync::Arc<dyn MapOps>,
+    pub(crate) flush: FlushGroup,
+    read_only: bool,
+}
+
+impl MappedFile {
+    /// Opens an object of `size` bytes and starts its flusher. `block_size`: the unit of state in
+    /// the cache, a power of two, 512..4096, a multiple of the map's unit.
+    pub fn new(
+        cache: &Arc<PageCache>,
+        ops: std::sync::Arc<dyn MapOps>,
+        block_size: u32,
+        size: u64,
+        read_only: bool,
+    ) -> Result<std::sync::Arc<Self>> {
+        let unit = ops.unit();
+        if !block_size.is_power_of_two() || !(512..=4096).contains(&block_size) {
+            let text = format!("block size {block_size}: a power of two from 512 to 4096");
+            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
+        }
+        if unit > block_size {
+            let text = format!("block size {block_size} is smaller than the device's {unit}");
+            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
+        }
+        let file = std::sync::Arc::new(Self {
+            mapping: Arc::new(cache.new_mapping(block_size, size)),
+            cache: cache.clone(),
+            ops,
+            flush: FlushGroup::default(),
+            read_only,
+        });
+        if !read_only {
+            let weak = std::sync::Arc::downgrade(&file);
+            let out: std::sync::Weak<dyn WriteOut> = weak;
+            let task = run_flusher(cache.clone(), file.mapping.clone(), out);
+            cache.world.spawn("forebay-flush", Box::pin(task));
+        }
+        Ok(file)
+    }
+
+    /// A handle for a new opener.
+    pub fn open_handle(&self) -> Handle {
+        let handle = Handle::default();
+        *handle.cursor.lock() = self.mapping.errseq.sample();
+        handle
+    }
+
+    /// An opener goes: what its uncached streams read ahead is dropped (U2).
+    pub fn close_handle(&self, handle: &Handle) {
+        for range in handle.streams.abandon() {
+            self.drop_uncached(range);
+        }
+    }
+
+    /// The device below.
+    pub fn device(&self) -> &DeviceRef {
+        self.ops.device()
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.mapping.size()
+    }
+
+    /// Opened for reading only.
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Checks a write's flags and range.
+    pub(crate) fn check_write(
+        &self,
+        offset: u64,
+        len: usize,
+        flags: IoFlags,
+    ) -> Result<Range<u64>> {
+        flags.check(true)?;
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "write", "opened for reading only"));
+        }
+        let offset = if flags.contains(IoFlags::APPEND) { self.size() } else { offset };
+        let fail =
+            |kind, text: &str| Err(Error::new(kind, "write", text).with_range(offset, len as u64));
+        let Some(end) = offset.checked_add(len as u64).filter(|&end| end < 1 << 63) else {
+            return fail(ErrorKind::OutOfRange, "the range overflows");
+        };
+        if end > self.size() {
+            return fail(ErrorKind::NoSpace, &format!("the object ends at {}", self.size()));
+        }
+        Ok(offset..end)
+    }
+
+    /// Clips a read to the end of file.
+    pub(crate) fn check_read(&self, offset: u64, len: usize, flags: IoFlags) -> Result<Range<u64>> {
+        flags.check(false)?;
+        let end = offset.checked_add(len as u64).filter(|&end| end < 1 << 63);
+        let Some(end) = end else {
+            let error = Error::new(ErrorKind::OutOfRange, "read", "the range overflows");
+            return Err(error.with_range(offset, len as u64));
+        };
+        let size = self.size();
+        Ok(offset.min(size)..end.min(size))
+    }
+
+    /// Drops blocks that an uncached stream left, as far as they are clean and idle.
+    pub(crate) fn drop_uncached(&self, range: Range<u64>) {
+        for index in self.mapping.folios(&range) {
+            if let Some(folio) = self.cache.lock_folio(&self.mapping, index) {
+                folio.drop_uncached(self.mapping.blocks_touched(index, &range));
+            }
+        }
+    }
+
+    /// Splits a byte range at folio boundaries.
+    pub(crate) fn pieces(
+        &self,
+        range: Range<u64>,
+    ) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
+        let size = self.mapping.folio_size();
+        self.mapping.folios(&range).map(move |index| {
+            let start = index * size;
+            (index, range.start.max(start)..range.end.min(start + size))
+        })
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // The flusher looks once more, finds nobody and ends.
+        self.mapping.kick_flusher();
+        self.cache.drop_range(&self.mapping, 0..u64::MAX >> 1);
+    }
+}

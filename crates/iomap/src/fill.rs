@@ -1,0 +1,281 @@
+//! Fills: plan which blocks are missing, issue their reads, complete them. A fill is inserted in the
+//! cache before its I/O: whoever looks for the block finds it on its way.
+
+use crate::file::MappedFile;
+use forebay_base::buf::DataRef;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_base::units::{round_down, round_up};
+use forebay_base::{Error, Result};
+use forebay_block::{Bio, BioFlags, BioOp};
+use forebay_cache::folio::Blocks;
+use forebay_cache::stats::Counters;
+use forebay_cache::writeback::end_fill;
+use forebay_cache::{FolioWrite, FrameList, Mapping, PageCache};
+use std::any::Any;
+use std::ops::Range;
+
+/// Longest read of one bio, bytes.
+const MAX_BIO: u64 = 512 << 10;
+
+/// How a fill is wanted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct FillMode {
+    /// The blocks go when they have been consumed.
+    pub uncached: bool,
+    /// Nobody waits: after all else in the device's queue; gives way to exclusive ranges.
+    pub background: bool,
+    /// The last read may be carried out on this thread.
+    pub inline: bool,
+}
+
+/// How planning went.
+pub(crate) enum Filling {
+    /// Under way, or nothing was missing; the slot gets the first error.
+    Started(FillError),
+    /// No frames to be had without waiting.
+    NoFrames,
+    /// Somebody holds this range exclusively.
+    Exclusive(Range<u64>),
+}
+
+/// The first error of a fill.
+#[derive(Clone, Default)]
+pub(crate) struct FillError(Arc<Mutex<Option<Error>>>);
+
+impl FillError {
+    pub fn take(&self) -> Option<Error> {
+        self.0.lock().take()
+    }
+
+    fn set(&self, error: &Error) {
+        self.0.lock().get_or_insert_with(|| error.clone());
+    }
+}
+
+/// One run of blocks of a folio that is *reading* by our plan.
+struct Piece {
+    index: u64,
+    blocks: Blocks,
+}
+
+/// The completion side of one bio: ends its pieces even if the bio is dropped.
+struct EndRead {
+    cache: Arc<PageCache>,
+    mapping: Arc<Mapping>,
+    pieces: Vec<Piece>,
+    error: FillError,
+    /// Extents stay pinned until the read is over (O4).
+    pins: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl EndRead {
+    fn end(self, result: &Result<()>) {
+        if let Err(error) = result {
+            self.error.set(error);
+        }
+        for piece in &self.pieces {
+            end_fill(&self.cache, &self.mapping, piece.index, piece.blocks, result.is_ok());
+        }
+        drop(self.pins);
+    }
+}
+
+impl MappedFile {
+    /// Fills what is missing of `range` (bytes; rounded outwards to blocks, clipped to the end of
+    /// file) and returns when the reads are issued.
+    pub(crate) async fn start_fill(&self, range: Range<u64>, mode: FillMode) -> Filling {
+        let block = self.mapping.block_size();
+        let eof = round_up(self.size(), block);
+        let range = round_down(range.start, block)..round_up(range.end, block).min(eof);
+        let planned = match self.plan_fill(&range, mode) {
+            Ok(planned) => planned,
+            Err(other) => return other,
+        };
+        let error = FillError::default();
+        let mut bios = Vec::new();
+        self.build_reads(planned, &error, &mut bios).await;
+        self.issue_reads(bios, mode);
+        Filling::Started(error)
+    }
+
+    /// Marks the missing blocks *reading*.
+    fn plan_fill(
+        &self,
+        range: &Range<u64>,
+        mode: FillMode,
+    ) -> std::result::Result<Vec<Piece>, Filling> {
+        let mapping = &*self.mapping;
+        let mut missing = 0;
+        for (index, part) in self.pieces(range.clone()) {
+            let blocks = mapping.blocks_touched(index, &part);
+            missing += match self.cache.lock_folio(mapping, index) {
+                Some(folio) => {
+                    folio.fillable(blocks).iter().map(|&r| folio.frames_missing(r)).sum()
+                }
+                None => blocks.len().div_ceil(mapping.blocks_per_frame()) as usize + 1,
+            };
+        }
+        if missing == 0 && self.pieces(range.clone()).all(|(i, p)| self.nothing_fillable(i, &p)) {
+            return Ok(Vec::new());
+        }
+        let pool = self.cache.take_frames(missing);
+        let Some(mut pool) = pool else { return Err(Filling::NoFrames) };
+        let mut planned = Vec::new();
+        for (index, part) in self.pieces(range.clone()) {
+            let Some(folio) = self.cache.lock_or_create(mapping, index) else { break };
+            if mapping.is_exclusive(&part) {
+                drop(folio);
+                if planned.is_empty() && !mode.background {
+                    return Err(Filling::Exclusive(part));
+                }
+                break;
+            }
+            let blocks = mapping.blocks_touched(index, &part);
+            let need: usize = folio.fillable(blocks).iter().map(|&r| folio.frames_missing(r)).sum();
+            if need > pool.len() {
+                break;
+            }
+            let runs = folio.begin_fill(blocks, mode.uncached, &mut pool);
+            planned.extend(runs.into_iter().map(|blocks| Piece { index, blocks }));
+        }
+        Ok(planned)
+    }
+
+    fn nothing_fillable(&self, index: u64, part: &Range<u64>) -> bool {
+        let blocks = self.mapping.blocks_touched(index, part);
+        let folio = self.cache.lock_folio(&self.mapping, index);
+        folio.is_some_and(|f| f.fillable(blocks).is_empty())
+    }
+
+    /// Turns planned pieces into bios: as few as the map, the device and the frames allow.
+    async fn build_reads(&self, planned: Vec<Piece>, error: &FillError, bios: &mut Vec<Bio>) {
+        let limits = self.device().limits();
+        let device_block = u64::from(limits.logical_block);
+        let max = MAX_BIO.min(u64::from(limits.max_transfer));
+        let mut open: Option<OpenRead> = None;
+        for piece in planned {
+            let mut rest = piece.blocks;
+            while !rest.is_empty() {
+                let range = self.mapping.range_of(piece.index, rest);
+                let eof = round_up(self.size(), device_block);
+                let extent = self.ops.map(range.start..range.end.min(eof).max(range.start)).await;
+                let extent = match extent {
+                    Ok(extent) => extent,
+                    Err(e) => {
+                        error.set(&e);
+                        self.end_planned(piece.index, rest, false);
+                        break;
+                    }
+                };
+                let covered = self
+                    .mapping
+                    .blocks_touched(piece.index, &(range.start..range.start + extent.len));
+                let run =
+                    Blocks { start: rest.start, end: covered.end.clamp(rest.start + 1, rest.end) };
+                rest.start = run.end;
+                let Some(at) = extent.device_offset else {
+                    let folio = self.locked(piece.index);
+                    folio.fill_zero(run);
+                    drop(folio);
+                    self.end_waiters(piece.index);
+                    continue;
+                };
+                let continues = open.as_ref().is_some_and(|o| {
+                    o.device_end == at
+                        && o.bytes() < max
+                        && o.frames.segment_count() < limits.max_segments as usize
+                });
+                if !continues {
+                    bios.extend(open.take().map(OpenRead::close));
+                }
+                let open = open.get_or_insert_with(|| OpenRead::new(self, at, error));
+                open.push(&self.locked(piece.index), piece.index, run, extent.len);
+                open.end.pins.extend(extent.pin);
+            }
+        }
+        bios.extend(open.map(OpenRead::close));
+    }
+
+    fn locked(&self, index: u64) -> FolioWrite<'_> {
+        let folio = self.cache.lock_folio(&self.mapping, index);
+        folio.expect("a folio with blocks being read is not evicted (F4)")
+    }
+
+    fn end_planned(&self, index: u64, blocks: Blocks, ok: bool) {
+        end_fill(&self.cache, &self.mapping, index, blocks, ok);
+    }
+
+    /// Wakes those who wait for a folio whose blocks were filled without I/O.
+    fn end_waiters(&self, index: u64) {
+        end_fill(&self.cache, &self.mapping, index, Blocks { start: 0, end: 0 }, true);
+    }
+
+    fn issue_reads(&self, mut bios: Vec<Bio>, mode: FillMode) {
+        let flags = if mode.background { BioFlags::BACKGROUND } else { BioFlags::SYNC };
+        let bytes: u64 = bios.iter().map(|b| b.len).sum();
+        let counters = &self.cache.counters;
+        let counter =
+            if mode.background { &counters.readahead_bytes } else { &counters.miss_bytes };
+        Counters::add(counter, bytes);
+        bios.iter_mut().for_each(|b| b.flags = flags);
+        let last = if mode.inline { bios.pop() } else { None };
+        if !bios.is_empty() {
+            self.device().submit_batch(&mut bios);
+        }
+        if let Some(bio) = last {
+            self.device().execute(bio);
+        }
+    }
+}
+
+/// A bio being put together.
+struct OpenRead {
+    device_start: u64,
+    device_end: u64,
+    frames: FrameList,
+    end: EndRead,
+}
+
+impl OpenRead {
+    fn new(file: &MappedFile, at: u64, error: &FillError) -> Self {
+        let end = EndRead {
+            cache: file.cache.clone(),
+            mapping: file.mapping.clone(),
+            pieces: Vec::new(),
+            error: error.clone(),
+            pins: Vec::new(),
+        };
+        Self { device_start: at, device_end: at, frames: FrameList::new(file.cache.arena()), end }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.device_end - self.device_start
+    }
+
+    /// Adds `len` bytes: the blocks of `run`, the last of which may be cut off by the end of file.
+    fn push(&mut self, folio: &FolioWrite<'_>, index: u64, run: Blocks, len: u64) {
+        let block = self.end.mapping.block_size();
+        let mut left = len.min(u64::from(run.len()) * block);
+        for b in run.start..run.end {
+            let (frame, at) = folio.place(b);
+            let take = left.min(block);
+            if take > 0 {
+                self.frames.push(frame, at, take as usize);
+            }
+            self.device_end += take;
+            left -= take;
+        }
+        match self.end.pieces.last_mut() {
+            Some(last) if last.index == index && last.blocks.end == run.start => {
+                last.blocks.end = run.end;
+            }
+            _ => self.end.pieces.push(Piece { index, blocks: run }),
+        }
+    }
+
+    fn close(self) -> Bio {
+        let (start, len, end) = (self.device_start, self.bytes(), self.end);
+        let data = DataRef::Mem(Box::new(self.frames));
+        Bio::new(BioOp::Read, start, len, data, Box::new(move |done| end.end(&done.result)))
+    }
+}

@@ -1,0 +1,383 @@
+//! Reads: out of the cache if it is there, through the cache, or past it.
+
+use crate::file::{Handle, MappedFile, Target};
+use crate::fill::{FillError, FillMode, Filling};
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::units::{is_aligned, round_down, round_up};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_block::{BioFlags, BioOp, io};
+use forebay_cache::State;
+use forebay_cache::folio::Blocks;
+use forebay_cache::stats::Counters;
+use std::ops::Range;
+
+/// Requests longer than this gain nothing from uncached readahead.
+const UNCACHED_READAHEAD_LIMIT: u64 = 512 << 10;
+
+impl MappedFile {
+    /// Reads if it needs no waiting: `None` says that it does, and that nothing has changed. Returns
+    /// the bytes read, fewer than asked only at the end of file.
+    #[inline]
+    pub fn try_read(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        dst: &mut [u8],
+        flags: IoFlags,
+    ) -> Option<Result<usize>> {
+        let range = match self.check_read(offset, dst.len(), flags) {
+            Ok(range) => range,
+            Err(error) => return Some(Err(error)),
+        };
+        let bypass = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT);
+        if flags.contains(IoFlags::DIRECT) {
+            return None;
+        }
+        let start = range.start;
+        let mapping = &*self.mapping;
+        let mut blocks_hit = 0;
+        for (index, part) in self.pieces(range.clone()) {
+            let folio = self.cache.lookup(mapping, index)?;
+            let blocks = mapping.blocks_touched(index, &part);
+            if !folio.uptodate(blocks) || folio.any_uncached(blocks) {
+                return None;
+            }
+            let into = &mut dst[(part.start - start) as usize..(part.end - start) as usize];
+            folio.copy_out((part.start - mapping.folio_start(index)) as usize, into);
+            if !bypass {
+                let same = !is_aligned(part.start, mapping.block_size())
+                    && handle.streams.continues(offset);
+                folio.touch(blocks, same);
+            }
+            blocks_hit += u64::from(blocks.len());
+        }
+        if !bypass && handle.streams.hit(offset, range.end) {
+            return None;
+        }
+        Counters::add(&self.cache.counters.hits, blocks_hit);
+        Some(Ok((range.end - start) as usize))
+    }
+
+    /// Reads `dst.bytes().len()` bytes at `offset`; fewer only at the end of file.
+    pub async fn read(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        mut dst: Target<'_>,
+        flags: IoFlags,
+    ) -> Result<usize> {
+        let range = self.check_read(offset, dst.bytes().len(), flags)?;
+        if range.is_empty() {
+            return Ok(0);
+        }
+        if flags.contains(IoFlags::NOWAIT) {
+            return self.read_nowait(handle, offset, dst.bytes(), flags);
+        }
+        if flags.contains(IoFlags::DIRECT) && !self.direct_fallback(&range, &mut dst, flags)? {
+            Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
+            self.read_around(&range, &mut dst).await?;
+        } else if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
+            self.uncached_readahead(handle, &range).await;
+            self.read_around(&range, &mut dst).await?;
+        } else {
+            self.read_through(handle, &range, &mut dst).await?;
+        }
+        Ok((range.end - range.start) as usize)
+    }
+
+    fn read_nowait(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        dst: &mut [u8],
+        flags: IoFlags,
+    ) -> Result<usize> {
+        let block = || Err(Error::new(ErrorKind::WouldBlock, "read", "not all of it is cached"));
+        // Once more, because the first try may have asked for readahead only.
+        let first = self.try_read(handle, offset, dst, flags);
+        first.or_else(|| self.try_read(handle, offset, dst, flags)).unwrap_or_else(block)
+    }
+
+    /// Through the cache, with readahead.
+    async fn read_through(
+        &self,
+        handle: &Handle,
+        range: &Range<u64>,
+        dst: &mut Target<'_>,
+    ) -> Result<()> {
+        let max = self.readahead_limit();
+        let plan = handle.streams.plan(range.start, range.end, max, self.size(), false);
+        self.drop_uncached(plan.abandoned);
+        let window = (self.cache.frames_per_operation() * forebay_cache::FRAME_SIZE) as u64;
+        let mut mode =
+            FillMode { inline: dst.blocking() && plan.ahead.is_empty(), ..FillMode::default() };
+        let mut ahead = plan.ahead;
+        let mut at = range.start;
+        while at < range.end {
+            let part = at..range.end.min(round_down(at + window, window));
+            let error = self.fill_or_wait(part.clone(), mode).await;
+            if !ahead.is_empty() {
+                let background = FillMode { background: true, ..FillMode::default() };
+                self.start_fill(std::mem::take(&mut ahead), background).await;
+                mode.inline = dst.blocking();
+            }
+            for (index, piece) in self.pieces(part.clone()) {
+                self.copy_piece(index, piece, range.start, dst, &error).await?;
+            }
+            at = part.end;
+        }
+        Ok(())
+    }
+
+    /// How far a stream may read ahead: all windows together fit the small queue.
+    fn readahead_limit(&self) -> u64 {
+        let small = (self.cache.small_target() * forebay_cache::FRAME_SIZE) as u64;
+        self.cache.readahead_max.load(Ordering::Relaxed).min(small / 2)
+    }
+
+    /// Starts a fill; `None` when there are no frames for it.
+    async fn fill_or_wait(&self, range: Range<u64>, mode: FillMode) -> Option<FillError> {
+        loop {
+            match self.start_fill(range.clone(), mode).await {
+                Filling::Started(error) => return Some(error),
+                Filling::NoFrames => return None,
+                Filling::Exclusive(held) => self.mapping.wait_not_exclusive(held).await,
+            }
+        }
+    }
+
+    /// Copies a piece of one folio when it has come; reads it privately if it will not stay.
+    async fn copy_piece(
+        &self,
+        index: u64,
+        piece: Range<u64>,
+        base: u64,
+        dst: &mut Target<'_>,
+        error: &Option<FillError>,
+    ) -> Result<()> {
+        let mapping = &*self.mapping;
+        let blocks = mapping.blocks_touched(index, &piece);
+        let mut error = error.clone();
+        for _ in 0..8 {
+            if let Some(folio) = self.cache.lock_folio(mapping, index) {
+                if folio.all(State::Uptodate, blocks) {
+                    let into = &mut dst.bytes()
+                        [(piece.start - base) as usize..(piece.end - base) as usize];
+                    folio.copy_out((piece.start - mapping.folio_start(index)) as usize, into);
+                    folio.keep(blocks);
+                    folio.touch(blocks, false);
+                    Counters::add(&self.cache.counters.misses, u64::from(blocks.len()));
+                    return Ok(());
+                }
+                if folio.any(State::Reading, blocks) {
+                    drop(folio);
+                    self.cache.wait_while(mapping, index, blocks, State::Reading).await;
+                    continue;
+                }
+            }
+            if let Some(e) = error.as_ref().and_then(FillError::take) {
+                return Err(e);
+            }
+            let mode = FillMode { inline: dst.blocking(), ..FillMode::default() };
+            error = self.fill_or_wait(piece.clone(), mode).await;
+            if error.is_none() {
+                break;
+            }
+        }
+        // No frames, or it is evicted as fast as it comes: past the cache then.
+        let into = (piece.start - base) as usize..(piece.end - base) as usize;
+        let mut part = AlignedBuf::new(into.len());
+        self.read_around(&piece, &mut Target::Owned(&mut part)).await?;
+        dst.bytes()[into].copy_from_slice(&part);
+        Ok(())
+    }
+
+    /// A sequential uncached stream gets a window of its own ahead; a random reader gets none.
+    async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>) {
+        if range.end - range.start > UNCACHED_READAHEAD_LIMIT {
+            return;
+        }
+        let max = self.readahead_limit();
+        let plan = handle.streams.plan(range.start, range.end, max, self.size(), true);
+        self.drop_uncached(plan.abandoned);
+        if !plan.ahead.is_empty() {
+            let mode = FillMode { uncached: true, background: true, inline: false };
+            self.start_fill(plan.ahead, mode).await;
+        }
+    }
+
+    /// Past the cache, but coherent: what is cached is served from there and keeps its age (U1), what
+    /// an uncached window brought is dropped when consumed (U2), the rest is read from the device
+    /// and leaves nothing. Hits and misses are told apart block by block (U3).
+    pub(crate) async fn read_around(&self, range: &Range<u64>, dst: &mut Target<'_>) -> Result<()> {
+        let mut absent: Option<Range<u64>> = None;
+        for (index, part) in self.pieces(range.clone()) {
+            let mut at = part.start;
+            while at < part.end {
+                let (run, there) = self.next_run(index, at..part.end).await;
+                if there {
+                    if let Some(gone) = absent.take() {
+                        self.read_absent(gone, range.start, dst).await?;
+                    }
+                    if !self.consume(index, run.clone(), range.start, dst) {
+                        continue;
+                    }
+                } else {
+                    let start = absent.take().map_or(run.start, |a| a.start);
+                    absent = Some(start..run.end);
+                }
+                at = run.end;
+            }
+        }
+        if let Some(gone) = absent {
+            self.read_absent(gone, range.start, dst).await?;
+        }
+        Ok(())
+    }
+
+    /// The longest run from `range.start` on, within one folio, that is all cached or all absent;
+    /// waits for blocks that are on their way.
+    async fn next_run(&self, index: u64, range: Range<u64>) -> (Range<u64>, bool) {
+        let mapping = &*self.mapping;
+        let blocks = mapping.blocks_touched(index, &range);
+        loop {
+            let Some(folio) = self.cache.lock_folio(mapping, index) else { return (range, false) };
+            let first = Blocks { start: blocks.start, end: blocks.start + 1 };
+            if folio.any(State::Reading, first) {
+                drop(folio);
+                self.cache.wait_while(mapping, index, first, State::Reading).await;
+                continue;
+            }
+            let there = folio.all(State::Uptodate, first);
+            let mut end = first.end;
+            while end < blocks.end {
+                let next = Blocks { start: end, end: end + 1 };
+                let same = folio.all(State::Uptodate, next) == there;
+                if !same || folio.any(State::Reading, next) {
+                    break;
+                }
+                end += 1;
+            }
+            let run = Blocks { start: blocks.start, end };
+            let bytes = mapping.range_of(index, run);
+            return (range.start..bytes.end.min(range.end), there);
+        }
+    }
+
+    /// Copies cached blocks out; false if they went away meanwhile. Drops what an uncached window
+    /// brought, once its last byte was taken.
+    fn consume(&self, index: u64, run: Range<u64>, base: u64, dst: &mut Target<'_>) -> bool {
+        let mapping = &*self.mapping;
+        let blocks = mapping.blocks_touched(index, &run);
+        let Some(folio) = self.cache.lock_folio(mapping, index) else { return false };
+        if !folio.all(State::Uptodate, blocks) {
+            return false;
+        }
+        let into = &mut dst.bytes()[(run.start - base) as usize..(run.end - base) as usize];
+        folio.copy_out((run.start - mapping.folio_start(index)) as usize, into);
+        folio.drop_uncached(self.consumed(index, &run));
+        Counters::add(&self.cache.counters.hits, u64::from(blocks.len()));
+        true
+    }
+
+    /// The blocks whose last byte (or the file's) lies in `run`.
+    fn consumed(&self, index: u64, run: &Range<u64>) -> Blocks {
+        let block = self.mapping.block_size();
+        let eof = self.size();
+        let end = if run.end >= eof { round_up(eof, block) } else { run.end };
+        self.mapping.blocks_inside(index, &(round_down(run.start, block)..end))
+    }
+
+    /// Reads a run that is not cached: straight into the caller's memory if it is aligned, else
+    /// through a private buffer.
+    async fn read_absent(&self, run: Range<u64>, base: u64, dst: &mut Target<'_>) -> Result<()> {
+        Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
+        let mut at = run.start;
+        while at < run.end {
+            let device_block = u64::from(self.device().limits().logical_block);
+            let start = round_down(at, device_block);
+            let end = round_up(run.end, device_block);
+            let extent = self.ops.map(start..end).await?;
+            let upto = (extent.offset + extent.len).min(run.end);
+            assert!(upto > at, "a map makes progress");
+            let into = (at - base) as usize..(upto - base) as usize;
+            match extent.device_offset {
+                None => dst.bytes()[into].fill(0),
+                Some(device_at) => {
+                    self.read_device(device_at, at - start, into, dst).await?;
+                }
+            }
+            drop(extent.pin);
+            at = upto;
+        }
+        Ok(())
+    }
+
+    /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`.
+    async fn read_device(
+        &self,
+        device_at: u64,
+        skip: u64,
+        into: Range<usize>,
+        dst: &mut Target<'_>,
+    ) -> Result<()> {
+        let limits = self.device().limits();
+        let device_block = u64::from(limits.logical_block);
+        let want = into.len() as u64;
+        let whole = into.len() == dst.bytes().len();
+        let memory = dst.bytes()[into.clone()].as_ptr() as u64;
+        let aligned = skip == 0 && is_aligned(want, device_block);
+        match dst {
+            Target::Slice(slice)
+                if aligned && is_aligned(memory, u64::from(limits.memory_align)) =>
+            {
+                return self.device().read_into(device_at, &mut slice[into]);
+            }
+            Target::Owned(buf) if aligned && whole => {
+                let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
+                let done =
+                    io(&**self.device(), BioOp::Read, device_at, want, data, BioFlags::SYNC).await;
+                if let Some(back) = done.data.into_buf() {
+                    **buf = back;
+                }
+                return done.result;
+            }
+            _ => {}
+        }
+        let len = round_up(skip + want, device_block);
+        let private = Private::new(&self.cache, len);
+        let mut part = AlignedBuf::new(len as usize);
+        if dst.blocking() {
+            self.device().read_into(device_at, &mut part)?;
+        } else {
+            let data = DataRef::Buf(part);
+            let done =
+                io(&**self.device(), BioOp::Read, device_at, len, data, BioFlags::SYNC).await;
+            done.result?;
+            part = done.data.into_buf().expect("an owned buffer comes back (B2)");
+        }
+        dst.bytes()[into].copy_from_slice(&part[skip as usize..(skip + want) as usize]);
+        drop(private);
+        Ok(())
+    }
+}
+
+/// Counts a private buffer while it lives.
+pub(crate) struct Private<'a> {
+    cache: &'a forebay_cache::PageCache,
+    bytes: u64,
+}
+
+impl<'a> Private<'a> {
+    pub fn new(cache: &'a forebay_cache::PageCache, bytes: u64) -> Self {
+        cache.private_bytes(bytes as i64);
+        Self { cache, bytes }
+    }
+}
+
+impl Drop for Private<'_> {
+    fn drop(&mut self) {
+        self.cache.private_bytes(-(self.bytes as i64));
+    }
+}

@@ -1,0 +1,201 @@
+//! fsync: write out, wait, flush, and tell the truth.
+//!
+//! Write-completed is not durable: blocks written since the last flush are kept in the cache (within
+//! a window) until a flush that began after them has worked. If it fails they become dirty again
+//! and are written anew; what was not kept cannot be made good, and fsync fails from then on
+//! (docs/failure-protocol.md).
+//!
+//! Flushes of one file are taken in turn and shared: everybody who asks while one is running waits
+//! for the next, together.
+
+use crate::file::{Handle, MappedFile};
+use forebay_base::buf::DataRef;
+use forebay_base::sync::Mutex;
+use forebay_base::task::WaitQueue;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{BioFlags, BioOp, io};
+use forebay_cache::rangeset::RangeSet;
+use forebay_cache::stats::Counters;
+use forebay_cache::writeback::{Which, WriteOutPass};
+use std::ops::Range;
+
+#[derive(Default)]
+struct FlushState {
+    running: bool,
+    started: u64,
+    /// Outcome of the flushes that ended last: (number, error).
+    ended: u64,
+    last_errors: Vec<(u64, Error)>,
+}
+
+/// The flushes of one file.
+#[derive(Default)]
+pub struct FlushGroup {
+    state: Mutex<FlushState>,
+    wait: WaitQueue,
+}
+
+enum Turn {
+    /// Run flush number n.
+    Run(u64),
+    /// Flush n, which began after the caller asked, is over.
+    Done(Result<()>),
+}
+
+impl FlushGroup {
+    /// Waits for a flush that begins after this call, or the turn to run it.
+    async fn turn(&self) -> Turn {
+        let wanted = self.state.lock().started + 1;
+        let turn = || {
+            let mut state = self.state.lock();
+            if state.ended >= wanted {
+                let error = state.last_errors.iter().find(|(n, _)| *n >= wanted);
+                return Some(Turn::Done(error.map_or(Ok(()), |(_, e)| Err(e.clone()))));
+            }
+            if state.running {
+                return None;
+            }
+            state.running = true;
+            state.started += 1;
+            Some(Turn::Run(state.started))
+        };
+        self.wait.wait_until(turn).await
+    }
+
+    fn end(&self, number: u64, result: &Result<()>) {
+        let mut state = self.state.lock();
+        state.running = false;
+        state.ended = number;
+        if let Err(error) = result {
+            state.last_errors.push((number, error.clone()));
+            if state.last_errors.len() > 16 {
+                state.last_errors.remove(0);
+            }
+        }
+        drop(state);
+        self.wait.wake_all();
+    }
+}
+
+/// Ends the flush also when the future that runs it is dropped: the waiters must go on.
+struct Running<'a> {
+    group: &'a FlushGroup,
+    number: u64,
+    over: bool,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            let gone = Error::new(ErrorKind::Shutdown, "flush", "its task was dropped");
+            self.group.end(self.number, &Err(gone));
+        }
+    }
+}
+
+impl MappedFile {
+    /// Makes all that was written before this call durable. Every opener of the time sees a write-back
+    /// error once; while an accepted byte is not durable no call returns `Ok`.
+    pub async fn sync(&self, handle: &Handle) -> Result<()> {
+        self.sync_range(handle, 0..u64::MAX >> 1).await
+    }
+
+    /// Makes a range durable, and the map to find it.
+    pub(crate) async fn sync_range(&self, handle: &Handle, range: Range<u64>) -> Result<()> {
+        if self.read_only() {
+            return Ok(());
+        }
+        let which = Which::All;
+        let pass = WriteOutPass {
+            range: range.clone(),
+            which,
+            max_bytes: u64::MAX,
+            sync: true,
+            fua: false,
+        };
+        self.write_out_pass(&pass).await;
+        self.mapping.wait_write_outs().await;
+        let flushed = self.flush_shared().await;
+        self.check_failed(&range, handle)?;
+        flushed
+    }
+
+    /// The errors that this opener has not seen, then what still stands in the way of durability.
+    fn check_failed(&self, range: &Range<u64>, handle: &Handle) -> Result<()> {
+        let unseen = self.mapping.errseq.check_and_advance(&mut handle.cursor.lock());
+        if let Some(error) = unseen {
+            return Err(error);
+        }
+        if let Some(error) = self.mapping.sticky.lock().clone() {
+            return Err(error);
+        }
+        let block = self.mapping.block_size();
+        let blocks = range.start / block..range.end.div_ceil(block);
+        if self.mapping.failed.lock().overlaps(&blocks) {
+            let text = "data whose write-out failed is not durable yet";
+            return Err(Error::new(ErrorKind::Io, "sync", text));
+        }
+        Ok(())
+    }
+
+    /// Flushes the device so that all writes completed before this call are durable.
+    pub(crate) async fn flush_shared(&self) -> Result<()> {
+        let number = match self.flush.turn().await {
+            Turn::Done(result) => return result,
+            Turn::Run(number) => number,
+        };
+        let mut running = Running { group: &self.flush, number, over: false };
+        let taken = std::mem::take(&mut *self.mapping.unflushed.lock());
+        Counters::add(&self.cache.counters.flushes, 1);
+        let done = io(&**self.device(), BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await;
+        match &done.result {
+            Ok(()) => self.flush_worked(&taken.pinned),
+            Err(error) => self.flush_failed(&taken.pinned, taken.unpinned, error),
+        }
+        running.over = true;
+        self.flush.end(number, &done.result);
+        done.result
+    }
+
+    fn each_pinned(
+        &self,
+        pinned: &RangeSet,
+        mut f: impl FnMut(&forebay_cache::FolioWrite<'_>, Range<u64>),
+    ) {
+        let block = self.mapping.block_size();
+        for run in pinned.iter() {
+            for (index, part) in self.pieces(run.start * block..run.end * block) {
+                if let Some(folio) = self.cache.lock_folio(&self.mapping, index) {
+                    f(&folio, part);
+                }
+            }
+        }
+    }
+
+    fn flush_worked(&self, pinned: &RangeSet) {
+        self.each_pinned(pinned, |folio, part| {
+            let block = self.mapping.block_size();
+            let mut free = RangeSet::default();
+            free.insert(part.start / block..part.end / block);
+            // Written again while the flush ran: kept for the next one.
+            for again in self.mapping.unflushed.lock().pinned.iter() {
+                free.remove(again);
+            }
+            for run in free.iter() {
+                let bytes = run.start * block..run.end * block;
+                folio.flushed(self.mapping.blocks_inside(folio.index, &bytes));
+            }
+        });
+    }
+
+    fn flush_failed(&self, pinned: &RangeSet, unpinned: bool, error: &Error) {
+        log::warn!("flush failed: {error}");
+        self.each_pinned(pinned, |folio, part| {
+            folio.flush_failed(self.mapping.blocks_inside(folio.index, &part));
+        });
+        if unpinned {
+            self.mapping.poison("a flush failed, and some of what it covered is not held any more");
+        }
+        self.mapping.errseq.set(error.clone());
+    }
+}

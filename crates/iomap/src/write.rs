@@ -1,0 +1,305 @@
+//! Writes into the cache. Folio by folio: plan (what must be there first), wait for it without any
+//! lock, then copy in and mark dirty under the folio lock.
+
+use crate::file::{Handle, MappedFile, Source};
+use crate::fill::{FillMode, Filling};
+use forebay_base::units::{is_aligned, round_up};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_cache::cache::FramePool;
+use forebay_cache::config::StableStrategy;
+use forebay_cache::folio::Blocks;
+use forebay_cache::stats::Counters;
+use forebay_cache::writeback::{Which, WriteOutPass};
+use forebay_cache::{FolioWrite, State};
+use std::ops::Range;
+
+/// What stands in the way of a write to one folio.
+enum Obstacle {
+    /// Frames are missing: so many are needed.
+    Frames(usize),
+    /// Somebody holds the range exclusively.
+    Exclusive,
+    /// A fill of these blocks is on its way.
+    Reading,
+    /// These bytes must not change while they are in write-out.
+    Stable,
+    /// A partly written block has to be read first.
+    Fill(Range<u64>),
+}
+
+impl MappedFile {
+    /// Writes if it needs no waiting: `None` says that it does. Part of the bytes may have been
+    /// written then; writing all of them again is what the caller does next. Returns the length.
+    pub fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<usize>> {
+        let slow = IoFlags::DIRECT
+            | IoFlags::DSYNC
+            | IoFlags::SYNC
+            | IoFlags::START_WRITEBACK
+            | IoFlags::APPEND
+            | IoFlags::NOWAIT;
+        if flags.intersects(slow) || !self.cache.dirty.free_run() {
+            return None;
+        }
+        let range = match self.check_write(offset, src.len(), flags) {
+            Ok(range) => range,
+            Err(error) => return Some(Err(error)),
+        };
+        self.try_write_range(&range, src, flags).is_none().then_some(Ok(src.len()))
+    }
+
+    /// Writes from the start as far as it goes without waiting; `Some` is where it stopped.
+    fn try_write_range(&self, range: &Range<u64>, src: &[u8], flags: IoFlags) -> Option<u64> {
+        for (index, piece) in self.pieces(range.clone()) {
+            let bytes =
+                &src[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
+            let mut pool = FramePool::empty(&self.cache);
+            if let Err(obstacle) = self.write_piece(index, &piece, bytes, flags, &mut pool) {
+                let Obstacle::Frames(count) = obstacle else { return Some(piece.start) };
+                let Some(frames) = self.cache.take_frames(count) else { return Some(piece.start) };
+                pool = frames;
+                if self.write_piece(index, &piece, bytes, flags, &mut pool).is_err() {
+                    return Some(piece.start);
+                }
+            }
+        }
+        if self.cache.dirty.above_background() {
+            self.mapping.kick_flusher();
+        }
+        None
+    }
+
+    /// Writes all of `src` at `offset`; returns its length. With `NOWAIT` it may write less.
+    pub async fn write(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        mut src: Source<'_>,
+        flags: IoFlags,
+    ) -> Result<usize> {
+        let range = self.check_write(offset, src.bytes().len(), flags)?;
+        let len = src.bytes().len();
+        if range.is_empty() {
+            return Ok(0);
+        }
+        if flags.contains(IoFlags::NOWAIT) {
+            return self.write_nowait(&range, src.bytes(), flags);
+        }
+        if flags.contains(IoFlags::DIRECT) && !self.direct_write_fallback(&range, &src, flags)? {
+            return self.write_direct(&range, &mut src, flags).await.map(|()| len);
+        }
+        self.write_buffered(&range, &src, flags).await?;
+        if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
+            self.sync_range(handle, range.clone()).await?;
+        } else if flags.contains(IoFlags::START_WRITEBACK) {
+            let max_bytes = u64::MAX;
+            let pass =
+                WriteOutPass { range, which: Which::All, max_bytes, sync: false, fua: false };
+            self.write_out_pass(&pass).await;
+        }
+        Ok(len)
+    }
+
+    fn write_nowait(&self, range: &Range<u64>, src: &[u8], flags: IoFlags) -> Result<usize> {
+        let waits = IoFlags::DIRECT | IoFlags::DSYNC | IoFlags::SYNC;
+        let fail = |why| Err(Error::new(ErrorKind::WouldBlock, "write", why));
+        if flags.intersects(waits) {
+            return fail("the flags ask for I/O");
+        }
+        if !self.cache.dirty.free_run() {
+            return fail("too much is dirty");
+        }
+        match self.try_write_range(range, src, flags) {
+            None => Ok(src.len()),
+            Some(stop) if stop > range.start => Ok((stop - range.start) as usize),
+            Some(_) => fail("blocks have to be read or waited for"),
+        }
+    }
+
+    async fn write_buffered(
+        &self,
+        range: &Range<u64>,
+        src: &Source<'_>,
+        flags: IoFlags,
+    ) -> Result<()> {
+        if flags.contains(IoFlags::UNCACHED) || flags.contains(IoFlags::DIRECT) {
+            Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
+        }
+        for (index, piece) in self.pieces(range.clone()) {
+            self.cache.throttle(&self.mapping, piece.end - piece.start).await?;
+            let part = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
+            let mut pool = FramePool::empty(&self.cache);
+            loop {
+                let bytes = &src.bytes()[part.clone()];
+                let Err(obstacle) = self.write_piece(index, &piece, bytes, flags, &mut pool) else {
+                    break;
+                };
+                self.overcome(index, &piece, obstacle, &mut pool, src.blocking(), flags).await?;
+            }
+        }
+        if self.cache.dirty.above_background() {
+            self.mapping.kick_flusher();
+        }
+        Ok(())
+    }
+
+    /// Writes into one folio, or says what has to be waited for, having changed nothing.
+    fn write_piece(
+        &self,
+        index: u64,
+        piece: &Range<u64>,
+        src: &[u8],
+        flags: IoFlags,
+        pool: &mut FramePool<'_>,
+    ) -> std::result::Result<(), Obstacle> {
+        let mapping = &*self.mapping;
+        let uncached = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT);
+        let Some(folio) = self.cache.lock_or_create(mapping, index) else {
+            return Err(Obstacle::Frames(1));
+        };
+        if mapping.is_exclusive(piece) {
+            return Err(Obstacle::Exclusive);
+        }
+        let blocks = mapping.blocks_touched(index, piece);
+        if folio.any(State::Reading, blocks) {
+            return Err(Obstacle::Reading);
+        }
+        if let Some(fill) = self.must_read_first(&folio, index, piece) {
+            return Err(Obstacle::Fill(fill));
+        }
+        let missing = folio.frames_missing(blocks);
+        let in_flight = folio.any(State::Writing, blocks);
+        let stable = in_flight && self.device().limits().stable_writes.required;
+        if stable && self.cache.config().stable == StableStrategy::Wait {
+            return Err(Obstacle::Stable);
+        }
+        let spare =
+            if stable { blocks.len().div_ceil(mapping.blocks_per_frame()) as usize + 1 } else { 0 };
+        if missing + spare > pool.len() {
+            return Err(Obstacle::Frames(missing + spare));
+        }
+        if stable {
+            let copies = folio.detach_in_flight(blocks, pool);
+            Counters::add(&self.cache.counters.stable_copies, copies);
+        }
+        folio.install_frames(blocks, pool);
+        self.zero_behind_eof(&folio, index, piece, blocks);
+        let at = (piece.start - mapping.folio_start(index)) as usize;
+        folio.write(at, src, uncached);
+        if !uncached {
+            folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
+        }
+        Ok(())
+    }
+
+    /// The block that has to be up to date before `piece` changes a part of it (D9): read that
+    /// block only. A block that is written up to the end of file needs no read.
+    fn must_read_first(
+        &self,
+        folio: &FolioWrite<'_>,
+        index: u64,
+        piece: &Range<u64>,
+    ) -> Option<Range<u64>> {
+        let mapping = &*self.mapping;
+        let touched = mapping.blocks_touched(index, piece);
+        let eof = self.size();
+        let end =
+            if piece.end >= eof { round_up(piece.end, mapping.block_size()) } else { piece.end };
+        let whole = mapping.blocks_inside(index, &(piece.start..end));
+        let partial = [
+            Blocks { start: touched.start, end: touched.end.min(touched.start + 1) },
+            Blocks { start: touched.end.max(1) - 1, end: touched.end },
+        ];
+        let inside = |b: &Blocks| b.start >= whole.start && b.end <= whole.end;
+        let needs = |b: &&Blocks| !b.is_empty() && !inside(b) && !folio.all(State::Uptodate, **b);
+        partial.iter().find(needs).map(|&b| mapping.range_of(index, b))
+    }
+
+    /// A last block that is written up to the end of file and was not there: what lies behind reads
+    /// as zeros (D14).
+    fn zero_behind_eof(
+        &self,
+        folio: &FolioWrite<'_>,
+        index: u64,
+        piece: &Range<u64>,
+        blocks: Blocks,
+    ) {
+        let last = Blocks { start: blocks.end - 1, end: blocks.end };
+        let end = self.mapping.range_of(index, last).end;
+        if piece.end < end && piece.end >= self.size() && !folio.all(State::Uptodate, last) {
+            let base = self.mapping.folio_start(index);
+            folio.zero_bytes((piece.end - base) as usize..(end - base) as usize);
+        }
+    }
+
+    async fn overcome<'a>(
+        &'a self,
+        index: u64,
+        piece: &Range<u64>,
+        obstacle: Obstacle,
+        pool: &mut FramePool<'a>,
+        blocking: bool,
+        flags: IoFlags,
+    ) -> Result<()> {
+        let mapping = &*self.mapping;
+        let blocks = mapping.blocks_touched(index, piece);
+        match obstacle {
+            Obstacle::Exclusive => mapping.wait_not_exclusive(piece.clone()).await,
+            Obstacle::Reading => {
+                self.cache.wait_while(mapping, index, blocks, State::Reading).await
+            }
+            Obstacle::Stable => {
+                Counters::add(&self.cache.counters.stable_waits, 1);
+                self.cache.wait_while(mapping, index, blocks, State::Writing).await;
+            }
+            Obstacle::Frames(count) => self.more_frames(index, blocks, count, pool).await,
+            Obstacle::Fill(range) => {
+                let uncached = flags.contains(IoFlags::UNCACHED);
+                let mode = FillMode { inline: blocking, uncached, background: false };
+                return self.fill_block(index, range, mode).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frames for a write. Where they were wanted for copies of blocks in flight and there are none,
+    /// it is the write-out that is waited for (S8).
+    async fn more_frames<'a>(
+        &'a self,
+        index: u64,
+        blocks: Blocks,
+        count: usize,
+        pool: &mut FramePool<'a>,
+    ) {
+        if let Some(frames) = self.cache.take_frames(count) {
+            *pool = frames;
+            return;
+        }
+        let in_flight = self
+            .cache
+            .lock_folio(&self.mapping, index)
+            .is_some_and(|folio| folio.any(State::Writing, blocks));
+        if in_flight {
+            Counters::add(&self.cache.counters.stable_waits, 1);
+            self.cache.wait_while(&self.mapping, index, blocks, State::Writing).await;
+        } else {
+            *pool = FramePool::empty(&self.cache);
+            *pool = self.cache.wait_frames(&self.mapping, count).await;
+        }
+    }
+
+    /// Reads one block and waits for it.
+    async fn fill_block(&self, index: u64, range: Range<u64>, mode: FillMode) -> Result<()> {
+        let blocks = self.mapping.blocks_touched(index, &range);
+        match self.start_fill(range, mode).await {
+            Filling::Exclusive(held) => self.mapping.wait_not_exclusive(held).await,
+            Filling::NoFrames => drop(self.cache.wait_frames(&self.mapping, 1).await),
+            Filling::Started(error) => {
+                self.cache.wait_while(&self.mapping, index, blocks, State::Reading).await;
+                if let Some(error) = error.take() {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! Zeroing and trimming: partly covered blocks are written with zeros in the cache, whole ones are
+//! dropped from it and zeroed on the device, with the range held exclusively (D4, L7).
+
+use crate::file::{Handle, MappedFile, Source};
+use forebay_base::units::{round_down, round_up};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_cache::State;
+use std::ops::Range;
+
+/// How to zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZeroFlags {
+    /// Keep the space allocated.
+    pub keep_allocated: bool,
+    /// Fail with `Unsupported` rather than write zeros.
+    pub fast_only: bool,
+}
+
+impl MappedFile {
+    /// The range reads as zeros afterwards. Clipped to the end of file.
+    pub async fn zero(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        len: u64,
+        flags: ZeroFlags,
+    ) -> Result<()> {
+        let end = offset.checked_add(len).filter(|&end| end < 1 << 63);
+        let Some(end) = end else {
+            let error = Error::new(ErrorKind::OutOfRange, "zero", "the range overflows");
+            return Err(error.with_range(offset, len));
+        };
+        if self.read_only() {
+            return Err(Error::new(ErrorKind::ReadOnly, "zero", "opened for reading only"));
+        }
+        let range = offset..end.min(self.size());
+        if range.start >= range.end {
+            return Ok(());
+        }
+        if flags.fast_only && !self.ops.can_zero().0 {
+            return Err(Error::new(ErrorKind::Unsupported, "zero", "the device cannot zero fast"));
+        }
+        let block = self.mapping.block_size();
+        let start = round_up(range.start, block);
+        let end = if range.end == self.size() { range.end } else { round_down(range.end, block) };
+        if start >= end {
+            return self.write_zeros(handle, range).await;
+        }
+        self.write_zeros(handle, range.start..start).await?;
+        self.write_zeros(handle, end..range.end).await?;
+        self.zero_whole(start..end, flags).await
+    }
+
+    async fn write_zeros(&self, handle: &Handle, range: Range<u64>) -> Result<()> {
+        let zeros = [0u8; 4096];
+        let mut at = range.start;
+        while at < range.end {
+            let len = (range.end - at).min(zeros.len() as u64) as usize;
+            self.write(handle, at, Source::Slice(&zeros[..len]), IoFlags::empty()).await?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    async fn zero_whole(&self, range: Range<u64>, flags: ZeroFlags) -> Result<()> {
+        let _held = self.mapping.exclusive(range.clone()).await;
+        let mapping = &*self.mapping;
+        for index in self.cache.folios_present(mapping, &range) {
+            let blocks = mapping.blocks_touched(index, &range);
+            loop {
+                let Some(folio) = self.cache.lock_folio(mapping, index) else { break };
+                let busy =
+                    [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
+                let Some(state) = busy else {
+                    folio.discard(blocks);
+                    break;
+                };
+                drop(folio);
+                self.cache.wait_while(mapping, index, blocks, state).await;
+            }
+        }
+        mapping.unflushed.lock().unpinned = true;
+        self.ops.zero(range, flags.keep_allocated, flags.fast_only).await
+    }
+}
