@@ -1,1 +1,38 @@
-//! forebay-forebay
+//! Forebay: a page cache that its owner sizes and steers, over files and disk images.
+//!
+//! ```
+//! use forebay::{Cache, CacheConfig, IoFlags, RawOptions};
+//! # fn main() -> forebay::Result<()> {
+//! # let dir = std::env::temp_dir().join(format!("forebay-doc-{}", std::process::id()));
+//! # std::fs::create_dir_all(&dir).unwrap();
+//! # let path = dir.join("disk.img");
+//! let cache = Cache::new(CacheConfig::with_budget(16 << 20))?;
+//! let options = RawOptions { create_size: Some(8 << 20), ..RawOptions::default() };
+//! let file = cache.open_raw(&path, &options)?;
+//! file.write_at(b"hello", 4096)?;
+//! file.sync_data()?;
+//! let mut back = [0; 5];
+//! file.read_at_with(&mut back, 4096, IoFlags::UNCACHED)?;
+//! assert_eq!(&back, b"hello");
+//! # drop(file);
+//! # std::fs::remove_dir_all(&dir).unwrap();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The calls block the calling thread and may be made from any number of threads; exports
+//! ([`File::export`]) serve event loops.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod export;
+mod file;
+mod memory;
+
+pub use cache::{Cache, CacheConfig, RawOptions};
+pub use export::ExportMode;
+pub use file::{File, Residency};
+pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
+pub use forebay_block::{Aio, DirectIo};
+pub use forebay_cache::Stats;
+pub use forebay_cache::config::{DirtyTracking, StableStrategy};

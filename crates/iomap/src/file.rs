@@ -62,6 +62,15 @@ impl Source<'_> {
     }
 }
 
+/// How to zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZeroFlags {
+    /// Keep the space allocated.
+    pub keep_allocated: bool,
+    /// Fail with `Unsupported` rather than write zeros.
+    pub fast_only: bool,
+}
+
 /// What one opener has: its streams, and which errors it has seen.
 #[derive(Default)]
 pub struct Handle {

@@ -98,6 +98,22 @@ impl MappedFile {
         Filling::Started(error)
     }
 
+    /// Brings a range into the cache, as far as frames can be had without waiting; returns when
+    /// the reads are issued.
+    pub async fn prefetch(&self, offset: u64, len: u64) {
+        let end = offset.saturating_add(len).min(self.size());
+        let step = (self.cache.frames_per_operation() * forebay_cache::FRAME_SIZE) as u64;
+        let mode = FillMode { background: true, ..FillMode::default() };
+        let mut at = offset;
+        while at < end {
+            let part = at..end.min(at + step);
+            at = part.end;
+            if !matches!(self.start_fill(part, mode).await, Filling::Started(_)) {
+                return;
+            }
+        }
+    }
+
     /// Marks the missing blocks *reading*.
     fn plan_fill(
         &self,

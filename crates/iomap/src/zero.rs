@@ -1,20 +1,11 @@
 //! Zeroing and trimming: partly covered blocks are written with zeros in the cache, whole ones are
 //! dropped from it and zeroed on the device, with the range held exclusively (D4, L7).
 
-use crate::file::{Handle, MappedFile, Source};
+use crate::file::{Handle, MappedFile, Source, ZeroFlags};
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
 use std::ops::Range;
-
-/// How to zero.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ZeroFlags {
-    /// Keep the space allocated.
-    pub keep_allocated: bool,
-    /// Fail with `Unsupported` rather than write zeros.
-    pub fast_only: bool,
-}
 
 impl MappedFile {
     /// The range reads as zeros afterwards. Clipped to the end of file.

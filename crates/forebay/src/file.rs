@@ -1,0 +1,253 @@
+//! One open file.
+
+use crate::cache::Cache;
+use crate::export::{ExportMode, FileExport};
+use forebay_base::task::block_on;
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_block::{DirectIo, FileDevice};
+use forebay_cache::State;
+use forebay_iomap::{Handle, MappedFile, Source, Target};
+use forebay_vfs::{Export, Extent};
+use std::sync::Arc;
+
+pub(crate) struct Opener {
+    pub cache: Cache,
+    pub file: Arc<MappedFile>,
+    pub handle: Handle,
+    raw: Option<Arc<FileDevice>>,
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        self.file.close_handle(&self.handle);
+        if !self.file.read_only() && Arc::strong_count(&self.file) == 1 {
+            // The last one out writes out; whoever wants to know whether it worked has synced.
+            let handle = self.file.open_handle();
+            if let Err(error) = block_on(self.file.sync(&handle)) {
+                log::warn!("closing {}: {error}", self.file.device().name());
+            }
+        }
+    }
+}
+
+/// An open file. Clones share the opener: its readahead streams and its view of write errors.
+/// [`File::reopen`] makes a new opener.
+#[derive(Clone)]
+pub struct File {
+    pub(crate) opener: Arc<Opener>,
+}
+
+/// What of a range is in the cache.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Residency {
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Blocks of the range.
+    pub total_blocks: u64,
+    /// Blocks in the cache.
+    pub resident_blocks: u64,
+    /// Blocks newer than the device.
+    pub dirty_blocks: u64,
+    /// Blocks touched since reclaim last looked.
+    pub referenced_blocks: u64,
+    /// Runs that are in the cache: (offset, length) in bytes.
+    pub runs: Vec<(u64, u64)>,
+}
+
+impl File {
+    pub(crate) fn new(cache: Cache, file: Arc<MappedFile>, raw: Option<Arc<FileDevice>>) -> Self {
+        let handle = file.open_handle();
+        Self { opener: Arc::new(Opener { cache, file, handle, raw }) }
+    }
+
+    /// Reads at `offset` through the cache; short only at the end of file.
+    #[inline]
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.read_at_with(buf, offset, IoFlags::empty())
+    }
+
+    /// Reads with flags. Errors: unknown flags, unaligned `DIRECT`, `NOWAIT` that would wait, I/O.
+    #[inline]
+    pub fn read_at_with(&self, buf: &mut [u8], offset: u64, flags: IoFlags) -> Result<usize> {
+        let Opener { file, handle, .. } = &*self.opener;
+        match file.try_read(handle, offset, buf, flags) {
+            Some(done) => done,
+            None => block_on(file.read(handle, offset, Target::Slice(buf), flags)),
+        }
+    }
+
+    /// Writes at `offset` into the cache; written back later. Writes all or fails.
+    #[inline]
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
+        self.write_at_with(buf, offset, IoFlags::empty())
+    }
+
+    /// Writes with flags. With `NOWAIT` it may write less than all. Errors: read-only, past the
+    /// end, unknown flags, unaligned `DIRECT`, `NOWAIT` that would wait, I/O.
+    pub fn write_at_with(&self, buf: &[u8], offset: u64, flags: IoFlags) -> Result<usize> {
+        let Opener { file, handle, .. } = &*self.opener;
+        match file.try_write(offset, buf, flags) {
+            Some(done) => done,
+            None => block_on(file.write(handle, offset, Source::Slice(buf), flags)),
+        }
+    }
+
+    /// Makes everything written so far durable.
+    pub fn sync_data(&self) -> Result<()> {
+        block_on(self.opener.file.sync(&self.opener.handle))
+    }
+
+    /// As [`File::sync_data`]: a raw file has no other metadata.
+    pub fn sync_all(&self) -> Result<()> {
+        self.sync_data()
+    }
+
+    /// The range reads as zeros afterwards, and its space is given back where that is possible.
+    pub fn trim(&self, offset: u64, len: u64) -> Result<()> {
+        self.zero_with(offset, len, false, false)
+    }
+
+    /// The range reads as zeros afterwards; its space stays allocated.
+    pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.zero_with(offset, len, true, false)
+    }
+
+    fn zero_with(&self, offset: u64, len: u64, keep: bool, fast: bool) -> Result<()> {
+        let flags = forebay_iomap::file::ZeroFlags { keep_allocated: keep, fast_only: fast };
+        block_on(self.opener.file.zero(&self.opener.handle, offset, len, flags))
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.opener.file.size()
+    }
+
+    /// Unit of state in the cache, bytes.
+    pub fn block_size(&self) -> u32 {
+        self.opener.file.mapping.block_size() as u32
+    }
+
+    /// A new opener of the same file.
+    pub fn reopen(&self) -> File {
+        let Opener { cache, file, raw, .. } = &*self.opener;
+        Self::new(cache.clone(), file.clone(), raw.clone())
+    }
+
+    /// What of a range is cached.
+    pub fn residency(&self, offset: u64, len: u64) -> Residency {
+        let file = &*self.opener.file;
+        let (mapping, pages) = (&*file.mapping, &*file.cache);
+        let block = mapping.block_size();
+        let end = offset.saturating_add(len).min(file.size());
+        let range = offset.min(end)..end;
+        let mut out = Residency { block_size: block as u32, ..Residency::default() };
+        if range.is_empty() {
+            return out;
+        }
+        out.total_blocks = range.end.div_ceil(block) - range.start / block;
+        for index in pages.folios_present(mapping, &range) {
+            let Some(folio) = pages.lock_folio(mapping, index) else { continue };
+            let blocks = mapping.blocks_touched(index, &range);
+            let count = |state| -> u64 {
+                folio.runs_with(blocks, state).iter().map(|r| u64::from(r.len())).sum()
+            };
+            out.dirty_blocks += count(State::Dirty);
+            out.referenced_blocks += count(State::Referenced);
+            for run in folio.runs_with(blocks, State::Uptodate) {
+                out.resident_blocks += u64::from(run.len());
+                let bytes = mapping.range_of(index, run);
+                match out.runs.last_mut() {
+                    Some((at, len)) if *at + *len == bytes.start => *len += bytes.end - bytes.start,
+                    _ => out.runs.push((bytes.start, bytes.end - bytes.start)),
+                }
+            }
+        }
+        out
+    }
+
+    /// Switches direct I/O below the cache, live: dirty data is flushed first, and no range is dirty
+    /// in the system's page cache while it is on. Errors: not a raw file, not eligible.
+    pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
+        let Some(raw) = &self.opener.raw else {
+            let text = "only a raw file has a page cache below";
+            return Err(Error::new(ErrorKind::Unsupported, "set direct I/O", text));
+        };
+        if !self.opener.file.read_only() {
+            self.sync_data()?;
+        }
+        raw.set_direct_io(mode)
+    }
+
+    /// Whether direct I/O is on below the cache, and why.
+    pub fn direct_io(&self) -> (bool, String) {
+        match &self.opener.raw {
+            Some(raw) => raw.direct_io(),
+            None => (false, "not a raw file".into()),
+        }
+    }
+
+    /// Map of a range: which runs hold data.
+    pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
+        extents(&self.opener.file, offset, len)
+    }
+
+    /// Stable-write need of the device below, and why.
+    pub fn stable_pages_required(&self) -> (bool, &'static str) {
+        let need = self.opener.file.device().limits().stable_writes;
+        (need.required, need.reason)
+    }
+
+    /// This file as an export for front ends.
+    pub fn export(&self, mode: ExportMode) -> Arc<dyn Export> {
+        Arc::new(FileExport::new(self.reopen(), mode))
+    }
+}
+
+/// The map of a range, with blocks that are dirty in the cache counted as data.
+pub(crate) fn extents(file: &MappedFile, offset: u64, len: u64) -> Result<Vec<Extent>> {
+    let end = offset.checked_add(len).filter(|&end| end <= file.size());
+    let Some(end) = end else {
+        let error = Error::new(ErrorKind::OutOfRange, "map", "past the end");
+        return Err(error.with_range(offset, len));
+    };
+    let mut out: Vec<Extent> = Vec::new();
+    let mut push = |len: u64, hole: bool| {
+        if len > 0 {
+            match out.last_mut() {
+                Some(last) if last.hole == hole => last.len += len,
+                _ => out.push(Extent { len, hole, zero: hole }),
+            }
+        }
+    };
+    for (at, len, data) in file.ops.extents(offset..end)? {
+        if data {
+            push(len, false);
+            continue;
+        }
+        // A hole below may have dirt above it.
+        let mut from = at;
+        for run in dirty_runs(file, at..at + len) {
+            push(run.start - from, true);
+            push(run.end - run.start, false);
+            from = run.end;
+        }
+        push(at + len - from, true);
+    }
+    Ok(out)
+}
+
+fn dirty_runs(file: &MappedFile, range: std::ops::Range<u64>) -> Vec<std::ops::Range<u64>> {
+    let (mapping, pages) = (&*file.mapping, &*file.cache);
+    let mut out = Vec::new();
+    for index in pages.folios_present(mapping, &range) {
+        let Some(folio) = pages.lock_folio(mapping, index) else { continue };
+        let blocks = mapping.blocks_touched(index, &range);
+        let runs =
+            folio.runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) | t.bits(s, State::Writing, g));
+        out.extend(runs.into_iter().map(|run| {
+            let bytes = mapping.range_of(index, run);
+            bytes.start.max(range.start)..bytes.end.min(range.end)
+        }));
+    }
+    out
+}
