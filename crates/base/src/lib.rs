@@ -1,7 +1,7 @@
 //! forebay-base: what every layer stands on. Knows no layer above it and does no file I/O.
 //!
-//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`], [`world`], [`sim_world`]; then the tools
-//! [`codec`], [`checksum`], [`hist`].
+//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`], [`world`],
+//! [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`].
 //!
 //! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract).
 

@@ -72,12 +72,20 @@ impl Op {
 /// What a write with `stamp` stores at `offset` on: every byte follows from its own place, and
 /// none is zero, so that zeros are never taken for data.
 pub fn fill(stamp: u64, offset: u64, out: &mut [u8]) {
-    for (i, byte) in out.iter_mut().enumerate() {
-        let at = offset + i as u64;
+    let (mut at, mut rest) = (offset, out);
+    while !rest.is_empty() {
         let mut state = stamp.rotate_left(24) ^ (at >> 3);
-        *byte = (split_mix(&mut state) >> ((at & 7) * 8)) as u8 | 1;
+        let word = (split_mix(&mut state) | 0x0101_0101_0101_0101).to_le_bytes();
+        let skip = (at & 7) as usize;
+        let (head, tail) = rest.split_at_mut((8 - skip).min(rest.len()));
+        head.copy_from_slice(&word[skip..skip + head.len()]);
+        at += head.len() as u64;
+        rest = tail;
     }
 }
+
+/// The flags of which one decides the path; two of them at once may be refused.
+pub const MODES: IoFlags = IoFlags::UNCACHED.union(IoFlags::DIRECT).union(IoFlags::START_WRITEBACK);
 
 /// What to generate and what to expect.
 #[derive(Debug, Clone)]
@@ -193,6 +201,9 @@ impl Generator {
     fn read_flags(&mut self) -> IoFlags {
         let modes = [IoFlags::empty(), IoFlags::empty(), IoFlags::UNCACHED, IoFlags::DIRECT];
         let mut flags = modes[self.below(4) as usize];
+        if self.one_in(20) {
+            flags |= modes[self.below(4) as usize];
+        }
         self.extra(&mut flags, IoFlags::NOWAIT, 6);
         self.extra(&mut flags, IoFlags::HIPRI, 12);
         self.finish_flags(flags)
@@ -207,6 +218,9 @@ impl Generator {
             IoFlags::START_WRITEBACK,
         ];
         let mut flags = modes[self.below(5) as usize];
+        if self.one_in(20) {
+            flags |= modes[self.below(5) as usize];
+        }
         self.extra(&mut flags, IoFlags::NOWAIT, 6);
         self.extra(&mut flags, IoFlags::HIPRI, 12);
         self.extra(&mut flags, IoFlags::DSYNC, 12);
@@ -315,6 +329,7 @@ mod tests {
             has(&flagged(flag));
         }
         has(&flagged(IoFlags::DIRECT | IoFlags::DSYNC));
+        has(&flagged(IoFlags::DIRECT | IoFlags::UNCACHED));
         has(&|o| o.range().is_some_and(|r| r.start % 512 != 0 && r.end % 512 != 0));
         has(&|o| o.range().is_some_and(|r| r.start % 65536 == 0 && r.end == r.start + 65536));
         has(&|o| o.range().is_some_and(|r| r.start % 65536 != 0 && r.start >> 16 != r.end >> 16));

@@ -9,7 +9,7 @@
 
 use super::Subject;
 use super::model::{ByteModel, Effect, Wrong};
-use super::op::{Config, Generator, Op, fill};
+use super::op::{Config, Generator, MODES, Op, fill};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::fmt;
@@ -259,7 +259,9 @@ impl Runner {
         let (verdict, outcome) = match kind {
             None => (Verdict::Done, "ok"),
             Some(ErrorKind::WouldBlock) => (Verdict::Nothing, "would block"),
-            Some(ErrorKind::Unaligned | ErrorKind::OutOfRange) => (Verdict::Nothing, "refused"),
+            Some(ErrorKind::Unaligned | ErrorKind::OutOfRange | ErrorKind::Unsupported) => {
+                (Verdict::Nothing, "refused")
+            }
             Some(ErrorKind::NoSpace) if !self.config.faults => (Verdict::Nothing, "refused"),
             Some(_) => (Verdict::Unknown, "failed"),
         };
@@ -292,6 +294,9 @@ impl Runner {
             }
             Op::Sync | Op::DropCaches | Op::Reopen => return expect,
         };
+        if flags.intersection(MODES).iter().count() > 1 {
+            expect.errors.push(ErrorKind::Unsupported);
+        }
         if flags.contains(IoFlags::NOWAIT) {
             expect.errors.push(ErrorKind::WouldBlock);
         }
