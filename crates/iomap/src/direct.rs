@@ -44,12 +44,12 @@ impl MappedFile {
 
     pub(crate) fn direct_fallback(
         &self,
-        range: &Range<u64>,
+        asked: &Range<u64>,
         dst: &mut Target<'_>,
         flags: IoFlags,
     ) -> Result<bool> {
         let memory = dst.bytes().as_ptr() as u64;
-        self.check_direct("read directly", range, memory, flags)
+        self.check_direct("read directly", asked, memory, flags)
     }
 
     pub(crate) fn direct_write_fallback(

@@ -67,14 +67,17 @@ impl MappedFile {
         mut dst: Target<'_>,
         flags: IoFlags,
     ) -> Result<usize> {
+        let asked = offset..offset.saturating_add(dst.bytes().len() as u64);
         let range = self.check_read(offset, dst.bytes().len(), flags)?;
+        let direct =
+            flags.contains(IoFlags::DIRECT) && !self.direct_fallback(&asked, &mut dst, flags)?;
         if range.is_empty() {
             return Ok(0);
         }
         if flags.contains(IoFlags::NOWAIT) {
             return self.read_nowait(handle, offset, dst.bytes(), flags);
         }
-        if flags.contains(IoFlags::DIRECT) && !self.direct_fallback(&range, &mut dst, flags)? {
+        if direct {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
             self.read_around(&range, &mut dst).await?;
         } else if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
@@ -115,7 +118,7 @@ impl MappedFile {
         let mut ahead = plan.ahead;
         let mut at = range.start;
         while at < range.end {
-            let part = at..range.end.min(round_down(at + window, window));
+            let part = at..range.end.min(at + window);
             let error = self.fill_or_wait(part.clone(), mode).await;
             if !ahead.is_empty() {
                 let background = FillMode { background: true, ..FillMode::default() };

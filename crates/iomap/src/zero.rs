@@ -8,7 +8,7 @@ use forebay_cache::State;
 use std::ops::Range;
 
 impl MappedFile {
-    /// The range reads as zeros afterwards. Clipped to the end of file.
+    /// The range reads as zeros afterwards. Past the end of file it is `OutOfRange`.
     pub async fn zero(
         &self,
         handle: &Handle,
@@ -24,7 +24,11 @@ impl MappedFile {
         if self.read_only() {
             return Err(Error::new(ErrorKind::ReadOnly, "zero", "opened for reading only"));
         }
-        let range = offset..end.min(self.size());
+        if end > self.size() {
+            let text = format!("the object ends at {}", self.size());
+            return Err(Error::new(ErrorKind::OutOfRange, "zero", text).with_range(offset, len));
+        }
+        let range = offset..end;
         if range.start >= range.end {
             return Ok(());
         }

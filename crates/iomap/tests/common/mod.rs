@@ -1,0 +1,202 @@
+//! A mapped file as the subject of seeded workloads, in a simulated world on a simulated disk.
+
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_base::task::BoxFuture;
+use forebay_base::{IoFlags, Result};
+use forebay_cache::{Config, PageCache};
+use forebay_iomap::file::ZeroFlags;
+use forebay_iomap::identity::Identity;
+use forebay_iomap::remap::Remap;
+use forebay_iomap::{Handle, MapOps, MappedFile, Source, Target};
+use forebay_sim::workload::{self, Subject};
+use forebay_sim::{SimConfig, SimDisk};
+
+pub const SIZE: u64 = (2 << 20) + 1536;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Map {
+    Identity,
+    Remap,
+}
+
+/// One way to set up a run; drawn from the seed.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    pub seed: u64,
+    pub map: Map,
+    pub budget: u64,
+    pub folio_size: u32,
+    pub block_size: u32,
+    pub stable: bool,
+    pub folio_tracking: bool,
+    pub wait_strategy: bool,
+}
+
+impl Setup {
+    pub fn from_seed(seed: u64, map: Map) -> Self {
+        let mut state = seed;
+        let mut pick = |n: u64| forebay_base::world::split_mix(&mut state) % n;
+        let block_size = 512u32 << pick(4);
+        Self {
+            seed,
+            map,
+            // From a cache that holds a fraction of the file to one that holds all of it.
+            budget: [1 << 20, 3 << 19, 2 << 20, 8 << 20][pick(4) as usize],
+            folio_size: [4096, 16384, 65536][pick(3) as usize],
+            block_size,
+            stable: pick(2) == 0,
+            folio_tracking: pick(4) == 0,
+            wait_strategy: pick(2) == 0,
+        }
+    }
+
+    pub fn sim_config(&self) -> SimConfig {
+        let sector = 512;
+        let factor = if self.map == Map::Remap { 2 } else { 1 };
+        let size = SIZE.next_multiple_of(4096) * factor;
+        SimConfig { size, sector, stable_writes: self.stable, ..SimConfig::default() }
+    }
+
+    pub fn size(&self) -> u64 {
+        // The identity shows the whole disk; the other map a file that ends within a block.
+        if self.map == Map::Remap { SIZE } else { SIZE.next_multiple_of(4096) }
+    }
+
+    pub fn workload(&self) -> workload::Config {
+        let unit = if self.map == Map::Remap { u64::from(self.block_size) } else { 512 };
+        workload::Config {
+            folio: u64::from(self.folio_size),
+            direct_align: unit,
+            block: 512,
+            trim: workload::TrimReads::Zeros,
+            ..workload::Config::fixed(self.size())
+        }
+    }
+}
+
+pub struct File {
+    pub cache: Arc<PageCache>,
+    pub file: std::sync::Arc<MappedFile>,
+    handle: Mutex<std::sync::Arc<Handle>>,
+}
+
+impl File {
+    pub fn open(
+        setup: &Setup,
+        world: &std::sync::Arc<SimWorld>,
+        disk: &std::sync::Arc<SimDisk>,
+    ) -> Self {
+        let ops: std::sync::Arc<dyn MapOps> = match setup.map {
+            Map::Identity => std::sync::Arc::new(Identity::new(disk.clone())),
+            Map::Remap => {
+                let unit = setup.block_size;
+                Remap::new(disk.clone(), unit)
+            }
+        };
+        use forebay_cache::config::{DirtyTracking, StableStrategy};
+        let config = Config {
+            folio_size: setup.folio_size,
+            huge_pages: false,
+            dirty_tracking: if setup.folio_tracking {
+                DirtyTracking::Folio
+            } else {
+                DirtyTracking::Block
+            },
+            stable: if setup.wait_strategy { StableStrategy::Wait } else { StableStrategy::Cow },
+            ..Config::with_budget(setup.budget)
+        };
+        let cache = PageCache::new(config, world.clone()).unwrap();
+        let file = MappedFile::new(&cache, ops, setup.block_size, setup.size(), false).unwrap();
+        let handle = Mutex::new(std::sync::Arc::new(file.open_handle()));
+        Self { cache, file, handle }
+    }
+
+    fn handle(&self) -> std::sync::Arc<Handle> {
+        self.handle.lock().clone()
+    }
+
+    async fn write_all(&self, offset: u64, buf: &mut AlignedBuf, flags: IoFlags) -> Result<u64> {
+        if let Some(done) = self.file.try_write(offset, buf, flags) {
+            return done.map(|_| offset);
+        }
+        let handle = self.handle();
+        let len = buf.len();
+        let done = self.file.write(&handle, offset, Source::Owned(buf), flags).await?;
+        if done < len {
+            assert!(flags.contains(IoFlags::NOWAIT), "only NOWAIT may write less");
+            let mut rest = AlignedBuf::copy_of(&buf[done..]);
+            let flags = flags - IoFlags::NOWAIT;
+            self.file.write(&handle, offset + done as u64, Source::Owned(&mut rest), flags).await?;
+        }
+        Ok(offset)
+    }
+}
+
+impl Subject for File {
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    fn read(
+        &self,
+        offset: u64,
+        mut buf: AlignedBuf,
+        flags: IoFlags,
+    ) -> BoxFuture<'_, (AlignedBuf, Result<usize>)> {
+        Box::pin(async move {
+            let handle = self.handle();
+            let result = match self.file.try_read(&handle, offset, &mut buf, flags) {
+                Some(result) => result,
+                None => self.file.read(&handle, offset, Target::Owned(&mut buf), flags).await,
+            };
+            (buf, result)
+        })
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        mut buf: AlignedBuf,
+        flags: IoFlags,
+    ) -> BoxFuture<'_, (AlignedBuf, Result<u64>)> {
+        Box::pin(async move {
+            let result = self.write_all(offset, &mut buf, flags).await;
+            (buf, result)
+        })
+    }
+
+    fn trim(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(
+            async move { self.file.zero(&self.handle(), offset, len, ZeroFlags::default()).await },
+        )
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let flags = ZeroFlags { keep_allocated: true, fast_only: false };
+            self.file.zero(&self.handle(), offset, len, flags).await
+        })
+    }
+
+    fn sync(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.file.sync(&self.handle()).await })
+    }
+
+    fn drop_caches(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            self.cache.drop_clean();
+            Ok(())
+        })
+    }
+
+    fn reopen(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let fresh = std::sync::Arc::new(self.file.open_handle());
+            let old = std::mem::replace(&mut *self.handle.lock(), fresh);
+            self.file.close_handle(&old);
+            Ok(())
+        })
+    }
+}

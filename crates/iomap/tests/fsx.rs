@@ -1,0 +1,91 @@
+//! Seeded runs of mixed-flag reads, writes, trims and syncs against a byte model, in the simulated
+//! world: both maps, small and large caches, several writers, faults, power cuts. U8, D1, D8, D9.
+//!
+//! `FOREBAY_FSX_RUNS` sets the number of seeds (default 60 each), `FOREBAY_FSX_SEED` the first.
+
+mod common;
+
+use common::{File, Map, Setup};
+use forebay_base::ErrorKind;
+use forebay_base::sim_world::SimWorld;
+use forebay_block::BioOp;
+use forebay_sim::workload::Runner;
+use forebay_sim::{Fault, FaultRule, SimDisk};
+use std::sync::Arc;
+
+fn env(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let first = env("FOREBAY_FSX_SEED", 1);
+    first..first + env("FOREBAY_FSX_RUNS", 60)
+}
+
+/// One run; returns the world's digest mixed with the disk's content.
+fn run(setup: &Setup, ops: u64) -> (u64, u64) {
+    let world = SimWorld::new(setup.seed);
+    let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));
+    let file = File::open(setup, &world, &disk);
+    let mut runner = Runner::new(setup.seed, setup.workload(), vec![0; setup.size() as usize]);
+    let outcome = world.run(async {
+        runner.run(&file, ops).await?;
+        file.cache.dirty.kick_all();
+        Ok::<(), Box<forebay_sim::workload::Mismatch>>(())
+    });
+    if let Err(mismatch) = outcome {
+        panic!("{setup:?}\n{mismatch}");
+    }
+    if setup.stable {
+        assert_eq!(disk.unstable_writes(), 0, "bytes changed in flight (S2): {setup:?}");
+    }
+    (world.digest(), disk.content_digest())
+}
+
+#[test]
+fn identity_agrees_with_the_model() {
+    for seed in seeds() {
+        run(&Setup::from_seed(seed, Map::Identity), 400);
+    }
+}
+
+#[test]
+fn remap_agrees_with_the_model() {
+    for seed in seeds() {
+        run(&Setup::from_seed(seed, Map::Remap), 400);
+    }
+}
+
+#[test]
+fn same_seed_same_digest() {
+    for seed in 1..6 {
+        for map in [Map::Identity, Map::Remap] {
+            let setup = Setup::from_seed(seed, map);
+            assert_eq!(run(&setup, 200), run(&setup, 200), "{setup:?}");
+        }
+    }
+}
+
+#[test]
+fn faults_below_lose_nothing_that_was_promised() {
+    let mut fired = 0;
+    for seed in seeds() {
+        let setup = Setup::from_seed(seed, Map::Identity);
+        let world = SimWorld::new(seed);
+        let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));
+        for op in [BioOp::Read, BioOp::Write, BioOp::Flush] {
+            let chance = 40 + seed as u32 % 100;
+            disk.inject(FaultRule::on(op, Fault::Fail(ErrorKind::Io)).one_in(u64::from(chance)));
+        }
+        let file = File::open(&setup, &world, &disk);
+        let mut workload = setup.workload();
+        workload.faults = true;
+        let mut runner = Runner::new(seed, workload, vec![0; setup.size() as usize]);
+        let outcome = world.run(runner.run(&file, 300));
+        if let Err(mismatch) = outcome {
+            panic!("{setup:?}\n{mismatch}");
+        }
+        fired += disk.fault_counts().failed;
+    }
+    assert!(fired > 0, "no fault fired: the test tests nothing");
+}
