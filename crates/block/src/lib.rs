@@ -1,7 +1,7 @@
 //! forebay-block: the block layer, the only crate that talks to the kernel's storage.
 //!
 //! Reading order: [`bio`] (a request), [`bdev`] (what a device is), [`check`] (what every device
-//! checks), then the devices: [`ram`], [`file`] with [`engine`].
+//! checks), then the devices: [`ram`], [`file`] with [`engine`], and the decorators: [`target`].
 
 pub mod bdev;
 pub mod bio;
@@ -10,6 +10,7 @@ pub mod engine;
 pub mod file;
 pub mod ram;
 mod sys;
+pub mod target;
 
 pub use bdev::{BlockDevice, DeviceRef, Limits, StableWrites, io};
 pub use bio::{Bio, BioFlags, BioOp, Completion};

@@ -43,6 +43,11 @@ impl IoVecs {
         Self { iovs, at: 0, skip: 0 }
     }
 
+    /// Bytes of all pieces, used up or not.
+    pub(crate) fn total(&self) -> u64 {
+        self.iovs.iter().map(|iov| iov.iov_len as u64).sum::<u64>() + self.skip as u64
+    }
+
     /// What the next system call takes: whole pieces up to the limits of one call, and bytes.
     pub(crate) fn window(&self) -> (&[iovec], usize) {
         let rest = &self.iovs[self.at..];

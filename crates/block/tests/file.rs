@@ -1,19 +1,16 @@
 //! What is particular to devices over files: modes, the file's end, locks, changes from outside.
 
+mod common;
+
+use common::{path, pattern};
 use forebay_base::ErrorKind;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
 use forebay_block::{
     Aio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDevice, FileOptions, io,
 };
-use std::path::PathBuf;
 use std::sync::Arc;
-
-fn path(name: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = std::fs::remove_file(&path);
-    path
-}
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn engine() -> Engine {
     Engine::new(Aio::Auto).unwrap()
@@ -22,14 +19,6 @@ fn engine() -> Engine {
 fn create(name: &str, size: u64, direct_io: DirectIo) -> Arc<FileDevice> {
     let options = FileOptions { direct_io, create_size: Some(size), ..Default::default() };
     FileDevice::open(path(name), &options, &engine()).unwrap()
-}
-
-fn pattern(len: usize, seed: u8) -> AlignedBuf {
-    let mut buf = AlignedBuf::new(len);
-    for (i, byte) in buf.iter_mut().enumerate() {
-        *byte = (i / 512) as u8 ^ (i as u8).wrapping_mul(7) ^ seed;
-    }
-    buf
 }
 
 #[test]
@@ -178,4 +167,81 @@ fn holes_are_reported() {
     let punch = io(&*device, BioOp::Discard, 0, 4 << 20, DataRef::None, BioFlags::empty());
     block_on(punch).result.unwrap();
     assert_eq!(device.extents(0, 4 << 20).unwrap(), [(0, 4 << 20, false)]);
+}
+
+#[test]
+fn direct_io_is_switched_under_load() {
+    for aio in [Aio::Threads, Aio::Auto] {
+        let engine = Engine::new(aio).unwrap();
+        let options = FileOptions { create_size: Some(4 << 20), ..Default::default() };
+        let device = FileDevice::open(path(&format!("switch-{aio}")), &options, &engine).unwrap();
+        if !common::requires("a file that is eligible for direct I/O", device.direct_io().0) {
+            return;
+        }
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for thread in 0..4u64 {
+                let (device, stop) = (&device, &stop);
+                s.spawn(move || {
+                    let mut round = 0u64;
+                    while !stop.load(Ordering::Acquire) || round < 50 {
+                        let offset = (thread * 256 + round % 256) * 4096;
+                        let data = common::pattern(4096, offset ^ round);
+                        let bio = DataRef::Buf(AlignedBuf::copy_of(&data));
+                        let flags = BioFlags::empty();
+                        common::submit(&**device, BioOp::Write, offset, 4096, bio, flags).unwrap();
+                        let mut back = AlignedBuf::new(4096);
+                        device.read_into(offset, &mut back).unwrap();
+                        assert!(back[..] == data[..], "each mode reads what the other wrote");
+                        round += 1;
+                    }
+                });
+            }
+            for round in 0..40 {
+                let on = round % 2 == 1;
+                device.set_direct_io(if on { DirectIo::On } else { DirectIo::Off }).unwrap();
+                assert_eq!(device.direct_io().0, on);
+            }
+            stop.store(true, Ordering::Release);
+        });
+    }
+}
+
+#[test]
+fn a_full_file_system_below_is_a_clean_error() {
+    if !common::requires("root, to mount a small tmpfs", common::is_root()) {
+        return;
+    }
+    let mounted = common::Tmpfs::new("full", "256k");
+    if !common::requires("permission to mount tmpfs", mounted.is_some()) {
+        return;
+    }
+    let dir = mounted.unwrap();
+    for aio in [Aio::Threads, Aio::Auto] {
+        let engine = Engine::new(aio).unwrap();
+        let path = dir.0.join("sparse");
+        let options = FileOptions { create_size: Some(1 << 20), ..Default::default() };
+        let device = FileDevice::open(&path, &options, &engine).unwrap();
+        assert!(device.direct_io().1.contains("tmpfs"), "{}", device.direct_io().1);
+        let pieces = (0..256).map(|i| common::pattern(4096, i)).collect();
+        let data = DataRef::Mem(Box::new(common::Pieces(pieces)));
+        let flags = BioFlags::empty();
+        let done = common::submit(&*device, BioOp::Write, 0, 1 << 20, data, flags);
+        let e = done.unwrap_err();
+        assert_eq!((e.kind(), e.range()), (ErrorKind::NoSpace, Some((0, 1 << 20))), "{e}");
+        assert_eq!(e.path(), Some(&*path));
+        // tmpfs punches holes but has no call that keeps the blocks: both ways end in zeros.
+        common::plain(&*device, BioOp::WriteZeroes, 0, 65536).unwrap();
+        let none = DataRef::None;
+        let keep = BioFlags::NO_UNMAP;
+        common::submit(&*device, BioOp::WriteZeroes, 0, 8192, none, keep).unwrap();
+        let fast = keep | BioFlags::FAST_ONLY;
+        let refused = common::submit(&*device, BioOp::WriteZeroes, 0, 8192, DataRef::None, fast);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
+        let mut back = common::pattern(65536, 1);
+        device.read_into(0, &mut back).unwrap();
+        assert!(back.iter().all(|b| *b == 0));
+        drop(device);
+        std::fs::remove_file(path).unwrap();
+    }
 }

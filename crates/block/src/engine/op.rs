@@ -5,7 +5,7 @@
 //! memory that the kernel got lives in the op, which lives until the kernel has answered.
 
 use crate::bio::{BioFlags, BioOp};
-use crate::check::check_bio;
+use crate::check::check_range;
 use crate::file::Job;
 use crate::file::xfer::{Next, Xfer};
 use crate::sys::IoVecs;
@@ -60,7 +60,9 @@ impl Op {
     fn work(job: &mut Job) -> Result<Option<Work>> {
         let file = job.pass.file();
         let bio = &mut job.bio;
-        check_bio(bio, &file.limits(), file.size)?;
+        if bio.op != BioOp::Read && bio.op != BioOp::Write {
+            check_range(bio.op, bio.offset, bio.len, &file.limits(), file.size)?;
+        }
         Ok(match bio.op {
             BioOp::Read | BioOp::Write => {
                 // SAFETY: the op keeps the bio, which owns the memory, longer than the list (O2).

@@ -6,7 +6,7 @@
 use super::xfer::{Next, Xfer};
 use super::{Inner, Kind};
 use crate::bio::{Bio, BioFlags, BioOp};
-use crate::check::{check_bio, verb};
+use crate::check::{check_range, verb};
 use crate::sys::{self, IoVecs};
 use forebay_base::buf::{AlignedBuf, Segment};
 use forebay_base::{Error, ErrorKind, Result};
@@ -18,8 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 impl Inner {
     /// Carries out one request.
     pub(crate) fn run(&self, bio: &mut Bio) -> Result<()> {
-        check_bio(bio, &self.limits(), self.size)?;
         let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
+        if bio.op != BioOp::Read && bio.op != BioOp::Write {
+            check_range(bio.op, offset, len, &self.limits(), self.size)?;
+        }
         match bio.op {
             BioOp::Read | BioOp::Write => {
                 // SAFETY: the bio owns the memory, and outlives this list, which ends here (Y1).

@@ -51,6 +51,10 @@ impl Xfer {
     ) -> Result<Self> {
         let limits = file.limits();
         check_range(op, offset, len, &limits, file.size)?;
+        if iovs.total() != len {
+            let text = format!("the data has {} bytes, not {len}", iovs.total());
+            return Err(Error::new(ErrorKind::InvalidInput, verb(op), text));
+        }
         let direct = file.is_direct();
         let (block, memory) = (limits.logical_block as usize, limits.memory_align as usize);
         if direct && !iovs.aligned(memory, block) {
