@@ -1,8 +1,7 @@
 //! Alternating slices: every variant runs for a short while in each cycle, cycles make a round,
 //! ratios are taken within rounds, and the median of the rounds is what counts.
 //!
-//! Invariants: H1 within a cycle every variant runs once, and the order turns from cycle to
-//! cycle. H2 a ratio never mixes rounds. H3 a round whose gate (bare O_DIRECT) varies by more
+//! Invariants: H1 within a pass every variant runs once, and the order turns from pass to pass. H2 a ratio never mixes rounds. H3 a round whose gate (bare O_DIRECT) varies by more
 //! than [`GATE_SPREAD`] between its cycles is run again, at most `repeats_max` times in all;
 //! how often, and how many rounds were kept although they varied, is reported.
 
@@ -17,7 +16,7 @@ pub const GATE_SPREAD: f64 = 0.15;
 /// What a variant is told about the slice it is to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
-    /// Same for all variants of a cycle, different between cycles.
+    /// Same for all variants of a pass, different between passes.
     pub seed: u64,
     /// Counts cycles over the whole run, repeated ones included.
     pub cycle: u64,
@@ -51,8 +50,10 @@ pub struct Plan {
     pub rounds: usize,
     /// Cycles in a round.
     pub cycles: usize,
-    /// Length of one slice.
+    /// Time of each variant in a cycle.
     pub slice: Duration,
+    /// Slices into which that time is cut; the variants alternate at each.
+    pub passes: u32,
     /// Variant whose spread decides whether a round counts.
     pub gate: Option<&'static str>,
     /// Rounds that may be run again, in all.
@@ -103,10 +104,12 @@ pub fn alternate(variants: &mut [Variant<'_>], plan: &Plan) -> Result<Outcome> {
 fn one_cycle(variants: &mut [Variant<'_>], plan: &Plan, cycle: u64) -> Result<Vec<Slice>> {
     let count = variants.len();
     let mut slices: Vec<Slice> = (0..count).map(|_| Slice::default()).collect();
-    let turn = Turn { seed: cycle + 1, cycle, time: plan.slice };
-    for step in 0..count {
-        let index = (step + cycle as usize) % count;
-        slices[index] = (variants[index].run)(&turn)?;
+    for pass in cycle * u64::from(plan.passes)..(cycle + 1) * u64::from(plan.passes) {
+        let turn = Turn { seed: pass + 1, cycle, time: plan.slice / plan.passes };
+        for step in 0..count {
+            let index = (step + pass as usize) % count;
+            slices[index].merge(&(variants[index].run)(&turn)?);
+        }
     }
     Ok(slices)
 }
@@ -218,7 +221,8 @@ mod tests {
         let plan = Plan {
             rounds: 2,
             cycles: 4,
-            slice: Duration::from_millis(1),
+            slice: Duration::from_millis(2),
+            passes: 2,
             gate: Some("direct"),
             repeats_max: 3,
             lines: false,
@@ -233,6 +237,6 @@ mod tests {
         outcome.add_notes(&mut report, "randread", "direct");
         assert!(report.table().contains("1 repeated"));
         drop(outcome);
-        assert_eq!(calls, 12);
+        assert_eq!(calls, 24);
     }
 }

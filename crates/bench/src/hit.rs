@@ -1,17 +1,20 @@
 //! `hit`: 4 KiB reads and writes of data that is already cached, one thread: the kernel's pread
-//! and pwrite, a bare memcpy, and ours, over the whole image and over a hot set of 1 MiB.
+//! and pwrite, a bare memcpy, and ours through the library, over the whole image and over a hot
+//! set of 1 MiB. Beside it one row over NBD.
 //!
 //! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirt is written
 //! out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
 
-use crate::harness::{Outcome, Plan, Variant, alternate};
+use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
 use crate::image::Image;
 use crate::kernel::KernelFile;
 use crate::load::{Load, Pattern, Slice, Target, run_here};
+use crate::nbd;
 use crate::options::Options;
-use crate::report::Report;
+use crate::ours::{Flagged, Ours};
+use crate::report::{Good, Report};
 use crate::sys::{Region, page_cache_bytes};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, IoFlags, Result};
 use rustix::fs::OFlags;
 use std::cell::RefCell;
 use std::time::Duration;
@@ -41,6 +44,8 @@ impl Target for Memory {
 struct Bench {
     kernel: KernelFile,
     memory: Memory,
+    cache: Ours,
+    ours: Flagged,
     size: u64,
     plan: Plan,
 }
@@ -49,32 +54,44 @@ struct Bench {
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let size = options.size_or(64 << 20, 1 << 30);
-    let image = Image::create(&options.dir, "hit", size, options.keep)?;
+    let image = Image::create(&options.dir, "hit-kernel", size, options.keep)?;
+    let ours_image = Image::create(&options.dir, "hit-ours", size, options.keep)?;
     let kernel = KernelFile::new(image.open(OFlags::empty())?);
     let region = Region::huge(size as usize).map_err(|e| Error::from_io("map memory", e))?;
     let percent = region.huge_share() * 100.0;
     report.note(format!("memcpy: {percent:.0} % of the region on 2 MiB pages"));
-    let plan = Plan {
+    let cache = open_ours(options, &ours_image)?;
+    let ours = cache.with(IoFlags::empty());
+    let memory = Memory(RefCell::new(region));
+    let bench = Bench { kernel, memory, cache, ours, size, plan: plan(options) };
+    bench.warm()?;
+    bench.add_residency(&mut report)?;
+    bench.groups(&mut report)?;
+    nbd::hit_row(options, &image, &mut report);
+    Ok(report)
+}
+
+fn plan(options: &Options) -> Plan {
+    Plan {
         rounds: options.rounds_or(3, 9),
         cycles: if options.quick { 2 } else { 5 },
         slice: options.millis(25, 100),
+        passes: 1,
         gate: Some("memcpy"),
-        repeats_max: 6,
+        repeats_max: if options.quick { 1 } else { 4 },
         lines: options.lines,
-    };
-    let bench = Bench { kernel, memory: Memory(RefCell::new(region)), size, plan };
-    bench.warm()?;
-    let cached = page_cache_bytes(&bench.kernel.file, 0, size)
-        .map_err(|e| Error::from_io("cachestat", e))?;
-    report.row("kernel", "page_cache_of_image", "MiB", &[cached as f64 / 1048576.0]);
+    }
+}
 
-    let read = bench.group(&mut report, "read", false, size)?;
-    let hot = bench.group(&mut report, "hot_read", false, HOT.min(size))?;
-    let write = bench.group(&mut report, "write", true, size)?;
-    report.ratio("kernel_read_vs_memcpy", read.ratio("kernel", "memcpy"));
-    report.ratio("kernel_write_vs_memcpy", write.ratio("kernel", "memcpy"));
-    report.ratio("kernel_hot_read_vs_memcpy", hot.ratio("kernel", "memcpy"));
-    Ok(report)
+/// A cache that holds the whole image and whose limits let a slice dirty all of it (T1).
+fn open_ours(options: &Options, image: &Image) -> Result<Ours> {
+    let size = image.size();
+    let budget = size + size / 2 + (64 << 20);
+    Ours::open_with(options, image.path(), budget, |config| {
+        config.dirty_bytes = Some(budget);
+        config.dirty_background_bytes = Some(budget);
+        config.dirty_expire_centisecs = 360_000;
+    })
 }
 
 impl Bench {
@@ -92,29 +109,79 @@ impl Bench {
         }
     }
 
-    /// Reads the image through every cache once.
+    /// Reads the image through every cache, twice: the second time all of it must be there.
     fn warm(&self) -> Result<()> {
         let load = self.load(false, self.size, Duration::from_secs(3600), 0);
         let load = Load { pattern: Pattern::Sequential, block: 1 << 20, ..load };
-        run_here(&self.kernel, &load)?;
+        for _ in 0..2 {
+            run_here(&self.kernel, &load)?;
+            run_here(&self.ours, &load)?;
+        }
+        Ok(())
+    }
+
+    /// What the caches hold before the first slice.
+    fn add_residency(&self, report: &mut Report) -> Result<()> {
+        let cached = page_cache_bytes(&self.kernel.file, 0, self.size);
+        let cached = cached.map_err(|e| Error::from_io("cachestat", e))?;
+        report.row("kernel", "page_cache_of_image", "MiB", &[cached as f64 / 1048576.0]);
+        let resident = self.cache.resident_4k(0, self.size) as f64 / 256.0;
+        report.row("ours", "cached_of_image", "MiB", &[resident]);
+        let stats = self.cache.cache.stats();
+        report.row("ours", "arena_page_size", "bytes", &[stats.arena_page_bytes as f64]);
+        report.row("ours", "arena", "MiB", &[stats.arena_bytes as f64 / 1048576.0]);
+        Ok(())
+    }
+
+    fn groups(&self, report: &mut Report) -> Result<()> {
+        let before = self.cache.cache.stats();
+        let hot_len = HOT.min(self.size);
+        let read = self.group(report, "read", false, self.size)?;
+        let hot = self.group(report, "hot_read", false, hot_len)?;
+        let write = self.group(report, "write", true, self.size)?;
+        let hot_write = self.group(report, "hot_write", true, hot_len)?;
+        let after = self.cache.cache.stats();
+        let misses = after.misses - before.misses;
+        let throttled = (after.throttled_nanos - before.throttled_nanos) / 1_000_000;
+        report.note(format!("ours: {misses} misses in all slices, throttled for {throttled} ms"));
+        let mut bar = |name: &str, group: &Outcome, other: &str, bar: f64| {
+            report.ratio_with_bar(name, group.ratio("ours", other), Good::AtLeast, bar);
+        };
+        bar("read_vs_kernel", &read, "kernel", 1.7);
+        bar("read_vs_memcpy", &read, "memcpy", 0.70);
+        bar("write_vs_memcpy", &write, "memcpy", 0.60);
+        bar("hot_read_vs_kernel", &hot, "kernel", 3.0);
+        report.ratio("write_vs_kernel", write.ratio("ours", "kernel"));
+        report.ratio("hot_read_vs_memcpy", hot.ratio("ours", "memcpy"));
+        report.ratio("hot_write_vs_kernel", hot_write.ratio("ours", "kernel"));
+        report.ratio("kernel_read_vs_memcpy", read.ratio("kernel", "memcpy"));
+        report.ratio("kernel_write_vs_memcpy", write.ratio("kernel", "memcpy"));
         Ok(())
     }
 
     /// One kind of access, all variants.
     fn group(&self, report: &mut Report, name: &str, write: bool, len: u64) -> Result<Outcome> {
-        let last = self.plan.cycles as u64 - 1;
-        let slice = |target: &dyn Target, turn: &crate::harness::Turn| -> Result<Slice> {
+        let cycles = self.plan.cycles as u64;
+        let ends_round = |turn: &Turn| write && turn.cycle % cycles == cycles - 1;
+        let slice = |target: &dyn Target, turn: &Turn| -> Result<Slice> {
             run_here(target, &self.load(write, len, turn.time, turn.seed))
         };
         let kernel = Variant::new("kernel", |turn| {
             let done = slice(&self.kernel, turn)?;
-            if write && turn.cycle % self.plan.cycles as u64 == last {
+            if ends_round(turn) {
                 self.kernel.file.sync_data().map_err(|e| Error::from_io("fdatasync", e))?;
             }
             Ok(done)
         });
+        let ours = Variant::new("ours", |turn| {
+            let done = slice(&self.ours, turn)?;
+            if ends_round(turn) {
+                self.ours.file.sync_data()?;
+            }
+            Ok(done)
+        });
         let memcpy = Variant::new("memcpy", |turn| slice(&self.memory, turn));
-        let outcome = alternate(&mut [kernel, memcpy], &self.plan)?;
+        let outcome = alternate(&mut [kernel, memcpy, ours], &self.plan)?;
         outcome.add_rows(report, name);
         outcome.add_notes(report, name, "memcpy");
         Ok(outcome)

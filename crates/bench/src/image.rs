@@ -3,6 +3,7 @@
 //! Invariant: I1 an image is written whole, synced, and out of the page cache when made.
 
 use forebay_base::buf::AlignedBuf;
+use forebay_base::world::split_mix;
 use forebay_base::{Error, Result};
 use rustix::fs::{Advice, OFlags, fadvise};
 use std::fs::File;
@@ -18,29 +19,26 @@ pub struct Image {
     keep: bool,
 }
 
-/// A small fast random number generator (xorshift64*).
+/// Random numbers from a seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
     /// Any seed will do.
     pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+        Self(seed)
     }
 
-    /// The next number.
+    /// Any number.
     #[inline]
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    pub fn draw(&mut self) -> u64 {
+        split_mix(&mut self.0)
     }
 
     /// A number below `bound`, which is not 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+        ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64
     }
 }
 
@@ -55,7 +53,7 @@ impl Image {
         let mut chunk = AlignedBuf::new(CHUNK);
         for at in (0..size).step_by(CHUNK) {
             for word in chunk.chunks_exact_mut(8) {
-                word.copy_from_slice(&rng.next().to_le_bytes());
+                word.copy_from_slice(&rng.draw().to_le_bytes());
             }
             file.write_all_at(&chunk, at).map_err(fail)?;
         }

@@ -181,7 +181,7 @@ mod tests {
 
     impl Target for Count {
         fn read(&self, _: &mut [u8], offset: u64) -> Result<()> {
-            assert!((4096..8192 + 4096).contains(&offset) && offset % 512 == 0);
+            assert!((4096..8192 + 4096).contains(&offset) && offset.is_multiple_of(512));
             self.0.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }

@@ -2,6 +2,7 @@
 
 use crate::sys;
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashMap;
 use std::fs;
 
 /// CPU and context switches of a process so far, or, as a difference, of a stretch of work.
@@ -24,21 +25,6 @@ impl Usage {
         Self { cpu_seconds, voluntary, involuntary }
     }
 
-    /// Another process: the sum over its live threads.
-    pub fn of_process(pid: u32) -> Self {
-        let mut sum = Self::default();
-        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return sum };
-        for task in tasks.flatten() {
-            let sched = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
-            let nanos = sched.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
-            sum.cpu_seconds += nanos as f64 / 1e9;
-            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
-            sum.voluntary += field(&status, "voluntary_ctxt_switches:");
-            sum.involuntary += field(&status, "nonvoluntary_ctxt_switches:");
-        }
-        sum
-    }
-
     /// What was used since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -46,6 +32,58 @@ impl Usage {
             voluntary: self.voluntary.saturating_sub(before.voluntary),
             involuntary: self.involuntary.saturating_sub(before.involuntary),
         }
+    }
+}
+
+/// Usage of another process, by thread. Threads that end between two looks keep what they had
+/// at the last look: for a server with a thread per connection, look while it works.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    pid: u32,
+    threads: HashMap<String, Usage>,
+    start: Usage,
+}
+
+impl Watch {
+    /// Starts from here.
+    pub fn start(pid: u32) -> Self {
+        let mut watch = Self { pid, threads: HashMap::new(), start: Usage::default() };
+        watch.look();
+        watch.start = watch.sum();
+        watch
+    }
+
+    /// Notes what each live thread has used so far.
+    pub fn look(&mut self) {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return };
+        for task in tasks.flatten() {
+            let sched = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            let nanos = sched.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+            let Some(nanos) = nanos else { continue };
+            let now = Usage {
+                cpu_seconds: nanos as f64 / 1e9,
+                voluntary: field(&status, "voluntary_ctxt_switches:"),
+                involuntary: field(&status, "nonvoluntary_ctxt_switches:"),
+            };
+            self.threads.insert(task.file_name().to_string_lossy().into_owned(), now);
+        }
+    }
+
+    fn sum(&self) -> Usage {
+        let mut sum = Usage::default();
+        for usage in self.threads.values() {
+            sum.cpu_seconds += usage.cpu_seconds;
+            sum.voluntary += usage.voluntary;
+            sum.involuntary += usage.involuntary;
+        }
+        sum
+    }
+
+    /// What was used since the start, up to now.
+    pub fn used(&mut self) -> Usage {
+        self.look();
+        self.sum().since(&self.start)
     }
 }
 
@@ -77,12 +115,12 @@ mod tests {
         let pid = std::process::id();
         assert!(resident_bytes(pid).unwrap() > 0);
         assert!(threads_of(pid) >= 1);
-        let before = Usage::own();
+        let (before, mut watch) = (Usage::own(), Watch::start(pid));
         let mut sum = 0u64;
         for n in 0..3_000_000u64 {
             sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(n));
         }
         assert!(Usage::own().since(&before).cpu_seconds > 0.0);
-        assert!(Usage::of_process(pid).cpu_seconds > 0.0);
+        assert!(watch.used().cpu_seconds > 0.0);
     }
 }

@@ -27,12 +27,14 @@ pub struct Options {
     pub lines: bool,
     /// I/O engine of ours.
     pub aio: String,
+    /// The one part of the bench to run.
+    pub part: Option<String>,
 }
 
 /// One line per argument.
 pub const USAGE: &str = "\
 usage: bench NAME [--dir DIR] [--json FILE] [--quick] [--seconds S] [--rounds N] [--size S]
-             [--aio auto|io_uring|threads] [--lines] [--keep]
+             [--aio auto|io_uring|threads] [--part PART] [--lines] [--keep]
   --dir DIR      where the images go, on the disk to be measured (default /var/tmp)
   --json FILE    writes rows, ratios and bars as one JSON object
   --quick        small and short: shows that it works, gives no figures to quote
@@ -40,6 +42,7 @@ usage: bench NAME [--dir DIR] [--json FILE] [--quick] [--seconds S] [--rounds N]
   --rounds N     rounds to keep
   --size S       bytes of the image (4k, 1M, 2G)
   --aio ENGINE   I/O engine of ours
+  --part PART    one part alone: random, hotset, sequential of uncached; hits, misses of nbd
   --lines        prints a line per cycle
   --keep         leaves the images behind";
 
@@ -57,6 +60,7 @@ impl Options {
             keep: false,
             lines: false,
             aio: "auto".into(),
+            part: None,
         };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
@@ -75,6 +79,7 @@ impl Options {
                 "--keep" => options.keep = true,
                 "--lines" => options.lines = true,
                 "--aio" => options.aio = value()?,
+                "--part" => options.part = Some(value()?),
                 "--seconds" => options.seconds = Some(positive(flag, &value()?)?),
                 "--rounds" => options.rounds = Some(positive::<u32>(flag, &value()?)? as usize),
                 "--size" => {
@@ -98,6 +103,11 @@ impl Options {
     pub fn size_or(&self, quick: u64, full: u64) -> u64 {
         let size = self.size.unwrap_or(if self.quick { quick } else { full });
         (size >> 20).max(1) << 20
+    }
+
+    /// Whether this part of the bench is to run.
+    pub fn wants(&self, part: &str) -> bool {
+        self.part.as_deref().is_none_or(|wanted| wanted == part)
     }
 
     /// A duration in milliseconds that depends on `--quick` alone.

@@ -51,6 +51,12 @@ struct Bar {
     good: Good,
 }
 
+impl Bar {
+    fn met(&self) -> Option<bool> {
+        self.value.is_finite().then(|| self.good.holds(self.value, self.bar))
+    }
+}
+
 /// The findings of one bench, or of several under the name `all`.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -117,9 +123,14 @@ impl Report {
         self.not_run.extend(other.not_run);
     }
 
-    /// How many bars were missed. A value that is not a number misses.
+    /// How many bars were missed. A ratio whose variants did not run is not a miss.
     pub fn missed(&self) -> usize {
-        self.bars.iter().filter(|bar| !bar.good.holds(bar.value, bar.bar)).count()
+        self.bars.iter().filter(|bar| bar.met() == Some(false)).count()
+    }
+
+    /// How many bars could not be judged because a variant did not run.
+    pub fn unjudged(&self) -> usize {
+        self.bars.iter().filter(|bar| bar.met().is_none()).count()
     }
 
     /// The table for people.
@@ -169,7 +180,7 @@ impl Report {
             self.ratios.iter().map(|(name, value)| json!({ "name": name, "value": value }));
         let bars = self.bars.iter().map(|bar| {
             json!({ "name": bar.name, "value": bar.value, "bar": bar.bar, "good": bar.good.sign(),
-                "met": bar.good.holds(bar.value, bar.bar) })
+                "met": bar.met() })
         });
         let not_run = self.not_run.iter().map(|(what, why)| json!({ "what": what, "why": why }));
         json!({
@@ -191,7 +202,11 @@ impl Report {
 }
 
 fn verdict(bar: &Bar) -> String {
-    let met = if bar.good.holds(bar.value, bar.bar) { "met" } else { "MISS" };
+    let met = match bar.met() {
+        Some(true) => "met",
+        Some(false) => "MISS",
+        None => "not run",
+    };
     format!("   bar {} {}  {met}", bar.good.sign(), bar.bar)
 }
 
@@ -220,7 +235,7 @@ mod tests {
         report.ratio_with_bar("hot_set_evicted_blocks", 0.0, Good::AtMost, 0.0);
         report.ratio_with_bar("not_a_number", f64::NAN, Good::Below, 1.0);
         report.not_run("nbd row", "no fio");
-        assert_eq!(report.missed(), 2);
+        assert_eq!((report.missed(), report.unjudged()), (1, 1));
         let table = report.table();
         assert!(table.contains("1.500   bar >= 1.7  MISS"), "{table}");
         assert!(table.contains("not run  nbd row: no fio"), "{table}");

@@ -1,0 +1,127 @@
+//! `memcg`: our export inside a memory cgroup of budget + 64 MiB, under mixed load on ten times
+//! its budget, with each I/O engine: nothing is killed, and RssAnon + RssShmem stay below
+//! budget + 32 MiB at every sample.
+//!
+//! Invariant: E1 the server joins the cgroup before its first instruction, so that all its
+//! memory counts.
+
+use crate::cgroup::Memcg;
+use crate::fio::{self, FioJob};
+use crate::image::Image;
+use crate::load::Slice;
+use crate::meter::{Usage, Watch, resident_bytes};
+use crate::options::Options;
+use crate::report::{Good, Report};
+use crate::server::{Kind, Server, forebay_binary};
+use crate::uncached::budget_for;
+use forebay_base::Result;
+use forebay_base::units::format_size;
+use std::time::Duration;
+
+const ENGINES: [&str; 2] = ["io_uring", "threads"];
+const SAMPLE: Duration = Duration::from_millis(100);
+const ROOM: u64 = 64 << 20;
+const BAR_MIB: f64 = 32.0;
+
+/// What one engine did.
+struct Outcome {
+    /// Bytes, one value per sample.
+    resident: Vec<u64>,
+    slices: Vec<Slice>,
+    usage: Usage,
+    oom_kills: u64,
+    limit_hits: u64,
+    survived: bool,
+}
+
+/// Runs both engines one after the other.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut report = Report::default();
+    if let Err(e) = fio::available().and_then(|()| forebay_binary()) {
+        report.not_run("memcg", e);
+        return Ok(report);
+    }
+    let size = options.size_or(320 << 20, 1280 << 20);
+    let budget = budget_for(size);
+    let seconds = options.seconds.unwrap_or(if options.quick { 2.0 } else { 600.0 });
+    let image = Image::create(&options.dir, "memcg", size, options.keep)?;
+    report.note(format!(
+        "memcg: budget {}, image {}, limit {}, {seconds} s for each engine",
+        format_size(budget),
+        format_size(size),
+        format_size(budget + ROOM)
+    ));
+    for engine in ENGINES {
+        match one_engine(&image, budget, engine, seconds) {
+            Ok(outcome) => add(&mut report, engine, budget, &outcome),
+            Err(e) => report.not_run(&format!("memcg with {engine}"), e),
+        }
+    }
+    Ok(report)
+}
+
+/// Random reads and writes, a sequential reader, a sequential writer, at once.
+fn jobs(seconds: f64) -> Vec<FioJob> {
+    let millis = (seconds * 1e3) as u64;
+    let job = |rw, block, depth, connections| FioJob {
+        rw,
+        block,
+        depth,
+        connections,
+        millis,
+        bytes_max: 0,
+        seed: 1,
+    };
+    vec![
+        job("randrw", 4096, 16, 2),
+        job("randrw", 64 << 10, 8, 1),
+        job("read", 1 << 20, 4, 1),
+        job("write", 1 << 20, 4, 1),
+    ]
+}
+
+fn one_engine(image: &Image, budget: u64, engine: &str, seconds: f64) -> Result<Outcome> {
+    let group = Memcg::create(&format!("server-{engine}"), budget + ROOM)?;
+    let kind = Kind::Ours { cache: budget, mode: "cached", aio: engine.to_string() };
+    let mut server = Server::start(&kind, image.path(), None, Some(&group.procs()))?;
+    let (pid, jobs) = (server.pid(), jobs(seconds));
+    let uri = server.uri.clone();
+    let (mut resident, mut watch) = (Vec::new(), Watch::start(pid));
+    let slices = std::thread::scope(|scope| {
+        let client = scope.spawn(|| fio::run(&jobs, &uri, None));
+        while !client.is_finished() {
+            resident.extend(resident_bytes(pid));
+            std::thread::sleep(SAMPLE);
+        }
+        client.join().expect("the client returns")
+    });
+    let survived = server.alive();
+    let usage = watch.used();
+    let (oom_kills, limit_hits) = (group.oom_kills(), group.limit_hits());
+    drop(server);
+    // A server that ended is a missed bar and not an error of the bench.
+    let slices = if survived { slices? } else { Vec::new() };
+    Ok(Outcome { resident, slices, usage, oom_kills, limit_hits, survived })
+}
+
+fn add(report: &mut Report, engine: &str, budget: u64, outcome: &Outcome) {
+    let variant = format!("ours-{engine}");
+    let mib = |bytes: u64| bytes as f64 / 1048576.0;
+    let resident: Vec<f64> = outcome.resident.iter().map(|bytes| mib(*bytes)).collect();
+    report.row(&variant, "memcg_rss_anon_and_shmem", "MiB", &resident);
+    let names = ["randrw4k", "randrw64k", "read1m", "write1m"];
+    for (name, slice) in names.iter().zip(&outcome.slices) {
+        report.row(&variant, &format!("memcg_{name}_rate"), "1/s", &[slice.rate()]);
+        let p999 = slice.hist.percentile(99.9) as f64 / 1e3;
+        report.row(&variant, &format!("memcg_{name}_p99_9"), "us", &[p999]);
+    }
+    report.row(&variant, "memcg_cpu", "s", &[outcome.usage.cpu_seconds]);
+    report.row(&variant, "memcg_limit_hits", "1", &[outcome.limit_hits as f64]);
+    let kills = outcome.oom_kills + u64::from(!outcome.survived);
+    let name = format!("memcg_kills_{engine}");
+    report.ratio_with_bar(&name, kills as f64, Good::AtMost, 0.0);
+    let peak = outcome.resident.iter().copied().max().unwrap_or(0);
+    let over = mib(peak) - mib(budget);
+    let name = format!("memcg_peak_over_budget_mib_{engine}");
+    report.ratio_with_bar(&name, over, Good::AtMost, BAR_MIB);
+}

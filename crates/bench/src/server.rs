@@ -1,0 +1,188 @@
+//! NBD servers as child processes: ours, nbdkit, qemu-nbd.
+//!
+//! Invariants: V1 a server listens on a Unix socket in a folder of its own, and both are gone
+//! after drop. V2 drop ends the child: SIGTERM, and SIGKILL after five seconds.
+
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Which server, and how it is told to serve.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// `forebay export`.
+    Ours {
+        /// Bytes of cache.
+        cache: u64,
+        /// `--mode`.
+        mode: &'static str,
+        /// `--aio`.
+        aio: String,
+    },
+    /// `nbdkit memory` of this many bytes.
+    NbdkitMemory(u64),
+    /// `nbdkit file`.
+    NbdkitFile,
+    /// `nbdkit file` with `cache=none`.
+    NbdkitFileNoCache,
+    /// `qemu-nbd --cache=none --aio=io_uring`.
+    QemuNbd,
+}
+
+/// A running server.
+pub struct Server {
+    child: Child,
+    folder: PathBuf,
+    /// What clients connect to.
+    pub uri: String,
+}
+
+/// The `forebay` program: `$FOREBAY_BIN`, this program itself, or the one built beside it.
+pub fn forebay_binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("FOREBAY_BIN") {
+        return Ok(PathBuf::from(path));
+    }
+    let exe = std::env::current_exe().map_err(|e| Error::from_io("find this program", e))?;
+    if exe.file_name().is_some_and(|name| name == "forebay") {
+        return Ok(exe);
+    }
+    let beside = exe.parent().and_then(Path::parent).map(|dir| dir.join("forebay"));
+    let text = "set FOREBAY_BIN to the forebay program";
+    let missing = || Error::new(ErrorKind::NotFound, "find forebay", text);
+    beside.filter(|path| path.exists()).ok_or_else(missing)
+}
+
+/// Whether a program can be started.
+pub fn program_exists(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(name).exists())
+}
+
+impl Kind {
+    fn command(&self, image: &Path, socket: &Path) -> Result<Vec<OsString>> {
+        let mut words: Vec<OsString> = Vec::new();
+        let mut push = |parts: &[&str]| words.extend(parts.iter().map(OsString::from));
+        match self {
+            Self::Ours { cache, mode, aio } => {
+                words.push(forebay_binary()?.into());
+                words.extend(["export".into(), image.into(), "-U".into(), socket.into()]);
+                words.extend(["--cache-size".into(), cache.to_string().into()]);
+                words.extend(["--mode".into(), mode.into(), "--aio".into(), aio.into()]);
+            }
+            Self::NbdkitMemory(size) => {
+                push(&["nbdkit", "--foreground", "--unix"]);
+                words.extend([socket.into(), "memory".into(), size.to_string().into()]);
+            }
+            Self::NbdkitFile | Self::NbdkitFileNoCache => {
+                push(&["nbdkit", "--foreground", "--unix"]);
+                words.extend([socket.into(), "file".into(), image.into()]);
+                if matches!(self, Self::NbdkitFileNoCache) {
+                    words.push("cache=none".into());
+                }
+            }
+            Self::QemuNbd => {
+                push(&["qemu-nbd", "--persistent", "--shared=16", "--format=raw"]);
+                push(&["--cache=none", "--aio=io_uring", "--socket"]);
+                words.extend([socket.into(), image.into()]);
+            }
+        }
+        Ok(words)
+    }
+}
+
+impl Server {
+    /// Starts a server for an image, on one CPU if `cpu` says so, in the cgroup whose `procs`
+    /// file is given, and waits until it accepts connections.
+    pub fn start(
+        kind: &Kind,
+        image: &Path,
+        cpu: Option<usize>,
+        procs: Option<&Path>,
+    ) -> Result<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let name = format!("forebay-bench-nbd-{}-{serial}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir(&folder).map_err(|e| Error::from_io("make", e).with_path(&folder))?;
+        let socket = folder.join("socket");
+        let words = kind.command(image, &socket)?;
+        let mut command = Command::new("sh");
+        // The shell joins the cgroup before it becomes the server, so that all the server's
+        // memory is charged there.
+        command.args(["-c", "test -z \"$0\" || echo $$ > \"$0\" || exit 1; exec \"$@\""]);
+        command.arg(procs.unwrap_or(Path::new("")));
+        if let Some(cpu) = cpu {
+            command.args(["taskset", "-c", &cpu.to_string()]);
+        }
+        command.args(&words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(|e| Error::from_io("start server", e))?;
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let mut server = Self { child, folder, uri };
+        server.wait_ready(&socket)?;
+        Ok(server)
+    }
+
+    fn wait_ready(&mut self, socket: &Path) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            if UnixStream::connect(socket).is_ok() {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let mut said = String::new();
+                if let Some(mut pipe) = self.child.stderr.take() {
+                    let _ = std::io::Read::read_to_string(&mut pipe, &mut said);
+                }
+                let text = format!("{status}: {}", said.trim());
+                return Err(Error::new(ErrorKind::Io, "start server", text));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Err(Error::new(ErrorKind::Io, "start server", "it does not listen after 20 s"))
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it is still there.
+    pub fn alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.alive() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_cannot_start_says_why() {
+        if !program_exists("nbdkit") {
+            return;
+        }
+        let failed = Server::start(&Kind::NbdkitFile, Path::new("/nonexistent"), None, None);
+        let text = failed.err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(text.contains("nonexistent"), "{text}");
+    }
+}

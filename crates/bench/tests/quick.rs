@@ -1,0 +1,107 @@
+//! The quick forms of the benches run and report everything they promise. No speed is asserted:
+//! the figures of a quick run on a busy machine mean nothing.
+
+use serde_json::Value;
+use std::path::PathBuf;
+
+fn run(name: &str) -> Value {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&dir).unwrap();
+    let json = dir.join("result.json");
+    let args = [name, "--quick", "--dir", dir.to_str().unwrap(), "--json", json.to_str().unwrap()];
+    assert_eq!(forebay_bench::run(args.map(str::to_string).to_vec()), 0);
+    let text = std::fs::read_to_string(&json).unwrap();
+    std::fs::remove_file(&json).unwrap();
+    let left: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|e| e.path()).collect();
+    assert!(left.is_empty(), "images left behind: {left:?}");
+    serde_json::from_str(&text).unwrap()
+}
+
+fn names<'a>(json: &'a Value, list: &str) -> Vec<&'a str> {
+    json[list].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect()
+}
+
+/// Every row is complete, and these variants have these metrics.
+fn check_rows(json: &Value, wanted: &[(&str, &str)]) {
+    let rows = json["rows"].as_array().unwrap();
+    for row in rows {
+        for key in ["variant", "metric", "unit"] {
+            assert!(row[key].is_string(), "{key} in {row}");
+        }
+        for key in ["median", "min", "max", "runs"] {
+            assert!(row[key].is_number(), "{key} in {row}");
+        }
+        let (low, high) = (row["min"].as_f64().unwrap(), row["max"].as_f64().unwrap());
+        assert!((low..=high).contains(&row["median"].as_f64().unwrap()), "{row}");
+    }
+    for (variant, metric) in wanted {
+        let found = rows.iter().any(|row| row["variant"] == *variant && row["metric"] == *metric);
+        assert!(found, "no row {variant} {metric}");
+    }
+}
+
+/// These ratios are there and are numbers.
+fn check_ratios(json: &Value, wanted: &[&str]) {
+    for name in wanted {
+        let list = json["ratios"].as_array().unwrap();
+        let ratio = list.iter().find(|ratio| ratio["name"] == *name);
+        assert!(ratio.is_some_and(|ratio| ratio["value"].is_number()), "{name}: {ratio:?}");
+        assert!(names(json, "bars").contains(name), "{name} has no bar");
+    }
+}
+
+#[test]
+fn hit_reports_every_row_and_ratio() {
+    let json = run("hit");
+    assert_eq!(json["bench"], "hit");
+    assert!(json["machine"]["kernel"].is_string());
+    for variant in ["kernel", "memcpy", "ours"] {
+        for group in ["read", "write", "hot_read", "hot_write"] {
+            let metrics = ["rate", "p50", "p99", "p99_9", "max", "cpu_per_io"];
+            for metric in metrics {
+                check_rows(&json, &[(variant, &format!("{group}_{metric}"))]);
+            }
+        }
+    }
+    check_rows(&json, &[("ours", "arena_page_size"), ("ours", "cached_of_image")]);
+    let ratios = ["read_vs_kernel", "read_vs_memcpy", "write_vs_memcpy", "hot_read_vs_kernel"];
+    check_ratios(&json, &ratios);
+}
+
+#[test]
+fn uncached_reports_every_row_and_ratio() {
+    let json = run("uncached");
+    assert_eq!(json["bench"], "uncached");
+    check_rows(
+        &json,
+        &[
+            ("direct", "randread_rate"),
+            ("ours-uncached", "randread_rate"),
+            ("ours-cached", "randread_cpu_per_io"),
+            ("ours-direct", "randread_voluntary_switches_per_io"),
+            ("ours-uncached", "randread_left_cached"),
+            ("ours-beside-uncached-stream", "hot_set_evicted"),
+            ("ours-beside-dd4k-stream", "hot_set_evicted"),
+            ("direct-qd4", "seqread_rate"),
+            ("kernel-buffered", "seqread_rate"),
+            ("ours-uncached", "seqread128k_rate"),
+        ],
+    );
+    let mut ratios = vec![
+        "randread_vs_direct",
+        "cached_randread_vs_direct",
+        "flatness_p10",
+        "hot_set_hit_delta_points",
+        "hot_set_evicted_blocks",
+        "reclaim_cpu_share",
+        "seqread_vs_direct_qd4",
+        "seqread_vs_kernel_buffered",
+        "uncached_seqread128k_vs_kernel_buffered",
+    ];
+    // Kernels before 6.14 have no RWF_DONTCACHE; the bench then says so.
+    let not_run = json["not_run"].as_array().unwrap();
+    if !not_run.iter().any(|item| item["what"] == "dontcache") {
+        ratios.push("randread_vs_dontcache");
+    }
+    check_ratios(&json, &ratios);
+}
