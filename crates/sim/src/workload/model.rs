@@ -56,6 +56,9 @@ pub struct ByteModel {
     blocks: Vec<Block>,
     /// Blocks that changed since the last sync, or have alternatives.
     dirty: BTreeSet<usize>,
+    /// Blocks changed past the cache since the last sync: nobody holds a copy of them if a flush
+    /// fails.
+    past_cache: BTreeSet<usize>,
     /// Legal sizes after a crash: from the smallest to the largest since the last sync.
     sizes: (u64, u64),
 }
@@ -87,6 +90,7 @@ impl ByteModel {
             block: block as usize,
             bytes,
             blocks: Vec::new(),
+            past_cache: BTreeSet::new(),
             dirty: BTreeSet::new(),
             sizes,
         };
@@ -249,8 +253,34 @@ impl ByteModel {
         self.dirty.insert(i);
     }
 
+    /// The range was changed past the cache, or (whole blocks of it) through it again.
+    pub fn note_path(&mut self, offset: u64, len: u64, past_cache: bool) {
+        for (i, part) in self.parts(offset..offset + len) {
+            if past_cache {
+                self.past_cache.insert(i);
+            } else if part.len() == self.block {
+                self.past_cache.remove(&i);
+            }
+        }
+    }
+
+    /// A flush failed, and said so: what went past the cache since the last good one may be gone.
+    pub fn flush_failed(&mut self) {
+        for &i in &self.past_cache {
+            let newest = self.current(i);
+            let block = &mut self.blocks[i];
+            block.unknown |= block.durable_unknown;
+            for old in block.durable.clone() {
+                if old != newest {
+                    add(&mut block.alts, old);
+                }
+            }
+        }
+    }
+
     /// A sync succeeded: what is legal now is what a crash may leave.
     pub fn sync(&mut self) {
+        self.past_cache.clear();
         for i in std::mem::take(&mut self.dirty) {
             let newest = self.current(i);
             let block = &mut self.blocks[i];

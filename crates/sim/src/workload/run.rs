@@ -170,9 +170,13 @@ impl Runner {
             }
             Op::Sync => {
                 let result = subject.sync().await;
-                if self.judge(op, &result)? == Verdict::Done {
-                    self.model.sync();
-                    self.report.syncs += 1;
+                match self.judge(op, &result)? {
+                    Verdict::Done => {
+                        self.model.sync();
+                        self.report.syncs += 1;
+                    }
+                    Verdict::Nothing => {}
+                    _ => self.model.flush_failed(),
                 }
             }
             Op::DropCaches => drop(self.judge(op, &subject.drop_caches().await)?),
@@ -224,6 +228,12 @@ impl Runner {
         }
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
         let Some(effect) = self.judge(op, &result)?.effect(durable) else { return Ok(()) };
+        let known = self.model.readable(at, len) as u64;
+        if durable && effect == Effect::Maybe {
+            self.model.note_path(at, known, true);
+            self.model.flush_failed();
+        }
+        self.model.note_path(at, known, flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT));
         if let Ok(place) = result
             && place != at
         {
