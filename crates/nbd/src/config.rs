@@ -57,7 +57,8 @@ impl Default for ServerConfig {
 
 impl ServerConfig {
     /// The same, with values that contradict each other brought into line: at least one thread
-    /// and one client, and a request that fits a client's memory and half of all memory.
+    /// and one client, and a request that fits a client's memory and, together with a
+    /// hoarder's, the half of all memory that is for everybody.
     #[must_use]
     pub fn normalized(mut self) -> Self {
         self.threads = self.threads.max(1);
@@ -66,7 +67,7 @@ impl ServerConfig {
         self.option_len_max = self.option_len_max.min(128 << 10);
         self.total_memory = self.total_memory.max(2 << 20);
         self.client_memory = self.client_memory.max(64 << 10);
-        let fits = self.client_memory.min(self.total_memory / 2).min(1 << 30);
+        let fits = self.client_memory.min(self.total_memory / 4).min(1 << 30);
         self.request_max = self.request_max.min(fits as u32).max(4096);
         self
     }

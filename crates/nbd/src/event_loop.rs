@@ -64,6 +64,8 @@ pub(crate) struct EventLoop {
     handshakes: usize,
     /// Blocked for want of the server's memory.
     waiting: Vec<Key>,
+    /// The server's memory in use when they were last asked, bytes, and when.
+    waiting_since: (usize, Instant),
     scratch: Box<[u8]>,
     queues: Vec<Box<dyn LocalQueue>>,
     listeners: Vec<Listener>,
@@ -114,6 +116,7 @@ impl EventLoop {
             free: Vec::new(),
             handshakes: 0,
             waiting: Vec::new(),
+            waiting_since: (0, Instant::now()),
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
             queues,
             listeners,
@@ -367,7 +370,7 @@ impl EventLoop {
     fn hand_over(&mut self, key: Key) -> bool {
         let shared = self.core.shared.clone();
         let count = |at: &usize| shared.loops[*at].conns.load(Ordering::Relaxed);
-        // This loop's count has the connection in it, so a tie goes elsewhere; that is fine.
+        // Handshakes count too, so loop 0 takes fewer when many are under way.
         let Some(target) = (0..shared.loops.len()).min_by_key(count) else { return false };
         if target == self.me || self.stop_at.is_some() {
             return false;
@@ -411,6 +414,11 @@ impl EventLoop {
         if self.waiting.is_empty() {
             return resumed;
         }
+        // Asking each of many waiters in vain, turn after turn, would cost the others.
+        let (used, now) = (self.core.shared.memory.used(), Instant::now());
+        if used >= self.waiting_since.0 && now < self.waiting_since.1 + TICK {
+            return resumed;
+        }
         for key in std::mem::take(&mut self.waiting) {
             if self.conn(key).is_some_and(|c| c.book.blocked == Some(Verdict::ServerFull)) {
                 resumed |= self.resume(key);
@@ -419,6 +427,7 @@ impl EventLoop {
         while let Some(at) = self.core.dirty.pop() {
             resumed |= self.settle(at);
         }
+        self.waiting_since = (self.core.shared.memory.used(), now);
         resumed
     }
 

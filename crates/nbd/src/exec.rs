@@ -52,8 +52,9 @@ impl Home {
     /// Makes the loop look around if it sleeps. Call after what it shall see is visible.
     pub fn nudge(&self) {
         if self.sleeping.swap(false, Ordering::SeqCst) {
-            // Full (EAGAIN) means that a wake is pending, and nothing else can go wrong.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            // Any number but zero makes it readable, whatever its byte order. Full (EAGAIN) means
+            // that a wake is pending, and nothing else can go wrong.
+            let _ = rustix::io::write(&self.event, &[1; 8]);
         }
     }
 

@@ -299,7 +299,7 @@ impl Core {
         let shared = self.shared.clone();
         let export = &shared.exports[session.export].1;
         if let Some(result) = export.try_write(ticket.request.offset, data, flags) {
-            bump(&self.stats.bytes_written, data.len() as u64);
+            bump(&self.stats.bytes_written, if result.is_ok() { data.len() as u64 } else { 0 });
             return self.result(book, &ticket, &result);
         }
         let mut buf = self.pool.buf(data.len());
@@ -314,7 +314,7 @@ impl Core {
         let flags = self.write_flags(&ticket.request);
         let export = self.shared.exports[session.export].1.clone();
         if let Some(result) = export.try_write(ticket.request.offset, &buf, flags) {
-            bump(&self.stats.bytes_written, buf.len() as u64);
+            bump(&self.stats.bytes_written, if result.is_ok() { buf.len() as u64 } else { 0 });
             self.release(book, ticket.cost);
             self.pool.put_buf(buf);
             return self.result(book, &ticket, &result);

@@ -84,15 +84,6 @@ impl Transmission {
         matches!(self.rx, Rx::Fill { .. } | Rx::Skip { .. })
     }
 
-    /// Takes the buffer of a payload that will never be complete; its length says how much was
-    /// charged for it.
-    pub fn abandon(&mut self) -> Option<AlignedBuf> {
-        match std::mem::replace(&mut self.rx, Rx::Closed) {
-            Rx::Fill { buf, .. } => Some(buf),
-            _ => None,
-        }
-    }
-
     /// `n` bytes were put into [`Self::payload_room`]; more than there is room for is ignored.
     pub fn filled(&mut self, n: usize) {
         if let Rx::Fill { buf, filled, .. } = &mut self.rx {
