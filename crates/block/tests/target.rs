@@ -5,8 +5,9 @@ mod common;
 use common::{Pieces, path, pattern, plain, submit};
 use forebay_base::ErrorKind;
 use forebay_base::buf::{AlignedBuf, DataRef, IoMem, Segment};
+use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Mutex;
-use forebay_base::world::{RealWorld, WorldRef};
+use forebay_base::world::{RealWorld, World, WorldRef};
 use forebay_block::target::{
     ChecksumDevice, DelayDevice, DelayOptions, ErrorDevice, Fault, LimitsDevice, LimitsOverride,
     LogDevice, ThrottleDevice, ThrottleOptions, When,
@@ -226,37 +227,59 @@ fn limits_hold_callers_to_them() {
     assert_eq!(kind(write(&*device, 0, pattern(512, 0))), ErrorKind::ReadOnly);
 }
 
+/// Submits writes of 4 KiB at the given offsets at once, in a simulated world; the virtual
+/// time in milliseconds when each is over.
+fn virtual_times(device: &dyn BlockDevice, world: &Arc<SimWorld>, offsets: &[u64]) -> Vec<u64> {
+    let begin = world.now();
+    let times = Arc::new(Mutex::new(Vec::new()));
+    for (i, offset) in offsets.iter().enumerate() {
+        let (times, world) = (times.clone(), world.clone());
+        let end = Box::new(move |done: forebay_block::Completion| {
+            done.result.unwrap();
+            times.lock().push((world.now() - begin) / 1_000_000);
+        });
+        let data = DataRef::Buf(pattern(4096, i as u64));
+        device.submit(Bio::new(BioOp::Write, *offset, 4096, data, end));
+    }
+    let clock = world.clone();
+    world.run(async move { clock.sleep(Duration::from_secs(1)).await });
+    let times = times.lock().clone();
+    times
+}
+
 #[test]
 fn delay_serves_one_after_the_other() {
-    let world = world();
+    let world = SimWorld::new(1);
     let options = DelayOptions {
-        per_io: Duration::from_millis(1),
-        bandwidth: Some(4_096_000),
-        seek: Duration::from_millis(2),
+        per_io: Duration::from_millis(10),
+        bandwidth: Some(409_600),
+        seek: Duration::from_millis(30),
         flush: Duration::from_millis(1),
     };
-    let device = DelayDevice::new(ram(), &world, options);
-    let start = world.now();
-    let (tx, rx) = mpsc::channel();
-    for i in 0..4u64 {
-        let tx = tx.clone();
-        let data = DataRef::Buf(pattern(4096, i));
-        let end = Box::new(move |done: forebay_block::Completion| {
-            tx.send((i, done.result.is_ok())).unwrap();
-        });
-        // Two neighbours, then a jump, then its neighbour.
-        let offset = if i < 2 { i * 4096 } else { 65536 + i * 4096 };
-        device.submit(Bio::new(BioOp::Write, offset, 4096, data, end));
-    }
-    let order: Vec<_> = rx.iter().take(4).collect();
-    assert_eq!(order, [(0, true), (1, true), (2, true), (3, true)]);
-    // 4 * (1 ms + 1 ms) and one seek: a lower bound, which no load of the machine breaks.
-    assert!(world.now() - start >= 10_000_000);
-    let mut back = AlignedBuf::new(4096);
-    device.read_into(0, &mut back).unwrap();
-    assert!(world.now() - start >= 14_000_000);
-    assert!(back[..] == pattern(4096, 0)[..]);
-    drop(device);
+    let below = ram();
+    let device = DelayDevice::new(below.clone(), &(world.clone() as WorldRef), options);
+    // Two neighbours, a jump, and its neighbour; 10 ms per request, 10 ms per 4 KiB.
+    let times = virtual_times(&*device, &world, &[0, 4096, 65536, 69632]);
+    assert_eq!(times, [20, 40, 90, 110]);
+    device.set(DelayOptions::default());
+    assert_eq!(virtual_times(&*device, &world, &[0, 65536]), [0, 0]);
+    assert!(read(&*below, 65536, 4096).unwrap()[..] == pattern(4096, 1)[..]);
+}
+
+#[test]
+fn throttle_keeps_the_rate_and_gives_credit() {
+    let world = SimWorld::new(1);
+    let none = ThrottleOptions::default();
+    let device = ThrottleDevice::new(ram(), &(world.clone() as WorldRef), none);
+    let offsets = [0, 4096, 8192, 65536];
+    assert_eq!(virtual_times(&*device, &world, &offsets), [0, 0, 0, 0]);
+    device.set(ThrottleOptions { iops: Some(100), ..none });
+    assert_eq!(virtual_times(&*device, &world, &offsets), [0, 10, 20, 30]);
+    device.set(ThrottleOptions { bandwidth: Some(204_800), ..none });
+    assert_eq!(virtual_times(&*device, &world, &offsets), [0, 20, 40, 60]);
+    // The second of quiet gives credit for 20 ms, which is two requests.
+    device.set(ThrottleOptions { iops: Some(100), burst: Duration::from_millis(20), ..none });
+    assert_eq!(virtual_times(&*device, &world, &offsets), [0, 0, 0, 10]);
 }
 
 #[test]
@@ -274,25 +297,6 @@ fn what_is_held_back_still_completes_when_the_device_goes() {
     }
     drop((device, tx));
     assert_eq!(rx.iter().filter(|ok| *ok).count(), 10);
-}
-
-#[test]
-fn throttle_keeps_the_rate_and_gives_credit() {
-    let world = world();
-    let burst = Duration::ZERO;
-    let options = ThrottleOptions { iops: Some(1000), bandwidth: None, burst };
-    let device = ThrottleDevice::new(ram(), &world, options);
-    let start = world.now();
-    for i in 0..10 {
-        write(&*device, i * 512, pattern(512, i)).unwrap();
-    }
-    assert!(world.now() - start >= 9_000_000);
-    device.set(ThrottleOptions { iops: None, bandwidth: Some(4_096_000), burst });
-    let start = world.now();
-    for _ in 0..5 {
-        device.write_from(0, &pattern(4096, 0), BioFlags::empty()).unwrap();
-    }
-    assert!(world.now() - start >= 4_000_000);
 }
 
 #[test]
