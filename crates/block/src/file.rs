@@ -6,7 +6,9 @@
 //! Invariants: F1 the file is locked (OFD lock) for as long as the device or any of its
 //! requests lives. F2 while direct I/O is on, nothing of the range is dirty in the system's page
 //! cache (L2). F3 the device never changes the file's size. F4 a request that direct I/O cannot
-//! take fails with `Unaligned`; the layer above aligns by [`Limits`].
+//! take fails with `Unaligned`; the layer above aligns by [`Limits`]. F5 the system reports a
+//! lost write only once per open file, to whichever sync comes first; so a failed sync also fails
+//! the flushes that were under way, and a failed synchronous write the next flush.
 //! Lock rule: `switching` before the gate's mutex; neither is held while a bio completes.
 
 pub(crate) mod exec;
@@ -26,7 +28,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use xfer::Xfer;
@@ -130,6 +132,10 @@ pub(crate) struct Inner {
     fast_zero_ok: AtomicBool,
     /// The size was set by us and is not known to be durable.
     resized: AtomicBool,
+    /// Syncs that failed (F5).
+    sync_failures: AtomicU64,
+    /// A synchronous write got an error that the next flush has to report as well.
+    owed: AtomicBool,
 }
 
 impl Inner {
@@ -212,7 +218,7 @@ impl Job {
 
     /// Carries the request out on this thread.
     pub(crate) fn run(mut self) {
-        let result = self.pass.file().run(&mut self.bio);
+        let result = self.pass.file().run(&mut self.bio, self.pass.seen());
         self.finish(result);
     }
 
@@ -226,9 +232,19 @@ impl Job {
 }
 
 /// The right to be inside the gate of a file.
-pub(crate) struct Pass(Arc<Inner>);
+pub(crate) struct Pass(Arc<Inner>, u64);
 
 impl Pass {
+    /// The caller has entered the gate.
+    fn new(file: &Arc<Inner>) -> Self {
+        Self(file.clone(), file.sync_failures.load(Ordering::Acquire))
+    }
+
+    /// How many syncs had failed when the request came.
+    pub(crate) fn seen(&self) -> u64 {
+        self.1
+    }
+
     pub(crate) fn file(&self) -> &Inner {
         &self.0
     }
@@ -309,7 +325,7 @@ impl FileDevice {
     /// A transfer of the caller's memory on this thread. `segment` is valid during the call.
     fn transfer(&self, op: BioOp, offset: u64, segment: Segment, flags: BioFlags) -> Result<()> {
         self.file.gate.enter_wait();
-        let pass = Pass(self.file.clone());
+        let pass = Pass::new(&self.file);
         // SAFETY: the segment is the caller's slice, borrowed until this call returns; for a
         // read it is borrowed exclusively, for a write it is only read.
         let iovs = unsafe { IoVecs::new(&[segment]) };
@@ -335,20 +351,20 @@ impl BlockDevice for FileDevice {
 
     fn submit(&self, bio: Bio) {
         if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            self.engine.submit([Job { bio, pass: Pass(self.file.clone()) }], self.aio);
+            self.engine.submit([Job { bio, pass: Pass::new(&self.file) }], self.aio);
         }
     }
 
     fn submit_batch(&self, bios: &mut Vec<Bio>) {
         let enter = |bio| self.file.gate.enter_or_park(bio);
         let jobs = bios.drain(..).filter_map(enter);
-        let jobs = jobs.map(|bio| Job { bio, pass: Pass(self.file.clone()) });
+        let jobs = jobs.map(|bio| Job { bio, pass: Pass::new(&self.file) });
         self.engine.submit(jobs, self.aio);
     }
 
     fn execute(&self, bio: Bio) {
         if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            Job { bio, pass: Pass(self.file.clone()) }.run();
+            Job { bio, pass: Pass::new(&self.file) }.run();
         }
     }
 

@@ -243,8 +243,7 @@ fn virtual_times(device: &dyn BlockDevice, world: &Arc<SimWorld>, offsets: &[u64
     }
     let clock = world.clone();
     world.run(async move { clock.sleep(Duration::from_secs(1)).await });
-    let times = times.lock().clone();
-    times
+    times.lock().clone()
 }
 
 #[test]

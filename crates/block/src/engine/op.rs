@@ -133,7 +133,11 @@ impl Op {
                     self.job.pass.file().set_resized(resized);
                     return self.into_pool();
                 }
-                let result = self.job.pass.file().note_flush(resized, outcome.map(drop));
+                let result = self.job.pass.file().note_flush(
+                    self.job.pass.seen(),
+                    resized,
+                    outcome.map(drop),
+                );
                 self.over(result)
             }
             // The blocking way knows what to do instead.

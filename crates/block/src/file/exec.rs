@@ -16,8 +16,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Inner {
-    /// Carries out one request.
-    pub(crate) fn run(&self, bio: &mut Bio) -> Result<()> {
+    /// Carries out one request, which came when `seen` syncs had failed.
+    pub(crate) fn run(&self, bio: &mut Bio, seen: u64) -> Result<()> {
         let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
         if bio.op != BioOp::Read && bio.op != BioOp::Write {
             check_range(bio.op, offset, len, &self.limits(), self.size)?;
@@ -28,9 +28,9 @@ impl Inner {
                 let iovs = unsafe { IoVecs::new(&bio.data.segments()) };
                 self.transfer(Xfer::plan(self, bio.op, offset, len, flags, iovs)?)
             }
-            BioOp::Flush => self.flush(),
+            BioOp::Flush => self.flush(seen),
             BioOp::Discard => self.discard(offset, len),
-            BioOp::WriteZeroes => self.write_zeroes(offset, len, flags),
+            BioOp::WriteZeroes => self.write_zeroes(offset, len, flags, seen),
         }
     }
 
@@ -54,12 +54,12 @@ impl Inner {
     }
 
     /// Makes completed writes durable, with the metadata to find them (L5).
-    pub(crate) fn flush(&self) -> Result<()> {
+    pub(crate) fn flush(&self, seen: u64) -> Result<()> {
         let fd = self.fd(false);
         let resized = self.take_resized();
         let done =
             retry(|| if resized { rustix::fs::fsync(fd) } else { rustix::fs::fdatasync(fd) });
-        self.note_flush(resized, done.map_err(io::Error::from))
+        self.note_flush(seen, resized, done.map_err(io::Error::from))
     }
 
     /// Whether a flush has to bring the file's size to disk as well; the caller does it.
@@ -72,12 +72,25 @@ impl Inner {
         self.resized.fetch_or(resized, Ordering::AcqRel);
     }
 
-    /// Takes note of the outcome of a flush.
-    pub(crate) fn note_flush(&self, resized: bool, done: io::Result<()>) -> Result<()> {
-        done.map_err(|e| {
+    /// Takes note of the outcome of a flush (F5).
+    pub(crate) fn note_flush(&self, seen: u64, resized: bool, done: io::Result<()>) -> Result<()> {
+        if let Err(e) = done {
             self.set_resized(resized);
-            Error::from_io("flush", e).with_path(&self.path)
-        })
+            self.sync_failures.fetch_add(1, Ordering::AcqRel);
+            return Err(Error::from_io("flush", e).with_path(&self.path));
+        }
+        let owed = self.owed.swap(false, Ordering::AcqRel);
+        if !owed && self.sync_failures.load(Ordering::Acquire) == seen {
+            return Ok(());
+        }
+        let text = "another sync failed meanwhile, and what this one covers may be lost";
+        Err(Error::new(ErrorKind::Io, "flush", text).with_path(&self.path))
+    }
+
+    /// Takes note of a synchronous write that failed (F5).
+    pub(crate) fn note_sync_failure(&self) {
+        self.owed.store(true, Ordering::Release);
+        self.sync_failures.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The range in the file, without what lies beyond the device's end.
@@ -98,7 +111,7 @@ impl Inner {
         self.supported(&self.punch_ok, "discard", done).map(drop)
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, flags: BioFlags) -> Result<()> {
+    fn write_zeroes(&self, offset: u64, len: u64, flags: BioFlags, seen: u64) -> Result<()> {
         let (pos, len) = self.in_file(offset, len);
         if len == 0 {
             return Ok(());
@@ -111,7 +124,7 @@ impl Inner {
             }
             self.zero_by_writing(pos, len)?;
         }
-        if flags.contains(BioFlags::FUA) { self.flush() } else { Ok(()) }
+        if flags.contains(BioFlags::FUA) { self.flush(seen) } else { Ok(()) }
     }
 
     /// Zeroes by one system call; false if there is none for this file.
@@ -266,5 +279,30 @@ pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rusti
             Err(Errno::INTR) => {}
             other => return other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::FileOptions;
+
+    #[test]
+    fn a_failed_sync_is_not_hidden_from_others() {
+        let name = format!("forebay-sync-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let options = FileOptions { create_size: Some(4096), ..Default::default() };
+        let file = Inner::open(&path, &options).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let eio = || Err(io::Error::from_raw_os_error(libc::EIO));
+        file.flush(0).unwrap();
+        assert_eq!(file.note_flush(0, false, eio()).unwrap_err().kind(), ErrorKind::Io);
+        // A flush that came before the failure fails, one that comes after does not.
+        assert_eq!(file.flush(0).unwrap_err().kind(), ErrorKind::Io);
+        file.flush(1).unwrap();
+        // A failed synchronous write fails the next flush, once.
+        file.note_sync_failure();
+        assert_eq!(file.flush(2).unwrap_err().kind(), ErrorKind::Io);
+        file.flush(2).unwrap();
     }
 }

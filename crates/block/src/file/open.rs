@@ -11,7 +11,7 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 impl Inner {
     pub(crate) fn open(path: &Path, options: &FileOptions) -> Result<Self> {
@@ -62,6 +62,8 @@ impl Inner {
             zero_ok: AtomicBool::new(true),
             fast_zero_ok: AtomicBool::new(true),
             resized: AtomicBool::new(resized),
+            sync_failures: AtomicU64::new(0),
+            owed: AtomicBool::new(false),
         };
         file.set_direct(options.direct_io)?;
         Ok(file)

@@ -104,7 +104,12 @@ impl Xfer {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {
                 return Ok(Next::More);
             }
-            Err(e) => return Err(Error::from_io(op, e).with_path(&file.path)),
+            Err(e) => {
+                if self.rwf & libc::RWF_DSYNC != 0 {
+                    file.note_sync_failure();
+                }
+                return Err(Error::from_io(op, e).with_path(&file.path));
+            }
         };
         self.iovs.advance(moved);
         self.pos += moved as u64;
