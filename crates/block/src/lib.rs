@@ -1,7 +1,8 @@
 //! forebay-block: the block layer, the only crate that talks to the kernel's storage.
 //!
 //! Reading order: [`bio`] (a request), [`bdev`] (what a device is), [`check`] (what every device
-//! checks), then the devices: [`ram`], [`mod@file`] with [`engine`], and the decorators: [`target`].
+//! checks), then the devices: [`ram`], [`mod@file`] with [`engine`], and the decorators:
+//! [`target`].
 
 pub mod bdev;
 pub mod bio;
