@@ -1,3 +1,5 @@
+//! Every option and its answer, in pieces of any size; those who break the rules.
+
 use super::*;
 use crate::proto::{opt, put_option};
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Every message, cut at every byte; random bytes.
+
 use super::*;
 use proptest::prelude::*;
 

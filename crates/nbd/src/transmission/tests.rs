@@ -1,3 +1,5 @@
+//! Streams of requests in pieces of any size; what is refused, and with which number.
+
 use super::*;
 use crate::proto::put_request;
 use forebay_vfs::ExportInfo;

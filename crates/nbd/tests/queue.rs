@@ -1,0 +1,163 @@
+//! An export whose I/O goes through a queue of the event-loop thread: what was queued is submitted
+//! once per turn, and completions run on that thread.
+
+mod common;
+
+use common::Running;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::{BoxFuture, LocalQueue, OneSender, oneshot};
+use forebay_base::{IoFlags, Result};
+use forebay_nbd::proto::{Command, CommandFlags};
+use forebay_nbd::{MemExport, Server, ServerConfig};
+use forebay_vfs::{BufResult, Export, ExportInfo, Extent, ZeroMode};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+#[derive(Default)]
+struct State {
+    queued: Mutex<Vec<OneSender<()>>>,
+    flushes: AtomicU64,
+}
+
+struct Queue {
+    state: Arc<State>,
+    done: Vec<OneSender<()>>,
+    fd: OwnedFd,
+}
+
+impl LocalQueue for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+    fn flush(&mut self) {
+        let queued = std::mem::take(&mut *self.state.queued.lock().unwrap());
+        if !queued.is_empty() {
+            self.state.flushes.fetch_add(1, Ordering::Relaxed);
+            self.done.extend(queued);
+            rustix::io::write(&self.fd, &[1; 8]).unwrap();
+        }
+    }
+    fn reap(&mut self) -> usize {
+        // Only what epoll could have reported: empty unless flushed before.
+        if rustix::io::read(&self.fd, &mut [0; 8]).is_err() {
+            return 0;
+        }
+        let count = self.done.len();
+        self.done.drain(..).for_each(|tx| tx.send(()));
+        count
+    }
+}
+
+/// Memory behind a queue: nothing is served at once.
+struct Queued {
+    memory: Arc<MemExport>,
+    state: Arc<State>,
+}
+
+impl Queued {
+    fn wait(&self) -> BoxFuture<'static, ()> {
+        let (tx, rx) = oneshot();
+        self.state.queued.lock().unwrap().push(tx);
+        Box::pin(async move {
+            rx.await.expect("the queue outlives its requests");
+        })
+    }
+}
+
+impl Export for Queued {
+    fn info(&self) -> ExportInfo {
+        self.memory.info()
+    }
+    fn try_read(&self, _: u64, _: &mut [u8], _: IoFlags) -> Option<Result<()>> {
+        None
+    }
+    fn read(
+        self: Arc<Self>,
+        offset: u64,
+        buf: AlignedBuf,
+        flags: IoFlags,
+    ) -> BoxFuture<'static, BufResult> {
+        let wait = self.wait();
+        Box::pin(async move {
+            wait.await;
+            self.memory.clone().read(offset, buf, flags).await
+        })
+    }
+    fn try_write(&self, _: u64, _: &[u8], _: IoFlags) -> Option<Result<()>> {
+        None
+    }
+    fn write(
+        self: Arc<Self>,
+        offset: u64,
+        buf: AlignedBuf,
+        flags: IoFlags,
+    ) -> BoxFuture<'static, BufResult> {
+        let wait = self.wait();
+        Box::pin(async move {
+            // Two steps: the second is queued from within a completion.
+            wait.await;
+            self.wait().await;
+            self.memory.clone().write(offset, buf, flags).await
+        })
+    }
+    fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
+        self.memory.clone().flush()
+    }
+    fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>> {
+        self.memory.clone().trim(offset, len, fua)
+    }
+    fn zero(
+        self: Arc<Self>,
+        offset: u64,
+        len: u64,
+        mode: ZeroMode,
+    ) -> BoxFuture<'static, Result<()>> {
+        self.memory.clone().zero(offset, len, mode)
+    }
+    fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
+        self.memory.clone().prefetch(offset, len)
+    }
+    fn extents(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<Vec<Extent>>> {
+        self.memory.clone().extents(offset, len)
+    }
+    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        Some(Box::new(Queue { state: self.state.clone(), done: Vec::new(), fd }))
+    }
+}
+
+#[test]
+fn a_batch_is_submitted_with_one_flush() {
+    let state = Arc::new(State::default());
+    let memory = Arc::new(MemExport::new(1 << 20));
+    let running = Running::one(Arc::new(Queued { memory, state: state.clone() }));
+    let mut client = running.client();
+    let none = CommandFlags::empty();
+    for at in 0..16 {
+        assert_eq!(client.write(at * 4096, &[at as u8; 4096]), 0);
+    }
+    let before = state.flushes.load(Ordering::Relaxed);
+    assert_eq!(before, 32, "two steps for each write, none lost and none twice");
+    let mut bytes = Vec::new();
+    let first = client.put(&mut bytes, Command::Read, none, 0, 4096);
+    for at in 1..16 {
+        client.put(&mut bytes, Command::Read, none, at * 4096, 4096);
+    }
+    client.send(&bytes);
+    for _ in 0..16 {
+        let reply = client.reply(|_| 0);
+        assert_eq!(reply.data, [(reply.cookie - first) as u8; 4096]);
+    }
+    // The requests arrive in one piece, so they are parsed in one turn.
+    assert_eq!(state.flushes.load(Ordering::Relaxed) - before, 1);
+    assert_eq!(running.stats().late, 32);
+}
+
+#[test]
+fn a_server_without_listeners_does_not_run() {
+    let server =
+        Server::new(ServerConfig::default(), vec![("x".into(), Arc::new(MemExport::new(1)))]);
+    assert!(server.unwrap().run().is_err());
+}
