@@ -158,6 +158,23 @@ impl Drop for Arena {
     }
 }
 
+/// A vector of `len` values in memory that is asked to be huge pages before it is touched: the
+/// folio table and the index are read at random, and a miss in the TLB costs as much as the copy
+/// of a small block.
+pub(crate) fn huge_vec<T>(len: usize, mut value: impl FnMut() -> T) -> Vec<T> {
+    let mut vec: Vec<T> = Vec::with_capacity(len);
+    let start = (vec.as_ptr() as usize).next_multiple_of(HUGE);
+    let end = (vec.as_ptr() as usize + len * size_of::<T>()) / HUGE * HUGE;
+    if start < end {
+        let at = vec.as_mut_ptr().cast::<u8>().wrapping_add(start - vec.as_ptr() as usize);
+        // SAFETY: [start, end) lies inside the vector's own allocation, whole pages of it; the
+        // advice changes no content.
+        let _ = unsafe { madvise(at.cast(), end - start, Advice::LinuxHugepage) };
+    }
+    vec.resize_with(len, &mut value);
+    vec
+}
+
 /// Bytes of frames lent to a device, in order. Adjacent frames become one segment.
 pub struct FrameList {
     arena: Arc<Arena>,

@@ -356,7 +356,7 @@ fn touch(table: &Table, slot: Slot, blocks: Blocks, same: bool) {
         let seen = table.bits(slot, State::Referenced, g);
         again |= seen & mask != 0;
         if seen & mask != mask {
-            table.set_bits(slot, State::Referenced, g, mask);
+            table.set_referenced(slot, g, mask);
         }
     }
     if again && !same {
@@ -599,7 +599,9 @@ impl FolioWrite<'_> {
     /// Makes blocks up to date and dirty (D6: every way to dirty a block comes through here).
     /// Returns the bytes of blocks that were clean.
     pub fn mark_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
-        let (table, mut fresh, mut new) = (&self.cache.table, 0u64, false);
+        let table = &self.cache.table;
+        let was_clean = !table.any_at_all(self.slot, State::Dirty);
+        let (mut fresh, mut new) = (0u64, false);
         for (g, mask) in blocks.masks() {
             let added = table.set_bits(self.slot, State::Uptodate, g, mask);
             if uncached && added != 0 {
@@ -616,6 +618,18 @@ impl FolioWrite<'_> {
             return 0;
         }
         let bytes = fresh * self.mapping.block_size();
+        if was_clean || new {
+            self.list_dirty(bytes, new);
+        }
+        self.mapping.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.cache.dirty.add_dirty(bytes);
+        Counters::add(&self.cache.counters.dirtied_bytes, bytes);
+        bytes
+    }
+
+    /// Puts the folio on the list of dirty ones; wakes the flusher when it has to set its alarm by
+    /// the oldest dirt anew, or to start on a full window.
+    fn list_dirty(&self, bytes: u64, new: bool) {
         let now = self.cache.world.now();
         let mut dirty = self.mapping.dirty.lock();
         let first = dirty.is_empty();
@@ -628,13 +642,8 @@ impl FolioWrite<'_> {
         };
         let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
         if first || before == 0 || (before < window && before + bytes >= window) {
-            // The flusher sets its alarm by the oldest dirt, or starts on a full window.
             self.mapping.kick_flusher();
         }
-        self.mapping.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.cache.dirty.add_dirty(bytes);
-        Counters::add(&self.cache.counters.dirtied_bytes, bytes);
-        bytes
     }
 
     /// Takes blocks out of the dirty count, after their bits were cleared.

@@ -27,7 +27,7 @@
 //! new readers out while a writer waits. It is held for copies and state changes, never across a
 //! wait. The shared lock is the pin of the hit path.
 
-use crate::arena::{FRAME_SIZE, Frame};
+use crate::arena::{FRAME_SIZE, Frame, huge_vec};
 use crate::config::MIN_BLOCK;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::relax;
@@ -109,8 +109,17 @@ impl Layout {
         Self { folio_size, frames, groups, stride: words.next_multiple_of(8) }
     }
 
+    /// The frame map comes right after the first group of states, so that a hit in a folio of up to
+    /// 64 blocks reads two neighbouring cache lines.
+    #[inline]
     fn map_word(&self, frame: usize) -> usize {
-        BITS + self.groups * STATES.len() + frame / 2
+        BITS + STATES.len() + frame / 2
+    }
+
+    #[inline]
+    fn state_word(&self, state: State, group: usize) -> usize {
+        let skip = if group == 0 { 0 } else { self.frames.div_ceil(2) };
+        BITS + skip + group * STATES.len() + state as usize
     }
 }
 
@@ -156,8 +165,8 @@ pub struct Table {
 impl Table {
     /// `slots` slots, numbered from 1.
     pub fn new(layout: Layout, slots: usize) -> Self {
-        let words = (0..(slots + 1) * layout.stride).map(|_| AtomicU64::new(0)).collect();
-        Self { words, layout }
+        let words = huge_vec((slots + 1) * layout.stride, || AtomicU64::new(0));
+        Self { words: words.into_boxed_slice(), layout }
     }
 
     /// The layout.
@@ -262,21 +271,37 @@ impl Table {
     /// A word of state bits: 64 blocks.
     #[inline]
     pub fn bits(&self, slot: Slot, state: State, group: usize) -> u64 {
-        self.word(slot, BITS + group * STATES.len() + state as usize).load(Ordering::Relaxed)
+        self.word(slot, self.layout.state_word(state, group)).load(Ordering::Relaxed)
     }
 
-    /// Sets bits; returns those that were clear. Lock held (F5), shared for `Referenced`.
+    /// Sets bits; returns those that were clear. Exclusive lock held (F5), which is why a load and
+    /// a store will do.
     #[inline]
     pub fn set_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
-        let word = self.word(slot, BITS + group * STATES.len() + state as usize);
-        mask & !word.fetch_or(mask, Ordering::Relaxed)
+        let word = self.word(slot, self.layout.state_word(state, group));
+        let old = word.load(Ordering::Relaxed);
+        if mask & !old != 0 {
+            word.store(old | mask, Ordering::Relaxed);
+        }
+        mask & !old
     }
 
-    /// Clears bits; returns those that were set.
+    /// Sets *referenced* bits under the shared lock.
+    #[inline]
+    pub fn set_referenced(&self, slot: Slot, group: usize, mask: u64) {
+        let word = self.word(slot, self.layout.state_word(State::Referenced, group));
+        word.fetch_or(mask, Ordering::Relaxed);
+    }
+
+    /// Clears bits; returns those that were set. Exclusive lock held.
     #[inline]
     pub fn clear_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
-        let word = self.word(slot, BITS + group * STATES.len() + state as usize);
-        mask & word.fetch_and(!mask, Ordering::Relaxed)
+        let word = self.word(slot, self.layout.state_word(state, group));
+        let old = word.load(Ordering::Relaxed);
+        if mask & old != 0 {
+            word.store(old & !mask, Ordering::Relaxed);
+        }
+        mask & old
     }
 
     /// Whether all blocks of the run have the state.

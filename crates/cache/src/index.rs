@@ -4,6 +4,7 @@
 //! meanwhile; then it finds nothing, which is only a hint: "not there" is decided under the bucket
 //! lock. "There" is decided by comparing the key again under the folio lock.
 
+use crate::arena::huge_vec;
 use crate::folio::{Slot, Table};
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +24,7 @@ impl Index {
     pub fn new(slots: usize) -> Self {
         let heads = slots.next_power_of_two().max(LOCKS);
         Self {
-            heads: (0..heads).map(|_| AtomicU32::new(0)).collect(),
+            heads: huge_vec(heads, || AtomicU32::new(0)).into_boxed_slice(),
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
         }
     }
