@@ -701,9 +701,12 @@ impl FolioWrite<'_> {
 
     /// Makes room for a writer that hits blocks in write-out where bytes in flight must not
     /// change: each such frame is replaced by a copy of itself; the write-out keeps the old one.
-    /// `pool` must hold as many frames as the blocks span. Returns the number of copies.
+    /// `pool` must hold as many frames as the blocks span, and no block of these frames may be
+    /// *reading*: the fill would land in the old one. Returns the number of copies.
     pub fn detach_in_flight(&self, blocks: Blocks, pool: &mut FramePool<'_>) -> u64 {
         let mut copies = 0;
+        let framed = blocks.whole_frames(self.mapping.blocks_per_frame());
+        assert!(!self.any(State::Reading, framed), "a fill goes to the frame of its plan");
         for at in self.frames_of(blocks) {
             let Some(old) = self.cache.table.frame(self.slot, at) else { continue };
             if self.cache.captured[old as usize].load(Ordering::Acquire) == 0 {

@@ -145,6 +145,11 @@ impl Blocks {
         })
     }
 
+    /// All blocks of the frames that the run touches, `per` blocks a frame.
+    pub fn whole_frames(self, per: u32) -> Self {
+        Self { start: self.start / per * per, end: self.end.next_multiple_of(per) }
+    }
+
     /// Number of blocks.
     pub fn len(self) -> u32 {
         self.end.saturating_sub(self.start)

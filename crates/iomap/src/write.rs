@@ -19,8 +19,8 @@ enum Obstacle {
     Frames(usize),
     /// Somebody holds the range exclusively.
     Exclusive,
-    /// A fill of these blocks is on its way.
-    Reading,
+    /// A fill of these blocks of the folio is on its way.
+    Reading(Blocks),
     /// These bytes must not change while they are in write-out.
     Stable,
     /// A partly written block has to be read first.
@@ -161,7 +161,7 @@ impl MappedFile {
         }
         let blocks = mapping.blocks_touched(index, piece);
         if folio.any(State::Reading, blocks) {
-            return Err(Obstacle::Reading);
+            return Err(Obstacle::Reading(blocks));
         }
         if let Some(fill) = self.must_read_first(&folio, index, piece) {
             return Err(Obstacle::Fill(fill));
@@ -174,6 +174,11 @@ impl MappedFile {
         }
         let spare =
             if stable { blocks.len().div_ceil(mapping.blocks_per_frame()) as usize + 1 } else { 0 };
+        // A fill goes to the frame that it was planned for: that frame is not replaced under it.
+        let framed = blocks.whole_frames(mapping.blocks_per_frame());
+        if stable && folio.any(State::Reading, framed) {
+            return Err(Obstacle::Reading(framed));
+        }
         if missing + spare > pool.len() {
             return Err(Obstacle::Frames(missing + spare));
         }
@@ -244,7 +249,7 @@ impl MappedFile {
         let blocks = mapping.blocks_touched(index, piece);
         match obstacle {
             Obstacle::Exclusive => mapping.wait_not_exclusive(piece.clone()).await,
-            Obstacle::Reading => {
+            Obstacle::Reading(blocks) => {
                 self.cache.wait_while(mapping, index, blocks, State::Reading).await
             }
             Obstacle::Stable => {

@@ -13,7 +13,7 @@ use forebay_iomap::{Handle, MapOps, MappedFile, Source, Target};
 use forebay_sim::workload::{self, Subject};
 use forebay_sim::{SimConfig, SimDisk};
 
-pub const SIZE: u64 = (2 << 20) + 1536;
+const SIZE: u64 = (2 << 20) + 1536;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Map {
@@ -32,6 +32,8 @@ pub struct Setup {
     pub stable: bool,
     pub folio_tracking: bool,
     pub wait_strategy: bool,
+    /// Bytes of the file, before rounding.
+    pub bytes: u64,
 }
 
 impl Setup {
@@ -49,19 +51,20 @@ impl Setup {
             stable: pick(2) == 0,
             folio_tracking: pick(4) == 0,
             wait_strategy: pick(2) == 0,
+            bytes: SIZE,
         }
     }
 
     pub fn sim_config(&self) -> SimConfig {
         let sector = 512;
         let factor = if self.map == Map::Remap { 2 } else { 1 };
-        let size = SIZE.next_multiple_of(4096) * factor;
+        let size = self.bytes.next_multiple_of(4096) * factor;
         SimConfig { size, sector, stable_writes: self.stable, ..SimConfig::default() }
     }
 
     pub fn size(&self) -> u64 {
         // The identity shows the whole disk; the other map a file that ends within a block.
-        if self.map == Map::Remap { SIZE } else { SIZE.next_multiple_of(4096) }
+        if self.map == Map::Remap { self.bytes } else { self.bytes.next_multiple_of(4096) }
     }
 
     pub fn workload(&self) -> workload::Config {
