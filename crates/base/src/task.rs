@@ -8,7 +8,7 @@
 //! caller's memory is lent only by blocking calls (see `forebay-block`), and everything else is
 //! owned by the bio.
 
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use crate::sync::{Arc, Mutex, thread};
 use std::cell::Cell;
 use std::future::Future;
@@ -83,9 +83,14 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 /// The tasks that wait for something to change. Wakes are never lost: a waiter registers before
 /// it looks at the condition for the last time.
+///
+/// Waking an empty queue costs a fence and a load. The two sides meet like this: the waker changes
+/// the condition, fences, looks for waiters; the waiter counts itself, fences, looks at the
+/// condition. One of them sees the other.
 #[derive(Default)]
 pub struct WaitQueue {
     wakers: Mutex<Vec<Waker>>,
+    count: AtomicUsize,
 }
 
 impl WaitQueue {
@@ -96,8 +101,19 @@ impl WaitQueue {
 
     /// Wakes every waiter. Call after the condition has changed, holding no lock that a waker
     /// could want.
+    #[inline]
     pub fn wake_all(&self) {
-        let wakers = std::mem::take(&mut *self.wakers.lock());
+        fence(Ordering::SeqCst);
+        if self.count.load(Ordering::Relaxed) != 0 {
+            self.wake_waiters();
+        }
+    }
+
+    fn wake_waiters(&self) {
+        let mut guard = self.wakers.lock();
+        let wakers = std::mem::take(&mut *guard);
+        self.count.store(0, Ordering::Relaxed);
+        drop(guard);
         for waker in wakers {
             waker.wake();
         }
@@ -125,8 +141,10 @@ impl<T, F: FnMut() -> Option<T> + Unpin> Future for WaitUntil<'_, F> {
             let mut wakers = self.queue.wakers.lock();
             if !wakers.iter().any(|w| w.will_wake(cx.waker())) {
                 wakers.push(cx.waker().clone());
+                self.queue.count.store(wakers.len(), Ordering::Relaxed);
             }
         }
+        fence(Ordering::SeqCst);
         match (self.check)() {
             Some(value) => Poll::Ready(value),
             None => Poll::Pending,

@@ -121,16 +121,7 @@ impl MappedFile {
         mode: FillMode,
     ) -> std::result::Result<Vec<Piece>, Filling> {
         let mapping = &*self.mapping;
-        let mut missing = 0;
-        for (index, part) in self.pieces(range.clone()) {
-            let blocks = mapping.blocks_touched(index, &part);
-            missing += match self.cache.lock_folio(mapping, index) {
-                Some(folio) => {
-                    folio.fillable(blocks).iter().map(|&r| folio.frames_missing(r)).sum()
-                }
-                None => blocks.len().div_ceil(mapping.blocks_per_frame()) as usize + 1,
-            };
-        }
+        let missing = self.frames_for(range);
         if missing == 0 && self.pieces(range.clone()).all(|(i, p)| self.nothing_fillable(i, &p)) {
             return Ok(Vec::new());
         }
@@ -155,6 +146,31 @@ impl MappedFile {
             planned.extend(runs.into_iter().map(|blocks| Piece { index, blocks }));
         }
         Ok(planned)
+    }
+
+    /// Frames that a fill may need: exact for a long range, the most it could be within one folio.
+    fn frames_for(&self, range: &Range<u64>) -> usize {
+        let mapping = &*self.mapping;
+        let most = |part: &Range<u64>, index| {
+            let blocks = mapping.blocks_touched(index, part);
+            (blocks.end.div_ceil(mapping.blocks_per_frame())
+                - blocks.start / mapping.blocks_per_frame()) as usize
+        };
+        let folios = mapping.folios(range);
+        if folios.end - folios.start == 1 {
+            return most(range, folios.start);
+        }
+        let mut missing = 0;
+        for (index, part) in self.pieces(range.clone()) {
+            let blocks = mapping.blocks_touched(index, &part);
+            missing += match self.cache.lock_folio(mapping, index) {
+                Some(folio) => {
+                    folio.fillable(blocks).iter().map(|&r| folio.frames_missing(r)).sum()
+                }
+                None => most(&part, index),
+            };
+        }
+        missing
     }
 
     fn nothing_fillable(&self, index: u64, part: &Range<u64>) -> bool {

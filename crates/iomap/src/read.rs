@@ -34,8 +34,16 @@ impl MappedFile {
         if flags.contains(IoFlags::DIRECT) {
             return None;
         }
-        let start = range.start;
+        // A stream that wants its window topped up, and a read that is only partly there, go the
+        // slow way before anything is touched: one read is one touch.
+        if !bypass && handle.streams.hit(offset, range.end) {
+            return None;
+        }
         let mapping = &*self.mapping;
+        if range.end - range.start > mapping.folio_size() && !self.all_cached(&range) {
+            return None;
+        }
+        let start = range.start;
         let mut blocks_hit = 0;
         for (index, part) in self.pieces(range.clone()) {
             let folio = self.cache.lookup(mapping, index)?;
@@ -46,14 +54,10 @@ impl MappedFile {
             let into = &mut dst[(part.start - start) as usize..(part.end - start) as usize];
             folio.copy_out((part.start - mapping.folio_start(index)) as usize, into);
             if !bypass {
-                let same = !is_aligned(part.start, mapping.block_size())
-                    && handle.streams.continues(offset);
+                let same = !is_aligned(part.start, mapping.block_size());
                 folio.touch(blocks, same);
             }
             blocks_hit += u64::from(blocks.len());
-        }
-        if !bypass && handle.streams.hit(offset, range.end) {
-            return None;
         }
         Counters::add(&self.cache.counters.hits, blocks_hit);
         Some(Ok((range.end - start) as usize))
@@ -87,6 +91,14 @@ impl MappedFile {
             self.read_through(handle, &range, &mut dst).await?;
         }
         Ok((range.end - range.start) as usize)
+    }
+
+    /// Whether all of a range is up to date at this moment.
+    fn all_cached(&self, range: &Range<u64>) -> bool {
+        self.pieces(range.clone()).all(|(index, part)| {
+            let blocks = self.mapping.blocks_touched(index, &part);
+            self.cache.lookup(&self.mapping, index).is_some_and(|f| f.uptodate(blocks))
+        })
     }
 
     fn read_nowait(
