@@ -110,7 +110,6 @@ impl MappedFile {
                 }
                 drop(folio);
                 let bytes = mapping.range_of(index, blocks);
-                let before = mapping.failed.lock().total();
                 let pass = WriteOutPass {
                     range: bytes,
                     which: Which::All,
@@ -120,7 +119,7 @@ impl MappedFile {
                 };
                 self.write_out_pass(&pass).await;
                 mapping.wait_write_outs().await;
-                if mapping.failed.lock().total() > before {
+                if mapping.failed.lock().overlaps(&mapping.block_numbers(index, blocks)) {
                     let text = "dirty data under the range cannot be written out";
                     return Err(Error::new(ErrorKind::Io, "write directly", text));
                 }

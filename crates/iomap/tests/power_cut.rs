@@ -1,0 +1,183 @@
+//! Power cuts below a raw image, against docs/crash-contract.md: what a sync or a `DSYNC` write
+//! promised is there, and every sector is old or new. At every submission of small workloads, with
+//! all that the disk may have kept; at random submissions of larger ones, several at once; and again
+//! on the disk that came back.
+//!
+//! `FOREBAY_CUT_RUNS` sets the number of seeds (default 40), `FOREBAY_CUT_SEED` the first.
+
+mod common;
+
+use common::{File, Map, Setup};
+use forebay_base::sim_world::SimWorld;
+use forebay_base::task::WaitQueue;
+use forebay_base::world::{World, split_mix};
+use forebay_sim::SimDisk;
+use forebay_sim::workload::{self, Generator, Runner};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+fn env(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
+}
+
+fn seeds() -> Range<u64> {
+    let first = env("FOREBAY_CUT_SEED", 1);
+    first..first + env("FOREBAY_CUT_RUNS", 40)
+}
+
+/// Many syncs; every call may fail, because the power goes.
+fn workload(setup: &Setup) -> workload::Config {
+    workload::Config { faults: true, odds: [150, 500, 30, 40, 90, 15, 5], ..setup.workload() }
+}
+
+/// One workload: its span, what it does next, and what it knows.
+struct Worker {
+    span: Range<u64>,
+    generator: Generator,
+    runner: Runner,
+}
+
+/// What the workers of one file share.
+struct Shared {
+    file: File,
+    disk: Arc<SimDisk>,
+    ended: Mutex<Vec<Worker>>,
+    done: WaitQueue,
+}
+
+/// Carries out operations until the power goes.
+async fn work(shared: Arc<Shared>, mut worker: Worker, ops: u64) {
+    for _ in 0..ops {
+        if shared.disk.is_off() {
+            break;
+        }
+        let op = worker.generator.next_op(worker.runner.model().size());
+        if let Err(mismatch) = worker.runner.step(&shared.file, op).await {
+            panic!("{mismatch}");
+        }
+    }
+    shared.ended.lock().unwrap().push(worker);
+    shared.done.wake_all();
+}
+
+/// One life of the file: from opening to the power cut, or to the end of the workloads.
+fn live(setup: &Setup, disk: &Arc<SimDisk>, workers: Vec<Worker>, ops: u64) -> Vec<Worker> {
+    let world = disk.world().clone();
+    let (count, file) = (workers.len(), File::open(setup, &world, disk));
+    let (ended, done) = (Mutex::default(), WaitQueue::new());
+    let shared = Arc::new(Shared { file, disk: disk.clone(), ended, done });
+    for worker in workers {
+        world.spawn("work", Box::pin(work(shared.clone(), worker, ops)));
+    }
+    let all = || (shared.ended.lock().unwrap().len() == count).then_some(());
+    world.run(shared.done.wait_until(all));
+    world.stop();
+    std::mem::take(&mut *shared.ended.lock().unwrap())
+}
+
+/// Workers whose spans meet at sectors, often in one folio.
+fn workers(setup: &Setup, count: u64, len_max: u64) -> Vec<Worker> {
+    let mut rng = setup.seed ^ 77;
+    let size = setup.size();
+    let mut borders: Vec<u64> =
+        (1..count).map(|_| 512 * (1 + split_mix(&mut rng) % (size / 512 - 1))).collect();
+    borders.extend([0, size]);
+    borders.sort_unstable();
+    borders.dedup();
+    let make = |(i, ends): (usize, &[u64])| {
+        let (seed, span) = (setup.seed * 100 + i as u64, ends[0]..ends[1]);
+        let config = workload::Config { span: span.clone(), len_max, ..workload(setup) };
+        let generator = Generator::new(seed, config.clone());
+        Worker { span, generator, runner: Runner::new(seed, config, vec![0; size as usize]) }
+    };
+    borders.windows(2).enumerate().map(make).collect()
+}
+
+/// Opens the file on the disk that came back and checks every span.
+fn check(setup: &Setup, disk: &Arc<SimDisk>, workers: &mut [Worker], label: &str) {
+    let file = File::open(setup, disk.world(), disk);
+    for worker in workers {
+        if let Err(mismatch) = disk.world().run(worker.runner.check_crash(&file)) {
+            panic!("{setup:?}\n{label}\n{mismatch}");
+        }
+    }
+    disk.world().stop();
+}
+
+#[test]
+fn cut_anywhere_and_cut_again() {
+    let mut cuts = 0;
+    for seed in seeds() {
+        let setup = Setup { bytes: 512 << 10, ..Setup::from_seed(seed, Map::Identity) };
+        let mut disk = Arc::new(SimDisk::new(SimWorld::new(seed), setup.sim_config()));
+        let mut rng = seed ^ 0xc07;
+        let mut workers = workers(&setup, 1 + seed % 4, 160 << 10);
+        for life in 0..3 {
+            let at = split_mix(&mut rng) % 300;
+            disk.power_off_after(at);
+            workers = live(&setup, &disk, workers, 150);
+            cuts += u64::from(disk.is_off());
+            let fresh = SimWorld::new(seed * 10 + life);
+            disk = Arc::new(disk.power_cut(split_mix(&mut rng)).in_world(fresh));
+            check(&setup, &disk, &mut workers, &format!("life {life}, cut at {at}"));
+        }
+    }
+    let enough = seeds().end - seeds().start;
+    assert!(cuts * 2 > enough, "the power hardly ever went: {cuts}");
+}
+
+/// One cut; returns the number of crash states looked at, and whether the power went.
+fn cut_small(setup: &Setup, at: u64) -> (u64, bool) {
+    let disk = Arc::new(SimDisk::new(SimWorld::new(setup.seed), setup.sim_config()));
+    disk.power_off_after(at);
+    let ended = live(setup, &disk, workers(setup, 1 + setup.seed % 2, 12 << 10), 14);
+    let mut states = 0;
+    for state in disk.crash_states().take(60) {
+        states += 1;
+        let found = state.mount(SimWorld::new(1)).peek(0, setup.size() as usize);
+        for worker in &ended {
+            let wrong = worker.runner.model().clone().crash(&found, &worker.span);
+            assert!(wrong.is_ok(), "{setup:?} cut at {at}, {}: {wrong:?}", state.label);
+        }
+    }
+    (states, disk.is_off())
+}
+
+#[test]
+fn cut_at_every_submission_of_a_small_workload() {
+    let mut states = 0;
+    for seed in seeds().take(20) {
+        let setup = Setup { bytes: 64 << 10, ..Setup::from_seed(seed, Map::Identity) };
+        for at in 0.. {
+            let (seen, off) = cut_small(&setup, at);
+            states += seen;
+            if !off {
+                break;
+            }
+        }
+    }
+    assert!(states > 200 * seeds().take(20).count() as u64, "{states}");
+}
+
+/// Kill -9 with the machine up: completed writes stay, the rest is as after a power cut.
+#[test]
+fn killed_process() {
+    for seed in seeds() {
+        let setup = Setup { bytes: 256 << 10, ..Setup::from_seed(seed, Map::Identity) };
+        let disk = Arc::new(SimDisk::new(SimWorld::new(seed), setup.sim_config()));
+        let mut ended = live(&setup, &disk, workers(&setup, 3, 64 << 10), 60);
+        let after = disk.process_crash(seed).in_world(SimWorld::new(seed + 1));
+        check(&setup, &Arc::new(after), &mut ended, "killed");
+    }
+}
+
+/// Without a cut the same workloads find nothing wrong, on either map: the cuts are to blame.
+#[test]
+fn control() {
+    for map in [Map::Identity, Map::Remap] {
+        let setup = Setup { bytes: 256 << 10, ..Setup::from_seed(5, map) };
+        let disk = Arc::new(SimDisk::new(SimWorld::new(5), setup.sim_config()));
+        assert_eq!(live(&setup, &disk, workers(&setup, 3, 64 << 10), 60).len(), 3);
+        assert!(!disk.is_off());
+    }
+}
