@@ -1,4 +1,69 @@
 //! The forebay command.
+//!
+//! `args` is the command line, one module per command, `control` the socket between a running
+//! process and the commands that ask it. Libraries never print; everything a user sees is here.
 
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod args;
+mod control;
+mod doctor;
+mod export;
+mod failure;
+mod fincore;
+mod logger;
+mod machine;
+mod output;
+mod signals;
+mod stat;
+
+use args::{Cli, Command};
+use clap::Parser;
+use failure::{Failure, status};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return ExitCode::from(usage(&e)),
+    };
+    logger::install(cli.verbose);
+    let result = match &cli.command {
+        Command::Export(args) => export::export(args),
+        Command::Stat(args) => stat::stat(args).map(|()| status::OK),
+        Command::Tune(args) => stat::tune(args).map(|()| status::OK),
+        Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
+        Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),
+        Command::Bench(args) => Ok(bench(args.args.clone())),
+    };
+    ExitCode::from(result.unwrap_or_else(|failure| failure.report()))
+}
+
+fn bench(args: Vec<String>) -> u8 {
+    u8::try_from(forebay_bench::run(args)).unwrap_or(status::FAILED)
+}
+
+/// Help and version go to standard output; a wrong command line becomes one line and a hint.
+fn usage(e: &clap::Error) -> u8 {
+    use clap::error::ErrorKind;
+    let text = e.render().to_string();
+    if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        output::line(text.trim_end());
+        return status::OK;
+    }
+    if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        eprintln!("{}", text.trim_end());
+        return status::USAGE;
+    }
+    let mut parts = text.split("\n\n");
+    let first = parts.next().unwrap_or_default().trim_start_matches("error: ");
+    let message: Vec<&str> = first.lines().map(str::trim).collect();
+    let tip = parts.find_map(|p| p.trim().strip_prefix("tip: "));
+    let failure = Failure::usage(message.join(" "));
+    match tip {
+        Some(tip) => failure.hint(tip.trim()).report(),
+        None => failure
+            .hint("`forebay --help` and `forebay COMMAND --help` list what there is")
+            .report(),
+    }
+}

@@ -1,0 +1,263 @@
+//! The command line: every option with its help text. `docs/cli.md` says the same at length, and
+//! a test compares the two.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Parser, Subcommand};
+use forebay_base::units::parse_size;
+use std::path::PathBuf;
+
+/// A page cache that its owner sizes and steers, over files and disk images.
+#[derive(Parser, Debug)]
+#[command(name = "forebay", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    after_help = "Sizes accept k, M, G, T (powers of two). FOREBAY_LOG sets the log level.\n\
+    Exit status: 0 done, 1 failed, 2 wrong command line, 3 not found, 4 image in use."
+)]
+pub struct Cli {
+    /// Log more: -v info, -vv debug, -vvv trace
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub verbose: u8,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Serve images over NBD, all behind one cache
+    Export(Box<ExportArgs>),
+    /// Show the numbers of a running process
+    Stat(StatArgs),
+    /// Show or change the settings of a running process
+    Tune(TuneArgs),
+    /// Show how much of a file is in the cache
+    Fincore(FincoreArgs),
+    /// Say what this machine offers and what would be chosen
+    Doctor(DoctorArgs),
+    /// Measure against the kernel
+    #[command(disable_help_flag = true)]
+    Bench(BenchArgs),
+}
+
+/// `forebay export`
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// Image files or block devices, each with an export name if wanted
+    #[arg(value_name = "[NAME=]IMAGE", required = true)]
+    pub images: Vec<String>,
+    /// Listen on a Unix socket; `-` makes one in a private folder
+    #[arg(short = 'U', long = "unix", value_name = "PATH", conflicts_with_all = ["port", "bind"])]
+    pub unix: Option<PathBuf>,
+    /// Listen on a TCP port; 0 picks a free one
+    #[arg(short, long, value_name = "N")]
+    pub port: Option<u16>,
+    /// Address to listen on with --port [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS", requires = "port")]
+    pub bind: Option<std::net::IpAddr>,
+    /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub cache_size: Option<u64>,
+    /// What requests do with the cache
+    #[arg(long, value_name = "MODE", default_value = "cached",
+          value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]
+    pub mode: String,
+    /// Whether the images are opened with `O_DIRECT`
+    #[arg(long, value_name = "MODE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "on", "off"]))]
+    pub direct_io: String,
+    /// I/O engine
+    #[arg(long, value_name = "ENGINE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "io_uring", "threads"]))]
+    pub aio: String,
+    /// First byte of the image to serve
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
+    pub offset: u64,
+    /// Serve at most this many bytes
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size_limit: Option<u64>,
+    /// Refuse writes
+    #[arg(short, long)]
+    pub read_only: bool,
+    /// Unit of lookup and ageing in the cache, 4k to 2M [default: 64k]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub folio_size: Option<u64>,
+    /// Unit of dirty tracking, 512 to 4k [default: 4k]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub block_size: Option<u64>,
+    /// Threads that serve clients, 1 to 64 [default: the CPUs, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: Option<u16>,
+    /// Control socket [default: one per process in the user's runtime folder]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Run a shell command with $uri, $unixsocket and $port set; end with it and its status
+    #[arg(long, value_name = "CMD")]
+    pub run: Option<String>,
+}
+
+/// Which running process is meant.
+#[derive(Args, Debug, Clone, Default)]
+pub struct Which {
+    /// Control socket of the process
+    #[arg(long, value_name = "PATH", conflicts_with = "pid")]
+    pub control: Option<PathBuf>,
+    /// Process id
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+}
+
+/// `forebay stat`
+#[derive(Args, Debug)]
+pub struct StatArgs {
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Show what the memory is used for, and each part's bound
+    #[arg(long, conflicts_with_all = ["prometheus", "watch"])]
+    pub budget: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "prometheus")]
+    pub json: bool,
+    /// Print again every SECONDS, with rates
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub watch: Option<u32>,
+    /// With --watch: stop after N times
+    #[arg(long, value_name = "N", requires = "watch")]
+    pub count: Option<u64>,
+    /// Print in the text format of Prometheus
+    #[arg(long, conflicts_with = "watch")]
+    pub prometheus: bool,
+}
+
+/// `forebay tune`
+#[derive(Args, Debug)]
+pub struct TuneArgs {
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Settings to change; none shows all
+    #[arg(value_name = "NAME=VALUE", value_parser = setting)]
+    pub settings: Vec<(String, String)>,
+    /// Evict everything clean from the cache
+    #[arg(long)]
+    pub drop_clean: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay fincore`
+#[derive(Args, Debug)]
+pub struct FincoreArgs {
+    /// The file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Look into the kernel's page cache instead
+    #[arg(long)]
+    pub kernel: bool,
+    /// List the resident ranges
+    #[arg(long, conflicts_with = "kernel")]
+    pub runs: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "kernel")]
+    pub json: bool,
+}
+
+/// `forebay doctor`
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Say also how this image would be opened
+    #[arg(value_name = "IMAGE")]
+    pub image: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay bench`: its own options are in the bench crate.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Name of a bench and its options; `forebay bench --help` lists them
+    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<String>,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|_| "a whole number with an optional k, M, G or T".to_string())
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => {
+            Ok((name.trim().to_string(), value.trim().to_string()))
+        }
+        _ => Err("expected NAME=VALUE; `forebay tune` without arguments lists the names".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_description_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn export_options() {
+        let cli = parse(
+            "forebay export a=/x.img y.img -p 0 --bind ::1 --cache-size 1G --mode direct \
+             --direct-io off --aio threads --offset 1M --size-limit 2M -r --threads 2",
+        );
+        let Command::Export(args) = cli.unwrap().command else { panic!("not export") };
+        assert_eq!(args.images, ["a=/x.img", "y.img"]);
+        assert_eq!(args.cache_size, Some(1 << 30));
+        assert_eq!((args.offset, args.size_limit), (1 << 20, Some(2 << 20)));
+        assert_eq!((args.port, args.threads, args.read_only), (Some(0), Some(2), true));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "forebay",
+            "forebay export",
+            "forebay export x --cache-size 1x",
+            "forebay export x --mode sometimes",
+            "forebay export x -U a -p 1",
+            "forebay export x --bind ::1",
+            "forebay export x -p 70000",
+            "forebay export x --threads 0",
+            "forebay tune novalue",
+            "forebay tune =1",
+            "forebay stat --json --prometheus",
+            "forebay stat --pid 1 --control x",
+            "forebay stat --count 2",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn watch_has_a_default_and_bench_takes_anything() {
+        let Command::Stat(args) = parse("forebay stat --watch").unwrap().command else {
+            panic!("not stat")
+        };
+        assert_eq!(args.watch, Some(1));
+        let Command::Bench(args) = parse("forebay bench hit --quick --help").unwrap().command
+        else {
+            panic!("not bench")
+        };
+        assert_eq!(args.args, ["hit", "--quick", "--help"]);
+    }
+}

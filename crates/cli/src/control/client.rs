@@ -1,0 +1,97 @@
+//! The asking side: finds the running process and talks to it.
+
+use super::paths::{own_uid, sockets, uid_of};
+use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
+use crate::args::Which;
+use crate::failure::{Failure, Outcome, status};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// A connection to a running process.
+#[derive(Debug)]
+pub struct Client {
+    reader: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the socket at `path`.
+    pub fn open(path: &Path) -> Outcome<Self> {
+        let stream = UnixStream::connect(path).map_err(|e| connect_failure(path, &e))?;
+        let timeout = Some(Duration::from_secs(30));
+        stream
+            .set_read_timeout(timeout)
+            .and_then(|()| stream.set_write_timeout(timeout))
+            .map_err(|e| Failure::io("control socket", &e))?;
+        Ok(Self { reader: BufReader::new(stream) })
+    }
+
+    /// The process that `which` names; without a name the only one that runs.
+    pub fn find(which: &Which) -> Outcome<Self> {
+        if let Some(path) = &which.control {
+            return Self::open(path);
+        }
+        if let Some(pid) = which.pid {
+            let none = || Failure::not_found(format!("process {pid} has no control socket"));
+            let uid = uid_of(pid).ok_or_else(none)?;
+            let found = sockets(uid).into_iter().find(|(p, _)| *p == pid).ok_or_else(none)?;
+            return Self::open(&found.1);
+        }
+        let mut running = Self::all();
+        match running.len() {
+            1 => Ok(running.swap_remove(0).1),
+            0 => Err(Failure::not_found("no running `forebay export` of this user was found")
+                .hint("name its control socket with `--control PATH`")),
+            _ => {
+                let pids: Vec<String> = running.iter().map(|(pid, _)| pid.to_string()).collect();
+                let text = format!("several processes are running: {}", pids.join(", "));
+                Err(Failure::usage(text).hint("choose one with `--pid PID`"))
+            }
+        }
+    }
+
+    /// Every running process of this user that answers.
+    pub fn all() -> Vec<(u32, Self)> {
+        sockets(own_uid())
+            .into_iter()
+            .filter_map(|(pid, path)| Self::open(&path).ok().map(|client| (pid, client)))
+            .collect()
+    }
+
+    /// Sends one request and waits for its reply.
+    pub fn ask(&mut self, request: &Request) -> Outcome<Value> {
+        let failure = |e: &std::io::Error| Failure::io("control socket", e);
+        writeln!(self.reader.get_mut(), "{}", request.encode()).map_err(|e| failure(&e))?;
+        let mut line = String::new();
+        let mut limited = self.reader.by_ref().take(REPLY_MAX as u64);
+        limited.read_line(&mut line).map_err(|e| failure(&e))?;
+        if !line.ends_with('\n') {
+            return Err(Failure::new("control socket: the running process closed the connection"));
+        }
+        decode_reply(&line).map_err(refused)
+    }
+}
+
+fn refused(refusal: Refusal) -> Failure {
+    let status = match refusal.kind.as_str() {
+        "invalid" => status::USAGE,
+        "not-found" => status::NOT_FOUND,
+        _ => status::FAILED,
+    };
+    Failure { message: refusal.message, hint: None, status }
+}
+
+fn connect_failure(path: &Path, e: &std::io::Error) -> Failure {
+    let text = format!("control socket {}", path.display());
+    match e.kind() {
+        std::io::ErrorKind::ConnectionRefused => {
+            Failure::not_found(format!("{text}: no process listens there any more"))
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            Failure::io(text, e).hint("only the owner of the process and root may ask")
+        }
+        _ => Failure::io(text, e),
+    }
+}

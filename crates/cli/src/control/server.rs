@@ -1,0 +1,230 @@
+//! The serving side: a thread that accepts, one short-lived thread per connection, at most
+//! [`CONNECTIONS`] of them.
+
+use super::paths::{make_folder, own_uid};
+use super::proto::{REQUEST_MAX, Refusal, Request, encode_reply};
+use crate::failure::{Failure, Outcome};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Connections served at a time; more are closed at once.
+pub const CONNECTIONS: usize = 16;
+/// A connection that is silent for longer is closed.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What answers. Called from several threads.
+pub trait ControlTarget: Send + Sync + 'static {
+    /// Answers one request.
+    fn answer(&self, request: Request) -> Result<Value, Refusal>;
+}
+
+/// A running control socket; dropping it closes and removes it.
+pub struct ControlServer {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    target: Arc<dyn ControlTarget>,
+    active: AtomicUsize,
+    stop: Arc<AtomicBool>,
+}
+
+impl ControlServer {
+    /// Listens on `path`, or on a new socket in the user's own folder.
+    pub fn start(path: Option<&Path>, target: Arc<dyn ControlTarget>) -> Outcome<Self> {
+        let path = match path {
+            Some(path) => path.to_path_buf(),
+            None => make_folder()?.join(format!("{}.sock", std::process::id())),
+        };
+        let listener = listen(&path)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let shared = Arc::new(Shared { target, active: AtomicUsize::new(0), stop: stop.clone() });
+        let thread = std::thread::Builder::new()
+            .name("forebay-control".into())
+            .spawn(move || accept(&listener, &shared))
+            .map_err(|e| Failure::io("start the control thread", &e))?;
+        Ok(Self { path, stop, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // Wakes the accept loop, which then sees `stop`.
+        let woken = UnixStream::connect(&self.path).is_ok();
+        let _ = std::fs::remove_file(&self.path);
+        if let (true, Some(thread)) = (woken, self.thread.take()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Binds `path` with mode 0600.
+pub fn listen(path: &Path) -> Outcome<UnixListener> {
+    let what = format!("control socket {}", path.display());
+    clear_stale(path, &what)?;
+    // Between bind and chmod the peer check (C1) holds the door.
+    let listener = UnixListener::bind(path).map_err(|e| Failure::io(&what, &e))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .map_err(|e| Failure::io(&what, &e))?;
+    Ok(listener)
+}
+
+/// Removes a socket that nobody answers on, left over from a process that was killed. Anything
+/// else at that place stays and is an error.
+pub fn clear_stale(path: &Path, what: &str) -> Outcome {
+    let Ok(meta) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !meta.file_type().is_socket() {
+        return Err(Failure::new(format!("{what}: exists and is no socket")));
+    }
+    match UnixStream::connect(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|e| Failure::io(what, &e))
+        }
+        Ok(_) => Err(Failure::new(format!("{what}: another process answers there"))),
+        Err(e) => Err(Failure::io(what, &e)),
+    }
+}
+
+fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
+    for stream in listener.incoming() {
+        if shared.stop.load(Ordering::Acquire) {
+            return;
+        }
+        let stream = match stream {
+            Ok(stream) => stream,
+            Err(e) => {
+                log::warn!("control socket: accept: {e}");
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        if shared.active.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS {
+            shared.active.fetch_sub(1, Ordering::AcqRel);
+            log::warn!("control socket: more than {CONNECTIONS} connections, one closed");
+            continue;
+        }
+        let own = shared.clone();
+        let run = move || {
+            if let Err(e) = serve(&own, &stream) {
+                log::debug!("control socket: {e}");
+            }
+            own.active.fetch_sub(1, Ordering::AcqRel);
+        };
+        if std::thread::Builder::new().name("forebay-ctl".into()).spawn(run).is_err() {
+            shared.active.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+fn serve(shared: &Shared, mut stream: &UnixStream) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.set_write_timeout(Some(Duration::from_secs(10)))?;
+    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid.as_raw();
+    if peer != own_uid() && peer != 0 {
+        log::warn!("control socket: user {peer} refused");
+        let refusal = Err(Refusal::new("denied", "only the owner of the process may ask"));
+        return writeln!(stream, "{}", encode_reply(&refusal));
+    }
+    let mut reader = BufReader::new(stream);
+    while !shared.stop.load(Ordering::Acquire) {
+        let mut line = Vec::new();
+        let limit = REQUEST_MAX as u64 + 1;
+        reader.by_ref().take(limit).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        let reply = match std::str::from_utf8(&line) {
+            _ if line.len() > REQUEST_MAX => Err(Refusal::new("invalid", "request too long")),
+            Ok(text) => Request::decode(text.trim_end())
+                .map_err(|e| Refusal::new("invalid", e))
+                .and_then(|request| shared.target.answer(request)),
+            Err(_) => Err(Refusal::new("invalid", "request is not UTF-8")),
+        };
+        writeln!(stream, "{}", encode_reply(&reply))?;
+        if line.len() > REQUEST_MAX {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::Client;
+    use super::*;
+
+    struct Echo;
+
+    impl ControlTarget for Echo {
+        fn answer(&self, request: Request) -> Result<Value, Refusal> {
+            match request {
+                Request::Tune(name, value) => Ok(serde_json::json!([name, value])),
+                _ => Err(Refusal::new("not-found", "nothing here")),
+            }
+        }
+    }
+
+    fn place(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("forebay-ctl-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn asks_and_answers_on_one_connection() {
+        let path = place("echo");
+        let server = ControlServer::start(Some(&path), Arc::new(Echo)).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let mut client = Client::open(&path).unwrap();
+        let reply = client.ask(&Request::Tune("a".into(), "b".into())).unwrap();
+        assert_eq!(reply, serde_json::json!(["a", "b"]));
+        assert_eq!(client.ask(&Request::Stat).unwrap_err().status, 3);
+        drop(server);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_long_line_is_cut_off_and_garbage_answered() {
+        let path = place("long");
+        let _server = ControlServer::start(Some(&path), Arc::new(Echo)).unwrap();
+        let mut stream = UnixStream::connect(&path).unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut reply = String::new();
+        stream.write_all(b"\xff\xfe\n").unwrap();
+        reader.read_line(&mut reply).unwrap();
+        assert!(reply.contains("UTF-8"), "{reply}");
+        stream.write_all(&vec![b'x'; REQUEST_MAX + 1]).unwrap();
+        reply.clear();
+        reader.read_line(&mut reply).unwrap();
+        assert!(reply.contains("too long"), "{reply}");
+        reply.clear();
+        assert_eq!(reader.read_line(&mut reply).unwrap_or(0), 0);
+    }
+
+    #[test]
+    fn a_left_over_socket_is_replaced_and_a_live_one_is_not() {
+        let path = place("stale");
+        drop(UnixListener::bind(&path).unwrap());
+        let server = ControlServer::start(Some(&path), Arc::new(Echo)).unwrap();
+        assert!(ControlServer::start(Some(&path), Arc::new(Echo)).is_err());
+        drop(server);
+        std::fs::write(&path, "precious").unwrap();
+        assert!(listen(&path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

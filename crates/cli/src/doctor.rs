@@ -1,0 +1,256 @@
+//! `forebay doctor`: what this machine offers, what would be chosen, and what to change.
+//!
+//! Every check ends in one line: `ok`, `note` (works, could be better) or `problem`.
+
+use crate::args::DoctorArgs;
+use crate::failure::{Failure, Outcome};
+use crate::{machine, output};
+use forebay_base::units::format_size;
+use forebay_block::{Aio, DirectIo, Engine, FileDevice, FileOptions};
+use rustix::process::{Resource, getrlimit};
+use serde_json::{Value, json};
+use std::path::Path;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Level {
+    Ok,
+    Note,
+    Problem,
+}
+
+struct Finding {
+    level: Level,
+    what: &'static str,
+    text: String,
+    advice: Option<&'static str>,
+}
+
+impl Finding {
+    fn ok(what: &'static str, text: impl Into<String>) -> Self {
+        Self { level: Level::Ok, what, text: text.into(), advice: None }
+    }
+
+    fn note(what: &'static str, text: impl Into<String>, advice: &'static str) -> Self {
+        Self { level: Level::Note, what, text: text.into(), advice: Some(advice) }
+    }
+
+    fn problem(what: &'static str, text: impl Into<String>, advice: &'static str) -> Self {
+        Self { level: Level::Problem, what, text: text.into(), advice: Some(advice) }
+    }
+}
+
+/// Runs the command. A problem makes it fail, a note does not.
+pub fn doctor(args: &DoctorArgs) -> Outcome {
+    let mut findings = vec![
+        kernel(),
+        processors(),
+        memory(),
+        cgroup(),
+        cache_size(),
+        engine(),
+        huge_pages(),
+        memlock(),
+        nofile(),
+        fuse(),
+    ];
+    if let Some(image) = &args.image {
+        findings.push(direct_io(image));
+    }
+    if args.json {
+        let list: Vec<Value> = findings.iter().map(to_json).collect();
+        output::line(serde_json::to_string_pretty(&list).expect("a JSON value prints"));
+    } else {
+        findings.iter().for_each(show);
+    }
+    match findings.iter().filter(|f| f.level == Level::Problem).count() {
+        0 => Ok(()),
+        n => Err(Failure::new(format!("{n} problem(s) found"))),
+    }
+}
+
+fn word(level: Level) -> &'static str {
+    match level {
+        Level::Ok => "ok",
+        Level::Note => "note",
+        Level::Problem => "problem",
+    }
+}
+
+fn show(finding: &Finding) {
+    output::line(format!("{:<8} {:<11} {}", word(finding.level), finding.what, finding.text));
+    if let Some(advice) = finding.advice {
+        output::line(format!("{:<20} -> {advice}", ""));
+    }
+}
+
+fn to_json(finding: &Finding) -> Value {
+    json!({
+        "level": word(finding.level),
+        "what": finding.what,
+        "text": finding.text,
+        "advice": finding.advice,
+    })
+}
+
+fn kernel() -> Finding {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut parts = release.split('.').map(|p| p.parse::<u32>().unwrap_or(0));
+    let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    if version >= (5, 10) {
+        Finding::ok("kernel", format!("Linux {release}"))
+    } else {
+        let advice = "Forebay is tested on 5.10 and newer";
+        Finding::note("kernel", format!("Linux {release}"), advice)
+    }
+}
+
+fn processors() -> Finding {
+    let number = std::thread::available_parallelism().map_or(1, usize::from);
+    Finding::ok("processors", format!("{number} usable"))
+}
+
+fn memory() -> Finding {
+    let (total, free) = (machine::meminfo("MemTotal"), machine::meminfo("MemAvailable"));
+    let (total, free) = (total.unwrap_or(0), free.unwrap_or(0));
+    Finding::ok("memory", format!("{}, {} available", format_size(total), format_size(free)))
+}
+
+fn cgroup() -> Finding {
+    match machine::cgroup_limit() {
+        Some(limit) => {
+            let (size, version) = (format_size(limit.bytes), limit.version);
+            let file = limit.file.display();
+            Finding::ok("cgroup", format!("memory limit {size}, version {version}, {file}"))
+        }
+        None => Finding::ok("cgroup", "no memory limit"),
+    }
+}
+
+fn cache_size() -> Finding {
+    let budget = forebay::CacheConfig::default().budget;
+    let text = format!("{} by default, `--cache-size` sets it", format_size(budget));
+    Finding::ok("cache", text)
+}
+
+fn engine() -> Finding {
+    let chosen = match Engine::new(Aio::Auto) {
+        Ok(engine) => engine.kind(),
+        Err(e) => return Finding::problem("engine", e.to_string(), "see the error"),
+    };
+    let text = format!("{}: {}", chosen.0, chosen.1);
+    if chosen.0 == "io_uring" {
+        return Finding::ok("engine", text);
+    }
+    let disabled = machine::read_line("/proc/sys/kernel/io_uring_disabled");
+    let advice = match disabled.as_deref() {
+        Some("1") => "sysctl kernel.io_uring_disabled=0, or run in kernel.io_uring_group",
+        Some("2") => "sysctl kernel.io_uring_disabled=0 allows io_uring",
+        _ => "threads serve everything too; in a container its seccomp profile may block io_uring",
+    };
+    Finding::note("engine", text, advice)
+}
+
+fn huge_pages() -> Finding {
+    let folder = "/sys/kernel/mm/transparent_hugepage";
+    let anonymous = machine::chosen(&format!("{folder}/enabled"));
+    let shared = machine::chosen(&format!("{folder}/shmem_enabled"));
+    let reached = arena_page();
+    let rules = format!(
+        "kernel: enabled={}, shmem_enabled={}",
+        anonymous.as_deref().unwrap_or("?"),
+        shared.as_deref().unwrap_or("?"),
+    );
+    match reached {
+        Ok(bytes) if bytes >= 2 << 20 => {
+            Finding::ok("huge pages", format!("arena on {} pages; {rules}", format_size(bytes)))
+        }
+        Ok(bytes) => Finding::note(
+            "huge pages",
+            format!("arena on {} pages; {rules}", format_size(bytes)),
+            "cached reads are about a fifth slower; check that memory is not fragmented",
+        ),
+        Err(e) => Finding::problem("huge pages", e.to_string(), "a small cache could not be made"),
+    }
+}
+
+/// Page size that the arena of a small cache reaches here, bytes.
+fn arena_page() -> forebay::Result<u64> {
+    let config = forebay::CacheConfig { budget: 64 << 20, ..Default::default() };
+    Ok(forebay::Cache::new(config)?.stats().arena_page_bytes)
+}
+
+fn limit(resource: Resource) -> Option<u64> {
+    getrlimit(resource).current
+}
+
+fn memlock() -> Finding {
+    match limit(Resource::Memlock) {
+        None => Finding::ok("memlock", "unlimited"),
+        Some(bytes) if bytes >= 8 << 20 => Finding::ok("memlock", format_size(bytes)),
+        Some(bytes) => Finding::note(
+            "memlock",
+            format_size(bytes),
+            "kernels before 5.12 count io_uring's queues against it: ulimit -l 8192",
+        ),
+    }
+}
+
+fn nofile() -> Finding {
+    match limit(Resource::Nofile) {
+        None => Finding::ok("open files", "unlimited"),
+        Some(n) if n >= 512 => Finding::ok("open files", format!("{n}")),
+        Some(n) => {
+            let advice = "each client needs one: ulimit -n 1024";
+            Finding::note("open files", format!("{n}"), advice)
+        }
+    }
+}
+
+fn fuse() -> Finding {
+    let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    match device {
+        Ok(_) => Finding::ok("fuse", "/dev/fuse can be opened (nbdfuse works)"),
+        Err(e) => Finding::note(
+            "fuse",
+            format!("/dev/fuse: {e}"),
+            "only needed to mount an export with nbdfuse: modprobe fuse",
+        ),
+    }
+}
+
+fn direct_io(image: &Path) -> Finding {
+    let options =
+        FileOptions { read_only: true, direct_io: DirectIo::Auto, ..FileOptions::default() };
+    let opened = Engine::new(Aio::Threads)
+        .and_then(|engine| FileDevice::open(image, &options, &engine))
+        .map(|device| device.direct_io());
+    match opened {
+        Ok((true, reason)) => Finding::ok("direct-io", format!("on for it: {reason}")),
+        Ok((false, reason)) => Finding::note(
+            "direct-io",
+            format!("off for it: {reason}"),
+            "the kernel caches the image a second time",
+        ),
+        Err(e) => Finding::problem("image", e.to_string(), "it could not be opened for reading"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_check_says_something() {
+        for finding in [kernel(), processors(), memory(), cgroup(), memlock(), nofile(), fuse()] {
+            assert!(!finding.text.is_empty(), "{}", finding.what);
+            assert_eq!(finding.advice.is_some(), finding.level != Level::Ok, "{}", finding.what);
+        }
+    }
+
+    #[test]
+    fn an_image_that_is_not_there_is_a_problem() {
+        let finding = direct_io(Path::new("/nonexistent/x.img"));
+        assert_eq!(finding.level, Level::Problem);
+        assert!(finding.text.contains("/nonexistent/x.img"), "{}", finding.text);
+    }
+}

@@ -1,0 +1,103 @@
+//! Where clients come in: the Unix socket or TCP port, and what has to be removed at the end.
+
+use super::spec::Place;
+use crate::args::ExportArgs;
+use crate::control::server::clear_stale;
+use crate::failure::{Failure, Outcome};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Files and folders that this process made and removes when it ends. The signal thread holds a
+/// copy, because a second signal skips the usual way out.
+#[derive(Clone, Default)]
+pub struct Cleanup(Arc<Mutex<Vec<PathBuf>>>);
+
+impl Cleanup {
+    /// Remembers a path.
+    pub fn add(&self, path: &Path) {
+        self.0.lock().unwrap_or_else(|p| p.into_inner()).push(path.to_path_buf());
+    }
+
+    /// Removes everything, the last one first; a second call does nothing.
+    pub fn run(&self) {
+        let paths = std::mem::take(&mut *self.0.lock().unwrap_or_else(|p| p.into_inner()));
+        for path in paths.iter().rev() {
+            // A path that is gone already is as it should be.
+            let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
+        }
+    }
+}
+
+/// Runs the clean-up when the command ends, by success or error.
+pub struct CleanupGuard(pub Cleanup);
+
+impl Drop for CleanupGuard {
+    fn drop(&mut self) {
+        self.0.run();
+    }
+}
+
+/// Listens where the command line says.
+pub fn listen(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<(OwnedFd, Place)> {
+    if let Some(port) = args.port {
+        let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        return tcp(SocketAddr::new(ip, port));
+    }
+    match &args.unix {
+        Some(path) if path != Path::new("-") => unix(&absolute(path)?, cleanup),
+        Some(_) => unix(&private_folder(cleanup)?.join("nbd.sock"), cleanup),
+        None if args.run.is_some() => unix(&private_folder(cleanup)?.join("nbd.sock"), cleanup),
+        None => Err(Failure::usage("export: nowhere to listen")
+            .hint("use `--unix PATH`, `--port N`, or `--run CMD` for a private socket")),
+    }
+}
+
+fn tcp(address: SocketAddr) -> Outcome<(OwnedFd, Place)> {
+    let listener =
+        TcpListener::bind(address).map_err(|e| Failure::io(format!("listen on {address}"), &e))?;
+    let address =
+        listener.local_addr().map_err(|e| Failure::io(format!("listen on {address}"), &e))?;
+    if !address.ip().is_loopback() {
+        log::warn!("{address}: everybody who can reach this port can read the images");
+    }
+    Ok((listener.into(), Place::Tcp(address)))
+}
+
+fn unix(path: &Path, cleanup: &Cleanup) -> Outcome<(OwnedFd, Place)> {
+    let what = format!("listen on {}", path.display());
+    clear_stale(path, &what)?;
+    let listener = UnixListener::bind(path).map_err(|e| Failure::io(what, &e))?;
+    cleanup.add(path);
+    Ok((listener.into(), Place::Unix(path.to_path_buf())))
+}
+
+/// URIs outlive the folder they were made in.
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    std::path::absolute(path).map_err(|e| Failure::io(format!("{}", path.display()), &e))
+}
+
+/// A new folder that only this user can enter.
+fn private_folder(cleanup: &Cleanup) -> Outcome<PathBuf> {
+    let parent = std::env::temp_dir();
+    let pid = std::process::id();
+    let mut result = Err(std::io::ErrorKind::AlreadyExists.into());
+    for attempt in 0..100_u32 {
+        let folder = parent.join(format!("forebay-nbd-{pid}-{attempt}"));
+        // `create` fails if anything is there, a link included: nobody can prepare the place.
+        result = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+        match &result {
+            Ok(()) => {
+                cleanup.add(&folder);
+                return Ok(folder);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(_) => break,
+        }
+    }
+    let e: std::io::Error = result.err().unwrap_or_else(|| std::io::ErrorKind::Other.into());
+    Err(Failure::io(format!("make a folder in {}", parent.display()), &e))
+}

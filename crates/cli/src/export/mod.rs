@@ -1,0 +1,205 @@
+//! `forebay export`: opens the images behind one cache, serves them, and ends without losing a
+//! byte.
+//!
+//! ```text
+//!   parse -> open (lock) images -> listen -> control socket -> print URIs -> wait
+//!     signal, or the --run command has ended
+//!   -> stop accepting, drain requests -> write out and flush -> remove sockets -> exit
+//! ```
+//! X1 A URI is printed only when clients can connect to it.
+//! X2 Exit status 0 means that everything accepted is durable.
+//! X3 The sockets that were made are removed, also after an error and by the second signal.
+
+mod front;
+mod listen;
+mod run;
+mod spec;
+mod target;
+
+use crate::args::ExportArgs;
+use crate::control::server::ControlServer;
+use crate::failure::{Failure, Outcome, status};
+use crate::{output, signals};
+use forebay::{Cache, CacheConfig, ExportMode, File, RawOptions};
+use forebay_base::units::{MIB, format_size};
+use listen::{Cleanup, CleanupGuard};
+use run::Child;
+use spec::{ImageSpec, Place};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use target::{Served, Target};
+
+/// Smallest cache, bytes: below it nothing could be in flight.
+const CACHE_MIN: u64 = 8 * MIB;
+
+/// Why the wait is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// SIGTERM or SIGINT.
+    Stop,
+    /// The command of `--run` has ended with this status.
+    ChildEnded(u8),
+}
+
+/// Runs the command and gives its exit status.
+pub fn export(args: &ExportArgs) -> Outcome<u8> {
+    let specs = spec::parse_images(&args.images)?;
+    check(args, &specs)?;
+    let mode: ExportMode = args.mode.parse()?;
+    let (config, client_memory) = config(args)?;
+    let cache = Cache::new(config)?;
+    let cleanup = Cleanup::default();
+    let _guard = CleanupGuard(cleanup.clone());
+    let (listener, place) = listen::listen(args, &cleanup)?;
+    let served = specs
+        .iter()
+        .map(|spec| open(&cache, spec, args, &place))
+        .collect::<Outcome<Vec<Served>>>()?;
+    let exports = served.iter().map(|s| (s.name.clone(), s.file.export(mode))).collect();
+    let server = front::start(listener, exports, threads(args), client_memory)?;
+    let front = Box::new(server.numbers());
+    let target =
+        Target::new(cache.clone(), served, mode, args.aio.clone(), args.direct_io.parse()?, front);
+    let target = Arc::new(target);
+    let control = start_control(args, &target, &cleanup)?;
+    let (sender, events) = channel();
+    watch_signals(sender.clone(), &cache, &cleanup)?;
+    target.served().iter().for_each(|s| output::line(&s.uri));
+    let child = match &args.run {
+        Some(command) => Some(Child::start(command, &place, &target.served()[0].name, sender)?),
+        None => None,
+    };
+    // The signal thread keeps a sender for life, so the wait ends by an event only.
+    let event = events.recv().unwrap_or(Event::Stop);
+    if let (Event::Stop, Some(child)) = (event, &child) {
+        child.terminate();
+    }
+    server.stop();
+    finish(&cache)?;
+    drop(control);
+    Ok(match event {
+        Event::Stop => status::OK,
+        Event::ChildEnded(status) => status,
+    })
+}
+
+/// What clap cannot check.
+fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
+    if specs.len() > 1 && (args.offset != 0 || args.size_limit.is_some()) {
+        let text = "export: --offset and --size-limit apply to a single image";
+        return Err(Failure::usage(text).hint("start one `forebay export` for each"));
+    }
+    for size in [args.folio_size].into_iter().flatten() {
+        if !size.is_power_of_two() || !(4096..=2 * MIB).contains(&size) {
+            let text = format!("--folio-size {size}: a power of two from 4k to 2M");
+            return Err(Failure::usage(text));
+        }
+    }
+    for size in [args.block_size].into_iter().flatten() {
+        if !size.is_power_of_two() || !(512..=4096).contains(&size) {
+            let text = format!("--block-size {size}: a power of two from 512 to 4k");
+            return Err(Failure::usage(text));
+        }
+    }
+    if let Some(size) = args.cache_size.filter(|s| *s < CACHE_MIN) {
+        let (size, least) = (format_size(size), format_size(CACHE_MIN));
+        return Err(Failure::usage(format!("--cache-size {size}: at least {least}")));
+    }
+    Ok(())
+}
+
+/// The cache's settings, and the share of `--cache-size` that requests of clients may use.
+fn config(args: &ExportArgs) -> Outcome<(CacheConfig, u64)> {
+    let mut config = CacheConfig::default();
+    let whole = args.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
+    let client_memory = (whole / 8).clamp(2 * MIB, 64 * MIB);
+    config.budget = whole - client_memory;
+    config.aio = args.aio.parse()?;
+    if let Some(size) = args.folio_size {
+        config.folio_size = u32::try_from(size).expect("checked to be 2 MiB at most");
+    }
+    Ok((config, client_memory))
+}
+
+fn threads(args: &ExportArgs) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    args.threads.map_or(cpus.min(4), usize::from)
+}
+
+fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs, place: &Place) -> Outcome<Served> {
+    let shown = spec.path.display().to_string();
+    let meta = std::fs::metadata(&spec.path).map_err(|e| Failure::io(&shown, &e))?;
+    if meta.is_dir() {
+        return Err(Failure::new(format!("{shown}: a folder, not an image")));
+    }
+    let options = RawOptions {
+        read_only: args.read_only,
+        direct_io: args.direct_io.parse()?,
+        offset: args.offset,
+        size_limit: args.size_limit,
+        block_size: args.block_size.map(|b| u32::try_from(b).expect("checked to be 4 KiB at most")),
+        create_size: None,
+    };
+    let file: File = cache.open_raw(&spec.path, &options)?;
+    let (direct, reason) = file.direct_io();
+    log::info!("{shown}: direct-io {}: {reason}", if direct { "on" } else { "off" });
+    Ok(Served {
+        name: spec.name.clone(),
+        path: absolute(&spec.path),
+        identity: (meta.dev(), meta.ino()),
+        uri: place.uri(&spec.name),
+        read_only: args.read_only,
+        file,
+    })
+}
+
+fn absolute(path: &Path) -> std::path::PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+/// A control socket that was asked for must work; the usual one is a convenience.
+fn start_control(
+    args: &ExportArgs,
+    target: &Arc<Target>,
+    cleanup: &Cleanup,
+) -> Outcome<Option<ControlServer>> {
+    match ControlServer::start(args.control.as_deref(), target.clone()) {
+        Ok(server) => {
+            log::info!("control socket {}", server.path().display());
+            cleanup.add(server.path());
+            Ok(Some(server))
+        }
+        Err(e) if args.control.is_some() => Err(e),
+        Err(e) => {
+            log::warn!("no control socket: {}", e.message);
+            Ok(None)
+        }
+    }
+}
+
+fn watch_signals(stop: Sender<Event>, cache: &Cache, cleanup: &Cleanup) -> Outcome {
+    let (cache, cleanup) = (cache.clone(), cleanup.clone());
+    signals::watch(stop, Event::Stop, move |signal| {
+        eprintln!(
+            "forebay: stopped at once by a second signal ({signal}): {} bytes were not written",
+            cache.unwritten_bytes()
+        );
+        cleanup.run();
+    })
+}
+
+/// Writes out and flushes (X2).
+fn finish(cache: &Cache) -> Outcome {
+    let dirty = cache.unwritten_bytes();
+    if dirty > 0 {
+        log::info!("writing out {}", format_size(dirty));
+    }
+    cache.shutdown().map_err(|e| {
+        let lost = cache.unwritten_bytes();
+        let text = format!("{e}; {lost} bytes were not written");
+        Failure::new(text)
+            .hint("the image is older than what clients wrote, where they did not sync")
+    })
+}

@@ -1,0 +1,55 @@
+//! The command of `--run`.
+
+use super::Event;
+use super::spec::Place;
+use crate::failure::{Failure, Outcome};
+use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::Sender;
+
+/// A running command. It is waited for by a thread of its own, which reports its end.
+pub struct Child {
+    pid: Option<Pid>,
+}
+
+impl Child {
+    /// Starts `command` in a shell with `uri`, `unixsocket`, `port` and `exportname` set.
+    pub fn start(command: &str, place: &Place, name: &str, events: Sender<Event>) -> Outcome<Self> {
+        let mut shell = Command::new("/bin/sh");
+        shell.arg("-c").arg(command);
+        shell.env("uri", place.uri(name)).env("exportname", name);
+        match place {
+            Place::Unix(path) => shell.env("unixsocket", path).env("port", ""),
+            Place::Tcp(address) => {
+                shell.env("unixsocket", "").env("port", address.port().to_string())
+            }
+        };
+        let mut child = shell.spawn().map_err(|e| Failure::io("run /bin/sh", &e))?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let wait = move || {
+            let status = child.wait().map_or(1, |s| exit_status(&s));
+            // The receiver is gone if a signal came first.
+            let _ = events.send(Event::ChildEnded(status));
+        };
+        std::thread::Builder::new()
+            .name("forebay-run".into())
+            .spawn(wait)
+            .map_err(|e| Failure::io("start a thread", &e))?;
+        Ok(Self { pid })
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&self) {
+        if let Some(pid) = self.pid {
+            // It may have ended by itself meanwhile.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+}
+
+/// As the shell counts: 128 plus the signal's number for a command that was killed.
+fn exit_status(status: &ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|s| 128 + s));
+    code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)
+}

@@ -1,0 +1,131 @@
+//! What `forebay export` was asked for, checked before anything is opened: names of exports, and
+//! the URIs that clients use.
+
+use crate::failure::{Failure, Outcome};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Longest export name, bytes: what the NBD protocol asks servers to support.
+const NAME_MAX: usize = 4096;
+
+/// One image with the name it is served under.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageSpec {
+    /// Export name; empty is the default export.
+    pub name: String,
+    /// Image file or device.
+    pub path: PathBuf,
+}
+
+/// Reads `[NAME=]IMAGE...`. A word with a slash before the `=` is a path as a whole. A single
+/// image without a name is the default export; of several, each has its file name.
+pub fn parse_images(words: &[String]) -> Outcome<Vec<ImageSpec>> {
+    let mut specs: Vec<ImageSpec> = Vec::with_capacity(words.len());
+    for word in words {
+        let spec = match word.split_once('=') {
+            Some((name, path)) if !name.contains('/') => {
+                ImageSpec { name: name.to_string(), path: path.into() }
+            }
+            _ if words.len() == 1 => ImageSpec { name: String::new(), path: word.into() },
+            _ => ImageSpec { name: file_name(word), path: word.into() },
+        };
+        check(&spec, &specs)?;
+        specs.push(spec);
+    }
+    Ok(specs)
+}
+
+fn file_name(path: &str) -> String {
+    Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn check(spec: &ImageSpec, others: &[ImageSpec]) -> Outcome {
+    let name = &spec.name;
+    if spec.path.as_os_str().is_empty() {
+        return Err(Failure::usage(format!("export `{name}`: the image is missing after `=`")));
+    }
+    if name.len() > NAME_MAX || name.chars().any(char::is_control) {
+        return Err(Failure::usage(format!("export name {name:?}: too long or not printable")));
+    }
+    if others.iter().any(|o| o.name == *name) {
+        let text = format!("export name `{name}` is used twice");
+        return Err(Failure::usage(text).hint("give one of them another name: NAME=IMAGE"));
+    }
+    Ok(())
+}
+
+/// Where the server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP address with its real port.
+    Tcp(std::net::SocketAddr),
+}
+
+impl Place {
+    /// The NBD URI of an export there.
+    pub fn uri(&self, name: &str) -> String {
+        let name = escape(name.as_bytes(), b"");
+        match self {
+            Self::Unix(path) => {
+                let path = escape(path.as_os_str().as_encoded_bytes(), b"/");
+                format!("nbd+unix:///{name}?socket={path}")
+            }
+            Self::Tcp(address) => format!("nbd://{address}/{name}"),
+        }
+    }
+}
+
+/// Percent-encodes all but unreserved characters and those in `keep`.
+fn escape(bytes: &[u8], keep: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for byte in bytes {
+        let plain = byte.is_ascii_alphanumeric() || b"-._~".contains(byte) || keep.contains(byte);
+        if plain {
+            out.push(*byte as char);
+        } else {
+            write!(out, "%{byte:02X}").expect("writing to a string succeeds");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Outcome<Vec<(String, String)>> {
+        let words: Vec<String> = words.iter().map(|w| w.to_string()).collect();
+        let specs = parse_images(&words)?;
+        Ok(specs.into_iter().map(|s| (s.name, s.path.display().to_string())).collect())
+    }
+
+    fn pair(a: &str, b: &str) -> (String, String) {
+        (a.to_string(), b.to_string())
+    }
+
+    #[test]
+    fn names_and_paths() {
+        assert_eq!(parse(&["d/x.img"]).unwrap(), [pair("", "d/x.img")]);
+        assert_eq!(parse(&["a=x.img"]).unwrap(), [pair("a", "x.img")]);
+        assert_eq!(parse(&["./a=x.img"]).unwrap(), [pair("", "./a=x.img")]);
+        assert_eq!(parse(&["d/x.img", "b=y"]).unwrap(), [pair("x.img", "d/x.img"), pair("b", "y")]);
+    }
+
+    #[test]
+    fn bad_names_are_named() {
+        assert!(parse(&["a=x", "a=y"]).unwrap_err().message.contains("`a`"));
+        assert!(parse(&["a="]).unwrap_err().message.contains("missing"));
+        assert!(parse(&["a\nb=x"]).is_err());
+    }
+
+    #[test]
+    fn uris() {
+        let unix = Place::Unix("/tmp/a b.sock".into());
+        assert_eq!(unix.uri(""), "nbd+unix:///?socket=/tmp/a%20b.sock");
+        assert_eq!(unix.uri("x/y"), "nbd+unix:///x%2Fy?socket=/tmp/a%20b.sock");
+        let tcp = Place::Tcp("[::1]:10809".parse().unwrap());
+        assert_eq!(tcp.uri("disk"), "nbd://[::1]:10809/disk");
+    }
+}

@@ -1,0 +1,175 @@
+//! What a running export answers on its control socket.
+
+use crate::control::proto::{Refusal, Request};
+use crate::control::server::ControlTarget;
+use forebay::{Cache, DirectIo, ErrorKind, ExportMode, File};
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// One image that is being served.
+pub struct Served {
+    /// Export name.
+    pub name: String,
+    /// Absolute path of the image.
+    pub path: PathBuf,
+    /// Device and inode number of the image.
+    pub identity: (u64, u64),
+    /// Where clients find it.
+    pub uri: String,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The open file.
+    pub file: File,
+}
+
+/// Numbers of the part that talks to clients.
+pub trait Front: Send + Sync + 'static {
+    /// Counters by name.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+    /// Bytes of memory in use, and their bound.
+    fn memory(&self) -> (u64, u64);
+}
+
+/// Everything the control socket shows and changes.
+pub struct Target {
+    cache: Cache,
+    served: Vec<Served>,
+    mode: ExportMode,
+    aio: String,
+    front: Box<dyn Front>,
+    direct_io: Mutex<DirectIo>,
+    start: Instant,
+}
+
+impl Target {
+    /// A target for these exports of this cache.
+    pub fn new(
+        cache: Cache,
+        served: Vec<Served>,
+        mode: ExportMode,
+        aio: String,
+        direct_io: DirectIo,
+        front: Box<dyn Front>,
+    ) -> Self {
+        let direct_io = Mutex::new(direct_io);
+        Self { cache, served, mode, aio, front, direct_io, start: Instant::now() }
+    }
+
+    /// What is served, in the order of the command line.
+    pub fn served(&self) -> &[Served] {
+        &self.served
+    }
+
+    fn stat(&self) -> Value {
+        let stats: Map<String, Value> = numbers(self.cache.stats().fields());
+        let exports: Vec<Value> = self.served.iter().map(|s| self.export(s)).collect();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_seconds": self.start.elapsed().as_secs(),
+            "aio": self.aio,
+            "unwritten_bytes": self.cache.unwritten_bytes(),
+            "exports": exports,
+            "stats": stats,
+            "nbd": numbers(self.front.counters()),
+        })
+    }
+
+    fn export(&self, served: &Served) -> Value {
+        let (direct, reason) = served.file.direct_io();
+        json!({
+            "name": served.name,
+            "path": served.path.display().to_string(),
+            "uri": served.uri,
+            "size": served.file.size(),
+            "mode": self.mode.to_string(),
+            "read_only": served.read_only,
+            "direct_io": direct,
+            "direct_io_reason": reason,
+        })
+    }
+
+    fn budget(&self) -> Value {
+        let mut parts: Vec<Value> = self
+            .cache
+            .budget()
+            .into_iter()
+            .map(|(what, now, bound)| json!({ "what": what, "now": now, "bound": bound }))
+            .collect();
+        let (now, bound) = self.front.memory();
+        parts.push(json!({ "what": "client requests and replies", "now": now, "bound": bound }));
+        Value::Array(parts)
+    }
+
+    fn prometheus(&self) -> String {
+        let mut text = self.cache.stats().to_prometheus();
+        for (name, value) in self.front.counters() {
+            text.push_str(&format!("# TYPE forebay_nbd_{name} untyped\n"));
+            text.push_str(&format!("forebay_nbd_{name} {value}\n"));
+        }
+        text
+    }
+
+    fn tunables(&self) -> Value {
+        let mut all: Map<String, Value> =
+            self.cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
+        let mode = *self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
+        all.insert("direct_io".into(), mode.to_string().into());
+        Value::Object(all)
+    }
+
+    fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
+        if name != "direct_io" {
+            return self.cache.tune(name, value);
+        }
+        let mode: DirectIo = value.parse()?;
+        let mut current = self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
+        for served in &self.served {
+            served.file.set_direct_io(mode)?;
+        }
+        *current = mode;
+        Ok(())
+    }
+
+    fn residency(&self, identity: (u64, u64)) -> Result<Value, Refusal> {
+        let found = self.served.iter().find(|s| s.identity == identity);
+        let served = found
+            .ok_or_else(|| Refusal::new("not-found", "this process does not export that file"))?;
+        let r = served.file.residency(0, served.file.size());
+        Ok(json!({
+            "name": served.name,
+            "block_size": r.block_size,
+            "total_blocks": r.total_blocks,
+            "resident_blocks": r.resident_blocks,
+            "dirty_blocks": r.dirty_blocks,
+            "referenced_blocks": r.referenced_blocks,
+            "runs": r.runs,
+        }))
+    }
+}
+
+fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {
+    fields.into_iter().map(|(name, value)| (name.to_string(), value.into())).collect()
+}
+
+impl ControlTarget for Target {
+    fn answer(&self, request: Request) -> Result<Value, Refusal> {
+        match request {
+            Request::Stat => Ok(self.stat()),
+            Request::Budget => Ok(self.budget()),
+            Request::Prometheus => Ok(self.prometheus().into()),
+            Request::Tunables => Ok(self.tunables()),
+            Request::Tune(name, value) => match self.tune(&name, &value) {
+                Ok(()) => Ok(Value::Null),
+                Err(e) if e.kind() == ErrorKind::InvalidInput => {
+                    Err(Refusal::new("invalid", e.to_string()))
+                }
+                Err(e) => Err(Refusal::new("failed", e.to_string())),
+            },
+            Request::DropClean => Ok(self.cache.drop_clean().into()),
+            Request::Residency(dev, ino) => self.residency((dev, ino)),
+        }
+    }
+}

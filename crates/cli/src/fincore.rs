@@ -1,0 +1,76 @@
+//! `forebay fincore`: how much of a file is cached, by Forebay or by the kernel.
+
+use crate::args::{FincoreArgs, Which};
+use crate::control::client::Client;
+use crate::control::proto::Request;
+use crate::failure::{Failure, Outcome, status};
+use crate::output;
+use forebay_base::units::format_size;
+use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+
+/// Runs the command.
+pub fn fincore(args: &FincoreArgs) -> Outcome {
+    let shown = args.file.display();
+    let meta = std::fs::metadata(&args.file).map_err(|e| Failure::io(shown.to_string(), &e))?;
+    if args.kernel {
+        return kernel(args);
+    }
+    let residency = residency(args, &Request::Residency(meta.dev(), meta.ino()))?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&residency).expect("a JSON value prints");
+        output::line(text);
+        return Ok(());
+    }
+    let number = |key: &str| residency[key].as_u64().unwrap_or(0);
+    let block = number("block_size");
+    let bytes = |key: &str| format_size(number(key).saturating_mul(block));
+    output::table(&[
+        ["FILE", "RESIDENT", "DIRTY", "REFERENCED", "SIZE", "BLOCKS", "OF"]
+            .map(String::from)
+            .into(),
+        vec![
+            shown.to_string(),
+            bytes("resident_blocks"),
+            bytes("dirty_blocks"),
+            bytes("referenced_blocks"),
+            bytes("total_blocks"),
+            number("resident_blocks").to_string(),
+            number("total_blocks").to_string(),
+        ],
+    ]);
+    if args.runs {
+        for run in residency["runs"].as_array().into_iter().flatten() {
+            output::line(format!("{} + {}", run[0], run[1]));
+        }
+    }
+    Ok(())
+}
+
+/// Asks the process that was named, or every one that runs until one knows the file.
+fn residency(args: &FincoreArgs, request: &Request) -> Outcome<Value> {
+    let Which { control, pid } = &args.which;
+    if control.is_some() || pid.is_some() {
+        return Client::find(&args.which)?.ask(request);
+    }
+    for (_, mut client) in Client::all() {
+        match client.ask(request) {
+            Err(e) if e.status == status::NOT_FOUND => {}
+            reply => return reply,
+        }
+    }
+    let text = format!("{}: no running `forebay export` has it open", args.file.display());
+    Err(Failure::not_found(text).hint("`--kernel` looks into the kernel's page cache"))
+}
+
+/// The kernel's page cache, by the util-linux program: the system call needs memory mapping,
+/// which is not ours to do here.
+fn kernel(args: &FincoreArgs) -> Outcome {
+    let run = Command::new("fincore").arg("--").arg(&args.file).status();
+    match run {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err(Failure::new(format!("{}: fincore failed", args.file.display()))),
+        Err(e) => Err(Failure::io("run fincore", &e).hint("it is in util-linux-extra")),
+    }
+}

@@ -1,0 +1,207 @@
+//! `forebay stat` and `forebay tune`.
+
+use crate::args::{StatArgs, TuneArgs};
+use crate::control::client::Client;
+use crate::control::proto::Request;
+use crate::failure::{Failure, Outcome};
+use crate::output;
+use forebay_base::units::format_size;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Runs `forebay stat`.
+pub fn stat(args: &StatArgs) -> Outcome {
+    let mut client = Client::find(&args.which)?;
+    if args.prometheus {
+        let text = client.ask(&Request::Prometheus)?;
+        output::line(text.as_str().unwrap_or_default().trim_end());
+        return Ok(());
+    }
+    if args.budget {
+        let budget = client.ask(&Request::Budget)?;
+        match args.json {
+            true => output::line(pretty(&budget)),
+            false => output::table(&budget_rows(&budget)),
+        }
+        return Ok(());
+    }
+    let Some(seconds) = args.watch else {
+        let now = client.ask(&Request::Stat)?;
+        match args.json {
+            true => output::line(pretty(&now)),
+            false => show(&now),
+        }
+        return Ok(());
+    };
+    watch(&mut client, args, Duration::from_secs(seconds.into()))
+}
+
+fn watch(client: &mut Client, args: &StatArgs, pause: Duration) -> Outcome {
+    let mut before = (Instant::now(), client.ask(&Request::Stat)?);
+    let mut shown = 0;
+    while args.count.is_none_or(|n| shown < n) {
+        std::thread::sleep(pause);
+        let now = (Instant::now(), client.ask(&Request::Stat)?);
+        if args.json {
+            output::line(now.1.to_string());
+        } else {
+            if shown % 20 == 0 {
+                output::line(WATCH_HEAD);
+            }
+            output::line(watch_row(&before, &now));
+        }
+        (before, shown) = (now, shown + 1);
+    }
+    Ok(())
+}
+
+const WATCH_HEAD: &str =
+    "  hits/s   miss/s  hit%   read MB/s  to-disk MB/s    resident       dirty  in-flight";
+
+fn watch_row(before: &(Instant, Value), now: &(Instant, Value)) -> String {
+    let seconds = (now.0 - before.0).as_secs_f64().max(0.001);
+    let delta = |name: &str| counter(&now.1, name).saturating_sub(counter(&before.1, name)) as f64;
+    let (hits, misses) = (delta("hits"), delta("misses"));
+    let served = delta("hit_bytes")
+        + delta("miss_bytes")
+        + delta("direct_read_bytes")
+        + delta("uncached_read_bytes");
+    format!(
+        "{:8.0} {:8.0} {:>5} {:11.1} {:13.1} {:>11} {:>11} {:>10}",
+        hits / seconds,
+        misses / seconds,
+        percent(hits, hits + misses),
+        served / seconds / 1e6,
+        delta("written_bytes") / seconds / 1e6,
+        format_size(resident(&now.1)),
+        format_size(counter(&now.1, "dirty_bytes")),
+        format_size(counter(&now.1, "writeback_bytes")),
+    )
+}
+
+fn counter(stat: &Value, name: &str) -> u64 {
+    stat["stats"][name].as_u64().unwrap_or(0)
+}
+
+fn resident(stat: &Value) -> u64 {
+    let frames = counter(stat, "frames_total").saturating_sub(counter(stat, "frames_free"));
+    frames.saturating_mul(4096)
+}
+
+fn percent(part: f64, whole: f64) -> String {
+    if whole > 0.0 { format!("{:.1}", 100.0 * part / whole) } else { "-".into() }
+}
+
+fn pretty(value: &Value) -> String {
+    serde_json::to_string_pretty(value).expect("a JSON value prints")
+}
+
+fn show(stat: &Value) {
+    output::line(format!(
+        "forebay {} pid {} up {} s, engine {}",
+        stat["version"].as_str().unwrap_or("?"),
+        stat["pid"],
+        stat["uptime_seconds"],
+        stat["aio"].as_str().unwrap_or("?"),
+    ));
+    for export in stat["exports"].as_array().into_iter().flatten() {
+        let text = |key: &str| export[key].as_str().unwrap_or("?").to_string();
+        let direct = if export["direct_io"].as_bool() == Some(true) { "on" } else { "off" };
+        output::line(format!(
+            "export {:?}: {} {}, {}{}, direct-io {direct} ({})",
+            text("name"),
+            text("path"),
+            format_size(export["size"].as_u64().unwrap_or(0)),
+            text("mode"),
+            if export["read_only"].as_bool() == Some(true) { ", read-only" } else { "" },
+            text("direct_io_reason"),
+        ));
+    }
+    let (hits, misses) = (counter(stat, "hits") as f64, counter(stat, "misses") as f64);
+    output::line(format!(
+        "cache {}: {} resident, {} dirty, {} in write-out, hit ratio {} %",
+        format_size(counter(stat, "budget_bytes")),
+        format_size(resident(stat)),
+        format_size(counter(stat, "dirty_bytes")),
+        format_size(counter(stat, "writeback_bytes")),
+        percent(hits, hits + misses),
+    ));
+    let rows: Vec<Vec<String>> = stat["stats"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, value)| vec![name.clone(), human(name, value.as_u64().unwrap_or(0))])
+        .collect();
+    output::table(&rows);
+}
+
+/// A counter with its unit, which is the end of its name.
+fn human(name: &str, value: u64) -> String {
+    if name.ends_with("_bytes") {
+        format_size(value)
+    } else if name.ends_with("_nanos") {
+        format!("{:.1} ms", value as f64 / 1e6)
+    } else {
+        value.to_string()
+    }
+}
+
+fn budget_rows(budget: &Value) -> Vec<Vec<String>> {
+    let mut rows = vec![vec!["what".to_string(), "now".into(), "bound".into()]];
+    let (mut now, mut bound) = (0, 0);
+    for part in budget.as_array().into_iter().flatten() {
+        let number = |key: &str| part[key].as_u64().unwrap_or(0);
+        now += number("now");
+        bound += number("bound");
+        let what = part["what"].as_str().unwrap_or("?").to_string();
+        rows.push(vec![what, format_size(number("now")), format_size(number("bound"))]);
+    }
+    rows.push(vec!["sum".into(), format_size(now), format_size(bound)]);
+    rows
+}
+
+/// Runs `forebay tune`.
+pub fn tune(args: &TuneArgs) -> Outcome {
+    let mut client = Client::find(&args.which)?;
+    for (name, value) in &args.settings {
+        client.ask(&Request::Tune(name.clone(), value.clone()))?;
+    }
+    if args.drop_clean {
+        let dropped = client.ask(&Request::DropClean)?;
+        log::info!("{} evicted", format_size(dropped.as_u64().unwrap_or(0)));
+    }
+    let tunables = client.ask(&Request::Tunables)?;
+    let all = tunables.as_object().ok_or_else(|| Failure::new("tune: an odd reply"))?;
+    // After a change show what was changed; it may have been rounded.
+    let asked = |name: &str| args.settings.is_empty() || args.settings.iter().any(|s| s.0 == name);
+    if args.json {
+        output::line(pretty(&tunables));
+    } else {
+        for (name, value) in all.iter().filter(|(name, _)| asked(name)) {
+            output::line(format!("{name}={}", value.as_str().unwrap_or_default()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn counters_show_their_unit() {
+        assert_eq!(human("dirty_bytes", 4096), "4 KiB");
+        assert_eq!(human("reclaim_nanos", 1_500_000), "1.5 ms");
+        assert_eq!(human("hits", 12), "12");
+        assert_eq!(percent(0.0, 0.0), "-");
+    }
+
+    #[test]
+    fn the_budget_ends_in_its_sum() {
+        let budget = json!([{ "what": "frames", "now": 4096, "bound": 8192 },
+                            { "what": "index", "now": 4096, "bound": 8192 }]);
+        let rows = budget_rows(&budget);
+        assert_eq!(rows.last().unwrap(), &["sum", "8 KiB", "16 KiB"]);
+    }
+}
