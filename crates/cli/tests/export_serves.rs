@@ -1,0 +1,66 @@
+//! An image can be read and written by real clients, and is what they wrote afterwards.
+
+mod common;
+
+use common::{Folder, bytes, tool};
+
+const SIZE: u64 = 8 << 20;
+
+#[test]
+fn nbdinfo_sees_it_and_nbdcopy_copies_it() {
+    let folder = Folder::new();
+    let image = folder.image("disk.img", SIZE);
+    let server = folder.export(&["disk.img", "--cache-size", "16M"]);
+    let expected = format!("nbd+unix:///?socket={}", folder.path("sock").display());
+    assert_eq!(server.uri, expected);
+    assert_eq!(tool("nbdinfo", &["--size", &server.uri]).trim(), SIZE.to_string());
+    let copy = folder.path("copy.img");
+    tool("nbdcopy", &[&server.uri, &copy.display().to_string()]);
+    assert_eq!(bytes(&copy), bytes(&image));
+    server.stop();
+}
+
+#[test]
+fn what_is_written_is_read_back_and_reaches_the_image() {
+    let folder = Folder::new();
+    let image = folder.image("disk.img", SIZE);
+    for mode in ["cached", "uncached", "direct"] {
+        let server = folder.export(&["disk.img", "--cache-size", "16M", "--mode", mode]);
+        let mut expected = bytes(&image);
+        let mut client = server.client("");
+        assert_eq!(client.size, SIZE);
+        for (number, (offset, length)) in
+            [(0, 4096), (5, 1), (4095, 2), (100_000, 70_000), (SIZE - 3, 3)].iter().enumerate()
+        {
+            let data = vec![number as u8 + 1; *length];
+            client.write(*offset, &data).unwrap();
+            expected[*offset as usize..][..*length].copy_from_slice(&data);
+            assert_eq!(client.read(*offset, *length as u32).unwrap(), data, "{mode}");
+        }
+        client.disconnect();
+        server.stop();
+        assert!(bytes(&image) == expected, "{mode}: the image differs");
+    }
+}
+
+#[test]
+fn over_tcp_with_a_port_of_the_systems_choice() {
+    let folder = Folder::new();
+    folder.image("disk.img", SIZE);
+    let run = "nbdinfo --size \"$uri\" && test -n \"$port\" && test -z \"$unixsocket\"";
+    let out = folder.ok(&["export", "disk.img", "-p", "0", "--cache-size", "16M", "--run", run]);
+    assert!(out.starts_with("nbd://127.0.0.1:"), "{out}");
+    assert!(out.trim().ends_with(&SIZE.to_string()), "{out}");
+}
+
+#[test]
+fn on_the_threads_engine_too() {
+    let folder = Folder::new();
+    let image = folder.image("disk.img", SIZE);
+    let server = folder.export(&["disk.img", "--cache-size", "16M", "--aio", "threads"]);
+    let mut client = server.client("");
+    client.write(8192, &[7; 4096]).unwrap();
+    client.flush().unwrap();
+    assert_eq!(bytes(&image)[8192..12288], [7; 4096]);
+    server.stop();
+}

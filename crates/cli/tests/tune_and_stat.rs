@@ -1,0 +1,73 @@
+//! What `tune` sets is in force and shown; `stat` shows what clients did.
+
+mod common;
+
+use common::{Folder, number, stderr};
+
+#[test]
+fn a_setting_changes_on_the_running_process() {
+    let folder = Folder::new();
+    folder.image("disk.img", 4 << 20);
+    let server = folder.export(&["disk.img", "--cache-size", "16M"]);
+    let tune = |words: &[&str]| {
+        let mut all = vec!["tune", "--control", "ctl"];
+        all.extend(words);
+        folder.forebay(&all)
+    };
+    let out = folder.ok(&["tune", "--control", "ctl", "dirty_expire_centisecs=321"]);
+    assert_eq!(out.trim(), "dirty_expire_centisecs=321");
+    let all = folder.ok(&["tune", "--control", "ctl"]);
+    assert!(all.contains("dirty_expire_centisecs=321"), "{all}");
+    for name in ["dirty_bytes", "dirty_background_bytes", "readahead_max", "direct_io"] {
+        assert!(all.contains(&format!("{name}=")), "{name} is not in {all}");
+    }
+    let wrong = tune(&["no_such_thing=1"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(stderr(&wrong).contains("no_such_thing"), "{}", stderr(&wrong));
+    let wrong = tune(&["dirty_bytes=many"]);
+    assert_eq!(wrong.status.code(), Some(2), "{}", stderr(&wrong));
+    server.stop();
+}
+
+#[test]
+fn direct_io_switches_while_in_use() {
+    let folder = Folder::new();
+    folder.image("disk.img", 4 << 20);
+    let server = folder.export(&["disk.img", "--cache-size", "16M", "--direct-io", "off"]);
+    let mut client = server.client("");
+    for mode in ["auto", "off"] {
+        client.write(0, mode.as_bytes()).unwrap();
+        folder.ok(&["tune", "--control", "ctl", &format!("direct_io={mode}")]);
+        assert_eq!(client.read(0, mode.len() as u32).unwrap(), mode.as_bytes());
+    }
+    let stat = folder.ok(&["stat", "--json", "--control", "ctl"]);
+    assert!(stat.contains("\"direct_io\": false"), "{stat}");
+    client.disconnect();
+    server.stop();
+}
+
+#[test]
+fn numbers_follow_what_clients_do() {
+    let folder = Folder::new();
+    folder.image("disk.img", 4 << 20);
+    let server = folder.export(&["disk.img", "--cache-size", "16M"]);
+    let stat = |name: &str| number(&folder.ok(&["stat", "--json", "--control", "ctl"]), name);
+    let mut client = server.client("");
+    client.read(0, 65536).unwrap();
+    let hits = stat("hits");
+    client.read(0, 65536).unwrap();
+    assert!(stat("hits") > hits);
+    client.write(1 << 20, &[9; 8192]).unwrap();
+    assert!(stat("dirtied_bytes") >= 8192);
+    client.flush().unwrap();
+    assert_eq!((stat("dirty_bytes"), stat("unwritten_bytes")), (0, 0));
+    assert!(stat("written_bytes") >= 8192);
+    let prometheus = folder.ok(&["stat", "--prometheus", "--control", "ctl"]);
+    assert!(prometheus.contains("forebay_hits"), "{prometheus}");
+    let budget = folder.ok(&["stat", "--budget", "--control", "ctl"]);
+    assert!(budget.contains("sum"), "{budget}");
+    let lines = folder.ok(&["stat", "--watch", "--count", "1", "--control", "ctl"]);
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    client.disconnect();
+    server.stop();
+}
