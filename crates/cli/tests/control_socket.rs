@@ -41,7 +41,8 @@ fn another_user_is_refused() {
     let socket = folder.path("ctl");
     let ask = |uid: u32| {
         let mut command = folder.command(&["stat", "--json", "--control", "ctl"]);
-        command.uid(uid).output().expect("forebay starts")
+        command.uid(uid);
+        common::output(command)
     };
     let refused = ask(65534);
     assert!(!refused.status.success(), "{refused:?}");

@@ -1,13 +1,9 @@
 //! Where clients come in: the Unix socket or TCP port, and what has to be removed at the end.
 
-use super::spec::Place;
 use crate::args::ExportArgs;
-use crate::control::server::clear_stale;
 use crate::failure::{Failure, Outcome};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -41,38 +37,33 @@ impl Drop for CleanupGuard {
     }
 }
 
-/// Listens where the command line says.
-pub fn listen(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<(OwnedFd, Place)> {
+/// Where the command line wants to listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// A Unix socket, absolute.
+    Unix(PathBuf),
+    /// A TCP address; port 0 is any.
+    Tcp(SocketAddr),
+}
+
+/// Reads it off the command line; makes the private folder if one is wanted.
+pub fn wanted(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<Wanted> {
     if let Some(port) = args.port {
         let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        return tcp(SocketAddr::new(ip, port));
+        if !ip.is_loopback() {
+            log::warn!("{ip}: everybody who can reach this address can use the images");
+        }
+        return Ok(Wanted::Tcp(SocketAddr::new(ip, port)));
     }
-    match &args.unix {
-        Some(path) if path != Path::new("-") => unix(&absolute(path)?, cleanup),
-        Some(_) => unix(&private_folder(cleanup)?.join("nbd.sock"), cleanup),
-        None if args.run.is_some() => unix(&private_folder(cleanup)?.join("nbd.sock"), cleanup),
-        None => Err(Failure::usage("export: nowhere to listen")
-            .hint("use `--unix PATH`, `--port N`, or `--run CMD` for a private socket")),
-    }
-}
-
-fn tcp(address: SocketAddr) -> Outcome<(OwnedFd, Place)> {
-    let listener =
-        TcpListener::bind(address).map_err(|e| Failure::io(format!("listen on {address}"), &e))?;
-    let address =
-        listener.local_addr().map_err(|e| Failure::io(format!("listen on {address}"), &e))?;
-    if !address.ip().is_loopback() {
-        log::warn!("{address}: everybody who can reach this port can read the images");
-    }
-    Ok((listener.into(), Place::Tcp(address)))
-}
-
-fn unix(path: &Path, cleanup: &Cleanup) -> Outcome<(OwnedFd, Place)> {
-    let what = format!("listen on {}", path.display());
-    clear_stale(path, &what)?;
-    let listener = UnixListener::bind(path).map_err(|e| Failure::io(what, &e))?;
-    cleanup.add(path);
-    Ok((listener.into(), Place::Unix(path.to_path_buf())))
+    let path = match &args.unix {
+        Some(path) if path != Path::new("-") => absolute(path)?,
+        None if args.run.is_none() => {
+            return Err(Failure::usage("export: nowhere to listen: no --unix, --port or --run")
+                .hint("`--unix PATH`, `--port N`, or `--run CMD` with a private socket"));
+        }
+        _ => private_folder(cleanup)?.join("nbd.sock"),
+    };
+    Ok(Wanted::Unix(path))
 }
 
 /// URIs outlive the folder they were made in.

@@ -27,8 +27,9 @@ use run::Child;
 use spec::{ImageSpec, Place};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use target::{Served, Target};
 
 /// Smallest cache, bytes: below it nothing could be in flight.
@@ -39,6 +40,8 @@ const CACHE_MIN: u64 = 8 * MIB;
 pub enum Event {
     /// SIGTERM or SIGINT.
     Stop,
+    /// The server ended by itself; its result says why.
+    ServerEnded,
     /// The command of `--run` has ended with this status.
     ChildEnded(u8),
 }
@@ -47,41 +50,51 @@ pub enum Event {
 pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let specs = spec::parse_images(&args.images)?;
     check(args, &specs)?;
+    let cleanup = Cleanup::default();
+    let _guard = CleanupGuard(cleanup.clone());
+    let wanted = listen::wanted(args, &cleanup)?;
     let mode: ExportMode = args.mode.parse()?;
     let (config, client_memory) = config(args)?;
     let cache = Cache::new(config)?;
-    let cleanup = Cleanup::default();
-    let _guard = CleanupGuard(cleanup.clone());
-    let (listener, place) = listen::listen(args, &cleanup)?;
-    let served = specs
-        .iter()
-        .map(|spec| open(&cache, spec, args, &place))
-        .collect::<Outcome<Vec<Served>>>()?;
-    let exports = served.iter().map(|s| (s.name.clone(), s.file.export(mode))).collect();
-    let server = front::start(listener, exports, threads(args), client_memory)?;
-    let front = Box::new(server.numbers());
-    let target =
-        Target::new(cache.clone(), served, mode, args.aio.clone(), args.direct_io.parse()?, front);
-    let target = Arc::new(target);
+    let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
+    let exports = opened.iter().map(|s| (s.name.clone(), s.file.export(mode))).collect();
+    let listening = front::listen(wanted, exports, threads(args), client_memory)?;
+    let place = listening.place.clone();
+    if let Place::Unix(path) = &place {
+        cleanup.add(path);
+    }
+    let target = Arc::new(Target {
+        cache: cache.clone(),
+        served: opened,
+        place: place.clone(),
+        mode,
+        aio: args.aio.clone(),
+        front: Box::new(listening.numbers()),
+        direct_io: Mutex::new(args.direct_io.parse()?),
+        start: Instant::now(),
+    });
     let control = start_control(args, &target, &cleanup)?;
     let (sender, events) = channel();
     watch_signals(sender.clone(), &cache, &cleanup)?;
-    target.served().iter().for_each(|s| output::line(&s.uri));
+    let server = listening.serve(sender.clone())?;
+    specs.iter().for_each(|s| output::line(place.uri(&s.name)));
     let child = match &args.run {
-        Some(command) => Some(Child::start(command, &place, &target.served()[0].name, sender)?),
+        Some(command) => Some(Child::start(command, &place, &specs[0].name, sender)?),
         None => None,
     };
     // The signal thread keeps a sender for life, so the wait ends by an event only.
     let event = events.recv().unwrap_or(Event::Stop);
-    if let (Event::Stop, Some(child)) = (event, &child) {
+    if let (Event::Stop | Event::ServerEnded, Some(child)) = (event, &child) {
         child.terminate();
     }
-    server.stop();
+    let stopped = server.stop();
     finish(&cache)?;
     drop(control);
+    stopped?;
     Ok(match event {
         Event::Stop => status::OK,
         Event::ChildEnded(status) => status,
+        Event::ServerEnded => status::FAILED,
     })
 }
 
@@ -128,7 +141,7 @@ fn threads(args: &ExportArgs) -> usize {
     args.threads.map_or(cpus.min(4), usize::from)
 }
 
-fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs, place: &Place) -> Outcome<Served> {
+fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Served> {
     let shown = spec.path.display().to_string();
     let meta = std::fs::metadata(&spec.path).map_err(|e| Failure::io(&shown, &e))?;
     if meta.is_dir() {
@@ -149,7 +162,6 @@ fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs, place: &Place) -> Ou
         name: spec.name.clone(),
         path: absolute(&spec.path),
         identity: (meta.dev(), meta.ino()),
-        uri: place.uri(&spec.name),
         read_only: args.read_only,
         file,
     })

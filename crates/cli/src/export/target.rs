@@ -1,5 +1,6 @@
 //! What a running export answers on its control socket.
 
+use super::spec::Place;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use forebay::{Cache, DirectIo, ErrorKind, ExportMode, File};
@@ -16,8 +17,6 @@ pub struct Served {
     pub path: PathBuf,
     /// Device and inode number of the image.
     pub identity: (u64, u64),
-    /// Where clients find it.
-    pub uri: String,
     /// Writes are refused.
     pub read_only: bool,
     /// The open file.
@@ -34,34 +33,25 @@ pub trait Front: Send + Sync + 'static {
 
 /// Everything the control socket shows and changes.
 pub struct Target {
-    cache: Cache,
-    served: Vec<Served>,
-    mode: ExportMode,
-    aio: String,
-    front: Box<dyn Front>,
-    direct_io: Mutex<DirectIo>,
-    start: Instant,
+    /// The cache.
+    pub cache: Cache,
+    /// What is served, in the order of the command line.
+    pub served: Vec<Served>,
+    /// Where.
+    pub place: Place,
+    /// How.
+    pub mode: ExportMode,
+    /// The engine that was asked for.
+    pub aio: String,
+    /// The server.
+    pub front: Box<dyn Front>,
+    /// As it was set last.
+    pub direct_io: Mutex<DirectIo>,
+    /// When the process began to serve.
+    pub start: Instant,
 }
 
 impl Target {
-    /// A target for these exports of this cache.
-    pub fn new(
-        cache: Cache,
-        served: Vec<Served>,
-        mode: ExportMode,
-        aio: String,
-        direct_io: DirectIo,
-        front: Box<dyn Front>,
-    ) -> Self {
-        let direct_io = Mutex::new(direct_io);
-        Self { cache, served, mode, aio, front, direct_io, start: Instant::now() }
-    }
-
-    /// What is served, in the order of the command line.
-    pub fn served(&self) -> &[Served] {
-        &self.served
-    }
-
     fn stat(&self) -> Value {
         let stats: Map<String, Value> = numbers(self.cache.stats().fields());
         let exports: Vec<Value> = self.served.iter().map(|s| self.export(s)).collect();
@@ -82,7 +72,7 @@ impl Target {
         json!({
             "name": served.name,
             "path": served.path.display().to_string(),
-            "uri": served.uri,
+            "uri": self.place.uri(&served.name),
             "size": served.file.size(),
             "mode": self.mode.to_string(),
             "read_only": served.read_only,

@@ -61,7 +61,7 @@ impl Folder {
 
     /// Runs it to its end.
     pub fn forebay(&self, words: &[&str]) -> Output {
-        self.command(words).output().expect("forebay starts")
+        output(self.command(words))
     }
 
     /// Runs it, expects success, gives its standard output.
@@ -83,6 +83,28 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Runs a command to its end, with a limit that only a hang reaches.
+pub fn output(mut command: Command) -> Output {
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().expect("it starts");
+    // Two readers, so that neither pipe can fill while the other is read.
+    let mut out = child.stdout.take().expect("it is piped");
+    let mut err = child.stderr.take().expect("it is piped");
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        out.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let errors = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        err.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let status = wait(&mut child);
+    let read = |t: std::thread::JoinHandle<std::io::Result<Vec<u8>>>| {
+        t.join().expect("the reader does not panic").expect("the pipe can be read")
+    };
+    Output { status, stdout: read(reader), stderr: read(errors) }
 }
 
 /// Standard error as text.
@@ -173,6 +195,7 @@ pub fn wait(child: &mut Child) -> ExitStatus {
         }
         if start.elapsed() > PATIENCE {
             let _ = child.kill();
+            let _ = child.wait();
             panic!("process {} hangs", child.id());
         }
         std::thread::sleep(Duration::from_millis(10));
