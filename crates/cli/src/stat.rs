@@ -98,11 +98,12 @@ fn pretty(value: &Value) -> String {
 
 fn show(stat: &Value) {
     output::line(format!(
-        "forebay {} pid {} up {} s, engine {}",
+        "forebay {} pid {} up {} s, engine {} ({})",
         stat["version"].as_str().unwrap_or("?"),
         stat["pid"],
         stat["uptime_seconds"],
         stat["aio"].as_str().unwrap_or("?"),
+        stat["aio_reason"].as_str().unwrap_or("?"),
     ));
     for export in stat["exports"].as_array().into_iter().flatten() {
         let text = |key: &str| export[key].as_str().unwrap_or("?").to_string();

@@ -10,7 +10,7 @@ fn a_second_writer_is_told_that_it_is_in_use() {
     folder.image("disk.img", 1 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M"]);
     for extra in [&[][..], &["--read-only"]] {
-        let mut words = vec!["export", "disk.img", "-U", "other"];
+        let mut words = vec!["export", "disk.img", "-U", "other", "--cache-size", "16M"];
         words.extend(extra);
         let output = folder.forebay(&words);
         assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));

@@ -13,7 +13,7 @@ fn each_names_the_thing() {
         ("export nothere.img -U s", 3, "nothere.img"),
         ("export run -U s", 1, "run: a folder"),
         ("export disk.img", 2, "--unix"),
-        ("export disk.img -U file", 1, "no socket"),
+        ("export disk.img -U file", 1, "not a socket"),
         ("export disk.img -U no/such/folder", 3, "no/such/folder"),
         ("export disk.img -U s --cache-size 1k", 2, "--cache-size"),
         ("export disk.img -U s --cache-size 12q", 2, "12q"),
@@ -27,7 +27,7 @@ fn each_names_the_thing() {
         ("export a= -U s", 2, "`a`"),
         ("export disk.img a=disk.img -U s --offset 4k", 2, "--offset"),
         ("export disk.img -U s --offset 2M", 2, "disk.img"),
-        ("export disk.img -U s --bind ::1", 2, "--port"),
+        ("export disk.img --bind ::1", 2, "--port"),
         ("export disk.img -U s --control file", 1, "control socket"),
         ("stat", 3, "no running"),
         ("stat --pid 1", 3, "process 1"),
@@ -38,7 +38,10 @@ fn each_names_the_thing() {
         ("doctor nothere.img", 1, "problem"),
         ("explode", 2, "explode"),
     ] {
-        let words: Vec<&str> = line.split(' ').collect();
+        let mut words: Vec<&str> = line.split(' ').collect();
+        if words[0] == "export" && !line.contains("--cache-size") {
+            words.extend(["--cache-size", "16M"]);
+        }
         let output = folder.forebay(&words);
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(status), "{line}: {text}");

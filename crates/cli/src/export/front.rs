@@ -5,6 +5,7 @@ use super::listen::Wanted;
 use super::spec::Place;
 use super::target::Front;
 use crate::failure::{Failure, Outcome};
+use forebay_base::ErrorKind;
 use forebay_nbd::{Server, ServerConfig};
 use forebay_vfs::Export;
 use std::sync::Arc;
@@ -37,7 +38,10 @@ pub fn listen(
     let total_memory = usize::try_from(memory).unwrap_or(usize::MAX);
     let config = ServerConfig { threads, total_memory, ..ServerConfig::default() };
     // Busy means the socket here, not an image.
-    let failed = |e: forebay_base::Error| Failure { hint: None, status: 1, ..Failure::from(e) };
+    let failed = |e: forebay_base::Error| match e.kind() {
+        ErrorKind::Busy => Failure::new(e.to_string()),
+        _ => Failure::from(e),
+    };
     let server = Server::new(config, exports).map_err(failed)?;
     let place = match wanted {
         Wanted::Unix(path) => {

@@ -25,6 +25,7 @@ use forebay_base::units::{MIB, format_size};
 use listen::{Cleanup, CleanupGuard};
 use run::Child;
 use spec::{ImageSpec, Place};
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
@@ -50,11 +51,13 @@ pub enum Event {
 pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let specs = spec::parse_images(&args.images)?;
     check(args, &specs)?;
+    specs.iter().try_for_each(|s| look_at(s).map(drop))?;
     let cleanup = Cleanup::default();
     let _guard = CleanupGuard(cleanup.clone());
     let wanted = listen::wanted(args, &cleanup)?;
     let mode: ExportMode = args.mode.parse()?;
     let (config, client_memory) = config(args)?;
+    log::info!("making a cache of {}", format_size(config.budget));
     let cache = Cache::new(config)?;
     let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
     let exports = opened.iter().map(|s| (s.name.clone(), s.file.export(mode))).collect();
@@ -68,7 +71,6 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         served: opened,
         place: place.clone(),
         mode,
-        aio: args.aio.clone(),
         front: Box::new(listening.numbers()),
         direct_io: Mutex::new(args.direct_io.parse()?),
         start: Instant::now(),
@@ -141,12 +143,19 @@ fn threads(args: &ExportArgs) -> usize {
     args.threads.map_or(cpus.min(4), usize::from)
 }
 
-fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Served> {
+/// What can be said of an image before the cache is there: making a large one takes seconds.
+fn look_at(spec: &ImageSpec) -> Outcome<Metadata> {
     let shown = spec.path.display().to_string();
     let meta = std::fs::metadata(&spec.path).map_err(|e| Failure::io(&shown, &e))?;
     if meta.is_dir() {
         return Err(Failure::new(format!("{shown}: a folder, not an image")));
     }
+    Ok(meta)
+}
+
+fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Served> {
+    let shown = spec.path.display().to_string();
+    let meta = look_at(spec)?;
     let options = RawOptions {
         read_only: args.read_only,
         direct_io: args.direct_io.parse()?,

@@ -41,8 +41,6 @@ pub struct Target {
     pub place: Place,
     /// How.
     pub mode: ExportMode,
-    /// The engine that was asked for.
-    pub aio: String,
     /// The server.
     pub front: Box<dyn Front>,
     /// As it was set last.
@@ -55,11 +53,13 @@ impl Target {
     fn stat(&self) -> Value {
         let stats: Map<String, Value> = numbers(self.cache.stats().fields());
         let exports: Vec<Value> = self.served.iter().map(|s| self.export(s)).collect();
+        let (engine, reason) = self.cache.engine();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "uptime_seconds": self.start.elapsed().as_secs(),
-            "aio": self.aio,
+            "aio": engine,
+            "aio_reason": reason,
             "unwritten_bytes": self.cache.unwritten_bytes(),
             "exports": exports,
             "stats": stats,
