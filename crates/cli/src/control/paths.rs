@@ -13,24 +13,22 @@ pub fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Candidates for the folder of user `uid`, the preferred one first.
-fn candidates(uid: u32) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+/// The folder of user `uid`. `$XDG_RUNTIME_DIR` decides alone where it is set: whoever sets it
+/// wants to be apart.
+fn folder_of(uid: u32) -> PathBuf {
     if uid == own_uid() {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        found.extend(runtime.filter(|p| p.is_absolute() && p.is_dir()).map(|p| p.join("forebay")));
+        if let Some(runtime) = runtime.filter(|p| p.is_absolute() && p.is_dir()) {
+            return runtime.join("forebay");
+        }
     }
     let run = PathBuf::from(format!("/run/user/{uid}"));
-    if run.is_dir() {
-        found.push(run.join("forebay"));
-    }
-    found.push(PathBuf::from(format!("/tmp/forebay-{uid}")));
-    found
+    if run.is_dir() { run.join("forebay") } else { PathBuf::from(format!("/tmp/forebay-{uid}")) }
 }
 
 /// The folder for a new socket of this process, made if it is not there.
 pub fn make_folder() -> Outcome<PathBuf> {
-    let folder = candidates(own_uid()).swap_remove(0);
+    let folder = folder_of(own_uid());
     match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
         Ok(()) => {}
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
@@ -54,13 +52,15 @@ fn check_folder(folder: &Path, uid: u32) -> Outcome {
 
 /// The control sockets of user `uid`, by process id.
 pub fn sockets(uid: u32) -> Vec<(u32, PathBuf)> {
+    let folder = folder_of(uid);
     let mut found = Vec::new();
-    for folder in candidates(uid).into_iter().filter(|f| check_folder(f, uid).is_ok()) {
-        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if let Some(pid) = name.strip_suffix(".sock").and_then(|n| n.parse().ok()) {
-                found.push((pid, entry.path()));
-            }
+    if check_folder(&folder, uid).is_err() {
+        return found;
+    }
+    for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(pid) = name.strip_suffix(".sock").and_then(|n| n.parse().ok()) {
+            found.push((pid, entry.path()));
         }
     }
     found.sort();
