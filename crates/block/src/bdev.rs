@@ -56,6 +56,18 @@ pub trait BlockDevice: Send + Sync {
     /// Current size in bytes.
     fn size(&self) -> u64;
 
+    /// Whether [`BlockDevice::grow`] can work.
+    fn can_grow(&self) -> bool {
+        false
+    }
+
+    /// Makes the device longer; new bytes read as zeros. Never makes it shorter. `Unsupported` where
+    /// the size is fixed.
+    fn grow(&self, size: u64) -> Result<()> {
+        let text = format!("{} has a fixed size of {}, not {size}", self.name(), self.size());
+        Err(Error::new(ErrorKind::Unsupported, "grow", text))
+    }
+
     /// Starts the request and returns; it completes on whatever thread the engine uses, or
     /// inside [`LocalQueue::reap`] if this thread has a queue attached.
     fn submit(&self, bio: Bio);

@@ -5,7 +5,8 @@
 //!
 //! Invariants: F1 the file is locked (OFD lock) for as long as the device or any of its
 //! requests lives. F2 while direct I/O is on, nothing of the range is dirty in the system's page
-//! cache (L2). F3 the device never changes the file's size. F4 a request that direct I/O cannot
+//! cache (L2). F3 the file's size changes only by
+//! [`BlockDevice::grow`], never by a write. F4 a request that direct I/O cannot
 //! take fails with `Unaligned`; the layer above aligns by [`Limits`]. F5 the system reports a
 //! lost write only once per open file, to whichever sync comes first; so a failed sync also fails
 //! the flushes that were under way, and a failed synchronous write the next flush.
@@ -122,9 +123,11 @@ pub(crate) struct Inner {
     switching: Mutex<()>,
     gate: gate::Gate,
     pub(crate) offset: u64,
-    pub(crate) size: u64,
-    /// Of the whole file, when it was opened.
-    file_size: u64,
+    size: AtomicU64,
+    /// Of the whole file, as we opened or made it.
+    file_size: AtomicU64,
+    /// A regular file without a size limit, writable: it may grow.
+    growable: bool,
     inode: (u64, u64),
     punch_ok: AtomicBool,
     zero_ok: AtomicBool,
@@ -139,6 +142,26 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Bytes that the device shows.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        let _guard = self.switching.lock().unwrap_or_else(|p| p.into_inner());
+        if !self.growable || size < self.size() {
+            let text = format!("it shows {} bytes and cannot grow to {size}", self.size());
+            return Err(Error::new(ErrorKind::Unsupported, "grow", text).with_path(&self.path));
+        }
+        let whole = self.offset + size;
+        exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole))
+            .map_err(|e| Error::from_io("grow", e.into()).with_path(&self.path))?;
+        self.resized.store(true, Ordering::Release);
+        self.file_size.store(whole, Ordering::Release);
+        self.size.store(size, Ordering::Release);
+        Ok(())
+    }
+
     pub(crate) fn is_direct(&self) -> bool {
         self.direct_on.load(Ordering::Acquire)
     }
@@ -178,10 +201,11 @@ impl Inner {
     pub(crate) fn check_unchanged(&self) -> Result<()> {
         let now =
             open::size_of(self.buffered.as_fd(), self.kind).map_err(|e| e.with_path(&self.path))?;
-        if now == self.file_size {
+        let known = self.file_size.load(Ordering::Acquire);
+        if now == known {
             return Ok(());
         }
-        let text = format!("it had {} bytes and has {now}", self.file_size);
+        let text = format!("it had {known} bytes and has {now}");
         Err(Error::new(ErrorKind::ChangedBelow, "check", text).with_path(&self.path))
     }
 
@@ -191,7 +215,7 @@ impl Inner {
         if on && !self.is_direct() {
             let fail = |e: rustix::io::Errno| Error::from_io("turn direct I/O on", e.into());
             exec::retry(|| rustix::fs::fsync(&self.buffered)).map_err(fail)?;
-            let len = std::num::NonZeroU64::new(self.size);
+            let len = std::num::NonZeroU64::new(self.size());
             rustix::fs::fadvise(&self.buffered, self.offset, len, Advice::DontNeed)
                 .map_err(fail)?;
         }
@@ -346,7 +370,15 @@ impl BlockDevice for FileDevice {
     }
 
     fn size(&self) -> u64 {
-        self.file.size
+        self.file.size()
+    }
+
+    fn can_grow(&self) -> bool {
+        self.file.growable
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        self.file.grow(size)
     }
 
     fn submit(&self, bio: Bio) {

@@ -88,6 +88,8 @@ pub struct MappedFile {
     /// Where its bytes are.
     pub ops: std::sync::Arc<dyn MapOps>,
     pub(crate) flush: FlushGroup,
+    /// Held while the end of file moves.
+    grow: Mutex<()>,
     read_only: bool,
 }
 
@@ -115,6 +117,7 @@ impl MappedFile {
             cache: cache.clone(),
             ops,
             flush: FlushGroup::default(),
+            grow: Mutex::new(()),
             read_only,
         });
         if !read_only {
@@ -155,7 +158,7 @@ impl MappedFile {
         self.read_only
     }
 
-    /// Checks a write's flags and range.
+    /// Checks a write's flags and range, and whether the range lies inside the file.
     pub(crate) fn check_write(
         &self,
         offset: u64,
@@ -166,16 +169,50 @@ impl MappedFile {
         if self.read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "write", "opened for reading only"));
         }
-        let offset = if flags.contains(IoFlags::APPEND) { self.size() } else { offset };
-        let fail =
-            |kind, text: &str| Err(Error::new(kind, "write", text).with_range(offset, len as u64));
-        let Some(end) = offset.checked_add(len as u64).filter(|&end| end < 1 << 63) else {
-            return fail(ErrorKind::OutOfRange, "the range overflows");
+        let end = offset.checked_add(len as u64).filter(|&end| end < 1 << 63);
+        let Some(end) = end else {
+            let error = Error::new(ErrorKind::OutOfRange, "write", "the range overflows");
+            return Err(error.with_range(offset, len as u64));
         };
-        if end > self.size() {
-            return fail(ErrorKind::NoSpace, &format!("the object ends at {}", self.size()));
+        if end > self.size() && !self.ops.can_grow() {
+            let text = format!("the object ends at {}", self.size());
+            return Err(
+                Error::new(ErrorKind::NoSpace, "write", text).with_range(offset, len as u64)
+            );
         }
         Ok(offset..end)
+    }
+
+    /// The range that a write goes to, with the file grown to hold it. An append takes its range
+    /// and moves the end of file in one step, so two never overlap.
+    pub(crate) fn place_write(
+        &self,
+        offset: u64,
+        len: usize,
+        flags: IoFlags,
+    ) -> Result<Range<u64>> {
+        let append = flags.contains(IoFlags::APPEND);
+        if !append {
+            let range = self.check_write(offset, len, flags)?;
+            if range.end <= self.size() || range.is_empty() {
+                return Ok(range);
+            }
+        }
+        let _growing = self.grow.lock();
+        let offset = if append { self.size() } else { offset };
+        let range = self.check_write(offset, len, flags)?;
+        if range.end > self.size() {
+            if flags.contains(IoFlags::NOWAIT) {
+                let text = "the file has to grow";
+                return Err(Error::new(ErrorKind::WouldBlock, "write", text));
+            }
+            if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
+                self.check_direct_start(range.start)?;
+            }
+            self.ops.grow(range.end)?;
+            self.mapping.set_size(range.end);
+        }
+        Ok(range)
     }
 
     /// Clips a read to the end of file.

@@ -88,6 +88,10 @@ impl MapOps for Identity {
         Box::pin(self.zero_range(range, keep_allocated, fast_only))
     }
 
+    fn can_grow(&self) -> bool {
+        self.device.can_grow()
+    }
+
     fn can_zero(&self) -> (bool, bool) {
         let limits = self.device.limits();
         (limits.write_zeroes, limits.discard)

@@ -103,6 +103,16 @@ pub trait MapOps: Send + Sync {
         fast_only: bool,
     ) -> BoxFuture<'_, Result<()>>;
 
+    /// Whether [`MapOps::grow`] can work.
+    fn can_grow(&self) -> bool {
+        false
+    }
+
+    /// Makes room for a longer file; the new bytes read as zeros until they are written.
+    fn grow(&self, size: u64) -> Result<()> {
+        self.device().grow(size)
+    }
+
     /// Whether `zero` is faster than writing zeros, and whether it gives space back.
     fn can_zero(&self) -> (bool, bool);
 

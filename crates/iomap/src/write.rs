@@ -44,6 +44,9 @@ impl MappedFile {
             Ok(range) => range,
             Err(error) => return Some(Err(error)),
         };
+        if range.end > self.size() {
+            return None;
+        }
         self.try_write_range(&range, src, flags).is_none().then_some(Ok(src.len()))
     }
 
@@ -76,7 +79,7 @@ impl MappedFile {
         mut src: Source<'_>,
         flags: IoFlags,
     ) -> Result<usize> {
-        let range = self.check_write(offset, src.bytes().len(), flags)?;
+        let range = self.place_write(offset, src.bytes().len(), flags)?;
         let len = src.bytes().len();
         if range.is_empty() {
             return Ok(0);

@@ -61,7 +61,7 @@ impl Op {
         let file = job.pass.file();
         let bio = &mut job.bio;
         if bio.op != BioOp::Read && bio.op != BioOp::Write {
-            check_range(bio.op, bio.offset, bio.len, &file.limits(), file.size)?;
+            check_range(bio.op, bio.offset, bio.len, &file.limits(), file.size())?;
         }
         Ok(match bio.op {
             BioOp::Read | BioOp::Write => {

@@ -20,7 +20,7 @@ impl Inner {
     pub(crate) fn run(&self, bio: &mut Bio, seen: u64) -> Result<()> {
         let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
         if bio.op != BioOp::Read && bio.op != BioOp::Write {
-            check_range(bio.op, offset, len, &self.limits(), self.size)?;
+            check_range(bio.op, offset, len, &self.limits(), self.size())?;
         }
         match bio.op {
             BioOp::Read | BioOp::Write => {
@@ -95,7 +95,7 @@ impl Inner {
 
     /// The range in the file, without what lies beyond the device's end.
     pub(crate) fn in_file(&self, offset: u64, len: u64) -> (u64, u64) {
-        (self.offset + offset, len.min(self.size.saturating_sub(offset)))
+        (self.offset + offset, len.min(self.size().saturating_sub(offset)))
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -214,7 +214,7 @@ impl Inner {
     fn pad(&self, iovs: IoVecs, pos: u64, take: u64, zeros: &mut AlignedBuf) -> (IoVecs, u64) {
         let block = u64::from(self.limits().logical_block);
         let whole = take.next_multiple_of(block);
-        if whole == take || pos + take != self.offset + self.size {
+        if whole == take || pos + take != self.offset + self.size() {
             return (iovs, take);
         }
         let mut segments = Vec::new();

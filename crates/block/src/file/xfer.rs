@@ -50,7 +50,7 @@ impl Xfer {
         mut iovs: IoVecs,
     ) -> Result<Self> {
         let limits = file.limits();
-        check_range(op, offset, len, &limits, file.size)?;
+        check_range(op, offset, len, &limits, file.size())?;
         if iovs.total() != len {
             let text = format!("the data has {} bytes, not {len}", iovs.total());
             return Err(Error::new(ErrorKind::InvalidInput, verb(op), text));
@@ -65,12 +65,13 @@ impl Xfer {
         }
         let write = op == BioOp::Write;
         let pos = file.offset + offset;
-        let end = (pos + len).min(file.offset + file.size);
+        let end = (pos + len).min(file.offset + file.size());
         let excess = (pos + len - end) as usize;
         let rwf = if write && flags.contains(BioFlags::FUA) { libc::RWF_DSYNC } else { 0 };
         let mut xfer = Self { iovs, write, pos, end, excess, rwf, direct, tail: None };
         if write && excess > 0 {
-            let cut = if direct { file.offset + round_down(file.size, block as u64) } else { end };
+            let cut =
+                if direct { file.offset + round_down(file.size(), block as u64) } else { end };
             iovs = xfer.iovs.split_off((cut - pos) as usize);
             if direct {
                 iovs.split_off((end - cut) as usize);
