@@ -303,8 +303,10 @@ pub fn run(options: &Options, image: &Image, budget: u64, report: &mut Report) -
     for (kind, bypass, piece) in kinds {
         let spec = HotSpec { piece, ..spec };
         let flags = if bypass { IoFlags::UNCACHED } else { IoFlags::empty() };
-        let result = ours(options, image, budget, &spec, flags)?;
-        result.add_rows(report, &format!("ours-beside-{kind}-stream"));
+        let name = format!("ours-beside-{kind}-stream");
+        let (result, promoted) = ours(options, image, budget, &spec, flags)?;
+        result.add_rows(report, &name);
+        report.row(&name, "hot_set_promoted", "folios", &[promoted as f64]);
         add_ratios(report, kind, &result, budget);
         let name = format!("kernel-beside-{kind}-stream");
         match kernel(image, budget, &spec, bypass) {
@@ -332,17 +334,20 @@ fn add_ratios(report: &mut Report, kind: &str, result: &HotResult, budget: u64) 
     report.ratio(&name("reclaim_cpu_share"), reclaim);
 }
 
+/// What happened, and how many folios moved up to the main queue in all.
 fn ours(
     options: &Options,
     image: &Image,
     budget: u64,
     spec: &HotSpec,
     flags: IoFlags,
-) -> Result<HotResult> {
+) -> Result<(HotResult, u64)> {
     let ours = Ours::open(options, image.path(), budget)?;
     let (hot, stream) = (ours.with(IoFlags::empty()), ours.with(flags));
     let try_hot = Flagged { file: hot.file.clone(), flags: IoFlags::NOWAIT };
-    measure(&OursHot { ours, hot, try_hot, stream }, spec)
+    let target = OursHot { ours, hot, try_hot, stream };
+    let result = measure(&target, spec)?;
+    Ok((result, target.ours.cache.stats().promoted))
 }
 
 fn kernel(image: &Image, budget: u64, spec: &HotSpec, dontcache: bool) -> Result<HotResult> {

@@ -30,6 +30,7 @@ pub mod uncached;
 pub mod worker;
 
 use forebay_base::Result;
+use meter::MachineTime;
 use options::{Options, USAGE};
 use report::Report;
 
@@ -70,8 +71,14 @@ pub fn run(args: Vec<String>) -> i32 {
     let mut failed = 0;
     for (name, text, bench) in chosen {
         println!("\n== {name}: {text}");
+        let before = MachineTime::now();
         match bench(&options) {
-            Ok(report) => {
+            Ok(mut report) => {
+                let (others, stolen) = MachineTime::now().others_percent(&before);
+                report.note(format!(
+                    "{name}: others used {others:.0} % of the CPUs meanwhile, {stolen:.0} % were \
+                     stolen by the hypervisor"
+                ));
                 print!("{}", report.table());
                 all.absorb(report);
             }

@@ -4,6 +4,7 @@ use crate::sys;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::fs;
+use std::time::Instant;
 
 /// CPU and context switches of a process so far, or, as a difference, of a stretch of work.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,6 +94,44 @@ pub fn field(text: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()).map_or(0, |n| n.parse().unwrap_or(0))
 }
 
+/// CPU seconds of the machine since boot: used by anybody, used by this process and the children
+/// it has waited for, and stolen by the hypervisor.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineTime {
+    busy: f64,
+    own: f64,
+    stolen: f64,
+    at: Instant,
+}
+
+impl MachineTime {
+    /// Up to now.
+    pub fn now() -> Self {
+        let hertz = rustix::param::clock_ticks_per_second() as f64;
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let line = stat.lines().next().unwrap_or_default();
+        let ticks: Vec<f64> =
+            line.split_whitespace().skip(1).map(|n| n.parse().unwrap_or(0.0)).collect();
+        let tick = |index: usize| ticks.get(index).copied().unwrap_or(0.0) / hertz;
+        // user nice system idle iowait irq softirq steal
+        let busy = [0, 1, 2, 5, 6].into_iter().map(tick).sum();
+        let own = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        // After the name in parentheses: state is the first field, utime the 12th; four in a row.
+        let rest = own.rsplit(')').next().unwrap_or_default();
+        let fields = rest.split_whitespace().skip(11).take(4);
+        let own = fields.map(|n| n.parse().unwrap_or(0.0)).sum::<f64>() / hertz;
+        Self { busy, own, stolen: tick(7), at: Instant::now() }
+    }
+
+    /// Share of all CPUs, in percent, that others used since `before`, and that was stolen.
+    pub fn others_percent(&self, before: &Self) -> (f64, f64) {
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
+        let all = ((self.at - before.at).as_secs_f64() * cpus).max(1e-9);
+        let others = (self.busy - before.busy) - (self.own - before.own);
+        (others.max(0.0) / all * 100.0, (self.stolen - before.stolen) / all * 100.0)
+    }
+}
+
 /// RssAnon + RssShmem of a process, bytes; `None` once it is gone.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -115,12 +154,15 @@ mod tests {
         let pid = std::process::id();
         assert!(resident_bytes(pid).unwrap() > 0);
         assert!(threads_of(pid) >= 1);
+        let machine = MachineTime::now();
         let (before, mut watch) = (Usage::own(), Watch::start(pid));
         let mut sum = 0u64;
         for n in 0..3_000_000u64 {
             sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(n));
         }
         assert!(Usage::own().since(&before).cpu_seconds > 0.0);
+        let (others, stolen) = MachineTime::now().others_percent(&machine);
+        assert!((0.0..=200.0).contains(&others) && (0.0..=200.0).contains(&stolen));
         assert!(watch.used().cpu_seconds > 0.0);
     }
 }

@@ -111,6 +111,9 @@ fn random(options: &Options, setting: &Setting, report: &mut Report) -> Result<(
     variants.push(Variant::new("ours-uncached", |turn| slice(&ours_uncached, turn)));
     variants.push(Variant::new("ours-cached", |turn| slice(&ours_cached, turn)));
     variants.push(Variant::new("ours-direct", |turn| slice(&ours_direct, turn)));
+    // O_DIRECT once more: what a ratio of two equal variants is here is how far the others can
+    // be trusted.
+    variants.push(Variant::new("direct-again", |turn| slice(&direct, turn)));
     let outcome = alternate(&mut variants, &plan(options))?;
     drop(variants);
     outcome.add_rows(report, "randread");
@@ -134,6 +137,9 @@ fn add_ratios(outcome: &Outcome, report: &mut Report) {
     bar("cached_randread_vs_direct", "ours-cached", "direct", 0.95);
     let flat = outcome.ratio_quantile("ours-uncached", "direct", 0.1);
     report.ratio_with_bar("flatness_p10", flat, Good::AtLeast, 0.9);
+    report.ratio("noise_direct_vs_direct", outcome.ratio("direct-again", "direct"));
+    let noise_flat = outcome.ratio_quantile("direct-again", "direct", 0.1);
+    report.ratio("noise_flatness_p10", noise_flat);
     report.ratio("direct_randread_vs_direct", outcome.ratio("ours-direct", "direct"));
     report.ratio("dontcache_randread_vs_direct", outcome.ratio("dontcache", "direct"));
     report.ratio("kernel_buffered_randread_vs_direct", outcome.ratio("kernel-buffered", "direct"));
