@@ -15,6 +15,16 @@ pub fn line(text: impl AsRef<str>) {
     }
 }
 
+/// Prints lines of a process that goes on: it serves whether or not somebody reads them.
+pub fn announce(lines: &[String]) {
+    let mut text = lines.join("\n");
+    text.push('\n');
+    let mut out = std::io::stdout().lock();
+    if let Err(e) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        log::info!("standard output: {e}");
+    }
+}
+
 /// Left-aligned first column, the others right-aligned, all as wide as needed.
 pub fn table(rows: &[Vec<String>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

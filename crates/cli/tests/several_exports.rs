@@ -26,6 +26,23 @@ fn each_has_its_name_and_its_bytes() {
     assert_eq!((bytes(&a)[0], bytes(&b)[0]), (1, 2));
 }
 
+/// The first server closed its standard output's reader after one of two URIs, and the write of
+/// the second one ended the process.
+#[test]
+fn it_serves_on_when_nobody_reads_its_uris() {
+    let folder = Folder::new();
+    folder.image("a.img", 1 << 20);
+    let command = "\"$0\" export a.img x=a.img -r -U sock --cache-size 16M --run 'nbdinfo \
+                   --size \"$uri\" >&2' | true; test \"${PIPESTATUS[0]}\" = 0";
+    let output = std::process::Command::new("bash")
+        .args(["-c", command, env!("CARGO_BIN_EXE_forebay")])
+        .current_dir(folder.path("."))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", common::stderr(&output));
+    assert!(common::stderr(&output).contains("1048576"), "{}", common::stderr(&output));
+}
+
 #[test]
 fn an_unknown_export_is_refused_and_the_server_lives() {
     let folder = Folder::new();

@@ -79,7 +79,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let (sender, events) = channel();
     watch_signals(sender.clone(), &cache, &cleanup)?;
     let server = listening.serve(sender.clone())?;
-    specs.iter().for_each(|s| output::line(place.uri(&s.name)));
+    output::announce(&specs.iter().map(|s| place.uri(&s.name)).collect::<Vec<_>>());
     let child = match &args.run {
         Some(command) => Some(Child::start(command, &place, &specs[0].name, sender)?),
         None => None,
