@@ -33,8 +33,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use target::{Served, Target};
 
-/// Smallest cache, bytes: below it nothing could be in flight.
-const CACHE_MIN: u64 = 8 * MIB;
+/// Smallest `--cache-size`, bytes: half of it for requests of clients, half for data.
+const CACHE_MIN: u64 = 16 * MIB;
 
 /// Why the wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,7 +129,9 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
 fn config(args: &ExportArgs) -> Outcome<(CacheConfig, u64)> {
     let mut config = CacheConfig::default();
     let whole = args.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
-    let client_memory = (whole / 8).clamp(2 * MIB, 64 * MIB);
+    // The server takes requests of up to a quarter of it. Clients that do not ask for the limit
+    // send 32 MiB at most by the protocol, and 1 MiB in practice (nbdfuse).
+    let client_memory = (whole / 8).clamp(8 * MIB, 128 * MIB);
     config.budget = whole - client_memory;
     config.aio = args.aio.parse()?;
     if let Some(size) = args.folio_size {
