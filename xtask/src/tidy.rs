@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 const FILE_LINES: usize = 600;
 /// Lines in a function, from `fn` to its closing brace.
 const FUNCTION_LINES: usize = 70;
-/// Columns in a Rust line, comments included.
-const COLUMNS: usize = 100;
+/// Columns in a Rust line. rustfmt holds code to 100; what it does not break (comments, strings)
+/// has a little room above that.
+const COLUMNS: usize = 110;
 
 /// Word in code, and why it must not be there.
 const FORBIDDEN: &[(&str, &str)] = &[

@@ -1,8 +1,9 @@
 //! Alternating slices: every variant runs for a short while in each cycle, cycles make a round,
 //! ratios are taken within rounds, and the median of the rounds is what counts.
 //!
-//! Invariants: H1 within a pass every variant runs once, and the order turns from pass to pass. H2 a ratio never mixes rounds. H3 a round whose gate (bare O_DIRECT) varies by more
-//! than [`GATE_SPREAD`] between its cycles is run again, at most `repeats_max` times in all;
+//! Invariants: H1 within a pass every variant runs once, and the order turns from pass to pass.
+//! H2 a ratio never mixes rounds. H3 a round whose gate (bare O_DIRECT) varies by more than
+//! [`GATE_SPREAD`] between its cycles is run again, at most `repeats_max` times in all;
 //! how often, and how many rounds were kept although they varied, is reported.
 
 use crate::load::Slice;

@@ -6,7 +6,9 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Live counters of a cache; see [`Stats`] for their meaning.
         #[derive(Default)]
-        pub struct Counters { $(#[expect(missing_docs, reason = "documented in Stats")] pub $name: AtomicU64,)* }
+        pub struct Counters {
+            $(#[expect(missing_docs, reason = "documented in Stats")] pub $name: AtomicU64,)*
+        }
         /// A snapshot of a cache's counters and gauges.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct Stats { $($(#[$doc])* pub $name: u64,)* }

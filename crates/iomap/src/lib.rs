@@ -2,7 +2,7 @@
 //! cache and the device, and asks the file's [`ops::MapOps`] only where bytes are: the loop is
 //! here, the answer above.
 //!
-//! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`file`] (one open object),
+//! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
 //! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `sync`, `zero`, then the two
 //! mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
