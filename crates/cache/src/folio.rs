@@ -17,7 +17,7 @@
 //!                  (uptodate+dirty+writing)             │ end_write error
 //!                                                       └──────▶ uptodate+dirty
 //! ```
-//! Invariants, checked by [`check_block`]:
+//! Invariants, checked by `check_block`:
 //! F1 reading excludes uptodate, dirty and writing. F2 dirty or writing implies uptodate.
 //! F3 reading, uptodate or writing implies a frame. F4 a slot with dirty, writing, reading or
 //! unflushed blocks is not evicted. F5 states other than *referenced* change only under the exclusive
