@@ -60,6 +60,9 @@ pub struct WriteOutPass {
 pub trait WriteOut: Send + Sync {
     /// Issues the pass; returns the bytes issued. Does not wait for completion.
     fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass) -> BoxFuture<'static, u64>;
+
+    /// Flushes the device, so that what was written out need not be kept any longer.
+    fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
 /// The limits and what counts against them.
@@ -234,7 +237,7 @@ impl PageCache {
 
     /// Bytes of written but unflushed blocks that are kept per file, in case the flush fails.
     fn unflushed_window(&self) -> u64 {
-        (self.division.frames as u64 * 4096 / 16).min(64 * MIB)
+        self.dirty.limits().1.min(256 * MIB)
     }
 }
 
@@ -498,11 +501,26 @@ async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dy
         out.clone().write_out(pass(Which::Before(now.saturating_sub(expire) + 1), u64::MAX)).await;
     }
     while cache.dirty.above_background() {
+        keep_window_open(cache, mapping, &out).await;
         let issued = out.clone().write_out(pass(Which::All, 16 * MIB)).await;
         if issued == 0 {
-            return;
+            break;
         }
         cache.wait_write_room(cache.write_depth()).await;
+    }
+    keep_window_open(cache, mapping, &out).await;
+}
+
+/// Flushes before the window of written but unflushed blocks is full: what does not fit could not be
+/// written again if a flush failed.
+async fn keep_window_open(
+    cache: &PageCache,
+    mapping: &Mapping,
+    out: &std::sync::Arc<dyn WriteOut>,
+) {
+    let pinned = mapping.unflushed.lock().pinned.total() * mapping.block_size();
+    if pinned > cache.unflushed_window() / 2 {
+        out.clone().flush().await;
     }
 }
 

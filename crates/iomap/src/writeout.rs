@@ -23,6 +23,11 @@ impl WriteOut for MappedFile {
     fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass) -> BoxFuture<'static, u64> {
         Box::pin(async move { self.write_out_pass(&pass).await })
     }
+
+    fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()> {
+        // Whoever syncs next is told of a failure, by way of the error sequence.
+        Box::pin(async move { drop(self.flush_shared().await) })
+    }
 }
 
 /// The completion side of one reservation: publishes or aborts when its last bio is over.
@@ -96,6 +101,7 @@ impl MappedFile {
     /// allows.
     async fn write_out_folios(&self, batch: &[u64], pass: &WriteOutPass) -> u64 {
         let mut issued = 0;
+        let mut bios: Vec<Bio> = Vec::new();
         let mut run: Vec<WritePiece> = Vec::new();
         let mut bytes: Range<u64> = 0..0;
         for &index in batch {
@@ -106,7 +112,7 @@ impl MappedFile {
                 let part = self.mapping.range_of(piece.index, piece.blocks);
                 let fits = part.start == bytes.end && part.end - bytes.start <= MAX_RUN;
                 if !run.is_empty() && !fits {
-                    issued += self.issue_run(std::mem::take(&mut run), &bytes, pass.fua);
+                    issued += self.plan_run(std::mem::take(&mut run), &bytes, pass.fua, &mut bios);
                 }
                 if run.is_empty() {
                     bytes = part.start..part.start;
@@ -116,8 +122,9 @@ impl MappedFile {
             }
         }
         if !run.is_empty() {
-            issued += self.issue_run(run, &bytes, pass.fua);
+            issued += self.plan_run(run, &bytes, pass.fua, &mut bios);
         }
+        self.device().submit_batch(&mut bios);
         issued
     }
 
@@ -140,8 +147,14 @@ impl MappedFile {
         }
     }
 
-    /// Reserves, then issues; returns the bytes.
-    fn issue_run(&self, pieces: Vec<WritePiece>, bytes: &Range<u64>, fua: bool) -> u64 {
+    /// Reserves room for a run and makes its bios; returns the bytes.
+    fn plan_run(
+        &self,
+        pieces: Vec<WritePiece>,
+        bytes: &Range<u64>,
+        fua: bool,
+        bios: &mut Vec<Bio>,
+    ) -> u64 {
         let device_block = u64::from(self.device().limits().logical_block);
         // Behind the end of file there is nothing to write, save to fill a device block.
         let eof = round_up(self.size(), device_block);
@@ -178,16 +191,12 @@ impl MappedFile {
             }),
         });
         let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::BACKGROUND };
-        let mut bios: Vec<Bio> = lists
-            .into_iter()
-            .map(|(at, list)| {
-                let (len, end) = (list.bytes() as u64, end.clone());
-                let data = DataRef::Mem(Box::new(list));
-                let done = Box::new(move |c: forebay_block::Completion| end.end_bio(c.result));
-                Bio::new(BioOp::Write, at, len, data, done).with_flags(flags)
-            })
-            .collect();
-        self.device().submit_batch(&mut bios);
+        bios.extend(lists.into_iter().map(|(at, list)| {
+            let (len, end) = (list.bytes() as u64, end.clone());
+            let data = DataRef::Mem(Box::new(list));
+            let done = Box::new(move |c: forebay_block::Completion| end.end_bio(c.result));
+            Bio::new(BioOp::Write, at, len, data, done).with_flags(flags)
+        }));
         range.end - range.start
     }
 

@@ -80,6 +80,7 @@ fn faults_below_lose_nothing_that_was_promised() {
         let file = File::open(&setup, &world, &disk);
         let mut workload = setup.workload();
         workload.faults = true;
+        workload.flushes_itself = true;
         let mut runner = Runner::new(seed, workload, vec![0; setup.size() as usize]);
         let outcome = world.run(runner.run(&file, 300));
         if let Err(mismatch) = outcome {

@@ -111,6 +111,8 @@ pub struct Config {
     pub trim: TrimReads,
     /// `Io` and `NoSpace` errors are expected, because the device is made to fail.
     pub faults: bool,
+    /// The subject flushes by itself, too: what went past a cache may be lost before a sync says so.
+    pub flushes_itself: bool,
     /// Relative odds of read, write, trim, zero, sync, drop caches, reopen.
     pub odds: [u32; 7],
 }
@@ -129,6 +131,7 @@ impl Config {
             flags: IoFlags::all().difference(IoFlags::APPEND),
             trim: TrimReads::OldOrZeros,
             faults: false,
+            flushes_itself: false,
             odds: [400, 400, 30, 40, 40, 15, 5],
         }
     }

@@ -370,7 +370,10 @@ impl Runner {
         })
     }
 
-    fn compare(&self, offset: u64, got: &[u8]) -> Checked {
+    fn compare(&mut self, offset: u64, got: &[u8]) -> Checked {
+        if self.config.faults && self.config.flushes_itself {
+            self.model.flush_failed();
+        }
         self.model.check_read(offset, got).map_err(|wrong| {
             let at = (wrong.offset - offset) as usize;
             let sample = &got[at..(at + 8).min(got.len())];
