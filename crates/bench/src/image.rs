@@ -19,6 +19,18 @@ pub struct Image {
     keep: bool,
 }
 
+/// Removes the images in `dir` of benches that were killed: those whose process is gone.
+pub fn sweep(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let middle = name.strip_prefix("forebay-bench-").and_then(|n| n.strip_suffix(".img"));
+        let pid = middle.and_then(|m| m.rsplit('-').next()).and_then(|p| p.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Random numbers from a seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Rng(u64);
@@ -128,6 +140,20 @@ mod tests {
         let path = image.path().to_path_buf();
         drop(image);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_sweep_takes_only_what_dead_processes_left() {
+        let dir = std::env::temp_dir().join(format!("forebay-bench-sweep-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let own = format!("forebay-bench-x-{}.img", std::process::id());
+        // Process ids end at 2^22.
+        for name in ["forebay-bench-x-4194305.img", own.as_str(), "disk-4194305.img"] {
+            std::fs::write(dir.join(name), "").unwrap();
+        }
+        sweep(&dir);
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -67,6 +67,9 @@ pub fn run(args: Vec<String>) -> i32 {
     }
     let machine = machine::describe(&options.dir);
     println!("machine: {}", machine::one_line(&machine));
+    if !options.keep {
+        image::sweep(&options.dir);
+    }
     let mut all = Report::default();
     let mut failed = 0;
     for (name, text, bench) in chosen {

@@ -18,21 +18,32 @@ use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::ReadWriteFlags;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The disk's readahead setting; put back on drop (Q2).
+/// The disk's readahead setting. A shell puts it back (Q2) as soon as its input ends, which
+/// it also does when this process is killed.
 struct ReadAhead {
     file: PathBuf,
     before: String,
+    restorer: Child,
 }
+
+const RESTORE: &str = "trap '' INT TERM HUP; read _; echo \"$1\" > \"$0\"";
 
 impl ReadAhead {
     fn of(dir: &Path) -> Option<Self> {
-        let file = PathBuf::from(queue_dir(dir)?).join("read_ahead_kb");
+        Self::on(PathBuf::from(queue_dir(dir)?).join("read_ahead_kb"))
+    }
+
+    fn on(file: PathBuf) -> Option<Self> {
         let before = std::fs::read_to_string(&file).ok()?.trim().to_string();
         // Writing back what is there shows whether it may be changed at all.
         std::fs::write(&file, &before).ok()?;
-        Some(Self { file, before })
+        let mut command = Command::new("sh");
+        command.args(["-c", RESTORE]).arg(&file).arg(&before).stdin(Stdio::piped());
+        let restorer = command.stdout(Stdio::null()).spawn().ok()?;
+        Some(Self { file, before, restorer })
     }
 
     fn set(&self, kib: &str) -> Result<()> {
@@ -42,7 +53,8 @@ impl ReadAhead {
 
 impl Drop for ReadAhead {
     fn drop(&mut self) {
-        let _ = std::fs::write(&self.file, &self.before);
+        drop(self.restorer.stdin.take());
+        let _ = self.restorer.wait();
     }
 }
 
@@ -197,4 +209,22 @@ fn smaller(options: &Options, seq: &Seq<'_>, report: &mut Report) -> Result<()> 
     let dontcache = outcome.ratio("ours-uncached", "dontcache");
     report.ratio("uncached_seqread128k_vs_dontcache", dontcache);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_comes_back() {
+        let name = format!("forebay-bench-readahead-{}", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        std::fs::write(&file, "128\n").unwrap();
+        let disk = ReadAhead::on(file.clone()).unwrap();
+        disk.set("4096").unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "4096");
+        drop(disk);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "128\n");
+        std::fs::remove_file(&file).unwrap();
+    }
 }
