@@ -4,8 +4,8 @@
 //! this crate calls through [`writeback::WriteOut`].
 //!
 //! Reading order: [`arena`] (memory), [`frames`] (who owns which frame), [`folio`] (states and the
-//! folio lock), [`index`] (finding a folio), [`age`] (what to evict), [`cache`] (the operations),
-//! [`mapping`] (per file), [`writeback`], [`readahead`], [`errseq`].
+//! folio lock), [`index`] (finding a folio), [`age`] (what to evict), [`cache`] and [`guard`] (the
+//! operations), [`mapping`] (per file), [`writeback`], [`readahead`], [`errseq`].
 //!
 //! # Lock order
 //! An arrow means: may be taken while the one on the left is held.
@@ -27,6 +27,7 @@ pub mod config;
 pub mod errseq;
 pub mod folio;
 pub mod frames;
+pub mod guard;
 pub mod index;
 pub mod mapping;
 pub mod rangeset;
@@ -36,9 +37,10 @@ pub mod stats;
 pub mod writeback;
 
 pub use arena::{Arena, FRAME_SIZE, FrameList};
-pub use cache::{FolioRead, FolioWrite, PageCache};
+pub use cache::PageCache;
 pub use config::Config;
 pub use folio::State;
+pub use guard::{FolioRead, FolioWrite, FramePool};
 pub use mapping::Mapping;
 pub use stats::Stats;
 pub use writeback::{WriteOut, WriteOutPass};

@@ -10,8 +10,9 @@
 
 use crate::age::{MAIN, NONE, SMALL};
 use crate::arena::Frame;
-use crate::cache::{FolioWrite, PageCache};
+use crate::cache::PageCache;
 use crate::folio::{Blocks, Slot, State, Table};
+use crate::guard::FolioWrite;
 use crate::mapping::Mapping;
 use crate::stats::Counters;
 use forebay_base::sync::atomic::Ordering;

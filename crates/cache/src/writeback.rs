@@ -6,9 +6,10 @@
 //! proportion, at the pace of write-out; at the limit they wait.
 
 use crate::arena::Frame;
-use crate::cache::{FolioWrite, PageCache};
+use crate::cache::PageCache;
 use crate::config::{Config, DirtyTracking};
 use crate::folio::{Blocks, State, Table};
+use crate::guard::FolioWrite;
 use crate::mapping::{DirtyFolio, Mapping};
 use crate::stats::Counters;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};

@@ -5,7 +5,7 @@ use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_cache::cache::FramePool;
+use forebay_cache::FramePool;
 use forebay_cache::config::StableStrategy;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;

@@ -1,0 +1,453 @@
+//! The guards through which folios are read and changed: [`FolioRead`] under the shared lock,
+//! [`FolioWrite`] under the exclusive one; and [`FramePool`], frames on their way into a folio.
+//! States and invariants (F1..F6) are in [`crate::folio`].
+
+use crate::arena::{FRAME_SIZE, Frame};
+use crate::cache::PageCache;
+use crate::folio::{Blocks, Slot, State, Table};
+use crate::mapping::{DirtyFolio, Mapping};
+use crate::stats::Counters;
+use forebay_base::sync::atomic::Ordering;
+use std::ops::Range;
+
+/// Frames taken and not yet installed; given back on drop.
+pub struct FramePool<'a> {
+    pub(crate) cache: &'a PageCache,
+    pub(crate) frames: Vec<Frame>,
+}
+
+impl<'a> FramePool<'a> {
+    /// An empty pool.
+    pub fn empty(cache: &'a PageCache) -> Self {
+        Self { cache, frames: Vec::new() }
+    }
+
+    /// Frames left.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// None left.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
+impl Drop for FramePool<'_> {
+    fn drop(&mut self) {
+        self.cache.give_frames(&self.frames);
+    }
+}
+
+/// A folio locked shared: its bytes may be copied out.
+pub struct FolioRead<'a> {
+    pub(crate) cache: &'a PageCache,
+    pub(crate) slot: Slot,
+}
+
+impl FolioRead<'_> {
+    /// Whether all blocks of the run are up to date.
+    #[inline]
+    pub fn uptodate(&self, blocks: Blocks) -> bool {
+        self.cache.table.all(self.slot, State::Uptodate, blocks)
+    }
+
+    /// Copies bytes out, from `offset` within the folio. The blocks must be up to date.
+    #[inline]
+    pub fn copy_out(&self, offset: usize, dst: &mut [u8]) {
+        copy_out(self.cache, self.slot, offset, dst);
+    }
+
+    /// Ages: marks the blocks referenced; raises the folio's frequency if any was referenced
+    /// already, unless `same` says that this is still the touch before (a reader that takes a
+    /// block in small pieces touches it once).
+    #[inline]
+    pub fn touch(&self, blocks: Blocks, same: bool) {
+        touch(&self.cache.table, self.slot, blocks, same);
+    }
+
+    /// Whether any block came in by an uncached request.
+    #[inline]
+    pub fn any_uncached(&self, blocks: Blocks) -> bool {
+        self.cache.table.any(self.slot, State::Uncached, blocks)
+    }
+}
+
+impl Drop for FolioRead<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.cache.table.unlock_shared(self.slot);
+    }
+}
+
+#[inline]
+fn touch(table: &Table, slot: Slot, blocks: Blocks, same: bool) {
+    let mut again = false;
+    for (g, mask) in blocks.masks() {
+        let seen = table.bits(slot, State::Referenced, g);
+        again |= seen & mask != 0;
+        if seen & mask != mask {
+            table.set_referenced(slot, g, mask);
+        }
+    }
+    if again && !same {
+        table.raise_freq(slot);
+    }
+}
+
+#[inline]
+fn copy_out(cache: &PageCache, slot: Slot, mut offset: usize, mut dst: &mut [u8]) {
+    while !dst.is_empty() {
+        let within = offset % FRAME_SIZE;
+        let len = dst.len().min(FRAME_SIZE - within);
+        let (part, rest) = dst.split_at_mut(len);
+        let frame =
+            cache.table.frame(slot, offset / FRAME_SIZE).expect("uptodate has a frame (F3)");
+        cache.arena.copy_out(frame, within, part);
+        dst = rest;
+        offset += len;
+    }
+}
+
+/// A folio locked exclusively.
+pub struct FolioWrite<'a> {
+    pub(crate) cache: &'a PageCache,
+    pub(crate) mapping: &'a Mapping,
+    pub(crate) slot: Slot,
+    /// Index of the folio in its file.
+    pub index: u64,
+}
+
+impl Drop for FolioWrite<'_> {
+    fn drop(&mut self) {
+        self.cache.table.unlock(self.slot);
+    }
+}
+
+impl FolioWrite<'_> {
+    /// Whether all blocks of the run have the state.
+    pub fn all(&self, state: State, blocks: Blocks) -> bool {
+        self.cache.table.all(self.slot, state, blocks)
+    }
+
+    /// Whether any block of the run has the state.
+    pub fn any(&self, state: State, blocks: Blocks) -> bool {
+        self.cache.table.any(self.slot, state, blocks)
+    }
+
+    /// The maximal runs within `blocks` of blocks for which `f` of the group's words is set.
+    pub fn runs(&self, blocks: Blocks, f: impl Fn(&Table, Slot, usize) -> u64) -> Vec<Blocks> {
+        let mut runs: Vec<Blocks> = Vec::new();
+        for (g, mask) in blocks.masks() {
+            let mut word = f(&self.cache.table, self.slot, g) & mask;
+            while word != 0 {
+                let lo = word.trailing_zeros();
+                let len = (!(word >> lo)).trailing_zeros();
+                let start = g as u32 * 64 + lo;
+                match runs.last_mut() {
+                    Some(last) if last.end == start => last.end = start + len,
+                    _ => runs.push(Blocks { start, end: start + len }),
+                }
+                let upto = lo + len;
+                word = if upto == 64 { 0 } else { word & (u64::MAX << upto) };
+            }
+        }
+        runs
+    }
+
+    /// The runs of blocks that have the state.
+    pub fn runs_with(&self, blocks: Blocks, state: State) -> Vec<Blocks> {
+        self.runs(blocks, |t, s, g| t.bits(s, state, g))
+    }
+
+    /// Ages the blocks; see [`FolioRead::touch`].
+    pub fn touch(&self, blocks: Blocks, same: bool) {
+        touch(&self.cache.table, self.slot, blocks, same);
+    }
+
+    /// Makes the blocks ordinary cached ones (U4).
+    pub fn keep(&self, blocks: Blocks) {
+        for (g, mask) in blocks.masks() {
+            self.cache.table.clear_bits(self.slot, State::Uncached, g, mask);
+        }
+    }
+
+    /// Copies bytes out; see [`FolioRead::copy_out`].
+    pub fn copy_out(&self, offset: usize, dst: &mut [u8]) {
+        copy_out(self.cache, self.slot, offset, dst);
+    }
+
+    pub(crate) fn frames_of(&self, blocks: Blocks) -> Range<usize> {
+        let per = self.mapping.blocks_per_frame();
+        if blocks.is_empty() {
+            return 0..0;
+        }
+        (blocks.start / per) as usize..blocks.end.div_ceil(per) as usize
+    }
+
+    /// Frames that the blocks lack.
+    pub fn frames_missing(&self, blocks: Blocks) -> usize {
+        let lacks = |&f: &usize| self.cache.table.frame(self.slot, f).is_none();
+        self.frames_of(blocks).filter(lacks).count()
+    }
+
+    /// Gives the blocks frames out of `pool`, which must have enough.
+    pub fn install_frames(&self, blocks: Blocks, pool: &mut FramePool<'_>) {
+        for at in self.frames_of(blocks) {
+            if self.cache.table.frame(self.slot, at).is_none() {
+                let frame = pool.frames.pop().expect("the caller asked frames_missing");
+                self.cache.table.replace_frame(self.slot, at, Some(frame));
+                self.count_frames(1);
+            }
+        }
+    }
+
+    pub(crate) fn count_frames(&self, change: i64) {
+        let queue = self.cache.table.queue(self.slot) as usize;
+        self.cache.queued[queue].fetch_add(change, Ordering::Relaxed);
+    }
+
+    pub(crate) fn frame_at(&self, block: u32) -> Frame {
+        let at = (block / self.mapping.blocks_per_frame()) as usize;
+        self.cache.table.frame(self.slot, at).expect("the block has a frame (F3)")
+    }
+
+    /// Takes frames away that no block needs any more (F3); the caller gives them back with
+    /// [`PageCache::give_frames`] after the folio lock.
+    pub(crate) fn strip_frames(&self, blocks: Blocks, freed: &mut Vec<Frame>) {
+        let per = self.mapping.blocks_per_frame();
+        for at in self.frames_of(blocks) {
+            let run = Blocks { start: at as u32 * per, end: (at as u32 + 1) * per };
+            let used = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
+            if used.iter().any(|&s| self.any(s, run)) {
+                continue;
+            }
+            if let Some(frame) = self.cache.table.replace_frame(self.slot, at, None) {
+                self.count_frames(-1);
+                freed.push(frame);
+            }
+        }
+    }
+
+    // ---- fills ----
+
+    /// Plans a fill: the runs of blocks that are neither there nor on their way become *reading*.
+    /// The frames for them must be in `pool`. Blocks become *uncached* if the request is.
+    pub fn begin_fill(
+        &self,
+        blocks: Blocks,
+        uncached: bool,
+        pool: &mut FramePool<'_>,
+    ) -> Vec<Blocks> {
+        let runs = self.fillable(blocks);
+        for &run in &runs {
+            self.install_frames(run, pool);
+            for (g, mask) in run.masks() {
+                self.cache.table.set_bits(self.slot, State::Reading, g, mask);
+                if uncached {
+                    self.cache.table.set_bits(self.slot, State::Uncached, g, mask);
+                }
+                self.cache.table.check_block(self.slot, g);
+            }
+        }
+        runs
+    }
+
+    /// The runs of blocks that are neither up to date nor being read.
+    pub fn fillable(&self, blocks: Blocks) -> Vec<Blocks> {
+        self.runs(blocks, |t, s, g| !(t.bits(s, State::Uptodate, g) | t.bits(s, State::Reading, g)))
+    }
+
+    /// Frame and offset of a block, for lending it to the device.
+    pub fn place(&self, block: u32) -> (Frame, usize) {
+        let within = block % self.mapping.blocks_per_frame();
+        (self.frame_at(block), within as usize * self.mapping.block_size() as usize)
+    }
+
+    /// Fills blocks with zeros: a hole, or what lies behind the end of file. They must be
+    /// *reading* by our own plan; they become up to date.
+    pub fn fill_zero(&self, blocks: Blocks) {
+        for block in blocks.start..blocks.end {
+            let (frame, at) = self.place(block);
+            self.cache.arena.zero(frame, at, self.mapping.block_size() as usize);
+        }
+        self.end_fill(blocks, true);
+    }
+
+    /// Zeroes part of a block that is being read or is up to date.
+    pub fn zero_bytes(&self, range: Range<usize>) {
+        let mut at = range.start;
+        while at < range.end {
+            let len = (FRAME_SIZE - at % FRAME_SIZE).min(range.end - at);
+            if let Some(frame) = self.cache.table.frame(self.slot, at / FRAME_SIZE) {
+                self.cache.arena.zero(frame, at % FRAME_SIZE, len);
+            }
+            at += len;
+        }
+    }
+
+    /// Ends a fill. Frames of a failed one go back.
+    pub fn end_fill(&self, blocks: Blocks, ok: bool) {
+        for (g, mask) in blocks.masks() {
+            let was = self.cache.table.clear_bits(self.slot, State::Reading, g, mask);
+            assert_eq!(was, mask, "a fill ends once (D11)");
+            if ok {
+                self.cache.table.set_bits(self.slot, State::Uptodate, g, mask);
+            } else {
+                self.cache.table.clear_bits(self.slot, State::Uncached, g, mask);
+            }
+            self.cache.table.check_block(self.slot, g);
+        }
+        if !ok {
+            let mut freed = Vec::new();
+            self.strip_frames(blocks, &mut freed);
+            self.cache.give_frames(&freed);
+        }
+    }
+
+    // ---- writes ----
+
+    /// Copies bytes in at `offset` within the folio and makes the touched blocks up to date and
+    /// dirty. Partly touched blocks must be up to date, none may be *reading*, all must have
+    /// frames. Returns the bytes of blocks that were clean.
+    pub fn write(&self, offset: usize, src: &[u8], uncached: bool) -> u64 {
+        let base = self.mapping.folio_start(self.index);
+        let range = base + offset as u64..base + (offset + src.len()) as u64;
+        let blocks = self.mapping.blocks_touched(self.index, &range);
+        let (mut at, mut rest) = (offset, src);
+        while !rest.is_empty() {
+            let len = rest.len().min(FRAME_SIZE - at % FRAME_SIZE);
+            let (part, after) = rest.split_at(len);
+            let frame = self.cache.table.frame(self.slot, at / FRAME_SIZE);
+            let frame = frame.expect("the caller installed the frames");
+            self.cache.arena.copy_in(frame, at % FRAME_SIZE, part);
+            at += len;
+            rest = after;
+        }
+        self.mark_dirty(blocks, uncached)
+    }
+
+    /// Makes blocks up to date and dirty (D6: every way to dirty a block comes through here).
+    /// Returns the bytes of blocks that were clean.
+    pub fn mark_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
+        let table = &self.cache.table;
+        let was_clean = !table.any_at_all(self.slot, State::Dirty);
+        let (mut fresh, mut new) = (0u64, false);
+        for (g, mask) in blocks.masks() {
+            let added = table.set_bits(self.slot, State::Uptodate, g, mask);
+            if uncached && added != 0 {
+                table.set_bits(self.slot, State::Uncached, g, added);
+                new = true;
+            }
+            if !uncached {
+                table.clear_bits(self.slot, State::Uncached, g, mask);
+            }
+            fresh += u64::from(table.set_bits(self.slot, State::Dirty, g, mask).count_ones());
+            table.check_block(self.slot, g);
+        }
+        if fresh == 0 {
+            return 0;
+        }
+        let bytes = fresh * self.mapping.block_size();
+        if was_clean || new {
+            self.list_dirty(bytes, new);
+        }
+        self.mapping.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.cache.dirty.add_dirty(bytes);
+        Counters::add(&self.cache.counters.dirtied_bytes, bytes);
+        bytes
+    }
+
+    /// Puts the folio on the list of dirty ones; wakes the flusher when it has to set its alarm by
+    /// the oldest dirt anew, or to start on a full window.
+    fn list_dirty(&self, bytes: u64, new: bool) {
+        let now = self.cache.world.now();
+        let mut dirty = self.mapping.dirty.lock();
+        let first = dirty.is_empty();
+        let entry = dirty.entry(self.index).or_insert(DirtyFolio { since: now, uncached: false });
+        entry.uncached |= new;
+        drop(dirty);
+        let before = match new {
+            true => self.mapping.uncached_dirty.fetch_add(bytes, Ordering::Relaxed),
+            false => u64::MAX,
+        };
+        let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
+        if first || before == 0 || (before < window && before + bytes >= window) {
+            self.mapping.kick_flusher();
+        }
+    }
+
+    /// Takes blocks out of the dirty count, after their bits were cleared.
+    pub(crate) fn undirty(&self, cleared: u64) {
+        let bytes = cleared * self.mapping.block_size();
+        self.mapping.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.cache.dirty.sub_dirty(bytes);
+        if !self.cache.table.any_at_all(self.slot, State::Dirty) {
+            self.mapping.dirty.lock().remove(&self.index);
+        }
+    }
+
+    /// Drops blocks whatever they hold, dirt included: they are being overwritten, punched or cut
+    /// off. None may be *reading* or *writing*.
+    pub fn discard(&self, blocks: Blocks) {
+        assert!(!self.any(State::Reading, blocks) && !self.any(State::Writing, blocks));
+        let mut cleared = 0;
+        for (g, mask) in blocks.masks() {
+            let table = &self.cache.table;
+            cleared += u64::from(table.clear_bits(self.slot, State::Dirty, g, mask).count_ones());
+            for state in [State::Uptodate, State::Referenced, State::Unflushed, State::Uncached] {
+                table.clear_bits(self.slot, state, g, mask);
+            }
+        }
+        if cleared > 0 {
+            self.undirty(cleared);
+        }
+        let numbers = self.mapping.block_numbers(self.index, blocks);
+        self.mapping.unflushed.lock().pinned.remove(numbers.clone());
+        self.mapping.failed.lock().remove(numbers);
+        let mut freed = Vec::new();
+        self.strip_frames(blocks, &mut freed);
+        self.cache.give_frames(&freed);
+    }
+
+    /// Drops those of the blocks that are uncached, clean and idle (U5): they were consumed, or
+    /// their write-out is done.
+    pub fn drop_uncached(&self, blocks: Blocks) {
+        let droppable = |t: &Table, s: Slot, g: usize| {
+            let busy = [State::Dirty, State::Writing, State::Reading, State::Unflushed];
+            let busy = busy.iter().fold(0, |w, &b| w | t.bits(s, b, g));
+            t.bits(s, State::Uncached, g) & t.bits(s, State::Uptodate, g) & !busy
+        };
+        for run in self.runs(blocks, droppable) {
+            for (g, mask) in run.masks() {
+                for state in [State::Uptodate, State::Referenced, State::Uncached] {
+                    self.cache.table.clear_bits(self.slot, state, g, mask);
+                }
+            }
+            let mut freed = Vec::new();
+            self.strip_frames(run, &mut freed);
+            self.cache.give_frames(&freed);
+        }
+    }
+
+    /// Makes room for a writer that hits blocks in write-out where bytes in flight must not
+    /// change: each such frame is replaced by a copy of itself; the write-out keeps the old one.
+    /// `pool` must hold as many frames as the blocks span, and no block of these frames may be
+    /// *reading*: the fill would land in the old one. Returns the number of copies.
+    pub fn detach_in_flight(&self, blocks: Blocks, pool: &mut FramePool<'_>) -> u64 {
+        let mut copies = 0;
+        let framed = blocks.whole_frames(self.mapping.blocks_per_frame());
+        assert!(!self.any(State::Reading, framed), "a fill goes to the frame of its plan");
+        for at in self.frames_of(blocks) {
+            let Some(old) = self.cache.table.frame(self.slot, at) else { continue };
+            if self.cache.captured[old as usize].load(Ordering::Acquire) == 0 {
+                continue;
+            }
+            let fresh = pool.frames.pop().expect("the caller brought a frame for each");
+            self.cache.arena.copy_frame(old, fresh);
+            self.cache.table.replace_frame(self.slot, at, Some(fresh));
+            copies += 1;
+        }
+        copies
+    }
+}
