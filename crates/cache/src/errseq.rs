@@ -7,7 +7,15 @@ use forebay_base::sync::Mutex;
 /// The errors of one file.
 #[derive(Default)]
 pub struct ErrSeq {
-    state: Mutex<(u64, Option<Error>)>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    number: u64,
+    latest: Option<Error>,
+    /// Somebody has been told of the latest.
+    told: bool,
 }
 
 /// What one opener has seen.
@@ -18,23 +26,25 @@ impl ErrSeq {
     /// Records an error.
     pub fn set(&self, error: Error) {
         let mut state = self.state.lock();
-        state.0 += 1;
-        state.1 = Some(error);
+        *state = State { number: state.number + 1, latest: Some(error), told: false };
     }
 
-    /// A cursor for a new opener: it sees errors from now on.
+    /// A cursor for a new opener: it sees errors from now on, and the latest one if nobody has been
+    /// told of it yet.
     pub fn sample(&self) -> Cursor {
-        Cursor(self.state.lock().0)
+        let state = self.state.lock();
+        Cursor(if state.told { state.number } else { state.number.saturating_sub(1) })
     }
 
     /// The latest error if there is one that `cursor` has not seen; moves the cursor.
     pub fn check_and_advance(&self, cursor: &mut Cursor) -> Option<Error> {
-        let state = self.state.lock();
-        if state.0 == cursor.0 {
+        let mut state = self.state.lock();
+        if state.number == cursor.0 {
             return None;
         }
-        cursor.0 = state.0;
-        state.1.clone()
+        cursor.0 = state.number;
+        state.told = true;
+        state.latest.clone()
     }
 }
 
@@ -48,10 +58,11 @@ mod tests {
         let seq = ErrSeq::default();
         let (mut a, mut b) = (seq.sample(), seq.sample());
         seq.set(Error::new(ErrorKind::Io, "write out", "x"));
-        let mut late = seq.sample();
+        let mut untold = seq.sample();
         assert!(seq.check_and_advance(&mut a).is_some());
         assert!(seq.check_and_advance(&mut a).is_none());
         assert!(seq.check_and_advance(&mut b).is_some());
-        assert!(seq.check_and_advance(&mut late).is_none());
+        assert!(seq.check_and_advance(&mut untold).is_some());
+        assert!(seq.check_and_advance(&mut seq.sample()).is_none());
     }
 }

@@ -335,11 +335,11 @@ impl FolioWrite<'_> {
         let (mut fresh, mut new) = (0u64, false);
         for (g, mask) in blocks.masks() {
             let added = table.set_bits(self.slot, State::Uptodate, g, mask);
-            if uncached && added != 0 {
+            if uncached {
                 table.set_bits(self.slot, State::Uncached, g, added);
-                new = true;
-            }
-            if !uncached {
+                // Also one that was read first, because it is written in part.
+                new |= table.bits(self.slot, State::Uncached, g) & mask != 0;
+            } else {
                 table.clear_bits(self.slot, State::Uncached, g, mask);
             }
             fresh += u64::from(table.set_bits(self.slot, State::Dirty, g, mask).count_ones());
@@ -391,9 +391,10 @@ impl FolioWrite<'_> {
     /// off. None may be *reading* or *writing*.
     pub fn discard(&self, blocks: Blocks) {
         assert!(!self.any(State::Reading, blocks) && !self.any(State::Writing, blocks));
-        let mut cleared = 0;
+        let (mut cleared, mut forgotten) = (0, 0);
         for (g, mask) in blocks.masks() {
             let table = &self.cache.table;
+            forgotten |= table.bits(self.slot, State::Unflushed, g) & mask;
             cleared += u64::from(table.clear_bits(self.slot, State::Dirty, g, mask).count_ones());
             for state in [State::Uptodate, State::Referenced, State::Unflushed, State::Uncached] {
                 table.clear_bits(self.slot, state, g, mask);
@@ -403,7 +404,11 @@ impl FolioWrite<'_> {
             self.undirty(cleared);
         }
         let numbers = self.mapping.block_numbers(self.index, blocks);
-        self.mapping.unflushed.lock().pinned.remove(numbers.clone());
+        let mut unflushed = self.mapping.unflushed.lock();
+        unflushed.pinned.remove(numbers.clone());
+        // What takes the blocks' place may be less than whole blocks.
+        unflushed.unpinned |= forgotten != 0;
+        drop(unflushed);
         self.mapping.failed.lock().remove(numbers);
         let mut freed = Vec::new();
         self.strip_frames(blocks, &mut freed);

@@ -213,7 +213,8 @@ impl Mapping {
 
     // ---- write-outs in flight ----
 
-    /// Numbers a write-out that is about to be issued.
+    /// Numbers a write-out that is about to take blocks: from then on they are not dirty, and a
+    /// sync that does not find them must see the number.
     pub fn issue_ticket(&self) -> u64 {
         let mut tickets = self.tickets.lock();
         let ticket = tickets.next;
@@ -228,7 +229,7 @@ impl Mapping {
         self.ticket_wait.wake_all();
     }
 
-    /// Waits until every write-out issued before this call is over.
+    /// Waits until every write-out that has taken blocks before this call is over.
     pub async fn wait_write_outs(&self) {
         let upto = self.tickets.lock().next;
         let done = || {
@@ -238,7 +239,7 @@ impl Mapping {
         self.ticket_wait.wait_until(done).await;
     }
 
-    /// Write-outs in flight.
+    /// Write-outs planned or in flight.
     pub fn write_outs(&self) -> usize {
         self.tickets.lock().in_flight.len()
     }

@@ -367,6 +367,20 @@ impl FolioWrite<'_> {
         }
     }
 
+    /// Blocks taken for write-out are not written after all.
+    fn untake(&self, piece: &WritePiece, dirty: bool) {
+        for (g, mask) in piece.blocks.masks() {
+            let was = self.cache.table.clear_bits(self.slot, State::Writing, g, mask);
+            assert_eq!(was, mask, "taken once, given back once");
+        }
+        let bytes = u64::from(piece.blocks.len()) * self.mapping.block_size();
+        self.cache.dirty.writeback.fetch_sub(bytes as i64, Ordering::Relaxed);
+        self.free_detached(piece);
+        if dirty {
+            self.mark_failed(piece.blocks);
+        }
+    }
+
     /// Lets go of the frames; gives back those that a writer has replaced in the folio meanwhile.
     fn free_detached(&self, piece: &WritePiece) {
         let mut freed = Vec::new();
@@ -423,6 +437,23 @@ pub fn end_write(
         cache.dirty.written(cache.world.now(), bytes);
     } else {
         Counters::add(&cache.counters.io_errors, 1);
+    }
+    cache.dirty.progress.wake_all();
+    cache.wake_frame_waiters();
+}
+
+/// Gives pieces back that were taken for write-out and not written: dirty as before, or
+/// dropped, because something else has taken their place on the device.
+pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty: bool) {
+    for piece in pieces {
+        let folio = cache.lock_folio(mapping, piece.index);
+        let folio = folio.expect("a folio with blocks in write-out is not evicted (F4)");
+        folio.untake(piece, dirty);
+        if !dirty {
+            folio.discard(piece.blocks);
+        }
+        drop(folio);
+        cache.wake_folio(mapping.id, piece.index);
     }
     cache.dirty.progress.wake_all();
     cache.wake_frame_waiters();

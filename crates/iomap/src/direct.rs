@@ -147,7 +147,15 @@ impl MappedFile {
     ) -> Result<()> {
         let device = self.device();
         let tail = self.ops.unit().max(device.limits().logical_block) as usize;
-        for &Place { offset, len, device_offset } in &reservation.places {
+        let longest = u64::from(device.limits().max_transfer);
+        let pieces = reservation.places.iter().flat_map(|place| {
+            (0..place.len).step_by(longest as usize).map(move |skip| Place {
+                offset: place.offset + skip,
+                len: longest.min(place.len - skip),
+                device_offset: place.device_offset + skip,
+            })
+        });
+        for Place { offset, len, device_offset } in pieces {
             let part = (offset - range.start) as usize..(offset + len - range.start) as usize;
             let whole = part.len() == src.bytes().len();
             let aligned = part.len() % tail == 0;
@@ -155,7 +163,11 @@ impl MappedFile {
                 Source::Slice(bytes) if aligned => {
                     device.write_from(device_offset, &bytes[part], flags)?
                 }
-                Source::Owned(buf) if aligned && whole => {
+                Source::Owned(_) if aligned && !whole => {
+                    let data = DataRef::Buf(AlignedBuf::copy_of(&src.bytes()[part]));
+                    io(&**device, BioOp::Write, device_offset, len, data, flags).await.result?;
+                }
+                Source::Owned(buf) if aligned => {
                     let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
                     let done = io(&**device, BioOp::Write, device_offset, len, data, flags).await;
                     if let Some(back) = done.data.into_buf() {

@@ -6,7 +6,7 @@ use forebay_base::buf::DataRef;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, Result};
-use forebay_block::{Bio, BioFlags, BioOp};
+use forebay_block::{Bio, BioFlags, BioOp, Limits};
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::end_fill;
@@ -202,25 +202,24 @@ impl MappedFile {
                 let covered = self
                     .mapping
                     .blocks_touched(piece.index, &(range.start..range.start + extent.len));
-                let run =
+                let mut run =
                     Blocks { start: rest.start, end: covered.end.clamp(rest.start + 1, rest.end) };
-                rest.start = run.end;
                 let Some(at) = extent.device_offset else {
+                    rest.start = run.end;
                     let folio = self.locked(piece.index);
                     folio.fill_zero(run);
                     drop(folio);
                     self.end_waiters(piece.index);
                     continue;
                 };
-                let continues = open.as_ref().is_some_and(|o| {
-                    o.device_end == at
-                        && o.bytes() < max
-                        && o.frames.segment_count() < limits.max_segments as usize
-                });
+                let continues =
+                    open.as_ref().is_some_and(|o| o.device_end == at && o.room(&limits, max) > 0);
                 if !continues {
                     bios.extend(open.take().map(OpenRead::close));
                 }
                 let open = open.get_or_insert_with(|| OpenRead::new(self, at, error));
+                run.end = run.end.min(run.start + open.room(&limits, max).max(1));
+                rest.start = run.end;
                 open.push(&self.locked(piece.index), piece.index, run, extent.len);
                 open.end.pins.extend(extent.pin);
             }
@@ -282,6 +281,13 @@ impl OpenRead {
 
     fn bytes(&self) -> u64 {
         self.device_end - self.device_start
+    }
+
+    /// Blocks that can still be added.
+    fn room(&self, limits: &Limits, max: u64) -> u32 {
+        let bytes = max.saturating_sub(self.bytes()) / self.end.mapping.block_size();
+        let segments = limits.max_segments as usize - self.frames.segment_count();
+        bytes.min(segments as u64) as u32
     }
 
     /// Adds `len` bytes: the blocks of `run`, the last of which may be cut off by the end of file.

@@ -111,7 +111,33 @@ impl MappedFile {
         let block = || Err(Error::new(ErrorKind::WouldBlock, "read", "not all of it is cached"));
         // Once more, because the first try may have asked for readahead only.
         let first = self.try_read(handle, offset, dst, flags);
-        first.or_else(|| self.try_read(handle, offset, dst, flags)).unwrap_or_else(block)
+        let done = first.or_else(|| self.try_read(handle, offset, dst, flags));
+        done.or_else(|| self.read_uncached_now(offset, dst, flags)).unwrap_or_else(block)
+    }
+
+    /// Serves a range that is all there, some of it brought in by uncached requests.
+    fn read_uncached_now(
+        &self,
+        offset: u64,
+        dst: &mut [u8],
+        flags: IoFlags,
+    ) -> Option<Result<usize>> {
+        let range = self.check_read(offset, dst.len(), flags).ok()?;
+        let mapping = &*self.mapping;
+        for (index, piece) in self.pieces(range.clone()) {
+            let folio = self.cache.lock_folio(mapping, index)?;
+            let blocks = mapping.blocks_touched(index, &piece);
+            if !folio.all(State::Uptodate, blocks) {
+                return None;
+            }
+            let into = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
+            folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
+            if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
+                folio.keep(blocks);
+                folio.touch(blocks, false);
+            }
+        }
+        Some(Ok((range.end - range.start) as usize))
     }
 
     /// Through the cache, with readahead.
@@ -312,7 +338,8 @@ impl MappedFile {
         while at < run.end {
             let device_block = u64::from(self.device().limits().logical_block);
             let start = round_down(at, device_block);
-            let end = round_up(run.end, device_block);
+            let longest = u64::from(self.device().limits().max_transfer);
+            let end = round_up(run.end, device_block).min(start + longest);
             let extent = self.ops.map(start..end).await?;
             let upto = (extent.offset + extent.len).min(run.end);
             assert!(upto > at, "a map makes progress");

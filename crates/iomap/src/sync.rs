@@ -150,7 +150,12 @@ impl MappedFile {
         let done = io(&**self.device(), BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await;
         match &done.result {
             Ok(()) => self.flush_worked(&taken.pinned),
-            Err(error) => self.flush_failed(&taken.pinned, taken.unpinned, error),
+            Err(error) => {
+                // Also what was written out after the flush had begun may be gone.
+                let later = std::mem::take(&mut *self.mapping.unflushed.lock());
+                self.flush_failed(&taken.pinned, taken.unpinned, error);
+                self.flush_failed(&later.pinned, later.unpinned, error);
+            }
         }
         running.over = true;
         self.flush.end(number, &done.result);

@@ -261,7 +261,7 @@ impl MappedFile {
             }
             Obstacle::Frames(count) => self.more_frames(index, blocks, count, pool).await,
             Obstacle::Fill(range) => {
-                let uncached = flags.contains(IoFlags::UNCACHED);
+                let uncached = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT);
                 let mode = FillMode { inline: blocking, uncached, background: false };
                 return self.fill_block(index, range, mode).await;
             }

@@ -8,6 +8,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{Error, Result};
 use forebay_block::{Bio, BioFlags, BioOp};
+use forebay_cache::folio::Blocks;
 use forebay_cache::writeback::{Which, WriteOut, WriteOutPass, WritePiece, end_write};
 use forebay_cache::{FrameList, Mapping, PageCache, State};
 use std::ops::Range;
@@ -30,12 +31,32 @@ impl WriteOut for MappedFile {
     }
 }
 
+/// A number among the write-outs of a file, held from before blocks are taken until the last of
+/// their bios is over.
+pub(crate) struct Ticket {
+    mapping: Arc<Mapping>,
+    number: u64,
+}
+
+impl Ticket {
+    pub fn new(mapping: &Arc<Mapping>) -> Arc<Self> {
+        Arc::new(Self { number: mapping.issue_ticket(), mapping: mapping.clone() })
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.mapping.end_ticket(self.number);
+    }
+}
+
 /// The completion side of one reservation: publishes or aborts when its last bio is over.
 struct EndRun {
     cache: Arc<PageCache>,
     mapping: Arc<Mapping>,
     ops: std::sync::Arc<dyn MapOps>,
-    ticket: u64,
+    /// Given back after the error, if there is one, was recorded.
+    _ticket: Arc<Ticket>,
     fua: bool,
     state: Mutex<RunState>,
 }
@@ -71,7 +92,6 @@ impl EndRun {
             log::warn!("write-out failed: {error}");
             self.mapping.errseq.set(error);
         }
-        self.mapping.end_ticket(self.ticket);
     }
 }
 
@@ -102,17 +122,25 @@ impl MappedFile {
     async fn write_out_folios(&self, batch: &[u64], pass: &WriteOutPass) -> u64 {
         let mut issued = 0;
         let mut bios: Vec<Bio> = Vec::new();
+        let ticket = Ticket::new(&self.mapping);
         let mut run: Vec<WritePiece> = Vec::new();
         let mut bytes: Range<u64> = 0..0;
         for &index in batch {
-            if pass.sync {
+            if pass.sync && self.dirty_in_flight(index, &pass.range).is_some() {
+                // Nothing that was taken is held back meanwhile.
+                if !run.is_empty() {
+                    let run = std::mem::take(&mut run);
+                    issued += self.plan_run(run, &bytes, pass.fua, &ticket, &mut bios);
+                }
+                self.device().submit_batch(&mut bios);
                 self.wait_dirty_in_flight(index, &pass.range).await;
             }
             for piece in self.capture(index, &pass.range) {
                 let part = self.mapping.range_of(piece.index, piece.blocks);
                 let fits = part.start == bytes.end && part.end - bytes.start <= MAX_RUN;
                 if !run.is_empty() && !fits {
-                    issued += self.plan_run(std::mem::take(&mut run), &bytes, pass.fua, &mut bios);
+                    let run = std::mem::take(&mut run);
+                    issued += self.plan_run(run, &bytes, pass.fua, &ticket, &mut bios);
                 }
                 if run.is_empty() {
                     bytes = part.start..part.start;
@@ -122,7 +150,7 @@ impl MappedFile {
             }
         }
         if !run.is_empty() {
-            issued += self.plan_run(run, &bytes, pass.fua, &mut bios);
+            issued += self.plan_run(run, &bytes, pass.fua, &ticket, &mut bios);
         }
         self.device().submit_batch(&mut bios);
         issued
@@ -134,16 +162,19 @@ impl MappedFile {
         folio.begin_write(blocks, self.cache.config().dirty_tracking)
     }
 
+    /// The first blocks of a folio that are dirty and in write-out at once.
+    fn dirty_in_flight(&self, index: u64, range: &Range<u64>) -> Option<Blocks> {
+        let blocks = self.mapping.blocks_touched(index, range);
+        let folio = self.cache.lock_folio(&self.mapping, index)?;
+        let both =
+            folio.runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) & t.bits(s, State::Writing, g));
+        both.first().copied()
+    }
+
     /// A sync has to write blocks that were dirtied while they were in write-out: waits for that.
     async fn wait_dirty_in_flight(&self, index: u64, range: &Range<u64>) {
-        let blocks = self.mapping.blocks_touched(index, range);
-        loop {
-            let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { return };
-            let both = folio
-                .runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) & t.bits(s, State::Writing, g));
-            let Some(&first) = both.first() else { return };
-            drop(folio);
-            self.cache.wait_while(&self.mapping, index, first, State::Writing).await;
+        while let Some(blocks) = self.dirty_in_flight(index, range) {
+            self.cache.wait_while(&self.mapping, index, blocks, State::Writing).await;
         }
     }
 
@@ -153,6 +184,7 @@ impl MappedFile {
         pieces: Vec<WritePiece>,
         bytes: &Range<u64>,
         fua: bool,
+        ticket: &Arc<Ticket>,
         bios: &mut Vec<Bio>,
     ) -> u64 {
         let device_block = u64::from(self.device().limits().logical_block);
@@ -181,7 +213,7 @@ impl MappedFile {
             cache: self.cache.clone(),
             mapping: self.mapping.clone(),
             ops: self.ops.clone(),
-            ticket: self.mapping.issue_ticket(),
+            _ticket: ticket.clone(),
             fua,
             state: Mutex::new(RunState {
                 bios_left: lists.len(),
@@ -215,7 +247,7 @@ impl MappedFile {
             (FrameList::new(self.cache.arena()), device_offset, device_offset);
         for piece in pieces {
             for b in piece.blocks.start..piece.blocks.end {
-                let one = forebay_cache::folio::Blocks { start: b, end: b + 1 };
+                let one = Blocks { start: b, end: b + 1 };
                 let bytes = self.mapping.range_of(piece.index, one);
                 let part = bytes.start.max(range.start)..bytes.end.min(range.end);
                 if part.is_empty() {

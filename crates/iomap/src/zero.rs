@@ -2,9 +2,13 @@
 //! dropped from it and zeroed on the device, with the range held exclusively (D4, L7).
 
 use crate::file::{Handle, MappedFile, Source, ZeroFlags};
+use crate::writeout::Ticket;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_cache::State;
+use forebay_cache::config::DirtyTracking;
+use forebay_cache::folio::Blocks;
+use forebay_cache::writeback::{WritePiece, untake};
+use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
 
 impl MappedFile {
@@ -59,22 +63,53 @@ impl MappedFile {
 
     async fn zero_whole(&self, range: Range<u64>, flags: ZeroFlags) -> Result<()> {
         let _held = self.mapping.exclusive(range.clone()).await;
+        let _ticket = Ticket::new(&self.mapping);
+        // Dirt is taken so that nobody writes it out meanwhile, and comes back if the device fails.
+        let mut taken = Taken { file: self, pieces: Vec::new() };
+        self.each_idle(&range, |folio, blocks| {
+            taken.pieces.extend(folio.begin_write(blocks, DirtyTracking::Block));
+            // What is clean goes now: a write-out of its whole folio would bring it back.
+            for clean in folio.runs(blocks, |t, s, g| !t.bits(s, State::Writing, g)) {
+                folio.discard(clean);
+            }
+        })
+        .await;
+        self.mapping.unflushed.lock().unpinned = true;
+        self.ops.zero(range.clone(), flags.keep_allocated, flags.fast_only).await?;
+        untake(&self.cache, &self.mapping, &std::mem::take(&mut taken.pieces), false);
+        self.each_idle(&range, |folio, blocks| folio.discard(blocks)).await;
+        Ok(())
+    }
+
+    /// Calls `f` for the blocks of each cached folio of the range, when none of them is being read
+    /// or written out.
+    async fn each_idle(&self, range: &Range<u64>, mut f: impl FnMut(&FolioWrite<'_>, Blocks)) {
         let mapping = &*self.mapping;
-        for index in self.cache.folios_present(mapping, &range) {
-            let blocks = mapping.blocks_touched(index, &range);
+        for index in self.cache.folios_present(mapping, range) {
+            let blocks = mapping.blocks_touched(index, range);
             loop {
                 let Some(folio) = self.cache.lock_folio(mapping, index) else { break };
                 let busy =
                     [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
                 let Some(state) = busy else {
-                    folio.discard(blocks);
+                    f(&folio, blocks);
                     break;
                 };
                 drop(folio);
                 self.cache.wait_while(mapping, index, blocks, state).await;
             }
         }
-        mapping.unflushed.lock().unpinned = true;
-        self.ops.zero(range, flags.keep_allocated, flags.fast_only).await
+    }
+}
+
+/// Dirty blocks taken for a zeroing; dirty again unless it has worked.
+struct Taken<'a> {
+    file: &'a MappedFile,
+    pieces: Vec<WritePiece>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        untake(&self.file.cache, &self.file.mapping, &self.pieces, true);
     }
 }

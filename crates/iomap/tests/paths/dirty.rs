@@ -1,0 +1,200 @@
+//! Dirty tracking: exactly the blocks that were touched are written, and nothing dirty is lost.
+
+use crate::lab::{Lab, NONE, at_once};
+use forebay_base::{ErrorKind, IoFlags};
+use forebay_block::BioOp;
+use forebay_cache::{Config, State};
+use forebay_iomap::remap::Remap;
+use forebay_sim::{Fault, FaultRule};
+use std::collections::BTreeSet;
+
+fn touched(at: u64, len: u64, block: u64) -> u64 {
+    if len == 0 { 0 } else { (at + len).div_ceil(block) - at / block }
+}
+
+#[test]
+fn d1_d2_exactly_the_touched_blocks_are_written() {
+    for folio_size in [4096u32, 16384, 65536, 2 << 20] {
+        for block in [512u64, 1024, 2048, 4096] {
+            let config = Config { folio_size, ..Config::with_budget(24 << 20) };
+            let lab = Lab::new(config, block as u32, Lab::sim(6 << 20));
+            let folio = u64::from(folio_size);
+            lab.run(async {
+                lab.read(0, (2 * folio + 8192) as usize, NONE).await;
+                lab.sleep_ms(50).await;
+                let starts = [0, 1, block - 1, block / 2, block, folio - block, folio - 1, folio];
+                let lens = [0, 1, block - 1, block, block + 1, 3 * block + 7, folio, folio + 1];
+                for at in starts {
+                    for len in lens {
+                        lab.disk.clear_log();
+                        lab.write(at, &vec![at as u8; len as usize], NONE).await;
+                        let want = touched(at, len, block) * block;
+                        assert_eq!(lab.cache.stats().dirty_bytes, want, "D17 {at}+{len}");
+                        lab.sync().await.unwrap();
+                        let (bytes, _) = lab.writes();
+                        assert_eq!(bytes, want, "{at}+{len}, block {block}, folio {folio}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn d3_d4_zeroing_drops_the_dirt_of_whole_blocks_only() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        lab.write(0, &[7; 5 * 4096], NONE).await;
+        // From the middle of block 0 to the middle of block 4.
+        lab.zero(100, 4 * 4096, false).await.unwrap();
+        assert_eq!(lab.blocks(State::Dirty), [0, 4].into());
+        lab.disk.clear_log();
+        lab.sync().await.unwrap();
+        assert_eq!(lab.writes().0, 2 * 4096);
+        let mut want = vec![7; 5 * 4096];
+        want[100..100 + 4 * 4096].fill(0);
+        assert_eq!(lab.disk.peek_durable(0, want.len()), want);
+        // Less than a block: it is not cleared, it is written.
+        lab.zero(5, 7, false).await.unwrap();
+        assert_eq!(lab.blocks(State::Dirty), [0].into());
+    });
+}
+
+#[test]
+fn d6_every_way_to_dirty_a_block_counts() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        lab.write(0, &[1; 4096], NONE).await;
+        lab.write(4096, &[1; 4096], IoFlags::UNCACHED).await;
+        lab.zero(8192 + 5, 10, false).await.unwrap();
+        assert_eq!(lab.blocks(State::Dirty), [0, 1, 2].into());
+        lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)));
+        assert!(lab.sync().await.is_err());
+        assert_eq!(lab.blocks(State::Dirty), [0, 1, 2].into(), "after a failed write-out");
+        assert_eq!(lab.cache.stats().dirty_bytes, 3 * 4096);
+    });
+}
+
+#[test]
+fn d8_a_write_during_write_out_stays_dirty_and_wins() {
+    for block_size in [512, 4096] {
+        let lab = Lab::plain(block_size);
+        lab.run(async {
+            for round in 1..100u8 {
+                lab.write(0, &[round; 4096], IoFlags::START_WRITEBACK).await;
+                lab.write(100, &[round + 100; 50], NONE).await;
+                assert!(lab.blocks(State::Dirty).contains(&0));
+                lab.sync().await.unwrap();
+                let mut want = vec![round; 4096];
+                want[100..150].fill(round + 100);
+                assert_eq!(lab.disk.peek_durable(0, 4096), want);
+            }
+        });
+        assert_eq!(lab.disk.overlapping_writes(), 0);
+    }
+}
+
+#[test]
+fn d9_only_partly_written_blocks_are_read() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        // Whole blocks: no read.
+        lab.write(1 << 20, &[1; 3 * 4096], NONE).await;
+        assert!(lab.reads().is_empty());
+        // The first and the last block are partly written: these two are read.
+        let at = (2 << 20) + 100;
+        lab.write(at, &[2; 3 * 4096], NONE).await;
+        assert_eq!(lab.reads(), [(2 << 20, 4096), ((2 << 20) + 3 * 4096, 4096)]);
+        // A read of the folio reads what is not there.
+        lab.disk.clear_log();
+        lab.read(2 << 20, 65536, NONE).await;
+        let read: u64 = lab.reads().iter().filter(|r| r.0 < (2 << 20) + 65536).map(|r| r.1).sum();
+        assert_eq!(read, 12 * 4096);
+    });
+}
+
+#[test]
+fn d11_d14_bytes_behind_the_end_are_zeros_in_memory_and_on_the_device() {
+    let size = 3 * 65536 + 1000;
+    let config = Config::with_budget(8 << 20);
+    let lab = Lab::with_map(config, 4096, Lab::sim(1 << 20), size, |d| Remap::new(d, 4096));
+    lab.run(async {
+        for at in [size - 10, size - 900, size - 1000] {
+            let tail = vec![9; (size - at) as usize];
+            lab.write(at, &tail, NONE).await;
+            assert_eq!(lab.read(at, 5000, NONE).await, tail);
+            lab.sync().await.unwrap();
+            let (place, _) = last_write(&lab);
+            let stored = lab.disk.peek_durable(place, 4096);
+            let end = (size % 4096) as usize;
+            assert_eq!(stored[end - tail.len()..end], tail);
+            assert!(stored[end..1024].iter().all(|b| *b == 0), "behind the end, same sector");
+            lab.cache.drop_clean();
+            assert_eq!(lab.read(at, 5000, NONE).await, tail);
+        }
+    });
+}
+
+fn last_write(lab: &Lab) -> (u64, u64) {
+    let log = lab.disk.log();
+    let write = log.iter().rev().find(|e| e.op == BioOp::Write).expect("something was written");
+    (write.offset, write.len)
+}
+
+#[test]
+fn d12_blocks_that_failed_stay_dirty_the_others_are_clean() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        for block in [0u64, 2, 4, 6] {
+            lab.write(block * 4096, &[block as u8 + 1; 4096], NONE).await;
+        }
+        let rule = FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io));
+        lab.disk.inject(rule.within(4 * 4096..5 * 4096).sticky());
+        let other = lab.file.open_handle();
+        assert!(lab.sync().await.is_err());
+        assert_eq!(lab.blocks(State::Dirty), [4].into());
+        assert!(lab.file.sync(&other).await.is_err(), "each opener is told");
+        lab.disk.heal();
+        lab.disk.clear_log();
+        // The error of the last failed try is still to be told to the first opener.
+        let _told = lab.sync().await;
+        lab.sync().await.unwrap();
+        assert_eq!(lab.writes().0, 4096, "what worked is not written again");
+        assert_eq!(lab.disk.peek_durable(4 * 4096, 4096), [5; 4096]);
+    });
+}
+
+#[test]
+fn d16_neighbours_are_one_write_others_are_not() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        for (blocks, writes) in [(vec![0u64, 1, 2], 1), (vec![0, 2, 4], 3), (vec![15, 16, 40], 2)] {
+            lab.disk.clear_log();
+            for block in &blocks {
+                lab.write(block * 4096, &[1; 4096], NONE).await;
+            }
+            lab.sync().await.unwrap();
+            assert_eq!(lab.writes(), (4096 * blocks.len() as u64, writes), "{blocks:?}");
+        }
+    });
+}
+
+#[test]
+fn d17_dirt_is_counted_in_blocks_also_in_large_folios() {
+    let config = Config {
+        folio_size: 2 << 20,
+        dirty_bytes: Some(128 << 10),
+        dirty_background_bytes: Some(128 << 10),
+        ..Config::with_budget(24 << 20)
+    };
+    let lab = Lab::new(config, 4096, Lab::sim(16 << 20));
+    lab.run(async {
+        // One block in each of eight large folios is far from the limit: nobody waits.
+        for i in 0..8u64 {
+            let done = at_once(lab.try_write(i << 21, &[1; 4096], NONE));
+            assert!(matches!(done, Some(Ok(4096))), "{i}");
+        }
+        assert_eq!(lab.cache.stats().dirty_bytes, 8 * 4096);
+        assert_eq!(lab.blocks(State::Dirty), (0..8).map(|i| i * 512).collect::<BTreeSet<_>>());
+    });
+}

@@ -1,0 +1,10 @@
+//! The paths through a mapped file, one behaviour per test, in a simulated world: uncached I/O,
+//! dirty tracking, sync and errors, stable writes, `NOWAIT`. Names such as `u1` are the promises
+//! that docs/behaviours.md lists.
+
+mod dirty;
+mod lab;
+mod nowait;
+mod stable;
+mod sync;
+mod uncached;

@@ -1,0 +1,203 @@
+//! Sync tells the truth: docs/failure-protocol.md, sentence by sentence.
+
+use crate::lab::{Lab, NONE, both};
+use forebay_base::{ErrorKind, IoFlags};
+use forebay_block::BioOp;
+use forebay_cache::{Config, State};
+use forebay_sim::{Fault, FaultRule};
+
+fn fail(op: BioOp) -> FaultRule {
+    FaultRule::on(op, Fault::Fail(ErrorKind::Io))
+}
+
+#[test]
+fn an_error_is_told_once_to_each_opener() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        let other = lab.file.open_handle();
+        lab.disk.inject(fail(BioOp::Write));
+        lab.write(0, &[1; 4096], IoFlags::START_WRITEBACK).await;
+        lab.sleep_ms(10).await;
+        // Nobody has been told: an opener that comes now is told too.
+        let late = lab.file.open_handle();
+        assert!(lab.sync().await.is_err());
+        let later = lab.file.open_handle();
+        assert!(lab.file.sync(&other).await.is_err() && lab.file.sync(&late).await.is_err());
+        for handle in [&lab.handle, &other, &late, &later] {
+            lab.file.sync(handle).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_failed_write_out_is_kept_retried_and_then_durable() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        lab.write(0, &[1; 8192], NONE).await;
+        lab.disk.inject(fail(BioOp::Write).sticky());
+        for _ in 0..5 {
+            assert!(lab.sync().await.is_err(), "not durable, so no success");
+            assert_eq!(lab.blocks(State::Dirty), [0, 1].into());
+        }
+        lab.cache.drop_clean();
+        assert_eq!(lab.read(0, 8192, NONE).await, [1; 8192]);
+        lab.disk.heal();
+        lab.sync().await.unwrap();
+        assert_eq!(lab.disk.peek_durable(0, 8192), [1; 8192]);
+    });
+}
+
+#[test]
+fn no_space_below_is_its_own_error_and_loses_nothing() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        lab.write(0, &[1; 8192], NONE).await;
+        lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::NoSpace)).sticky());
+        assert_eq!(lab.sync().await.unwrap_err().kind(), ErrorKind::NoSpace);
+        lab.disk.heal();
+        lab.sync().await.unwrap();
+        assert_eq!(lab.disk.peek_durable(0, 8192), [1; 8192]);
+    });
+}
+
+#[test]
+fn after_a_failed_flush_what_was_kept_is_written_again() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        for round in 1..30u8 {
+            lab.write(0, &[round; 16 * 4096], NONE).await;
+            lab.disk.inject(fail(BioOp::Flush));
+            assert!(lab.sync().await.is_err());
+            assert_eq!(lab.blocks(State::Dirty).len(), 16);
+            lab.disk.clear_log();
+            lab.sync().await.unwrap();
+            assert_eq!(lab.writes().0, 16 * 4096);
+            assert_eq!(lab.disk.peek_durable(0, 16 * 4096), [round; 16 * 4096]);
+        }
+    });
+}
+
+#[test]
+fn what_was_not_kept_makes_every_later_sync_fail() {
+    for flags in [IoFlags::UNCACHED, IoFlags::DIRECT] {
+        let lab = Lab::plain(4096);
+        lab.run(async {
+            lab.write(0, &[1; 4096], flags).await;
+            lab.sleep_ms(300).await;
+            lab.disk.inject(fail(BioOp::Flush));
+            for _ in 0..3 {
+                assert!(lab.sync().await.is_err(), "{flags:?}");
+            }
+            let fresh = lab.file.open_handle();
+            assert!(lab.file.sync(&fresh).await.is_err());
+        });
+    }
+}
+
+#[test]
+fn failed_data_at_half_the_dirty_limit_refuses_more() {
+    let config = Config {
+        dirty_bytes: Some(1 << 20),
+        dirty_background_bytes: Some(256 << 10),
+        ..Config::with_budget(8 << 20)
+    };
+    let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
+    lab.run(async {
+        lab.disk.inject(fail(BioOp::Write).sticky());
+        let mut accepted = 0u64;
+        for i in 0..1024u64 {
+            match lab.try_write(i * 4096, &[1; 4096], NONE).await {
+                Ok(_) => accepted += 4096,
+                Err(e) => {
+                    assert_eq!(e.kind(), ErrorKind::Io);
+                    break;
+                }
+            }
+        }
+        assert!((512 << 10..=(1 << 20) + 4096).contains(&accepted), "{accepted}");
+        // Reads of cached data go on, and so does everything after the device has healed.
+        assert_eq!(lab.read(0, 4096, NONE).await, [1; 4096]);
+        lab.disk.heal();
+        let _told = lab.sync().await;
+        lab.sync().await.unwrap();
+        assert_eq!(lab.disk.peek_durable(0, accepted as usize), vec![1; accepted as usize]);
+        lab.write(3 << 20, &[2; 4096], NONE).await;
+    });
+}
+
+/// A sync that had taken blocks for write-out, and then waited for others before it issued them, was
+/// not seen by a second sync: that one flushed and returned while the first one's writes were
+/// still to come.
+#[test]
+fn a_sync_waits_for_what_another_one_has_taken() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        let second = 65536;
+        lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Slow(5_000_000)).within(0..4096));
+        lab.write(second, &[1; 4096], IoFlags::START_WRITEBACK).await;
+        lab.write(second, &[2; 4096], NONE).await;
+        lab.write(0, &[3; 4096], NONE).await;
+        let other = lab.file.open_handle();
+        let late = async {
+            lab.sleep_ms(0).await;
+            lab.file.sync(&other).await.unwrap();
+            assert!(lab.disk.peek_durable(0, 4096) == [3; 4096], "synced is durable");
+            assert!(lab.disk.peek_durable(second, 4096) == [2; 4096]);
+        };
+        both(late, async { lab.sync().await.unwrap() }).await;
+    });
+}
+
+/// A direct write drops the cached block around it. What that block had written out before, and
+/// not flushed yet, was forgotten: a flush that failed afterwards was followed by one that worked.
+#[test]
+fn a_direct_write_does_not_forget_its_neighbours() {
+    let mut lost = 0;
+    for blocks in 1..40u64 {
+        let lab = Lab::plain(4096);
+        lab.run(async {
+            for i in 0..blocks {
+                lab.write(i * 8192, &[7; 4096], IoFlags::START_WRITEBACK).await;
+            }
+            lab.sleep_ms(20).await;
+            for i in 0..blocks {
+                lab.write(i * 8192, &[9; 512], IoFlags::DIRECT | IoFlags::DSYNC).await;
+            }
+            lab.disk.inject(fail(BioOp::Flush));
+            assert!(lab.sync().await.is_err());
+            let again = lab.sync().await;
+            let want = [vec![9; 512], vec![7; 3584]].concat();
+            let durable = (0..blocks).all(|i| lab.disk.peek_durable(i * 8192, 4096) == want);
+            assert!(durable || again.is_err(), "{blocks} blocks: success without the data");
+            lost += u64::from(!durable);
+        });
+    }
+    assert!(lost > 0, "the disk lost nothing: the test tests nothing");
+}
+
+/// Zeroing dropped dirty blocks first and asked the device then: when the device refused, data
+/// that had been accepted was gone.
+#[test]
+fn a_zero_that_fails_keeps_what_was_dirty() {
+    for kind in [ErrorKind::Io, ErrorKind::Unsupported] {
+        let lab = Lab::plain(4096);
+        lab.run(async {
+            lab.write(0, &[7; 16384], NONE).await;
+            lab.disk.inject(FaultRule::on(BioOp::WriteZeroes, Fault::Fail(kind)));
+            assert_eq!(lab.zero(0, 16384, true).await.unwrap_err().kind(), kind);
+            assert_eq!(lab.blocks(State::Dirty), [0, 1, 2, 3].into());
+            assert_eq!(lab.read(0, 16384, NONE).await, [7; 16384]);
+            lab.sync().await.unwrap();
+            assert_eq!(lab.disk.peek_durable(0, 16384), [7; 16384]);
+            // And one that works drops the dirt without writing it.
+            lab.write(0, &[8; 16384], NONE).await;
+            lab.disk.clear_log();
+            lab.zero(0, 16384, false).await.unwrap();
+            assert_eq!(lab.read(0, 16384, NONE).await, [0; 16384]);
+            lab.sync().await.unwrap();
+            assert_eq!(lab.writes().0, 0);
+            let stats = lab.cache.stats();
+            assert_eq!((stats.dirty_bytes, stats.writeback_bytes), (0, 0));
+        });
+    }
+}
