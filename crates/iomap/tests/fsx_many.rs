@@ -2,7 +2,7 @@
 //! of a sector and of nothing else, so that neighbours meet in one block, one frame, one folio.
 //! Beside them somebody drops clean data, syncs and turns the dirty limits. U8, D8, D17.
 //!
-//! `FOREBAY_FSX_RUNS` sets the number of seeds (default 60), `FOREBAY_FSX_SEED` the first.
+//! `FOREBAY_FSX_RUNS` sets the number of seeds (default 30), `FOREBAY_FSX_SEED` the first.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn env(name: &str, default: u64) -> u64 {
 
 fn seeds() -> Range<u64> {
     let first = env("FOREBAY_FSX_SEED", 1);
-    first..first + env("FOREBAY_FSX_RUNS", 60)
+    first..first + env("FOREBAY_FSX_RUNS", 30)
 }
 
 /// Cuts the file into `count` spans: some as small as a sector or two, at random borders.
