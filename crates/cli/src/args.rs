@@ -15,7 +15,7 @@ use std::path::PathBuf;
 )]
 pub struct Cli {
     /// Log more: -v info, -vv debug, -vvv trace
-    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, display_order = 900)]
     pub verbose: u8,
     /// What to do.
     #[command(subcommand)]
