@@ -73,9 +73,11 @@ fn faults_below_lose_nothing_that_was_promised() {
         let setup = Setup::from_seed(seed, Map::Identity);
         let world = SimWorld::new(seed);
         let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));
-        for op in [BioOp::Read, BioOp::Write, BioOp::Flush] {
+        for op in [BioOp::Read, BioOp::Write, BioOp::WriteZeroes, BioOp::Flush] {
             let chance = 40 + seed as u32 % 100;
-            disk.inject(FaultRule::on(op, Fault::Fail(ErrorKind::Io)).one_in(u64::from(chance)));
+            disk.inject(
+                FaultRule::on(op, Fault::Fail(ErrorKind::Io)).sticky().one_in(u64::from(chance)),
+            );
         }
         let file = File::open(&setup, &world, &disk);
         let mut workload = setup.workload();

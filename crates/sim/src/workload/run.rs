@@ -159,12 +159,14 @@ impl Runner {
             Op::Trim { offset, len } => {
                 let result = subject.trim(offset, len).await;
                 if self.judge(op, &result)? != Verdict::Nothing {
+                    self.model.note_path(offset, self.inside(offset, len), true);
                     self.model.trim(offset, len, self.config.trim, result.is_ok());
                 }
             }
             Op::Zero { offset, len } => {
                 let result = subject.zero(offset, len).await;
                 if let Some(effect) = self.judge(op, &result)?.effect(false) {
+                    self.model.note_path(offset, self.inside(offset, len), true);
                     self.model.zero(offset, len, effect);
                 }
             }
@@ -183,6 +185,11 @@ impl Runner {
             Op::Reopen => drop(self.judge(op, &subject.reopen().await)?),
         }
         self.check_size(subject)
+    }
+
+    /// As much of `len` as lies inside the subject.
+    fn inside(&self, offset: u64, len: u64) -> u64 {
+        self.model.readable(offset, len) as u64
     }
 
     async fn read(
