@@ -1,0 +1,365 @@
+//! Random interleavings of the folio state machine, in a build of its own:
+//! `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target directory apart.
+//!
+//! Held in every schedule: F1..F3 (see `forebay_cache::folio`), no torn and no stale bytes for a
+//! reader, no lost dirt, nothing counted twice, and every frame free at the end (A1). Two variants
+//! with a planted bug show that the harness would see one.
+//!
+//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 8000).
+#![cfg(shuttle)]
+
+use forebay_base::sync::atomic::{AtomicU8, Ordering};
+use forebay_base::sync::{Arc, Mutex, thread};
+use forebay_base::task::block_on;
+use forebay_base::world::RealWorld;
+use forebay_cache::config::DirtyTracking;
+use forebay_cache::folio::Blocks;
+use forebay_cache::writeback::{WritePiece, end_fill, end_write};
+use forebay_cache::{Config, FolioWrite, FramePool, Mapping, PageCache, State};
+
+const BLOCK: usize = 512;
+const FOLIO: u32 = 8192;
+/// Blocks of a folio.
+const ALL: Blocks = Blocks { start: 0, end: FOLIO / BLOCK as u32 };
+
+/// A tiny cache, one file, and a device of which each block holds one byte, many times.
+struct Lab {
+    cache: Arc<PageCache>,
+    mapping: Mapping,
+    device: Mutex<[u8; 64]>,
+}
+
+fn one(block: u32) -> Blocks {
+    Blocks { start: block, end: block + 1 }
+}
+
+impl Lab {
+    fn new() -> Arc<Self> {
+        let config =
+            Config { folio_size: FOLIO, huge_pages: false, ..Config::with_budget(1 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(BLOCK as u32, 1 << 20);
+        Arc::new(Self { cache, mapping, device: Mutex::new([0; 64]) })
+    }
+
+    /// F1..F3 of one folio.
+    fn check(&self, folio: &FolioWrite<'_>) {
+        for block in ALL.start..ALL.end {
+            let has = |state| folio.any(state, one(block));
+            let [up, dirty] = [has(State::Uptodate), has(State::Dirty)];
+            let [writing, reading] = [has(State::Writing), has(State::Reading)];
+            assert!(!(reading && (up || dirty || writing)), "F1 in block {block}");
+            assert!(up || !(dirty || writing), "F2 in block {block}");
+            let framed = folio.frames_missing(one(block)) == 0;
+            assert!(framed || !(reading || up || writing), "F3 in block {block}");
+        }
+    }
+
+    /// Writes one block, as the layer above does. With `cow`, a frame in write-out is replaced.
+    fn write(&self, block: u32, value: u8, cow: bool) {
+        let mut pool = FramePool::empty(&self.cache);
+        loop {
+            let folio = self.cache.lock_or_create(&self.mapping, 0).expect("slots are plenty");
+            let copy = cow && folio.any(State::Writing, one(block));
+            let need = folio.frames_missing(one(block)) + if copy { 2 } else { 0 };
+            if need <= pool.len() {
+                if copy {
+                    folio.detach_in_flight(one(block), &mut pool);
+                }
+                folio.install_frames(one(block), &mut pool);
+                folio.write(block as usize * BLOCK, &[value; BLOCK], false);
+                self.check(&folio);
+                return;
+            }
+            drop(folio);
+            pool = self.cache.take_frames(need).expect("frames are plenty");
+        }
+    }
+
+    /// The value of a block if it is cached; its bytes must all be the same.
+    fn read(&self, index: u64, block: u32) -> Option<u8> {
+        let folio = self.cache.lookup(&self.mapping, index)?;
+        if !folio.uptodate(one(block)) {
+            return None;
+        }
+        let mut bytes = [0; BLOCK];
+        folio.copy_out(block as usize * BLOCK, &mut bytes);
+        folio.touch(one(block), false);
+        assert!(bytes.iter().all(|b| *b == bytes[0]), "torn");
+        Some(bytes[0])
+    }
+
+    fn bytes_of(&self, piece: &WritePiece, block: u32) -> u8 {
+        let (frame, at) = piece.place(block, &self.mapping);
+        let mut bytes = [0; BLOCK];
+        self.cache.arena().copy_out(frame, at, &mut bytes);
+        assert!(bytes.iter().all(|b| *b == bytes[0]), "torn on its way to the device");
+        bytes[0]
+    }
+
+    /// One pass of write-out. With `stable`, bytes in flight must not change.
+    fn write_out(&self, ok: bool, stable: bool) {
+        let Some(folio) = self.cache.lock_folio(&self.mapping, 0) else { return };
+        let pieces = folio.begin_write(ALL, DirtyTracking::Block);
+        self.check(&folio);
+        drop(folio);
+        let blocks =
+            || pieces.iter().flat_map(|p| (p.blocks.start..p.blocks.end).map(move |b| (p, b)));
+        let before: Vec<u8> = blocks().map(|(p, b)| self.bytes_of(p, b)).collect();
+        thread::yield_now();
+        for ((piece, block), before) in blocks().zip(before) {
+            let now = self.bytes_of(piece, block);
+            assert!(!stable || now == before, "bytes changed in flight");
+            if ok {
+                self.device.lock()[block as usize] = now;
+            }
+        }
+        end_write(&self.cache, &self.mapping, &pieces, ok, true);
+    }
+
+    /// Reads a folio's missing blocks from the device; gives up if the range is held.
+    fn fill(&self, index: u64, polite: bool) {
+        let mut pool = self.cache.take_frames(2).expect("frames are plenty");
+        let folio = self.cache.lock_or_create(&self.mapping, index).expect("slots are plenty");
+        let start = self.mapping.folio_start(index);
+        if polite && self.mapping.is_exclusive(&(start..start + u64::from(FOLIO))) {
+            return;
+        }
+        let runs = folio.begin_fill(ALL, false, &mut pool);
+        let places: Vec<_> = runs
+            .iter()
+            .flat_map(|run| run.start..run.end)
+            .map(|b| (index as usize * 16 + b as usize, folio.place(b)))
+            .collect();
+        self.check(&folio);
+        drop(folio);
+        let values: Vec<u8> = places.iter().map(|(n, _)| self.device.lock()[*n]).collect();
+        thread::yield_now();
+        for ((_, (frame, at)), value) in places.into_iter().zip(values) {
+            self.cache.arena().copy_in(frame, at, &[value; BLOCK]);
+        }
+        for run in runs {
+            end_fill(&self.cache, &self.mapping, index, run, true);
+        }
+    }
+
+    /// A direct write of a whole folio.
+    fn write_directly(&self, index: u64, value: u8) {
+        let start = self.mapping.folio_start(index);
+        let _held = block_on(self.mapping.exclusive(start..start + u64::from(FOLIO)));
+        while let Some(folio) = self.cache.lock_folio(&self.mapping, index) {
+            if !folio.any(State::Reading, ALL) {
+                folio.discard(ALL);
+                break;
+            }
+            drop(folio);
+            block_on(self.cache.wait_while(&self.mapping, index, ALL, State::Reading));
+        }
+        thread::yield_now();
+        let first = index as usize * 16;
+        self.device.lock()[first..first + 16].fill(value);
+    }
+
+    /// One batch of reclaim.
+    fn shrink(&self) {
+        self.cache.reclaim(1);
+    }
+
+    /// Nothing is dirty, in flight or lost; every frame comes back.
+    fn end(&self) {
+        let stats = self.cache.stats();
+        assert_eq!((stats.dirty_bytes, stats.writeback_bytes), (0, 0));
+        self.cache.drop_clean();
+        let stats = self.cache.stats();
+        assert_eq!(stats.frames_free, stats.frames_total, "A1: every frame is free");
+        assert_eq!(stats.folios, 0, "every descriptor is free");
+    }
+}
+
+type Task = Box<dyn FnOnce(&Lab) + Send>;
+
+/// Runs the closures on threads of their own and waits for all.
+fn together(lab: &Arc<Lab>, tasks: Vec<Task>) {
+    let run = |task: Task| {
+        let lab = lab.clone();
+        thread::spawn(move || task(&lab))
+    };
+    let threads: Vec<_> = tasks.into_iter().map(run).collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+fn check(test: impl Fn() + Send + Sync + 'static) {
+    let runs = std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(8000, |v| v.parse().unwrap());
+    let test = std::sync::Arc::new(test);
+    let other = test.clone();
+    shuttle::check_random(move || test(), runs / 2);
+    shuttle::check_pct(move || other(), runs / 2, 3);
+}
+
+fn reads_never_go_back(lab: &Lab, blocks: [u32; 2]) {
+    let mut last = [0; 2];
+    for _ in 0..4 {
+        for (i, block) in blocks.into_iter().enumerate() {
+            if let Some(value) = lab.read(0, block) {
+                assert!(value >= last[i], "block {block} went back from {} to {value}", last[i]);
+                last[i] = value;
+            }
+        }
+    }
+}
+
+#[test]
+fn two_writers_write_out_reclaim_and_a_reader() {
+    check(|| {
+        let lab = Lab::new();
+        let write_outs = |lab: &Lab| {
+            for ok in [true, false, true] {
+                lab.write_out(ok, false);
+            }
+        };
+        together(
+            &lab,
+            vec![
+                Box::new(|lab| (1..4).for_each(|v| lab.write(0, v, false))),
+                Box::new(|lab| (1..4).for_each(|v| lab.write(1, v, false))),
+                Box::new(write_outs),
+                Box::new(|lab| (0..2).for_each(|_| lab.shrink())),
+                Box::new(|lab| reads_never_go_back(lab, [0, 1])),
+            ],
+        );
+        lab.write_out(true, true);
+        assert_eq!(lab.device.lock()[..2], [3, 3], "dirt was lost");
+        lab.end();
+    });
+}
+
+/// Writers hit blocks in write-out and detach their frames, while the write-out ends.
+fn detaching(cow: bool) {
+    let lab = Lab::new();
+    lab.write(0, 1, false);
+    lab.write(1, 1, false);
+    together(
+        &lab,
+        vec![
+            Box::new(move |lab| (2..4).for_each(|v| lab.write(0, v, cow))),
+            Box::new(move |lab| (2..4).for_each(|v| lab.write(1, v, cow))),
+            Box::new(|lab| (0..2).for_each(|_| lab.write_out(true, true))),
+            Box::new(|lab| lab.write_out(false, true)),
+            Box::new(Lab::shrink),
+        ],
+    );
+    lab.write_out(true, true);
+    assert_eq!(lab.device.lock()[..2], [3, 3], "dirt was lost");
+    lab.end();
+}
+
+#[test]
+fn a_writer_detaches_while_the_write_out_ends() {
+    check(|| detaching(true));
+}
+
+#[test]
+#[should_panic(expected = "bytes changed in flight")]
+fn planted_a_writer_that_does_not_detach_is_found() {
+    check(|| detaching(false));
+}
+
+/// Fills against direct writes of the same folio: no reader sees what was there before one that is
+/// over.
+fn filling(polite: bool) {
+    let lab = Lab::new();
+    let done = Arc::new(AtomicU8::new(0));
+    let (writer, reader) = (done.clone(), done);
+    let direct = move |lab: &Lab| {
+        for value in 1..3 {
+            lab.write_directly(0, value);
+            writer.store(value, Ordering::SeqCst);
+        }
+    };
+    let look = move |lab: &Lab| {
+        for _ in 0..4 {
+            let least = reader.load(Ordering::SeqCst);
+            let seen = lab.read(0, 5).unwrap_or(u8::MAX);
+            assert!(seen >= least, "stale: {seen} after {least}");
+        }
+    };
+    together(
+        &lab,
+        vec![
+            Box::new(move |lab| (0..2).for_each(|_| lab.fill(0, polite))),
+            Box::new(move |lab| lab.fill(0, polite)),
+            Box::new(direct),
+            Box::new(look),
+            Box::new(Lab::shrink),
+        ],
+    );
+    assert_eq!(lab.read(0, 5).unwrap_or(2), 2, "stale at the end");
+    lab.end();
+}
+
+#[test]
+fn fills_give_way_to_exclusive_ranges() {
+    check(|| filling(true));
+}
+
+#[test]
+#[should_panic(expected = "stale")]
+fn planted_a_fill_that_ignores_exclusive_ranges_is_found() {
+    check(|| filling(false));
+}
+
+#[test]
+fn a_lookup_never_finds_another_folio_in_a_slot_used_again() {
+    check(|| {
+        let lab = Lab::new();
+        for index in 0..4usize {
+            lab.device.lock()[index * 16..index * 16 + 16].fill(10 + index as u8);
+        }
+        lab.fill(0, true);
+        let look = |lab: &Lab| {
+            for index in [0, 1, 0, 2, 1, 0] {
+                let seen = lab.read(index, 3);
+                assert!(seen.is_none_or(|v| v == 10 + index as u8), "{seen:?} in folio {index}");
+            }
+        };
+        together(
+            &lab,
+            vec![
+                Box::new(|lab| {
+                    lab.cache.drop_clean();
+                    lab.fill(1, true);
+                }),
+                Box::new(|lab| {
+                    lab.shrink();
+                    lab.fill(2, true);
+                }),
+                Box::new(|lab| [1, 0].into_iter().for_each(|i| lab.fill(i, true))),
+                Box::new(look),
+                Box::new(look),
+            ],
+        );
+        lab.end();
+    });
+}
+
+#[test]
+fn whoever_waits_for_a_fill_or_a_write_out_is_woken() {
+    check(|| {
+        let lab = Lab::new();
+        lab.write(4, 7, false);
+        let wait =
+            |state| move |lab: &Lab| block_on(lab.cache.wait_while(&lab.mapping, 0, ALL, state));
+        together(
+            &lab,
+            vec![
+                Box::new(|lab| lab.write_out(true, true)),
+                Box::new(|lab| lab.fill(0, true)),
+                Box::new(wait(State::Writing)),
+                Box::new(wait(State::Reading)),
+                Box::new(|lab| block_on(lab.mapping.wait_not_exclusive(0..8192))),
+                Box::new(|lab| lab.write_directly(1, 3)),
+            ],
+        );
+        lab.end();
+    });
+}
