@@ -7,7 +7,6 @@
 //! is changing gets a torn block, which is what the stable-write strategies are for.
 
 use forebay_base::buf::{IoMem, Segment};
-use forebay_base::units::MIB;
 use forebay_base::{Error, Result};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -23,6 +22,8 @@ pub type Frame = u32;
 const HUGE: usize = 2 << 20;
 /// `MADV_COLLAPSE` (Linux 6.1): synchronously makes huge pages, also where THP for shmem is off.
 const MADV_COLLAPSE: i32 = 25;
+/// Bytes collapsed by one call.
+const COLLAPSE_STEP: usize = 256 << 20;
 
 /// The mapping. Shared; unmapped when the last handle goes.
 pub struct Arena {
@@ -83,23 +84,39 @@ impl Arena {
         if !huge {
             return;
         }
-        let step = 64 * MIB as usize;
+        // One call for many huge pages: each call has a price of its own, of milliseconds.
         let whole = self.bytes / HUGE * HUGE;
-        for at in (0..whole).step_by(step) {
-            let len = step.min(whole - at);
-            let start = self.base.wrapping_add(at);
-            // SAFETY: the range lies inside the arena; both calls keep its content, which is
-            // all zero at this point. libc's wrapper is used because rustix knows no COLLAPSE.
-            let collapsed = unsafe {
-                let populate = libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE);
-                populate == 0 && libc::madvise(start.cast(), len, MADV_COLLAPSE) == 0
-            };
-            if !collapsed {
-                log::info!("arena: huge pages not available: {}", std::io::Error::last_os_error());
+        for at in (0..whole).step_by(COLLAPSE_STEP) {
+            let len = COLLAPSE_STEP.min(whole - at);
+            if self.collapse(at, len) {
+                self.huge_bytes += len;
+                continue;
+            }
+            let single = (at..at + len).step_by(HUGE).filter(|&at| self.collapse(at, HUGE)).count();
+            self.huge_bytes += single * HUGE;
+            if single == 0 {
+                let why = std::io::Error::last_os_error();
+                log::info!(
+                    "arena: {} bytes on huge pages, then none to be had: {why}",
+                    self.huge_bytes
+                );
                 return;
             }
-            self.huge_bytes += len;
         }
+    }
+
+    /// Puts huge pages under a part of the arena. One page of each is touched first, because a range
+    /// that has none is not collapsed; the kernel fills the rest with zeros.
+    fn collapse(&self, at: usize, len: usize) -> bool {
+        let start = self.base.wrapping_add(at);
+        let touched = (0..len).step_by(HUGE).all(|at| {
+            let page = start.wrapping_add(at).cast();
+            // SAFETY: the page lies inside the arena; the call keeps its content.
+            unsafe { libc::madvise(page, FRAME_SIZE, libc::MADV_POPULATE_WRITE) == 0 }
+        });
+        // SAFETY: the range lies inside the arena; the call keeps its content. libc's wrapper is
+        // used because rustix knows no COLLAPSE.
+        touched && unsafe { libc::madvise(start.cast(), len, MADV_COLLAPSE) == 0 }
     }
 
     /// Number of frames.
@@ -107,9 +124,14 @@ impl Arena {
         self.bytes / FRAME_SIZE
     }
 
-    /// Size of the pages that back it: 2 MiB where the collapse worked, else the system's.
+    /// Size of the pages that back most of it: 2 MiB where the collapse worked, else the system's.
     pub fn page_size(&self) -> usize {
-        if self.huge_bytes > 0 { HUGE } else { rustix::param::page_size() }
+        if self.huge_bytes > self.bytes / 2 { HUGE } else { rustix::param::page_size() }
+    }
+
+    /// Bytes that are on huge pages.
+    pub fn huge_bytes(&self) -> usize {
+        self.huge_bytes
     }
 
     #[inline]
@@ -117,6 +139,22 @@ impl Arena {
         let start = frame as usize * FRAME_SIZE + offset;
         assert!(start + len <= self.bytes, "frame {frame} + {offset} + {len} leaves the arena");
         self.base.wrapping_add(start)
+    }
+
+    /// Has the processor fetch the beginning of a frame; a hint, for any frame number.
+    #[inline]
+    pub fn prefetch(&self, frame: Frame, offset: usize) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let at = self.base.wrapping_add(frame as usize * FRAME_SIZE + offset);
+            for line in 0..4 {
+                // SAFETY: a prefetch reads nothing that the program can see, at any address.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line * 64).cast()) };
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (frame, offset);
     }
 
     /// Copies out of consecutive frames, from `offset` bytes into `frame` on.

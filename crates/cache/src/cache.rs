@@ -103,6 +103,7 @@ impl PageCache {
         s.budget_bytes = self.config.budget;
         s.arena_bytes = (self.division.frames * FRAME_SIZE) as u64;
         s.arena_page_bytes = self.arena.page_size() as u64;
+        s.arena_huge_bytes = self.arena.huge_bytes() as u64;
         s.frames_total = self.division.frames as u64;
         s.frames_free = self.frames.lock().free() as u64;
         s.folios = (self.division.slots - self.free_slots.lock().len()) as u64;
@@ -142,13 +143,34 @@ impl PageCache {
 
     // ---- lookup ----
 
-    /// The folio, locked shared, if it is there. `None` is a hint (see [`crate::index`]).
+    /// The folio, locked shared, if it is there. `None` is a hint (see [`crate::index`]). The caller
+    /// says where in the folio it is going to read: the bytes are on their way from memory while
+    /// the lock is taken.
     #[inline]
-    pub fn lookup(&self, mapping: &Mapping, index: u64) -> Option<FolioRead<'_>> {
+    pub fn lookup(&self, mapping: &Mapping, index: u64, offset: usize) -> Option<FolioRead<'_>> {
         let slot = self.index.find(&self.table, mapping.id, index)?;
+        self.prefetch(slot, offset);
         self.table.lock_shared(slot);
         let folio = FolioRead { cache: self, slot };
         (self.table.key(slot) == (mapping.id, index)).then_some(folio)
+    }
+
+    #[inline]
+    fn prefetch(&self, slot: Slot, offset: usize) {
+        let at = offset / FRAME_SIZE;
+        if at < self.table.layout().frames
+            && let Some(frame) = self.table.frame(slot, at)
+        {
+            self.arena.prefetch(frame, offset % FRAME_SIZE);
+        }
+    }
+
+    /// Has the processor fetch what a write at `offset` of a folio is going to touch.
+    #[inline]
+    pub fn prefetch_folio(&self, mapping: &Mapping, index: u64, offset: usize) {
+        if let Some(slot) = self.index.find(&self.table, mapping.id, index) {
+            self.prefetch(slot, offset);
+        }
     }
 
     /// The folio, locked exclusively, if it is there: definite.

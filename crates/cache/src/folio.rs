@@ -161,17 +161,24 @@ impl Blocks {
     }
 }
 
+/// Two cache lines, which the processor fetches as a pair.
+#[repr(align(128))]
+struct Pair([AtomicU64; PAIR]);
+
+const PAIR: usize = 16;
+
 /// The table.
 pub struct Table {
-    words: Box<[AtomicU64]>,
+    pairs: Box<[Pair]>,
     layout: Layout,
 }
 
 impl Table {
     /// `slots` slots, numbered from 1.
     pub fn new(layout: Layout, slots: usize) -> Self {
-        let words = huge_vec((slots + 1) * layout.stride, || AtomicU64::new(0));
-        Self { words: words.into_boxed_slice(), layout }
+        let pairs = ((slots + 1) * layout.stride).div_ceil(PAIR);
+        let pairs = huge_vec(pairs, || Pair([const { AtomicU64::new(0) }; PAIR]));
+        Self { pairs: pairs.into_boxed_slice(), layout }
     }
 
     /// The layout.
@@ -182,7 +189,8 @@ impl Table {
 
     #[inline]
     fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
-        &self.words[slot as usize * self.layout.stride + word]
+        let at = slot as usize * self.layout.stride + word;
+        &self.pairs[at / PAIR].0[at % PAIR]
     }
 
     /// Mapping id and folio index that the slot holds; id 0 is a free slot.

@@ -295,14 +295,17 @@ impl FolioWrite<'_> {
                 self.cache.table.set_bits(self.slot, State::Uptodate, g, mask);
             } else {
                 self.cache.table.clear_bits(self.slot, State::Uncached, g, mask);
+                self.cache.table.clear_bits(self.slot, State::Referenced, g, mask);
             }
             self.cache.table.check_block(self.slot, g);
         }
-        if !ok {
-            let mut freed = Vec::new();
-            self.strip_frames(blocks, &mut freed);
-            self.cache.give_frames(&freed);
+        if ok {
+            self.drop_abandoned(blocks);
+            return;
         }
+        let mut freed = Vec::new();
+        self.strip_frames(blocks, &mut freed);
+        self.cache.give_frames(&freed);
     }
 
     // ---- writes ----
@@ -423,6 +426,7 @@ impl FolioWrite<'_> {
             let busy = busy.iter().fold(0, |w, &b| w | t.bits(s, b, g));
             t.bits(s, State::Uncached, g) & t.bits(s, State::Uptodate, g) & !busy
         };
+        self.abandon_fills(blocks);
         for run in self.runs(blocks, droppable) {
             for (g, mask) in run.masks() {
                 for state in [State::Uptodate, State::Referenced, State::Uncached] {
@@ -433,6 +437,25 @@ impl FolioWrite<'_> {
             self.strip_frames(run, &mut freed);
             self.cache.give_frames(&freed);
         }
+    }
+
+    /// Uncached blocks that are still being read are not wanted any more: their fill drops them when
+    /// it ends. *Referenced* says so, which has no other meaning while a block is being read.
+    fn abandon_fills(&self, blocks: Blocks) {
+        for (g, mask) in blocks.masks() {
+            let table = &self.cache.table;
+            let reading = table.bits(self.slot, State::Reading, g);
+            let gone = mask & reading & table.bits(self.slot, State::Uncached, g);
+            table.set_bits(self.slot, State::Referenced, g, gone);
+        }
+    }
+
+    /// The blocks of an ended fill that nobody wants any more.
+    fn drop_abandoned(&self, blocks: Blocks) {
+        let gone = self.runs(blocks, |t, s, g| {
+            t.bits(s, State::Uncached, g) & t.bits(s, State::Referenced, g)
+        });
+        gone.into_iter().for_each(|run| self.drop_uncached(run));
     }
 
     /// Makes room for a writer that hits blocks in write-out where bytes in flight must not

@@ -36,8 +36,12 @@ impl Index {
 
     #[inline]
     fn bucket(&self, id: u32, index: u64) -> usize {
-        let mixed = (index ^ u64::from(id).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> 32) as usize & (self.heads.len() - 1)
+        // Neighbours in a file are neighbours here: the heads of a file that is in use stay in the
+        // processor's cache. Files start at places of their own, and so does each stretch of a
+        // file that is as long as the table.
+        let stretch = index >> self.heads.len().trailing_zeros();
+        let place = (stretch ^ u64::from(id) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        (index.wrapping_add(place)) as usize & (self.heads.len() - 1)
     }
 
     /// Lookup without a lock: a hint.

@@ -97,7 +97,9 @@ impl Streams {
             }
         };
         let stream = &mut inner.streams[at];
-        let sequential = stream.next != u64::MAX || offset == 0;
+        // A reader that begins at the beginning is taken for sequential at once, except where what is
+        // read ahead in vain would have to be dropped again.
+        let sequential = stream.next != u64::MAX || (offset == 0 && !uncached);
         stream.used = clock;
         stream.next = end;
         if sequential {
@@ -185,14 +187,15 @@ mod tests {
     #[test]
     fn u2_an_abandoned_uncached_window_is_named() {
         let streams = Streams::default();
-        let first = streams.plan(0, 131072, MAX, EOF, true).ahead;
+        assert!(streams.plan(0, 131072, MAX, EOF, true).ahead.is_empty());
+        let first = streams.plan(131072, 262144, MAX, EOF, true).ahead;
         assert!(!first.is_empty());
         let mut named = Vec::new();
         for i in 1..=8u64 {
             let at = i * 100_000_000 / 4096 * 4096;
             named.push(streams.plan(at, at + 4096, MAX, EOF, true).abandoned);
         }
-        assert!(named.contains(&(131072..first.end)), "{named:?}");
+        assert!(named.contains(&(262144..first.end)), "{named:?}");
         assert!(streams.abandon().is_empty());
     }
 }

@@ -32,8 +32,10 @@ counters! {
     budget_bytes,
     /// Bytes of frames.
     arena_bytes,
-    /// Size of the pages behind the arena, bytes.
+    /// Size of the pages behind most of the arena, bytes.
     arena_page_bytes,
+    /// Bytes of the arena on huge pages.
+    arena_huge_bytes,
     /// Frames in all.
     frames_total,
     /// Frames free.

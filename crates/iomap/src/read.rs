@@ -46,13 +46,14 @@ impl MappedFile {
         let start = range.start;
         let mut blocks_hit = 0;
         for (index, part) in self.pieces(range.clone()) {
-            let folio = self.cache.lookup(mapping, index)?;
+            let at = (part.start - mapping.folio_start(index)) as usize;
+            let folio = self.cache.lookup(mapping, index, at)?;
             let blocks = mapping.blocks_touched(index, &part);
             if !folio.uptodate(blocks) || folio.any_uncached(blocks) {
                 return None;
             }
             let into = &mut dst[(part.start - start) as usize..(part.end - start) as usize];
-            folio.copy_out((part.start - mapping.folio_start(index)) as usize, into);
+            folio.copy_out(at, into);
             if !bypass {
                 let same = !is_aligned(part.start, mapping.block_size());
                 folio.touch(blocks, same);
@@ -97,7 +98,7 @@ impl MappedFile {
     fn all_cached(&self, range: &Range<u64>) -> bool {
         self.pieces(range.clone()).all(|(index, part)| {
             let blocks = self.mapping.blocks_touched(index, &part);
-            self.cache.lookup(&self.mapping, index).is_some_and(|f| f.uptodate(blocks))
+            self.cache.lookup(&self.mapping, index, usize::MAX).is_some_and(|f| f.uptodate(blocks))
         })
     }
 

@@ -156,6 +156,8 @@ impl MappedFile {
     ) -> std::result::Result<(), Obstacle> {
         let mapping = &*self.mapping;
         let uncached = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT);
+        let at = (piece.start - mapping.folio_start(index)) as usize;
+        self.cache.prefetch_folio(mapping, index, at);
         let Some(folio) = self.cache.lock_or_create(mapping, index) else {
             return Err(Obstacle::Frames(1));
         };
@@ -191,7 +193,6 @@ impl MappedFile {
         }
         folio.install_frames(blocks, pool);
         self.zero_behind_eof(&folio, index, piece, blocks);
-        let at = (piece.start - mapping.folio_start(index)) as usize;
         folio.write(at, src, uncached);
         if !uncached {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
