@@ -107,8 +107,8 @@ impl World for RealWorld {
         let (tx, rx) = oneshot();
         let mut state = lock(&self.timer);
         state.serial += 1;
-        let serial = state.serial;
-        state.timers.insert((at, serial), tx);
+        let key = (at, state.serial);
+        state.timers.insert(key, tx);
         if !std::mem::replace(&mut state.thread_runs, true) {
             let (shared, start) = (self.timer.clone(), self.start);
             std::thread::Builder::new()
@@ -118,9 +118,26 @@ impl World for RealWorld {
         }
         drop(state);
         self.timer.changed.notify_one();
+        let armed = Armed { timer: self.timer.clone(), key };
         Box::pin(async move {
+            let _armed = armed;
             rx.await;
         })
+    }
+}
+
+/// A timer that is taken back when its sleeper goes: one that lost a race would otherwise stay
+/// until it is due.
+struct Armed {
+    timer: Arc<TimerShared>,
+    key: (Nanos, u64),
+}
+
+impl Drop for Armed {
+    fn drop(&mut self) {
+        // The sender goes after the lock: its drop wakes.
+        let sender = lock(&self.timer).timers.remove(&self.key);
+        drop(sender);
     }
 }
 
@@ -169,6 +186,18 @@ mod tests {
         block_on(short);
         block_on(long);
         assert!(world.now() - start >= 30_000_000);
+    }
+
+    #[test]
+    fn a_dropped_sleep_leaves_no_timer() {
+        let timer =
+            Arc::new(TimerShared { state: std::sync::Mutex::default(), changed: Condvar::new() });
+        let world =
+            RealWorld { start: Instant::now(), random: Mutex::new(1), timer: timer.clone() };
+        let long = world.sleep(Duration::from_secs(3600));
+        assert_eq!(lock(&timer).timers.len(), 1);
+        drop(long);
+        assert!(lock(&timer).timers.is_empty());
     }
 
     #[test]
