@@ -38,6 +38,8 @@ pub struct PageCache {
     pub(crate) queued: [AtomicI64; 3],
     waits: Box<[WaitQueue]>,
     frame_wait: WaitQueue,
+    /// Tasks that wait for frames or folio descriptors.
+    starved: AtomicU32,
     next_mapping: AtomicU32,
     /// Counters.
     pub counters: Counters,
@@ -66,6 +68,7 @@ impl PageCache {
             queued: [const { AtomicI64::new(0) }; 3],
             waits: (0..WAIT_QUEUES).map(|_| WaitQueue::new()).collect(),
             frame_wait: WaitQueue::new(),
+            starved: AtomicU32::new(0),
             next_mapping: AtomicU32::new(1),
             counters: Counters::default(),
             readahead_max: AtomicU64::new(u64::from(config.readahead_max)),
@@ -262,6 +265,7 @@ impl PageCache {
 
     /// Takes `count` frames; starts write-out and waits for it if there are none.
     pub async fn wait_frames(&self, mapping: &Mapping, count: usize) -> FramePool<'_> {
+        let _starved = Starved::new(self);
         let attempt = || {
             let got = self.take_frames(count);
             if got.is_none() {
@@ -271,6 +275,27 @@ impl PageCache {
             got
         };
         self.frame_wait.wait_until(attempt).await
+    }
+
+    /// Waits until there is a folio descriptor to be had; starts write-out.
+    pub async fn wait_slot(&self, mapping: &Mapping) {
+        let _starved = Starved::new(self);
+        let attempt = || {
+            let Some(slot) = self.take_slot() else {
+                mapping.kick_flusher();
+                self.dirty.kick_all();
+                return None;
+            };
+            self.free_slots.lock().push(slot);
+            Some(())
+        };
+        self.frame_wait.wait_until(attempt).await;
+    }
+
+    /// Whether somebody waits for frames: flushers then write and flush below their limits too,
+    /// because what is dirty or not flushed cannot be reclaimed.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved.load(Ordering::SeqCst) > 0
     }
 
     pub(crate) fn give_frames(&self, freed: &[Frame]) {
@@ -295,8 +320,24 @@ impl PageCache {
         was == 1
     }
 
-    /// Something that blocks reclaim has ended.
-    pub(crate) fn wake_frame_waiters(&self) {
+    /// Something that blocks reclaim has ended: a write-out, a fill, a flush.
+    pub fn wake_frame_waiters(&self) {
         self.frame_wait.wake_all();
+    }
+}
+
+/// Counts a task that waits for frames while it lives.
+struct Starved<'a>(&'a PageCache);
+
+impl<'a> Starved<'a> {
+    fn new(cache: &'a PageCache) -> Self {
+        cache.starved.fetch_add(1, Ordering::SeqCst);
+        Self(cache)
+    }
+}
+
+impl Drop for Starved<'_> {
+    fn drop(&mut self) {
+        self.0.starved.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -532,7 +532,7 @@ async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dy
     if mapping.oldest_dirt().is_some_and(|t| t + expire <= now) {
         out.clone().write_out(pass(Which::Before(now.saturating_sub(expire) + 1), u64::MAX)).await;
     }
-    while cache.dirty.above_background() {
+    while cache.dirty.above_background() || cache.is_starved() {
         keep_window_open(cache, mapping, &out).await;
         let issued = out.clone().write_out(pass(Which::All, 16 * MIB)).await;
         if issued == 0 {
@@ -551,7 +551,7 @@ async fn keep_window_open(
     out: &std::sync::Arc<dyn WriteOut>,
 ) {
     let pinned = mapping.unflushed.lock().pinned.total() * mapping.block_size();
-    if pinned > cache.unflushed_window() / 2 {
+    if pinned > cache.unflushed_window() / 2 || (pinned > 0 && cache.is_starved()) {
         out.clone().flush().await;
     }
 }

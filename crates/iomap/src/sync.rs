@@ -191,6 +191,8 @@ impl MappedFile {
                 folio.flushed(self.mapping.blocks_inside(folio.index, &bytes));
             }
         });
+        // What was kept can be reclaimed now.
+        self.cache.wake_frame_waiters();
     }
 
     fn flush_failed(&self, pinned: &RangeSet, unpinned: bool, error: &Error) {

@@ -17,6 +17,8 @@ use std::ops::Range;
 enum Obstacle {
     /// Frames are missing: so many are needed.
     Frames(usize),
+    /// No folio descriptor is to be had.
+    Slots,
     /// Somebody holds the range exclusively.
     Exclusive,
     /// A fill of these blocks of the folio is on its way.
@@ -159,7 +161,7 @@ impl MappedFile {
         let at = (piece.start - mapping.folio_start(index)) as usize;
         self.cache.prefetch_folio(mapping, index, at);
         let Some(folio) = self.cache.lock_or_create(mapping, index) else {
-            return Err(Obstacle::Frames(1));
+            return Err(Obstacle::Slots);
         };
         if mapping.is_exclusive(piece) {
             return Err(Obstacle::Exclusive);
@@ -252,6 +254,7 @@ impl MappedFile {
         let mapping = &*self.mapping;
         let blocks = mapping.blocks_touched(index, piece);
         match obstacle {
+            Obstacle::Slots => self.cache.wait_slot(mapping).await,
             Obstacle::Exclusive => mapping.wait_not_exclusive(piece.clone()).await,
             Obstacle::Reading(blocks) => {
                 self.cache.wait_while(mapping, index, blocks, State::Reading).await

@@ -1,0 +1,184 @@
+//! What the calls promise.
+
+use crate::dir::{Dir, cache, config, open, options};
+use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, IoFlags, RawOptions};
+use std::os::unix::fs::MetadataExt;
+
+#[test]
+fn residency_and_extents() {
+    let dir = Dir::new("residency");
+    let cache = cache(8 << 20);
+    let file = open(&cache, dir.path("a"), 4 << 20);
+    file.write_at(&[1; 8192], 1 << 20).unwrap();
+    let seen = file.residency(0, 4 << 20);
+    assert_eq!((seen.block_size, seen.total_blocks), (4096, 1024));
+    assert_eq!((seen.resident_blocks, seen.dirty_blocks), (2, 2));
+    assert_eq!(seen.runs, [(1 << 20, 8192)]);
+    // A hole on the disk, data in the cache: data.
+    let map = file.extents(0, 4 << 20).unwrap();
+    let data: Vec<_> = map.iter().filter(|e| !e.hole).map(|e| e.len).collect();
+    assert_eq!((map.len(), data), (3, vec![8192]));
+    file.sync_data().unwrap();
+    assert_eq!(file.residency(0, 4 << 20).dirty_blocks, 0);
+    file.trim(1 << 20, 8192).unwrap();
+    assert_eq!(file.residency(0, 4 << 20).resident_blocks, 0);
+    assert_eq!(file.extents(4 << 20, 1).unwrap_err().kind(), ErrorKind::OutOfRange);
+}
+
+#[test]
+fn knobs_turn_and_wrong_ones_are_named() {
+    let cache = cache(16 << 20);
+    for (name, _) in cache.tunables() {
+        cache.tune(name, "1M").unwrap();
+        let now = cache.tunables().into_iter().find(|(n, _)| *n == name).unwrap();
+        assert_eq!(now.1, (1 << 20).to_string(), "{name}");
+    }
+    for (name, value) in [("dirty_byte", "1M"), ("dirty_bytes", "0"), ("dirty_bytes", "1T")] {
+        let error = cache.tune(name, value).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    assert!(cache.tune("dirty_bytes", "lots").unwrap_err().to_string().contains("lots"));
+}
+
+#[test]
+fn a_second_open_is_busy_until_the_first_is_closed() {
+    let dir = Dir::new("busy");
+    let (one, two) = (cache(4 << 20), cache(4 << 20));
+    for round in 0..30u8 {
+        let file = open(&one, dir.path("a"), 1 << 20);
+        for from in [&one, &two] {
+            let error = from.open_raw(dir.path("a"), &options(1 << 20)).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Busy);
+            assert!(error.to_string().contains("forebay-busy"), "no path in: {error}");
+        }
+        file.write_at(&[round; 300_000], 5).unwrap();
+        // The flusher and readahead are at work while it is closed.
+        file.write_at_with(&[round; 4096], 0, IoFlags::UNCACHED).unwrap();
+        let mut buf = vec![0; 65536];
+        (0..4).for_each(|i| drop(file.read_at(&mut buf, (1 << 19) + i * 65536)));
+        drop(file);
+        let file = two.open_raw(dir.path("a"), &options(1 << 20)).unwrap();
+        let mut back = vec![0; 300_000];
+        file.read_at(&mut back, 5).unwrap();
+        assert!(back.iter().all(|b| *b == round), "closing lost something in round {round}");
+    }
+    // Readers share.
+    let ro = RawOptions { read_only: true, ..RawOptions::default() };
+    let _a = one.open_raw(dir.path("a"), &ro).unwrap();
+    let _b = two.open_raw(dir.path("a"), &ro).unwrap();
+}
+
+#[test]
+fn wrong_options_name_the_thing() {
+    let dir = Dir::new("options");
+    let cache = cache(4 << 20);
+    let fails = |options: &RawOptions, word: &str| {
+        let error = cache.open_raw(dir.path("a"), options).err().expect(word);
+        assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
+    };
+    fails(&RawOptions::default(), "/a");
+    fails(&RawOptions { block_size: Some(1000), ..options(1 << 20) }, "1000");
+    fails(&RawOptions { block_size: Some(8192), ..options(1 << 20) }, "8192");
+    fails(&RawOptions { offset: 2 << 20, ..options(1 << 20) }, "2097152");
+    let wrong = |config: CacheConfig, word: &str| {
+        let error = Cache::new(config).err().expect(word);
+        assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
+    };
+    wrong(config(1000), "1000");
+    wrong(CacheConfig { folio_size: 5000, ..config(8 << 20) }, "5000");
+    let unknown = IoFlags::from_bits_retain(1 << 30);
+    let file = open(&cache, dir.path("b"), 1 << 20);
+    assert_eq!(file.write_at_with(&[1], 0, unknown).unwrap_err().kind(), ErrorKind::Unsupported);
+    let error = file.read_at_with(&mut [0], 0, IoFlags::DSYNC).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn direct_wants_aligned_memory_and_says_so() {
+    let dir = Dir::new("unaligned");
+    let cache = cache(4 << 20);
+    let options = RawOptions { direct_io: DirectIo::Auto, ..options(1 << 20) };
+    let file = cache.open_raw(dir.path("a"), &options).unwrap();
+    let mut memory = vec![7u8; 3 * 4096];
+    let skip = 4096 - memory.as_ptr() as usize % 4096 + 1;
+    let odd = &mut memory[skip..skip + 4096];
+    for flags in [IoFlags::DIRECT, IoFlags::DIRECT | IoFlags::FALLBACK] {
+        let write = file.write_at_with(odd, 4096, flags);
+        let read = file.read_at_with(odd, 4096, flags);
+        if file.direct_io().0 && !flags.contains(IoFlags::FALLBACK) {
+            assert_eq!(write.unwrap_err().kind(), ErrorKind::Unaligned);
+            assert_eq!(read.unwrap_err().kind(), ErrorKind::Unaligned);
+        } else {
+            assert_eq!((write.unwrap(), read.unwrap()), (4096, 4096));
+        }
+    }
+    let error = file.write_at_with(&[1; 100], 4096, IoFlags::DIRECT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unaligned);
+    assert!(odd.iter().all(|b| *b == 7));
+}
+
+#[test]
+fn nowait_on_a_cold_and_a_warm_file() {
+    let dir = Dir::new("nowait");
+    let cache = cache(8 << 20);
+    let file = open(&cache, dir.path("a"), 1 << 20);
+    let mut buf = [0; 4096];
+    let error = file.read_at_with(&mut buf, 0, IoFlags::NOWAIT).unwrap_err();
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::WouldBlock, 11));
+    file.read_at(&mut buf, 0).unwrap();
+    assert_eq!(file.read_at_with(&mut buf, 0, IoFlags::NOWAIT).unwrap(), 4096);
+    assert_eq!(file.write_at_with(&[1; 8192], 1 << 19, IoFlags::NOWAIT).unwrap(), 8192);
+}
+
+#[test]
+fn read_only_refuses_every_change() {
+    let dir = Dir::new("read-only");
+    std::fs::write(dir.path("a"), vec![3; 1 << 20]).unwrap();
+    let cache = cache(4 << 20);
+    let ro = RawOptions { read_only: true, ..RawOptions::default() };
+    let file = cache.open_raw(dir.path("a"), &ro).unwrap();
+    for flags in [IoFlags::empty(), IoFlags::UNCACHED, IoFlags::DSYNC] {
+        assert_eq!(file.write_at_with(&[1], 0, flags).unwrap_err().kind(), ErrorKind::ReadOnly);
+    }
+    assert_eq!(file.trim(0, 4096).unwrap_err().kind(), ErrorKind::ReadOnly);
+    assert_eq!(file.zero(0, 4096).unwrap_err().kind(), ErrorKind::ReadOnly);
+    file.sync_all().unwrap();
+    let mut buf = [0; 10];
+    assert_eq!(file.read_at(&mut buf, (1 << 20) - 5).unwrap(), 5);
+    assert_eq!(buf, [3, 3, 3, 3, 3, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn shutdown_writes_everything_out() {
+    let dir = Dir::new("shutdown");
+    let cache = cache(8 << 20);
+    let files: Vec<_> =
+        (0..4u8).map(|i| open(&cache, dir.path(&format!("{i}")), 1 << 20)).collect();
+    for (i, file) in files.iter().enumerate() {
+        file.write_at(&vec![i as u8 + 1; 100_000], 777).unwrap();
+    }
+    assert!(cache.unwritten_bytes() > 0);
+    cache.shutdown().unwrap();
+    assert_eq!(cache.unwritten_bytes(), 0);
+    for i in 0..4u8 {
+        let bytes = std::fs::read(dir.path(&format!("{i}"))).unwrap();
+        assert!(bytes[777..100_777].iter().all(|b| *b == i + 1));
+    }
+}
+
+#[test]
+fn a_trim_gives_the_space_back() {
+    let dir = Dir::new("trim");
+    let cache = cache(8 << 20);
+    let file = open(&cache, dir.path("a"), 4 << 20);
+    file.write_at(&vec![9; 4 << 20], 0).unwrap();
+    file.sync_all().unwrap();
+    let blocks = || std::fs::metadata(dir.path("a")).unwrap().blocks() * 512;
+    assert!(blocks() >= 4 << 20);
+    file.trim(0, 4 << 20).unwrap();
+    assert!(blocks() < 1 << 20, "{}", blocks());
+    let mut buf = vec![1; 4 << 20];
+    file.read_at(&mut buf, 0).unwrap();
+    assert!(buf.iter().all(|b| *b == 0));
+}

@@ -1,0 +1,88 @@
+//! One number bounds everything.
+
+use crate::dir::{Dir, cache, config, open};
+use forebay::{Cache, CacheConfig, IoFlags};
+
+fn check(cache: &Cache, budget: u64, what: &str) {
+    let lines = cache.budget();
+    for (name, now, bound) in &lines {
+        assert!(now <= bound, "{what}: {name} uses {now} of {bound}");
+    }
+    let sum: u64 = lines.iter().map(|(_, _, bound)| bound).sum();
+    assert!(sum <= budget, "{what}: the bounds add up to {sum}, not {budget}: {lines:?}");
+    assert!(sum >= budget * 7 / 10, "{what}: only {sum} of {budget} is used: {lines:?}");
+}
+
+#[test]
+fn the_bounds_add_up_for_every_budget_and_folio() {
+    for folio_size in [4096, 16384, 65536, 2 << 20] {
+        for budget in (20..=30).map(|shift| 1u64 << shift) {
+            // Memory is only touched when it is used, save for huge pages: not above 64 MiB here.
+            if budget > 64 << 20 && folio_size != 65536 {
+                continue;
+            }
+            let config = CacheConfig { folio_size, ..config(budget) };
+            match Cache::new(config) {
+                Ok(cache) => check(&cache, budget, &format!("{budget} in folios of {folio_size}")),
+                Err(e) => assert!(budget < 8 << 20, "{budget} {folio_size}: {e}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn the_lines_hold_while_it_works() {
+    let dir = Dir::new("budget");
+    for block_size in [512, 4096] {
+        let cache = cache(2 << 20);
+        cache.tune("dirty_bytes", "1M").unwrap();
+        cache.tune("dirty_background_bytes", "1M").unwrap();
+        let options =
+            forebay::RawOptions { block_size: Some(block_size), ..crate::dir::options(32 << 20) };
+        let file = cache.open_raw(dir.path("a"), &options).unwrap();
+        let mut buf = vec![1; 300_000];
+        for i in 0..100u64 {
+            // One block in each folio is the worst case for what is kept per folio.
+            file.write_at(&[1; 512], i * 65536).unwrap();
+            check(&cache, 2 << 20, "small writes");
+            file.read_at(&mut buf, i * 100_000).unwrap();
+            file.read_at_with(&mut buf, i * 90_001, IoFlags::UNCACHED).unwrap();
+            check(&cache, 2 << 20, "reads");
+        }
+        for i in 0..100u64 {
+            file.write_at(&buf, i * 300_000).unwrap();
+            check(&cache, 2 << 20, "large writes");
+        }
+    }
+}
+
+#[test]
+fn many_files_on_one_small_cache() {
+    let dir = Dir::new("many");
+    let cache = cache(4 << 20);
+    let files: Vec<_> = (0..32).map(|i| open(&cache, dir.path(&format!("{i}")), 1 << 20)).collect();
+    std::thread::scope(|scope| {
+        for part in 0..4 {
+            let (files, cache) = (&files, &cache);
+            scope.spawn(move || {
+                for round in 0..60u64 {
+                    for (i, file) in files.iter().enumerate().skip(part).step_by(4) {
+                        let at = round * 17_000 % 1_000_000;
+                        file.write_at(&[i as u8 + 1; 5000], at).unwrap();
+                        let mut back = [0; 5000];
+                        file.read_at(&mut back, at).unwrap();
+                        assert!(back.iter().all(|b| *b == i as u8 + 1));
+                    }
+                    check(cache, 4 << 20, "many files");
+                }
+            });
+        }
+    });
+    cache.shutdown().unwrap();
+    drop(files);
+    for i in 0..32u8 {
+        let bytes = std::fs::read(dir.path(&format!("{i}"))).unwrap();
+        assert!(bytes.iter().all(|b| *b == 0 || *b == i + 1), "file {i} holds another's bytes");
+        assert!(bytes[..5000].iter().all(|b| *b == i + 1));
+    }
+}

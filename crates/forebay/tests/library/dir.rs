@@ -1,0 +1,45 @@
+//! A folder of its own for each test, and caches and files in it.
+
+use forebay::{Aio, Cache, CacheConfig, DirectIo, File, RawOptions};
+use std::path::{Path, PathBuf};
+
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn config(budget: u64) -> CacheConfig {
+    CacheConfig { aio: Aio::Threads, ..CacheConfig::with_budget(budget) }
+}
+
+pub fn cache(budget: u64) -> Cache {
+    Cache::new(config(budget)).unwrap()
+}
+
+pub fn options(size: u64) -> RawOptions {
+    RawOptions {
+        create_size: Some(size),
+        size_limit: Some(size),
+        direct_io: DirectIo::Off,
+        ..RawOptions::default()
+    }
+}
+
+pub fn open(cache: &Cache, path: impl AsRef<Path>, size: u64) -> File {
+    cache.open_raw(path, &options(size)).unwrap()
+}

@@ -1,0 +1,8 @@
+//! The library on real files, with real threads: one topic per module.
+
+mod api;
+mod budget;
+mod dir;
+mod examples;
+mod fsx;
+mod trouble;
