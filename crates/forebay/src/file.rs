@@ -15,17 +15,29 @@ pub(crate) struct Opener {
     pub file: Arc<MappedFile>,
     pub handle: Handle,
     raw: Option<Arc<FileDevice>>,
+    /// Goes after the handle; shared by all openers of the file.
+    closing: Arc<Closing>,
 }
 
 impl Drop for Opener {
     fn drop(&mut self) {
         self.file.close_handle(&self.handle);
-        if !self.file.read_only() && Arc::strong_count(&self.file) == 1 {
-            // The last one out writes out; whoever wants to know whether it worked has synced.
-            let handle = self.file.open_handle();
-            if let Err(error) = block_on(self.file.sync(&handle)) {
-                log::warn!("closing {}: {error}", self.file.device().name());
-            }
+    }
+}
+
+/// What the last opener leaves to do. Openers are counted apart from the file itself, which
+/// background work holds at times too.
+struct Closing(Arc<MappedFile>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if self.0.read_only() {
+            return;
+        }
+        // Whoever wants to know whether it worked has synced.
+        let handle = self.0.open_handle();
+        if let Err(error) = block_on(self.0.sync(&handle)) {
+            log::warn!("closing {}: {error}", self.0.device().name());
         }
     }
 }
@@ -56,8 +68,18 @@ pub struct Residency {
 
 impl File {
     pub(crate) fn new(cache: Cache, file: Arc<MappedFile>, raw: Option<Arc<FileDevice>>) -> Self {
+        let closing = Arc::new(Closing(file.clone()));
+        Self::opened(cache, file, raw, closing)
+    }
+
+    fn opened(
+        cache: Cache,
+        file: Arc<MappedFile>,
+        raw: Option<Arc<FileDevice>>,
+        closing: Arc<Closing>,
+    ) -> Self {
         let handle = file.open_handle();
-        Self { opener: Arc::new(Opener { cache, file, handle, raw }) }
+        Self { opener: Arc::new(Opener { cache, file, handle, raw, closing }) }
     }
 
     /// Reads at `offset` through the cache; short only at the end of file.
@@ -129,8 +151,8 @@ impl File {
 
     /// A new opener of the same file.
     pub fn reopen(&self) -> File {
-        let Opener { cache, file, raw, .. } = &*self.opener;
-        Self::new(cache.clone(), file.clone(), raw.clone())
+        let Opener { cache, file, raw, closing, .. } = &*self.opener;
+        Self::opened(cache.clone(), file.clone(), raw.clone(), closing.clone())
     }
 
     /// What of a range is cached.

@@ -7,13 +7,15 @@
 use crate::ops::MapOps;
 use crate::sync::FlushGroup;
 use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::DeviceRef;
 use forebay_cache::errseq::Cursor;
+use forebay_cache::folio::Table;
 use forebay_cache::readahead::Streams;
 use forebay_cache::writeback::{WriteOut, run_flusher};
-use forebay_cache::{Mapping, PageCache};
+use forebay_cache::{Mapping, PageCache, State};
 use std::ops::Range;
 
 /// Where a read goes.
@@ -253,6 +255,19 @@ impl Drop for MappedFile {
     fn drop(&mut self) {
         // The flusher looks once more, finds nobody and ends.
         self.mapping.kick_flusher();
-        self.cache.drop_range(&self.mapping, 0..u64::MAX >> 1);
+        let all = 0..u64::MAX >> 1;
+        let lost = self.mapping.dirty_bytes.load(Ordering::Relaxed);
+        if lost > 0 {
+            let name = self.device().name();
+            log::error!("{name}: closed with {lost} bytes that could not be written");
+        }
+        // Also what is dirty: nobody is left to write it, and it must not fill the cache.
+        for index in self.cache.folios_present(&self.mapping, &all) {
+            let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { continue };
+            let blocks = self.mapping.blocks_touched(index, &all);
+            let idle =
+                |t: &Table, s, g| !(t.bits(s, State::Reading, g) | t.bits(s, State::Writing, g));
+            folio.runs(blocks, idle).into_iter().for_each(|run| folio.discard(run));
+        }
     }
 }

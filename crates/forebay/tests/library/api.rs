@@ -182,3 +182,23 @@ fn a_trim_gives_the_space_back() {
     file.read_at(&mut buf, 0).unwrap();
     assert!(buf.iter().all(|b| *b == 0));
 }
+
+/// The last opener wrote out only if nobody else held the file at that moment, and the flusher holds
+/// it while it works: what was dirty then was lost without a word.
+#[test]
+fn closing_writes_out_also_while_the_flusher_is_at_work() {
+    let dir = Dir::new("closing");
+    let cache = cache(16 << 20);
+    for round in 1..40u8 {
+        let file = open(&cache, dir.path(&format!("{round}")), 4 << 20);
+        file.write_at(&vec![round; 2 << 20], 0).unwrap();
+        file.write_at_with(&[round; 65536], 2 << 20, IoFlags::UNCACHED).unwrap();
+        cache.tune("dirty_background_bytes", if round % 2 == 0 { "0" } else { "1M" }).unwrap();
+        file.write_at(&vec![round; 1 << 20], 3 << 20).unwrap();
+        drop(file);
+        let bytes = std::fs::read(dir.path(&format!("{round}"))).unwrap();
+        let right = |range: std::ops::Range<usize>| bytes[range].iter().all(|b| *b == round);
+        assert!(right(0..2 << 20) && right(3 << 20..4 << 20), "round {round}");
+    }
+    assert_eq!(cache.unwritten_bytes(), 0);
+}

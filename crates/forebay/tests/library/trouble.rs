@@ -1,8 +1,11 @@
 //! What the world below does to a file: it is full, it is cut off.
 
 use crate::dir::{Dir, cache, open};
-use forebay::{ErrorKind, IoFlags};
+use forebay::{ErrorKind, IoFlags, RawOptions};
+use forebay_block::target::{ErrorDevice, Fault};
+use forebay_block::{BioOp, RamDevice};
 use std::process::Command;
+use std::sync::Arc;
 
 /// A small file system in memory, gone with the value.
 struct Small(std::path::PathBuf);
@@ -69,4 +72,25 @@ fn a_file_that_was_cut_off_from_outside_is_named() {
     // What is still there is served.
     assert_eq!(file.read_at(&mut buf, 0).unwrap(), 4096);
     assert_eq!(buf, [1; 4096]);
+}
+
+/// Dirty data of a file that was closed with a broken device stayed in the cache for ever, counted
+/// as dirty, and slowed the other files down.
+#[test]
+fn a_broken_file_leaves_nothing_in_the_cache_when_it_is_closed() {
+    let cache = cache(8 << 20);
+    let broken = ErrorDevice::new(Arc::new(RamDevice::new(4 << 20)));
+    broken.arm(Fault { ops: vec![BioOp::Write], ..Fault::default() });
+    let file = cache.open_device(broken, &RawOptions::default()).unwrap();
+    file.write_at(&vec![1; 300_000], 0).unwrap();
+    assert!(file.sync_data().is_err());
+    assert_eq!(cache.unwritten_bytes(), 300_000_u64.next_multiple_of(4096));
+    drop(file);
+    // The flusher may hold the file for a moment longer.
+    while cache.unwritten_bytes() > 0 {
+        std::thread::yield_now();
+    }
+    cache.drop_clean();
+    let stats = cache.stats();
+    assert_eq!((stats.frames_free, stats.folios), (stats.frames_total, 0));
 }
