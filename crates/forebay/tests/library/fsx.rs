@@ -34,6 +34,8 @@ impl BlockingSubject for Subject {
     }
     fn write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Result<u64> {
         let file = self.file();
+        // One workload at a time appends.
+        let offset = if flags.contains(IoFlags::APPEND) { file.size() } else { offset };
         let done = file.write_at_with(src, offset, flags)?;
         if done < src.len() {
             assert!(flags.contains(IoFlags::NOWAIT), "only NOWAIT may write less");
@@ -139,5 +141,39 @@ fn io_uring_engine() {
     for threads in [1, 4] {
         run(Aio::IoUring, DirectIo::Off, threads);
         run(Aio::IoUring, DirectIo::On, threads);
+    }
+}
+
+/// A file that grows: writes past the end, appends, everything else mixed in.
+fn run_growing(aio: Aio, direct_io: DirectIo) {
+    let seed = std::env::var("FOREBAY_SEED").map_or(12, |s| s.parse().unwrap());
+    let dir = Dir::new(&format!("grow-{aio}-{direct_io}"));
+    let Ok(cache) = Cache::new(CacheConfig { aio, ..config(4 << 20) }) else { return };
+    let options = RawOptions { direct_io, create_size: Some(4096), ..RawOptions::default() };
+    let Ok(file) = cache.open_raw(dir.path("file"), &options) else { return };
+    let direct_align = direct_unit(&file);
+    file.write_at(&[0; 4096], 0).unwrap();
+    let config = workload::Config {
+        direct_align,
+        block: 512,
+        trim: TrimReads::Zeros,
+        ..workload::Config::growing(2 << 20)
+    };
+    let subject = Blocking(Subject { cache, file: RwLock::new(file) });
+    let mut runner = Runner::new(seed, config, vec![0; 4096]);
+    if let Err(mismatch) = block_on(runner.run(&subject, 800)) {
+        panic!("{aio}, direct I/O {direct_io}\n{mismatch}");
+    }
+    subject.0.file().sync_all().unwrap();
+    drop(subject);
+    let bytes = std::fs::read(dir.path("file")).unwrap();
+    assert!(bytes.len() > 1 << 20 && bytes == runner.model().bytes(), "the file differs");
+}
+
+#[test]
+fn growing_files() {
+    for aio in [Aio::Threads, Aio::IoUring] {
+        run_growing(aio, DirectIo::Off);
+        run_growing(aio, DirectIo::On);
     }
 }
