@@ -1,10 +1,13 @@
 //! Sync tells the truth: docs/failure-protocol.md, sentence by sentence.
 
 use crate::lab::{Lab, NONE, both};
-use forebay_base::{ErrorKind, IoFlags};
-use forebay_block::BioOp;
+use forebay_base::sync::Mutex;
+use forebay_base::{Error, ErrorKind, IoFlags};
+use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits};
 use forebay_cache::{Config, State};
+use forebay_iomap::identity::Identity;
 use forebay_sim::{Fault, FaultRule};
+use std::sync::Arc;
 
 fn fail(op: BioOp) -> FaultRule {
     FaultRule::on(op, Fault::Fail(ErrorKind::Io))
@@ -200,4 +203,64 @@ fn a_zero_that_fails_keeps_what_was_dirty() {
             assert_eq!((stats.dirty_bytes, stats.writeback_bytes), (0, 0));
         });
     }
+}
+
+/// Its first flush fails late, and takes a write with it that completed while it was running.
+struct LateFailure {
+    lower: DeviceRef,
+    flush: Mutex<(u32, Option<Bio>)>,
+}
+
+impl BlockDevice for LateFailure {
+    fn name(&self) -> String {
+        "late failure".into()
+    }
+    fn limits(&self) -> Limits {
+        self.lower.limits()
+    }
+    fn size(&self) -> u64 {
+        self.lower.size()
+    }
+    fn submit(&self, bio: Bio) {
+        let mut state = self.flush.lock();
+        if bio.op == BioOp::Flush {
+            state.0 += 1;
+            if state.0 == 1 {
+                state.1 = Some(bio);
+                return;
+            }
+        }
+        let held = state.1.take_if(|_| bio.op == BioOp::Write);
+        drop(state);
+        match held {
+            Some(flush) => {
+                bio.complete(Ok(()));
+                flush.complete(Err(Error::new(ErrorKind::Io, "flush", "late")));
+            }
+            None => self.lower.submit(bio),
+        }
+    }
+}
+
+/// A flush that failed was answered by writing again what had been written out before it began; a
+/// write that ended while it was running was thought to be covered by the next flush.
+#[test]
+fn a_failed_flush_may_have_lost_what_was_written_while_it_ran() {
+    let late = |lower| {
+        let device = Arc::new(LateFailure { lower, flush: Mutex::default() });
+        Arc::new(Identity::new(device)) as Arc<dyn forebay_iomap::MapOps>
+    };
+    let config = Config::with_budget(8 << 20);
+    let lab = Lab::with_map(config, 4096, Lab::sim(1 << 20), 1 << 20, late);
+    lab.run(async {
+        lab.write(0, &[1; 4096], NONE).await;
+        let other = async {
+            lab.sleep_ms(10).await;
+            lab.write(65536, &[2; 4096], IoFlags::START_WRITEBACK).await;
+        };
+        assert!(both(lab.sync(), other).await.0.is_err());
+        while lab.sync().await.is_err() {}
+        assert!(lab.disk.peek_durable(0, 4096) == [1; 4096]);
+        assert!(lab.disk.peek_durable(65536, 4096) == [2; 4096]);
+    });
 }
