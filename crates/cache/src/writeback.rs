@@ -27,6 +27,10 @@ use std::task::Poll;
 const UNCACHED_AGE: Nanos = 100_000_000;
 /// A writer's pauses are saved up to this length before it sleeps.
 const MIN_PAUSE: Nanos = 2_000_000;
+/// A flusher with data that could not be written waits this long before it tries again.
+const RETRY_FIRST: Nanos = 5_000_000;
+/// And this long in the end.
+const RETRY_LAST: Nanos = 1_000_000_000;
 /// No single pause is longer.
 const MAX_PAUSE: Nanos = 100_000_000;
 
@@ -486,8 +490,16 @@ pub async fn run_flusher(
     out: std::sync::Weak<dyn WriteOut>,
 ) {
     cache.dirty.register(&mapping);
+    let mut pause = RETRY_FIRST;
     loop {
         wait_for_work(&cache, &mapping).await;
+        if mapping.failed_bytes() == 0 {
+            pause = RETRY_FIRST;
+        } else {
+            // What failed makes dirt, and dirt wakes the flusher: not at the pace of the failures.
+            cache.world.sleep(std::time::Duration::from_nanos(pause)).await;
+            pause = (pause * 2).min(RETRY_LAST);
+        }
         let Some(out) = out.upgrade() else { return };
         flush_once(&cache, &mapping, out).await;
     }
@@ -535,7 +547,8 @@ async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dy
     while cache.dirty.above_background() || cache.is_starved() {
         keep_window_open(cache, mapping, &out).await;
         let issued = out.clone().write_out(pass(Which::All, 16 * MIB)).await;
-        if issued == 0 {
+        // Only what has failed before: later.
+        if issued <= mapping.failed_bytes() {
             break;
         }
         cache.wait_write_room(cache.write_depth()).await;

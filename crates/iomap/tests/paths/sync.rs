@@ -205,6 +205,24 @@ fn a_zero_that_fails_keeps_what_was_dirty() {
     }
 }
 
+/// What failed became dirty, dirt woke the flusher, and it tried again at once: as often as the device
+/// could fail.
+#[test]
+fn retries_come_slower_and_slower_and_work_in_the_end() {
+    let config = Config { dirty_background_bytes: Some(64 << 10), ..Config::with_budget(8 << 20) };
+    let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
+    lab.run(async {
+        lab.disk.inject(fail(BioOp::Write).sticky());
+        lab.write(0, &[1; 128 << 10], NONE).await;
+        lab.sleep_ms(20_000).await;
+        let (_, tries) = lab.writes();
+        assert!((5..100).contains(&tries), "{tries} tries in 20 s");
+        lab.disk.heal();
+        lab.sleep_ms(10_000).await;
+        assert!(lab.disk.peek(0, 128 << 10) == [1; 128 << 10], "nobody tried again");
+    });
+}
+
 /// Its first flush fails late, and takes a write with it that completed while it was running.
 struct LateFailure {
     lower: DeviceRef,
