@@ -127,7 +127,7 @@ impl PageCache {
             line("folio descriptors", s.folios * slot_bytes, d.slots as u64 * slot_bytes),
             line("index", self.index.bytes(), self.index.bytes()),
             line("age queues and ghosts", d.slots as u64 * 16, d.slots as u64 * 16),
-            line("dirty sets", s.dirty_bytes / 4096 * 40, d.slots as u64 * 32),
+            line("dirty sets", self.dirty.dirty_folios() * 40, d.slots as u64 * 40),
             line("frame maps", d.frames as u64 * 5, d.frames as u64 * 5),
             line("buffers of requests in flight", s.private_bytes, d.io_reserve),
         ]

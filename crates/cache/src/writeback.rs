@@ -159,7 +159,14 @@ impl DirtyControl {
         flushers.iter().for_each(|m| m.kick_flusher());
     }
 
-    fn register(&self, mapping: &Arc<Mapping>) {
+    /// Folios with dirty blocks, of all files.
+    pub(crate) fn dirty_folios(&self) -> u64 {
+        let files: Vec<_> = self.flushers.lock().iter().filter_map(Weak::upgrade).collect();
+        files.iter().map(|m| m.dirty.lock().len() as u64).sum()
+    }
+
+    /// A file that has a flusher, from now on.
+    pub fn register(&self, mapping: &Arc<Mapping>) {
         let mut flushers = self.flushers.lock();
         flushers.retain(|f| f.upgrade().is_some());
         flushers.push(Arc::downgrade(mapping));
@@ -489,7 +496,6 @@ pub async fn run_flusher(
     mapping: Arc<Mapping>,
     out: std::sync::Weak<dyn WriteOut>,
 ) {
-    cache.dirty.register(&mapping);
     let mut pause = RETRY_FIRST;
     loop {
         wait_for_work(&cache, &mapping).await;

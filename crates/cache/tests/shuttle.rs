@@ -78,7 +78,7 @@ impl Lab {
 
     /// The value of a block if it is cached; its bytes must all be the same.
     fn read(&self, index: u64, block: u32) -> Option<u8> {
-        let folio = self.cache.lookup(&self.mapping, index)?;
+        let folio = self.cache.lookup(&self.mapping, index, block as usize * BLOCK)?;
         if !folio.uptodate(one(block)) {
             return None;
         }

@@ -123,6 +123,8 @@ impl MappedFile {
             read_only,
         });
         if !read_only {
+            // Before the task runs: whoever kicks all flushers means this one too.
+            cache.dirty.register(&file.mapping);
             let weak = std::sync::Arc::downgrade(&file);
             let out: std::sync::Weak<dyn WriteOut> = weak;
             let task = run_flusher(cache.clone(), file.mapping.clone(), out);

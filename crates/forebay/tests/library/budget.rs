@@ -56,6 +56,20 @@ fn the_lines_hold_while_it_works() {
     }
 }
 
+/// The dirty sets were reckoned from dirty bytes: one small block in each folio counted for next to
+/// nothing, and all blocks of all folios for more than the bound.
+#[test]
+fn dirty_sets_are_counted_by_the_folio() {
+    let dir = Dir::new("dirty-sets");
+    let cache = cache(16 << 20);
+    let options = forebay::RawOptions { block_size: Some(512), ..crate::dir::options(16 << 20) };
+    let file = cache.open_raw(dir.path("a"), &options).unwrap();
+    (0..50).for_each(|i| drop(file.write_at(&[1; 512], i * 65536)));
+    let lines = cache.budget();
+    let (_, now, _) = lines.iter().find(|l| l.0 == "dirty sets").unwrap();
+    assert_eq!(*now, 50 * 40);
+}
+
 #[test]
 fn many_files_on_one_small_cache() {
     let dir = Dir::new("many");
