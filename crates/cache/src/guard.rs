@@ -412,7 +412,7 @@ impl FolioWrite<'_> {
         // What takes the blocks' place may be less than whole blocks.
         unflushed.unpinned |= forgotten != 0;
         drop(unflushed);
-        self.mapping.failed.lock().remove(numbers);
+        self.mapping.unfail(numbers);
         let mut freed = Vec::new();
         self.strip_frames(blocks, &mut freed);
         self.cache.give_frames(&freed);

@@ -58,7 +58,9 @@ pub struct Mapping {
     /// See [`Unflushed`].
     pub unflushed: Mutex<Unflushed>,
     /// File blocks whose last write-out failed; dirty still.
-    pub failed: Mutex<RangeSet>,
+    failed: Mutex<RangeSet>,
+    /// `failed` is not empty: asked on every write.
+    failing: AtomicBool,
     /// Set when accepted bytes may be lost for good: fsync fails from then on.
     pub sticky: Mutex<Option<Error>>,
     exclusive: Mutex<Vec<Range<u64>>>,
@@ -85,6 +87,7 @@ impl Mapping {
             errseq: ErrSeq::default(),
             unflushed: Mutex::default(),
             failed: Mutex::default(),
+            failing: AtomicBool::new(false),
             sticky: Mutex::default(),
             exclusive: Mutex::default(),
             exclusive_count: AtomicU64::new(0),
@@ -282,7 +285,36 @@ impl Mapping {
 
     /// Bytes of blocks whose last write-out failed.
     pub fn failed_bytes(&self) -> u64 {
+        if !self.is_failing() {
+            return 0;
+        }
         self.failed.lock().total() << self.block_shift
+    }
+
+    /// Whether any block's last write-out failed.
+    #[inline]
+    pub fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Acquire)
+    }
+
+    /// Whether the last write-out of any of the file blocks failed.
+    pub fn failed_in(&self, numbers: &Range<u64>) -> bool {
+        self.is_failing() && self.failed.lock().overlaps(numbers)
+    }
+
+    pub(crate) fn fail(&self, numbers: Range<u64>) {
+        let mut failed = self.failed.lock();
+        failed.insert(numbers);
+        self.failing.store(true, Ordering::Release);
+    }
+
+    /// The blocks were written after all, or are not wanted any more.
+    pub(crate) fn unfail(&self, numbers: Range<u64>) {
+        if self.is_failing() {
+            let mut failed = self.failed.lock();
+            failed.remove(numbers);
+            self.failing.store(!failed.is_empty(), Ordering::Release);
+        }
     }
 
     /// Records that accepted bytes may be lost: every later fsync fails.

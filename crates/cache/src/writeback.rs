@@ -341,10 +341,10 @@ impl FolioWrite<'_> {
         if !ok {
             // Blocks redirtied meanwhile are dirty anyway.
             self.mark_failed(piece.blocks);
-            self.mapping.failed.lock().insert(numbers);
+            self.mapping.fail(numbers);
             return;
         }
-        self.mapping.failed.lock().remove(numbers.clone());
+        self.mapping.unfail(numbers.clone());
         if !durable {
             self.keep_until_flush(piece.blocks, numbers);
         }
@@ -421,7 +421,7 @@ impl FolioWrite<'_> {
             }
             self.mark_failed(run);
             let numbers = self.mapping.block_numbers(self.index, run);
-            self.mapping.failed.lock().insert(numbers);
+            self.mapping.fail(numbers);
         }
     }
 }

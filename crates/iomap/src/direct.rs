@@ -129,7 +129,7 @@ impl MappedFile {
                 };
                 self.write_out_pass(&pass).await;
                 mapping.wait_write_outs().await;
-                if mapping.failed.lock().overlaps(&mapping.block_numbers(index, blocks)) {
+                if mapping.failed_in(&mapping.block_numbers(index, blocks)) {
                     let text = "dirty data under the range cannot be written out";
                     return Err(Error::new(ErrorKind::Io, "write directly", text));
                 }

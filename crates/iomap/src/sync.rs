@@ -131,7 +131,7 @@ impl MappedFile {
         }
         let block = self.mapping.block_size();
         let blocks = range.start / block..range.end.div_ceil(block);
-        if self.mapping.failed.lock().overlaps(&blocks) {
+        if self.mapping.failed_in(&blocks) {
             let text = "data whose write-out failed is not durable yet";
             return Err(Error::new(ErrorKind::Io, "sync", text));
         }

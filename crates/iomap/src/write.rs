@@ -39,7 +39,7 @@ impl MappedFile {
             | IoFlags::START_WRITEBACK
             | IoFlags::APPEND
             | IoFlags::NOWAIT;
-        if flags.intersects(slow) || !self.cache.dirty.free_run() {
+        if flags.intersects(slow) || !self.cache.dirty.free_run() || self.mapping.is_failing() {
             return None;
         }
         let range = match self.check_write(offset, src.len(), flags) {
