@@ -9,7 +9,7 @@ use crate::frames::FrameAlloc;
 use crate::guard::{FolioRead, FolioWrite, FramePool};
 use crate::index::Index;
 use crate::mapping::Mapping;
-use crate::stats::{Counters, Stats};
+use crate::stats::{Counters, Stats, Striped};
 use crate::writeback::DirtyControl;
 use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -43,6 +43,8 @@ pub struct PageCache {
     next_mapping: AtomicU32,
     /// Counters.
     pub counters: Counters,
+    /// Blocks found in the cache.
+    pub hits: Striped,
     /// Dirty limits and throttling.
     pub dirty: DirtyControl,
     /// Longest readahead window of a stream, bytes.
@@ -71,6 +73,7 @@ impl PageCache {
             starved: AtomicU32::new(0),
             next_mapping: AtomicU32::new(1),
             counters: Counters::default(),
+            hits: Striped::default(),
             readahead_max: AtomicU64::new(u64::from(config.readahead_max)),
             config,
             division,
@@ -103,6 +106,7 @@ impl PageCache {
     /// A snapshot of counters and gauges.
     pub fn stats(&self) -> Stats {
         let mut s = self.counters.snapshot();
+        s.hits = self.hits.total();
         s.budget_bytes = self.config.budget;
         s.arena_bytes = (self.division.frames * FRAME_SIZE) as u64;
         s.arena_page_bytes = self.arena.page_size() as u64;
@@ -146,15 +150,16 @@ impl PageCache {
 
     // ---- lookup ----
 
-    /// The folio, locked shared, if it is there. `None` is a hint (see [`crate::index`]). The caller
-    /// says where in the folio it is going to read: the bytes are on their way from memory while
-    /// the lock is taken.
+    /// The folio, for reading without its lock, if it is there. `None` is a hint (see
+    /// [`crate::index`]). The caller says where in the folio it is going to read: the bytes are on
+    /// their way from memory while the states are looked at.
     #[inline]
     pub fn lookup(&self, mapping: &Mapping, index: u64, offset: usize) -> Option<FolioRead<'_>> {
+        self.table.prefetch(mapping.guess_slot(index));
         let slot = self.index.find(&self.table, mapping.id, index)?;
         self.prefetch(slot, offset);
-        self.table.lock_shared(slot);
-        let folio = FolioRead { cache: self, slot };
+        let version = self.table.version(slot)?;
+        let folio = FolioRead { cache: self, slot, version };
         (self.table.key(slot) == (mapping.id, index)).then_some(folio)
     }
 
@@ -171,6 +176,7 @@ impl PageCache {
     /// Has the processor fetch what a write at `offset` of a folio is going to touch.
     #[inline]
     pub fn prefetch_folio(&self, mapping: &Mapping, index: u64, offset: usize) {
+        self.table.prefetch(mapping.guess_slot(index));
         if let Some(slot) = self.index.find(&self.table, mapping.id, index) {
             self.prefetch(slot, offset);
         }
@@ -211,6 +217,7 @@ impl PageCache {
                 self.free_slots.lock().push(slot);
                 continue;
             }
+            mapping.note_slot(index, slot);
             self.table.set_queue(slot, queue);
             self.table.set_blocks_per_frame(slot, mapping.blocks_per_frame());
             self.table.unlock(slot);

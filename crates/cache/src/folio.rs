@@ -20,16 +20,18 @@
 //! Invariants, checked by `check_block`:
 //! F1 reading excludes uptodate, dirty and writing. F2 dirty or writing implies uptodate.
 //! F3 reading, uptodate or writing implies a frame. F4 a slot with dirty, writing, reading or
-//! unflushed blocks is not evicted. F5 states other than *referenced* change only under the exclusive
-//! folio lock. F6 bytes are copied out under the shared lock and in under the exclusive lock.
+//! unflushed blocks is not evicted. F5 states other than *referenced* change only under the folio lock. F6 bytes are copied in under the lock, and out under it or between two equal versions.
 //!
-//! The folio lock is a word: readers in the low 16 bits, then a writer bit and a bit that keeps
-//! new readers out while a writer waits. It is held for copies and state changes, never across a
-//! wait. The shared lock is the pin of the hit path.
+//! The folio lock is a word: a bit, and a version that moves on with each unlock. It is held for
+//! copies and state changes, never across a wait.
+//!
+//! The hit path does not take it: it remembers the version, copies, and looks again (a sequence
+//! lock). If somebody held the lock meanwhile, the copy is thrown away. That spares two locked
+//! operations, each of which would keep the processor from overlapping one copy with the next.
 
-use crate::arena::{FRAME_SIZE, Frame, huge_vec};
+use crate::arena::{FRAME_SIZE, Frame, huge_vec, prefetch_line};
 use crate::config::MIN_BLOCK;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicU64, Ordering, fence};
 use forebay_base::sync::relax;
 
 /// Number of a slot in the table. Zero is no slot.
@@ -87,9 +89,8 @@ const INDEX: usize = 2;
 const NEXT: usize = 3;
 const BITS: usize = 4;
 
-const READERS: u64 = 0xffff;
-const WRITER: u64 = 1 << 16;
-const WAITING: u64 = 1 << 17;
+/// Lock word: held. The bits above are the version.
+const HELD: u64 = 1;
 
 const FREQ_SHIFT: u32 = 32;
 const FREQ_MASK: u64 = 3 << FREQ_SHIFT;
@@ -193,6 +194,16 @@ impl Table {
         &self.pairs[at / PAIR].0[at % PAIR]
     }
 
+    /// Has the processor fetch both lines of a slot that a hit reads, if there is such a slot.
+    #[inline]
+    pub fn prefetch(&self, slot: Slot) {
+        let at = slot as usize * self.layout.stride;
+        if let Some(pair) = self.pairs.get(at / PAIR) {
+            prefetch_line(&pair.0[0]);
+            prefetch_line(&pair.0[PAIR / 2]);
+        }
+    }
+
     /// Mapping id and folio index that the slot holds; id 0 is a free slot.
     #[inline]
     pub fn key(&self, slot: Slot) -> (u32, u64) {
@@ -200,7 +211,7 @@ impl Table {
         (owner, self.word(slot, INDEX).load(Ordering::Acquire))
     }
 
-    /// Sets the key. Exclusive lock held.
+    /// Sets the key. Lock held.
     pub fn set_key(&self, slot: Slot, id: u32, index: u64) {
         self.word(slot, INDEX).store(index, Ordering::Release);
         self.word(slot, OWNER).store(u64::from(id), Ordering::Release);
@@ -217,68 +228,51 @@ impl Table {
         self.word(slot, NEXT).store(u64::from(next), Ordering::Release);
     }
 
-    /// Takes the shared lock, if no writer holds or wants it.
-    #[inline]
-    pub fn try_lock_shared(&self, slot: Slot) -> bool {
-        let word = self.word(slot, LOCK);
-        let old = word.fetch_add(1, Ordering::Acquire);
-        debug_assert!(old & READERS != READERS, "too many readers");
-        if old & (WRITER | WAITING) == 0 {
-            return true;
-        }
-        word.fetch_sub(1, Ordering::Release);
-        false
-    }
-
-    /// Takes the shared lock.
-    #[inline]
-    pub fn lock_shared(&self, slot: Slot) {
-        let mut spins = 0;
-        while !self.try_lock_shared(slot) {
-            relax(&mut spins);
-        }
-    }
-
-    /// Gives the shared lock back.
-    #[inline]
-    pub fn unlock_shared(&self, slot: Slot) {
-        self.word(slot, LOCK).fetch_sub(1, Ordering::Release);
-    }
-
-    /// Takes the exclusive lock if nobody holds the lock.
+    /// Takes the lock if nobody holds it.
     #[inline]
     pub fn try_lock(&self, slot: Slot) -> bool {
-        self.word(slot, LOCK)
-            .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
+        let word = self.word(slot, LOCK);
+        let old = word.load(Ordering::Relaxed);
+        if old & HELD != 0 {
+            return false;
+        }
+        let taken = word.compare_exchange(old, old | HELD, Ordering::Acquire, Ordering::Relaxed);
+        // What the holder is going to change stays behind the bit that tells the hit path of it.
+        fence(Ordering::Release);
+        taken.is_ok()
     }
 
-    /// Takes the exclusive lock.
+    /// Takes the lock.
+    #[inline]
     pub fn lock(&self, slot: Slot) {
-        if self.try_lock(slot) {
-            return;
-        }
-        let word = self.word(slot, LOCK);
         let mut spins = 0;
-        loop {
-            let old = word.load(Ordering::Relaxed);
-            if old & (READERS | WRITER) == 0 {
-                let taken =
-                    word.compare_exchange(old, WRITER, Ordering::Acquire, Ordering::Relaxed);
-                if taken.is_ok() {
-                    return;
-                }
-            } else if old & WAITING == 0 {
-                word.fetch_or(WAITING, Ordering::Relaxed);
-            }
+        while !self.try_lock(slot) {
             relax(&mut spins);
         }
     }
 
-    /// Gives the exclusive lock back. Other waiters set their bit again.
+    /// Gives the lock back, one version on.
     #[inline]
     pub fn unlock(&self, slot: Slot) {
-        self.word(slot, LOCK).fetch_and(!(WRITER | WAITING), Ordering::Release);
+        let word = self.word(slot, LOCK);
+        let old = word.load(Ordering::Relaxed);
+        debug_assert!(old & HELD != 0, "unlocked by its holder");
+        word.store(old.wrapping_add(HELD), Ordering::Release);
+    }
+
+    /// The version of a slot that nobody is changing, for [`Table::unchanged_since`].
+    #[inline]
+    pub fn version(&self, slot: Slot) -> Option<u64> {
+        let word = self.word(slot, LOCK).load(Ordering::Acquire);
+        (word & HELD == 0).then_some(word)
+    }
+
+    /// Whether nobody has held the lock since [`Table::version`]: what was read in between, bytes
+    /// included, was as it stood.
+    #[inline]
+    pub fn unchanged_since(&self, slot: Slot, version: u64) -> bool {
+        fence(Ordering::Acquire);
+        self.word(slot, LOCK).load(Ordering::Relaxed) == version
     }
 
     /// A word of state bits: 64 blocks.
@@ -287,7 +281,7 @@ impl Table {
         self.word(slot, self.layout.state_word(state, group)).load(Ordering::Relaxed)
     }
 
-    /// Sets bits; returns those that were clear. Exclusive lock held (F5), which is why a load and
+    /// Sets bits; returns those that were clear. Lock held (F5), which is why a load and
     /// a store will do.
     #[inline]
     pub fn set_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
@@ -299,14 +293,15 @@ impl Table {
         mask & !old
     }
 
-    /// Sets *referenced* bits under the shared lock.
+    /// Sets *referenced* bits without the lock. One may be lost to a holder who changes the word at
+    /// the same time, which does not matter.
     #[inline]
     pub fn set_referenced(&self, slot: Slot, group: usize, mask: u64) {
         let word = self.word(slot, self.layout.state_word(State::Referenced, group));
         word.fetch_or(mask, Ordering::Relaxed);
     }
 
-    /// Clears bits; returns those that were set. Exclusive lock held.
+    /// Clears bits; returns those that were set. Lock held.
     #[inline]
     pub fn clear_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
         let word = self.word(slot, self.layout.state_word(state, group));
@@ -347,7 +342,7 @@ impl Table {
         ((word >> (at % 2 * 32)) as u32).checked_sub(1)
     }
 
-    /// Sets or takes away a frame; returns the old one. Exclusive lock held.
+    /// Sets or takes away a frame; returns the old one. Lock held.
     pub fn replace_frame(&self, slot: Slot, at: usize, frame: Option<Frame>) -> Option<Frame> {
         let word = self.word(slot, self.layout.map_word(at));
         let shift = at % 2 * 32;
@@ -413,7 +408,7 @@ impl Table {
         }
     }
 
-    /// Asserts F1 and F2 for a group of blocks. Exclusive lock held.
+    /// Asserts F1 and F2 for a group of blocks. Lock held.
     pub fn check_block(&self, slot: Slot, group: usize) {
         let [up, _, dirty, writing, reading, ..] = STATES.map(|s| self.bits(slot, s, group));
         assert!(reading & (up | dirty | writing) == 0, "F1 broken in slot {slot} group {group}");
@@ -464,15 +459,13 @@ mod tests {
     }
 
     #[test]
-    fn lock_excludes() {
+    fn lock_excludes_and_moves_the_version() {
         let table = Table::new(Layout::new(65536), 1);
-        assert!(table.try_lock_shared(1) && table.try_lock_shared(1));
-        assert!(!table.try_lock(1));
-        table.unlock_shared(1);
-        table.unlock_shared(1);
-        assert!(table.try_lock(1));
-        assert!(!table.try_lock_shared(1) && !table.try_lock(1));
+        let version = table.version(1).unwrap();
+        assert!(table.unchanged_since(1, version) && table.try_lock(1));
+        assert!(!table.try_lock(1) && table.version(1).is_none());
+        assert!(!table.unchanged_since(1, version));
         table.unlock(1);
-        assert!(table.try_lock_shared(1));
+        assert!(table.version(1).is_some() && !table.unchanged_since(1, version));
     }
 }

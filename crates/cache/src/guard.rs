@@ -1,5 +1,5 @@
-//! The guards through which folios are read and changed: [`FolioRead`] under the shared lock,
-//! [`FolioWrite`] under the exclusive one; and [`FramePool`], frames on their way into a folio.
+//! The guards through which folios are read and changed: [`FolioRead`] without its lock,
+//! [`FolioWrite`] under it; and [`FramePool`], frames on their way into a folio.
 //! States and invariants (F1..F6) are in [`crate::folio`].
 
 use crate::arena::{FRAME_SIZE, Frame};
@@ -39,10 +39,12 @@ impl Drop for FramePool<'_> {
     }
 }
 
-/// A folio locked shared: its bytes may be copied out.
+/// A folio looked at without its lock. What is read of it counts only if [`FolioRead::intact`] says so
+/// afterwards (see [`crate::folio`]).
 pub struct FolioRead<'a> {
     pub(crate) cache: &'a PageCache,
     pub(crate) slot: Slot,
+    pub(crate) version: u64,
 }
 
 impl FolioRead<'_> {
@@ -52,15 +54,24 @@ impl FolioRead<'_> {
         self.cache.table.all(self.slot, State::Uptodate, blocks)
     }
 
-    /// Copies bytes out, from `offset` within the folio. The blocks must be up to date.
+    /// Copies bytes out, from `offset` within the folio. False if the folio changed meanwhile: `dst`
+    /// holds nothing of worth then. The blocks must have been up to date.
     #[inline]
-    pub fn copy_out(&self, offset: usize, dst: &mut [u8]) {
-        copy_out(self.cache, self.slot, offset, dst);
+    #[must_use]
+    pub fn copy_out(&self, offset: usize, dst: &mut [u8]) -> bool {
+        copy_out(self.cache, self.slot, offset, dst) && self.intact()
+    }
+
+    /// Whether nobody changed the folio since it was looked up.
+    #[inline]
+    pub fn intact(&self) -> bool {
+        self.cache.table.unchanged_since(self.slot, self.version)
     }
 
     /// Ages: marks the blocks referenced; raises the folio's frequency if any was referenced
     /// already, unless `same` says that this is still the touch before (a reader that takes a
-    /// block in small pieces touches it once).
+    /// block in small pieces touches it once). If the slot went to another folio since, that one
+    /// ages a little: no harm.
     #[inline]
     pub fn touch(&self, blocks: Blocks, same: bool) {
         touch(&self.cache.table, self.slot, blocks, same);
@@ -70,13 +81,6 @@ impl FolioRead<'_> {
     #[inline]
     pub fn any_uncached(&self, blocks: Blocks) -> bool {
         self.cache.table.any(self.slot, State::Uncached, blocks)
-    }
-}
-
-impl Drop for FolioRead<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.cache.table.unlock_shared(self.slot);
     }
 }
 
@@ -95,21 +99,22 @@ fn touch(table: &Table, slot: Slot, blocks: Blocks, same: bool) {
     }
 }
 
+/// Copies bytes out; false if a frame is missing, which only a reader without the lock can meet.
 #[inline]
-fn copy_out(cache: &PageCache, slot: Slot, mut offset: usize, mut dst: &mut [u8]) {
+fn copy_out(cache: &PageCache, slot: Slot, mut offset: usize, mut dst: &mut [u8]) -> bool {
     while !dst.is_empty() {
         let within = offset % FRAME_SIZE;
         let len = dst.len().min(FRAME_SIZE - within);
         let (part, rest) = dst.split_at_mut(len);
-        let frame =
-            cache.table.frame(slot, offset / FRAME_SIZE).expect("uptodate has a frame (F3)");
+        let Some(frame) = cache.table.frame(slot, offset / FRAME_SIZE) else { return false };
         cache.arena.copy_out(frame, within, part);
         dst = rest;
         offset += len;
     }
+    true
 }
 
-/// A folio locked exclusively.
+/// A folio with its lock held.
 pub struct FolioWrite<'a> {
     pub(crate) cache: &'a PageCache,
     pub(crate) mapping: &'a Mapping,
@@ -172,9 +177,10 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// Copies bytes out; see [`FolioRead::copy_out`].
+    /// Copies bytes out, from `offset` within the folio. The blocks must be up to date.
     pub fn copy_out(&self, offset: usize, dst: &mut [u8]) {
-        copy_out(self.cache, self.slot, offset, dst);
+        let there = copy_out(self.cache, self.slot, offset, dst);
+        assert!(there, "uptodate has a frame (F3)");
     }
 
     pub(crate) fn frames_of(&self, blocks: Blocks) -> Range<usize> {

@@ -6,7 +6,7 @@ use crate::errseq::ErrSeq;
 use crate::folio::Blocks;
 use crate::rangeset::RangeSet;
 use forebay_base::sync::Mutex;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind};
@@ -63,6 +63,9 @@ pub struct Mapping {
     failing: AtomicBool,
     /// Set when accepted bytes may be lost for good: fsync fails from then on.
     pub sticky: Mutex<Option<Error>>,
+    /// Slot minus index of the folio that was made last: where a file was read in order, its folios
+    /// lie in order, and a lookup can have the slot fetched while it still reads the index.
+    slot_guess: AtomicU32,
     exclusive: Mutex<Vec<Range<u64>>>,
     exclusive_count: AtomicU64,
     exclusive_wait: WaitQueue,
@@ -89,6 +92,7 @@ impl Mapping {
             failed: Mutex::default(),
             failing: AtomicBool::new(false),
             sticky: Mutex::default(),
+            slot_guess: AtomicU32::new(0),
             exclusive: Mutex::default(),
             exclusive_count: AtomicU64::new(0),
             exclusive_wait: WaitQueue::new(),
@@ -178,6 +182,17 @@ impl Mapping {
             return 0..0;
         }
         self.folio_index(range.start)..self.folio_index(range.end - 1) + 1
+    }
+
+    /// The slot where a folio may be; a hint.
+    #[inline]
+    pub(crate) fn guess_slot(&self, index: u64) -> u32 {
+        self.slot_guess.load(Ordering::Relaxed).wrapping_add(index as u32)
+    }
+
+    /// A folio was made in `slot`.
+    pub(crate) fn note_slot(&self, index: u64, slot: u32) {
+        self.slot_guess.store(slot.wrapping_sub(index as u32), Ordering::Relaxed);
     }
 
     // ---- exclusive ranges ----

@@ -96,6 +96,40 @@ counters! {
     private_bytes_max,
 }
 
+const STRIPES: usize = 64;
+
+#[repr(align(128))]
+#[derive(Default)]
+struct Stripe(AtomicU64);
+
+/// A counter for the hit path: each thread adds to a stripe of its own with a load and a store.
+/// Exact for up to 64 threads; beyond that threads share stripes, and a count may be lost.
+pub struct Striped(Box<[Stripe]>);
+
+impl Default for Striped {
+    fn default() -> Self {
+        Self((0..STRIPES).map(|_| Stripe::default()).collect())
+    }
+}
+
+impl Striped {
+    /// Adds to the calling thread's stripe.
+    #[inline]
+    pub fn add(&self, value: u64) {
+        static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        thread_local! {
+            static MINE: usize = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % STRIPES;
+        }
+        let stripe = &self.0[MINE.with(|mine| *mine)].0;
+        stripe.store(stripe.load(Ordering::Relaxed) + value, Ordering::Relaxed);
+    }
+
+    /// The sum.
+    pub fn total(&self) -> u64 {
+        self.0.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
 impl Counters {
     /// Adds to a counter.
     #[inline]

@@ -83,7 +83,9 @@ impl Lab {
             return None;
         }
         let mut bytes = [0; BLOCK];
-        folio.copy_out(block as usize * BLOCK, &mut bytes);
+        if !folio.copy_out(block as usize * BLOCK, &mut bytes) {
+            return None;
+        }
         folio.touch(one(block), false);
         assert!(bytes.iter().all(|b| *b == bytes[0]), "torn");
         Some(bytes[0])

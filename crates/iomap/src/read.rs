@@ -53,14 +53,16 @@ impl MappedFile {
                 return None;
             }
             let into = &mut dst[(part.start - start) as usize..(part.end - start) as usize];
-            folio.copy_out(at, into);
+            if !folio.copy_out(at, into) {
+                return None;
+            }
             if !bypass {
                 let same = !is_aligned(part.start, mapping.block_size());
                 folio.touch(blocks, same);
             }
             blocks_hit += u64::from(blocks.len());
         }
-        Counters::add(&self.cache.counters.hits, blocks_hit);
+        self.cache.hits.add(blocks_hit);
         Some(Ok((range.end - start) as usize))
     }
 
@@ -98,7 +100,9 @@ impl MappedFile {
     fn all_cached(&self, range: &Range<u64>) -> bool {
         self.pieces(range.clone()).all(|(index, part)| {
             let blocks = self.mapping.blocks_touched(index, &part);
-            self.cache.lookup(&self.mapping, index, usize::MAX).is_some_and(|f| f.uptodate(blocks))
+            self.cache
+                .lookup(&self.mapping, index, usize::MAX)
+                .is_some_and(|f| f.uptodate(blocks) && f.intact())
         })
     }
 
@@ -319,7 +323,7 @@ impl MappedFile {
         let into = &mut dst.bytes()[(run.start - base) as usize..(run.end - base) as usize];
         folio.copy_out((run.start - mapping.folio_start(index)) as usize, into);
         folio.drop_uncached(self.consumed(index, &run));
-        Counters::add(&self.cache.counters.hits, u64::from(blocks.len()));
+        self.cache.hits.add(u64::from(blocks.len()));
         true
     }
 
