@@ -20,7 +20,8 @@
 //! Invariants, checked by `check_block`:
 //! F1 reading excludes uptodate, dirty and writing. F2 dirty or writing implies uptodate.
 //! F3 reading, uptodate or writing implies a frame. F4 a slot with dirty, writing, reading or
-//! unflushed blocks is not evicted. F5 states other than *referenced* change only under the folio lock. F6 bytes are copied in under the lock, and out under it or between two equal versions.
+//! unflushed blocks is not evicted. F5 states other than *referenced* change only under the folio
+//! lock. F6 bytes are copied in under the lock, and out under it or between two equal versions.
 //!
 //! The folio lock is a word: a bit, and a version that moves on with each unlock. It is held for
 //! copies and state changes, never across a wait.

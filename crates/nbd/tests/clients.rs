@@ -10,9 +10,16 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// `tool`, found in the system's folders first: nbdsh needs the Python that its module belongs to.
+fn command(tool: &str) -> Command {
+    let mut command = Command::new(tool);
+    command.env("PATH", format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default()));
+    command
+}
+
 /// Whether `tool` can be run.
 fn requires(tool: &str) -> bool {
-    if Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success()) {
+    if command(tool).arg("--version").output().is_ok_and(|o| o.status.success()) {
         return true;
     }
     assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{tool} is not installed");
@@ -22,14 +29,7 @@ fn requires(tool: &str) -> bool {
 
 /// Runs a tool to its end; its standard output.
 fn run(tool: &str, args: &[&str]) -> String {
-    // The library's Python module belongs to the system's Python.
-    let path = format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default());
-    let out = Command::new(tool)
-        .args(args)
-        .env("PATH", path)
-        .current_dir(std::env::temp_dir())
-        .output()
-        .unwrap();
+    let out = command(tool).args(args).current_dir(std::env::temp_dir()).output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let errors = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{tool} {args:?}: {text}\n{errors}");
