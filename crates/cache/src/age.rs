@@ -2,8 +2,9 @@
 //! that new folios enter, a main queue for those touched again, and ghosts of what left the
 //! small queue lately. Queues are of folios but sized in frames.
 //!
-//! Invariant Q1: a live slot is on exactly one queue, the one its `queue` field names; slots that
-//! died since are skipped when they come up (the entry carries the slot's generation).
+//! Invariant Q1: a live slot is on exactly one queue, the one its `queue` field names, or in the
+//! hands of a thread that reclaims. It leaves the index only from there, so a queue never holds a
+//! slot twice; a folio that lost its blocks some other way waits, empty, until it comes up.
 
 use crate::folio::Slot;
 use std::collections::VecDeque;

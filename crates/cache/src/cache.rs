@@ -34,6 +34,8 @@ pub struct PageCache {
     pub(crate) index: Index,
     pub(crate) free_slots: Mutex<Vec<Slot>>,
     pub(crate) age: Mutex<Age>,
+    /// Held by the one thread that reclaims.
+    pub(crate) reclaim_turn: Mutex<()>,
     /// Frames on each age queue; index by queue.
     pub(crate) queued: [AtomicI64; 3],
     waits: Box<[WaitQueue]>,
@@ -67,6 +69,7 @@ impl PageCache {
             index: Index::new(slots),
             free_slots: Mutex::new((1..=slots as Slot).rev().collect()),
             age: Mutex::new(Age::new(slots, division.frames)),
+            reclaim_turn: Mutex::new(()),
             queued: [const { AtomicI64::new(0) }; 3],
             waits: (0..WAIT_QUEUES).map(|_| WaitQueue::new()).collect(),
             frame_wait: WaitQueue::new(),
@@ -253,8 +256,16 @@ impl PageCache {
     pub fn take_frames(&self, count: usize) -> Option<FramePool<'_>> {
         let mut pool = FramePool { cache: self, frames: Vec::with_capacity(count) };
         // Handed out from the end: reversed, so that neighbours come in ascending order.
-        if count == 0 || self.frames.lock().take(count, &mut pool.frames) {
+        if count == 0 {
+            return Some(pool);
+        }
+        let (taken, free) = {
+            let mut alloc = self.frames.lock();
+            (alloc.take(count, &mut pool.frames), alloc.free())
+        };
+        if taken {
             pool.frames.reverse();
+            self.reclaim_ahead(free);
             return Some(pool);
         }
         for _ in 0..4 {

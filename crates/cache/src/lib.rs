@@ -10,7 +10,8 @@
 //! # Lock order
 //! An arrow means: may be taken while the one on the left is held.
 //! ```text
-//! age (queues) ──▶ folio lock (try only, by reclaim) ─┬▶ index bucket
+//! reclaim turn ─┬▶ age (queues) ──▶ (nothing)
+//!               └▶ folio lock (try only, by reclaim) ─┬▶ index bucket
 //!                                                     ├▶ mapping.dirty ──▶ (nothing)
 //!                                                     ├▶ mapping.unflushed / failed
 //!                                                     ├▶ mapping.exclusive ranges

@@ -21,6 +21,11 @@ use std::ops::Range;
 /// Frames that a batch aims at; less on a small cache.
 const BATCH: usize = 1024;
 
+/// Folios taken off the queues at a time.
+const ROUND: usize = 64;
+/// In place of the frames of a folio that leaves no ghost.
+const NOT_REMEMBERED: u32 = u32::MAX;
+
 /// What happens to a folio that came up.
 enum Verdict {
     /// It is gone.
@@ -55,8 +60,24 @@ impl PageCache {
         self.division.frames / 10
     }
 
-    /// Frees at least `want` frames if it can; returns how many frames and folio descriptors.
+    /// Frees at least `want` frames if it can; returns how many frames and folio descriptors. One
+    /// thread does it at a time; who had to wait for it looks first whether that was enough.
     pub fn reclaim(&self, want: usize) -> usize {
+        let turn = self.reclaim_turn.try_lock();
+        let _turn = match turn {
+            Some(turn) => turn,
+            None => {
+                let turn = self.reclaim_turn.lock();
+                if self.frames.lock().free() >= want && !self.free_slots.lock().is_empty() {
+                    return want;
+                }
+                turn
+            }
+        };
+        self.reclaim_timed(want)
+    }
+
+    fn reclaim_timed(&self, want: usize) -> usize {
         let start = self.world.now();
         let batch = want.max(BATCH.min(self.division.frames / 8));
         let (frames, slots) = self.reclaim_batch(batch);
@@ -65,45 +86,86 @@ impl PageCache {
         frames + slots
     }
 
+    /// Called with the number of frames left: reclaims ahead of need, on one thread, while the others
+    /// go on with what is left.
+    pub(crate) fn reclaim_ahead(&self, free: usize) {
+        if free >= (BATCH / 2).min(self.division.frames / 32) {
+            return;
+        }
+        if let Some(_turn) = self.reclaim_turn.try_lock() {
+            self.reclaim_timed(1);
+        }
+    }
+
     /// Frees up to about `batch` frames; returns the frames and the folio descriptors it freed.
     fn reclaim_batch(&self, batch: usize) -> (usize, usize) {
-        let mut freed: Vec<Frame> = Vec::with_capacity(batch + self.division.layout.frames);
-        let mut slots: Vec<Slot> = Vec::new();
-        let mut age = self.age.lock();
+        let (mut frames, mut slots) = (0, 0);
         // Each folio may come up a few times (frequency is at most 3), then all is busy.
-        let mut left = 4 * (age.len(SMALL) + age.len(MAIN)) + 1;
-        while freed.len() < batch && slots.len() < batch && left > 0 {
-            left -= 1;
+        let mut left = {
+            let age = self.age.lock();
+            4 * (age.len(SMALL) + age.len(MAIN)) + 1
+        };
+        let mut round = Vec::with_capacity(ROUND);
+        while frames < batch && slots < batch && left > 0 {
+            self.pop_round(&mut round, left.min(ROUND));
+            if round.is_empty() {
+                break;
+            }
+            left -= round.len();
+            let (more_frames, more_slots) = self.reclaim_round(&mut round);
+            frames += more_frames;
+            slots += more_slots;
+        }
+        (frames, slots)
+    }
+
+    /// Takes the next candidates off the queues: the age lock is held for that only.
+    fn pop_round(&self, round: &mut Vec<Slot>, count: usize) {
+        let mut age = self.age.lock();
+        while round.len() < count {
             let small_frames = self.queued[SMALL as usize].load(Ordering::Relaxed);
             let small_first = small_frames > self.small_target() as i64
                 || age.len(SMALL) > self.division.slots / 8
                 || age.len(MAIN) == 0;
             let queue = if small_first && age.len(SMALL) > 0 { SMALL } else { MAIN };
-            let Some(slot) = age.pop(queue).or_else(|| age.pop(SMALL)) else { break };
+            let Some(slot) = age.pop(queue).or_else(|| age.pop(SMALL)) else { return };
+            round.push(slot);
+        }
+    }
+
+    /// Looks at each candidate and puts it where it belongs; returns the frames and descriptors freed.
+    fn reclaim_round(&self, round: &mut Vec<Slot>) -> (usize, usize) {
+        let mut freed: Vec<Frame> = Vec::with_capacity(ROUND * 2);
+        let mut gone: Vec<(Slot, u32, u64, u32)> = Vec::new();
+        let mut stays: Vec<(u32, Slot)> = Vec::with_capacity(ROUND);
+        for slot in round.drain(..) {
             if !self.table.try_lock(slot) {
-                age.push(self.table.queue(slot), slot);
+                stays.push((self.table.queue(slot), slot));
                 continue;
             }
-            let (id, index) = self.table.key(slot);
-            let had = freed.len();
-            let from = self.table.queue(slot);
+            let ((id, index), had) = (self.table.key(slot), freed.len());
+            let from_small = self.table.queue(slot) == SMALL;
             let verdict = self.age_one(slot, &mut freed);
             self.table.unlock(slot);
             match verdict {
-                Verdict::Stays(queue) => age.push(queue, slot),
+                Verdict::Stays(queue) => stays.push((queue, slot)),
                 Verdict::Evicted => {
-                    if from == SMALL {
-                        age.remember(id, index, (freed.len() - had) as u32);
-                    }
-                    slots.push(slot);
-                    Counters::add(&self.counters.evicted_folios, 1);
+                    let frames =
+                        if from_small { (freed.len() - had) as u32 } else { NOT_REMEMBERED };
+                    gone.push((slot, id, index, frames));
                 }
             }
         }
+        let mut age = self.age.lock();
+        stays.iter().for_each(|&(queue, slot)| age.push(queue, slot));
+        for &(_, id, index, frames) in gone.iter().filter(|g| g.3 != NOT_REMEMBERED) {
+            age.remember(id, index, frames);
+        }
         drop(age);
-        self.free_slots.lock().extend_from_slice(&slots);
+        Counters::add(&self.counters.evicted_folios, gone.len() as u64);
+        self.free_slots.lock().extend(gone.iter().map(|g| g.0));
         self.give_frames(&freed);
-        (freed.len(), slots.len())
+        (freed.len(), gone.len())
     }
 
     /// Looks at one folio, whose exclusive lock is held.
@@ -194,6 +256,7 @@ impl PageCache {
     /// Evicts every clean block that nobody holds; returns the bytes freed.
     pub fn drop_clean(&self) -> u64 {
         let mut total = 0;
+        let _turn = self.reclaim_turn.lock();
         loop {
             // Frequencies run down as the folios come round.
             let (frames, slots) = self.reclaim_batch(self.division.frames);
