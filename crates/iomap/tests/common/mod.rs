@@ -142,6 +142,10 @@ impl Subject for File {
         self.file.size()
     }
 
+    fn marked(&self) -> bool {
+        self.file.mapping.sticky.lock().is_some()
+    }
+
     fn read(
         &self,
         offset: u64,

@@ -26,6 +26,12 @@ pub trait Subject: Send + Sync {
     /// Current size in bytes.
     fn size(&self) -> u64;
 
+    /// The subject has said for good that bytes it accepted since the last good sync may be lost:
+    /// every sync fails from then on.
+    fn marked(&self) -> bool {
+        false
+    }
+
     /// Reads up to `buf.len()` bytes; how many there were, short only at the end of file.
     fn read(
         &self,

@@ -264,6 +264,11 @@ impl ByteModel {
         }
     }
 
+    /// The subject is marked: no copy of what changed since the last sync is promised any more.
+    pub fn marked(&mut self) {
+        self.past_cache.extend(self.dirty.iter().copied());
+    }
+
     /// A flush failed, and said so: what went past the cache since the last good one may be gone.
     pub fn flush_failed(&mut self) {
         for &i in &self.past_cache {

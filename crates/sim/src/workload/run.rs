@@ -151,6 +151,7 @@ impl Runner {
 
     /// Carries out one operation and checks its answer.
     pub async fn step(&mut self, subject: &dyn Subject, op: Op) -> Checked {
+        let was_marked = self.note_mark(subject);
         self.history.push(Past { op, at: op.range().map_or(0, |r| r.start), outcome: "begun" });
         self.report.ops += 1;
         match op {
@@ -172,6 +173,9 @@ impl Runner {
             }
             Op::Sync => {
                 let result = subject.sync().await;
+                if was_marked && result.is_ok() {
+                    return Err(self.wrong("a marked subject synced".into(), None, &[]));
+                }
                 match self.judge(op, &result)? {
                     Verdict::Done => {
                         self.model.sync();
@@ -192,6 +196,14 @@ impl Runner {
         self.model.readable(offset, len) as u64
     }
 
+    fn note_mark(&mut self, subject: &dyn Subject) -> bool {
+        let marked = self.config.faults && subject.marked();
+        if marked {
+            self.model.marked();
+        }
+        marked
+    }
+
     async fn read(
         &mut self,
         subject: &dyn Subject,
@@ -209,6 +221,7 @@ impl Runner {
             return Err(self.wrong("another buffer came back".into(), None, &[]));
         }
         self.judge(op, &result)?;
+        self.note_mark(subject);
         let Ok(n) = result else { return Ok(()) };
         let want = self.model.readable(offset, len);
         if n != want {
@@ -337,6 +350,7 @@ impl Runner {
 
     /// Reads the whole span and compares it.
     pub async fn check_all(&mut self, subject: &dyn Subject) -> Checked {
+        self.note_mark(subject);
         let end = self.config.span.end.min(self.model.size());
         let mut at = self.config.span.start;
         while at < end {
