@@ -83,19 +83,27 @@ fn spans(threads: u64) -> Vec<Range<u64>> {
     borders.windows(2).map(|w| w[0]..w[1]).collect()
 }
 
+/// Says that a way of running is not to be had here; in CI that is a failure.
+fn skip(why: &forebay::Error) {
+    assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{why}");
+    println!("skipped: {why}");
+}
+
 fn run(aio: Aio, direct_io: DirectIo, threads: u64) {
     let seed = std::env::var("FOREBAY_SEED").map_or(11, |s| s.parse().unwrap());
     let dir = Dir::new(&format!("fsx-{aio}-{direct_io}-{threads}"));
     let cache = match Cache::new(CacheConfig { aio, ..config(4 << 20) }) {
         Ok(cache) => cache,
         // Containers forbid io_uring; the threads run in any case.
-        Err(e) if aio == Aio::IoUring && e.kind() == ErrorKind::Unsupported => return,
+        Err(e) if aio == Aio::IoUring && e.kind() == ErrorKind::Unsupported => return skip(&e),
         Err(e) => panic!("{e}"),
     };
     let options = RawOptions { direct_io, ..options(SIZE) };
     let file = match cache.open_raw(dir.path("image"), &options) {
         Ok(file) => file,
-        Err(e) if direct_io == DirectIo::On && e.kind() == ErrorKind::Unsupported => return,
+        Err(e) if direct_io == DirectIo::On && e.kind() == ErrorKind::Unsupported => {
+            return skip(&e);
+        }
         Err(e) => panic!("{e}"),
     };
     let direct_align = direct_unit(&file);
@@ -148,9 +156,19 @@ fn io_uring_engine() {
 fn run_growing(aio: Aio, direct_io: DirectIo) {
     let seed = std::env::var("FOREBAY_SEED").map_or(12, |s| s.parse().unwrap());
     let dir = Dir::new(&format!("grow-{aio}-{direct_io}"));
-    let Ok(cache) = Cache::new(CacheConfig { aio, ..config(4 << 20) }) else { return };
+    let cache = match Cache::new(CacheConfig { aio, ..config(4 << 20) }) {
+        Ok(cache) => cache,
+        Err(e) if aio == Aio::IoUring && e.kind() == ErrorKind::Unsupported => return skip(&e),
+        Err(e) => panic!("{e}"),
+    };
     let options = RawOptions { direct_io, create_size: Some(4096), ..RawOptions::default() };
-    let Ok(file) = cache.open_raw(dir.path("file"), &options) else { return };
+    let file = match cache.open_raw(dir.path("file"), &options) {
+        Ok(file) => file,
+        Err(e) if direct_io == DirectIo::On && e.kind() == ErrorKind::Unsupported => {
+            return skip(&e);
+        }
+        Err(e) => panic!("{e}"),
+    };
     let direct_align = direct_unit(&file);
     file.write_at(&[0; 4096], 0).unwrap();
     let config = workload::Config {
