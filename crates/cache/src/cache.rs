@@ -120,6 +120,7 @@ impl PageCache {
         s.ghosts = self.age.lock().ghosts();
         s.dirty_bytes = self.dirty.dirty_bytes();
         s.writeback_bytes = self.dirty.writeback_bytes();
+        s.unflushed_bytes = self.dirty.unflushed_bytes();
         s
     }
 
@@ -281,6 +282,14 @@ impl PageCache {
         None
     }
 
+    /// Has all flushers write and flush, whatever their limits, while the result lives: somebody lacks
+    /// frames that dirt or unflushed blocks hold.
+    pub fn press_for_frames(&self) -> Starved<'_> {
+        let starved = Starved::new(self);
+        self.dirty.kick_all();
+        starved
+    }
+
     /// Takes `count` frames; starts write-out and waits for it if there are none.
     pub async fn wait_frames(&self, mapping: &Mapping, count: usize) -> FramePool<'_> {
         let _starved = Starved::new(self);
@@ -345,7 +354,7 @@ impl PageCache {
 }
 
 /// Counts a task that waits for frames while it lives.
-struct Starved<'a>(&'a PageCache);
+pub struct Starved<'a>(&'a PageCache);
 
 impl<'a> Starved<'a> {
     fn new(cache: &'a PageCache) -> Self {

@@ -400,12 +400,11 @@ impl FolioWrite<'_> {
     /// off. None may be *reading* or *writing*.
     pub fn discard(&self, blocks: Blocks) {
         assert!(!self.any(State::Reading, blocks) && !self.any(State::Writing, blocks));
-        let (mut cleared, mut forgotten) = (0, 0);
+        let (mut cleared, forgotten) = (0, self.clear_unflushed(blocks));
         for (g, mask) in blocks.masks() {
             let table = &self.cache.table;
-            forgotten |= table.bits(self.slot, State::Unflushed, g) & mask;
             cleared += u64::from(table.clear_bits(self.slot, State::Dirty, g, mask).count_ones());
-            for state in [State::Uptodate, State::Referenced, State::Unflushed, State::Uncached] {
+            for state in [State::Uptodate, State::Referenced, State::Uncached] {
                 table.clear_bits(self.slot, state, g, mask);
             }
         }
@@ -416,7 +415,7 @@ impl FolioWrite<'_> {
         let mut unflushed = self.mapping.unflushed.lock();
         unflushed.pinned.remove(numbers.clone());
         // What takes the blocks' place may be less than whole blocks.
-        unflushed.unpinned |= forgotten != 0;
+        unflushed.unpinned |= forgotten;
         drop(unflushed);
         self.mapping.unfail(numbers);
         let mut freed = Vec::new();

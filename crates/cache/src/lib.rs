@@ -5,7 +5,7 @@
 //!
 //! Reading order: [`arena`] (memory), [`frames`] (who owns which frame), [`folio`] (states and the
 //! folio lock), [`index`] (finding a folio), [`age`] (what to evict), [`cache`] and [`guard`] (the
-//! operations), [`mapping`] (per file), [`writeback`], [`readahead`], [`errseq`].
+//! operations), [`mapping`] (per file), [`writeback`], [`flusher`], [`readahead`], [`errseq`].
 //!
 //! # Lock order
 //! An arrow means: may be taken while the one on the left is held.
@@ -26,6 +26,7 @@ pub mod arena;
 pub mod cache;
 pub mod config;
 pub mod errseq;
+pub mod flusher;
 pub mod folio;
 pub mod frames;
 pub mod guard;

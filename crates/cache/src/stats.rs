@@ -76,6 +76,8 @@ counters! {
     dirty_bytes,
     /// Bytes in write-out now.
     writeback_bytes,
+    /// Bytes written out and kept until the next flush, in case it fails.
+    unflushed_bytes,
     /// Bytes of write-out that reached the device.
     written_bytes,
     /// Bytes made dirty.

@@ -5,12 +5,12 @@
 //! limit; above it flushers write; between the middle and the limit writers are slowed down in
 //! proportion, at the pace of write-out; at the limit they wait.
 
-use crate::arena::Frame;
+use crate::arena::{FRAME_SIZE, Frame};
 use crate::cache::PageCache;
 use crate::config::{Config, DirtyTracking};
 use crate::folio::{Blocks, State, Table};
 use crate::guard::FolioWrite;
-use crate::mapping::{DirtyFolio, Mapping};
+use crate::mapping::Mapping;
 use crate::stats::Counters;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, Weak};
@@ -18,19 +18,10 @@ use forebay_base::task::{BoxFuture, WaitQueue};
 use forebay_base::units::{MIB, round_up};
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
-use std::future::Future;
 use std::ops::Range;
-use std::pin::pin;
-use std::task::Poll;
 
-/// Uncached dirt waits no longer than this before its write-out starts.
-const UNCACHED_AGE: Nanos = 100_000_000;
 /// A writer's pauses are saved up to this length before it sleeps.
 const MIN_PAUSE: Nanos = 2_000_000;
-/// A flusher with data that could not be written waits this long before it tries again.
-const RETRY_FIRST: Nanos = 5_000_000;
-/// And this long in the end.
-const RETRY_LAST: Nanos = 1_000_000_000;
 /// No single pause is longer.
 const MAX_PAUSE: Nanos = 100_000_000;
 
@@ -82,6 +73,7 @@ pub struct DirtyControl {
     pub uncached_window: AtomicU64,
     dirty: AtomicI64,
     writeback: AtomicI64,
+    unflushed: AtomicI64,
     progress: WaitQueue,
     flushers: Mutex<Vec<Weak<Mapping>>>,
     pace: Mutex<Pace>,
@@ -108,6 +100,7 @@ impl DirtyControl {
             uncached_window: AtomicU64::new(u64::from(config.uncached_window_bytes)),
             dirty: AtomicI64::new(0),
             writeback: AtomicI64::new(0),
+            unflushed: AtomicI64::new(0),
             progress: WaitQueue::new(),
             flushers: Mutex::default(),
             pace: Mutex::default(),
@@ -122,6 +115,11 @@ impl DirtyControl {
     /// Bytes in write-out.
     pub fn writeback_bytes(&self) -> u64 {
         self.writeback.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Bytes written out and kept until the next flush, of all files.
+    pub fn unflushed_bytes(&self) -> u64 {
+        self.unflushed.load(Ordering::Relaxed).max(0) as u64
     }
 
     fn used(&self) -> u64 {
@@ -247,9 +245,10 @@ impl PageCache {
         (self.division.frames as u64 * 4096 / 16).clamp(MIB, 32 * MIB)
     }
 
-    /// Bytes of written but unflushed blocks that are kept per file, in case the flush fails.
-    fn unflushed_window(&self) -> u64 {
-        self.dirty.limits().1.min(256 * MIB)
+    /// Bytes of written but unflushed blocks that are kept, of all files, in case a flush fails. They
+    /// cannot be reclaimed: with what is dirty they must leave room for everything else.
+    pub(crate) fn unflushed_window(&self) -> u64 {
+        self.dirty.limits().1.min(self.division.frames as u64 * FRAME_SIZE as u64 / 4)
     }
 }
 
@@ -365,17 +364,31 @@ impl FolioWrite<'_> {
     fn keep_until_flush(&self, blocks: Blocks, numbers: Range<u64>) {
         let bytes = u64::from(blocks.len()) * self.mapping.block_size();
         let window = self.cache.unflushed_window();
+        let pinned = self.cache.dirty.unflushed_bytes();
         let mut unflushed = self.mapping.unflushed.lock();
-        let pinned = unflushed.pinned.total() * self.mapping.block_size();
         if pinned + bytes > window || self.any(State::Uncached, blocks) {
             unflushed.unpinned = true;
             return;
         }
         unflushed.pinned.insert(numbers);
         drop(unflushed);
+        let mut added = 0;
         for (g, mask) in blocks.masks() {
-            self.cache.table.set_bits(self.slot, State::Unflushed, g, mask);
+            added += self.cache.table.set_bits(self.slot, State::Unflushed, g, mask).count_ones();
         }
+        let added = i64::from(added) * self.mapping.block_size() as i64;
+        self.cache.dirty.unflushed.fetch_add(added, Ordering::Relaxed);
+    }
+
+    /// The blocks need no keeping any more; true if any was kept.
+    pub(crate) fn clear_unflushed(&self, blocks: Blocks) -> bool {
+        let mut gone = 0;
+        for (g, mask) in blocks.masks() {
+            gone += self.cache.table.clear_bits(self.slot, State::Unflushed, g, mask).count_ones();
+        }
+        let bytes = i64::from(gone) * self.mapping.block_size() as i64;
+        self.cache.dirty.unflushed.fetch_sub(bytes, Ordering::Relaxed);
+        gone > 0
     }
 
     /// Blocks taken for write-out are not written after all.
@@ -407,18 +420,14 @@ impl FolioWrite<'_> {
 
     /// The flush that followed worked: the blocks need no keeping.
     pub fn flushed(&self, blocks: Blocks) {
-        for (g, mask) in blocks.masks() {
-            self.cache.table.clear_bits(self.slot, State::Unflushed, g, mask);
-        }
+        self.clear_unflushed(blocks);
         self.drop_uncached(blocks);
     }
 
     /// The flush that followed failed: kept blocks are written again.
     pub fn flush_failed(&self, blocks: Blocks) {
         for run in self.runs_with(blocks, State::Unflushed) {
-            for (g, mask) in run.masks() {
-                self.cache.table.clear_bits(self.slot, State::Unflushed, g, mask);
-            }
+            self.clear_unflushed(run);
             self.mark_failed(run);
             let numbers = self.mapping.block_numbers(self.index, run);
             self.mapping.fail(numbers);
@@ -487,96 +496,4 @@ pub fn end_fill(cache: &PageCache, mapping: &Mapping, index: u64, blocks: Blocks
     }
     cache.wake_folio(mapping.id, index);
     cache.wake_frame_waiters();
-}
-
-/// The flusher of one file: sleeps until it is kicked or dirt comes of age, then writes. Ends when
-/// the file is closed.
-pub async fn run_flusher(
-    cache: Arc<PageCache>,
-    mapping: Arc<Mapping>,
-    out: std::sync::Weak<dyn WriteOut>,
-) {
-    let mut pause = RETRY_FIRST;
-    loop {
-        wait_for_work(&cache, &mapping).await;
-        if mapping.failed_bytes() == 0 {
-            pause = RETRY_FIRST;
-        } else {
-            // What failed makes dirt, and dirt wakes the flusher: not at the pace of the failures.
-            cache.world.sleep(std::time::Duration::from_nanos(pause)).await;
-            pause = (pause * 2).min(RETRY_LAST);
-        }
-        let Some(out) = out.upgrade() else { return };
-        flush_once(&cache, &mapping, out).await;
-    }
-}
-
-async fn wait_for_work(cache: &PageCache, mapping: &Mapping) {
-    let kicked = || mapping.take_kick().then_some(());
-    let Some(oldest) = mapping.oldest_dirt() else {
-        return mapping.kick.wait_until(kicked).await;
-    };
-    let expire = u64::from(cache.dirty.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000;
-    let mut alarm = (oldest + expire).max(cache.world.now() + 1_000_000);
-    if mapping.uncached_dirty.load(Ordering::Relaxed) > 0 {
-        alarm = alarm.min(cache.world.now() + UNCACHED_AGE);
-    }
-    let mut kick = pin!(mapping.kick.wait_until(kicked));
-    let mut timer = cache.world.sleep_until(alarm);
-    std::future::poll_fn(|cx| {
-        if kick.as_mut().poll(cx).is_ready() || timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        Poll::Pending
-    })
-    .await;
-}
-
-async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dyn WriteOut>) {
-    let pass = |which, max_bytes| WriteOutPass {
-        range: 0..u64::MAX >> 1,
-        which,
-        max_bytes,
-        sync: false,
-        fua: false,
-    };
-    let now = cache.world.now();
-    let uncached = mapping.uncached_dirty.load(Ordering::Relaxed);
-    if uncached > 0 && uncached_due(cache, mapping, uncached, now) {
-        mapping.uncached_dirty.store(0, Ordering::Relaxed);
-        out.clone().write_out(pass(Which::Uncached, u64::MAX)).await;
-    }
-    let expire = u64::from(cache.dirty.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000;
-    if mapping.oldest_dirt().is_some_and(|t| t + expire <= now) {
-        out.clone().write_out(pass(Which::Before(now.saturating_sub(expire) + 1), u64::MAX)).await;
-    }
-    while cache.dirty.above_background() || cache.is_starved() {
-        keep_window_open(cache, mapping, &out).await;
-        let issued = out.clone().write_out(pass(Which::All, 16 * MIB)).await;
-        // Only what has failed before: later.
-        if issued <= mapping.failed_bytes() {
-            break;
-        }
-        cache.wait_write_room(cache.write_depth()).await;
-    }
-    keep_window_open(cache, mapping, &out).await;
-}
-
-/// Flushes before the window of written but unflushed blocks is full: what does not fit could not be
-/// written again if a flush failed.
-async fn keep_window_open(
-    cache: &PageCache,
-    mapping: &Mapping,
-    out: &std::sync::Arc<dyn WriteOut>,
-) {
-    let pinned = mapping.unflushed.lock().pinned.total() * mapping.block_size();
-    if pinned > cache.unflushed_window() / 2 || (pinned > 0 && cache.is_starved()) {
-        out.clone().flush().await;
-    }
-}
-
-fn uncached_due(cache: &PageCache, mapping: &Mapping, bytes: u64, now: Nanos) -> bool {
-    let oldest = |d: &DirtyFolio| d.uncached && d.since + UNCACHED_AGE <= now;
-    bytes >= cache.dirty.uncached_window.load(Ordering::Relaxed) / 4
-        || !mapping.dirty_folios(0..u64::MAX, 1, oldest).is_empty()
 }

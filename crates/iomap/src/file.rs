@@ -12,9 +12,10 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::DeviceRef;
 use forebay_cache::errseq::Cursor;
+use forebay_cache::flusher::run_flusher;
 use forebay_cache::folio::Table;
 use forebay_cache::readahead::Streams;
-use forebay_cache::writeback::{WriteOut, run_flusher};
+use forebay_cache::writeback::WriteOut;
 use forebay_cache::{Mapping, PageCache, State};
 use std::ops::Range;
 

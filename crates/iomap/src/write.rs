@@ -133,11 +133,18 @@ impl MappedFile {
             self.cache.throttle(&self.mapping, piece.end - piece.start).await?;
             let part = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
             let mut pool = FramePool::empty(&self.cache);
+            let (mut fills, mut pressure) = (0, None);
             loop {
                 let bytes = &src.bytes()[part.clone()];
                 let Err(obstacle) = self.write_piece(index, &piece, bytes, flags, &mut pool) else {
                     break;
                 };
+                fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
+                if fills > 2 && pressure.is_none() {
+                    // Both edges were read, and one is gone again: almost all of the cache is held by
+                    // dirt and by what is not flushed, and the edges take each other's place.
+                    pressure = Some(self.cache.press_for_frames());
+                }
                 self.overcome(index, &piece, obstacle, &mut pool, src.blocking(), flags).await?;
             }
         }

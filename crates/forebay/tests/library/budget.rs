@@ -88,6 +88,9 @@ fn many_files_on_one_small_cache() {
                         assert!(back.iter().all(|b| *b == i as u8 + 1));
                     }
                     check(cache, 4 << 20, "many files");
+                    // What is kept until a flush is bounded over all files: it cannot be reclaimed.
+                    let stats = cache.stats();
+                    assert!(stats.unflushed_bytes <= stats.arena_bytes / 4 + 65536, "{stats:?}");
                 }
             });
         }

@@ -1,0 +1,114 @@
+//! The flusher of one file: a task that writes out what has come of age, what is above the limits, and
+//! what stands in the way of somebody who waits for frames; and flushes the device before the window
+//! of unflushed blocks is full.
+
+use crate::cache::PageCache;
+use crate::mapping::{DirtyFolio, Mapping};
+use crate::writeback::{Which, WriteOut, WriteOutPass};
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::units::MIB;
+use forebay_base::world::Nanos;
+use std::future::Future;
+use std::pin::pin;
+use std::task::Poll;
+
+/// Uncached dirt waits no longer than this before its write-out starts.
+const UNCACHED_AGE: Nanos = 100_000_000;
+/// A flusher with data that could not be written waits this long before it tries again.
+const RETRY_FIRST: Nanos = 5_000_000;
+/// And this long in the end.
+const RETRY_LAST: Nanos = 1_000_000_000;
+
+/// The flusher of one file: sleeps until it is kicked or dirt comes of age, then writes. Ends when
+/// the file is closed.
+pub async fn run_flusher(
+    cache: Arc<PageCache>,
+    mapping: Arc<Mapping>,
+    out: std::sync::Weak<dyn WriteOut>,
+) {
+    let mut pause = RETRY_FIRST;
+    loop {
+        wait_for_work(&cache, &mapping).await;
+        if mapping.failed_bytes() == 0 {
+            pause = RETRY_FIRST;
+        } else {
+            // What failed makes dirt, and dirt wakes the flusher: not at the pace of the failures.
+            cache.world.sleep(std::time::Duration::from_nanos(pause)).await;
+            pause = (pause * 2).min(RETRY_LAST);
+        }
+        let Some(out) = out.upgrade() else { return };
+        flush_once(&cache, &mapping, out).await;
+    }
+}
+
+async fn wait_for_work(cache: &PageCache, mapping: &Mapping) {
+    let kicked = || mapping.take_kick().then_some(());
+    let Some(oldest) = mapping.oldest_dirt() else {
+        return mapping.kick.wait_until(kicked).await;
+    };
+    let expire = u64::from(cache.dirty.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000;
+    let mut alarm = (oldest + expire).max(cache.world.now() + 1_000_000);
+    if mapping.uncached_dirty.load(Ordering::Relaxed) > 0 {
+        alarm = alarm.min(cache.world.now() + UNCACHED_AGE);
+    }
+    let mut kick = pin!(mapping.kick.wait_until(kicked));
+    let mut timer = cache.world.sleep_until(alarm);
+    std::future::poll_fn(|cx| {
+        if kick.as_mut().poll(cx).is_ready() || timer.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    })
+    .await;
+}
+
+async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dyn WriteOut>) {
+    let pass = |which, max_bytes| WriteOutPass {
+        range: 0..u64::MAX >> 1,
+        which,
+        max_bytes,
+        sync: false,
+        fua: false,
+    };
+    let now = cache.world.now();
+    let uncached = mapping.uncached_dirty.load(Ordering::Relaxed);
+    if uncached > 0 && uncached_due(cache, mapping, uncached, now) {
+        mapping.uncached_dirty.store(0, Ordering::Relaxed);
+        out.clone().write_out(pass(Which::Uncached, u64::MAX)).await;
+    }
+    let expire = u64::from(cache.dirty.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000;
+    if mapping.oldest_dirt().is_some_and(|t| t + expire <= now) {
+        out.clone().write_out(pass(Which::Before(now.saturating_sub(expire) + 1), u64::MAX)).await;
+    }
+    while cache.dirty.above_background() || cache.is_starved() {
+        keep_window_open(cache, mapping, &out).await;
+        let issued = out.clone().write_out(pass(Which::All, 16 * MIB)).await;
+        // Only what has failed before: later.
+        if issued <= mapping.failed_bytes() {
+            break;
+        }
+        cache.wait_write_room(cache.write_depth()).await;
+    }
+    keep_window_open(cache, mapping, &out).await;
+}
+
+/// Flushes before the window of written but unflushed blocks is full: what does not fit could not be
+/// written again if a flush failed.
+async fn keep_window_open(
+    cache: &PageCache,
+    mapping: &Mapping,
+    out: &std::sync::Arc<dyn WriteOut>,
+) {
+    let (all, window) = (cache.dirty.unflushed_bytes(), cache.unflushed_window());
+    let own = mapping.unflushed.lock().pinned.total() * mapping.block_size();
+    if own > 0 && (all > window / 2 || cache.is_starved()) {
+        out.clone().flush().await;
+    }
+}
+
+fn uncached_due(cache: &PageCache, mapping: &Mapping, bytes: u64, now: Nanos) -> bool {
+    let oldest = |d: &DirtyFolio| d.uncached && d.since + UNCACHED_AGE <= now;
+    bytes >= cache.dirty.uncached_window.load(Ordering::Relaxed) / 4
+        || !mapping.dirty_folios(0..u64::MAX, 1, oldest).is_empty()
+}
