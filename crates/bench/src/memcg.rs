@@ -82,7 +82,8 @@ fn jobs(seconds: f64) -> Vec<FioJob> {
 
 fn one_engine(image: &Image, budget: u64, engine: &str, seconds: f64) -> Result<Outcome> {
     let group = Memcg::create(&format!("server-{engine}"), budget + ROOM)?;
-    let kind = Kind::Ours { cache: budget, mode: "cached", aio: engine.to_string() };
+    let kind =
+        Kind::Ours { cache: budget, mode: "cached", aio: engine.to_string(), more: Vec::new() };
     let mut server = Server::start(&kind, image.path(), None, Some(&group.procs()))?;
     let (pid, jobs) = (server.pid(), jobs(seconds));
     let uri = server.uri.clone();

@@ -106,7 +106,7 @@ fn nbdcopy(from: &str, to: &str) -> Result<()> {
 }
 
 fn ours_kind(options: &Options, cache: u64, mode: &'static str) -> Kind {
-    Kind::Ours { cache, mode, aio: options.aio.clone() }
+    Kind::Ours { cache, mode, aio: options.aio.clone(), more: Vec::new() }
 }
 
 fn hits(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {

@@ -57,6 +57,39 @@ impl Bar {
     }
 }
 
+/// One behaviour on one line: what it promises, and its figure by strategy. Figures are texts with
+/// their unit, "-" where there is none.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Name of the bench.
+    pub behaviour: &'static str,
+    /// The promise, in a few words.
+    pub promise: String,
+    /// How it was before the patch.
+    pub baseline: String,
+    /// With the patch's strategy.
+    pub patch: String,
+    /// With ours.
+    pub ours: String,
+    /// The kernel of this machine.
+    pub kernel: String,
+}
+
+/// A picture for the page: bars (one value each) or lines (a value per x).
+#[derive(Clone, Debug, Default)]
+pub struct Plot {
+    /// Name of the bench that it belongs to.
+    pub behaviour: &'static str,
+    /// What is seen.
+    pub title: String,
+    /// Unit of the values.
+    pub unit: String,
+    /// Label and values of each series; one value makes a bar, more make a line.
+    pub series: Vec<(String, Vec<f64>)>,
+    /// What the x axis of lines counts.
+    pub x: String,
+}
+
 /// The findings of one bench, or of several under the name `all`.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -65,6 +98,10 @@ pub struct Report {
     bars: Vec<Bar>,
     notes: Vec<String>,
     not_run: Vec<(String, String)>,
+    /// A line for each behaviour.
+    pub summaries: Vec<Summary>,
+    /// Pictures.
+    pub plots: Vec<Plot>,
 }
 
 /// Median of the values; NaN when there are none.
@@ -121,6 +158,8 @@ impl Report {
         self.bars.extend(other.bars);
         self.notes.extend(other.notes);
         self.not_run.extend(other.not_run);
+        self.summaries.extend(other.summaries);
+        self.plots.extend(other.plots);
     }
 
     /// How many bars were missed. A ratio whose variants did not run is not a miss.

@@ -23,6 +23,8 @@ pub enum Kind {
         mode: &'static str,
         /// `--aio`.
         aio: String,
+        /// Further options.
+        more: Vec<String>,
     },
     /// `nbdkit memory` of this many bytes.
     NbdkitMemory(u64),
@@ -68,11 +70,12 @@ impl Kind {
         let mut words: Vec<OsString> = Vec::new();
         let mut push = |parts: &[&str]| words.extend(parts.iter().map(OsString::from));
         match self {
-            Self::Ours { cache, mode, aio } => {
+            Self::Ours { cache, mode, aio, more } => {
                 words.push(forebay_binary()?.into());
                 words.extend(["export".into(), image.into(), "-U".into(), socket.into()]);
                 words.extend(["--cache-size".into(), cache.to_string().into()]);
                 words.extend(["--mode".into(), mode.into(), "--aio".into(), aio.into()]);
+                words.extend(more.iter().map(OsString::from));
             }
             Self::NbdkitMemory(size) => {
                 push(&["nbdkit", "--foreground", "--unix"]);

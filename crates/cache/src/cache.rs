@@ -10,6 +10,7 @@ use crate::guard::{FolioRead, FolioWrite, FramePool};
 use crate::index::Index;
 use crate::mapping::Mapping;
 use crate::stats::{Counters, Stats, Striped};
+use crate::strategy::Strategies;
 use crate::writeback::DirtyControl;
 use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -51,6 +52,8 @@ pub struct PageCache {
     pub dirty: DirtyControl,
     /// Longest readahead window of a stream, bytes.
     pub readahead_max: AtomicU64,
+    /// Strategies, changeable while it runs.
+    pub strategies: Strategies,
 }
 
 impl PageCache {
@@ -78,6 +81,11 @@ impl PageCache {
             counters: Counters::default(),
             hits: Striped::default(),
             readahead_max: AtomicU64::new(u64::from(config.readahead_max)),
+            strategies: Strategies::new(
+                config.dirty_tracking,
+                config.stable,
+                config.uncached_strategy,
+            ),
             config,
             division,
             world,

@@ -2,6 +2,7 @@
 
 use crate::arena::FRAME_SIZE;
 use crate::folio::Layout;
+use crate::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 
@@ -9,28 +10,6 @@ use forebay_base::{Error, ErrorKind, Result};
 pub const MIN_BLOCK: u32 = 512;
 /// Largest block, bytes: a block never spans frames.
 pub const MAX_BLOCK: u32 = FRAME_SIZE as u32;
-
-/// How dirt is tracked in a folio.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DirtyTracking {
-    /// A dirty folio is written out with all its up-to-date blocks up to end of file, as Linux
-    /// v5.8 did: the baseline.
-    Folio,
-    /// Exactly the dirty blocks are written.
-    #[default]
-    Block,
-}
-
-/// How bytes in flight are kept from changing where the device needs it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum StableStrategy {
-    /// A writer waits until the block's write-out is done.
-    Wait,
-    /// A writer that hits a block in flight gets a fresh frame and goes on; waits only when no
-    /// frame is free.
-    #[default]
-    Cow,
-}
 
 /// Configuration. `budget` bounds everything that grows with data or load.
 #[derive(Debug, Clone)]
@@ -55,6 +34,8 @@ pub struct Config {
     pub dirty_tracking: DirtyTracking,
     /// Stable-write strategy.
     pub stable: StableStrategy,
+    /// What uncached requests do.
+    pub uncached_strategy: UncachedStrategy,
 }
 
 impl Config {
@@ -71,6 +52,7 @@ impl Config {
             uncached_window_bytes: 8 * MIB as u32,
             dirty_tracking: DirtyTracking::default(),
             stable: StableStrategy::default(),
+            uncached_strategy: UncachedStrategy::default(),
         }
     }
 

@@ -36,6 +36,7 @@ pub mod rangeset;
 pub mod readahead;
 pub mod reclaim;
 pub mod stats;
+pub mod strategy;
 pub mod writeback;
 
 pub use arena::{Arena, FRAME_SIZE, FrameList};

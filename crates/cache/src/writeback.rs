@@ -7,11 +7,12 @@
 
 use crate::arena::{FRAME_SIZE, Frame};
 use crate::cache::PageCache;
-use crate::config::{Config, DirtyTracking};
+use crate::config::Config;
 use crate::folio::{Blocks, State, Table};
 use crate::guard::FolioWrite;
 use crate::mapping::Mapping;
 use crate::stats::Counters;
+use crate::strategy::DirtyTracking;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, Weak};
 use forebay_base::task::{BoxFuture, WaitQueue};

@@ -12,8 +12,8 @@ use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex, thread};
 use forebay_base::task::block_on;
 use forebay_base::world::RealWorld;
-use forebay_cache::config::DirtyTracking;
 use forebay_cache::folio::Blocks;
+use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::writeback::{WritePiece, end_fill, end_write};
 use forebay_cache::{Config, FolioWrite, FramePool, Mapping, PageCache, State};
 

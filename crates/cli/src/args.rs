@@ -85,6 +85,18 @@ pub struct ExportArgs {
     /// Unit of dirty tracking, 512 to 4k [default: 4k]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub block_size: Option<u64>,
+    /// What a write-out takes of a dirty folio: the dirty blocks, or all of it [default: block]
+    #[arg(long, value_name = "UNIT",
+          value_parser = PossibleValuesParser::new(forebay::DirtyTracking::WORDS))]
+    pub dirty_tracking: Option<String>,
+    /// How bytes in flight are kept from changing, where a device needs that [default: auto]
+    #[arg(long, value_name = "STRATEGY",
+          value_parser = PossibleValuesParser::new(forebay::StableStrategy::WORDS))]
+    pub stable: Option<String>,
+    /// What uncached requests do with what is not cached [default: ours]
+    #[arg(long, value_name = "STRATEGY",
+          value_parser = PossibleValuesParser::new(forebay::UncachedStrategy::WORDS))]
+    pub uncached_strategy: Option<String>,
     /// Threads that serve clients, 1 to 64 [default: the CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Option<u16>,

@@ -8,6 +8,7 @@ use forebay_base::units::parse_size;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Aio, DeviceRef, DirectIo, Engine, FileDevice, FileOptions};
+use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_cache::{Config, PageCache, Stats};
 use forebay_iomap::MappedFile;
 use forebay_iomap::identity::Identity;
@@ -33,10 +34,12 @@ pub struct CacheConfig {
     pub readahead_max: u32,
     /// Uncached dirt of a file that starts write-out.
     pub uncached_window_bytes: u32,
-    /// Unit of dirty tracking.
-    pub dirty_tracking: forebay_cache::config::DirtyTracking,
+    /// What a write-out takes of a dirty folio.
+    pub dirty_tracking: DirtyTracking,
     /// What a writer does that hits a block in write-out, where the device needs stable bytes.
-    pub stable: forebay_cache::config::StableStrategy,
+    pub stable: StableStrategy,
+    /// What an uncached request does with blocks that are not cached.
+    pub uncached_strategy: UncachedStrategy,
 }
 
 impl CacheConfig {
@@ -54,6 +57,7 @@ impl CacheConfig {
             uncached_window_bytes: base.uncached_window_bytes,
             dirty_tracking: base.dirty_tracking,
             stable: base.stable,
+            uncached_strategy: base.uncached_strategy,
         }
     }
 }
@@ -112,6 +116,7 @@ impl Cache {
                 uncached_window_bytes: config.uncached_window_bytes,
                 dirty_tracking: config.dirty_tracking,
                 stable: config.stable,
+                uncached_strategy: config.uncached_strategy,
                 ..Config::with_budget(config.budget)
             },
             world,
@@ -187,12 +192,26 @@ impl Cache {
             ("dirty_expire_centisecs", dirty.expire_centisecs.load(Ordering::Relaxed).to_string()),
             ("readahead_max", pages.readahead_max.load(Ordering::Relaxed).to_string()),
             ("uncached_window", dirty.uncached_window.load(Ordering::Relaxed).to_string()),
+            ("dirty_tracking", pages.strategies.dirty_tracking().to_string()),
+            ("stable", pages.strategies.stable().to_string()),
+            ("uncached_strategy", pages.strategies.uncached().to_string()),
         ]
     }
 
     /// Turns a knob of the running cache. Sizes as in `64M`. Errors: unknown name, value that makes
     /// no sense.
     pub fn tune(&self, name: &str, value: &str) -> Result<()> {
+        let pages = &self.shared.pages;
+        match name {
+            "dirty_tracking" => pages.strategies.set_dirty_tracking(value.parse()?),
+            "stable" => pages.strategies.set_stable(value.parse()?),
+            "uncached_strategy" => pages.strategies.set_uncached(value.parse()?),
+            _ => return self.tune_number(name, value),
+        }
+        Ok(())
+    }
+
+    fn tune_number(&self, name: &str, value: &str) -> Result<()> {
         let pages = &self.shared.pages;
         let dirty = &pages.dirty;
         let bad = |text: String| Err(Error::new(ErrorKind::InvalidInput, "tune", text));

@@ -6,9 +6,9 @@ use crate::fill::{FillMode, Filling};
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
-use forebay_cache::config::StableStrategy;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
+use forebay_cache::strategy::StableStrategy;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
@@ -183,7 +183,7 @@ impl MappedFile {
         let missing = folio.frames_missing(blocks);
         let in_flight = folio.any(State::Writing, blocks);
         let stable = in_flight && self.device().limits().stable_writes.required;
-        if stable && self.cache.config().stable == StableStrategy::Wait {
+        if stable && self.cache.strategies.stable() == StableStrategy::Wait {
             return Err(Obstacle::Stable);
         }
         let spare =

@@ -159,7 +159,7 @@ impl MappedFile {
     fn capture(&self, index: u64, range: &Range<u64>) -> Vec<WritePiece> {
         let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { return Vec::new() };
         let blocks = self.mapping.blocks_touched(index, range);
-        folio.begin_write(blocks, self.cache.config().dirty_tracking)
+        folio.begin_write(blocks, self.cache.strategies.dirty_tracking())
     }
 
     /// The first blocks of a folio that are dirty and in write-out at once.

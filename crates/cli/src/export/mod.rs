@@ -134,6 +134,15 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, u64)> {
     let client_memory = (whole / 8).clamp(8 * MIB, 128 * MIB);
     config.budget = whole - client_memory;
     config.aio = args.aio.parse()?;
+    if let Some(word) = &args.dirty_tracking {
+        config.dirty_tracking = word.parse()?;
+    }
+    if let Some(word) = &args.stable {
+        config.stable = word.parse()?;
+    }
+    if let Some(word) = &args.uncached_strategy {
+        config.uncached_strategy = word.parse()?;
+    }
     if let Some(size) = args.folio_size {
         config.folio_size = u32::try_from(size).expect("checked to be 2 MiB at most");
     }

@@ -98,7 +98,7 @@ impl File {
                 Remap::new(disk.clone(), unit)
             }
         };
-        use forebay_cache::config::{DirtyTracking, StableStrategy};
+        use forebay_cache::strategy::{DirtyTracking, StableStrategy};
         let config = Config {
             folio_size: setup.folio_size,
             huge_pages: false,

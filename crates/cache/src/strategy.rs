@@ -1,0 +1,159 @@
+//! The strategies that can be chosen, each with the baseline it is measured against; live.
+
+use forebay_base::sync::atomic::{AtomicU8, Ordering};
+use forebay_base::{Error, ErrorKind};
+
+macro_rules! strategy {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $default:ident:
+     $($(#[$vdoc:meta])* $variant:ident = $word:literal,)*) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $($(#[$vdoc])* $variant,)* }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+            /// Their words on the command line, in the same order.
+            pub const WORDS: &'static [&'static str] = &[$($word,)*];
+
+            fn from_index(index: u8) -> Self {
+                Self::ALL[usize::from(index)]
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self::$default
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self, Error> {
+                match text {
+                    $($word => Ok(Self::$variant),)*
+                    _ => {
+                        let text = format!("{} `{text}`: one of {}", $what, Self::WORDS.join(", "));
+                        Err(Error::new(ErrorKind::InvalidInput, "parse", text))
+                    }
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self { $(Self::$variant => $word,)* })
+            }
+        }
+    };
+}
+
+strategy! {
+    /// How dirt is tracked in a folio.
+    DirtyTracking, "dirty_tracking", Block:
+    /// A dirty folio is written out with all its up-to-date blocks up to end of file, as Linux
+    /// v5.8 did: the baseline.
+    Folio = "folio",
+    /// Exactly the dirty blocks are written.
+    Block = "block",
+}
+
+strategy! {
+    /// How bytes in flight are kept from changing where the device needs it.
+    StableStrategy, "stable", Auto:
+    /// Copy on conflict while frames are plentiful, else wait.
+    Auto = "auto",
+    /// A writer waits until the block's write-out is done.
+    Wait = "wait",
+    /// Every write-out is of a copy, taken when it starts.
+    Snapshot = "snapshot",
+    /// A writer that hits a block in flight gets a fresh frame and goes on; waits only when no
+    /// frame is free.
+    Cow = "cow",
+}
+
+strategy! {
+    /// What an uncached request does with blocks that are not cached.
+    UncachedStrategy, "uncached_strategy", Ours:
+    /// They are cached as usual, and never activated.
+    NoAccess = "noaccess",
+    /// They are cached for the time of the request and dropped behind it; writers start write-out
+    /// themselves.
+    DropBehind = "dropbehind",
+    /// They pass through private memory and are never in the cache; writers wait for the device.
+    Private = "private",
+    /// Straight to and from the caller where nothing is cached; windows of read-ahead and
+    /// write-behind otherwise.
+    Ours = "ours",
+}
+
+/// The strategies of a cache as they are now; a change counts from the next decision on.
+pub struct Strategies {
+    dirty_tracking: AtomicU8,
+    stable: AtomicU8,
+    uncached: AtomicU8,
+}
+
+impl Strategies {
+    pub(crate) fn new(d: DirtyTracking, s: StableStrategy, u: UncachedStrategy) -> Self {
+        let (dirty_tracking, stable) = (AtomicU8::new(d as u8), AtomicU8::new(s as u8));
+        Self { dirty_tracking, stable, uncached: AtomicU8::new(u as u8) }
+    }
+
+    /// How dirt is tracked.
+    pub fn dirty_tracking(&self) -> DirtyTracking {
+        DirtyTracking::from_index(self.dirty_tracking.load(Ordering::Relaxed))
+    }
+
+    /// Changes how dirt is tracked: the next write-out goes by it.
+    pub fn set_dirty_tracking(&self, to: DirtyTracking) {
+        self.dirty_tracking.store(to as u8, Ordering::Relaxed);
+    }
+
+    /// How bytes in flight are kept from changing.
+    pub fn stable(&self) -> StableStrategy {
+        StableStrategy::from_index(self.stable.load(Ordering::Relaxed))
+    }
+
+    /// Changes how bytes in flight are kept from changing.
+    pub fn set_stable(&self, to: StableStrategy) {
+        self.stable.store(to as u8, Ordering::Relaxed);
+    }
+
+    /// What uncached requests do.
+    pub fn uncached(&self) -> UncachedStrategy {
+        UncachedStrategy::from_index(self.uncached.load(Ordering::Relaxed))
+    }
+
+    /// Changes what uncached requests do: those that begin from now on.
+    pub fn set_uncached(&self, to: UncachedStrategy) {
+        self.uncached.store(to as u8, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_go_both_ways_and_wrong_ones_are_named() {
+        for (strategy, word) in StableStrategy::ALL.iter().zip(StableStrategy::WORDS) {
+            assert_eq!(&strategy.to_string(), word);
+            assert_eq!(word.parse::<StableStrategy>().unwrap(), *strategy);
+        }
+        let text = "sometimes".parse::<UncachedStrategy>().unwrap_err().to_string();
+        assert!(text.contains("sometimes") && text.contains("dropbehind"), "{text}");
+    }
+
+    #[test]
+    fn they_change_while_it_runs() {
+        let s = Strategies::new(DirtyTracking::Folio, StableStrategy::Wait, UncachedStrategy::Ours);
+        s.set_dirty_tracking(DirtyTracking::Block);
+        s.set_stable(StableStrategy::Snapshot);
+        s.set_uncached(UncachedStrategy::Private);
+        assert_eq!(s.dirty_tracking(), DirtyTracking::Block);
+        assert_eq!(s.stable(), StableStrategy::Snapshot);
+        assert_eq!(s.uncached(), UncachedStrategy::Private);
+    }
+}
