@@ -104,6 +104,10 @@ async fn keep_window_open(
     let own = mapping.unflushed.lock().pinned.total() * mapping.block_size();
     if own > 0 && (all > window / 2 || cache.is_starved()) {
         out.clone().flush().await;
+        if own < all / 2 {
+            // Most of the window is other files', which may have nothing more to write.
+            cache.dirty.kick_all();
+        }
     }
 }
 

@@ -103,3 +103,35 @@ fn many_files_on_one_small_cache() {
         assert!(bytes[..5000].iter().all(|b| *b == i + 1));
     }
 }
+
+/// Files that nobody writes any more must not keep the window of unflushed blocks full: whoever writes
+/// then would flush after every pass.
+#[test]
+fn idle_files_do_not_hold_the_unflushed_window() {
+    let dir = Dir::new("idle");
+    let cache = cache(16 << 20);
+    cache.tune("dirty_expire_centisecs", "1").unwrap();
+    let window = cache.stats().arena_bytes / 5;
+    let files: Vec<_> = (0..9).map(|i| open(&cache, dir.path(&format!("{i}")), 8 << 20)).collect();
+    let (busy, idle) = files.split_first().unwrap();
+    for file in idle {
+        file.write_at(&vec![1; window as usize / 12], 0).unwrap();
+    }
+    until("the idle files' bytes are written out", || {
+        let stats = cache.stats();
+        stats.dirty_bytes + stats.writeback_bytes == 0 && stats.unflushed_bytes > window / 2
+    });
+    busy.write_at(&[2; 65536], 0).unwrap();
+    until("the window is open again", || {
+        busy.write_at(&[2; 4096], 0).unwrap();
+        cache.stats().unflushed_bytes <= window / 2
+    });
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let given_up = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !done() {
+        assert!(std::time::Instant::now() < given_up, "{what}: not within 30 s");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
