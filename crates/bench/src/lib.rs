@@ -15,6 +15,7 @@ pub mod hotset;
 pub mod image;
 pub mod kernel;
 pub mod load;
+pub mod loopdev;
 pub mod machine;
 pub mod memcg;
 pub mod meter;
@@ -67,6 +68,7 @@ pub fn run(args: Vec<String>) -> i32 {
     }
     let machine = machine::describe(&options.dir);
     println!("machine: {}", machine::one_line(&machine));
+    loopdev::sweep(&options.dir);
     if !options.keep {
         image::sweep(&options.dir);
     }
