@@ -7,7 +7,7 @@
 //! how often, and how many rounds were kept although they varied, is reported.
 
 use crate::load::Slice;
-use crate::report::{Report, median, quantile};
+use crate::report::{Plot, Report, median, quantile};
 use forebay_base::Result;
 use std::time::Duration;
 
@@ -190,6 +190,22 @@ impl Outcome {
         }
     }
 
+    /// A bar for each variant: the median rate.
+    pub fn rates_plot(&self, behaviour: &'static str, title: impl Into<String>) -> Plot {
+        let rate = |name: &&str| {
+            let rates: Vec<f64> = self.per_round(name).iter().map(Slice::rate).collect();
+            (name.to_string(), vec![median(&rates)])
+        };
+        let series = self.names.iter().map(rate).collect();
+        Plot {
+            behaviour,
+            title: title.into(),
+            unit: "operations/s".into(),
+            series,
+            x: String::new(),
+        }
+    }
+
     /// Says how often rounds were repeated.
     pub fn add_notes(&self, report: &mut Report, what: &str, gate: &str) {
         let (rounds, repeated, unsteady) = (self.rounds(), self.repeated, self.unsteady);
@@ -237,6 +253,8 @@ mod tests {
         outcome.add_rows(&mut report, "randread");
         outcome.add_notes(&mut report, "randread", "direct");
         assert!(report.table().contains("1 repeated"));
+        let plot = outcome.rates_plot("hit", "rates");
+        assert_eq!(plot.series[1], ("ours".to_string(), vec![50.0]));
         drop(outcome);
         assert_eq!(calls, 24);
     }

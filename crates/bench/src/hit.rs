@@ -14,6 +14,7 @@ use crate::options::Options;
 use crate::ours::{Flagged, Ours};
 use crate::report::{Good, Report};
 use crate::sys::{Region, page_cache_bytes};
+use forebay_base::units::format_size;
 use forebay_base::{Error, IoFlags, Result};
 use rustix::fs::OFlags;
 use std::cell::RefCell;
@@ -144,6 +145,13 @@ impl Bench {
         let misses = after.misses - before.misses;
         let throttled = (after.throttled_nanos - before.throttled_nanos) / 1_000_000;
         report.note(format!("ours: {misses} misses in all slices, throttled for {throttled} ms"));
+        let size = format_size(self.size);
+        let plots = [
+            (&read, format!("4 KiB random reads of {size}, all cached")),
+            (&hot, format!("4 KiB random reads of {}, all cached", format_size(hot_len))),
+            (&write, format!("4 KiB random writes to {size}, all cached")),
+        ];
+        report.plots.extend(plots.map(|(group, title)| group.rates_plot("hit", title)));
         let mut bar = |name: &str, group: &Outcome, other: &str, bar: f64| {
             report.ratio_with_bar(name, group.ratio("ours", other), Good::AtLeast, bar);
         };

@@ -1,7 +1,7 @@
 //! forebay-bench: measures Forebay beside the kernel and bare copies, in alternating slices.
 //!
 //! Reading order: [`options`], [`load`] (one slice), [`harness`] (slices to rounds to ratios),
-//! [`report`], then one module per bench. `docs/benchmarking.md` says what each row is.
+//! [`report`], [`results`] (five lines and a page of all), then one module per bench. `docs/benchmarking.md` says what each row is.
 //!
 //! Unsafe: only in [`sys`].
 
@@ -9,9 +9,11 @@
 
 pub mod cgroup;
 pub mod fio;
+pub mod five;
 pub mod harness;
 pub mod hit;
 pub mod hotset;
+pub mod html;
 pub mod image;
 pub mod kernel;
 pub mod load;
@@ -23,8 +25,10 @@ pub mod nbd;
 pub mod options;
 pub mod ours;
 pub mod report;
+pub mod results;
 pub mod seq;
 pub mod server;
+pub mod svg;
 #[expect(unsafe_code, reason = "mappings, cachestat, mincore and getrusage have no safe form")]
 pub mod sys;
 pub mod uncached;
@@ -32,7 +36,7 @@ pub mod worker;
 
 use forebay_base::Result;
 use meter::MachineTime;
-use options::{Options, USAGE};
+use options::{Options, REPORT, USAGE};
 use report::Report;
 
 type BenchFn = fn(&Options) -> Result<Report>;
@@ -58,12 +62,15 @@ pub fn run(args: Vec<String>) -> i32 {
             return 2;
         }
     };
+    if options.name == REPORT {
+        return exit_code(results::report(&options));
+    }
     let chosen: Vec<_> =
         BENCHES.iter().filter(|b| b.0 == options.name || options.name == "all").collect();
     if chosen.is_empty() {
         eprintln!("bench: no bench is called `{}`\n{USAGE}\nNAME is one of:", options.name);
         BENCHES.iter().for_each(|(name, text, _)| eprintln!("  {name:9} {text}"));
-        eprintln!("  {:9} all of them", "all");
+        eprintln!("  {:9} all of them, and what they say of each behaviour", "all");
         return 2;
     }
     let machine = machine::describe(&options.dir);
@@ -73,35 +80,48 @@ pub fn run(args: Vec<String>) -> i32 {
         image::sweep(&options.dir);
     }
     let mut all = Report::default();
-    let mut failed = 0;
+    let (mut found, mut failed) = (Vec::new(), 0);
     for (name, text, bench) in chosen {
         println!("\n== {name}: {text}");
-        let before = MachineTime::now();
-        match bench(&options) {
-            Ok(mut report) => {
-                let (others, stolen) = MachineTime::now().others_percent(&before);
-                report.note(format!(
-                    "{name}: others used {others:.0} % of the CPUs meanwhile, {stolen:.0} % were \
-                     stolen by the hypervisor"
-                ));
-                print!("{}", report.table());
-                all.absorb(report);
-            }
-            Err(e) => {
-                eprintln!("bench {name}: {e}");
-                all.not_run(name, e);
-                failed += 1;
-            }
+        let report = one(name, *bench, &options).unwrap_or_else(|e| {
+            eprintln!("bench {name}: {e}");
+            failed += 1;
+            let mut report = Report::default();
+            report.not_run(name, e);
+            report
+        });
+        found.push(results::describe(name, text, &args, &report, machine.clone()));
+        all.absorb(report);
+    }
+    if options.name == "all" {
+        print!("\n{}", five::table(&found));
+    }
+    let written = exit_code(results::write(&options, &all, found, machine));
+    println!("\nbars missed: {}, not judged: {}", all.missed(), all.unjudged());
+    if failed > 0 { 1 } else { written }
+}
+
+/// Runs one bench and prints its table.
+fn one(name: &str, bench: BenchFn, options: &Options) -> Result<Report> {
+    let before = MachineTime::now();
+    let mut report = bench(options)?;
+    let (others, stolen) = MachineTime::now().others_percent(&before);
+    report.note(format!(
+        "{name}: others used {others:.0} % of the CPUs meanwhile, {stolen:.0} % were stolen by \
+         the hypervisor"
+    ));
+    print!("{}", report.table());
+    Ok(report)
+}
+
+fn exit_code(result: Result<()>) -> i32 {
+    match result {
+        Ok(()) => 0,
+        Err(e) => {
+            eprintln!("bench: {e}");
+            1
         }
     }
-    if let Some(path) = &options.json
-        && let Err(e) = all.write_json(path, &options.name, machine)
-    {
-        eprintln!("bench: {e}");
-        return 1;
-    }
-    println!("\nbars missed: {}, not judged: {}", all.missed(), all.unjudged());
-    i32::from(failed > 0)
 }
 
 #[cfg(test)]

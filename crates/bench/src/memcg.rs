@@ -11,7 +11,7 @@ use crate::image::Image;
 use crate::load::Slice;
 use crate::meter::{Usage, Watch, resident_bytes};
 use crate::options::Options;
-use crate::report::{Good, Report};
+use crate::report::{Good, Plot, Report};
 use crate::server::{Kind, Server, forebay_binary};
 use crate::uncached::budget_for;
 use forebay_base::Result;
@@ -22,6 +22,8 @@ const ENGINES: [&str; 2] = ["io_uring", "threads"];
 const SAMPLE: Duration = Duration::from_millis(100);
 const ROOM: u64 = 64 << 20;
 const BAR_MIB: f64 = 32.0;
+/// Points of the picture.
+const POINTS: usize = 120;
 
 /// What one engine did.
 struct Outcome {
@@ -51,13 +53,37 @@ pub fn run(options: &Options) -> Result<Report> {
         format_size(size),
         format_size(budget + ROOM)
     ));
+    let mut series = Vec::new();
     for engine in ENGINES {
         match one_engine(&image, budget, engine, seconds) {
-            Ok(outcome) => add(&mut report, engine, budget, &outcome),
+            Ok(outcome) => {
+                series.push((format!("ours-{engine}"), peaks(&outcome.resident)));
+                add(&mut report, engine, budget, &outcome);
+            }
             Err(e) => report.not_run(&format!("memcg with {engine}"), e),
         }
     }
+    let points = series.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
+    series.push(("budget".into(), vec![mib(budget); points]));
+    series.push(("limit".into(), vec![mib(budget + ROOM); points]));
+    report.plots.push(Plot {
+        behaviour: "memcg",
+        title: "RssAnon + RssShmem of the server under load".into(),
+        unit: "MiB".into(),
+        series,
+        x: format!("time in steps of {:.1} s", seconds / points.max(1) as f64),
+    });
     Ok(report)
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / 1048576.0
+}
+
+/// At most [`POINTS`] values in MiB, each the largest of its time.
+fn peaks(samples: &[u64]) -> Vec<f64> {
+    let chunk = samples.len().div_ceil(POINTS).max(1);
+    samples.chunks(chunk).map(|part| mib(part.iter().copied().max().unwrap_or(0))).collect()
 }
 
 /// Random reads and writes, a sequential reader, a sequential writer, at once.
@@ -107,7 +133,6 @@ fn one_engine(image: &Image, budget: u64, engine: &str, seconds: f64) -> Result<
 
 fn add(report: &mut Report, engine: &str, budget: u64, outcome: &Outcome) {
     let variant = format!("ours-{engine}");
-    let mib = |bytes: u64| bytes as f64 / 1048576.0;
     let resident: Vec<f64> = outcome.resident.iter().map(|bytes| mib(*bytes)).collect();
     report.row(&variant, "memcg_rss_anon_and_shmem", "MiB", &resident);
     let names = ["randrw4k", "randrw64k", "read1m", "write1m"];

@@ -145,6 +145,8 @@ fn hits(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
         let outcome = alternate(&mut variants, &plan)?;
         drop(variants);
         outcome.add_rows(report, &format!("nbd_hit_c{connections}"));
+        let title = format!("4 KiB random reads, all in memory, connections: {connections}");
+        report.plots.push(outcome.rates_plot("nbd", title));
         let ratio = outcome.ratio("ours", "nbdkit-memory");
         let name = format!("nbd_hit_vs_nbdkit_memory_c{connections}");
         report.ratio_with_bar(&name, ratio, Good::AtLeast, 1.2);
@@ -232,6 +234,8 @@ fn misses(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
         let outcome = misses_at(options, cores, &image, &usable, connections)?;
         outcome.add_rows(report, &format!("nbd_miss_c{connections}"));
         outcome.add_notes(report, &format!("nbd_miss_c{connections}"), "direct");
+        let title = format!("4 KiB random reads, none in memory, connections: {connections}");
+        report.plots.push(outcome.rates_plot("nbd", title));
         let rivals = [
             ("nbdkit_file", "nbdkit-file", 1.0),
             ("nbdkit_file_cache_none", "nbdkit-file-cache-none", 1.0),

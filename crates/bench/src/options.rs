@@ -13,6 +13,10 @@ pub struct Options {
     pub dir: PathBuf,
     /// Where the JSON goes.
     pub json: Option<PathBuf>,
+    /// Where the page goes.
+    pub html: Option<PathBuf>,
+    /// `report`: JSON of earlier runs.
+    pub inputs: Vec<PathBuf>,
     /// Small and short: to see that it works, not for figures.
     pub quick: bool,
     /// Seconds of the bench's timed part.
@@ -31,12 +35,17 @@ pub struct Options {
     pub part: Option<String>,
 }
 
+/// In place of a bench's name: makes a page from saved JSON.
+pub const REPORT: &str = "report";
+
 /// One line per argument.
 pub const USAGE: &str = "\
-usage: bench NAME [--dir DIR] [--json FILE] [--quick] [--seconds S] [--rounds N] [--size S]
-             [--aio auto|io_uring|threads] [--part PART] [--lines] [--keep]
+usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S] [--rounds N]
+             [--size S] [--aio auto|io_uring|threads] [--part PART] [--lines] [--keep]
+       bench report --json FILE... --html FILE
   --dir DIR      where the images go, on the disk to be measured (default /var/tmp)
   --json FILE    writes rows, ratios and bars as one JSON object
+  --html FILE    writes a page with tables and pictures; report makes it from the JSON of earlier runs
   --quick        small and short: shows that it works, gives no figures to quote
   --seconds S    length of the timed part
   --rounds N     rounds to keep
@@ -53,6 +62,8 @@ impl Options {
             name: String::new(),
             dir: PathBuf::from("/var/tmp"),
             json: None,
+            html: None,
+            inputs: Vec::new(),
             quick: false,
             seconds: None,
             rounds: None,
@@ -74,7 +85,9 @@ impl Options {
             };
             match flag {
                 "--dir" => options.dir = value()?.into(),
+                "--json" if options.name == REPORT => options.inputs.push(value()?.into()),
                 "--json" => options.json = Some(value()?.into()),
+                "--html" => options.html = Some(value()?.into()),
                 "--quick" => options.quick = true,
                 "--keep" => options.keep = true,
                 "--lines" => options.lines = true,
@@ -88,8 +101,14 @@ impl Options {
                 name if !name.starts_with('-') && options.name.is_empty() => {
                     options.name = name.to_string();
                 }
+                file if !file.starts_with('-') && options.name == REPORT => {
+                    options.inputs.push(file.into());
+                }
                 other => return Err(format!("unknown argument `{other}`\n{USAGE}")),
             }
+        }
+        if options.name == REPORT && (options.inputs.is_empty() || options.html.is_none()) {
+            return Err(format!("report needs --json FILE... and --html FILE\n{USAGE}"));
         }
         Ok(options)
     }
@@ -137,6 +156,11 @@ mod tests {
         let options = parse("hit --dir /x --size=64M --quick --rounds 3 --seconds 0.5").unwrap();
         assert_eq!((options.name.as_str(), options.size_or(1, 2)), ("hit", 64 << 20));
         assert_eq!((options.rounds_or(9, 9), options.seconds), (3, Some(0.5)));
+        let options = parse("report --json a b --json c --html p").unwrap();
+        assert_eq!((options.inputs.len(), options.json), (3, None));
+        for bad in ["report --html p", "report --json a", "report a", "hit --html"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
         for bad in ["hit --dir", "hit --rounds 0", "hit --seconds x", "hit --what", "hit hit"] {
             assert!(parse(bad).is_err(), "{bad}");
         }

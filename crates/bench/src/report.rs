@@ -1,5 +1,6 @@
 //! What a bench found: rows, ratios, bars, and what was not run. Printed as a table and written
-//! as one JSON object (`bench`, `machine`, `rows`, `ratios`, `bars`, `notes`, `not_run`).
+//! as one JSON object (`bench`, `machine`, `rows`, `ratios`, `bars`, `notes`, `not_run`,
+//! `summaries`, `plots`). The page of [`crate::html`] is made from such objects alone.
 
 use forebay_base::{Error, Result};
 use serde_json::{Value, json};
@@ -230,14 +231,32 @@ impl Report {
             "bars": bars.collect::<Vec<_>>(),
             "notes": self.notes,
             "not_run": not_run.collect::<Vec<_>>(),
+            "summaries": self.summaries.iter().map(Summary::to_json).collect::<Vec<_>>(),
+            "plots": self.plots.iter().map(Plot::to_json).collect::<Vec<_>>(),
         })
     }
+}
 
-    /// Writes the JSON object to a file.
-    pub fn write_json(&self, path: &Path, bench: &str, machine: Value) -> Result<()> {
-        let text = format!("{:#}\n", self.to_json(bench, machine));
-        std::fs::write(path, text).map_err(|e| Error::from_io("write", e).with_path(path))
+impl Summary {
+    fn to_json(&self) -> Value {
+        json!({ "behaviour": self.behaviour, "promise": self.promise, "baseline": self.baseline,
+            "patch": self.patch, "ours": self.ours, "kernel": self.kernel })
     }
+}
+
+impl Plot {
+    fn to_json(&self) -> Value {
+        let series = self.series.iter();
+        let series = series.map(|(label, values)| json!({ "label": label, "values": values }));
+        json!({ "behaviour": self.behaviour, "title": self.title, "unit": self.unit, "x": self.x,
+            "series": series.collect::<Vec<_>>() })
+    }
+}
+
+/// Writes a JSON object to a file.
+pub fn write_json(path: &Path, json: &Value) -> Result<()> {
+    let written = std::fs::write(path, format!("{json:#}\n"));
+    written.map_err(|e| Error::from_io("write", e).with_path(path))
 }
 
 fn verdict(bar: &Bar) -> String {
@@ -253,7 +272,8 @@ fn spread(values: &[f64]) -> (f64, f64, f64) {
     (quantile(values, 0.0), median(values), quantile(values, 1.0))
 }
 
-fn number(value: f64) -> String {
+/// A value as tables show it; `n/a` if it is none.
+pub fn number(value: f64) -> String {
     match value.abs() {
         v if !v.is_finite() => "n/a".into(),
         v if v >= 1000.0 => format!("{value:.0}"),
@@ -282,6 +302,17 @@ mod tests {
         assert_eq!(json["rows"][0]["median"], 2.0);
         assert_eq!(json["bars"][1]["met"], true);
         assert_eq!(json["ratios"][2]["value"], Value::Null);
+    }
+
+    #[test]
+    fn lines_and_pictures_are_in_the_json() {
+        let mut report = Report::default();
+        let series = vec![("ours".to_string(), vec![1.0, f64::NAN])];
+        report.plots.push(Plot { behaviour: "hit", series, ..Plot::default() });
+        report.summaries.push(Summary { ours: "3 ms".into(), ..Summary::default() });
+        let json = report.to_json("hit", json!({}));
+        assert_eq!(json["plots"][0]["series"][0]["values"], json!([1.0, null]));
+        assert_eq!(json["summaries"][0]["ours"], "3 ms");
     }
 
     #[test]

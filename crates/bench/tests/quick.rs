@@ -2,19 +2,46 @@
 //! the figures of a quick run on a busy machine mean nothing.
 
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn run(name: &str) -> Value {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&dir).unwrap();
-    let json = dir.join("result.json");
-    let args = [name, "--quick", "--dir", dir.to_str().unwrap(), "--json", json.to_str().unwrap()];
-    assert_eq!(forebay_bench::run(args.map(str::to_string).to_vec()), 0);
+    let (json, html) = (dir.join("result.json"), dir.join("page.html"));
+    let path = |path: &Path| path.to_str().unwrap().to_string();
+    let (folder, json_path, html_path) = (path(&dir), path(&json), path(&html));
+    let mut args = vec![name, "--quick", "--dir", &folder, "--json", &json_path];
+    args.extend(["--html", &html_path]);
+    bench(&args);
     let text = std::fs::read_to_string(&json).unwrap();
+    check_page(name, &html, &serde_json::from_str(&text).unwrap());
+    let page = std::fs::read_to_string(&html).unwrap();
+    bench(&["report", "--json", &json_path, "--html", &html_path]);
+    assert_eq!(std::fs::read_to_string(&html).unwrap(), page, "saved JSON makes the same page");
     std::fs::remove_file(&json).unwrap();
+    std::fs::remove_file(&html).unwrap();
     let left: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|e| e.path()).collect();
     assert!(left.is_empty(), "images left behind: {left:?}");
     serde_json::from_str(&text).unwrap()
+}
+
+fn bench(args: &[&str]) {
+    let args = args.iter().map(|arg| arg.to_string()).collect();
+    assert_eq!(forebay_bench::run(args), 0);
+}
+
+/// The page shows every row, ratio and picture of the bench, and that it was a quick run.
+fn check_page(name: &str, path: &Path, json: &Value) {
+    let page = std::fs::read_to_string(path).unwrap();
+    let count = |list: &str| json[list].as_array().unwrap().len();
+    for ratio in names(json, "ratios") {
+        assert!(page.contains(&format!("<td>{ratio}</td>")), "{ratio} is not on the page");
+    }
+    assert!(page.contains(&format!("All {} rows", count("rows"))), "rows are not on the page");
+    assert_eq!(page.matches("<figure>").count(), count("plots"), "pictures");
+    assert!(page.contains(&format!("forebay bench {name} --quick --dir ")), "the command");
+    assert!(page.contains("not for quoting") && !page.contains("NaN"));
+    assert!(!page.contains("http") && !page.contains("<script"), "nothing from elsewhere");
 }
 
 fn names<'a>(json: &'a Value, list: &str) -> Vec<&'a str> {
@@ -66,6 +93,7 @@ fn hit_reports_every_row_and_ratio() {
     check_rows(&json, &[("ours", "arena_page_size"), ("ours", "cached_of_image")]);
     let ratios = ["read_vs_kernel", "read_vs_memcpy", "write_vs_memcpy", "hot_read_vs_kernel"];
     check_ratios(&json, &ratios);
+    assert_eq!(json["plots"].as_array().unwrap().len(), 3, "a picture of each kind of access");
 }
 
 #[test]
