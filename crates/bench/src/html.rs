@@ -160,7 +160,8 @@ fn ratios(out: &mut String, own: &Value) {
         return;
     }
     out.push_str("<h3>Ratios</h3>\n<div class=\"wide\"><table class=\"ratios\">\n");
-    out.push_str("<tr><th>ratio</th><th class=\"n\">value</th><th class=\"n\">bar</th><th></th><th></th></tr>\n");
+    out.push_str("<tr><th>ratio</th><th class=\"n\">value</th><th class=\"n\">bar</th>");
+    out.push_str("<th></th><th></th></tr>\n");
     for ratio in ratios {
         let name = text(ratio, "name");
         let value = figure(&ratio["value"]);

@@ -1,7 +1,8 @@
 //! forebay-bench: measures Forebay beside the kernel and bare copies, in alternating slices.
 //!
 //! Reading order: [`options`], [`load`] (one slice), [`harness`] (slices to rounds to ratios),
-//! [`report`], [`results`] (five lines and a page of all), then one module per bench. `docs/benchmarking.md` says what each row is.
+//! [`report`], [`results`] (five lines and a page of all), then one module per bench.
+//! `docs/benchmarking.md` says what each row is.
 //!
 //! Unsafe: only in [`sys`].
 
