@@ -63,7 +63,11 @@ impl Client {
     /// Sends one request and waits for its reply.
     pub fn ask(&mut self, request: &Request) -> Outcome<Value> {
         let failure = |e: &std::io::Error| Failure::io("control socket", e);
-        writeln!(self.reader.get_mut(), "{}", request.encode()).map_err(|e| failure(&e))?;
+        match writeln!(self.reader.get_mut(), "{}", request.encode()) {
+            // Closed before it read the request: the reply, already on its way, says why.
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
+            sent => sent.map_err(|e| failure(&e))?,
+        }
         let mut line = String::new();
         let mut limited = self.reader.by_ref().take(REPLY_MAX as u64);
         limited.read_line(&mut line).map_err(|e| failure(&e))?;

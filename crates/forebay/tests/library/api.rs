@@ -29,11 +29,18 @@ fn residency_and_extents() {
 fn knobs_turn_and_wrong_ones_are_named() {
     let cache = cache(16 << 20);
     for (name, _) in cache.tunables() {
-        cache.tune(name, "1M").unwrap();
+        let (value, shown) = match name {
+            "dirty_tracking" => ("folio", "folio"),
+            "stable" => ("snapshot", "snapshot"),
+            "uncached_strategy" => ("private", "private"),
+            _ => ("1M", "1048576"),
+        };
+        cache.tune(name, value).unwrap();
         let now = cache.tunables().into_iter().find(|(n, _)| *n == name).unwrap();
-        assert_eq!(now.1, (1 << 20).to_string(), "{name}");
+        assert_eq!(now.1, shown, "{name}");
     }
-    for (name, value) in [("dirty_byte", "1M"), ("dirty_bytes", "0"), ("dirty_bytes", "1T")] {
+    let bad = [("dirty_byte", "1M"), ("dirty_bytes", "0"), ("dirty_bytes", "1T"), ("stable", "1")];
+    for (name, value) in bad {
         let error = cache.tune(name, value).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(name), "{error}");
