@@ -5,6 +5,8 @@
 
 mod deps;
 mod layers;
+mod lineage;
+mod lineage_text;
 mod metadata;
 mod requires;
 mod source;
@@ -19,13 +21,21 @@ const USAGE: &str = "usage: cargo xtask CHECK...
   tidy       lengths of files and functions, headers, characters, forbidden words, lost files
   deps       licences, duplicate versions, a reason for every dependency
   requires   the programs that tests and benches need, and which of them are missing
+  lineage    writes docs/lineage.md out of xtask/lineage.txt; tests and ratios that it names must
+             exist; with --check it writes nothing, and the document must be fresh
   all        layers, tidy and deps";
 
 /// What a check found; empty means it passed.
 pub type Findings = Vec<String>;
 
 fn main() -> ExitCode {
-    let names: Vec<String> = std::env::args().skip(1).collect();
+    let (flags, names): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|word| word.starts_with("--"));
+    let only_check = flags.iter().any(|flag| flag == "--check");
+    if let Some(flag) = flags.iter().find(|flag| *flag != "--check") {
+        eprintln!("xtask: no flag `{flag}`\n{USAGE}");
+        return ExitCode::from(2);
+    }
     if names.is_empty() {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
@@ -39,6 +49,7 @@ fn main() -> ExitCode {
                 "layers" => layers::check(&root),
                 "tidy" => tidy::check(&root),
                 "deps" => deps::check(&root),
+                "lineage" => lineage::check(&root, only_check || name == "all"),
                 "requires" => requires::check(&root),
                 other => {
                     eprintln!("xtask: no check named `{other}`\n{USAGE}");

@@ -53,7 +53,7 @@ pub fn check(root: &Path) -> Findings {
 }
 
 /// Source, scripts and documents that git knows, or would.
-fn files(root: &Path) -> Vec<PathBuf> {
+pub fn files(root: &Path) -> Vec<PathBuf> {
     let output = std::process::Command::new("git")
         .args(["ls-files", "-co", "--exclude-standard"])
         .current_dir(root)

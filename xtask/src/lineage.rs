@@ -1,0 +1,323 @@
+//! Where each promise of the five patches went: the sentence, the option that turns it on, the
+//! tests that hold it and the ratio that shows it, from `xtask/lineage.txt` into
+//! `docs/lineage.md`, together with the checklists.
+//!
+//! Invariants: N1 what the document names exists: each test is a `#[test]` function under
+//! `crates/`, each ratio a name that a bench reports. N2 the document holds no line numbers, so
+//! that it changes only when a test or a promise does. N3 a checklist line without a test is
+//! named, in the document and as a finding.
+//!
+//! A test belongs to the checklist lines that its name begins with: `u1_u2_reads_leave_..` holds
+//! U1 and U2.
+
+use crate::Findings;
+use crate::lineage_text::{Behaviour, Figure, Line, Promise, parse};
+use crate::source::blank_literals;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+
+const SOURCE: &str = "xtask/lineage.txt";
+const DOCUMENT: &str = "docs/lineage.md";
+
+/// Writes the document, or with `only_check` says whether the one that is there is the same.
+pub fn check(root: &Path, only_check: bool) -> Findings {
+    let text = match std::fs::read_to_string(root.join(SOURCE)) {
+        Ok(text) => text,
+        Err(e) => return vec![format!("{SOURCE}: {e}")],
+    };
+    let behaviours = match parse(&text) {
+        Ok(behaviours) => behaviours,
+        Err(e) => return vec![format!("{SOURCE}: {e}")],
+    };
+    let facts = Facts::collect(root);
+    let mut findings = Findings::new();
+    let document = render(&behaviours, &facts, &mut findings);
+    let path = root.join(DOCUMENT);
+    let current = std::fs::read_to_string(&path).unwrap_or_default();
+    if current != document {
+        if only_check {
+            findings.push(format!("{DOCUMENT}: stale, run `cargo xtask lineage`"));
+        } else if let Err(e) = std::fs::write(&path, document) {
+            findings.push(format!("{DOCUMENT}: {e}"));
+        }
+    }
+    findings
+}
+
+/// What is in the tree: tests by function name and by checklist line, and names of ratios.
+#[derive(Default)]
+struct Facts {
+    /// `(file, function)`.
+    tests: BTreeSet<(String, String)>,
+    /// String literals of the benches; `{..}` in them stands for anything.
+    ratios: BTreeSet<String>,
+    benches: BTreeSet<String>,
+}
+
+impl Facts {
+    fn collect(root: &Path) -> Self {
+        let mut facts = Self::default();
+        for path in crate::tidy::files(root) {
+            let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+            if !name.starts_with("crates/") || !name.ends_with(".rs") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            facts.tests.extend(tests_in(&text).into_iter().map(|test| (name.clone(), test)));
+            if name.starts_with("crates/bench/src/") {
+                facts.ratios.extend(ratio_like(&text));
+            }
+            if name == "crates/bench/src/lib.rs" {
+                facts.benches.extend(benches_in(&text));
+            }
+        }
+        facts
+    }
+
+    /// Tests of one checklist line (`d1`), or the one of this name.
+    fn find(&self, wanted: &str) -> Vec<&(String, String)> {
+        let is_line = line_ids(&format!("{wanted}_x")).len() == 1;
+        let fits = |name: &str| match is_line {
+            true => line_ids(name).iter().any(|id| id == wanted),
+            false => name == wanted,
+        };
+        self.tests.iter().filter(|(_, name)| fits(name)).collect()
+    }
+
+    fn reports(&self, figure: &Figure) -> bool {
+        self.ratios.iter().any(|pattern| fits(pattern, &figure.ratio))
+    }
+}
+
+/// Functions with `#[test]` above them.
+fn tests_in(text: &str) -> Vec<String> {
+    let blank = blank_literals(text);
+    let (mut marked, mut found) = (false, Vec::new());
+    for line in blank.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if line.starts_with("#[") {
+            marked |= line.contains("#[test]");
+            if !line.contains(" fn ") {
+                continue;
+            }
+        }
+        let name = line.split("fn ").nth(1).and_then(|rest| rest.split(['(', '<']).next());
+        if let (true, Some(name)) = (marked, name) {
+            found.push(name.trim().to_string());
+        }
+        marked = false;
+    }
+    found
+}
+
+/// `d11` and `d14` of `d11_d14_bytes_behind_the_end`: the words that are a letter of a checklist
+/// and a number, from the front.
+fn line_ids(name: &str) -> Vec<String> {
+    let is_id = |word: &&str| {
+        let (letter, number) = word.split_at(usize::from(word.is_ascii() && !word.is_empty()));
+        "dlsuax".contains(letter) && !letter.is_empty() && number.parse::<u8>().is_ok()
+    };
+    let words: Vec<&str> = name.split('_').collect();
+    let ids: Vec<String> = words.iter().copied().take_while(is_id).map(str::to_string).collect();
+    // A name that is nothing but a line's id is no test of ours.
+    if ids.len() == words.len() { Vec::new() } else { ids }
+}
+
+/// Literals that may name a ratio: small letters, digits, `_`, and places for values.
+fn ratio_like(text: &str) -> Vec<String> {
+    let is_name = |word: &&str| {
+        let letters = word.chars().filter(char::is_ascii_lowercase).count();
+        letters > 5
+            && word.contains('_')
+            && word
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_{}".contains(c))
+    };
+    text.split('"').filter(is_name).map(str::to_string).collect()
+}
+
+/// The names in the list of benches.
+fn benches_in(text: &str) -> Vec<String> {
+    let rows = text.lines().map(str::trim).filter(|line| line.starts_with("(\""));
+    rows.filter_map(|line| line.split('"').nth(1)).map(str::to_string).collect()
+}
+
+/// Whether a literal with `{..}` in it can become this name.
+fn fits(pattern: &str, name: &str) -> bool {
+    let Some((before, rest)) = pattern.split_once('{') else { return pattern == name };
+    let Some((_, after)) = rest.split_once('}') else { return false };
+    let Some(tail) = name.strip_prefix(before) else { return false };
+    (0..=tail.len()).any(|at| tail.is_char_boundary(at) && fits(after, &tail[at..]))
+}
+
+fn render(behaviours: &[Behaviour], facts: &Facts, findings: &mut Findings) -> String {
+    let mut out = String::from(HEAD);
+    out.push_str("| bench | checklist | held | lines |\n|---|---|---|---|\n");
+    for behaviour in behaviours {
+        let due: Vec<&Line> = behaviour.lines.iter().filter(|line| line.later.is_none()).collect();
+        let held =
+            due.iter().filter(|line| !facts.find(&line.id.to_lowercase()).is_empty()).count();
+        let (bench, list) = (&behaviour.bench, span(&behaviour.lines));
+        let _ = match due.len() {
+            0 => writeln!(out, "| {bench} | {list} | - | to come |"),
+            lines => writeln!(out, "| {bench} | {list} | {held} | {lines} |"),
+        };
+    }
+    for (n, behaviour) in behaviours.iter().enumerate() {
+        let _ = write!(out, "\n## {}. {}\n\n", n + 1, behaviour.title);
+        out.push_str("| the patch says | option | tests | figure |\n|---|---|---|---|\n");
+        for promise in &behaviour.promises {
+            promise_row(&mut out, promise, facts, findings);
+        }
+        out.push_str("\n| line | what must hold | tests |\n|---|---|---|\n");
+        for line in &behaviour.lines {
+            let tests = match &line.later {
+                Some(later) => format!("to come: {later}"),
+                None => tests_of(&line.id.to_lowercase(), facts, findings),
+            };
+            let _ = writeln!(out, "| {} | {} | {tests} |", line.id, line.text);
+        }
+    }
+    out
+}
+
+const HEAD: &str = "\
+# Lineage
+
+Forebay's five behaviours were first proposed as patches for Linux. This page follows each sentence of those
+patches that promises something, in our words: which option turns it on, which tests hold it, which ratio of
+`forebay bench NAME` shows it. Below that, each line of our checklists, which also hold what later bugs in
+Linux taught, and its tests.
+
+Written by `cargo xtask lineage` out of `xtask/lineage.txt`; the command fails if a test or a ratio that is
+named here does not exist. A test's name begins with the lines that it holds. What the behaviours do:
+[behaviours.md](behaviours.md).
+
+";
+
+/// `D1..D19, X8`: each letter from its first to its last line.
+fn span(lines: &[Line]) -> String {
+    let mut spans: Vec<(char, Vec<&str>)> = Vec::new();
+    for line in lines {
+        let letter = line.id.chars().next().unwrap_or('?');
+        match spans.last_mut() {
+            Some((last, ids)) if *last == letter && letter != 'X' => ids.push(&line.id),
+            _ => spans.push((letter, vec![&line.id])),
+        }
+    }
+    let texts = spans.iter().map(|(_, ids)| match ids[..] {
+        [only] => only.to_string(),
+        _ => format!("{}..{}", ids[0], ids[ids.len() - 1]),
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn promise_row(out: &mut String, promise: &Promise, facts: &Facts, findings: &mut Findings) {
+    if let Some(later) = &promise.later {
+        let _ = writeln!(out, "| {} | {later} | - | - |", promise.text);
+        return;
+    }
+    let tests: Vec<String> =
+        promise.tests.iter().map(|wanted| tests_of(wanted, facts, findings)).collect();
+    let mut figures: Vec<String> = Vec::new();
+    for figure in &promise.figures {
+        let known = facts.benches.contains(&figure.bench) && facts.reports(figure);
+        let missing = format!("no bench `{}` reports `{}`", figure.bench, figure.ratio);
+        if !known && !findings.contains(&missing) {
+            findings.push(missing);
+        }
+        let mark = if known { "" } else { " (missing)" };
+        figures.push(format!("`{}` of `{}`{mark}", figure.ratio, figure.bench));
+    }
+    figures.extend(promise.without.iter().cloned());
+    let options: Vec<String> = promise.options.iter().map(|o| format!("`{o}`")).collect();
+    let or_dash = |list: Vec<String>| match list.is_empty() {
+        true => "-".to_string(),
+        false => list.join("<br>"),
+    };
+    let (options, tests, figures) = (or_dash(options), or_dash(tests), or_dash(figures));
+    let _ = writeln!(out, "| {} | {options} | {tests} | {figures} |", promise.text);
+}
+
+/// The tests by file; a finding if there are none.
+fn tests_of(wanted: &str, facts: &Facts, findings: &mut Findings) -> String {
+    let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (file, name) in facts.find(wanted) {
+        files.entry(file).or_default().push(name);
+    }
+    if files.is_empty() {
+        let missing = format!("no test `{wanted}`");
+        if !findings.contains(&missing) {
+            findings.push(missing);
+        }
+        return format!("{} missing", wanted.to_uppercase());
+    }
+    let rows = files.into_iter().map(|(file, names)| {
+        let file = file.strip_prefix("crates/").unwrap_or(file);
+        format!("{file}: `{}`", names.join("`, `"))
+    });
+    rows.collect::<Vec<_>>().join("<br>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        let tests = [("crates/a.rs", "d1_x"), ("crates/b.rs", "d1_d2_y"), ("crates/b.rs", "plain")];
+        Facts {
+            tests: tests.iter().map(|(f, n)| (f.to_string(), n.to_string())).collect(),
+            ratios: ["{rw}_vs_buffered_{suffix}", "whole_name"].map(str::to_string).into(),
+            benches: ["dirty".to_string()].into(),
+        }
+    }
+
+    #[test]
+    fn tests_are_found_by_line_and_by_name() {
+        let facts = facts();
+        assert_eq!(facts.find("d1").len(), 2);
+        assert_eq!(facts.find("d2").len(), 1);
+        assert_eq!(facts.find("plain").len(), 1);
+        assert!(facts.find("d3").is_empty() && facts.find("pla").is_empty());
+        assert_eq!(line_ids("d11_d14_bytes"), ["d11", "d14"]);
+        assert!(
+            line_ids("data_5").is_empty() && line_ids("d1").is_empty() && line_ids("").is_empty()
+        );
+        assert!(line_ids("u_1_x").is_empty());
+    }
+
+    #[test]
+    fn only_tests_count_as_tests() {
+        let text = "fn d1_helper() {}\n/// says\n#[test]\n#[cfg(x)]\nfn d2_real() {}\n\
+                    #[test] fn d3_short() {}\n// #[test]\nfn d4_comment() {}\n\
+                    #[test]\nstruct X;\nfn d5_after() {}\nlet s = \"#[test]\";\nfn d6_string() {}\n";
+        assert_eq!(tests_in(text), ["d2_real", "d3_short"]);
+    }
+
+    #[test]
+    fn ratios_may_have_places_for_values() {
+        assert!(fits("{rw}_vs_buffered_{suffix}", "randread_vs_buffered_16x400m"));
+        assert!(fits("whole_name", "whole_name") && !fits("whole_name", "whole_name_2"));
+        assert!(!fits("{rw}_vs_buffered", "randread_vs_buffered_2"));
+        let text =
+            "report.ratio(&format!(\"{rw}_vs_x\"), 1.0); \"ends_with\"; \"Not_one\"; \"short\"";
+        assert_eq!(ratio_like(text), ["ends_with"]);
+        assert_eq!(benches_in("    (\"hit\", \"x\", hit::run),\n"), ["hit"]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let text = "behaviour dirty Dirty\npromise p\noption --o\ntest d1\ntest d9\n\
+                    figure dirty whole_name\nfigure dirty none_such\nid D1 one\nid D3 three\n\
+                    id D4 four\nlater the volume\n";
+        let mut findings = Findings::new();
+        let out = render(&parse(text).unwrap(), &facts(), &mut findings);
+        assert_eq!(
+            findings,
+            ["no test `d9`", "no bench `dirty` reports `none_such`", "no test `d3`"]
+        );
+        assert!(out.contains("| dirty | D1..D4 | 1 | 2 |"), "{out}");
+        assert!(out.contains("a.rs: `d1_x`<br>b.rs: `d1_d2_y`"), "{out}");
+        assert!(out.contains("| D4 | four | to come: the volume |"), "{out}");
+    }
+}
