@@ -8,12 +8,12 @@ export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 .PHONY: run test check unit shuttle clients bench-quick build setup requires bench clean help
 
 help:
-	@echo "make run        the main job on a real file system image, with numbers"
+	@echo "make run        the main job on a real file system image, with numbers; then quick benches and their page"
 	@echo "make test       everything: house checks, unit and integration tests, shuttle, clients, benches"
 	@echo "make check      format, clippy, layers, tidy, deps, rustdoc"
 	@echo "make unit       cargo test of the whole workspace"
 	@echo "make shuttle    concurrency tests of the folio state machine"
-	@echo "make bench      the benches in full, about half an hour"
+	@echo "make bench      the benches in full, about half an hour, and their page"
 
 setup:
 	@scripts/setup
@@ -22,7 +22,7 @@ build: setup
 	$(CARGO) build --release --locked --package forebay-cli
 
 run: build
-	scripts/main-job --binary $(TARGET)/release/forebay
+	scripts/main-job --binary $(TARGET)/release/forebay --html $(TARGET)/report.html
 
 test: setup
 	scripts/test-all
@@ -43,7 +43,7 @@ bench-quick: setup
 	scripts/test-all bench
 
 bench: build
-	$(TARGET)/release/forebay bench all
+	$(TARGET)/release/forebay bench all --html $(TARGET)/report.html
 
 requires: setup
 	$(CARGO) xtask requires
