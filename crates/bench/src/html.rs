@@ -93,9 +93,15 @@ fn head(out: &mut String, found: &[Value]) {
     for line in machines {
         let _ = writeln!(out, "<p class=\"soft\">{}</p>", escape(&line));
     }
-    if found.iter().any(|value| value["quick"] == true) {
-        let _ =
-            writeln!(out, "<p class=\"quick\"><b>{QUICK}</b> It shows that the benches work.</p>");
+    let is_quick = |value: &&Value| value["quick"] == true;
+    let quick: Vec<&str> = found.iter().filter(is_quick).map(|v| text(v, "bench")).collect();
+    if !quick.is_empty() {
+        let all = quick.len() == found.len();
+        let of = if all { String::new() } else { format!(" ({})", escape(&quick.join(", "))) };
+        let _ = writeln!(
+            out,
+            "<p class=\"quick\"><b>{QUICK}</b>{of} It shows that the benches work.</p>"
+        );
     }
     out.push_str("<nav>");
     let names = found.iter().filter_map(|value| value["bench"].as_str());

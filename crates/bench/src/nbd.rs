@@ -3,11 +3,12 @@
 //!
 //! Invariants: D1 in the all-hits part both servers hold the same data in memory before the first
 //! slice. D2 in the all-misses part each slice has a fresh server, starts with the machine's page
-//! cache dropped, and touches at most a tenth of the image. D3 usage is the server's, not fio's.
+//! cache dropped (quick: the image's), and touches at most a tenth of the image. D3 usage is the
+//! server's, not fio's.
 
 use crate::fio::{self, FioJob};
 use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::image::{Image, drop_all_caches};
+use crate::image::{Image, drop_all_caches, drop_file_cache};
 use crate::kernel::KernelFile;
 use crate::load::{Load, Pattern, Slice, run as run_slice};
 use crate::meter::{Watch, threads_of};
@@ -127,9 +128,9 @@ fn hits(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
         }
     }
     let plan = Plan {
-        rounds: options.rounds_or(2, 7),
+        rounds: options.rounds_or(1, 7),
         cycles: 1,
-        slice: options.millis(400, 2000),
+        slice: options.millis(300, 2000),
         passes: 1,
         gate: None,
         repeats_max: 0,
@@ -193,7 +194,7 @@ fn add_switches(report: &mut Report, part: &str, connections: u32, outcome: &Out
 fn count_threads(server: &Server, cores: Cores, report: &mut Report) -> Result<()> {
     let mut counts = Vec::new();
     for depth in [1, 64] {
-        let turn = Turn { seed: 1, cycle: 0, time: Duration::from_millis(300) };
+        let turn = Turn { seed: 1, cycle: 0, time: Duration::from_millis(200) };
         let job = FioJob { depth, ..job(&turn, 1, 0) };
         let most = std::thread::scope(|scope| {
             let client = scope.spawn(|| slice(server, job, cores));
@@ -212,9 +213,9 @@ fn count_threads(server: &Server, cores: Cores, report: &mut Report) -> Result<(
 }
 
 fn misses(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
-    let size = options.size_or(256 << 20, 4 << 30);
+    let size = options.size_or(64 << 20, 4 << 30);
     let image = Image::create(&options.dir, "nbd-miss", size, options.keep)?;
-    if !drop_all_caches() {
+    if !options.quick && !drop_all_caches() {
         report.not_run("dropping of the page cache in the all-misses part", "not allowed here");
     }
     let kinds = [
@@ -275,10 +276,15 @@ fn misses_at(
         };
         run_slice(&direct, &load)
     })];
+    let file = &direct.file;
     for (name, kind) in servers {
         variants.push(Variant::new(name, move |turn| {
             let server = Server::start(kind, image.path(), cores.server, None)?;
-            drop_all_caches();
+            if options.quick {
+                drop_file_cache(file).map_err(|e| Error::from_io("drop pages", e))?;
+            } else {
+                drop_all_caches();
+            }
             slice(&server, job(turn, connections, size / 10), cores)
         }));
     }

@@ -10,8 +10,6 @@ use std::fmt::Write;
 
 /// Width of a picture in its own units; on a phone it is shown at about two thirds.
 const WIDTH: f64 = 520.0;
-/// Units that a character of the 14-unit font takes, roughly.
-const CHARACTER: f64 = 7.4;
 /// Colours for lines that the page knows.
 const COLOURS: usize = 6;
 
@@ -104,6 +102,12 @@ impl Scale {
     }
 }
 
+/// Units that a text of the 14-unit font takes, rather more than less.
+fn width_of(text: &str) -> f64 {
+    let wide = |c: char| c.is_ascii_uppercase() || matches!(c, '_' | '%' | 'm' | 'w');
+    text.chars().map(|c| if wide(c) { 10.6 } else { 8.2 }).sum()
+}
+
 /// 1, 2 or 5 times a power of ten, at least `least`.
 fn round_step(least: f64) -> f64 {
     let power = 10f64.powf(least.max(f64::MIN_POSITIVE).log10().floor());
@@ -150,9 +154,9 @@ fn bars(picture: &Picture<'_>) -> String {
     }
     for (n, (label, values)) in picture.series.iter().enumerate() {
         let top = n as f64 * ROW;
-        text(&mut out, SIDE, top + 18.0, "label", label);
+        text(&mut out, SIDE + 5.0, top + 18.0, "label", label);
         let value = values.first().copied().unwrap_or(f64::NAN);
-        text(&mut out, WIDTH - SIDE, top + 18.0, "value end", &short(value));
+        text(&mut out, WIDTH - SIDE - 5.0, top + 18.0, "value end", &short(value));
         if value.is_finite() {
             let (from, to) = (at(value.min(0.0)), at(value.max(0.0)));
             let (width, class) = ((to - from).max(1.0), bar_class(label));
@@ -240,7 +244,7 @@ fn line(
 fn legend(picture: &Picture<'_>, top: f64) -> (usize, String) {
     let (mut out, mut x, mut row) = (String::new(), FIELD.0, 0);
     for (n, (label, _)) in picture.series.iter().enumerate() {
-        let width = 24.0 + label.chars().count() as f64 * CHARACTER + 14.0;
+        let width = 22.0 + width_of(label) + 14.0;
         if x > FIELD.0 && x + width > WIDTH {
             (x, row) = (FIELD.0, row + 1);
         }
