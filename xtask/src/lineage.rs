@@ -123,23 +123,32 @@ fn line_ids(name: &str) -> Vec<String> {
     if ids.len() == words.len() { Vec::new() } else { ids }
 }
 
-/// Literals that may name a ratio: small letters, digits, `_`, and places for values.
+/// Literals that may name a ratio: small letters, digits, `_`, and places for values. Enough of it
+/// must be fixed: `{a}_vs_{b}` would vouch for anything.
 fn ratio_like(text: &str) -> Vec<String> {
     let is_name = |word: &&str| {
-        let letters = word.chars().filter(char::is_ascii_lowercase).count();
-        letters > 5
-            && word.contains('_')
-            && word
-                .chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_{}".contains(c))
+        let fixed: usize =
+            fixed_parts(word).map(|part| part.matches(char::is_alphabetic).count()).sum();
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_{}".contains(c);
+        fixed >= 8 && word.contains('_') && word.chars().all(plain)
     };
     text.split('"').filter(is_name).map(str::to_string).collect()
 }
 
-/// The names in the list of benches.
+/// What stands outside of `{..}`.
+fn fixed_parts(pattern: &str) -> impl Iterator<Item = &str> {
+    pattern.split('{').enumerate().map(|(n, part)| match part.split_once('}') {
+        Some((_, after)) if n > 0 => after,
+        _ => part,
+    })
+}
+
+/// The names in the list of benches, the first literal of each row.
 fn benches_in(text: &str) -> Vec<String> {
-    let rows = text.lines().map(str::trim).filter(|line| line.starts_with("(\""));
-    rows.filter_map(|line| line.split('"').nth(1)).map(str::to_string).collect()
+    let list = text.split("const BENCHES").nth(1).and_then(|rest| rest.split("];").next());
+    let rows = list.unwrap_or_default().split('(').map(str::trim_start);
+    let names = rows.filter_map(|row| row.strip_prefix('"')?.split('"').next());
+    names.map(str::to_string).collect()
 }
 
 /// Whether a literal with `{..}` in it can become this name.
@@ -300,9 +309,14 @@ mod tests {
         assert!(fits("whole_name", "whole_name") && !fits("whole_name", "whole_name_2"));
         assert!(!fits("{rw}_vs_buffered", "randread_vs_buffered_2"));
         let text =
-            "report.ratio(&format!(\"{rw}_vs_x\"), 1.0); \"ends_with\"; \"Not_one\"; \"short\"";
-        assert_eq!(ratio_like(text), ["ends_with"]);
-        assert_eq!(benches_in("    (\"hit\", \"x\", hit::run),\n"), ["hit"]);
+            "report.ratio(&format!(\"{rw}_vs_x\"), 1.0); \"ends_with_it\"; \"Not_one\"; \"short\"";
+        assert_eq!(ratio_like(text), ["ends_with_it"]);
+        assert_eq!(
+            ratio_like("(\"{name}_vs_{other}\", \"{rw}_vs_buffered\")"),
+            ["{rw}_vs_buffered"]
+        );
+        let text = "const BENCHES: &[X] = &[\n (\"hit\", \"x (y)\", hit::run),\n (\n  \"b\",\n  \"z\",\n b::run),\n];\n(\"n\")";
+        assert_eq!(benches_in(text), ["hit", "b"]);
     }
 
     #[test]
