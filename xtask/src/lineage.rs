@@ -315,7 +315,8 @@ mod tests {
             ratio_like("(\"{name}_vs_{other}\", \"{rw}_vs_buffered\")"),
             ["{rw}_vs_buffered"]
         );
-        let text = "const BENCHES: &[X] = &[\n (\"hit\", \"x (y)\", hit::run),\n (\n  \"b\",\n  \"z\",\n b::run),\n];\n(\"n\")";
+        let text = "const BENCHES: &[X] = &[\n (\"hit\", \"x (y)\", hit::run),\n\
+                    (\n  \"b\",\n  \"z\",\n b::run),\n];\n(\"n\")";
         assert_eq!(benches_in(text), ["hit", "b"]);
     }
 
