@@ -182,7 +182,7 @@ fn render(behaviours: &[Behaviour], facts: &Facts, findings: &mut Findings) -> S
         for line in &behaviour.lines {
             let tests = match &line.later {
                 Some(later) => format!("to come: {later}"),
-                None => tests_of(&line.id.to_lowercase(), facts, findings),
+                None => tests_of(&line.id.to_lowercase(), usize::MAX, facts, findings),
             };
             let _ = writeln!(out, "| {} | {} | {tests} |", line.id, line.text);
         }
@@ -227,7 +227,7 @@ fn promise_row(out: &mut String, promise: &Promise, facts: &Facts, findings: &mu
         return;
     }
     let tests: Vec<String> =
-        promise.tests.iter().map(|wanted| tests_of(wanted, facts, findings)).collect();
+        promise.tests.iter().map(|wanted| tests_of(wanted, SOME, facts, findings)).collect();
     let mut figures: Vec<String> = Vec::new();
     for figure in &promise.figures {
         let known = facts.benches.contains(&figure.bench) && facts.reports(figure);
@@ -248,10 +248,14 @@ fn promise_row(out: &mut String, promise: &Promise, facts: &Facts, findings: &mu
     let _ = writeln!(out, "| {} | {options} | {tests} | {figures} |", promise.text);
 }
 
-/// The tests by file; a finding if there are none.
-fn tests_of(wanted: &str, facts: &Facts, findings: &mut Findings) -> String {
+/// Tests that a promise names for one line of the checklist; the rest are found there.
+const SOME: usize = 2;
+
+/// At most so many tests, by file; a finding if there are none.
+fn tests_of(wanted: &str, most: usize, facts: &Facts, findings: &mut Findings) -> String {
     let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (file, name) in facts.find(wanted) {
+    let found = facts.find(wanted);
+    for (file, name) in found.iter().take(most) {
         files.entry(file).or_default().push(name);
     }
     if files.is_empty() {
@@ -265,7 +269,11 @@ fn tests_of(wanted: &str, facts: &Facts, findings: &mut Findings) -> String {
         let file = file.strip_prefix("crates/").unwrap_or(file);
         format!("{file}: `{}`", names.join("`, `"))
     });
-    rows.collect::<Vec<_>>().join("<br>")
+    let mut rows: Vec<String> = rows.collect();
+    if found.len() > most {
+        rows.push(format!("and {} more, {} below", found.len() - most, wanted.to_uppercase()));
+    }
+    rows.join("<br>")
 }
 
 #[cfg(test)]
@@ -273,7 +281,12 @@ mod tests {
     use super::*;
 
     fn facts() -> Facts {
-        let tests = [("crates/a.rs", "d1_x"), ("crates/b.rs", "d1_d2_y"), ("crates/b.rs", "plain")];
+        let tests = [
+            ("crates/a.rs", "d1_x"),
+            ("crates/b.rs", "d1_d2_y"),
+            ("crates/b.rs", "plain"),
+            ("crates/c.rs", "d1_z"),
+        ];
         Facts {
             tests: tests.iter().map(|(f, n)| (f.to_string(), n.to_string())).collect(),
             ratios: ["{rw}_vs_buffered_{suffix}", "whole_name"].map(str::to_string).into(),
@@ -284,7 +297,7 @@ mod tests {
     #[test]
     fn tests_are_found_by_line_and_by_name() {
         let facts = facts();
-        assert_eq!(facts.find("d1").len(), 2);
+        assert_eq!(facts.find("d1").len(), 3);
         assert_eq!(facts.find("d2").len(), 1);
         assert_eq!(facts.find("plain").len(), 1);
         assert!(facts.find("d3").is_empty() && facts.find("pla").is_empty());
@@ -332,7 +345,11 @@ mod tests {
             ["no test `d9`", "no bench `dirty` reports `none_such`", "no test `d3`"]
         );
         assert!(out.contains("| dirty | D1..D4 | 1 | 2 |"), "{out}");
-        assert!(out.contains("a.rs: `d1_x`<br>b.rs: `d1_d2_y`"), "{out}");
+        assert!(out.contains("a.rs: `d1_x`<br>b.rs: `d1_d2_y`<br>and 1 more, D1 below"), "{out}");
+        assert!(
+            out.contains("| D1 | one | a.rs: `d1_x`<br>b.rs: `d1_d2_y`<br>c.rs: `d1_z` |"),
+            "{out}"
+        );
         assert!(out.contains("| D4 | four | to come: the volume |"), "{out}");
     }
 }
