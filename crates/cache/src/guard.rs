@@ -336,9 +336,16 @@ impl FolioWrite<'_> {
         self.mark_dirty(blocks, uncached)
     }
 
+    /// Makes blocks up to date and dirty for a writer. Returns the bytes of blocks that were clean.
+    pub fn mark_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
+        let bytes = self.set_dirty(blocks, uncached);
+        Counters::add(&self.cache.counters.dirtied_bytes, bytes);
+        bytes
+    }
+
     /// Makes blocks up to date and dirty (D6: every way to dirty a block comes through here).
     /// Returns the bytes of blocks that were clean.
-    pub fn mark_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
+    pub(crate) fn set_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
         let table = &self.cache.table;
         let was_clean = !table.any_at_all(self.slot, State::Dirty);
         let (mut fresh, mut new) = (0u64, false);
@@ -363,7 +370,6 @@ impl FolioWrite<'_> {
         }
         self.mapping.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.cache.dirty.add_dirty(bytes);
-        Counters::add(&self.cache.counters.dirtied_bytes, bytes);
         bytes
     }
 

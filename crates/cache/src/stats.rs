@@ -78,9 +78,11 @@ counters! {
     writeback_bytes,
     /// Bytes written out and kept until the next flush, in case it fails.
     unflushed_bytes,
-    /// Bytes of write-out that reached the device.
+    /// Bytes of blocks whose write-out worked.
     written_bytes,
-    /// Bytes made dirty.
+    /// Those of them that were dirty: the others are written because they share a folio.
+    cleaned_bytes,
+    /// Bytes of blocks that writers made dirty.
     dirtied_bytes,
     /// Time writers were held back by the dirty limits, ns.
     throttled_nanos,
@@ -141,12 +143,22 @@ impl Counters {
 }
 
 impl Stats {
+    /// Bytes that write-out wrote for each byte that was dirty, since the cache was made: exactly 1
+    /// where only dirty blocks are written. 0 as long as nothing was.
+    pub fn write_amplification(&self) -> f64 {
+        if self.cleaned_bytes == 0 {
+            return 0.0;
+        }
+        self.written_bytes as f64 / self.cleaned_bytes as f64
+    }
+
     /// The text exposition format of Prometheus.
     pub fn to_prometheus(&self) -> String {
         let mut out = String::new();
         for (name, value) in self.fields() {
             out.push_str(&format!("forebay_{name} {value}\n"));
         }
+        out.push_str(&format!("forebay_write_amplification {:.6}\n", self.write_amplification()));
         out
     }
 }

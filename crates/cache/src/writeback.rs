@@ -265,6 +265,8 @@ pub struct WritePiece {
     pub index: u64,
     /// Blocks.
     pub blocks: Blocks,
+    /// How many of them were dirty.
+    dirty: u32,
     /// Their frames at the time of capture, in order.
     frames: Vec<Frame>,
     first_frame: usize,
@@ -280,23 +282,53 @@ impl WritePiece {
 }
 
 impl FolioWrite<'_> {
+    /// The first blocks that keep dirt of the run from being taken, because they are in write-out: the
+    /// very blocks, or, where a folio is written whole, the folio.
+    pub fn write_conflict(&self, blocks: Blocks, tracking: DirtyTracking) -> Option<Blocks> {
+        match tracking {
+            DirtyTracking::Block => {
+                let both = |t: &Table, s, g| t.bits(s, State::Dirty, g) & t.bits(s, State::Writing, g);
+                self.runs(blocks, both).first().copied()
+            }
+            DirtyTracking::Folio => {
+                let table = &self.cache.table;
+                let any = |state| table.any_at_all(self.slot, state);
+                (any(State::Dirty) && any(State::Writing)).then(|| self.whole())
+            }
+        }
+    }
+
     /// Takes dirty blocks of the run for write-out: they become clean and *writing*, in this order
     /// relative to the capture of their bytes (D8). Blocks already *writing* are left: an in-place
     /// mapping has one write of a block in flight.
+    ///
+    /// With [`DirtyTracking::Folio`], as Linux v5.8 had it: dirt anywhere in the folio has all its
+    /// up-to-date blocks written, up to the end of file, wherever the run is; and nothing while
+    /// any block of the folio is in write-out.
     pub fn begin_write(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<WritePiece> {
-        let eof = round_up(self.mapping.size(), self.mapping.block_size());
-        let blocks = match tracking {
-            DirtyTracking::Block => blocks,
-            DirtyTracking::Folio => self.mapping.blocks_touched(self.index, &(0..eof)),
+        let table = &self.cache.table;
+        let runs = match tracking {
+            DirtyTracking::Block => self.runs(blocks, |t, s, g| {
+                t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g)
+            }),
+            DirtyTracking::Folio
+                if !table.any_at_all(self.slot, State::Dirty)
+                    || table.any_at_all(self.slot, State::Writing) =>
+            {
+                Vec::new()
+            }
+            DirtyTracking::Folio => {
+                let eof = round_up(self.mapping.size(), self.mapping.block_size());
+                let blocks = self.mapping.blocks_touched(self.index, &(0..eof));
+                self.runs_with(blocks, State::Uptodate)
+            }
         };
-        let ready = |t: &Table, s, g| t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g);
-        let mut runs = self.runs(blocks, ready);
-        if tracking == DirtyTracking::Folio && !runs.is_empty() {
-            runs = self.runs(blocks, |t, s, g| {
-                t.bits(s, State::Uptodate, g) & !t.bits(s, State::Writing, g)
-            });
-        }
         runs.into_iter().map(|run| self.capture(run)).collect()
+    }
+
+    /// All blocks of the folio.
+    fn whole(&self) -> Blocks {
+        self.mapping.blocks_touched(self.index, &(0..u64::MAX >> 1))
     }
 
     fn capture(&self, run: Blocks) -> WritePiece {
@@ -315,6 +347,7 @@ impl FolioWrite<'_> {
         WritePiece {
             index: self.index,
             blocks: run,
+            dirty: cleared as u32,
             first_frame: frames.start,
             frames: frames
                 .map(|at| {
@@ -353,7 +386,7 @@ impl FolioWrite<'_> {
 
     fn mark_failed(&self, blocks: Blocks) {
         let keep: Vec<_> = self.runs_with(blocks, State::Uncached);
-        self.mark_dirty(blocks, false);
+        self.set_dirty(blocks, false);
         // Still to be dropped once they are written (U14).
         for run in keep {
             for (g, mask) in run.masks() {
@@ -444,17 +477,24 @@ pub fn end_write(
     ok: bool,
     durable: bool,
 ) {
-    let mut bytes = 0;
+    let (mut bytes, mut cleaned, mut again) = (0, 0, false);
     for piece in pieces {
         let folio = cache.lock_folio(mapping, piece.index);
         let folio = folio.expect("a folio with blocks in write-out is not evicted (F4)");
         folio.end_write(piece, ok, durable);
+        again |= folio.cache.table.any_at_all(folio.slot, State::Dirty);
         drop(folio);
         bytes += u64::from(piece.blocks.len()) * mapping.block_size();
+        cleaned += u64::from(piece.dirty) * mapping.block_size();
         cache.wake_folio(mapping.id, piece.index);
+    }
+    if again && cache.strategies.dirty_tracking() == DirtyTracking::Folio {
+        // A pass that came meanwhile has left the folio alone.
+        mapping.kick_flusher();
     }
     if ok {
         Counters::add(&cache.counters.written_bytes, bytes);
+        Counters::add(&cache.counters.cleaned_bytes, cleaned);
         cache.dirty.written(cache.world.now(), bytes);
     } else {
         Counters::add(&cache.counters.io_errors, 1);

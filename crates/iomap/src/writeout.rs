@@ -6,7 +6,7 @@ use forebay_base::buf::DataRef;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
-use forebay_base::{Error, Result};
+use forebay_base::Error;
 use forebay_block::{Bio, BioFlags, BioOp};
 use forebay_cache::folio::Blocks;
 use forebay_cache::writeback::{Which, WriteOut, WriteOutPass, WritePiece, end_write};
@@ -70,7 +70,7 @@ struct RunState {
 
 impl EndRun {
     /// One bio is over.
-    fn end_bio(&self, result: Result<()>) {
+    fn end_bio(&self, result: forebay_base::Result<()>) {
         let mut state = self.state.lock();
         if let Err(error) = result {
             state.error.get_or_insert(error);
@@ -126,16 +126,20 @@ impl MappedFile {
         let mut run: Vec<WritePiece> = Vec::new();
         let mut bytes: Range<u64> = 0..0;
         for &index in batch {
-            if pass.sync && self.dirty_in_flight(index, &pass.range).is_some() {
+            let mut taken = self.capture(index, pass);
+            if taken.is_err() {
                 // Nothing that was taken is held back meanwhile.
                 if !run.is_empty() {
                     let run = std::mem::take(&mut run);
                     issued += self.plan_run(run, &bytes, pass.fua, &ticket, &mut bios);
                 }
                 self.device().submit_batch(&mut bios);
-                self.wait_dirty_in_flight(index, &pass.range).await;
             }
-            for piece in self.capture(index, &pass.range) {
+            while let Err(blocks) = taken {
+                self.cache.wait_while(&self.mapping, index, blocks, State::Writing).await;
+                taken = self.capture(index, pass);
+            }
+            for piece in taken.unwrap_or_default() {
                 let part = self.mapping.range_of(piece.index, piece.blocks);
                 let fits = part.start == bytes.end && part.end - bytes.start <= MAX_RUN;
                 if !run.is_empty() && !fits {
@@ -156,25 +160,15 @@ impl MappedFile {
         issued
     }
 
-    fn capture(&self, index: u64, range: &Range<u64>) -> Vec<WritePiece> {
-        let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { return Vec::new() };
-        let blocks = self.mapping.blocks_touched(index, range);
-        folio.begin_write(blocks, self.cache.strategies.dirty_tracking())
-    }
-
-    /// The first blocks of a folio that are dirty and in write-out at once.
-    fn dirty_in_flight(&self, index: u64, range: &Range<u64>) -> Option<Blocks> {
-        let blocks = self.mapping.blocks_touched(index, range);
-        let folio = self.cache.lock_folio(&self.mapping, index)?;
-        let both =
-            folio.runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) & t.bits(s, State::Writing, g));
-        both.first().copied()
-    }
-
-    /// A sync has to write blocks that were dirtied while they were in write-out: waits for that.
-    async fn wait_dirty_in_flight(&self, index: u64, range: &Range<u64>) {
-        while let Some(blocks) = self.dirty_in_flight(index, range) {
-            self.cache.wait_while(&self.mapping, index, blocks, State::Writing).await;
+    /// Takes what the pass wants of a folio. `Err`: a sync has to write blocks that were dirtied while
+    /// they were in write-out, and these have to be waited for.
+    fn capture(&self, index: u64, pass: &WriteOutPass) -> Result<Vec<WritePiece>, Blocks> {
+        let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { return Ok(Vec::new()) };
+        let blocks = self.mapping.blocks_touched(index, &pass.range);
+        let tracking = self.cache.strategies.dirty_tracking();
+        match folio.write_conflict(blocks, tracking) {
+            Some(blocks) if pass.sync => Err(blocks),
+            _ => Ok(folio.begin_write(blocks, tracking)),
         }
     }
 
