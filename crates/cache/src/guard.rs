@@ -490,3 +490,44 @@ impl FolioWrite<'_> {
         copies
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use crate::config::Config;
+    use crate::folio::{Blocks, State};
+    use crate::{FramePool, PageCache};
+    use forebay_base::world::RealWorld;
+    use std::cell::Cell;
+
+    #[test]
+    fn d18_a_scan_costs_a_step_for_64_blocks_and_one_for_each_run() {
+        let folio_size = 2 << 20;
+        let config = Config { folio_size, huge_pages: false, ..Config::with_budget(16 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(512, 8 << 20);
+        let folio = cache.lock_or_create(&mapping, 1).unwrap();
+        let all = mapping.blocks_touched(1, &(0..u64::MAX >> 1));
+        assert_eq!(all.len(), 4096);
+        let dirty = [(0, 1), (63, 65), (127, 129), (640, 1400), (4095, 4096)];
+        let dirty = dirty.map(|(start, end)| Blocks { start, end });
+        for run in dirty {
+            let mut pool: FramePool<'_> = cache.take_frames(folio.frames_missing(run)).unwrap();
+            folio.install_frames(run, &mut pool);
+            folio.mark_dirty(run, false);
+        }
+        let steps = Cell::new(0);
+        let found = folio.runs(all, |table, slot, group| {
+            steps.set(steps.get() + 1);
+            table.bits(slot, State::Dirty, group)
+        });
+        assert_eq!((found, steps.get()), (dirty.to_vec(), 64));
+        drop(folio);
+        // And a pass over a file looks at its dirty folios, not at the others.
+        let mut looked = 0;
+        let listed = mapping.dirty_folios(0..u64::MAX, 64, |_| {
+            looked += 1;
+            true
+        });
+        assert_eq!((listed, looked), (vec![1], 1));
+    }
+}

@@ -131,9 +131,17 @@ fn show(stat: &Value) {
         .as_object()
         .into_iter()
         .flatten()
-        .map(|(name, value)| vec![name.clone(), human(name, value.as_u64().unwrap_or(0))])
+        .map(|(name, value)| vec![name.clone(), shown(name, value)])
         .collect();
     output::table(&rows);
+}
+
+/// A counter, or a ratio of two.
+fn shown(name: &str, value: &Value) -> String {
+    match value.as_u64() {
+        Some(number) => human(name, number),
+        None => format!("{:.3}", value.as_f64().unwrap_or(0.0)),
+    }
 }
 
 /// A counter with its unit, which is the end of its name.
@@ -195,6 +203,7 @@ mod tests {
         assert_eq!(human("dirty_bytes", 4096), "4 KiB");
         assert_eq!(human("reclaim_nanos", 1_500_000), "1.5 ms");
         assert_eq!(human("hits", 12), "12");
+        assert_eq!(shown("write_amplification", &json!(8.5)), "8.500");
         assert_eq!(percent(0.0, 0.0), "-");
     }
 

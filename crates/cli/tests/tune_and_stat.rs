@@ -71,3 +71,36 @@ fn numbers_follow_what_clients_do() {
     client.disconnect();
     server.stop();
 }
+
+/// The patch's line on the real program: 16 writes of 4 KiB, each made durable, at the start of a file
+/// that is not cached. The option decides what they cost, and changes while it runs.
+#[test]
+fn d1_the_dd_line_over_nbd_costs_what_the_option_says() {
+    let folder = Folder::new();
+    folder.image("disk.img", 4 << 20);
+    let words = ["disk.img", "--cache-size", "16M", "--dirty-tracking", "folio"];
+    let server = folder.export(&words);
+    let stat = || folder.ok(&["stat", "--json", "--control", "ctl"]);
+    let mut client = server.client("");
+    let mut dd = |from: u64| {
+        let before = stat();
+        for i in 0..16 {
+            client.write(from + i * 4096, &[1; 4096]).unwrap();
+            client.flush().unwrap();
+        }
+        let after = stat();
+        let delta = |name| number(&after, name) - number(&before, name);
+        (delta("written_bytes"), delta("cleaned_bytes"), delta("dirtied_bytes"))
+    };
+    assert_eq!(dd(0), (544 << 10, 64 << 10, 64 << 10));
+    let value: serde_json::Value = serde_json::from_str(&stat()).unwrap();
+    assert_eq!(value["stats"]["write_amplification"], 8.5);
+    folder.ok(&["tune", "--control", "ctl", "dirty_tracking=block"]);
+    assert_eq!(dd(1 << 20), (64 << 10, 64 << 10, 64 << 10));
+    let text = folder.ok(&["stat", "--control", "ctl"]);
+    assert!(text.contains("write_amplification") && text.contains("4.750"), "{text}");
+    let prometheus = folder.ok(&["stat", "--prometheus", "--control", "ctl"]);
+    assert!(prometheus.contains("forebay_write_amplification 4.75"), "{prometheus}");
+    drop(client);
+    server.stop();
+}

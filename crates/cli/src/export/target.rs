@@ -51,7 +51,9 @@ pub struct Target {
 
 impl Target {
     fn stat(&self) -> Value {
-        let stats: Map<String, Value> = numbers(self.cache.stats().fields());
+        let counters = self.cache.stats();
+        let mut stats: Map<String, Value> = numbers(counters.fields());
+        stats.insert("write_amplification".into(), counters.write_amplification().into());
         let exports: Vec<Value> = self.served.iter().map(|s| self.export(s)).collect();
         let (engine, reason) = self.cache.engine();
         json!({

@@ -3,45 +3,39 @@
 use crate::lab::{Lab, NONE, at_once};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
+use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, State};
 use forebay_iomap::remap::Remap;
 use forebay_sim::{Fault, FaultRule};
 use std::collections::BTreeSet;
 
-fn touched(at: u64, len: u64, block: u64) -> u64 {
-    if len == 0 { 0 } else { (at + len).div_ceil(block) - at / block }
-}
-
 #[test]
-fn d1_d2_exactly_the_touched_blocks_are_written() {
-    for folio_size in [4096u32, 16384, 65536, 2 << 20] {
-        for block in [512u64, 1024, 2048, 4096] {
-            let config = Config { folio_size, ..Config::with_budget(24 << 20) };
-            let lab = Lab::new(config, block as u32, Lab::sim(6 << 20));
-            let folio = u64::from(folio_size);
-            lab.run(async {
-                lab.read(0, (2 * folio + 8192) as usize, NONE).await;
-                lab.sleep_ms(50).await;
-                let starts = [0, 1, block - 1, block / 2, block, folio - block, folio - 1, folio];
-                let lens = [0, 1, block - 1, block, block + 1, 3 * block + 7, folio, folio + 1];
-                for at in starts {
-                    for len in lens {
-                        lab.disk.clear_log();
-                        lab.write(at, &vec![at as u8; len as usize], NONE).await;
-                        let want = touched(at, len, block) * block;
-                        assert_eq!(lab.cache.stats().dirty_bytes, want, "D17 {at}+{len}");
-                        lab.sync().await.unwrap();
-                        let (bytes, _) = lab.writes();
-                        assert_eq!(bytes, want, "{at}+{len}, block {block}, folio {folio}");
-                    }
+fn d2_a_write_of_no_bytes_changes_nothing() {
+    for (block_size, tracking) in
+        [(512, DirtyTracking::Block), (4096, DirtyTracking::Block), (512, DirtyTracking::Folio)]
+    {
+        let config = Config { dirty_tracking: tracking, ..Config::with_budget(8 << 20) };
+        let lab = Lab::new(config, block_size, Lab::sim(4 << 20));
+        lab.run(async {
+            lab.read(0, 65536, NONE).await;
+            lab.sleep_ms(20).await;
+            let before = lab.blocks(State::Uptodate);
+            for at in [0, 1, 511, 512, 4095, 4096, 65535, 65536, (4 << 20) - 1, 4 << 20] {
+                for flags in [NONE, IoFlags::UNCACHED, IoFlags::DSYNC, IoFlags::DIRECT] {
+                    lab.write(at, &[], flags).await;
                 }
-            });
-        }
+                lab.zero(at, 0, false).await.unwrap();
+            }
+            assert!(lab.blocks(State::Dirty).is_empty());
+            lab.sync().await.unwrap();
+            assert_eq!((lab.writes().0, lab.cache.stats().dirtied_bytes), (0, 0));
+            assert_eq!(lab.blocks(State::Uptodate), before);
+        });
     }
 }
 
 #[test]
-fn d3_d4_zeroing_drops_the_dirt_of_whole_blocks_only() {
+fn d4_zeroing_drops_the_dirt_of_whole_blocks_only() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.write(0, &[7; 5 * 4096], NONE).await;
@@ -114,7 +108,7 @@ fn d9_only_partly_written_blocks_are_read() {
 }
 
 #[test]
-fn d11_d14_bytes_behind_the_end_are_zeros_in_memory_and_on_the_device() {
+fn d14_bytes_behind_the_end_are_zeros_in_memory_and_on_the_device() {
     let size = 3 * 65536 + 1000;
     let config = Config::with_budget(8 << 20);
     let lab = Lab::with_map(config, 4096, Lab::sim(1 << 20), size, |d| Remap::new(d, 4096));

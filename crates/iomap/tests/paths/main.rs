@@ -3,6 +3,8 @@
 //! that docs/behaviours.md lists.
 
 mod dirty;
+mod dirty_exact;
+mod dirty_more;
 mod lab;
 mod nowait;
 mod stable;

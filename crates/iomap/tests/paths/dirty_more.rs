@@ -1,0 +1,209 @@
+//! The rest of the dirty-tracking list: state that cannot get lost, ends of file, writes that stop
+//! half way, reads and maps that race with write-out.
+
+use crate::lab::{Lab, NONE, both};
+use forebay_base::{ErrorKind, IoFlags};
+use forebay_base::world::World;
+use forebay_block::BioOp;
+use forebay_cache::strategy::DirtyTracking;
+use forebay_cache::{Config, State};
+use forebay_iomap::MapOps;
+use forebay_iomap::remap::Remap;
+use forebay_sim::{Fault, FaultRule};
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+fn io_error(op: BioOp) -> FaultRule {
+    FaultRule::on(op, Fault::Fail(ErrorKind::Io))
+}
+
+/// A file on a map that writes elsewhere each time, and the map.
+fn remapped(block_size: u32, size: u64) -> (Lab, Arc<Remap>) {
+    let keep = OnceLock::new();
+    let config = Config::with_budget(8 << 20);
+    let lab = Lab::with_map(config, block_size, Lab::sim(2 << 20), size, |disk| {
+        let map = Remap::new(disk, block_size);
+        keep.get_or_init(|| map.clone());
+        map
+    });
+    (lab, keep.into_inner().expect("set above"))
+}
+
+fn data_bytes(map: &Remap, size: u64) -> u64 {
+    map.extents(0..size).unwrap().iter().filter(|e| e.2).map(|e| e.1).sum()
+}
+
+/// A hole that was punched is not allocated again by the write-out of its folio.
+#[test]
+fn d4_a_punched_hole_is_not_allocated_again() {
+    let (lab, map) = remapped(4096, 1 << 20);
+    lab.run(async {
+        lab.write(0, &[7; 65536], NONE).await;
+        lab.zero(4096, 10 * 4096, false).await.unwrap();
+        lab.write(0, &[8; 100], NONE).await;
+        lab.sync().await.unwrap();
+        assert_eq!(data_bytes(&map, 1 << 20), 6 * 4096);
+        lab.cache.drop_clean();
+        assert_eq!(lab.read(4096, 10 * 4096, NONE).await, [0; 10 * 4096]);
+        assert_eq!(lab.read(11 * 4096, 4096, NONE).await, [7; 4096]);
+    });
+}
+
+/// Upstream a page could lose its state object while dirty, and a new one forgot the dirt. Ours is
+/// part of the folio's descriptor, and a descriptor with dirt is not given away: not under memory
+/// pressure, not by dropping what is clean, not by a change of the mode.
+#[test]
+fn d5_the_state_of_a_dirty_folio_is_never_lost_or_made_up() {
+    let lab = Lab::new(Config::with_budget(4 << 20), 512, Lab::sim(24 << 20));
+    lab.run(async {
+        let dirty: BTreeSet<u64> = (0..40).map(|i| i * 128 + i % 128).collect();
+        for &block in &dirty {
+            lab.write(block * 512, &[9; 512], NONE).await;
+        }
+        for pass in 0..3u64 {
+            lab.read((4 << 20) + pass * (6 << 20), 6 << 20, NONE).await;
+            lab.cache.drop_clean();
+            lab.cache.strategies.set_dirty_tracking(DirtyTracking::ALL[pass as usize % 2]);
+        }
+        assert!(lab.cache.stats().evicted_blocks > 0, "no pressure: the test tests nothing");
+        assert_eq!(lab.blocks(State::Dirty), dirty);
+        lab.cache.strategies.set_dirty_tracking(DirtyTracking::Block);
+        lab.disk.clear_log();
+        lab.sync().await.unwrap();
+        assert_eq!(lab.writes(), (40 * 512, 40));
+    });
+}
+
+/// There is no page fault here that dirties a page as a whole; what is kept of the rule: a write at
+/// the end of file dirties its last block and nothing behind it, and of a write that fails half
+/// way, what was taken before stays dirty and is written.
+#[test]
+fn d7_dirt_ends_with_the_file_and_survives_an_error_in_the_middle() {
+    let size = (1 << 20) + 1000;
+    let (lab, _) = remapped(4096, size);
+    lab.run(async {
+        lab.write(size - 10, &[5; 10], NONE).await;
+        assert_eq!(lab.blocks(State::Dirty), [256].into());
+        assert_eq!(lab.cache.stats().dirty_bytes, 4096);
+        lab.sync().await.unwrap();
+    });
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        // The last block of the write has to be read first, and cannot be.
+        lab.disk.inject(io_error(BioOp::Read).within(2 * 65536..2 * 65536 + 4096).sticky());
+        let failed = lab.try_write(65536 - 4096, &[6; 65536 + 4096 + 100], NONE).await;
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+        let taken: BTreeSet<u64> = (15..32).collect();
+        assert_eq!(lab.blocks(State::Dirty), taken);
+        lab.sync().await.unwrap();
+        assert_eq!(lab.disk.peek_durable(65536 - 4096, 65536 + 4096), [6; 65536 + 4096]);
+    });
+}
+
+/// A copy out of a caller's slice cannot stop half way; a write can: with `NOWAIT` where it would
+/// have to wait, or because a block that it changes in part cannot be read. What it did not copy is
+/// neither up to date nor dirty.
+#[test]
+fn d10_a_short_write_dirties_what_it_copied_and_nothing_else() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        let start = 65536 - 2 * 4096;
+        let wrote = lab.try_write(start, &[1; 3 * 4096 + 10], IoFlags::NOWAIT).await.unwrap();
+        assert_eq!(wrote, 2 * 4096, "up to the folio whose last block would have to be read");
+        assert_eq!(lab.blocks(State::Dirty), [14, 15].into());
+        assert_eq!(lab.blocks(State::Uptodate), [14, 15].into());
+        lab.disk.inject(io_error(BioOp::Read));
+        assert!(lab.try_write(200_000, &[2; 10], NONE).await.is_err());
+        assert_eq!(lab.blocks(State::Uptodate), [14, 15].into());
+        // Into a block that is there: its block alone.
+        lab.write(start + 100, &[3; 10], NONE).await;
+        lab.sync().await.unwrap();
+        assert_eq!(lab.writes().0, 2 * 4096);
+    });
+}
+
+/// A folio's blocks are read by several requests; each block is up to date when its own is in, not
+/// sooner, whatever happens to the folio meanwhile.
+#[test]
+fn d11_a_block_is_uptodate_when_its_own_read_is_in() {
+    let size = (1 << 20) + 1000;
+    let (lab, _) = remapped(4096, size);
+    lab.run(async {
+        let tail = 256 * 4096;
+        lab.write(tail, &[4; 1000], NONE).await;
+        lab.write(tail - 8 * 4096, &[3; 8 * 4096], NONE).await;
+        lab.sync().await.unwrap();
+        lab.cache.drop_clean();
+        lab.disk.inject(FaultRule::on(BioOp::Read, Fault::Slow(5_000_000)).times(2));
+        let reading = lab.read(tail - 4096, 4096 + 1000, NONE);
+        let watching = async {
+            lab.sleep_ms(1).await;
+            assert!(!lab.blocks(State::Reading).is_empty(), "the read is over: nothing tested");
+            // Zeroing behind the end, and a write of another block of the folio.
+            lab.write(tail + 990, &[9; 10], NONE).await;
+            let up = lab.blocks(State::Uptodate);
+            assert!(lab.blocks(State::Reading).is_disjoint(&up));
+        };
+        let (bytes, ()) = both(reading, watching).await;
+        assert_eq!(bytes[..4096], [3; 4096]);
+        assert_eq!(bytes[4096..4096 + 990], [4; 990]);
+        assert_eq!(lab.read(tail + 980, 20, NONE).await, [[4; 10], [9; 10]].concat());
+        assert!(lab.blocks(State::Reading).is_empty());
+    });
+}
+
+/// A reader that looked at the map when there was a hole does not zero over what was written there
+/// since: at every delay between the two.
+#[test]
+fn d13_a_stale_hole_is_never_zeroed_over_new_data() {
+    for delay in 0..40u64 {
+        let (lab, _) = remapped(4096, 1 << 20);
+        lab.run(async {
+            let reader = async {
+                lab.world.sleep(std::time::Duration::from_micros(delay * 5)).await;
+                lab.read(0, 65536, NONE).await
+            };
+            let writer = async {
+                lab.write(4096, &[7; 4096], IoFlags::DSYNC).await;
+                lab.cache.drop_clean();
+                lab.write(8192, &[8; 100], IoFlags::DIRECT | IoFlags::FALLBACK).await;
+            };
+            both(reader, writer).await;
+            for _ in 0..2 {
+                assert_eq!(lab.read(4096, 4096, NONE).await, [7; 4096], "delay {delay}");
+                assert_eq!(lab.read(8192, 100, NONE).await, [8; 100], "delay {delay}");
+                lab.sync().await.unwrap();
+                lab.cache.drop_clean();
+            }
+        });
+    }
+}
+
+/// A failed write-out gives its reservation back, and nothing else: the blocks stay dirty, what the
+/// map holds stays mapped, no space is lost.
+#[test]
+fn d19_a_failed_write_out_gives_back_reservations_only() {
+    let (lab, map) = remapped(4096, 1 << 20);
+    let all = map.accounted();
+    lab.run(async {
+        lab.write(0, &[1; 65536], NONE).await;
+        lab.sync().await.unwrap();
+        for (i, kind) in [ErrorKind::Io, ErrorKind::NoSpace].into_iter().enumerate() {
+            lab.write(4096, &[2 + i as u8; 8192], NONE).await;
+            lab.write(40960, &[2 + i as u8; 4096], NONE).await;
+            lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(kind)).sticky());
+            assert!(lab.sync().await.is_err());
+            assert_eq!(lab.blocks(State::Dirty), [1, 2, 10].into());
+            assert_eq!((map.accounted(), data_bytes(&map, 1 << 20)), (all, 65536));
+            lab.disk.heal();
+            // The flusher may have tried in between, and failed.
+            while lab.sync().await.is_err() {}
+            lab.cache.drop_clean();
+            let mut want = vec![1; 65536];
+            want[4096..3 * 4096].fill(2 + i as u8);
+            want[40960..45056].fill(2 + i as u8);
+            assert_eq!(lab.read(0, 65536, NONE).await, want);
+            assert_eq!(map.accounted(), all);
+        }
+    });
+}
