@@ -82,12 +82,22 @@ impl FioJob {
 /// Runs the jobs side by side and returns one slice for each, reads and writes together. The
 /// slices carry the operations, the time and the latencies; the usage is left to the caller.
 pub fn run(jobs: &[FioJob], uri: &str, cpu: Option<usize>) -> Result<Vec<Slice>> {
+    run_with(jobs, uri, cpu, &[])
+}
+
+/// The same, with further options for every job.
+pub fn run_with(
+    jobs: &[FioJob],
+    uri: &str,
+    cpu: Option<usize>,
+    more: &[&str],
+) -> Result<Vec<Slice>> {
     let scratch = Scratch::new();
     let mut command = Command::new("fio");
     command.arg("--output-format=json+").arg("--output").arg(&scratch.0);
     for (index, job) in jobs.iter().enumerate() {
         job.add_to(&mut command, &format!("job{index}"), uri);
-        command.arg("--new_group=1");
+        command.arg("--new_group=1").args(more);
         if let Some(cpu) = cpu {
             command.arg(format!("--cpus_allowed={cpu}"));
         }

@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 pub mod cgroup;
+pub mod dirty;
 pub mod fio;
 pub mod five;
 pub mod harness;
@@ -45,6 +46,7 @@ type BenchFn = fn(&Options) -> Result<Report>;
 /// Every bench, with what it measures in a few words.
 const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("hit", "4 KiB reads and writes of cached data against pread and memcpy", hit::run),
+    ("dirty", "small changes made durable at once: bytes written per byte, IOPS", dirty::run),
     ("uncached", "random reads, a hot set beside a stream, sequential reads", uncached::run),
     ("nbd", "random 4 KiB reads over NBD against nbdkit and qemu-nbd", nbd::run),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),

@@ -96,7 +96,7 @@ fn slice(server: &Server, job: FioJob, cores: Cores) -> Result<Slice> {
 }
 
 /// Copies with nbdcopy, so that the data is in the server's memory (D1).
-fn nbdcopy(from: &str, to: &str) -> Result<()> {
+pub(crate) fn nbdcopy(from: &str, to: &str) -> Result<()> {
     let mut command = Command::new("nbdcopy");
     command.args([from, to]).stdin(Stdio::null()).stdout(Stdio::null());
     let status = command.status().map_err(|e| Error::from_io("start nbdcopy", e))?;

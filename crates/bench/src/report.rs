@@ -16,6 +16,8 @@ pub enum Good {
     AtMost,
     /// The value must stay below the bar.
     Below,
+    /// The value must be the bar, save for rounding.
+    Exactly,
 }
 
 impl Good {
@@ -24,6 +26,7 @@ impl Good {
             Self::AtLeast => value >= bar,
             Self::AtMost => value <= bar,
             Self::Below => value < bar,
+            Self::Exactly => (value - bar).abs() < 1e-9,
         }
     }
 
@@ -32,6 +35,7 @@ impl Good {
             Self::AtLeast => ">=",
             Self::AtMost => "<=",
             Self::Below => "<",
+            Self::Exactly => "==",
         }
     }
 }

@@ -124,8 +124,19 @@ pub async fn io<D: BlockDevice + ?Sized>(
     let (tx, rx) = oneshot();
     let bio = Bio::new(op, offset, len, data, Box::new(move |done| tx.send(done)));
     device.submit(bio.with_flags(flags));
-    rx.await.unwrap_or_else(|| Completion {
-        data: DataRef::None,
-        result: Err(Error::new(ErrorKind::Shutdown, "io", "the device went away")),
-    })
+    rx.await.unwrap_or_else(gone)
+}
+
+/// Flushes, on this thread if the device lets it: for a caller that blocks.
+pub async fn flush_here<D: BlockDevice + ?Sized>(device: &D) -> Completion {
+    let (tx, rx) = oneshot();
+    let end = Box::new(move |done| tx.send(done));
+    let bio = Bio::new(BioOp::Flush, 0, 0, DataRef::None, end);
+    device.execute(bio.with_flags(BioFlags::SYNC));
+    rx.await.unwrap_or_else(gone)
+}
+
+fn gone() -> Completion {
+    let error = Error::new(ErrorKind::Shutdown, "io", "the device went away");
+    Completion { data: DataRef::None, result: Err(error) }
 }

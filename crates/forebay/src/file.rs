@@ -116,7 +116,7 @@ impl File {
 
     /// Makes everything written so far durable.
     pub fn sync_data(&self) -> Result<()> {
-        block_on(self.opener.file.sync(&self.opener.handle))
+        block_on(self.opener.file.sync_here(&self.opener.handle))
     }
 
     /// As [`File::sync_data`]: a raw file has no other metadata.

@@ -13,7 +13,7 @@ use forebay_base::buf::DataRef;
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, io};
+use forebay_block::{BioFlags, BioOp, flush_here, io};
 use forebay_cache::rangeset::RangeSet;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::{Which, WriteOutPass};
@@ -97,11 +97,21 @@ impl MappedFile {
     /// Makes all that was written before this call durable. Every opener of the time sees a write-back
     /// error once; while an accepted byte is not durable no call returns `Ok`.
     pub async fn sync(&self, handle: &Handle) -> Result<()> {
-        self.sync_range(handle, 0..u64::MAX >> 1).await
+        self.sync_range(handle, 0..u64::MAX >> 1, false).await
     }
 
-    /// Makes a range durable, and the map to find it.
-    pub(crate) async fn sync_range(&self, handle: &Handle, range: Range<u64>) -> Result<()> {
+    /// [`MappedFile::sync`] for a caller that blocks: I/O may be carried out on its thread.
+    pub async fn sync_here(&self, handle: &Handle) -> Result<()> {
+        self.sync_range(handle, 0..u64::MAX >> 1, true).await
+    }
+
+    /// Makes a range durable, and the map to find it. `here`: the caller blocks.
+    pub(crate) async fn sync_range(
+        &self,
+        handle: &Handle,
+        range: Range<u64>,
+        here: bool,
+    ) -> Result<()> {
         if self.read_only() {
             return Ok(());
         }
@@ -113,9 +123,9 @@ impl MappedFile {
             sync: true,
             fua: false,
         };
-        self.write_out_pass(&pass).await;
+        self.write_out_pass_on(&pass, here).await;
         self.mapping.wait_write_outs().await;
-        let flushed = self.flush_shared().await;
+        let flushed = self.flush_on(here).await;
         self.check_failed(&range, handle)?;
         flushed
     }
@@ -140,6 +150,10 @@ impl MappedFile {
 
     /// Flushes the device so that all writes completed before this call are durable.
     pub(crate) async fn flush_shared(&self) -> Result<()> {
+        self.flush_on(false).await
+    }
+
+    async fn flush_on(&self, here: bool) -> Result<()> {
         let number = match self.flush.turn().await {
             Turn::Done(result) => return result,
             Turn::Run(number) => number,
@@ -147,7 +161,12 @@ impl MappedFile {
         let mut running = Running { group: &self.flush, number, over: false };
         let taken = std::mem::take(&mut *self.mapping.unflushed.lock());
         Counters::add(&self.cache.counters.flushes, 1);
-        let done = io(&**self.device(), BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await;
+        let done = match here {
+            true => flush_here(&**self.device()).await,
+            false => {
+                io(&**self.device(), BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await
+            }
+        };
         match &done.result {
             Ok(()) => self.flush_worked(&taken.pinned),
             Err(error) => {

@@ -94,7 +94,7 @@ impl MappedFile {
         }
         self.write_buffered(&range, &src, flags).await?;
         if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
-            self.sync_range(handle, range.clone()).await?;
+            self.sync_range(handle, range.clone(), src.blocking()).await?;
         } else if flags.contains(IoFlags::START_WRITEBACK) {
             let max_bytes = u64::MAX;
             let pass =

@@ -98,6 +98,12 @@ impl EndRun {
 impl MappedFile {
     /// Issues one pass; returns the bytes issued.
     pub(crate) async fn write_out_pass(&self, pass: &WriteOutPass) -> u64 {
+        self.write_out_pass_on(pass, false).await
+    }
+
+    /// The same. `here`: the caller blocks, and would wait for the I/O anyway: the last request of each
+    /// batch may be carried out on its thread, which spares the way to the engine and back.
+    pub(crate) async fn write_out_pass_on(&self, pass: &WriteOutPass, here: bool) -> u64 {
         let mapping = &*self.mapping;
         let folios = mapping.folios(&pass.range);
         let mut next = folios.start;
@@ -112,14 +118,14 @@ impl MappedFile {
             let Some(&last) = batch.last() else { break };
             next = last + 1;
             self.cache.wait_write_room(self.cache.write_depth()).await;
-            issued += self.write_out_folios(&batch, pass).await;
+            issued += self.write_out_folios(&batch, pass, here).await;
         }
         issued
     }
 
     /// Captures the dirty blocks of some folios and writes them in runs that are as long as the file
     /// allows.
-    async fn write_out_folios(&self, batch: &[u64], pass: &WriteOutPass) -> u64 {
+    async fn write_out_folios(&self, batch: &[u64], pass: &WriteOutPass, here: bool) -> u64 {
         let mut issued = 0;
         let mut bios: Vec<Bio> = Vec::new();
         let ticket = Ticket::new(&self.mapping);
@@ -156,7 +162,11 @@ impl MappedFile {
         if !run.is_empty() {
             issued += self.plan_run(run, &bytes, pass.fua, &ticket, &mut bios);
         }
+        let last = if here { bios.pop() } else { None };
         self.device().submit_batch(&mut bios);
+        if let Some(bio) = last {
+            self.device().execute(bio);
+        }
         issued
     }
 

@@ -1,0 +1,73 @@
+//! One slice: jobs that write at random places, each write synced before the next.
+
+use super::subject::Subject;
+use crate::image::Rng;
+use crate::load::Slice;
+use crate::meter::Usage;
+use forebay_base::Result;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::hist::Hist;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// What one slice does.
+#[derive(Clone, Copy)]
+pub struct Drive {
+    /// Jobs, each with a file and a thread of its own.
+    pub jobs: usize,
+    /// Bytes of each file.
+    pub size: u64,
+    /// How long.
+    pub time: Duration,
+    /// Offsets follow from this.
+    pub seed: u64,
+}
+
+/// Runs one slice; the bytes of the operations are in the slice.
+pub fn run(subject: &(dyn Subject + '_), drive: &Drive) -> Result<Slice> {
+    let before = Usage::own();
+    let barrier = Barrier::new(drive.jobs);
+    let start = Instant::now();
+    let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
+        let barrier = &barrier;
+        let spawn = |job| scope.spawn(move || one_job(subject, drive, job, barrier));
+        let handles: Vec<_> = (0..drive.jobs).map(spawn).collect();
+        handles.into_iter().map(|h| h.join().expect("a job returns")).collect()
+    });
+    let mut slice = Slice { seconds: start.elapsed().as_secs_f64(), ..Slice::default() };
+    for part in parts {
+        let part = part?;
+        slice.ops += part.ops;
+        slice.hist.merge(&part.hist);
+    }
+    slice.bytes = slice.ops * subject.unit();
+    slice.usage = Usage::own().since(&before);
+    Ok(slice)
+}
+
+struct Part {
+    ops: u64,
+    hist: Hist,
+}
+
+fn one_job(subject: &dyn Subject, drive: &Drive, job: usize, barrier: &Barrier) -> Result<Part> {
+    let unit = subject.unit();
+    let mut buf = AlignedBuf::new(unit as usize);
+    let mut rng = Rng::new(drive.seed.wrapping_add(job as u64 * 7919));
+    let hist = Hist::new();
+    let mut ops = 0u64;
+    barrier.wait();
+    let start = Instant::now();
+    let mut now = start;
+    while now - start < drive.time {
+        let offset = rng.below(drive.size / unit) * unit;
+        // No two writes of a run are the same, whatever the device might make of that.
+        buf[..8].copy_from_slice(&rng.draw().to_le_bytes());
+        subject.write_synced(job, &buf, offset)?;
+        ops += 1;
+        let after = Instant::now();
+        hist.record((after - now).as_nanos() as u64);
+        now = after;
+    }
+    Ok(Part { ops, hist })
+}

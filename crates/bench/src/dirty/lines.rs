@@ -1,0 +1,296 @@
+//! The three lines on the real disk: dd, fio with one job, fio with eight.
+
+use super::drive::{self, Drive};
+use super::subject::{Bare, Buffered, Cached, Subject};
+use super::{Found, LARGE, SMALL, WRITE, exactly};
+use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
+use crate::image::Image;
+use crate::load::Slice;
+use crate::loopdev::{FsKind, LoopFs};
+use crate::options::Options;
+use crate::report::{Good, Report, median};
+use forebay::DirtyTracking;
+use forebay_base::Result;
+use forebay_base::units::{KIB, MIB};
+use std::cell::Cell;
+use std::path::PathBuf;
+
+const JOBS: usize = 8;
+/// Rounds of the dd line.
+const DD_COUNT: u64 = 16;
+
+/// Bytes changed and bytes that the device was asked to write.
+#[derive(Default)]
+pub struct Tally {
+    changed: Cell<u64>,
+    written: Cell<u64>,
+}
+
+impl Tally {
+    /// Bytes written per byte changed.
+    pub fn amplification(&self) -> f64 {
+        self.written.get() as f64 / self.changed.get() as f64
+    }
+
+    fn add(&self, changed: u64, written: u64) {
+        self.changed.set(self.changed.get() + changed);
+        self.written.set(self.written.get() + written);
+    }
+
+    /// A slice, with the device's bytes before and after.
+    fn slice(&self, subject: &dyn Subject, drive: &Drive) -> Result<Slice> {
+        let before = subject.device_bytes()?;
+        let slice = drive::run(subject, drive)?;
+        self.add(slice.bytes, subject.device_bytes()? - before);
+        Ok(slice)
+    }
+}
+
+/// Everybody who takes part, each under its name and with its count.
+#[derive(Default)]
+struct Field<'a> {
+    subjects: Vec<(&'static str, Box<dyn Subject + 'a>, Tally)>,
+}
+
+impl<'a> Field<'a> {
+    fn add(&mut self, name: &'static str, subject: impl Subject + 'a) {
+        self.subjects.push((name, Box::new(subject), Tally::default()));
+    }
+
+    /// Alternates them all; adds rows and notes.
+    fn run(&self, options: &Options, report: &mut Report, part: &Part) -> Result<Outcome> {
+        let mut variants = Vec::new();
+        for (name, subject, tally) in &self.subjects {
+            variants.push(Variant::new(name, move |turn: &Turn| {
+                let (time, seed) = (turn.time, turn.seed);
+                tally.slice(&**subject, &Drive { jobs: part.jobs, size: part.size, time, seed })
+            }));
+        }
+        let outcome = alternate(&mut variants, &part.plan(options))?;
+        drop(variants);
+        outcome.add_rows(report, part.prefix);
+        let metric = format!("{}_written_per_byte_changed", part.prefix);
+        for (name, _, tally) in &self.subjects {
+            report.row(name, &metric, "x", &[tally.amplification()]);
+        }
+        outcome.add_notes(report, part.prefix, "direct-4k");
+        Ok(outcome)
+    }
+
+    fn tally(&self, name: &str) -> &Tally {
+        let found = self.subjects.iter().find(|s| s.0 == name);
+        &found.expect("a variant that always takes part").2
+    }
+}
+
+struct Part {
+    prefix: &'static str,
+    jobs: usize,
+    size: u64,
+}
+
+impl Part {
+    fn plan(&self, options: &Options) -> Plan {
+        Plan {
+            rounds: options.rounds_or(1, 5),
+            cycles: if options.quick { 1 } else { 3 },
+            slice: options.millis(40, 600),
+            passes: if options.quick { 1 } else { 2 },
+            gate: Some("direct-4k"),
+            repeats_max: if options.quick { 0 } else { 2 },
+            lines: options.lines,
+        }
+    }
+}
+
+fn images(options: &Options, name: &str, count: usize, size: u64) -> Result<Vec<Image>> {
+    let make = |i| Image::create(&options.dir, &format!("{name}{i}"), size, options.keep);
+    (0..count).map(make).collect()
+}
+
+fn paths(images: &[Image]) -> Vec<PathBuf> {
+    images.iter().map(|image| image.path().to_path_buf()).collect()
+}
+
+/// File systems on loop devices, as far as they are to be had; `bytes` of files fit.
+fn loops(options: &Options, report: &mut Report, bytes: u64) -> Vec<(&'static str, LoopFs)> {
+    let kinds = [("xfs-on-loop", FsKind::Xfs), ("ext4-on-loop", FsKind::Ext4)];
+    let mut made = Vec::new();
+    for (name, kind) in kinds {
+        match LoopFs::new(&options.dir, "dirty", bytes + 352 * MIB, kind, true) {
+            Ok(fs) => made.push((name, fs)),
+            Err(e) => report.not_run(name, e),
+        }
+    }
+    made
+}
+
+/// The patch's first line: `dd bs=4k count=16 oflag=sync` from the start of a file, over and over at
+/// places that are not cached.
+pub fn dd(options: &Options, report: &mut Report, found: &mut Found) -> Result<()> {
+    let times: u64 = if options.quick { 4 } else { 64 };
+    let images = images(options, "dirty-dd", 1, times * LARGE)?;
+    let buf = vec![0x5a; WRITE as usize];
+    let all = DD_COUNT * WRITE;
+    let modes = [("ours-block", DirtyTracking::Block), ("ours-folio", DirtyTracking::Folio)];
+    for (folio, size) in [(SMALL, "64k"), (LARGE, "2m")] {
+        for (name, tracking) in modes {
+            let ours = Cached::open(options, &images, folio, tracking)?;
+            let tally = Tally::default();
+            let start = std::time::Instant::now();
+            for i in 0..times {
+                let before = ours.device_bytes()?;
+                ours.write_in_order(&buf, i * LARGE, DD_COUNT)?;
+                tally.add(all, ours.device_bytes()? - before);
+            }
+            let rate = (times * DD_COUNT) as f64 / start.elapsed().as_secs_f64();
+            let variant = format!("{name}-{size}");
+            report.row(&variant, "dd_rate", "1/s", &[rate]);
+            report.row(&variant, "dd_written_per_byte_changed", "x", &[tally.amplification()]);
+            if folio == SMALL {
+                match tracking {
+                    DirtyTracking::Block => {
+                        exactly(report, "write_amplification_dd", tally.amplification(), 1.0);
+                    }
+                    DirtyTracking::Folio => {
+                        let name = "write_amplification_dd_folio_mode";
+                        exactly(report, name, tally.amplification(), 8.5);
+                    }
+                }
+            }
+            found.dd.push((variant, tally.amplification()));
+        }
+    }
+    for (name, fs) in loops(options, report, 64 * MIB) {
+        let tally = Tally::default();
+        let stat = super::subject::device_stat(&fs.path())?;
+        for i in 0..times.min(16) {
+            let path = fs.path().join(format!("dd{i}"));
+            let before = super::subject::sectors_written(&stat)?;
+            dd_kernel(&path, &buf)?;
+            tally.add(all, super::subject::sectors_written(&stat)? - before);
+        }
+        report.row(name, "dd_written_per_byte_changed", "x", &[tally.amplification()]);
+        found.dd.push((name.into(), tally.amplification()));
+    }
+    Ok(())
+}
+
+fn dd_kernel(path: &std::path::Path, buf: &[u8]) -> Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = rustix::fs::OFlags::SYNC.bits() as i32;
+    let mut options = std::fs::File::options();
+    let fail = |e| forebay_base::Error::from_io("dd", e).with_path(path);
+    let file = options.create(true).truncate(true).write(true).custom_flags(flags).open(path);
+    let mut file = file.map_err(fail)?;
+    (0..DD_COUNT).try_for_each(|_| file.write_all(buf)).map_err(fail)
+}
+
+/// `fio --rw=randwrite --bs=4k --fsync=1` on a file of 128 MiB that is wholly cached.
+pub fn fio(options: &Options, report: &mut Report, found: &mut Found) -> Result<()> {
+    let size = options.size_or(8 * MIB, 128 * MIB);
+    let image = |name| images(options, name, 1, size);
+    let (bare, small, large) = (image("dirty-bare")?, image("dirty-64k")?, image("dirty-2m")?);
+    let (folio, folio_large) = (image("dirty-64k-folio")?, image("dirty-2m-folio")?);
+    let host = image("dirty-ext4")?;
+    let fs = loops(options, report, size);
+    let mut field = Field::default();
+    field.add("direct-4k", Bare::open(&bare, WRITE)?);
+    field.add("direct-64k", Bare::open(&bare, SMALL)?);
+    add_ours(&mut field, options, "ours-block-64k", &small, SMALL, DirtyTracking::Block)?;
+    add_ours(&mut field, options, "ours-folio-64k", &folio, SMALL, DirtyTracking::Folio)?;
+    add_ours(&mut field, options, "ours-block-2m", &large, LARGE, DirtyTracking::Block)?;
+    add_ours(&mut field, options, "ours-folio-2m", &folio_large, LARGE, DirtyTracking::Folio)?;
+    field.add("ext4", Buffered::open(&paths(&host))?);
+    let on_loop = add_loops(&mut field, &fs, 1, size)?;
+    let part = Part { prefix: "fsync", jobs: 1, size };
+    let outcome = field.run(options, report, &part)?;
+    for (name, _, tally) in &field.subjects {
+        let rates: Vec<f64> = outcome.per_round(name).iter().map(Slice::rate).collect();
+        found.note(name, &rates, tally);
+    }
+    let raw = field.tally("ours-block-64k").amplification();
+    exactly(report, "write_amplification_raw", raw, 1.0);
+    let folio = field.tally("ours-folio-64k").amplification();
+    exactly(report, "write_amplification_folio_mode", folio, (SMALL / WRITE) as f64);
+    fio_ratios(&outcome, report);
+    drop(field);
+    drop(on_loop);
+    Ok(())
+}
+
+fn fio_ratios(outcome: &Outcome, report: &mut Report) {
+    let of = |ours, other| outcome.ratio(ours, other);
+    report.ratio("fsync_iops_vs_folio", of("ours-block-64k", "ours-folio-64k"));
+    report.ratio("fsync_iops_vs_folio_2m", of("ours-block-2m", "ours-folio-2m"));
+    report.ratio("direct_iops_4k_vs_64k", of("direct-4k", "direct-64k"));
+    let ours = outcome.ratios("ours-block-64k", "ours-folio-64k");
+    let bare = outcome.ratios("direct-4k", "direct-64k");
+    let by_round: Vec<f64> = ours.iter().zip(&bare).map(|(o, b)| o / b).collect();
+    report.ratio_with_bar("fsync_iops_vs_raw_ratio", median(&by_round), Good::AtLeast, 0.95);
+    report.ratio("fsync_iops_vs_direct_4k", of("ours-block-64k", "direct-4k"));
+    report.ratio("fsync_iops_vs_ext4", of("ours-block-64k", "ext4"));
+    report.ratio("fsync_iops_vs_xfs", of("ours-block-64k", "xfs-on-loop"));
+    report.ratio("fsync_iops_vs_ext4_on_loop", of("ours-block-64k", "ext4-on-loop"));
+}
+
+fn add_ours(
+    field: &mut Field<'_>,
+    options: &Options,
+    name: &'static str,
+    images: &[Image],
+    folio: u64,
+    tracking: DirtyTracking,
+) -> Result<()> {
+    let ours = Cached::open(options, images, folio, tracking)?;
+    ours.fill()?;
+    field.add(name, ours);
+    Ok(())
+}
+
+/// Files on each file system that takes part. They are removed, and so closed, before it goes.
+fn add_loops(
+    field: &mut Field<'_>,
+    fs: &[(&'static str, LoopFs)],
+    count: usize,
+    size: u64,
+) -> Result<Vec<Image>> {
+    let mut all = Vec::new();
+    for (name, fs) in fs {
+        let make = |i| Image::create(&fs.path(), &format!("file{i}"), size, false);
+        let images = (0..count).map(make).collect::<Result<Vec<_>>>()?;
+        field.add(name, Buffered::open(&paths(&images))?);
+        all.extend(images);
+    }
+    Ok(all)
+}
+
+/// The line of the upstream series: `numjobs=8 rw=randwrite bs=4k fdatasync=1`, a file for each job, all
+/// cached, folios of 2 MiB.
+pub fn jobs(options: &Options, report: &mut Report) -> Result<()> {
+    let size = options.size_or(16 * MIB, 128 * MIB) / JOBS as u64;
+    let size = size.max(LARGE);
+    let image = |name| images(options, name, JOBS, size);
+    let (bare, block, folio) = (image("dirty-a")?, image("dirty-b")?, image("dirty-c")?);
+    let host = image("dirty-d")?;
+    let fs = loops(options, report, JOBS as u64 * size);
+    let mut field = Field::default();
+    field.add("direct-4k", Bare::open(&bare, WRITE)?);
+    add_ours(&mut field, options, "ours-block-2m", &block, LARGE, DirtyTracking::Block)?;
+    add_ours(&mut field, options, "ours-folio-2m", &folio, LARGE, DirtyTracking::Folio)?;
+    field.add("ext4", Buffered::open(&paths(&host))?);
+    let on_loop = add_loops(&mut field, &fs, JOBS, size)?;
+    let outcome = field.run(options, report, &Part { prefix: "fdatasync8", jobs: JOBS, size })?;
+    let ratio = outcome.ratio("ours-block-2m", "ours-folio-2m");
+    report.ratio_with_bar("fdatasync8_vs_folio_2m", ratio, Good::AtLeast, 5.0);
+    report.ratio("fdatasync8_vs_direct_4k", outcome.ratio("ours-block-2m", "direct-4k"));
+    report.ratio("fdatasync8_vs_ext4", outcome.ratio("ours-block-2m", "ext4"));
+    report.ratio("fdatasync8_vs_xfs", outcome.ratio("ours-block-2m", "xfs-on-loop"));
+    let title = format!("{JOBS} jobs, 4 KiB random writes, each synced, folios of 2 MiB");
+    report.plots.push(outcome.rates_plot("dirty", title));
+    report.note(format!("files: {JOBS} of {} KiB in the part with {JOBS} jobs", size / KIB));
+    drop(field);
+    drop(on_loop);
+    Ok(())
+}

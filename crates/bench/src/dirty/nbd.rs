@@ -1,0 +1,89 @@
+//! The fio line by fio itself, through `forebay export`: its nbd engine, `--rw=randwrite --bs=4k
+//! --fsync=1`.
+//!
+//! Invariant: all of the image is in the server's cache before the first slice (Y2 of the bench).
+
+use super::subject::written_by;
+use super::{SMALL, WRITE};
+use crate::fio::{self, FioJob};
+use crate::harness::{Plan, Turn, Variant, alternate};
+use crate::image::Image;
+use crate::nbd::nbdcopy;
+use crate::options::Options;
+use crate::report::Report;
+use crate::server::{Kind, Server, forebay_binary};
+use forebay_base::Result;
+use forebay_base::units::MIB;
+use std::cell::Cell;
+
+/// Runs the part, where fio and the `forebay` program are to be had.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let size = options.size_or(8 * MIB, 128 * MIB);
+    if let Err(e) = fio::available().and_then(|()| forebay_binary().map(drop)) {
+        report.not_run("fio through nbd", e);
+        return Ok(());
+    }
+    let mut served = Vec::new();
+    for (name, mode) in [("ours-block-over-nbd", "block"), ("ours-folio-over-nbd", "folio")] {
+        match start(options, mode, size) {
+            Ok((image, server)) => served.push((name, image, server, Cell::new((0, 0)))),
+            Err(e) => {
+                report.not_run("fio through nbd", e);
+                return Ok(());
+            }
+        }
+    }
+    let mut variants = Vec::new();
+    for (name, _, server, tally) in &served {
+        variants.push(Variant::new(name, move |turn: &Turn| {
+            let before = written_by(server.pid())?;
+            let job = FioJob {
+                rw: "randwrite",
+                block: WRITE,
+                depth: 1,
+                connections: 1,
+                millis: turn.time.as_millis() as u64,
+                bytes_max: 0,
+                seed: turn.seed,
+            };
+            let mut slices = fio::run_with(&[job], &server.uri, None, &["--fsync=1"])?;
+            let slice = slices.pop().expect("one job, one slice");
+            let (changed, written) = tally.get();
+            let now = written_by(server.pid())?;
+            tally.set((changed + slice.bytes, written + now - before));
+            Ok(slice)
+        }));
+    }
+    let plan = Plan {
+        rounds: options.rounds_or(1, 5),
+        cycles: 1,
+        slice: options.millis(150, 1500),
+        passes: 1,
+        gate: None,
+        repeats_max: 0,
+        lines: options.lines,
+    };
+    let outcome = alternate(&mut variants, &plan)?;
+    drop(variants);
+    outcome.add_rows(report, "fio_fsync");
+    for (name, _, _, tally) in &served {
+        let (changed, written) = tally.get();
+        let times = written as f64 / changed as f64;
+        report.row(name, "fio_fsync_written_per_byte_changed", "x", &[times]);
+    }
+    let ratio = outcome.ratio("ours-block-over-nbd", "ours-folio-over-nbd");
+    report.ratio("fsync_iops_vs_folio_over_nbd", ratio);
+    Ok(())
+}
+
+/// A server with all of an image in its cache.
+fn start(options: &Options, mode: &str, size: u64) -> Result<(Image, Server)> {
+    let image = Image::create(&options.dir, &format!("dirty-nbd-{mode}"), size, options.keep)?;
+    let words = ["--dirty-tracking", mode, "--folio-size"].map(str::to_string);
+    let more = [&words[..], &[SMALL.to_string()]].concat();
+    let cache = size * 2 + 96 * MIB;
+    let kind = Kind::Ours { cache, mode: "cached", aio: options.aio.clone(), more };
+    let server = Server::start(&kind, image.path(), None, None)?;
+    nbdcopy(&server.uri, "null:")?;
+    Ok((image, server))
+}

@@ -1,0 +1,202 @@
+//! Who writes and syncs: ours, a bare O_DIRECT file, a file of the kernel's; and how many bytes the
+//! device below is asked to write for it.
+
+use crate::image::Image;
+use crate::kernel::KernelFile;
+use crate::load::Target;
+use crate::options::Options;
+use forebay::{Aio, Cache, CacheConfig, DirtyTracking, File, IoFlags, RawOptions};
+use forebay_base::units::MIB;
+use forebay_base::{Error, Result};
+use rustix::fs::OFlags;
+use std::path::{Path, PathBuf};
+
+/// Files that are written and synced, one for each job.
+pub trait Subject: Sync {
+    /// Writes all of `buf` to file `job` and makes it durable.
+    fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()>;
+
+    /// Bytes that the device was asked to write so far, by whoever.
+    fn device_bytes(&self) -> Result<u64>;
+
+    /// Bytes of an operation, which starts at a multiple of it.
+    fn unit(&self) -> u64 {
+        super::WRITE
+    }
+}
+
+/// Bytes that this process has had written, by its own I/O past the page cache.
+fn own_written() -> Result<u64> {
+    written_by(std::process::id())
+}
+
+/// The same of any process.
+pub fn written_by(pid: u32) -> Result<u64> {
+    let text = read(format!("/proc/{pid}/io").as_ref())?;
+    let value = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+    Ok(value.and_then(|v| v.trim().parse().ok()).unwrap_or(0))
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| Error::from_io("read", e).with_path(path))
+}
+
+/// Files behind a cache of ours.
+pub struct Cached {
+    /// The cache.
+    pub cache: Cache,
+    files: Vec<File>,
+    direct: bool,
+}
+
+impl Cached {
+    /// Opens the images on a cache that holds them all and as much again.
+    pub fn open(
+        options: &Options,
+        images: &[Image],
+        folio: u64,
+        tracking: DirtyTracking,
+    ) -> Result<Self> {
+        let bytes: u64 = images.iter().map(Image::size).sum();
+        let cache = new_cache(options, bytes, folio, tracking)?;
+        let open = |image: &Image| cache.open_raw(image.path(), &RawOptions::default());
+        let files = images.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let direct = files.iter().all(|file| file.direct_io().0);
+        Ok(Self { cache, files, direct })
+    }
+
+    /// Reads everything in (Y2).
+    pub fn fill(&self) -> Result<()> {
+        self.files.iter().try_for_each(fill)
+    }
+
+    /// Writes that sync themselves, one after the other from `offset` on, to a place that is not cached.
+    pub fn write_in_order(&self, buf: &[u8], offset: u64, count: u64) -> Result<()> {
+        for i in 0..count {
+            let at = offset + i * buf.len() as u64;
+            self.files[0].write_at_with(buf, at, IoFlags::SYNC)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads all of a file in.
+pub fn fill(file: &File) -> Result<()> {
+    let mut buf = vec![0; MIB as usize];
+    for at in (0..file.size()).step_by(buf.len()) {
+        file.read_at(&mut buf, at)?;
+    }
+    let seen = file.residency(0, file.size());
+    if seen.resident_blocks == seen.total_blocks {
+        return Ok(());
+    }
+    let text = format!("{} of {} blocks", seen.resident_blocks, seen.total_blocks);
+    Err(Error::new(forebay_base::ErrorKind::Io, "fill the cache", text))
+}
+
+/// A cache for files of `bytes` bytes in all, with nothing in the way of the writers.
+pub fn new_cache(
+    options: &Options,
+    bytes: u64,
+    folio: u64,
+    tracking: DirtyTracking,
+) -> Result<Cache> {
+    let aio: Aio = options.aio.parse()?;
+    let base = CacheConfig::with_budget(bytes * 2 + 96 * MIB);
+    Cache::new(CacheConfig { aio, folio_size: folio as u32, dirty_tracking: tracking, ..base })
+}
+
+impl Subject for Cached {
+    fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()> {
+        self.files[job].write_at(buf, offset)?;
+        self.files[job].sync_data()
+    }
+
+    fn device_bytes(&self) -> Result<u64> {
+        // Buffered below, the kernel counts whole pages when they become dirty: our own count then.
+        if self.direct { own_written() } else { Ok(self.cache.stats().written_bytes) }
+    }
+}
+
+/// O_DIRECT writes of one size, each with an fdatasync.
+pub struct Bare {
+    files: Vec<KernelFile>,
+    unit: u64,
+}
+
+impl Bare {
+    /// Opens the images.
+    pub fn open(images: &[Image], unit: u64) -> Result<Self> {
+        let open = |image: &Image| Ok(KernelFile::new(image.open(OFlags::DIRECT)?));
+        Ok(Self { files: images.iter().map(open).collect::<Result<Vec<_>>>()?, unit })
+    }
+}
+
+impl Subject for Bare {
+    fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()> {
+        self.files[job].write(buf, offset)?;
+        sync(&self.files[job].file)
+    }
+
+    fn device_bytes(&self) -> Result<u64> {
+        own_written()
+    }
+
+    fn unit(&self) -> u64 {
+        self.unit
+    }
+}
+
+fn sync(file: &std::fs::File) -> Result<()> {
+    file.sync_data().map_err(|e| Error::from_io("fdatasync", e))
+}
+
+/// Files of the kernel's page cache, on some file system.
+pub struct Buffered {
+    files: Vec<KernelFile>,
+    stat: PathBuf,
+}
+
+impl Buffered {
+    /// Opens files that are there and reads all of them in (Y2).
+    pub fn open(paths: &[PathBuf]) -> Result<Self> {
+        let mut files = Vec::new();
+        let mut buf = vec![0; MIB as usize];
+        for path in paths {
+            let file = KernelFile::new(crate::image::open_with(path, OFlags::empty())?);
+            let len = file.file.metadata().map_err(|e| Error::from_io("stat", e))?.len();
+            for at in (0..len).step_by(buf.len()) {
+                file.read(&mut buf, at)?;
+            }
+            files.push(file);
+        }
+        let stat = device_stat(paths[0].as_ref())?;
+        Ok(Self { files, stat })
+    }
+}
+
+/// Where the kernel counts what is written to the block device that holds `path`.
+pub fn device_stat(path: &Path) -> Result<PathBuf> {
+    let fail = |e: rustix::io::Errno| Error::from_io("stat", e.into()).with_path(path);
+    let device = rustix::fs::stat(path).map_err(fail)?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    Ok(format!("/sys/dev/block/{major}:{minor}/stat").into())
+}
+
+/// Bytes written to a block device so far.
+pub fn sectors_written(stat: &Path) -> Result<u64> {
+    let text = read(stat)?;
+    let field = text.split_whitespace().nth(6).and_then(|f| f.parse::<u64>().ok());
+    Ok(field.unwrap_or(0) * 512)
+}
+
+impl Subject for Buffered {
+    fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()> {
+        self.files[job].write(buf, offset)?;
+        sync(&self.files[job].file)
+    }
+
+    fn device_bytes(&self) -> Result<u64> {
+        sectors_written(&self.stat)
+    }
+}
