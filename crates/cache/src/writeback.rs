@@ -287,7 +287,8 @@ impl FolioWrite<'_> {
     pub fn write_conflict(&self, blocks: Blocks, tracking: DirtyTracking) -> Option<Blocks> {
         match tracking {
             DirtyTracking::Block => {
-                let both = |t: &Table, s, g| t.bits(s, State::Dirty, g) & t.bits(s, State::Writing, g);
+                let both =
+                    |t: &Table, s, g| t.bits(s, State::Dirty, g) & t.bits(s, State::Writing, g);
                 self.runs(blocks, both).first().copied()
             }
             DirtyTracking::Folio => {
@@ -308,9 +309,8 @@ impl FolioWrite<'_> {
     pub fn begin_write(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<WritePiece> {
         let table = &self.cache.table;
         let runs = match tracking {
-            DirtyTracking::Block => self.runs(blocks, |t, s, g| {
-                t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g)
-            }),
+            DirtyTracking::Block => self
+                .runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g)),
             DirtyTracking::Folio
                 if !table.any_at_all(self.slot, State::Dirty)
                     || table.any_at_all(self.slot, State::Writing) =>

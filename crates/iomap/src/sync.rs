@@ -163,9 +163,7 @@ impl MappedFile {
         Counters::add(&self.cache.counters.flushes, 1);
         let done = match here {
             true => flush_here(&**self.device()).await,
-            false => {
-                io(&**self.device(), BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await
-            }
+            false => io(&**self.device(), BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
         };
         match &done.result {
             Ok(()) => self.flush_worked(&taken.pinned),

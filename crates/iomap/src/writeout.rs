@@ -2,11 +2,11 @@
 
 use crate::file::MappedFile;
 use crate::ops::{MapOps, Reservation};
+use forebay_base::Error;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
-use forebay_base::Error;
 use forebay_block::{Bio, BioFlags, BioOp};
 use forebay_cache::folio::Blocks;
 use forebay_cache::writeback::{Which, WriteOut, WriteOutPass, WritePiece, end_write};
@@ -173,7 +173,9 @@ impl MappedFile {
     /// Takes what the pass wants of a folio. `Err`: a sync has to write blocks that were dirtied while
     /// they were in write-out, and these have to be waited for.
     fn capture(&self, index: u64, pass: &WriteOutPass) -> Result<Vec<WritePiece>, Blocks> {
-        let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { return Ok(Vec::new()) };
+        let Some(folio) = self.cache.lock_folio(&self.mapping, index) else {
+            return Ok(Vec::new());
+        };
         let blocks = self.mapping.blocks_touched(index, &pass.range);
         let tracking = self.cache.strategies.dirty_tracking();
         match folio.write_conflict(blocks, tracking) {

@@ -5,4 +5,5 @@ mod budget;
 mod dir;
 mod examples;
 mod fsx;
+mod growing;
 mod trouble;

@@ -41,7 +41,8 @@ impl Case {
     /// Offsets around every block boundary up to `end`: rounding depends on nothing else.
     fn edges(&self, end: u64) -> Vec<u64> {
         let near = |at: u64| [at.saturating_sub(1), at, at + 1, at + self.block / 2];
-        let all: BTreeSet<u64> = (0..=end / self.block).flat_map(|b| near(b * self.block)).collect();
+        let all: BTreeSet<u64> =
+            (0..=end / self.block).flat_map(|b| near(b * self.block)).collect();
         all.into_iter().filter(|&at| at <= end).collect()
     }
 
@@ -105,7 +106,8 @@ impl Case {
             }
             return;
         }
-        let step = (edges.len() / 160).max(1);
+        let tries = if tracking == DirtyTracking::Block { 160 } else { 40 };
+        let step = (edges.len() / tries).max(1);
         for (i, &start) in edges.iter().enumerate().step_by(step) {
             let far = i + self.draw((edges.len() - i) as u64) as usize;
             for j in [i, i + 1, i + 3, i + 5, far] {
@@ -171,7 +173,8 @@ fn d1_folio_mode_writes_what_linux_5_8_wrote() {
 /// instead of 4, 8, .. 64 KiB; and random writes to a file that is wholly cached: 4 KiB, not 64.
 #[test]
 fn d1_the_lines_of_the_patch_cost_eight_and_a_half_and_sixteen_times() {
-    for (tracking, dd, fio) in [(DirtyTracking::Block, 1.0, 1.0), (DirtyTracking::Folio, 8.5, 16.0)] {
+    for (tracking, dd, fio) in [(DirtyTracking::Block, 1.0, 1.0), (DirtyTracking::Folio, 8.5, 16.0)]
+    {
         let config = Config { dirty_tracking: tracking, ..Config::with_budget(16 << 20) };
         let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
         lab.run(async {

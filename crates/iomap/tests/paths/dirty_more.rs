@@ -2,8 +2,8 @@
 //! half way, reads and maps that race with write-out.
 
 use crate::lab::{Lab, NONE, both};
-use forebay_base::{ErrorKind, IoFlags};
 use forebay_base::world::World;
+use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, State};
@@ -204,6 +204,27 @@ fn d19_a_failed_write_out_gives_back_reservations_only() {
             want[40960..45056].fill(2 + i as u8);
             assert_eq!(lab.read(0, 65536, NONE).await, want);
             assert_eq!(map.accounted(), all);
+        }
+    });
+}
+
+/// A failed write-out is told to every opener, once, also when the dirt is gone since: trimmed away, its
+/// folio given back.
+#[test]
+fn x8_a_report_is_not_lost_with_the_folio() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        let other = lab.file.open_handle();
+        lab.disk.inject(io_error(BioOp::Write));
+        lab.write(0, &[1; 65536], IoFlags::START_WRITEBACK).await;
+        lab.sleep_ms(10).await;
+        lab.zero(0, 65536, false).await.unwrap();
+        lab.cache.drop_clean();
+        assert!(lab.blocks(State::Uptodate).is_empty() && lab.blocks(State::Dirty).is_empty());
+        assert!(lab.sync().await.is_err());
+        assert!(lab.file.sync(&other).await.is_err());
+        for handle in [&lab.handle, &other] {
+            lab.file.sync(handle).await.unwrap();
         }
     });
 }

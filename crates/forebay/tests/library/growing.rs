@@ -1,0 +1,80 @@
+//! Files that grow: what lies between the old end and the new one is zeros, whoever grew the file
+//! and whatever was being written out meanwhile.
+
+use crate::dir::{Dir, config};
+use forebay::{Aio, Cache, CacheConfig, DirectIo, DirtyTracking, IoFlags, RawOptions};
+
+/// Ends of the file in turn: within a sector, within a block, at a folio's edge, far on.
+const ENDS: [u64; 6] = [1000, 5000, 65536, 65537, 200_000, 300_001];
+
+/// Each round writes up to a new end that leaves a gap behind the old one, with the old last block dirty,
+/// in write-out, or clean and gone.
+#[test]
+fn d15_what_lay_behind_the_old_end_never_shows() {
+    for (aio, direct_io) in [(Aio::Threads, DirectIo::Off), (Aio::IoUring, DirectIo::Auto)] {
+        for tracking in [DirtyTracking::Block, DirtyTracking::Folio] {
+            for state in 0..3 {
+                let dir = Dir::new(&format!("grow-{aio}-{tracking}-{state}"));
+                std::fs::write(dir.path("f"), [0xaa; 700]).unwrap();
+                let config = CacheConfig { aio, dirty_tracking: tracking, ..config(4 << 20) };
+                let Ok(cache) = Cache::new(config) else {
+                    assert_eq!(aio, Aio::IoUring, "an engine that is always there");
+                    continue;
+                };
+                let options = RawOptions { direct_io, ..RawOptions::default() };
+                let file = cache.open_raw(dir.path("f"), &options).unwrap();
+                let mut want = vec![0xaa; 700];
+                for (round, end) in (1u8..).zip(ENDS) {
+                    let last = want.len() as u64 - 10;
+                    let flags = [IoFlags::empty(), IoFlags::START_WRITEBACK, IoFlags::SYNC][state];
+                    file.write_at_with(&[round; 10], last, flags).unwrap();
+                    want[last as usize..].fill(round);
+                    if state == 2 {
+                        cache.drop_clean();
+                    }
+                    file.write_at(&[round + 100; 20], end - 20).unwrap();
+                    want.resize(end as usize, 0);
+                    want[end as usize - 20..].fill(round + 100);
+                    let mut got = vec![1; want.len()];
+                    assert_eq!(file.read_at(&mut got, 0).unwrap(), want.len());
+                    assert!(got == want, "round {round}, state {state}, {aio}, {tracking}");
+                }
+                file.sync_data().unwrap();
+                drop(file);
+                assert!(std::fs::read(dir.path("f")).unwrap() == want, "{aio}, {tracking}");
+            }
+        }
+    }
+}
+
+/// An appender and somebody who syncs all the time: no stale byte between an old end and a new one, in
+/// the cache or in the file.
+#[test]
+fn d14_appends_that_race_with_write_out_leave_no_gaps() {
+    let dir = Dir::new("append-race");
+    std::fs::write(dir.path("f"), []).unwrap();
+    let cache = Cache::new(config(8 << 20)).unwrap();
+    let options = RawOptions { direct_io: DirectIo::Off, ..RawOptions::default() };
+    let file = cache.open_raw(dir.path("f"), &options).unwrap();
+    std::thread::scope(|scope| {
+        let appending = scope.spawn(|| {
+            for i in 0..2000u32 {
+                let piece = vec![(i % 255) as u8 + 1; (i * 37 % 900) as usize + 1];
+                file.write_at_with(&piece, 0, IoFlags::APPEND).unwrap();
+            }
+        });
+        while !appending.is_finished() {
+            file.sync_data().unwrap();
+            cache.drop_clean();
+        }
+    });
+    file.sync_data().unwrap();
+    drop(file);
+    let mut rest = &std::fs::read(dir.path("f")).unwrap()[..];
+    for i in 0..2000u32 {
+        let (piece, more) = rest.split_at((i * 37 % 900) as usize + 1);
+        assert!(piece.iter().all(|&b| b == (i % 255) as u8 + 1), "piece {i}");
+        rest = more;
+    }
+    assert!(rest.is_empty());
+}
