@@ -1,7 +1,7 @@
 //! The page cache: folios looked up, locked, filled, written, evicted. See [`crate::folio`] for the
 //! states and invariants, the crate for the lock order.
 
-use crate::age::Age;
+use crate::age::{Age, SMALL};
 use crate::arena::{Arena, FRAME_SIZE, Frame};
 use crate::config::{Config, Division};
 use crate::folio::{Blocks, Slot, State, Table};
@@ -216,12 +216,23 @@ impl PageCache {
         mapping: &'a Mapping,
         index: u64,
     ) -> Option<FolioWrite<'a>> {
+        self.lock_or_make(mapping, index, false)
+    }
+
+    /// The same; a folio made for an uncached request (`passing`) is new whatever ghost there is,
+    /// and leaves the ghost to an ordinary request (U1).
+    pub fn lock_or_make<'a>(
+        &'a self,
+        mapping: &'a Mapping,
+        index: u64,
+        passing: bool,
+    ) -> Option<FolioWrite<'a>> {
         loop {
             if let Some(folio) = self.lock_folio(mapping, index) {
                 return Some(folio);
             }
             let slot = self.take_slot()?;
-            let queue = self.queue_for_new(mapping.id, index);
+            let queue = if passing { SMALL } else { self.queue_for_new(mapping.id, index) };
             self.table.lock(slot);
             self.table.set_key(slot, 0, 0);
             if self.index.insert(&self.table, slot, mapping.id, index).is_some() {

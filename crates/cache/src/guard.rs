@@ -348,25 +348,25 @@ impl FolioWrite<'_> {
     pub(crate) fn set_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
         let table = &self.cache.table;
         let was_clean = !table.any_at_all(self.slot, State::Dirty);
-        let (mut fresh, mut new) = (0u64, false);
+        let mut fresh = 0u64;
         for (g, mask) in blocks.masks() {
             let added = table.set_bits(self.slot, State::Uptodate, g, mask);
             if uncached {
                 table.set_bits(self.slot, State::Uncached, g, added);
-                // Also one that was read first, because it is written in part.
-                new |= table.bits(self.slot, State::Uncached, g) & mask != 0;
             } else {
                 table.clear_bits(self.slot, State::Uncached, g, mask);
             }
             fresh += u64::from(table.set_bits(self.slot, State::Dirty, g, mask).count_ones());
             table.check_block(self.slot, g);
         }
+        let bytes = fresh * self.mapping.block_size();
+        // Also for blocks that were cached or dirty before: they stay, and their write-out starts
+        // within the window all the same.
+        if (was_clean && fresh > 0) || uncached {
+            self.list_dirty(bytes, uncached);
+        }
         if fresh == 0 {
             return 0;
-        }
-        let bytes = fresh * self.mapping.block_size();
-        if was_clean || new {
-            self.list_dirty(bytes, new);
         }
         self.mapping.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.cache.dirty.add_dirty(bytes);
@@ -380,6 +380,8 @@ impl FolioWrite<'_> {
         let mut dirty = self.mapping.dirty.lock();
         let first = dirty.is_empty();
         let entry = dirty.entry(self.index).or_insert(DirtyFolio { since: now, uncached: false });
+        // At least a block, so that the flusher sees that there is something.
+        let bytes = if entry.uncached { bytes } else { bytes.max(self.mapping.block_size()) };
         entry.uncached |= new;
         drop(dirty);
         let before = match new {

@@ -144,7 +144,9 @@ impl PageCache {
                 continue;
             }
             let ((id, index), had) = (self.table.key(slot), freed.len());
-            let from_small = self.table.queue(slot) == SMALL;
+            // No ghost of what nobody but uncached requests and readahead touched.
+            let touched = self.table.any_at_all(slot, State::Referenced);
+            let from_small = self.table.queue(slot) == SMALL && touched;
             let verdict = self.age_one(slot, &mut freed);
             self.table.unlock(slot);
             match verdict {

@@ -82,22 +82,32 @@ impl MappedFile {
         self.evict_for_direct(range).await?;
         Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
-        let reservation = self.ops.reserve(range.clone())?;
         // A durable map needs a flush of its own; in place, FUA is all there is to it.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-        let done = self.write_places(&reservation, range, src, bio_flags).await;
-        match done {
-            Ok(()) => self.ops.publish(reservation)?,
-            Err(error) => {
-                self.ops.abort(reservation, &error);
-                return Err(error);
-            }
-        }
+        self.write_reserved(range, src, bio_flags).await?;
         if !durable {
             self.mapping.unflushed.lock().unpinned = true;
         }
         drop(held);
         Ok(())
+    }
+
+    /// Reserves room for a range that is held exclusively, writes it, publishes or aborts.
+    pub(crate) async fn write_reserved(
+        &self,
+        range: &Range<u64>,
+        src: &mut Source<'_>,
+        flags: BioFlags,
+    ) -> Result<()> {
+        let reservation = self.ops.reserve(range.clone())?;
+        let done = self.write_places(&reservation, range, src, flags).await;
+        match done {
+            Ok(()) => self.ops.publish(reservation),
+            Err(error) => {
+                self.ops.abort(reservation, &error);
+                Err(error)
+            }
+        }
     }
 
     /// Writes dirt out and drops what is cached of the range, which is held exclusively.

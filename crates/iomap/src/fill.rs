@@ -22,6 +22,8 @@ const MAX_BIO: u64 = 512 << 10;
 pub(crate) struct FillMode {
     /// The blocks go when they have been consumed.
     pub uncached: bool,
+    /// For an uncached request, whether the blocks stay or not: no ghost is woken.
+    pub passing: bool,
     /// Nobody waits: after all else in the device's queue; gives way to exclusive ranges.
     pub background: bool,
     /// The last read may be carried out on this thread.
@@ -129,7 +131,9 @@ impl MappedFile {
         let Some(mut pool) = pool else { return Err(Filling::NoFrames) };
         let mut planned = Vec::new();
         for (index, part) in self.pieces(range.clone()) {
-            let Some(folio) = self.cache.lock_or_create(mapping, index) else { break };
+            let Some(folio) = self.cache.lock_or_make(mapping, index, mode.passing) else {
+                break;
+            };
             if mapping.is_exclusive(&part) {
                 drop(folio);
                 if planned.is_empty() && !mode.background {

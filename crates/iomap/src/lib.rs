@@ -3,7 +3,7 @@
 //! here, the answer above.
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
-//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `sync`, `zero`, then the two
+//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `uncached`, `sync`, `zero`, then the two
 //! mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ pub mod ops;
 mod read;
 pub mod remap;
 mod sync;
+mod uncached;
 mod write;
 mod writeout;
 mod zero;

@@ -2,6 +2,7 @@
 
 use crate::file::{Handle, MappedFile, Target};
 use crate::fill::{FillError, FillMode, Filling};
+use crate::uncached::Passing;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
@@ -86,18 +87,17 @@ impl MappedFile {
         }
         if direct {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
-            self.read_around(&range, &mut dst).await?;
+            self.read_around(&range, &mut dst, false).await?;
         } else if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
-            self.uncached_readahead(handle, &range).await;
-            self.read_around(&range, &mut dst).await?;
+            self.read_uncached(handle, &range, &mut dst).await?;
         } else {
-            self.read_through(handle, &range, &mut dst).await?;
+            self.read_through(handle, &range, &mut dst, Passing::Cached).await?;
         }
         Ok((range.end - range.start) as usize)
     }
 
     /// Whether all of a range is up to date at this moment.
-    fn all_cached(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn all_cached(&self, range: &Range<u64>) -> bool {
         self.pieces(range.clone()).all(|(index, part)| {
             let blocks = self.mapping.blocks_touched(index, &part);
             self.cache
@@ -145,31 +145,34 @@ impl MappedFile {
         Some(Ok((range.end - range.start) as usize))
     }
 
-    /// Through the cache, with readahead.
-    async fn read_through(
+    /// Through the cache, with readahead, save for what is dropped behind.
+    pub(crate) async fn read_through(
         &self,
         handle: &Handle,
         range: &Range<u64>,
         dst: &mut Target<'_>,
+        passing: Passing,
     ) -> Result<()> {
-        let max = self.readahead_limit();
-        let plan = handle.streams.plan(range.start, range.end, max, self.size(), false);
-        self.drop_uncached(plan.abandoned);
+        let mut ahead = 0..0;
+        if passing != Passing::Marked {
+            let max = self.readahead_limit();
+            let plan = handle.streams.plan(range.start, range.end, max, self.size(), false);
+            self.drop_uncached(plan.abandoned);
+            ahead = plan.ahead;
+        }
         let window = (self.cache.frames_per_operation() * forebay_cache::FRAME_SIZE) as u64;
-        let mut mode =
-            FillMode { inline: dst.blocking() && plan.ahead.is_empty(), ..FillMode::default() };
-        let mut ahead = plan.ahead;
+        let mut mode = FillMode { inline: dst.blocking() && ahead.is_empty(), ..passing.fill() };
         let mut at = range.start;
         while at < range.end {
             let part = at..range.end.min(at + window);
             let error = self.fill_or_wait(part.clone(), mode).await;
             if !ahead.is_empty() {
-                let background = FillMode { background: true, ..FillMode::default() };
+                let background = FillMode { background: true, ..passing.fill() };
                 self.start_fill(std::mem::take(&mut ahead), background).await;
                 mode.inline = dst.blocking();
             }
             for (index, piece) in self.pieces(part.clone()) {
-                self.copy_piece(index, piece, range.start, dst, &error).await?;
+                self.copy_piece(index, piece, range.start, dst, &error, passing).await?;
             }
             at = part.end;
         }
@@ -201,6 +204,7 @@ impl MappedFile {
         base: u64,
         dst: &mut Target<'_>,
         error: &Option<FillError>,
+        passing: Passing,
     ) -> Result<()> {
         let mapping = &*self.mapping;
         let blocks = mapping.blocks_touched(index, &piece);
@@ -211,8 +215,7 @@ impl MappedFile {
                     let into = &mut dst.bytes()
                         [(piece.start - base) as usize..(piece.end - base) as usize];
                     folio.copy_out((piece.start - mapping.folio_start(index)) as usize, into);
-                    folio.keep(blocks);
-                    folio.touch(blocks, false);
+                    passing.read(&folio, blocks);
                     Counters::add(&self.cache.counters.misses, u64::from(blocks.len()));
                     return Ok(());
                 }
@@ -225,7 +228,7 @@ impl MappedFile {
             if let Some(e) = error.as_ref().and_then(FillError::take) {
                 return Err(e);
             }
-            let mode = FillMode { inline: dst.blocking(), ..FillMode::default() };
+            let mode = FillMode { inline: dst.blocking(), ..passing.fill() };
             error = self.fill_or_wait(piece.clone(), mode).await;
             if error.is_none() {
                 break;
@@ -234,13 +237,13 @@ impl MappedFile {
         // No frames, or it is evicted as fast as it comes: past the cache then.
         let into = (piece.start - base) as usize..(piece.end - base) as usize;
         let mut part = AlignedBuf::new(into.len());
-        self.read_around(&piece, &mut Target::Owned(&mut part)).await?;
+        self.read_around(&piece, &mut Target::Owned(&mut part), false).await?;
         dst.bytes()[into].copy_from_slice(&part);
         Ok(())
     }
 
     /// A sequential uncached stream gets a window of its own ahead; a random reader gets none.
-    async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>) {
+    pub(crate) async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>) {
         if range.end - range.start > UNCACHED_READAHEAD_LIMIT {
             return;
         }
@@ -248,15 +251,21 @@ impl MappedFile {
         let plan = handle.streams.plan(range.start, range.end, max, self.size(), true);
         self.drop_uncached(plan.abandoned);
         if !plan.ahead.is_empty() {
-            let mode = FillMode { uncached: true, background: true, inline: false };
+            let mode = FillMode { background: true, ..Passing::Marked.fill() };
             self.start_fill(plan.ahead, mode).await;
         }
     }
 
     /// Past the cache, but coherent: what is cached is served from there and keeps its age (U1), what
     /// an uncached window brought is dropped when consumed (U2), the rest is read from the device
-    /// and leaves nothing. Hits and misses are told apart block by block (U3).
-    pub(crate) async fn read_around(&self, range: &Range<u64>, dst: &mut Target<'_>) -> Result<()> {
+    /// and leaves nothing. Hits and misses are told apart block by block (U3). `private`: it never
+    /// goes straight into the caller's memory.
+    pub(crate) async fn read_around(
+        &self,
+        range: &Range<u64>,
+        dst: &mut Target<'_>,
+        private: bool,
+    ) -> Result<()> {
         let mut absent: Option<Range<u64>> = None;
         for (index, part) in self.pieces(range.clone()) {
             let mut at = part.start;
@@ -264,7 +273,7 @@ impl MappedFile {
                 let (run, there) = self.next_run(index, at..part.end).await;
                 if there {
                     if let Some(gone) = absent.take() {
-                        self.read_absent(gone, range.start, dst).await?;
+                        self.read_absent(gone, range.start, dst, private).await?;
                     }
                     if !self.consume(index, run.clone(), range.start, dst) {
                         continue;
@@ -277,14 +286,14 @@ impl MappedFile {
             }
         }
         if let Some(gone) = absent {
-            self.read_absent(gone, range.start, dst).await?;
+            self.read_absent(gone, range.start, dst, private).await?;
         }
         Ok(())
     }
 
     /// The longest run from `range.start` on, within one folio, that is all cached or all absent;
     /// waits for blocks that are on their way.
-    async fn next_run(&self, index: u64, range: Range<u64>) -> (Range<u64>, bool) {
+    pub(crate) async fn next_run(&self, index: u64, range: Range<u64>) -> (Range<u64>, bool) {
         let mapping = &*self.mapping;
         let blocks = mapping.blocks_touched(index, &range);
         loop {
@@ -337,7 +346,13 @@ impl MappedFile {
 
     /// Reads a run that is not cached: straight into the caller's memory if it is aligned, else
     /// through a private buffer.
-    async fn read_absent(&self, run: Range<u64>, base: u64, dst: &mut Target<'_>) -> Result<()> {
+    pub(crate) async fn read_absent(
+        &self,
+        run: Range<u64>,
+        base: u64,
+        dst: &mut Target<'_>,
+        private: bool,
+    ) -> Result<()> {
         Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
         let mut at = run.start;
         while at < run.end {
@@ -352,7 +367,7 @@ impl MappedFile {
             match extent.device_offset {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
-                    self.read_device(device_at, at - start, into, dst).await?;
+                    self.read_device(device_at, at - start, into, dst, private).await?;
                 }
             }
             drop(extent.pin);
@@ -368,13 +383,14 @@ impl MappedFile {
         skip: u64,
         into: Range<usize>,
         dst: &mut Target<'_>,
+        private: bool,
     ) -> Result<()> {
         let limits = self.device().limits();
         let device_block = u64::from(limits.logical_block);
         let want = into.len() as u64;
         let whole = into.len() == dst.bytes().len();
         let memory = dst.bytes()[into.clone()].as_ptr() as u64;
-        let aligned = skip == 0 && is_aligned(want, device_block);
+        let aligned = !private && skip == 0 && is_aligned(want, device_block);
         match dst {
             Target::Slice(slice)
                 if aligned && is_aligned(memory, u64::from(limits.memory_align)) =>

@@ -3,6 +3,7 @@
 
 use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
+use crate::uncached::Passing;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
@@ -49,20 +50,21 @@ impl MappedFile {
         if range.end > self.size() {
             return None;
         }
-        self.try_write_range(&range, src, flags).is_none().then_some(Ok(src.len()))
+        let passing = self.write_now(&range, flags)?;
+        self.try_write_range(&range, src, passing).is_none().then_some(Ok(src.len()))
     }
 
     /// Writes from the start as far as it goes without waiting; `Some` is where it stopped.
-    fn try_write_range(&self, range: &Range<u64>, src: &[u8], flags: IoFlags) -> Option<u64> {
+    fn try_write_range(&self, range: &Range<u64>, src: &[u8], passing: Passing) -> Option<u64> {
         for (index, piece) in self.pieces(range.clone()) {
             let bytes =
                 &src[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
             let mut pool = FramePool::empty(&self.cache);
-            if let Err(obstacle) = self.write_piece(index, &piece, bytes, flags, &mut pool) {
+            if let Err(obstacle) = self.write_piece(index, &piece, bytes, passing, &mut pool) {
                 let Obstacle::Frames(count) = obstacle else { return Some(piece.start) };
                 let Some(frames) = self.cache.take_frames(count) else { return Some(piece.start) };
                 pool = frames;
-                if self.write_piece(index, &piece, bytes, flags, &mut pool).is_err() {
+                if self.write_piece(index, &piece, bytes, passing, &mut pool).is_err() {
                     return Some(piece.start);
                 }
             }
@@ -92,7 +94,11 @@ impl MappedFile {
         if flags.contains(IoFlags::DIRECT) && !self.direct_write_fallback(&range, &src, flags)? {
             return self.write_direct(&range, &mut src, flags).await.map(|()| len);
         }
-        self.write_buffered(&range, &src, flags).await?;
+        if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
+            self.write_uncached(&range, &src).await?;
+        } else {
+            self.write_buffered(&range, range.start, &src, Passing::Cached).await?;
+        }
         if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
             self.sync_range(handle, range.clone(), src.blocking()).await?;
         } else if flags.contains(IoFlags::START_WRITEBACK) {
@@ -113,30 +119,36 @@ impl MappedFile {
         if !self.cache.dirty.free_run() {
             return fail("too much is dirty");
         }
-        match self.try_write_range(range, src, flags) {
+        let Some(passing) = self.write_now(range, flags) else {
+            return fail("the uncached strategy waits for the device");
+        };
+        match self.try_write_range(range, src, passing) {
             None => Ok(src.len()),
             Some(stop) if stop > range.start => Ok((stop - range.start) as usize),
             Some(_) => fail("blocks have to be read or waited for"),
         }
     }
 
-    async fn write_buffered(
+    /// Writes `range` into the cache; the first byte of `src` belongs at `base`.
+    pub(crate) async fn write_buffered(
         &self,
         range: &Range<u64>,
+        base: u64,
         src: &Source<'_>,
-        flags: IoFlags,
+        passing: Passing,
     ) -> Result<()> {
-        if flags.contains(IoFlags::UNCACHED) || flags.contains(IoFlags::DIRECT) {
+        if passing != Passing::Cached {
             Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
         }
         for (index, piece) in self.pieces(range.clone()) {
             self.cache.throttle(&self.mapping, piece.end - piece.start).await?;
-            let part = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
+            let part = (piece.start - base) as usize..(piece.end - base) as usize;
             let mut pool = FramePool::empty(&self.cache);
             let (mut fills, mut pressure) = (0, None);
             loop {
                 let bytes = &src.bytes()[part.clone()];
-                let Err(obstacle) = self.write_piece(index, &piece, bytes, flags, &mut pool) else {
+                let Err(obstacle) = self.write_piece(index, &piece, bytes, passing, &mut pool)
+                else {
                     break;
                 };
                 fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
@@ -145,7 +157,7 @@ impl MappedFile {
                     // dirt and by what is not flushed, and the edges take each other's place.
                     pressure = Some(self.cache.press_for_frames());
                 }
-                self.overcome(index, &piece, obstacle, &mut pool, src.blocking(), flags).await?;
+                self.overcome(index, &piece, obstacle, &mut pool, src.blocking(), passing).await?;
             }
         }
         if self.cache.dirty.above_background() {
@@ -160,14 +172,13 @@ impl MappedFile {
         index: u64,
         piece: &Range<u64>,
         src: &[u8],
-        flags: IoFlags,
+        passing: Passing,
         pool: &mut FramePool<'_>,
     ) -> std::result::Result<(), Obstacle> {
         let mapping = &*self.mapping;
-        let uncached = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT);
         let at = (piece.start - mapping.folio_start(index)) as usize;
         self.cache.prefetch_folio(mapping, index, at);
-        let Some(folio) = self.cache.lock_or_create(mapping, index) else {
+        let Some(folio) = self.cache.lock_or_make(mapping, index, passing.is_passing()) else {
             return Err(Obstacle::Slots);
         };
         if mapping.is_exclusive(piece) {
@@ -202,8 +213,8 @@ impl MappedFile {
         }
         folio.install_frames(blocks, pool);
         self.zero_behind_eof(&folio, index, piece, blocks);
-        folio.write(at, src, uncached);
-        if !uncached {
+        folio.write(at, src, passing == Passing::Marked);
+        if passing == Passing::Cached {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
         }
         Ok(())
@@ -256,7 +267,7 @@ impl MappedFile {
         obstacle: Obstacle,
         pool: &mut FramePool<'a>,
         blocking: bool,
-        flags: IoFlags,
+        passing: Passing,
     ) -> Result<()> {
         let mapping = &*self.mapping;
         let blocks = mapping.blocks_touched(index, piece);
@@ -272,8 +283,7 @@ impl MappedFile {
             }
             Obstacle::Frames(count) => self.more_frames(index, blocks, count, pool).await,
             Obstacle::Fill(range) => {
-                let uncached = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT);
-                let mode = FillMode { inline: blocking, uncached, background: false };
+                let mode = FillMode { inline: blocking, ..passing.fill() };
                 return self.fill_block(index, range, mode).await;
             }
         }

@@ -4,12 +4,16 @@
 //! `FOREBAY_SEED` sets the seed.
 
 use crate::dir::{Dir, config, options};
-use forebay::{Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, IoFlags, RawOptions, Result};
+use forebay::{
+    Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, IoFlags, RawOptions, Result,
+    UncachedStrategy,
+};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_sim::workload::{self, Blocking, BlockingSubject, Runner, TrimReads};
 use std::ops::Range;
 use std::sync::RwLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SIZE: u64 = (3 << 20) + 4096;
 
@@ -17,10 +21,17 @@ const SIZE: u64 = (3 << 20) + 4096;
 struct Subject {
     cache: Cache,
     file: RwLock<File>,
+    turns: AtomicUsize,
 }
 
 impl Subject {
     fn file(&self) -> File {
+        // All of them mixed: the strategy changes while other threads are in the middle of theirs.
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        if turn.is_multiple_of(7) {
+            let words = UncachedStrategy::WORDS;
+            self.cache.tune("uncached_strategy", words[turn / 7 % words.len()]).unwrap();
+        }
         self.file.read().unwrap().clone()
     }
 }
@@ -107,7 +118,7 @@ fn run(aio: Aio, direct_io: DirectIo, threads: u64) {
         Err(e) => panic!("{e}"),
     };
     let direct_align = direct_unit(&file);
-    let subject = Blocking(Subject { cache, file: RwLock::new(file) });
+    let subject = Blocking(Subject { cache, file: RwLock::new(file), turns: AtomicUsize::new(0) });
     std::thread::scope(|scope| {
         for (i, span) in spans(threads).into_iter().enumerate() {
             let subject = &subject;
@@ -177,7 +188,7 @@ fn run_growing(aio: Aio, direct_io: DirectIo) {
         trim: TrimReads::Zeros,
         ..workload::Config::growing(2 << 20)
     };
-    let subject = Blocking(Subject { cache, file: RwLock::new(file) });
+    let subject = Blocking(Subject { cache, file: RwLock::new(file), turns: AtomicUsize::new(0) });
     let mut runner = Runner::new(seed, config, vec![0; 4096]);
     if let Err(mismatch) = block_on(runner.run(&subject, 800)) {
         panic!("{aio}, direct I/O {direct_io}\n{mismatch}");

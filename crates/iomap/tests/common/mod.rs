@@ -5,6 +5,7 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
 use forebay_base::{IoFlags, Result};
+use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
@@ -83,6 +84,8 @@ pub struct File {
     pub cache: Arc<PageCache>,
     pub file: std::sync::Arc<MappedFile>,
     handle: Mutex<std::sync::Arc<Handle>>,
+    /// Draws the strategy of uncached requests, which changes while others are in progress.
+    turns: Mutex<u64>,
 }
 
 impl File {
@@ -113,10 +116,16 @@ impl File {
         let cache = PageCache::new(config, world.clone()).unwrap();
         let file = MappedFile::new(&cache, ops, setup.block_size, setup.size(), false).unwrap();
         let handle = Mutex::new(std::sync::Arc::new(file.open_handle()));
-        Self { cache, file, handle }
+        let turns = Mutex::new(setup.seed ^ 0x0dd5);
+        Self { cache, file, handle, turns }
     }
 
     fn handle(&self) -> std::sync::Arc<Handle> {
+        let draw = forebay_base::world::split_mix(&mut self.turns.lock());
+        if draw.is_multiple_of(8) {
+            let all = UncachedStrategy::ALL;
+            self.cache.strategies.set_uncached(all[(draw >> 32) as usize % all.len()]);
+        }
         self.handle.lock().clone()
     }
 

@@ -8,5 +8,6 @@ mod dirty_more;
 mod lab;
 mod nowait;
 mod stable;
+mod strategies;
 mod sync;
 mod uncached;

@@ -1,0 +1,198 @@
+//! Uncached requests, in the four ways that can be chosen
+//! ([`UncachedStrategy`](forebay_cache::strategy::UncachedStrategy)).
+//!
+//! What happens to blocks that are not cached, when they are read and when they are written:
+//! - `noaccess`: cached, with readahead, and not touched; cached and not touched.
+//! - `dropbehind`: cached for the request, dropped after the copy; cached, the writer starts
+//!   write-out and waits for it, then they go.
+//! - `private`: through private memory; through private memory straight to the device, waited for.
+//! - `ours`: straight into the caller's memory, with a window ahead for streams; cached for a
+//!   window behind, which the flusher writes.
+//!
+//! Invariants, whatever the strategy: P1 what is cached is served and updated in place, keeps its
+//! age, and stays (U1). P2 a request ends by the strategy that it began with; requests of different
+//! strategies meet in the same folios and range locks, so they are coherent. P3 nothing is dropped
+//! that is dirty, on its way, or held until a flush (U5).
+//!
+//! Locks: a private write holds its blocks exclusively while it is at the device. A private read
+//! holds nothing: it publishes nothing that another could find.
+
+use crate::file::{Handle, MappedFile, Source, Target};
+use crate::fill::FillMode;
+use crate::read::Private;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::units::{round_down, round_up};
+use forebay_base::{IoFlags, Result};
+use forebay_block::BioFlags;
+use forebay_cache::FolioWrite;
+use forebay_cache::folio::Blocks;
+use forebay_cache::stats::Counters;
+use forebay_cache::strategy::UncachedStrategy;
+use forebay_cache::writeback::{Which, WriteOutPass};
+use std::ops::Range;
+
+/// Longest private write, bytes.
+const PRIVATE_MAX: u64 = 1 << 20;
+
+/// How a request passes through the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passing {
+    /// As an ordinary one.
+    Cached,
+    /// Its blocks stay, and it counts as no touch.
+    Untouched,
+    /// Blocks that it brings in are marked *uncached*, and go.
+    Marked,
+}
+
+impl Passing {
+    pub fn is_passing(self) -> bool {
+        self != Self::Cached
+    }
+
+    /// The fill that goes with it.
+    pub fn fill(self) -> FillMode {
+        let uncached = self == Self::Marked;
+        FillMode { uncached, passing: self.is_passing(), ..FillMode::default() }
+    }
+
+    /// Blocks of the folio have been copied out.
+    pub fn read(self, folio: &FolioWrite<'_>, blocks: Blocks) {
+        match self {
+            Self::Cached => {
+                folio.keep(blocks);
+                folio.touch(blocks, false);
+            }
+            Self::Untouched => {}
+            Self::Marked => folio.drop_uncached(blocks),
+        }
+    }
+}
+
+/// Drops what a request has brought in when it ends, however it ends.
+struct Behind<'a>(&'a MappedFile, Range<u64>);
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        self.0.drop_uncached(self.1.clone());
+    }
+}
+
+impl MappedFile {
+    pub(crate) async fn read_uncached(
+        &self,
+        handle: &Handle,
+        range: &Range<u64>,
+        dst: &mut Target<'_>,
+    ) -> Result<()> {
+        match self.cache.strategies.uncached() {
+            UncachedStrategy::NoAccess => {
+                self.read_through(handle, range, dst, Passing::Untouched).await
+            }
+            UncachedStrategy::DropBehind => {
+                let _behind = Behind(self, range.clone());
+                self.read_through(handle, range, dst, Passing::Marked).await
+            }
+            UncachedStrategy::Private => self.read_around(range, dst, true).await,
+            UncachedStrategy::Ours => {
+                self.uncached_readahead(handle, range).await;
+                self.read_around(range, dst, false).await
+            }
+        }
+    }
+
+    /// How a write passes that must not wait for the device; `None` if its strategy would.
+    pub(crate) fn write_now(&self, range: &Range<u64>, flags: IoFlags) -> Option<Passing> {
+        if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
+            return Some(Passing::Cached);
+        }
+        match self.cache.strategies.uncached() {
+            UncachedStrategy::NoAccess => Some(Passing::Untouched),
+            UncachedStrategy::DropBehind => None,
+            UncachedStrategy::Private => self.all_cached(range).then_some(Passing::Marked),
+            UncachedStrategy::Ours => Some(Passing::Marked),
+        }
+    }
+
+    pub(crate) async fn write_uncached(&self, range: &Range<u64>, src: &Source<'_>) -> Result<()> {
+        match self.cache.strategies.uncached() {
+            UncachedStrategy::NoAccess => {
+                self.write_buffered(range, range.start, src, Passing::Untouched).await
+            }
+            UncachedStrategy::DropBehind => {
+                self.write_buffered(range, range.start, src, Passing::Marked).await?;
+                let (which, max_bytes) = (Which::All, u64::MAX);
+                let range = range.clone();
+                let pass = WriteOutPass { range, which, max_bytes, sync: true, fua: false };
+                self.write_out_pass(&pass).await;
+                // An error is the next sync's to tell (U14).
+                self.mapping.wait_write_outs().await;
+                Ok(())
+            }
+            UncachedStrategy::Private => self.write_private(range, src).await,
+            UncachedStrategy::Ours => {
+                self.write_buffered(range, range.start, src, Passing::Marked).await
+            }
+        }
+    }
+
+    /// Cached blocks in the cache, the others past it.
+    async fn write_private(&self, range: &Range<u64>, src: &Source<'_>) -> Result<()> {
+        let mut absent = range.start..range.start;
+        for (index, part) in self.pieces(range.clone()) {
+            let mut at = part.start;
+            while at < part.end {
+                let (run, there) = self.next_run(index, at..part.end).await;
+                at = run.end;
+                if !there {
+                    absent.end = run.end;
+                    continue;
+                }
+                self.write_past(&absent, range.start, src).await?;
+                absent = run.end..run.end;
+                self.write_buffered(&run, range.start, src, Passing::Marked).await?;
+            }
+        }
+        self.write_past(&absent, range.start, src).await
+    }
+
+    /// Writes a run straight to the device out of private memory; the first byte of `src` belongs
+    /// at `base`.
+    async fn write_past(&self, run: &Range<u64>, base: u64, src: &Source<'_>) -> Result<()> {
+        let block = self.mapping.block_size();
+        let mut at = run.start;
+        while at < run.end {
+            let end = run.end.min(round_down(at, block) + PRIVATE_MAX);
+            self.write_past_once(at..end, base, src).await?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    async fn write_past_once(&self, run: Range<u64>, base: u64, src: &Source<'_>) -> Result<()> {
+        let block = self.mapping.block_size();
+        let eof = self.size().max(run.end);
+        let whole = round_down(run.start, block)..round_up(run.end, block).min(eof);
+        let held = self.mapping.exclusive(whole.clone()).await;
+        self.evict_for_direct(&whole).await?;
+        let len = whole.end - whole.start;
+        let _counted = Private::new(&self.cache, len);
+        Counters::add(&self.cache.counters.uncached_write_bytes, run.end - run.start);
+        let mut data = AlignedBuf::new(len as usize);
+        let last = round_down(whole.end - 1, block);
+        let edges = [(whole.start, whole.start < run.start), (last, run.end < whole.end)];
+        for (at, _) in edges.into_iter().filter(|&(_, partial)| partial) {
+            let edge = at..(at + block).min(whole.end);
+            let mut old = AlignedBuf::new((edge.end - edge.start) as usize);
+            self.read_absent(edge.clone(), at, &mut Target::Owned(&mut old), true).await?;
+            data[(at - whole.start) as usize..][..old.len()].copy_from_slice(&old);
+        }
+        let bytes = &src.bytes()[(run.start - base) as usize..(run.end - base) as usize];
+        data[(run.start - whole.start) as usize..][..bytes.len()].copy_from_slice(bytes);
+        let mut from = if src.blocking() { Source::Slice(&data) } else { Source::Owned(&mut data) };
+        self.write_reserved(&whole, &mut from, BioFlags::SYNC).await?;
+        self.mapping.unflushed.lock().unpinned = true;
+        drop(held);
+        Ok(())
+    }
+}
