@@ -154,6 +154,20 @@ impl Outcome {
         median(&self.ratios(ours, other))
     }
 
+    /// Median over the rounds of one figure of a variant over that of another; NaN when a variant did
+    /// not run.
+    pub fn ratio_of(&self, ours: &str, other: &str, figure: impl Fn(&Slice) -> f64) -> f64 {
+        let (ours, other) = (self.per_round(ours), self.per_round(other));
+        let ratios = ours.iter().zip(&other).map(|(a, b)| figure(a) / figure(b).max(1e-9));
+        median(&ratios.collect::<Vec<_>>())
+    }
+
+    /// The rates of one variant, cycle by cycle.
+    pub fn per_cycle(&self, name: &str) -> Vec<f64> {
+        let Some(index) = self.index(name) else { return Vec::new() };
+        self.rounds.iter().flatten().map(|slices| slices[index].rate()).collect()
+    }
+
     /// The `q` quantile of the ratios by cycle.
     pub fn ratio_quantile(&self, ours: &str, other: &str, q: f64) -> f64 {
         let (Some(ours), Some(other)) = (self.index(ours), self.index(other)) else {

@@ -10,6 +10,7 @@
 
 pub mod cgroup;
 pub mod dirty;
+pub mod fileset;
 pub mod fio;
 pub mod five;
 pub mod harness;
@@ -34,6 +35,8 @@ pub mod svg;
 #[expect(unsafe_code, reason = "mappings, cachestat, mincore and getrusage have no safe form")]
 pub mod sys;
 pub mod uncached;
+pub mod uncached_files;
+pub mod uncached_writes;
 pub mod worker;
 
 use forebay_base::Result;
@@ -47,7 +50,11 @@ type BenchFn = fn(&Options) -> Result<Report>;
 const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("hit", "4 KiB reads and writes of cached data against pread and memcpy", hit::run),
     ("dirty", "small changes made durable at once: bytes written per byte, IOPS", dirty::run),
-    ("uncached", "random reads, a hot set beside a stream, sequential reads", uncached::run),
+    (
+        "uncached",
+        "reads and writes that leave nothing behind, and a hot set beside them",
+        uncached::run,
+    ),
     ("nbd", "random 4 KiB reads over NBD against nbdkit and qemu-nbd", nbd::run),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),
 ];

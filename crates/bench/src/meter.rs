@@ -123,6 +123,11 @@ impl MachineTime {
         Self { busy, own, stolen: tick(7), at: Instant::now() }
     }
 
+    /// Since then.
+    pub fn elapsed(&self) -> std::time::Duration {
+        self.at.elapsed()
+    }
+
     /// Share of all CPUs, in percent, that others used since `before`, and that was stolen.
     pub fn others_percent(&self, before: &Self) -> (f64, f64) {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
@@ -130,6 +135,19 @@ impl MachineTime {
         let others = (self.busy - before.busy) - (self.own - before.own);
         (others.max(0.0) / all * 100.0, (self.stolen - before.stolen) / all * 100.0)
     }
+}
+
+/// CPU seconds that the kernel's reclaim threads have used since boot.
+pub fn kswapd_seconds() -> f64 {
+    let mut nanos = 0;
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if name.starts_with("kswapd") {
+            let sched = fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
+            nanos += sched.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    nanos as f64 / 1e9
 }
 
 /// RssAnon + RssShmem of a process, bytes; `None` once it is gone.

@@ -146,12 +146,12 @@ pub fn run_parts(options: &Options, setting: &Setting, report: &mut Report) -> R
 
 fn plan(options: &Options, gate: &'static str) -> Plan {
     Plan {
-        rounds: options.rounds_or(2, 7),
+        rounds: options.rounds_or(2, 4),
         cycles: if options.quick { 2 } else { 3 },
         slice: Duration::ZERO,
         passes: 1,
         gate: Some(gate),
-        repeats_max: if options.quick { 1 } else { 7 },
+        repeats_max: if options.quick { 1 } else { 3 },
         lines: options.lines,
     }
 }

@@ -5,10 +5,12 @@
 //! Invariant: W1 the child joins its cgroup before it opens a file.
 
 use crate::cgroup::Memcg;
+use crate::fileset::kernel_parts;
 use crate::hotset::{self, HotSpec};
 use crate::kernel::KernelFile;
 use crate::load::{Load, Pattern, Slice, run};
 use crate::meter::Usage;
+use crate::uncached_writes;
 use forebay_base::hist::Hist;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{Advice, fadvise};
@@ -96,6 +98,47 @@ impl Drop for Worker {
     }
 }
 
+impl Worker {
+    /// One slice over several files of `each` bytes, through the page cache; writes end with
+    /// fdatasync.
+    pub fn set_slice(&mut self, paths: &[PathBuf], each: u64, load: &Load) -> Result<Slice> {
+        let job = json!({ "job": "set", "paths": paths, "each": each, "threads": load.threads,
+            "block": load.block, "len": load.len, "seed": load.seed, "write": load.write,
+            "random": load.pattern == Pattern::Random, "millis": load.time.as_millis() as u64 });
+        Ok(slice_from(&self.ask(&job)?))
+    }
+}
+
+/// The child's side of [`Worker::set_slice`].
+fn set_here(job: &Value) -> Result<Slice> {
+    let count = |key: &str| job[key].as_u64().unwrap_or(0);
+    let paths = job["paths"].as_array().into_iter().flatten();
+    let paths: Vec<PathBuf> = paths.filter_map(|p| p.as_str().map(PathBuf::from)).collect();
+    let random = job["random"] == true;
+    let load = Load {
+        write: job["write"] == true,
+        pattern: if random { Pattern::Random } else { Pattern::Sequential },
+        threads: count("threads") as usize,
+        block: count("block") as usize,
+        start: 0,
+        len: count("len"),
+        time: Duration::from_millis(count("millis")),
+        seed: count("seed"),
+        sample_every: 1,
+    };
+    let flags = rustix::io::ReadWriteFlags::empty();
+    let open = rustix::fs::OFlags::empty();
+    let parts = kernel_parts(&paths, count("each"), open, flags)?;
+    if load.write {
+        return uncached_writes::timed(&parts, &load, || parts.sync());
+    }
+    for part in &parts.parts {
+        let advised = fadvise(&part.file, 0, None, Advice::Random);
+        advised.map_err(|e| Error::from_io("fadvise", e.into()))?;
+    }
+    run(&parts, &load)
+}
+
 fn slice_to(slice: &Slice) -> Value {
     json!({ "ops": slice.ops, "bytes": slice.bytes, "seconds": slice.seconds,
         "cpu": slice.usage.cpu_seconds, "voluntary": slice.usage.voluntary,
@@ -148,6 +191,8 @@ fn do_job(job: &Value, open: &mut Option<(PathBuf, KernelFile)>) -> Result<Value
             };
             Ok(slice_to(&run(file, &load)?))
         }
+        Some("set") => set_here(job).map(|slice| slice_to(&slice)),
+        Some("compete") => uncached_writes::compete_here(job),
         Some("hotset") => {
             let target = hotset::KernelHot::open(&path, job["dontcache"] == true)?;
             hotset::measure(&target, &HotSpec::from_json(job)).map(|result| result.to_json())

@@ -56,6 +56,16 @@ fn remap_agrees_with_the_model() {
     }
 }
 
+/// All four uncached strategies, changed while requests are in progress, on both maps.
+#[test]
+fn u8_strategies_mixed_agree_with_the_model() {
+    for seed in seeds() {
+        for map in [Map::Identity, Map::Remap] {
+            run(&Setup::from_seed(seed ^ 0x0800, map), 250);
+        }
+    }
+}
+
 #[test]
 fn same_seed_same_digest() {
     for seed in 1..6 {

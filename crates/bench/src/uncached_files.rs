@@ -1,0 +1,197 @@
+//! 32 files: random reads of 4 KiB by 1, 4 and 16 jobs, and of 64 KiB by 16; every strategy of
+//! ours, and the kernel's ways.
+//!
+//! Invariants: the kernel's buffered reads run on files of their own, and `noaccess` in a cache of its
+//! own, because both fill one. Ours reads a read-only opening, so that both caches share the files.
+
+use crate::fileset::{FileSet, OurSet};
+use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
+use crate::kernel::DONTCACHE;
+use crate::load::{Load, Pattern, Target, run as run_slice};
+use crate::meter::{MachineTime, kswapd_seconds};
+use crate::options::Options;
+use crate::report::{Good, Plot, Report};
+use crate::uncached::budget_for;
+use crate::worker::Worker;
+use forebay_base::units::format_size;
+use forebay_base::{IoFlags, Result};
+use rustix::fs::OFlags;
+use rustix::io::ReadWriteFlags;
+
+/// Files of the set.
+pub const FILES: usize = 32;
+
+/// What the cells share.
+struct Cells<'a> {
+    options: &'a Options,
+    passing: &'a FileSet,
+    filling: &'a FileSet,
+    budget: u64,
+}
+
+/// Jobs, bytes per read, name of the cell, whether all strategies are shown.
+const CELLS: [(usize, usize, &str, bool); 4] = [
+    (1, 4 << 10, "randread_j1", false),
+    (4, 4 << 10, "randread_j4", false),
+    (16, 4 << 10, "randread_j16", true),
+    (16, 64 << 10, "read64k", false),
+];
+
+/// Runs the cells.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let each = options.size_or(64 << 20, 768 << 20) / FILES as u64 >> 20 << 20;
+    let each = each.max(1 << 20);
+    let budget = budget_for(each * FILES as u64);
+    let passing = FileSet::create(options, "set", FILES, each)?;
+    let filling = FileSet::create(options, "fill", FILES, each)?;
+    let (size, budget_text) = (format_size(passing.size()), format_size(budget));
+    report.note(format!("files: {FILES} files, {size} in all, budget {budget_text}"));
+    let cells = Cells { options, passing: &passing, filling: &filling, budget };
+    for (jobs, block, name, strategies) in CELLS {
+        cells.one(jobs, block, name, strategies, report)?;
+    }
+    Ok(())
+}
+
+impl Cells<'_> {
+    fn load(&self, jobs: usize, block: usize, turn: &Turn) -> Load {
+        Load {
+            write: false,
+            pattern: Pattern::Random,
+            threads: jobs,
+            block,
+            start: 0,
+            len: self.passing.size(),
+            time: turn.time,
+            seed: turn.seed << 20,
+            sample_every: 1,
+        }
+    }
+
+    fn plan(&self, strategies: bool) -> Plan {
+        let quick = self.options.quick;
+        Plan {
+            rounds: self.options.rounds.unwrap_or(if quick { 1 } else { 4 }),
+            cycles: if quick { 2 } else { 3 },
+            slice: self.options.millis(20, 150),
+            passes: if quick { 1 } else { 3 },
+            gate: Some("direct"),
+            repeats_max: if quick { 0 } else { 2 },
+            // A line per cycle, which takes about a second where all strategies are shown.
+            lines: self.options.lines && strategies,
+        }
+    }
+
+    fn one(
+        &self,
+        jobs: usize,
+        block: usize,
+        name: &str,
+        strategies: bool,
+        report: &mut Report,
+    ) -> Result<()> {
+        let direct = self.passing.kernel(OFlags::DIRECT, ReadWriteFlags::empty())?;
+        let dontcache = self.passing.kernel(OFlags::empty(), DONTCACHE)?;
+        for part in &dontcache.parts {
+            let advised = rustix::fs::fadvise(&part.file, 0, None, rustix::fs::Advice::Random);
+            advised.map_err(|e| forebay_base::Error::from_io("fadvise", e.into()))?;
+        }
+        let ours = OurSet::open(self.options, self.passing, FILES, self.budget, true)?;
+        let noaccess = OurSet::open(self.options, self.passing, FILES, self.budget, true)?;
+        let mut worker = Worker::start(name, self.budget);
+        let slice = |target: &(dyn Target + Sync), turn: &Turn| {
+            run_slice(target, &self.load(jobs, block, turn))
+        };
+        let with = |set: &OurSet, strategy: &str, turn: &Turn| {
+            slice(&set.with(IoFlags::UNCACHED, strategy)?, turn)
+        };
+        let before = (ours.resident_bytes(), self.passing.in_page_cache()?);
+        let mut variants = vec![Variant::new("direct", |turn| slice(&direct, turn))];
+        match dontcache.read(&mut [0u8; 4096], 0) {
+            Ok(()) => variants.push(Variant::new("dontcache", |turn| slice(&dontcache, turn))),
+            Err(e) => report.not_run("dontcache", e),
+        }
+        variants.push(Variant::new("ours", |turn| with(&ours, "ours", turn)));
+        if strategies {
+            let own = &ours;
+            variants.push(Variant::new("ours-private", move |turn| with(own, "private", turn)));
+            variants
+                .push(Variant::new("ours-dropbehind", move |turn| with(own, "dropbehind", turn)));
+            variants.push(Variant::new("ours-noaccess", |turn| with(&noaccess, "noaccess", turn)));
+        }
+        match &mut worker {
+            Ok(worker) => {
+                let (paths, each) = (self.filling.paths(), self.filling.each);
+                variants.push(Variant::new("kernel-buffered", move |turn| {
+                    worker.set_slice(&paths, each, &self.load(jobs, block, turn))
+                }));
+            }
+            Err(e) => report.not_run("kernel-buffered in a memory cgroup", e),
+        }
+        let (kswapd, start) = (kswapd_seconds(), MachineTime::now());
+        let outcome = alternate(&mut variants, &self.plan(strategies))?;
+        drop(variants);
+        let seconds = start.elapsed().as_secs_f64();
+        outcome.add_rows(report, name);
+        outcome.add_notes(report, name, "direct");
+        let mut row = |variant: &str, metric: &str, unit, value: f64| {
+            report.row(variant, &format!("{name}_{metric}"), unit, &[value]);
+        };
+        let share = |nanos: u64| nanos as f64 / 1e9 / seconds;
+        row("ours", "reclaim_cpu", "core", share(ours.cache.stats().reclaim_nanos));
+        row("ours-noaccess", "reclaim_cpu", "core", share(noaccess.cache.stats().reclaim_nanos));
+        row("kernel, all variants", "kswapd_cpu", "core", (kswapd_seconds() - kswapd) / seconds);
+        let mib = |bytes: u64| bytes as f64 / 1048576.0;
+        row("ours", "resident_before", "MiB", mib(before.0));
+        row("ours", "resident_after", "MiB", mib(ours.resident_bytes()));
+        row("ours-noaccess", "resident_after", "MiB", mib(noaccess.resident_bytes()));
+        row("dontcache", "page_cache_before", "MiB", mib(before.1));
+        row("dontcache", "page_cache_after", "MiB", mib(self.passing.in_page_cache()?));
+        row("kernel-buffered", "page_cache_after", "MiB", mib(self.filling.in_page_cache()?));
+        add_ratios(&outcome, name, report);
+        if strategies {
+            let growth = ours.resident_bytes().saturating_sub(before.0) as f64;
+            report.ratio_with_bar("resident_growth_bytes", growth, Good::AtMost, 0.0);
+            report
+                .plots
+                .push(over_time(&outcome, &format!("4 KiB reads of 32 files, {jobs} jobs")));
+        }
+        report.plots.push(outcome.rates_plot("uncached", format!("{name}: reads of 32 files")));
+        Ok(())
+    }
+}
+
+fn add_ratios(outcome: &Outcome, name: &str, report: &mut Report) {
+    let (stem, suffix) = match name.split_once('_') {
+        Some((stem, jobs)) => (stem, format!("_{jobs}")),
+        None => (name, String::new()),
+    };
+    let mut bar = |other: &str, bar: f64| {
+        let ratio = outcome.ratio("ours", other);
+        report.ratio_with_bar(&format!("{stem}_vs_{other}{suffix}"), ratio, Good::AtLeast, bar);
+    };
+    bar("direct", 0.98);
+    bar("dontcache", 1.0);
+    for other in
+        ["ours-private", "ours-dropbehind", "ours-noaccess", "kernel-buffered", "dontcache"]
+    {
+        let ratio = outcome.ratio(other, "direct");
+        if ratio.is_finite() {
+            let other = other.replace("ours-", "").replace('-', "_");
+            report.ratio(&format!("{other}_{stem}_vs_direct{suffix}"), ratio);
+        }
+    }
+}
+
+fn over_time(outcome: &Outcome, title: &str) -> Plot {
+    let names =
+        ["direct", "dontcache", "kernel-buffered", "ours", "ours-dropbehind", "ours-noaccess"];
+    let line = |name: &&str| (name.to_string(), outcome.per_cycle(name));
+    Plot {
+        behaviour: "uncached",
+        title: title.to_string(),
+        unit: "reads/s".into(),
+        series: names.iter().map(line).filter(|(_, values)| !values.is_empty()).collect(),
+        x: "cycle, about a second each".into(),
+    }
+}
