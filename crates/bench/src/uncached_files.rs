@@ -13,7 +13,7 @@ use crate::options::Options;
 use crate::report::{Good, Plot, Report};
 use crate::uncached::budget_for;
 use crate::worker::Worker;
-use forebay_base::units::format_size;
+use forebay_base::units::{MIB, format_size, round_down};
 use forebay_base::{IoFlags, Result};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
@@ -39,7 +39,7 @@ const CELLS: [(usize, usize, &str, bool); 4] = [
 
 /// Runs the cells.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let each = options.size_or(64 << 20, 768 << 20) / FILES as u64 >> 20 << 20;
+    let each = round_down(options.size_or(64 << 20, 768 << 20) / FILES as u64, MIB);
     let each = each.max(1 << 20);
     let budget = budget_for(each * FILES as u64);
     let passing = FileSet::create(options, "set", FILES, each)?;

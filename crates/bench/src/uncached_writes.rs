@@ -13,7 +13,7 @@ use crate::options::Options;
 use crate::report::{Good, Report, Summary, median};
 use crate::uncached_files::FILES;
 use crate::worker::Worker;
-use forebay_base::units::format_size;
+use forebay_base::units::{MIB, format_size, round_down};
 use forebay_base::{Error, IoFlags, Result};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
@@ -80,7 +80,7 @@ struct Bench<'a> {
 
 /// Runs the cells, then the competing writers.
 pub fn run(options: &Options, budget: u64, report: &mut Report) -> Result<()> {
-    let each = options.size_or(64 << 20, 2048 << 20) / FILES as u64 >> 20 << 20;
+    let each = round_down(options.size_or(64 << 20, 2048 << 20) / FILES as u64, MIB);
     let set = FileSet::create(options, "write", FILES, each.max(1 << 20))?;
     let (size, budget_text) = (format_size(set.each), format_size(budget));
     report
