@@ -134,29 +134,42 @@ impl Cells<'_> {
         let seconds = start.elapsed().as_secs_f64();
         outcome.add_rows(report, name);
         outcome.add_notes(report, name, "direct");
-        let mut row = |variant: &str, metric: &str, unit, value: f64| {
-            report.row(variant, &format!("{name}_{metric}"), unit, &[value]);
-        };
-        let share = |nanos: u64| nanos as f64 / 1e9 / seconds;
-        row("ours", "reclaim_cpu", "core", share(ours.cache.stats().reclaim_nanos));
-        row("ours-noaccess", "reclaim_cpu", "core", share(noaccess.cache.stats().reclaim_nanos));
-        row("kernel, all variants", "kswapd_cpu", "core", (kswapd_seconds() - kswapd) / seconds);
-        let mib = |bytes: u64| bytes as f64 / 1048576.0;
-        row("ours", "resident_before", "MiB", mib(before.0));
-        row("ours", "resident_after", "MiB", mib(ours.resident_bytes()));
-        row("ours-noaccess", "resident_after", "MiB", mib(noaccess.resident_bytes()));
-        row("dontcache", "page_cache_before", "MiB", mib(before.1));
-        row("dontcache", "page_cache_after", "MiB", mib(self.passing.in_page_cache()?));
-        row("kernel-buffered", "page_cache_after", "MiB", mib(self.filling.in_page_cache()?));
+        let kswapd = (kswapd_seconds() - kswapd) / seconds;
+        self.memory(name, [&ours, &noaccess], before, report)?;
+        for (variant, set) in [("ours", &ours), ("ours-noaccess", &noaccess)] {
+            let share = set.cache.stats().reclaim_nanos as f64 / 1e9 / seconds;
+            report.row(variant, &format!("{name}_reclaim_cpu"), "core", &[share]);
+        }
+        report.row("kernel", &format!("{name}_kswapd_cpu"), "core", &[kswapd]);
         add_ratios(&outcome, name, report);
         if strategies {
             let growth = ours.resident_bytes().saturating_sub(before.0) as f64;
             report.ratio_with_bar("resident_growth_bytes", growth, Good::AtMost, 0.0);
-            report
-                .plots
-                .push(over_time(&outcome, &format!("4 KiB reads of 32 files, {jobs} jobs")));
+            let title = format!("4 KiB reads of 32 files, {jobs} jobs");
+            report.plots.push(over_time(&outcome, &title));
         }
         report.plots.push(outcome.rates_plot("uncached", format!("{name}: reads of 32 files")));
+        Ok(())
+    }
+
+    /// What is resident before and after: ours by its frames, the kernel's by cachestat.
+    fn memory(
+        &self,
+        name: &str,
+        [ours, noaccess]: [&OurSet; 2],
+        before: (u64, u64),
+        report: &mut Report,
+    ) -> Result<()> {
+        let mib = |bytes: u64| bytes as f64 / 1048576.0;
+        let mut row = |variant: &str, metric: &str, value: u64| {
+            report.row(variant, &format!("{name}_{metric}"), "MiB", &[mib(value)]);
+        };
+        row("ours", "resident_before", before.0);
+        row("ours", "resident_after", ours.resident_bytes());
+        row("ours-noaccess", "resident_after", noaccess.resident_bytes());
+        row("dontcache", "page_cache_before", before.1);
+        row("dontcache", "page_cache_after", self.passing.in_page_cache()?);
+        row("kernel-buffered", "page_cache_after", self.filling.in_page_cache()?);
         Ok(())
     }
 }
