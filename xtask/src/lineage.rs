@@ -77,7 +77,7 @@ impl Facts {
 
     /// Tests of one checklist line (`d1`), or the one of this name.
     fn find(&self, wanted: &str) -> Vec<&(String, String)> {
-        let is_line = line_ids(&format!("{wanted}_x")).len() == 1;
+        let is_line = !wanted.contains('_') && line_ids(&format!("{wanted}_x")).len() == 1;
         let fits = |name: &str| match is_line {
             true => line_ids(name).iter().any(|id| id == wanted),
             false => name == wanted,
@@ -300,6 +300,8 @@ mod tests {
         assert_eq!(facts.find("d1").len(), 3);
         assert_eq!(facts.find("d2").len(), 1);
         assert_eq!(facts.find("plain").len(), 1);
+        assert_eq!(facts.find("d1_x").len(), 1);
+        assert!(facts.find("d1_none").is_empty());
         assert!(facts.find("d3").is_empty() && facts.find("pla").is_empty());
         assert_eq!(line_ids("d11_d14_bytes"), ["d11", "d14"]);
         assert!(

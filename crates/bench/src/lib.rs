@@ -104,7 +104,9 @@ pub fn run(args: Vec<String>) -> i32 {
         all.absorb(report);
     }
     if options.name == "all" {
-        print!("\n{}", five::table(&found));
+        let quick =
+            if options.quick { "quick run, small and short: not for quoting\n" } else { "" };
+        print!("\n{quick}{}", five::table(&found));
     }
     let written = exit_code(results::write(&options, &all, found, machine));
     println!("\nbars missed: {}, not judged: {}", all.missed(), all.unjudged());

@@ -11,7 +11,7 @@ use std::fmt::Write;
 /// Width of a picture in its own units; on a phone it is shown at about two thirds.
 const WIDTH: f64 = 520.0;
 /// Colours for lines that the page knows.
-const COLOURS: usize = 6;
+const COLOURS: usize = 8;
 
 /// What is to be drawn.
 #[derive(Clone, Copy, Debug)]
@@ -208,8 +208,9 @@ fn lines(picture: &Picture<'_>, points: usize) -> String {
         text(&mut out, x(n - 1), bottom + 18.0, class, &n.to_string());
     }
     text(&mut out, (left + right) / 2.0, bottom + 40.0, "unit middle", picture.x);
-    for (n, (_, values)) in picture.series.iter().enumerate() {
-        line(&mut out, n % COLOURS, values, &x, &y);
+    for (n, (label, values)) in picture.series.iter().enumerate() {
+        let class = if label.starts_with("ours") { "line ours" } else { "line" };
+        line(&mut out, (class, n % COLOURS), values, &x, &y);
     }
     out.push_str(&legend);
     out.push_str("</svg>\n");
@@ -219,7 +220,7 @@ fn lines(picture: &Picture<'_>, points: usize) -> String {
 /// One line with gaps where there is no number; a number alone is a dot.
 fn line(
     out: &mut String,
-    colour: usize,
+    (class, colour): (&str, usize),
     values: &[f64],
     x: &dyn Fn(usize) -> f64,
     y: &dyn Fn(f64) -> f64,
@@ -236,7 +237,7 @@ fn line(
         let _ = write!(path, "{}{:.1},{:.1}", if first { "M" } else { "L" }, x(n), y(*value));
     }
     if !path.is_empty() {
-        let _ = writeln!(out, "<path class=\"line s{colour}\" d=\"{path}\"/>");
+        let _ = writeln!(out, "<path class=\"{class} s{colour}\" d=\"{path}\"/>");
     }
 }
 
