@@ -1,7 +1,7 @@
 //! A device over a regular file or a block special file.
 //!
-//! Reading order: `open` (lock, size, direct I/O), `gate` (switching modes live), `xfer` (short
-//! transfers and the file's end), `exec` (the system calls).
+//! Reading order: `open` (lock, size, direct I/O), `need` (stable writes), `gate` (switching modes
+//! live), `xfer` (short transfers and the file's end), `exec` (the system calls).
 //!
 //! Invariants: F1 the file is locked (OFD lock) for as long as the device or any of its
 //! requests lives. F2 while direct I/O is on, nothing of the range is dirty in the system's page
@@ -14,6 +14,7 @@
 
 pub(crate) mod exec;
 pub(crate) mod gate;
+mod need;
 mod open;
 pub(crate) mod xfer;
 
@@ -115,7 +116,7 @@ pub(crate) struct Inner {
     wanted_block: u32,
     natural_block: u32,
     physical_block: u32,
-    stable: bool,
+    need: need::Need,
     buffered: OwnedFd,
     dio: std::result::Result<Dio, String>,
     direct_on: AtomicBool,
@@ -187,7 +188,7 @@ impl Inner {
             memory_align,
             max_transfer: MAX_TRANSFER as u32,
             max_segments: MAX_SEGMENTS as u32,
-            stable_writes: open::stable_writes(direct, self.stable),
+            stable_writes: self.need.get(direct, self.buffered.as_fd()),
             discard: can(&self.punch_ok),
             write_zeroes: match self.kind {
                 Kind::Regular => can(&self.punch_ok) || can(&self.zero_ok),

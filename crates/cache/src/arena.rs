@@ -180,12 +180,12 @@ impl Arena {
         unsafe { std::ptr::write_bytes(dst, 0, len) }
     }
 
-    /// Copies a whole frame.
-    pub fn copy_frame(&self, from: Frame, to: Frame) {
-        let (src, dst) = (self.at(from, 0, FRAME_SIZE), self.at(to, 0, FRAME_SIZE));
-        assert_ne!(from, to);
+    /// Copies part of a frame to the same place of another.
+    pub fn copy_between(&self, from: Frame, to: Frame, offset: usize, len: usize) {
+        assert!(from != to && offset + len <= FRAME_SIZE);
+        let (src, dst) = (self.at(from, offset, len), self.at(to, offset, len));
         // SAFETY: two different frames inside the arena.
-        unsafe { std::ptr::copy_nonoverlapping(src, dst, FRAME_SIZE) }
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
         let mut out = [0; 5];
         arena.copy_out(3, 10, &mut out);
         assert_eq!(&out, b"hello");
-        arena.copy_frame(3, 9);
+        arena.copy_between(3, 9, 0, FRAME_SIZE);
         arena.zero(3, 0, FRAME_SIZE);
         arena.copy_out(9, 10, &mut out);
         assert_eq!(&out, b"hello");

@@ -31,6 +31,8 @@ pub struct PageCache {
     /// Per frame: write-outs in flight that captured it. A frame is given back when it is in no
     /// folio and no write-out (A1).
     pub(crate) captured: Box<[AtomicU32]>,
+    /// Frames that are copies in flight.
+    pub(crate) snapshot_frames: AtomicU64,
     pub(crate) table: Table,
     pub(crate) index: Index,
     pub(crate) free_slots: Mutex<Vec<Slot>>,
@@ -68,6 +70,7 @@ impl PageCache {
             arena,
             frames: Mutex::new(FrameAlloc::new(division.frames)),
             captured: (0..division.frames).map(|_| AtomicU32::new(0)).collect(),
+            snapshot_frames: AtomicU64::new(0),
             table: Table::new(division.layout, slots),
             index: Index::new(slots),
             free_slots: Mutex::new((1..=slots as Slot).rev().collect()),
@@ -251,7 +254,7 @@ impl PageCache {
 
     // ---- waiting ----
 
-    fn wait_queue(&self, id: u32, index: u64) -> &WaitQueue {
+    pub(crate) fn wait_queue(&self, id: u32, index: u64) -> &WaitQueue {
         let mixed = (index ^ u64::from(id) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.waits[(mixed >> 56) as usize % WAIT_QUEUES]
     }

@@ -470,27 +470,6 @@ impl FolioWrite<'_> {
         });
         gone.into_iter().for_each(|run| self.drop_uncached(run));
     }
-
-    /// Makes room for a writer that hits blocks in write-out where bytes in flight must not
-    /// change: each such frame is replaced by a copy of itself; the write-out keeps the old one.
-    /// `pool` must hold as many frames as the blocks span, and no block of these frames may be
-    /// *reading*: the fill would land in the old one. Returns the number of copies.
-    pub fn detach_in_flight(&self, blocks: Blocks, pool: &mut FramePool<'_>) -> u64 {
-        let mut copies = 0;
-        let framed = blocks.whole_frames(self.mapping.blocks_per_frame());
-        assert!(!self.any(State::Reading, framed), "a fill goes to the frame of its plan");
-        for at in self.frames_of(blocks) {
-            let Some(old) = self.cache.table.frame(self.slot, at) else { continue };
-            if self.cache.captured[old as usize].load(Ordering::Acquire) == 0 {
-                continue;
-            }
-            let fresh = pool.frames.pop().expect("the caller brought a frame for each");
-            self.cache.arena.copy_frame(old, fresh);
-            self.cache.table.replace_frame(self.slot, at, Some(fresh));
-            copies += 1;
-        }
-        copies
-    }
 }
 
 #[cfg(all(test, not(shuttle)))]

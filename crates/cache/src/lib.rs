@@ -5,7 +5,8 @@
 //!
 //! Reading order: [`arena`] (memory), [`frames`] (who owns which frame), [`folio`] (states and the
 //! folio lock), [`index`] (finding a folio), [`age`] (what to evict), [`cache`] and [`guard`] (the
-//! operations), [`mapping`] (per file), [`writeback`], [`flusher`], [`readahead`], [`errseq`].
+//! operations), [`mapping`] (per file), [`writeback`], [`stable`] (bytes in flight), [`flusher`],
+//! [`readahead`], [`errseq`].
 //!
 //! # Lock order
 //! An arrow means: may be taken while the one on the left is held.
@@ -35,6 +36,7 @@ pub mod mapping;
 pub mod rangeset;
 pub mod readahead;
 pub mod reclaim;
+pub mod stable;
 pub mod stats;
 pub mod strategy;
 pub mod writeback;

@@ -53,6 +53,8 @@ pub struct Mapping {
     pub dirty_bytes: AtomicU64,
     /// Bytes of dirty blocks made by uncached writes and not yet picked for write-out.
     pub uncached_dirty: AtomicU64,
+    /// How long a write-out takes from capture to end, ns, smoothed.
+    pub(crate) write_nanos: AtomicU64,
     /// Errors for fsync.
     pub errseq: ErrSeq,
     /// See [`Unflushed`].
@@ -87,6 +89,7 @@ impl Mapping {
             dirty: Mutex::default(),
             dirty_bytes: AtomicU64::new(0),
             uncached_dirty: AtomicU64::new(0),
+            write_nanos: AtomicU64::new(0),
             errseq: ErrSeq::default(),
             unflushed: Mutex::default(),
             failed: Mutex::default(),
@@ -193,6 +196,14 @@ impl Mapping {
     /// A folio was made in `slot`.
     pub(crate) fn note_slot(&self, index: u64, slot: u32) {
         self.slot_guess.store(slot.wrapping_sub(index as u32), Ordering::Relaxed);
+    }
+
+    /// A write-out of the file took so long.
+    pub(crate) fn write_took(&self, nanos: u64) {
+        // A lost update does not matter.
+        let old = self.write_nanos.load(Ordering::Relaxed);
+        let new = if old == 0 { nanos } else { (old * 7 + nanos) / 8 };
+        self.write_nanos.store(new, Ordering::Relaxed);
     }
 
     // ---- exclusive ranges ----

@@ -86,10 +86,21 @@ counters! {
     dirtied_bytes,
     /// Time writers were held back by the dirty limits, ns.
     throttled_nanos,
-    /// Writers that waited for a block in write-out.
+    /// Writers that waited for a block in write-out, where bytes in flight must not change.
     stable_waits,
-    /// Blocks given a fresh frame because a writer hit them in write-out.
+    /// Time that they waited, ns.
+    stable_wait_nanos,
+    /// Blocks that writers hit in write-out where bytes in flight must not change.
+    stable_hits,
+    /// Blocks given a fresh frame because a writer hit them in write-out, their neighbours in the
+    /// frame included.
     stable_copies,
+    /// Bytes copied for fresh frames and snapshots; what a writer overwrites is not copied.
+    stable_copied_bytes,
+    /// Blocks whose write-out was of a copy.
+    stable_snapshots,
+    /// Fresh frames or snapshots that were not to be had, so that writers wait.
+    stable_fallbacks,
     /// Device errors seen by fills and write-out.
     io_errors,
     /// Flushes sent to devices.

@@ -16,7 +16,8 @@ macro_rules! strategy {
             /// Their words on the command line, in the same order.
             pub const WORDS: &'static [&'static str] = &[$($word,)*];
 
-            fn from_index(index: u8) -> Self {
+            /// The one at this place of [`Self::ALL`].
+            pub fn from_index(index: u8) -> Self {
                 Self::ALL[usize::from(index)]
             }
         }
@@ -71,6 +72,17 @@ strategy! {
     /// A writer that hits a block in flight gets a fresh frame and goes on; waits only when no
     /// frame is free.
     Cow = "cow",
+}
+
+strategy! {
+    /// Whether bytes in flight are kept from changing.
+    StablePages, "stable_pages", Auto:
+    /// Where the device asks for it.
+    Auto = "auto",
+    /// Always.
+    On = "on",
+    /// Never, whatever the device asks for.
+    Off = "off",
 }
 
 strategy! {

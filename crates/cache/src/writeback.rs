@@ -268,8 +268,12 @@ pub struct WritePiece {
     /// How many of them were dirty.
     dirty: u32,
     /// Their frames at the time of capture, in order.
-    frames: Vec<Frame>,
-    first_frame: usize,
+    pub(crate) frames: Vec<Frame>,
+    pub(crate) first_frame: usize,
+    /// The frames are copies of its own (see [`crate::stable`]).
+    pub(crate) snapshot: bool,
+    /// When it was taken.
+    since: Nanos,
 }
 
 impl WritePiece {
@@ -349,6 +353,8 @@ impl FolioWrite<'_> {
             blocks: run,
             dirty: cleared as u32,
             first_frame: frames.start,
+            snapshot: false,
+            since: self.cache.world.now(),
             frames: frames
                 .map(|at| {
                     let frame = table.frame(self.slot, at).expect("dirty has a frame (F3)");
@@ -441,6 +447,10 @@ impl FolioWrite<'_> {
 
     /// Lets go of the frames; gives back those that a writer has replaced in the folio meanwhile.
     fn free_detached(&self, piece: &WritePiece) {
+        if piece.snapshot {
+            let count = piece.frames.len() as u64;
+            self.cache.snapshot_frames.fetch_sub(count, Ordering::Relaxed);
+        }
         let mut freed = Vec::new();
         for (i, &frame) in piece.frames.iter().enumerate() {
             let at = piece.first_frame + i;
@@ -478,6 +488,10 @@ pub fn end_write(
     durable: bool,
 ) {
     let (mut bytes, mut cleaned, mut again) = (0, 0, false);
+    let now = cache.world.now();
+    if let Some(first) = pieces.first() {
+        mapping.write_took(now.saturating_sub(first.since));
+    }
     for piece in pieces {
         let folio = cache.lock_folio(mapping, piece.index);
         let folio = folio.expect("a folio with blocks in write-out is not evicted (F4)");
@@ -495,7 +509,7 @@ pub fn end_write(
     if ok {
         Counters::add(&cache.counters.written_bytes, bytes);
         Counters::add(&cache.counters.cleaned_bytes, cleaned);
-        cache.dirty.written(cache.world.now(), bytes);
+        cache.dirty.written(now, bytes);
     } else {
         Counters::add(&cache.counters.io_errors, 1);
     }

@@ -60,11 +60,12 @@ impl Lab {
         let mut pool = FramePool::empty(&self.cache);
         loop {
             let folio = self.cache.lock_or_create(&self.mapping, 0).expect("slots are plenty");
-            let copy = cow && folio.any(State::Writing, one(block));
+            let copy = cow && folio.hit(one(block)).frames > 0;
             let need = folio.frames_missing(one(block)) + if copy { 2 } else { 0 };
             if need <= pool.len() {
                 if copy {
-                    folio.detach_in_flight(one(block), &mut pool);
+                    let at = block as usize * BLOCK;
+                    folio.detach_in_flight(one(block), &(at..at + BLOCK), &mut pool);
                 }
                 folio.install_frames(one(block), &mut pool);
                 folio.write(block as usize * BLOCK, &[value; BLOCK], false);

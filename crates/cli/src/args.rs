@@ -93,6 +93,10 @@ pub struct ExportArgs {
     #[arg(long, value_name = "STRATEGY",
           value_parser = PossibleValuesParser::new(forebay::StableStrategy::WORDS))]
     pub stable: Option<String>,
+    /// Whether bytes in flight are kept from changing: where a device asks for it, always, never
+    #[arg(long, value_name = "WHEN", default_value = "auto",
+          value_parser = PossibleValuesParser::new(forebay::StablePages::WORDS))]
+    pub stable_pages: String,
     /// What uncached requests do with what is not cached [default: ours]
     #[arg(long, value_name = "STRATEGY",
           value_parser = PossibleValuesParser::new(forebay::UncachedStrategy::WORDS))]

@@ -117,6 +117,14 @@ fn show(stat: &Value) {
             if export["read_only"].as_bool() == Some(true) { ", read-only" } else { "" },
             text("direct_io_reason"),
         ));
+        let need = |key: &str| u8::from(export[key].as_bool() == Some(true));
+        output::line(format!(
+            "  stable_pages_required {} ({}), its device {} ({})",
+            need("stable_pages_required"),
+            text("stable_pages_reason"),
+            need("device_stable_pages_required"),
+            text("device_stable_pages_reason"),
+        ));
     }
     let (hits, misses) = (counter(stat, "hits") as f64, counter(stat, "misses") as f64);
     output::line(format!(

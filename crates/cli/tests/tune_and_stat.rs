@@ -47,6 +47,38 @@ fn direct_io_switches_while_in_use() {
 }
 
 #[test]
+fn s5_the_need_for_stable_pages_is_shown_and_overridden_live() {
+    let folder = Folder::new();
+    folder.image("disk.img", 4 << 20);
+    let off = ["--direct-io", "off", "--stable-pages", "on", "--stable", "wait"];
+    let server = folder.export(&[&["disk.img", "--cache-size", "16M"][..], &off].concat());
+    let ctl = |words: &[&str]| folder.ok(&[words, &["--control", "ctl"]].concat());
+    let shown = |need: &str, why: &str| {
+        let text = ctl(&["stat"]);
+        let line = format!("stable_pages_required {need} ({why}), its device 0 (the system's page");
+        assert!(text.contains(&line), "{line} is not in {text}");
+        let json = ctl(&["stat", "--json"]);
+        let word = if need == "1" { "true" } else { "false" };
+        assert!(json.contains(&format!("\"stable_pages_required\": {word}")), "{json}");
+        assert!(json.contains("\"device_stable_pages_required\": false"), "{json}");
+        let text = ctl(&["stat", "--prometheus"]);
+        let line = format!("forebay_export_stable_pages_required{{export=\"\"}} {need}\n");
+        assert!(text.contains(&line), "{line} is not in {text}");
+        assert!(text.contains("forebay_device_stable_pages_required{device="), "{text}");
+    };
+    shown("1", "switched on");
+    assert_eq!(ctl(&["tune", "stable_pages=off"]).trim(), "stable_pages=off");
+    shown("0", "switched off");
+    ctl(&["tune", "stable_pages=auto"]);
+    shown("0", "the system's page cache copies");
+    for strategy in ["snapshot", "cow", "auto", "wait"] {
+        let set = format!("stable={strategy}");
+        assert_eq!(ctl(&["tune", &set]).trim(), set);
+    }
+    server.stop();
+}
+
+#[test]
 fn numbers_follow_what_clients_do() {
     let folder = Folder::new();
     folder.image("disk.img", 4 << 20);

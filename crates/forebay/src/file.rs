@@ -6,6 +6,7 @@ use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{DirectIo, FileDevice};
 use forebay_cache::State;
+use forebay_cache::strategy::StablePages;
 use forebay_iomap::{Handle, MappedFile, Source, Target};
 use forebay_vfs::{Export, Extent};
 use std::sync::Arc;
@@ -213,10 +214,28 @@ impl File {
         extents(&self.opener.file, offset, len)
     }
 
-    /// Stable-write need of the device below, and why.
+    /// Whether bytes in flight are kept from changing on this file, and why: what its device asks for
+    /// now, unless [`File::set_stable_pages`] says otherwise.
     pub fn stable_pages_required(&self) -> (bool, &'static str) {
+        let need = self.opener.file.stable_need();
+        (need.required, need.reason)
+    }
+
+    /// What the device below asks for now, and why.
+    pub fn device_stable_pages_required(&self) -> (bool, &'static str) {
         let need = self.opener.file.device().limits().stable_writes;
         (need.required, need.reason)
+    }
+
+    /// Whether the need comes from the device (`Auto`) or from here. Counts from the next write on,
+    /// for all openers of the file.
+    pub fn set_stable_pages(&self, to: StablePages) {
+        self.opener.file.set_stable_pages(to);
+    }
+
+    /// As it was set last.
+    pub fn stable_pages(&self) -> StablePages {
+        self.opener.file.stable_pages()
     }
 
     /// This file as an export for front ends.

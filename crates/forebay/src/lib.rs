@@ -35,4 +35,4 @@ pub use file::{File, Residency};
 pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
 pub use forebay_block::{Aio, DirectIo};
 pub use forebay_cache::Stats;
-pub use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
+pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};

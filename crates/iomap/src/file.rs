@@ -7,7 +7,7 @@
 use crate::ops::MapOps;
 use crate::sync::FlushGroup;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::DeviceRef;
@@ -15,6 +15,7 @@ use forebay_cache::errseq::Cursor;
 use forebay_cache::flusher::run_flusher;
 use forebay_cache::folio::Table;
 use forebay_cache::readahead::Streams;
+use forebay_cache::strategy::StablePages;
 use forebay_cache::writeback::WriteOut;
 use forebay_cache::{Mapping, PageCache, State};
 use std::ops::Range;
@@ -94,6 +95,8 @@ pub struct MappedFile {
     /// Held while the end of file moves.
     grow: Mutex<()>,
     read_only: bool,
+    /// A [`forebay_cache::strategy::StablePages`].
+    pub(crate) stable_pages: AtomicU8,
 }
 
 impl MappedFile {
@@ -122,6 +125,7 @@ impl MappedFile {
             flush: FlushGroup::default(),
             grow: Mutex::new(()),
             read_only,
+            stable_pages: AtomicU8::new(StablePages::Auto as u8),
         });
         if !read_only {
             // Before the task runs: whoever kicks all flushers means this one too.

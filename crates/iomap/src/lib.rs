@@ -14,6 +14,7 @@ pub mod identity;
 pub mod ops;
 mod read;
 pub mod remap;
+mod stable;
 mod sync;
 mod uncached;
 mod write;

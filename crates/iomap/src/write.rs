@@ -9,15 +9,16 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
-use forebay_cache::strategy::StableStrategy;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
 
 /// What stands in the way of a write to one folio.
-enum Obstacle {
-    /// Frames are missing: so many are needed.
+pub(crate) enum Obstacle {
+    /// Frames are missing: so many are needed in all.
     Frames(usize),
+    /// The same, and some of them are for blocks in write-out.
+    Fresh(usize),
     /// No folio descriptor is to be had.
     Slots,
     /// Somebody holds the range exclusively.
@@ -61,7 +62,9 @@ impl MappedFile {
                 &src[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
             let mut pool = FramePool::empty(&self.cache);
             if let Err(obstacle) = self.write_piece(index, &piece, bytes, passing, &mut pool) {
-                let Obstacle::Frames(count) = obstacle else { return Some(piece.start) };
+                let (Obstacle::Frames(count) | Obstacle::Fresh(count)) = obstacle else {
+                    return Some(piece.start);
+                };
                 let Some(frames) = self.cache.take_frames(count) else { return Some(piece.start) };
                 pool = frames;
                 if self.write_piece(index, &piece, bytes, passing, &mut pool).is_err() {
@@ -192,24 +195,13 @@ impl MappedFile {
             return Err(Obstacle::Fill(fill));
         }
         let missing = folio.frames_missing(blocks);
-        let in_flight = folio.any(State::Writing, blocks);
-        let stable = in_flight && self.device().limits().stable_writes.required;
-        if stable && self.cache.strategies.stable() == StableStrategy::Wait {
-            return Err(Obstacle::Stable);
+        let fresh = self.resolve_hits(&folio, blocks)?;
+        if missing + fresh > pool.len() {
+            let count = missing + fresh;
+            return Err(if fresh > 0 { Obstacle::Fresh(count) } else { Obstacle::Frames(count) });
         }
-        let spare =
-            if stable { blocks.len().div_ceil(mapping.blocks_per_frame()) as usize + 1 } else { 0 };
-        // A fill goes to the frame that it was planned for: that frame is not replaced under it.
-        let framed = blocks.whole_frames(mapping.blocks_per_frame());
-        if stable && folio.any(State::Reading, framed) {
-            return Err(Obstacle::Reading(framed));
-        }
-        if missing + spare > pool.len() {
-            return Err(Obstacle::Frames(missing + spare));
-        }
-        if stable {
-            let copies = folio.detach_in_flight(blocks, pool);
-            Counters::add(&self.cache.counters.stable_copies, copies);
+        if fresh > 0 {
+            folio.detach_in_flight(blocks, &(at..at + src.len()), pool);
         }
         folio.install_frames(blocks, pool);
         self.zero_behind_eof(&folio, index, piece, blocks);
@@ -277,43 +269,18 @@ impl MappedFile {
             Obstacle::Reading(blocks) => {
                 self.cache.wait_while(mapping, index, blocks, State::Reading).await
             }
-            Obstacle::Stable => {
-                Counters::add(&self.cache.counters.stable_waits, 1);
-                self.cache.wait_while(mapping, index, blocks, State::Writing).await;
+            Obstacle::Stable => self.wait_stable(index, blocks).await,
+            Obstacle::Fresh(count) => self.fresh_frames(index, blocks, count, pool).await,
+            Obstacle::Frames(count) => {
+                *pool = FramePool::empty(&self.cache);
+                *pool = self.cache.wait_frames(mapping, count).await;
             }
-            Obstacle::Frames(count) => self.more_frames(index, blocks, count, pool).await,
             Obstacle::Fill(range) => {
                 let mode = FillMode { inline: blocking, ..passing.fill() };
                 return self.fill_block(index, range, mode).await;
             }
         }
         Ok(())
-    }
-
-    /// Frames for a write. Where they were wanted for copies of blocks in flight and there are none,
-    /// it is the write-out that is waited for (S8).
-    async fn more_frames<'a>(
-        &'a self,
-        index: u64,
-        blocks: Blocks,
-        count: usize,
-        pool: &mut FramePool<'a>,
-    ) {
-        if let Some(frames) = self.cache.take_frames(count) {
-            *pool = frames;
-            return;
-        }
-        let in_flight = self
-            .cache
-            .lock_folio(&self.mapping, index)
-            .is_some_and(|folio| folio.any(State::Writing, blocks));
-        if in_flight {
-            Counters::add(&self.cache.counters.stable_waits, 1);
-            self.cache.wait_while(&self.mapping, index, blocks, State::Writing).await;
-        } else {
-            *pool = FramePool::empty(&self.cache);
-            *pool = self.cache.wait_frames(&self.mapping, count).await;
-        }
     }
 
     /// Reads one block and waits for it.

@@ -180,7 +180,11 @@ impl MappedFile {
         let tracking = self.cache.strategies.dirty_tracking();
         match folio.write_conflict(blocks, tracking) {
             Some(blocks) if pass.sync => Err(blocks),
-            _ => Ok(folio.begin_write(blocks, tracking)),
+            _ => {
+                let mut pieces = folio.begin_write(blocks, tracking);
+                self.snapshot(&folio, &mut pieces);
+                Ok(pieces)
+            }
         }
     }
 

@@ -1,7 +1,6 @@
 //! Opening a file or block special file: lock, size, and whether direct I/O is possible.
 
 use super::{Dio, DirectIo, FileOptions, Inner, Kind};
-use crate::bdev::StableWrites;
 use crate::check::SECTOR;
 use crate::sys;
 use forebay_base::buf::BUF_ALIGN;
@@ -47,7 +46,7 @@ impl Inner {
             wanted_block: wanted,
             natural_block: natural.max(SECTOR),
             physical_block: below.physical.max(4096),
-            stable: below.stable,
+            need: super::need::Need::of(fd.as_fd(), kind, &stat),
             buffered: fd,
             dio,
             direct_on: AtomicBool::new(false),
@@ -126,7 +125,6 @@ pub(crate) fn size_of(fd: BorrowedFd<'_>, kind: Kind) -> Result<u64> {
 struct Below {
     logical: u32,
     physical: u32,
-    stable: bool,
 }
 
 impl Below {
@@ -149,7 +147,6 @@ impl Below {
                 .unwrap_or(SECTOR),
             physical: asked(|fd| rustix::fs::ioctl_blkpbszget(fd), "physical_block_size")
                 .unwrap_or(SECTOR),
-            stable: read("stable_writes") == Some(1),
         }
     }
 }
@@ -231,14 +228,5 @@ impl DirectIo {
                 Err(Error::new(ErrorKind::Unsupported, "turn direct I/O on", why.clone()))
             }
         }
-    }
-}
-
-/// For the limits of a device.
-pub(crate) fn stable_writes(direct: bool, stable: bool) -> StableWrites {
-    match (direct, stable) {
-        (false, _) => StableWrites { required: false, reason: "the system's page cache copies" },
-        (true, false) => StableWrites { required: false, reason: "the device below does not ask" },
-        (true, true) => StableWrites { required: true, reason: "the device below asks for it" },
     }
 }

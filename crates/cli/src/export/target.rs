@@ -71,6 +71,8 @@ impl Target {
 
     fn export(&self, served: &Served) -> Value {
         let (direct, reason) = served.file.direct_io();
+        let (stable, why) = served.file.stable_pages_required();
+        let (below, why_below) = served.file.device_stable_pages_required();
         json!({
             "name": served.name,
             "path": served.path.display().to_string(),
@@ -80,6 +82,11 @@ impl Target {
             "read_only": served.read_only,
             "direct_io": direct,
             "direct_io_reason": reason,
+            "stable_pages": served.file.stable_pages().to_string(),
+            "stable_pages_required": stable,
+            "stable_pages_reason": why,
+            "device_stable_pages_required": below,
+            "device_stable_pages_reason": why_below,
         })
     }
 
@@ -101,6 +108,12 @@ impl Target {
             text.push_str(&format!("# TYPE forebay_nbd_{name} untyped\n"));
             text.push_str(&format!("forebay_nbd_{name} {value}\n"));
         }
+        let (exports, devices) = (
+            |s: &Served| (s.name.clone(), s.file.stable_pages_required().0),
+            |s: &Served| (s.path.display().to_string(), s.file.device_stable_pages_required().0),
+        );
+        text.push_str(&needs("export", self.served.iter().map(exports)));
+        text.push_str(&needs("device", self.served.iter().map(devices)));
         text
     }
 
@@ -109,10 +122,18 @@ impl Target {
             self.cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
         let mode = *self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
         all.insert("direct_io".into(), mode.to_string().into());
+        if let Some(served) = self.served.first() {
+            all.insert("stable_pages".into(), served.file.stable_pages().to_string().into());
+        }
         Value::Object(all)
     }
 
     fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
+        if name == "stable_pages" {
+            let to = value.parse()?;
+            self.served.iter().for_each(|served| served.file.set_stable_pages(to));
+            return Ok(());
+        }
         if name != "direct_io" {
             return self.cache.tune(name, value);
         }
@@ -140,6 +161,17 @@ impl Target {
             "runs": r.runs,
         }))
     }
+}
+
+/// Who needs stable pages, as gauges with a label.
+fn needs(of: &str, all: impl Iterator<Item = (String, bool)>) -> String {
+    let name = format!("forebay_{of}_stable_pages_required");
+    let mut text = format!("# TYPE {name} gauge\n");
+    for (label, need) in all {
+        let label = label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        text.push_str(&format!("{name}{{{of}=\"{label}\"}} {}\n", u8::from(need)));
+    }
+    text
 }
 
 fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {

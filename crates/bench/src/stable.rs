@@ -1,0 +1,335 @@
+//! `stable`: what a writer pays for bytes in flight that must not change. A mix of four clients with
+//! rewrites of pages in flight, with the need off, and with it on by each strategy; on a delay
+//! device and on the disk; the kernel's XFS on a loop device with its knob off and on; and the
+//! verifying device under concurrent writers.
+//!
+//! Invariant: T1 all variants of a device run on one file behind one cache, so that nothing but the
+//! need and the strategy differs.
+
+mod kernel;
+mod mix;
+mod verify;
+
+use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
+use crate::image::Image;
+use crate::load::{Slice, Target};
+use crate::options::Options;
+use crate::ours::Flagged;
+use crate::report::{Good, Plot, Report, Summary, median};
+use forebay::{Cache, CacheConfig, File, IoFlags, RawOptions, StablePages, StableStrategy, Stats};
+use forebay_base::Result;
+use forebay_base::world::RealWorld;
+use forebay_block::RamDevice;
+use forebay_block::target::{DelayDevice, DelayOptions};
+use kernel::Kernel;
+use mix::{Flushes, Mix, Store};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Cache of our variants, bytes.
+const BUDGET: u64 = 256 << 20;
+/// Rewrites per second.
+const REWRITES: u64 = 8000;
+const PER_IO: Duration = Duration::from_millis(2);
+const BANDWIDTH: u64 = 100_000_000;
+/// Blocks that the verifying device has to see.
+const CHECKED: u64 = 10_000_000;
+const OFF: &str = "not-needed";
+
+/// Need and strategy of each of our variants.
+const VARIANTS: [(&str, StablePages, StableStrategy); 5] = [
+    (OFF, StablePages::Off, StableStrategy::Auto),
+    ("wait", StablePages::On, StableStrategy::Wait),
+    ("snapshot", StablePages::On, StableStrategy::Snapshot),
+    ("cow", StablePages::On, StableStrategy::Cow),
+    ("auto", StablePages::On, StableStrategy::Auto),
+];
+
+impl Store for Flagged {
+    fn flush(&self) -> Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// Runs the bench.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut report = Report::default();
+    let mut summary = Summary {
+        behaviour: "stable",
+        promise: "a writer does not wait for its own write-out".into(),
+        kernel: "-".into(),
+        ..Summary::default()
+    };
+    if options.wants("delay") {
+        delay(options, &mut report, &mut summary)?;
+    }
+    if options.wants("disk") {
+        disk(options, &mut report)?;
+    }
+    if options.wants("kernel") {
+        match kernel_rows(options, &mut report) {
+            Ok(text) => summary.kernel = text,
+            Err(e) => report.not_run("xfs on a loop device", e),
+        }
+    }
+    if options.wants("verify") {
+        verify(options, &mut report)?;
+    }
+    report.summaries.push(summary);
+    Ok(report)
+}
+
+/// What the cache counted and how long flushes took, by variant and slice.
+#[derive(Default)]
+struct Extra(BTreeMap<&'static str, Vec<(Vec<(&'static str, u64)>, Flushes)>>);
+
+const COUNTED: [&str; 7] = [
+    "stable_waits",
+    "stable_wait_nanos",
+    "stable_hits",
+    "stable_copies",
+    "stable_copied_bytes",
+    "stable_snapshots",
+    "stable_fallbacks",
+];
+
+impl Extra {
+    fn add(&mut self, variant: &'static str, before: &Stats, after: &Stats, flushes: Flushes) {
+        let (before, after) = (before.fields(), after.fields());
+        let counted = after.iter().zip(&before).filter(|(a, _)| COUNTED.contains(&a.0));
+        let counted = counted.map(|(a, b)| (a.0, a.1 - b.1)).collect();
+        self.0.entry(variant).or_default().push((counted, flushes));
+    }
+
+    fn sum(&self, variant: &str, name: &str) -> f64 {
+        let slices = self.0.get(variant).into_iter().flatten();
+        let all = slices.flat_map(|(counted, _)| counted).filter(|c| c.0 == name);
+        all.map(|c| c.1).sum::<u64>() as f64
+    }
+
+    fn rows(&self, report: &mut Report, prefix: &str) {
+        for (variant, slices) in &self.0 {
+            for name in COUNTED {
+                let value = |(counted, _): &(Vec<(&str, u64)>, Flushes)| {
+                    counted.iter().find(|c| c.0 == name).map_or(f64::NAN, |c| c.1 as f64)
+                };
+                let values: Vec<f64> = slices.iter().map(value).collect();
+                report.row(variant, &format!("{prefix}_{name}"), "1/slice", &values);
+            }
+            flush_rows(report, variant, prefix, slices.iter().map(|s| &s.1));
+        }
+    }
+}
+
+fn flush_rows<'a>(
+    report: &mut Report,
+    variant: &str,
+    prefix: &str,
+    slices: impl Iterator<Item = &'a Flushes>,
+) {
+    let some: Vec<_> = slices.filter(|s| s.hist.count() > 0).collect();
+    let mean: Vec<f64> = some.iter().map(|s| s.hist.mean() / 1e6).collect();
+    let max: Vec<f64> = some.iter().map(|s| s.hist.max() as f64 / 1e6).collect();
+    report.row(variant, &format!("{prefix}_flush_avg"), "ms", &mean);
+    report.row(variant, &format!("{prefix}_flush_max"), "ms", &max);
+}
+
+fn plan(options: &Options) -> Plan {
+    Plan {
+        rounds: options.rounds_or(2, 15),
+        cycles: if options.quick { 1 } else { 2 },
+        slice: options.millis(120, 400),
+        passes: 1,
+        gate: None,
+        repeats_max: 0,
+        lines: options.lines,
+    }
+}
+
+fn mix_of(turn: &Turn) -> Mix {
+    Mix { time: turn.time, rewrites_per_second: REWRITES, seed: turn.seed }
+}
+
+/// All our variants on one file.
+fn alternate_ours(options: &Options, cache: &Cache, file: &File) -> Result<(Outcome, Extra)> {
+    let extra = RefCell::new(Extra::default());
+    let store = Flagged { file: file.reopen(), flags: IoFlags::empty() };
+    // All cached before anything is timed.
+    let mut buf = vec![0; 1 << 20];
+    for at in (0..mix::SIZE).step_by(buf.len()) {
+        store.read(&mut buf, at)?;
+    }
+    let mut variants: Vec<Variant<'_>> = Vec::new();
+    for (name, stable, strategy) in VARIANTS {
+        let (extra, store) = (&extra, &store);
+        variants.push(Variant::new(name, move |turn| {
+            cache.tune("stable", &strategy.to_string())?;
+            store.file.set_stable_pages(stable);
+            let before = cache.stats();
+            let (slice, flushes) = mix::run(store, &mix_of(turn))?;
+            extra.borrow_mut().add(name, &before, &cache.stats(), flushes);
+            store.flush()?;
+            Ok(slice)
+        }));
+    }
+    let outcome = alternate(&mut variants, &plan(options))?;
+    drop(variants);
+    Ok((outcome, extra.into_inner()))
+}
+
+fn cache(options: &Options) -> Result<Cache> {
+    Cache::new(CacheConfig { aio: options.aio.parse()?, ..CacheConfig::with_budget(BUDGET) })
+}
+
+fn max_ms(slice: &Slice) -> f64 {
+    slice.hist.max() as f64 / 1e6
+}
+
+/// Median over rounds of one figure over another.
+fn paired(outcome: &Outcome, ours: &str, other: &str, figure: impl Fn(&Slice) -> f64) -> f64 {
+    let (ours, other) = (outcome.per_round(ours), outcome.per_round(other));
+    let ratios = ours.iter().zip(&other).map(|(a, b)| figure(a) / figure(b).max(1e-9));
+    median(&ratios.collect::<Vec<_>>())
+}
+
+fn max_of(outcome: &Outcome, variant: &str) -> f64 {
+    median(&outcome.per_round(variant).iter().map(max_ms).collect::<Vec<_>>())
+}
+
+fn mean_rows(outcome: &Outcome, report: &mut Report, names: &[&str], prefix: &str) {
+    for name in names {
+        let means: Vec<f64> =
+            outcome.per_round(name).iter().map(|s| s.hist.mean() / 1e3).collect();
+        report.row(name, &format!("{prefix}_mean"), "us", &means);
+    }
+}
+
+fn delay(options: &Options, report: &mut Report, summary: &mut Summary) -> Result<()> {
+    let delays =
+        DelayOptions { per_io: PER_IO, bandwidth: Some(BANDWIDTH), ..DelayOptions::default() };
+    let device = DelayDevice::new(Arc::new(RamDevice::new(mix::SIZE)), &RealWorld::new(), delays);
+    let cache = cache(options)?;
+    // Filling the cache is no part of it.
+    device.set(DelayOptions::default());
+    let file = cache.open_device(device.clone(), &RawOptions::default())?;
+    let mut buf = vec![0; 1 << 20];
+    for at in (0..mix::SIZE).step_by(buf.len()) {
+        file.read_at(&mut buf, at)?;
+    }
+    device.set(delays);
+    let (outcome, extra) = alternate_ours(options, &cache, &file)?;
+    outcome.add_rows(report, "delay");
+    mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "delay");
+    extra.rows(report, "delay");
+    let free = cache.stats().frames_free as f64;
+    report.row("cow", "delay_free_frames", "1", &[free]);
+    let p999 = |s: &Slice| s.hist.percentile(99.9) as f64;
+    let at_most = |report: &mut Report, name: &str, value: f64, bar: f64| {
+        report.ratio_with_bar(name, value, Good::AtMost, bar);
+    };
+    let max = |ours| paired(&outcome, ours, "wait", max_ms);
+    at_most(report, "max_latency_vs_wait_when_not_needed", max(OFF), 0.1);
+    at_most(report, "cow_p999_vs_not_needed", paired(&outcome, "cow", OFF, p999), 1.5);
+    at_most(report, "cow_max_vs_wait", max("cow"), 0.1);
+    let throughput = outcome.ratio("cow", OFF);
+    report.ratio_with_bar("cow_throughput_vs_not_needed", throughput, Good::AtLeast, 0.97);
+    let hits = extra.sum("cow", "stable_hits");
+    let share = extra.sum("cow", "stable_copies") / hits.max(1.0);
+    at_most(report, "copied_blocks_share", share, 1.1);
+    report.ratio("auto_max_vs_wait", max("auto"));
+    report.ratio("snapshot_max_vs_wait", max("snapshot"));
+    report.ratio("auto_throughput_vs_not_needed", outcome.ratio("auto", OFF));
+    report.note(format!(
+        "delay device: {} ms per I/O, {} MB/s; 4 clients in regions of 16 MiB, 256 KiB files in \
+         pieces of 64 KiB, one in 3 flushed; {REWRITES} rewrites of 100 bytes per second; \
+         {hits:.0} blocks hit in flight by cow",
+        PER_IO.as_millis(),
+        BANDWIDTH / 1_000_000
+    ));
+    let text = |name: &str| format!("max {:.1} ms", max_of(&outcome, name));
+    (summary.baseline, summary.patch) = (text("wait"), text(OFF));
+    summary.ours = format!("{} with the need on", text("cow"));
+    let series = VARIANTS.map(|v| (v.0.to_string(), vec![max_of(&outcome, v.0)]));
+    report.plots.push(Plot {
+        behaviour: "stable",
+        title: "Longest write under write-out, delay device".into(),
+        unit: "ms".into(),
+        series: series.to_vec(),
+        ..Plot::default()
+    });
+    Ok(())
+}
+
+fn disk(options: &Options, report: &mut Report) -> Result<()> {
+    let image = Image::create(&options.dir, "stable", mix::SIZE, options.keep)?;
+    let cache = cache(options)?;
+    let file = cache.open_raw(image.path(), &RawOptions::default())?;
+    let (need, why) = file.device_stable_pages_required();
+    report.note(format!("disk: stable_pages_required {} ({why}), forced here", u8::from(need)));
+    let (outcome, extra) = alternate_ours(options, &cache, &file)?;
+    outcome.add_rows(report, "disk");
+    mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "disk");
+    extra.rows(report, "disk");
+    for (ours, name) in [(OFF, "disk_max_vs_wait_when_not_needed"), ("cow", "disk_cow_max_vs_wait")]
+    {
+        report.ratio(name, paired(&outcome, ours, "wait", max_ms));
+    }
+    report.ratio("disk_cow_throughput_vs_not_needed", outcome.ratio("cow", OFF));
+    Ok(())
+}
+
+fn kernel_rows(options: &Options, report: &mut Report) -> Result<String> {
+    let kernel = Kernel::new(options)?;
+    let flushes: RefCell<BTreeMap<bool, Vec<Flushes>>> = RefCell::default();
+    let mut variants: Vec<Variant<'_>> = Vec::new();
+    for stable in [false, true] {
+        let (kernel, flushes) = (&kernel, &flushes);
+        variants.push(Variant::new(kernel::name(stable), move |turn| {
+            let (slice, flushed) = kernel.slice(stable, &mix_of(turn))?;
+            flushes.borrow_mut().entry(stable).or_default().push(flushed);
+            Ok(slice)
+        }));
+    }
+    let outcome = alternate(&mut variants, &plan(options))?;
+    drop(variants);
+    outcome.add_rows(report, "disk");
+    mean_rows(&outcome, report, &[false, true].map(kernel::name), "disk");
+    for (stable, slices) in flushes.borrow().iter() {
+        flush_rows(report, kernel::name(*stable), "disk", slices.iter());
+    }
+    let (off, on) = (kernel::name(false), kernel::name(true));
+    report.ratio("xfs_max_vs_stable_writes_1", paired(&outcome, off, on, max_ms));
+    for stable in [false, true] {
+        if let Err(e) = kernel.dbench(report, stable, if options.quick { 1 } else { 8 }) {
+            report.not_run("dbench 4", e);
+            break;
+        }
+    }
+    Ok(format!("xfs max {:.1} ms, {:.1} ms if needed", max_of(&outcome, off), max_of(&outcome, on)))
+}
+
+fn verify(options: &Options, report: &mut Report) -> Result<()> {
+    let wanted = if options.quick { CHECKED / 200 } else { CHECKED };
+    let limit = if options.quick { Duration::from_millis(400) } else { Duration::from_secs(40) };
+    let each = wanted.div_ceil(2 * StableStrategy::ALL.len() as u64);
+    let (mut checked, mut mismatches, mut corrupt, mut changed) = (0, 0, 0, 0);
+    for block_size in [512, 4096] {
+        let verified = verify::Verified::new(options, block_size)?;
+        for &strategy in StableStrategy::ALL {
+            let seen = verified.run(strategy, StablePages::Auto, each, limit / 8)?;
+            checked += seen.checked_writes;
+            mismatches += seen.mismatches;
+            corrupt += seen.corrupt_reads;
+        }
+        let off = verified.run(StableStrategy::Auto, StablePages::Off, each / 8, limit / 8)?;
+        changed += off.mismatches;
+    }
+    let bar = wanted as f64;
+    report.ratio_with_bar("checked_blocks", checked as f64, Good::AtLeast, bar);
+    report.ratio_with_bar("mismatches", (mismatches + corrupt) as f64, Good::AtMost, 0.0);
+    report.ratio_with_bar("mismatches_when_forced_off", changed as f64, Good::AtLeast, 1.0);
+    report.note("verifying device: blocks of 512 bytes; half behind blocks of 512, half of 4096");
+    Ok(())
+}

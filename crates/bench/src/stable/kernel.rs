@@ -1,0 +1,132 @@
+//! The kernel's rows: XFS on a loop device that claims to need stable pages, and one that does
+//! not; under the same mix, and under dbench.
+
+use super::mix::{self, Flushes, Mix, Store};
+use crate::kernel::KernelFile;
+use crate::load::{Slice, Target};
+use crate::loopdev::{FsKind, LoopFs};
+use crate::options::Options;
+use crate::report::Report;
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::fs::OFlags;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// XFS on a loop device on a file.
+pub struct Kernel {
+    fs: LoopFs,
+}
+
+struct OnFile(KernelFile);
+
+impl Target for OnFile {
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.0.read(buf, offset)
+    }
+    fn write(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.0.write(buf, offset)
+    }
+}
+
+impl Store for OnFile {
+    fn flush(&self) -> Result<()> {
+        self.0.file.sync_data().map_err(|e| Error::from_io("flush", e))
+    }
+}
+
+impl Kernel {
+    /// Makes it, with a file for the mix on it.
+    pub fn new(options: &Options) -> Result<Self> {
+        let fs = LoopFs::new(&options.dir, "stable", 512 << 20, FsKind::Xfs, true)?;
+        let this = Self { fs };
+        let fail = |e| Error::from_io("make", e).with_path(this.image());
+        std::fs::write(this.image(), vec![1; mix::SIZE as usize]).map_err(fail)?;
+        Ok(this)
+    }
+
+    fn image(&self) -> PathBuf {
+        self.fs.path().join("image")
+    }
+
+    /// One slice, with the device's knob set.
+    pub fn slice(&self, stable: bool, mix: &Mix) -> Result<(Slice, Flushes)> {
+        self.fs.stable_writes(stable)?;
+        let file = OnFile(KernelFile::new(crate::image::open_with(&self.image(), OFlags::empty())?));
+        let done = mix::run(&file, mix)?;
+        file.flush()?;
+        Ok(done)
+    }
+
+    /// `dbench 4`, with the device's knob set: rows of what it prints.
+    pub fn dbench(&self, report: &mut Report, stable: bool, seconds: u64) -> Result<()> {
+        self.fs.stable_writes(stable)?;
+        let at = self.fs.path().join("dbench");
+        std::fs::create_dir_all(&at).map_err(|e| Error::from_io("make", e))?;
+        let mut command = Command::new("dbench");
+        command.arg("-t").arg(seconds.to_string()).arg("-D").arg(&at).arg("4");
+        let out = command.stdin(Stdio::null()).output().map_err(|e| Error::from_io("dbench", e))?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        let Some(figures) = Figures::parse(&text) else {
+            let said = String::from_utf8_lossy(&out.stderr);
+            let text = format!("{}: {}", out.status, said.trim());
+            return Err(Error::new(ErrorKind::Unsupported, "dbench", text));
+        };
+        let variant = name(stable);
+        report.row(variant, "dbench_write_avg", "ms", &[figures.write.0]);
+        report.row(variant, "dbench_write_max", "ms", &[figures.write.1]);
+        report.row(variant, "dbench_flush_avg", "ms", &[figures.flush.0]);
+        report.row(variant, "dbench_flush_max", "ms", &[figures.flush.1]);
+        report.row(variant, "dbench_throughput", "MB/s", &[figures.throughput]);
+        Ok(())
+    }
+}
+
+/// Name of the kernel's variant.
+pub fn name(stable: bool) -> &'static str {
+    if stable { "xfs-loop stable_writes=1" } else { "xfs-loop stable_writes=0" }
+}
+
+/// What dbench prints at its end.
+#[derive(Debug, PartialEq)]
+struct Figures {
+    /// Average and longest, ms.
+    write: (f64, f64),
+    flush: (f64, f64),
+    /// MB/s.
+    throughput: f64,
+}
+
+impl Figures {
+    fn parse(text: &str) -> Option<Self> {
+        let line = |name: &str| {
+            let words = text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
+            words.filter(|w| w.first() == Some(&name)).last()
+        };
+        let latency = |name| {
+            let words = line(name)?;
+            Some((words.get(2)?.parse().ok()?, words.get(3)?.parse().ok()?))
+        };
+        Some(Self {
+            write: latency("WriteX")?,
+            flush: latency("Flush")?,
+            throughput: line("Throughput")?.get(1)?.parse().ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_dbench_prints_is_read() {
+        let text = " Operation      Count    AvgLat    MaxLat\n \
+                    WriteX         10963     0.154    33.114\n \
+                    Flush            773    16.500   168.321\n\
+                    Throughput 57.43 MB/sec  4 clients  4 procs  max_latency=59.8 ms\n";
+        let want =
+            Figures { write: (0.154, 33.114), flush: (16.5, 168.321), throughput: 57.43 };
+        assert_eq!(Figures::parse(text), Some(want));
+        assert_eq!(Figures::parse("no such file"), None);
+    }
+}

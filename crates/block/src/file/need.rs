@@ -1,0 +1,246 @@
+//! Whether the device under a file needs stable writes, asked of the system and asked again.
+//!
+//! A block device says so in `queue/stable_writes`. The kernel carries the need upward when devices are
+//! stacked, but a knob turned below later does not reach the top, so the devices below (`slaves`) are
+//! asked too, and any of them decides (S5). A file has the need of the device under its file system;
+//! btrfs checksums what it writes, unless the file is marked `C` (no copy on write, no checksum).
+//!
+//! Invariant: N1 an answer is at most [`FRESH`] old: a knob that is turned is noticed on files that are
+//! open already.
+
+use super::Kind;
+use crate::bdev::StableWrites;
+use rustix::fs::{IFlags, Stat};
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How old an answer may be.
+const FRESH: Duration = Duration::from_millis(100);
+/// Devices below devices are followed so far.
+const DEPTH: u32 = 8;
+const BTRFS_MAGIC: u64 = 0x9123_683e;
+
+/// Why bytes must or need not stay as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    NotAsked,
+    Device,
+    Below,
+    Btrfs,
+}
+
+const WHYS: [Why; 4] = [Why::NotAsked, Why::Device, Why::Below, Why::Btrfs];
+
+/// The need of one file.
+pub(crate) struct Need {
+    /// Directories of the block devices in sysfs.
+    devices: Vec<PathBuf>,
+    btrfs: bool,
+    start: Instant,
+    /// Milliseconds since `start` when it was asked last, times 4, plus the place in [`WHYS`].
+    last: AtomicU64,
+}
+
+impl Need {
+    /// For an open file with this `stat`.
+    pub(crate) fn of(fd: BorrowedFd<'_>, kind: Kind, stat: &Stat) -> Self {
+        let magic = rustix::fs::fstatfs(fd).map(|s| s.f_type as u64).unwrap_or(0);
+        let btrfs = kind == Kind::Regular && magic == BTRFS_MAGIC;
+        let id = if kind == Kind::Block { stat.st_rdev } else { stat.st_dev };
+        let (major, minor) = (rustix::fs::major(id), rustix::fs::minor(id));
+        let devices = match btrfs {
+            true => btrfs_devices(fd, Path::new("/sys/fs/btrfs")),
+            false => vec![PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))],
+        };
+        Self::new(devices, btrfs, fd)
+    }
+
+    fn new(devices: Vec<PathBuf>, btrfs: bool, fd: BorrowedFd<'_>) -> Self {
+        let need = Self { devices, btrfs, start: Instant::now(), last: AtomicU64::new(0) };
+        need.store(0, need.ask(fd));
+        need
+    }
+
+    fn store(&self, millis: u64, why: Why) {
+        self.last.store(millis << 2 | why as u64, Ordering::Relaxed);
+    }
+
+    fn ask(&self, fd: BorrowedFd<'_>) -> Why {
+        if self.btrfs && checksummed(fd) {
+            return Why::Btrfs;
+        }
+        let asked = self.devices.iter().map(|device| ask_device(device, 0));
+        asked.max_by_key(|why| *why as u8).unwrap_or(Why::NotAsked)
+    }
+
+    /// The need now, for I/O past the system's page cache (`direct`) or through it.
+    pub(crate) fn get(&self, direct: bool, fd: BorrowedFd<'_>) -> StableWrites {
+        if !direct {
+            return StableWrites { required: false, reason: "the system's page cache copies" };
+        }
+        let (last, now) = (self.last.load(Ordering::Relaxed), self.start.elapsed().as_millis());
+        let mut why = WHYS[(last & 3) as usize];
+        if now as u64 >= (last >> 2) + FRESH.as_millis() as u64 {
+            why = self.ask(fd);
+            self.store(now as u64, why);
+        }
+        let reason = match why {
+            Why::NotAsked => "the device below does not ask",
+            Why::Device => "the device below asks for it",
+            Why::Below => "a device under the device below asks for it",
+            Why::Btrfs => "btrfs checksums the file",
+        };
+        StableWrites { required: why != Why::NotAsked, reason }
+    }
+}
+
+/// What a block device says, or one that it stands on.
+fn ask_device(dir: &Path, depth: u32) -> Why {
+    // A partition has its queue one directory up.
+    let queue = [dir.join("queue/stable_writes"), dir.join("../queue/stable_writes")];
+    let said = queue.iter().find_map(|file| fs::read_to_string(file).ok());
+    if said.is_some_and(|text| text.trim() == "1") {
+        return Why::Device;
+    }
+    let below = fs::read_dir(dir.join("slaves")).into_iter().flatten().flatten();
+    let asks = |path: &Path| depth < DEPTH && ask_device(path, depth + 1) != Why::NotAsked;
+    match below.into_iter().any(|entry| asks(&entry.path())) {
+        true => Why::Below,
+        false => Why::NotAsked,
+    }
+}
+
+/// Whether btrfs keeps checksums of the file's data. Assumed where it does not tell.
+fn checksummed(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::ioctl_getflags(fd).map_or(true, |flags| !flags.contains(IFlags::NOCOW))
+}
+
+/// The block devices of the btrfs that holds the file: its file-system id names them. All
+/// mounted ones where that cannot be told.
+fn btrfs_devices(fd: BorrowedFd<'_>, root: &Path) -> Vec<PathBuf> {
+    let mounted = mount_id(fd).and_then(|id| mount_source(id, "/proc/self/mountinfo"));
+    let mut devices = Vec::new();
+    for system in fs::read_dir(root).into_iter().flatten().flatten() {
+        let inside = fs::read_dir(system.path().join("devices")).into_iter().flatten().flatten();
+        let own: Vec<PathBuf> = inside.map(|device| device.path()).collect();
+        let ours =
+            |path: &PathBuf| path.file_name().is_some_and(|name| Some(name) == mounted.as_deref());
+        if own.iter().any(ours) {
+            return own;
+        }
+        devices.extend(own);
+    }
+    devices
+}
+
+fn mount_id(fd: BorrowedFd<'_>) -> Option<u64> {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let asked = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    (asked.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(asked.stx_mnt_id)
+}
+
+/// The last part of the name of the device that a mount is of.
+fn mount_source(id: u64, mountinfo: &str) -> Option<std::ffi::OsString> {
+    let text = fs::read_to_string(mountinfo).ok()?;
+    let line = text.lines().find(|l| l.split(' ').next() == Some(id.to_string().as_str()))?;
+    let source = line.split(" - ").nth(1)?.split(' ').nth(1)?;
+    let real = fs::canonicalize(source).unwrap_or_else(|_| PathBuf::from(source));
+    real.file_name().map(|name| name.to_os_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&root);
+            fs::create_dir_all(&root).unwrap();
+            Self(root)
+        }
+
+        fn device(&self, name: &str, needs: bool) -> PathBuf {
+            let dir = self.0.join(name);
+            fs::create_dir_all(dir.join("queue")).unwrap();
+            fs::create_dir_all(dir.join("slaves")).unwrap();
+            self.turn(name, needs);
+            dir
+        }
+
+        fn turn(&self, name: &str, needs: bool) {
+            let text = if needs { "1\n" } else { "0\n" };
+            fs::write(self.0.join(name).join("queue/stable_writes"), text).unwrap();
+        }
+
+        fn stack(&self, upper: &str, lower: &str) {
+            let link = self.0.join(upper).join("slaves").join(lower);
+            std::os::unix::fs::symlink(self.0.join(lower), link).unwrap();
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn s5_the_need_is_the_or_of_all_devices_below() {
+        let tree = Tree::new("need-or");
+        let top = tree.device("dm-0", false);
+        tree.device("sda", false);
+        tree.device("sdb", false);
+        tree.stack("dm-0", "sda");
+        assert_eq!(ask_device(&top, 0), Why::NotAsked);
+        tree.turn("sda", true);
+        assert_eq!(ask_device(&top, 0), Why::Below);
+        tree.turn("sda", false);
+        // A leg is added, and taken away.
+        tree.turn("sdb", true);
+        assert_eq!(ask_device(&top, 0), Why::NotAsked);
+        tree.stack("dm-0", "sdb");
+        assert_eq!(ask_device(&top, 0), Why::Below);
+        fs::remove_file(top.join("slaves/sdb")).unwrap();
+        assert_eq!(ask_device(&top, 0), Why::NotAsked);
+        // A partition asks its disk.
+        fs::create_dir_all(top.join("dm-0p1")).unwrap();
+        tree.turn("dm-0", true);
+        assert_eq!(ask_device(&top.join("dm-0p1"), 0), Why::Device);
+    }
+
+    #[test]
+    fn s5_a_change_is_noticed_on_an_open_file() {
+        let tree = Tree::new("need-live");
+        let dir = tree.device("sda", false);
+        let file = fs::File::open(&tree.0).unwrap();
+        let need = Need::new(vec![dir], false, file.as_fd());
+        assert!(!need.get(true, file.as_fd()).required);
+        tree.turn("sda", true);
+        // Time passes: what was asked is not fresh any more.
+        std::thread::sleep(FRESH + Duration::from_millis(20));
+        let now = need.get(true, file.as_fd());
+        assert_eq!((now.required, now.reason), (true, "the device below asks for it"));
+        assert!(!need.get(false, file.as_fd()).required, "the page cache copies");
+        tree.turn("sda", false);
+        std::thread::sleep(FRESH + Duration::from_millis(20));
+        assert!(!need.get(true, file.as_fd()).required);
+    }
+
+    #[test]
+    fn the_source_of_a_mount_is_found_by_its_number() {
+        let tree = Tree::new("need-mount");
+        let info = tree.0.join("mountinfo");
+        let line = "36 35 0:30 / /mnt rw shared:1 - btrfs /dev/nosuchdisk7 rw\n";
+        fs::write(&info, line).unwrap();
+        let found = mount_source(36, info.to_str().unwrap());
+        assert_eq!(found.as_deref(), Some(std::ffi::OsStr::new("nosuchdisk7")));
+        assert_eq!(mount_source(3, info.to_str().unwrap()), None);
+    }
+}

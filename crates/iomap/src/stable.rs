@@ -1,0 +1,103 @@
+//! Stable writes of one file: whether they are needed, and what a writer does about blocks in flight.
+//! The mechanism is [`forebay_cache::stable`].
+//!
+//! Invariant: every way to change cached bytes (write, zeroing of part of a block, the zeros behind an
+//! end of file that moves) goes through [`MappedFile::resolve_hits`] under the folio lock, before the
+//! first byte changes (S3). Direct writes and zeroing of whole blocks wait for the range to be idle.
+
+use crate::file::MappedFile;
+use crate::write::Obstacle;
+use forebay_base::sync::atomic::Ordering;
+use forebay_block::StableWrites;
+use forebay_cache::folio::Blocks;
+use forebay_cache::stable::Answer;
+use forebay_cache::stats::Counters;
+use forebay_cache::strategy::{StablePages, StableStrategy};
+use forebay_cache::writeback::WritePiece;
+use forebay_cache::{FolioWrite, FramePool, State};
+
+impl MappedFile {
+    /// Whether bytes in flight must not change, and why: what the device asks for now, unless the
+    /// file is told otherwise.
+    pub fn stable_need(&self) -> StableWrites {
+        match self.stable_pages() {
+            StablePages::Auto => self.device().limits().stable_writes,
+            StablePages::On => StableWrites { required: true, reason: "switched on" },
+            StablePages::Off => StableWrites { required: false, reason: "switched off" },
+        }
+    }
+
+    /// As it was set last.
+    pub fn stable_pages(&self) -> StablePages {
+        StablePages::from_index(self.stable_pages.load(Ordering::Relaxed))
+    }
+
+    /// Overrides what the device asks for; counts from the next write on.
+    pub fn set_stable_pages(&self, to: StablePages) {
+        self.stable_pages.store(to as u8, Ordering::Relaxed);
+    }
+
+    /// Frames that a write to `blocks` needs beside the missing ones, because it hits blocks in
+    /// flight; or that it has to wait, for the write-out or for a fill.
+    pub(crate) fn resolve_hits(
+        &self,
+        folio: &FolioWrite<'_>,
+        blocks: Blocks,
+    ) -> Result<usize, Obstacle> {
+        if !folio.any(State::Writing, blocks) {
+            return Ok(0);
+        }
+        let hit = folio.hit(blocks);
+        if hit.frames == 0 || !self.stable_need().required {
+            return Ok(0);
+        }
+        if self.cache.answer_hit(&self.mapping, hit.frames) == Answer::Wait {
+            return Err(Obstacle::Stable);
+        }
+        if hit.reading {
+            return Err(Obstacle::Reading(blocks.whole_frames(self.mapping.blocks_per_frame())));
+        }
+        Ok(hit.frames)
+    }
+
+    /// Waits until the blocks are not in write-out any more.
+    pub(crate) async fn wait_stable(&self, index: u64, blocks: Blocks) {
+        let counters = &self.cache.counters;
+        let hit = self.cache.lock_folio(&self.mapping, index).map(|folio| folio.hit(blocks));
+        let Some(hit) = hit.filter(|hit| hit.blocks > 0) else { return };
+        Counters::add(&counters.stable_hits, u64::from(hit.blocks));
+        Counters::add(&counters.stable_waits, 1);
+        let start = self.cache.world.now();
+        self.cache.wait_not_hit(&self.mapping, index, blocks).await;
+        Counters::add(&counters.stable_wait_nanos, self.cache.world.now() - start);
+    }
+
+    /// Frames for a write that hit blocks in flight. If there are none it is the write-out that is
+    /// waited for: its end brings what is needed here, whatever reclaim finds (S8).
+    pub(crate) async fn fresh_frames<'a>(
+        &'a self,
+        index: u64,
+        blocks: Blocks,
+        count: usize,
+        pool: &mut FramePool<'a>,
+    ) {
+        if let Some(frames) = self.cache.take_frames(count) {
+            *pool = frames;
+            return;
+        }
+        Counters::add(&self.cache.counters.stable_fallbacks, 1);
+        *pool = FramePool::empty(&self.cache);
+        self.wait_stable(index, blocks).await;
+    }
+
+    /// Pieces just taken for write-out, their folio still locked: copies of themselves if that is the
+    /// strategy and the device needs it.
+    pub(crate) fn snapshot(&self, folio: &FolioWrite<'_>, pieces: &mut [WritePiece]) {
+        let wanted = self.cache.strategies.stable() == StableStrategy::Snapshot;
+        if wanted && !pieces.is_empty() && self.stable_need().required {
+            pieces.iter_mut().for_each(|piece| {
+                folio.snapshot(piece);
+            });
+        }
+    }
+}
