@@ -31,6 +31,7 @@ pub mod report;
 pub mod results;
 pub mod seq;
 pub mod server;
+pub mod stable;
 pub mod svg;
 #[expect(unsafe_code, reason = "mappings, cachestat, mincore and getrusage have no safe form")]
 pub mod sys;
@@ -50,6 +51,7 @@ type BenchFn = fn(&Options) -> Result<Report>;
 const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("hit", "4 KiB reads and writes of cached data against pread and memcpy", hit::run),
     ("dirty", "small changes made durable at once: bytes written per byte, IOPS", dirty::run),
+    ("stable", "writers that meet their blocks in flight: wait, snapshot, cow, auto", stable::run),
     (
         "uncached",
         "reads and writes that leave nothing behind, and a hot set beside them",

@@ -81,9 +81,15 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// What the cache counted and how long flushes took, by variant and slice.
+/// What the cache counted in a slice, and how long flushes took.
+struct Cost {
+    counted: Vec<(&'static str, u64)>,
+    flushes: Flushes,
+}
+
+/// The costs of all slices, by variant.
 #[derive(Default)]
-struct Extra(BTreeMap<&'static str, Vec<(Vec<(&'static str, u64)>, Flushes)>>);
+struct Extra(BTreeMap<&'static str, Vec<Cost>>);
 
 const COUNTED: [&str; 7] = [
     "stable_waits",
@@ -100,25 +106,25 @@ impl Extra {
         let (before, after) = (before.fields(), after.fields());
         let counted = after.iter().zip(&before).filter(|(a, _)| COUNTED.contains(&a.0));
         let counted = counted.map(|(a, b)| (a.0, a.1 - b.1)).collect();
-        self.0.entry(variant).or_default().push((counted, flushes));
+        self.0.entry(variant).or_default().push(Cost { counted, flushes });
     }
 
     fn sum(&self, variant: &str, name: &str) -> f64 {
         let slices = self.0.get(variant).into_iter().flatten();
-        let all = slices.flat_map(|(counted, _)| counted).filter(|c| c.0 == name);
+        let all = slices.flat_map(|cost| &cost.counted).filter(|c| c.0 == name);
         all.map(|c| c.1).sum::<u64>() as f64
     }
 
     fn rows(&self, report: &mut Report, prefix: &str) {
         for (variant, slices) in &self.0 {
             for name in COUNTED {
-                let value = |(counted, _): &(Vec<(&str, u64)>, Flushes)| {
-                    counted.iter().find(|c| c.0 == name).map_or(f64::NAN, |c| c.1 as f64)
+                let value = |cost: &Cost| {
+                    cost.counted.iter().find(|c| c.0 == name).map_or(f64::NAN, |c| c.1 as f64)
                 };
                 let values: Vec<f64> = slices.iter().map(value).collect();
                 report.row(variant, &format!("{prefix}_{name}"), "1/slice", &values);
             }
-            flush_rows(report, variant, prefix, slices.iter().map(|s| &s.1));
+            flush_rows(report, variant, prefix, slices.iter().map(|s| &s.flushes));
         }
     }
 }
@@ -136,11 +142,11 @@ fn flush_rows<'a>(
     report.row(variant, &format!("{prefix}_flush_max"), "ms", &max);
 }
 
-fn plan(options: &Options) -> Plan {
+fn plan(options: &Options, rounds: usize) -> Plan {
     Plan {
-        rounds: options.rounds_or(2, 15),
-        cycles: if options.quick { 1 } else { 2 },
-        slice: options.millis(120, 400),
+        rounds: options.rounds_or(2, rounds),
+        cycles: 1,
+        slice: options.millis(120, 700),
         passes: 1,
         gate: None,
         repeats_max: 0,
@@ -153,7 +159,7 @@ fn mix_of(turn: &Turn) -> Mix {
 }
 
 /// All our variants on one file.
-fn alternate_ours(options: &Options, cache: &Cache, file: &File) -> Result<(Outcome, Extra)> {
+fn alternate_ours(plan: &Plan, cache: &Cache, file: &File) -> Result<(Outcome, Extra)> {
     let extra = RefCell::new(Extra::default());
     let store = Flagged { file: file.reopen(), flags: IoFlags::empty() };
     // All cached before anything is timed.
@@ -174,7 +180,7 @@ fn alternate_ours(options: &Options, cache: &Cache, file: &File) -> Result<(Outc
             Ok(slice)
         }));
     }
-    let outcome = alternate(&mut variants, &plan(options))?;
+    let outcome = alternate(&mut variants, plan)?;
     drop(variants);
     Ok((outcome, extra.into_inner()))
 }
@@ -200,8 +206,7 @@ fn max_of(outcome: &Outcome, variant: &str) -> f64 {
 
 fn mean_rows(outcome: &Outcome, report: &mut Report, names: &[&str], prefix: &str) {
     for name in names {
-        let means: Vec<f64> =
-            outcome.per_round(name).iter().map(|s| s.hist.mean() / 1e3).collect();
+        let means: Vec<f64> = outcome.per_round(name).iter().map(|s| s.hist.mean() / 1e3).collect();
         report.row(name, &format!("{prefix}_mean"), "us", &means);
     }
 }
@@ -219,7 +224,7 @@ fn delay(options: &Options, report: &mut Report, summary: &mut Summary) -> Resul
         file.read_at(&mut buf, at)?;
     }
     device.set(delays);
-    let (outcome, extra) = alternate_ours(options, &cache, &file)?;
+    let (outcome, extra) = alternate_ours(&plan(options, 20), &cache, &file)?;
     outcome.add_rows(report, "delay");
     mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "delay");
     extra.rows(report, "delay");
@@ -268,7 +273,7 @@ fn disk(options: &Options, report: &mut Report) -> Result<()> {
     let file = cache.open_raw(image.path(), &RawOptions::default())?;
     let (need, why) = file.device_stable_pages_required();
     report.note(format!("disk: stable_pages_required {} ({why}), forced here", u8::from(need)));
-    let (outcome, extra) = alternate_ours(options, &cache, &file)?;
+    let (outcome, extra) = alternate_ours(&plan(options, 10), &cache, &file)?;
     outcome.add_rows(report, "disk");
     mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "disk");
     extra.rows(report, "disk");
@@ -292,7 +297,7 @@ fn kernel_rows(options: &Options, report: &mut Report) -> Result<String> {
             Ok(slice)
         }));
     }
-    let outcome = alternate(&mut variants, &plan(options))?;
+    let outcome = alternate(&mut variants, &plan(options, 10))?;
     drop(variants);
     outcome.add_rows(report, "disk");
     mean_rows(&outcome, report, &[false, true].map(kernel::name), "disk");
@@ -312,7 +317,7 @@ fn kernel_rows(options: &Options, report: &mut Report) -> Result<String> {
 
 fn verify(options: &Options, report: &mut Report) -> Result<()> {
     let wanted = if options.quick { CHECKED / 200 } else { CHECKED };
-    let limit = if options.quick { Duration::from_millis(400) } else { Duration::from_secs(40) };
+    let limit = if options.quick { Duration::from_millis(400) } else { Duration::from_secs(120) };
     let each = wanted.div_ceil(2 * StableStrategy::ALL.len() as u64);
     let (mut checked, mut mismatches, mut corrupt, mut changed) = (0, 0, 0, 0);
     for block_size in [512, 4096] {

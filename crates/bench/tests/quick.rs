@@ -169,3 +169,33 @@ fn dirty_reports_every_row_and_ratio() {
     check_ratios(&json, &ratios);
     assert_eq!(json["summaries"][0]["behaviour"], "dirty");
 }
+
+#[test]
+fn stable_reports_every_row_and_ratio() {
+    let json = run("stable");
+    for variant in ["not-needed", "wait", "snapshot", "cow", "auto"] {
+        for part in ["delay", "disk"] {
+            for metric in ["rate", "throughput", "mean", "p99_9", "max", "stable_waits"] {
+                check_rows(&json, &[(variant, &format!("{part}_{metric}"))]);
+            }
+            check_rows(&json, &[(variant, &format!("{part}_stable_fallbacks"))]);
+        }
+    }
+    let ratios = [
+        "max_latency_vs_wait_when_not_needed",
+        "cow_p999_vs_not_needed",
+        "cow_max_vs_wait",
+        "cow_throughput_vs_not_needed",
+        "copied_blocks_share",
+        "checked_blocks",
+        "mismatches",
+        "mismatches_when_forced_off",
+    ];
+    check_ratios(&json, &ratios);
+    let value = |name: &str| {
+        let list = json["ratios"].as_array().unwrap();
+        list.iter().find(|r| r["name"] == name).unwrap()["value"].as_f64().unwrap()
+    };
+    assert_eq!(value("mismatches"), 0.0);
+    assert!(value("copied_blocks_share") <= 1.1);
+}

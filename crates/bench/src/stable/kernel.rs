@@ -51,7 +51,8 @@ impl Kernel {
     /// One slice, with the device's knob set.
     pub fn slice(&self, stable: bool, mix: &Mix) -> Result<(Slice, Flushes)> {
         self.fs.stable_writes(stable)?;
-        let file = OnFile(KernelFile::new(crate::image::open_with(&self.image(), OFlags::empty())?));
+        let file =
+            OnFile(KernelFile::new(crate::image::open_with(&self.image(), OFlags::empty())?));
         let done = mix::run(&file, mix)?;
         file.flush()?;
         Ok(done)
@@ -100,7 +101,7 @@ impl Figures {
     fn parse(text: &str) -> Option<Self> {
         let line = |name: &str| {
             let words = text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
-            words.filter(|w| w.first() == Some(&name)).last()
+            words.rev().find(|w| w.first() == Some(&name))
         };
         let latency = |name| {
             let words = line(name)?;
@@ -124,8 +125,7 @@ mod tests {
                     WriteX         10963     0.154    33.114\n \
                     Flush            773    16.500   168.321\n\
                     Throughput 57.43 MB/sec  4 clients  4 procs  max_latency=59.8 ms\n";
-        let want =
-            Figures { write: (0.154, 33.114), flush: (16.5, 168.321), throughput: 57.43 };
+        let want = Figures { write: (0.154, 33.114), flush: (16.5, 168.321), throughput: 57.43 };
         assert_eq!(Figures::parse(text), Some(want));
         assert_eq!(Figures::parse("no such file"), None);
     }

@@ -112,7 +112,10 @@ impl Shared<'_> {
 fn client(shared: &Shared<'_>, client: u64) -> Result<()> {
     let mut rng = Rng::new(shared.mix.seed.wrapping_mul(31) + client);
     let mut buf = AlignedBuf::new(PIECE);
-    while !shared.over() {
+    for turn in client.. {
+        if shared.over() {
+            break;
+        }
         let file = client * REGION + rng.below(REGION / FILE) * FILE;
         buf.fill(rng.draw() as u8);
         for at in (file..file + FILE).step_by(PIECE) {
@@ -120,7 +123,7 @@ fn client(shared: &Shared<'_>, client: u64) -> Result<()> {
             shared.pieces.fetch_add(1, Ordering::Relaxed);
         }
         shared.latest[client as usize].store(file, Ordering::Relaxed);
-        if rng.below(FILES_PER_FLUSH) == 0 {
+        if turn % FILES_PER_FLUSH == 0 {
             shared.timed(&shared.flushes, || shared.store.flush())?;
         }
         for at in (file..file + FILE).step_by(PIECE) {

@@ -6,8 +6,8 @@ use crate::options::Options;
 use forebay::{Cache, CacheConfig, File, IoFlags, RawOptions, StablePages, StableStrategy};
 use forebay_base::Result;
 use forebay_base::world::RealWorld;
-use forebay_block::target::{ChecksumDevice, ChecksumStats, DelayDevice, DelayOptions};
 use forebay_block::RamDevice;
+use forebay_block::target::{ChecksumDevice, ChecksumStats, DelayDevice, DelayOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,12 +25,10 @@ pub struct Verified {
 impl Verified {
     /// With state per `block_size` bytes.
     pub fn new(options: &Options, block_size: u32) -> Result<Self> {
-        let config = CacheConfig {
-            aio: options.aio.parse()?,
-            ..CacheConfig::with_budget(4 * SIZE)
-        };
+        let config =
+            CacheConfig { aio: options.aio.parse()?, ..CacheConfig::with_budget(4 * SIZE) };
         let cache = Cache::new(config)?;
-        let delays = DelayOptions { per_io: Duration::from_micros(200), ..DelayOptions::default() };
+        let delays = DelayOptions { per_io: Duration::from_micros(60), ..DelayOptions::default() };
         let slow = DelayDevice::new(Arc::new(RamDevice::new(SIZE)), &RealWorld::new(), delays);
         let device = ChecksumDevice::new(slow);
         let raw = RawOptions { block_size: Some(block_size), ..RawOptions::default() };
@@ -82,8 +80,8 @@ impl Verified {
         let mut bytes = vec![0; 64 << 10];
         while !stop.load(Ordering::Relaxed) {
             let draw = rng.draw();
-            // Mostly small ones, which hit parts of what the large ones put in flight.
-            let len = 1 + rng.below(if draw % 8 == 0 { 64 << 10 } else { 3000 });
+            // Small ones hit parts of what large ones put in flight.
+            let len = 1 + rng.below(if draw & 2 == 0 { 64 << 10 } else { 3000 });
             let part = &mut bytes[..len as usize];
             part[0] = draw as u8;
             part[len as usize - 1] = (draw >> 8) as u8;
@@ -130,7 +128,8 @@ mod tests {
             let mut changed = 0;
             for _ in 0..20 {
                 if changed == 0 {
-                    changed += verified.run(StableStrategy::Cow, off, 40_000, limit).unwrap().mismatches;
+                    changed +=
+                        verified.run(StableStrategy::Cow, off, 40_000, limit).unwrap().mismatches;
                 }
             }
             assert!(changed > 0, "forced off, and nothing changed in flight: it cannot fail");
