@@ -130,7 +130,7 @@ fn ratio_like(text: &str) -> Vec<String> {
         let fixed: usize =
             fixed_parts(word).map(|part| part.matches(char::is_alphabetic).count()).sum();
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_{}".contains(c);
-        fixed >= 8 && word.contains('_') && word.chars().all(plain)
+        fixed >= 8 && word.chars().all(plain)
     };
     text.split('"').filter(is_name).map(str::to_string).collect()
 }
