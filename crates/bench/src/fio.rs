@@ -92,9 +92,7 @@ pub fn run_with(
     cpu: Option<usize>,
     more: &[&str],
 ) -> Result<Vec<Slice>> {
-    let scratch = Scratch::new();
     let mut command = Command::new("fio");
-    command.arg("--output-format=json+").arg("--output").arg(&scratch.0);
     for (index, job) in jobs.iter().enumerate() {
         job.add_to(&mut command, &format!("job{index}"), uri);
         command.arg("--new_group=1").args(more);
@@ -103,18 +101,26 @@ pub fn run_with(
         }
     }
     let time = jobs.iter().map(|job| job.millis).max().unwrap_or(0);
-    run_to_end(command, Duration::from_millis(time) + GRACE)?;
+    let found = run_command(command, Duration::from_millis(time))?;
+    if found.len() != jobs.len() || found.iter().any(|slice| slice.ops == 0) {
+        return Err(Error::new(ErrorKind::Io, "fio", "a job transferred nothing"));
+    }
+    Ok(found)
+}
+
+/// Runs fio with these arguments, `time` long and a little more, and reads its JSON: one slice
+/// for each of its groups.
+pub fn run_command(mut command: Command, time: Duration) -> Result<Vec<Slice>> {
+    let scratch = Scratch::new();
+    command.arg("--output-format=json+").arg("--output").arg(&scratch.0);
+    run_to_end(command, time + GRACE)?;
     let text = std::fs::read_to_string(&scratch.0).map_err(|e| Error::from_io("read", e))?;
     // fio may print warnings before the JSON.
     let start = text.find('{').unwrap_or(0);
     let bad =
         |e: serde_json::Error| Error::new(ErrorKind::Corrupt, "read fio's JSON", e.to_string());
     let json: Value = serde_json::from_str(&text[start..]).map_err(bad)?;
-    let found: Vec<Slice> = json["jobs"].as_array().into_iter().flatten().map(slice_of).collect();
-    if found.len() != jobs.len() || found.iter().any(|slice| slice.ops == 0) {
-        return Err(Error::new(ErrorKind::Io, "fio", "a job transferred nothing"));
-    }
-    Ok(found)
+    Ok(json["jobs"].as_array().into_iter().flatten().map(slice_of).collect())
 }
 
 /// Waits for fio, and kills it when it is still there after `limit`: its nbd engine never comes

@@ -20,7 +20,9 @@ pub mod html;
 pub mod image;
 pub mod kernel;
 pub mod load;
+pub mod loopbench;
 pub mod loopdev;
+pub mod loopfio;
 pub mod machine;
 pub mod memcg;
 pub mod meter;
@@ -56,6 +58,11 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
         "uncached",
         "reads and writes that leave nothing behind, and a hot set beside them",
         uncached::run,
+    ),
+    (
+        "loop",
+        "the image opened with and without O_DIRECT, beside the kernel's loop",
+        loopbench::run,
     ),
     ("nbd", "random 4 KiB reads over NBD against nbdkit and qemu-nbd", nbd::run),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),

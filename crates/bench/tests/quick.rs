@@ -199,3 +199,31 @@ fn stable_reports_every_row_and_ratio() {
     assert_eq!(value("mismatches"), 0.0);
     assert!(value("copied_blocks_share") <= 1.1);
 }
+
+#[test]
+fn loop_reports_every_row_and_ratio() {
+    let json = run("loop");
+    let not_run = json["not_run"].as_array().unwrap();
+    if not_run.iter().any(|item| item["what"] == "loop") {
+        return;
+    }
+    let mut ratios = vec!["direct_cache_growth_mib", "switches_per_io", "switches_vs_buffered"];
+    let cells: Vec<String> = ["randread", "read", "randwrite", "write"]
+        .iter()
+        .flat_map(|rw| ["16jobs", "1job"].map(|layout| format!("{rw}_vs_buffered_{layout}")))
+        .collect();
+    ratios.extend(cells.iter().map(String::as_str));
+    check_ratios(&json, &ratios);
+    let all = names(&json, "ratios");
+    for name in ["memory_used_share", "randread_vs_buffered", "sparse_randwrite_uring_vs_threads"] {
+        assert!(all.contains(&name), "{name}");
+    }
+    check_rows(
+        &json,
+        &[
+            ("ours-direct-io-on", "randwrite_16jobs_rate"),
+            ("ours-direct-io-off", "stream_read_page_cache_growth"),
+            ("ours-mode-direct", "randread_depth16_rate"),
+        ],
+    );
+}

@@ -10,6 +10,8 @@
 //! take fails with `Unaligned`; the layer above aligns by [`Limits`]. F5 the system reports a
 //! lost write only once per open file, to whichever sync comes first; so a failed sync also fails
 //! the flushes that were under way, and a failed synchronous write the next flush.
+//! F6 where direct I/O is possible the alignments in [`Limits`] are those that it needs, on or
+//! off, so that a request that waits at the gate while it is switched fits afterwards too.
 //! Lock rule: `switching` before the gate's mutex; neither is held while a bio completes.
 
 pub(crate) mod exec;
@@ -120,6 +122,8 @@ pub(crate) struct Inner {
     buffered: OwnedFd,
     dio: std::result::Result<Dio, String>,
     direct_on: AtomicBool,
+    /// Direct I/O is about to be turned on: what it needs of writers holds already.
+    announced: AtomicBool,
     direct_reason: Mutex<String>,
     switching: Mutex<()>,
     gate: gate::Gate,
@@ -175,10 +179,10 @@ impl Inner {
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        let direct = self.is_direct();
+        let direct = self.is_direct() || self.announced.load(Ordering::Acquire);
         let (offset_align, memory_align) = match &self.dio {
-            Ok(dio) if direct => (dio.offset_align, dio.memory_align),
-            _ => (1, 1),
+            Ok(dio) => (dio.offset_align, dio.memory_align),
+            Err(_) => (1, 1),
         };
         let block = if self.wanted_block == 0 { self.natural_block } else { self.wanted_block };
         let can = |ok: &AtomicBool| !self.read_only && ok.load(Ordering::Relaxed);
@@ -310,19 +314,31 @@ impl FileDevice {
         (self.file.is_direct(), self.file.reason().clone())
     }
 
+    /// Says that direct I/O is about to be turned on, so that the need for stable writes shows in
+    /// the limits. Whoever holds data above calls it, writes out, and then switches: no write
+    /// that began under the old rule is under way then. [`Self::set_direct_io`] ends it.
+    pub fn announce_direct_io(&self, mode: DirectIo) {
+        let on = mode.decide(&self.file.dio).is_ok_and(|(on, _)| on);
+        self.file.announced.store(on, Ordering::Release);
+    }
+
     /// Switches direct I/O while the device is in use: holds new requests back, waits for those
     /// in flight (`Busy` after 30 s, nothing changed), and when turning on, writes the page
     /// cache back and drops it. Blocks; not for a thread with an I/O queue attached.
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         let file = &self.file;
         let guard = file.switching.lock().unwrap_or_else(|p| p.into_inner());
-        mode.decide(&file.dio).map_err(|e| e.with_path(&file.path))?;
+        if let Err(e) = mode.decide(&file.dio) {
+            file.announced.store(false, Ordering::Release);
+            return Err(e.with_path(&file.path));
+        }
         let done = if file.gate.close(SWITCH_LIMIT) {
             file.set_direct(mode).map_err(|e| e.with_path(&file.path))
         } else {
             let text = "requests in flight did not end in time";
             Err(Error::new(ErrorKind::Busy, "switch direct I/O", text).with_path(&file.path))
         };
+        file.announced.store(false, Ordering::Release);
         let mut parked = file.gate.open();
         drop(guard);
         self.submit_batch(&mut parked);

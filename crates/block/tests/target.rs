@@ -130,7 +130,7 @@ fn checksum_finds_what_changed_at_rest() {
 }
 
 #[test]
-fn s5_the_need_for_stable_writes_reaches_the_top_at_once() {
+fn s5_x1_the_need_for_stable_writes_reaches_the_top_at_once() {
     let checksum = ChecksumDevice::new(ram());
     let forced = LimitsDevice::new(checksum.clone(), LimitsOverride::default());
     let top = LogDevice::new(ErrorDevice::new(forced.clone()), 10);

@@ -7,6 +7,7 @@ use crate::mapping::{DirtyFolio, Mapping};
 use crate::writeback::{Which, WriteOut, WriteOutPass};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
+use forebay_base::task::BoxFuture;
 use forebay_base::units::MIB;
 use forebay_base::world::Nanos;
 use std::future::Future;
@@ -81,31 +82,69 @@ async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dy
     if mapping.oldest_dirt().is_some_and(|t| t + expire <= now) {
         out.clone().write_out(pass(Which::Before(now.saturating_sub(expire) + 1), u64::MAX)).await;
     }
+    let mut flush = Flush::default();
     while cache.dirty.above_background() || cache.is_starved() {
-        keep_window_open(cache, mapping, &out).await;
-        let issued = out.clone().write_out(pass(Which::All, 16 * MIB)).await;
+        flush.keep_window_open(cache, mapping, &out).await;
+        let issued = flush.beside(out.clone().write_out(pass(Which::All, 16 * MIB))).await;
         // Only what has failed before: later.
         if issued <= mapping.failed_bytes() {
             break;
         }
-        cache.wait_write_room(cache.write_depth()).await;
+        flush.beside(cache.wait_write_room(cache.write_depth())).await;
     }
-    keep_window_open(cache, mapping, &out).await;
+    flush.keep_window_open(cache, mapping, &out).await;
+    flush.end(cache).await;
 }
 
-/// Flushes before the window of written but unflushed blocks is full: what does not fit could not be
-/// written again if a flush failed.
-async fn keep_window_open(
-    cache: &PageCache,
-    mapping: &Mapping,
-    out: &std::sync::Arc<dyn WriteOut>,
-) {
-    let (all, window) = (cache.dirty.unflushed_bytes(), cache.unflushed_window());
-    let own = mapping.unflushed.lock().pinned.total() * mapping.block_size();
-    if own > 0 && (all > window / 2 || cache.is_starved()) {
-        out.clone().flush().await;
-        if own < all / 2 {
-            // Most of the window is other files', which may have nothing more to write.
+/// A flush of the device that write-out goes on beside.
+#[derive(Default)]
+struct Flush {
+    under_way: Option<BoxFuture<'static, ()>>,
+    /// Most of the window is other files', which may have nothing more to write.
+    others: bool,
+}
+
+impl Flush {
+    /// Carries out `work`, and the flush while that waits.
+    async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        std::future::poll_fn(|cx| {
+            if self.under_way.as_mut().is_some_and(|flush| flush.as_mut().poll(cx).is_ready()) {
+                self.under_way = None;
+            }
+            work.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// Starts to flush when the window of written but unflushed blocks is half full, and waits for it
+    /// before the window is full: what does not fit could not be written again if a flush failed.
+    async fn keep_window_open(
+        &mut self,
+        cache: &PageCache,
+        mapping: &Mapping,
+        out: &std::sync::Arc<dyn WriteOut>,
+    ) {
+        let (all, window) = (cache.dirty.unflushed_bytes(), cache.unflushed_window());
+        let own = mapping.unflushed.lock().pinned.total() * mapping.block_size();
+        if self.under_way.is_some() && (all > window / 4 * 3 || cache.is_starved()) {
+            self.end(cache).await;
+        }
+        if self.under_way.is_none() && own > 0 && (all > window / 2 || cache.is_starved()) {
+            self.under_way = Some(out.clone().flush());
+            self.others = own < all / 2;
+            if all > window / 4 * 3 || cache.is_starved() {
+                self.end(cache).await;
+            }
+        }
+    }
+
+    /// Waits for the flush that is under way.
+    async fn end(&mut self, cache: &PageCache) {
+        if let Some(flush) = self.under_way.take() {
+            flush.await;
+        }
+        if std::mem::take(&mut self.others) {
             cache.dirty.kick_all();
         }
     }

@@ -58,6 +58,13 @@ impl RangeSet {
             && self.map.range(..range.end).next_back().is_some_and(|(_, &e)| e > range.start)
     }
 
+    /// What of a range is in the set, descending.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let before = self.map.range(..range.end).rev().map(|(&s, &e)| s..e);
+        let there = before.take_while(move |r| r.end > range.start);
+        there.map(move |r| r.start.max(range.start)..r.end.min(range.end))
+    }
+
     /// How many numbers are in the set.
     pub fn total(&self) -> u64 {
         self.total
@@ -99,6 +106,11 @@ mod tests {
                 assert_eq!(set.total() as usize, want.len());
                 let touching = set.iter().zip(set.iter().skip(1)).any(|(x, y)| x.end >= y.start);
                 assert!(!touching);
+                let part = a.min(b)..a.max(b);
+                let mut inside: Vec<u64> = set.within(part.clone()).flatten().collect();
+                inside.sort_unstable();
+                let expected: Vec<u64> = want.into_iter().filter(|n| part.contains(n)).collect();
+                assert_eq!(inside, expected);
                 assert_eq!(set.overlaps(&(a..a + 1)), model.get(a as usize) == Some(&true));
             }
         }

@@ -72,6 +72,8 @@ counters! {
     direct_read_bytes,
     /// Bytes written past the cache.
     direct_write_bytes,
+    /// Direct requests that were not aligned and were served as uncached ones.
+    direct_fallbacks,
     /// Bytes dirty now.
     dirty_bytes,
     /// Bytes in write-out now.

@@ -47,7 +47,7 @@ fn stop_under_load(signal: &str) {
 }
 
 #[test]
-fn sigterm_loses_nothing_that_was_answered() {
+fn l12_sigterm_loses_nothing_that_was_answered() {
     stop_under_load("TERM");
 }
 

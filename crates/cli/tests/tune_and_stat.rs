@@ -30,7 +30,7 @@ fn a_setting_changes_on_the_running_process() {
 }
 
 #[test]
-fn direct_io_switches_while_in_use() {
+fn l2_direct_io_switches_while_in_use() {
     let folder = Folder::new();
     folder.image("disk.img", 4 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M", "--direct-io", "off"]);
@@ -43,6 +43,46 @@ fn direct_io_switches_while_in_use() {
     let stat = folder.ok(&["stat", "--json", "--control", "ctl"]);
     assert!(stat.contains("\"direct_io\": false"), "{stat}");
     client.disconnect();
+    server.stop();
+}
+
+/// The mode of an export is changed while it is served. In direct mode a request of odd bytes falls
+/// back by itself, and is counted.
+#[test]
+fn x4_the_mode_switches_while_in_use() {
+    let folder = Folder::new();
+    folder.image("disk.img", 4 << 20);
+    let server = folder.export(&["disk.img", "--cache-size", "16M", "--mode", "direct"]);
+    let stat = |name: &str| number(&folder.ok(&["stat", "--json", "--control", "ctl"]), name);
+    let mut client = server.client("");
+    for (mode, fallbacks) in [("direct", 2), ("cached", 0), ("uncached", 0)] {
+        let out = folder.ok(&["tune", "--control", "ctl", &format!("mode={mode}")]);
+        assert_eq!(out.trim(), format!("mode={mode}"));
+        let before = stat("direct_fallbacks");
+        client.write(777, mode.as_bytes()).unwrap();
+        assert_eq!(client.read(777, mode.len() as u32).unwrap(), mode.as_bytes());
+        assert_eq!(stat("direct_fallbacks"), before + fallbacks, "{mode}");
+    }
+    let shown = folder.ok(&["stat", "--control", "ctl"]);
+    assert!(shown.contains("uncached"), "{shown}");
+    let wrong = folder.forebay(&["tune", "--control", "ctl", "mode=sometimes"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    client.disconnect();
+    server.stop();
+}
+
+/// A file that direct I/O cannot have is served without it, and `stat` says why.
+#[test]
+fn l1_stat_says_why_direct_io_is_off() {
+    let folder = Folder::new();
+    folder.image("disk.img", 4 << 20);
+    let server = folder.export(&["disk.img", "--cache-size", "16M", "--offset", "100"]);
+    let shown = folder.ok(&["stat", "--control", "ctl"]);
+    assert!(shown.contains("direct-io off (auto: "), "{shown}");
+    assert!(shown.contains("offset 100") || shown.contains("tmpfs"), "{shown}");
+    let wrong = folder.forebay(&["tune", "--control", "ctl", "direct_io=on"]);
+    assert_ne!(wrong.status.code(), Some(0));
+    assert!(folder.ok(&["stat", "--control", "ctl"]).contains("direct-io off (auto: "));
     server.stop();
 }
 

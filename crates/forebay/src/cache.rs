@@ -134,6 +134,8 @@ impl Cache {
             offset: options.offset,
             size_limit: options.size_limit,
             create_size: options.create_size,
+            // L1: direct I/O in larger units than those of our state is none.
+            logical_block: options.block_size.unwrap_or(0),
             ..FileOptions::default()
         };
         let device = FileDevice::open(path.as_ref(), &file_options, &self.shared.engine)?;

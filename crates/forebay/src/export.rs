@@ -10,6 +10,7 @@ use forebay_vfs::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// How requests of an export use the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,16 +59,53 @@ impl FromStr for ExportMode {
     }
 }
 
+/// A mode that can be changed while an export is served; clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct LiveMode(Arc<AtomicU8>);
+
+impl LiveMode {
+    /// Starts with `mode`.
+    pub fn new(mode: ExportMode) -> Self {
+        let live = Self::default();
+        live.set(mode);
+        live
+    }
+
+    /// The mode now.
+    pub fn get(&self) -> ExportMode {
+        match self.0.load(Ordering::Relaxed) {
+            0 => ExportMode::Cached,
+            1 => ExportMode::Uncached,
+            _ => ExportMode::Direct,
+        }
+    }
+
+    /// Requests that begin from now on are served so. All modes see the same bytes, so nothing
+    /// has to be waited for.
+    pub fn set(&self, mode: ExportMode) {
+        let number = match mode {
+            ExportMode::Cached => 0,
+            ExportMode::Uncached => 1,
+            ExportMode::Direct => 2,
+        };
+        self.0.store(number, Ordering::Relaxed);
+    }
+
+    fn flags(&self) -> IoFlags {
+        self.get().flags()
+    }
+}
+
 /// Longest request, bytes.
 const MAX_REQUEST: u32 = 32 << 20;
 
 pub(crate) struct FileExport {
     file: File,
-    mode: ExportMode,
+    mode: LiveMode,
 }
 
 impl FileExport {
-    pub fn new(file: File, mode: ExportMode) -> Self {
+    pub fn new(file: File, mode: LiveMode) -> Self {
         Self { file, mode }
     }
 
@@ -88,16 +126,16 @@ impl FileExport {
 impl Export for FileExport {
     fn info(&self) -> ExportInfo {
         let file = &self.file.opener.file;
-        let (fast_zero, can_trim) = file.ops.can_zero();
+        let (limits, (fast_zero, can_trim)) = (file.device().limits(), file.ops.can_zero());
         ExportInfo {
             size: file.size(),
             min_block: 1,
-            preferred_block: self.file.block_size(),
+            preferred_block: self.file.block_size().max(limits.physical_block),
             max_request: MAX_REQUEST,
             read_only: file.read_only(),
             can_trim,
             fast_zero,
-            description: format!("{} ({})", file.device().name(), self.mode),
+            description: format!("{} ({})", file.device().name(), self.mode.get()),
         }
     }
 
@@ -175,6 +213,10 @@ impl Export for FileExport {
 
     fn extents(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<Vec<Extent>>> {
         Box::pin(async move { extents(&self.file.opener.file, offset, len) })
+    }
+
+    fn for_client(&self) -> Option<Arc<dyn Export>> {
+        Some(Arc::new(Self::new(self.file.reopen(), self.mode.clone())))
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

@@ -1,7 +1,7 @@
 //! One open file.
 
 use crate::cache::Cache;
-use crate::export::{ExportMode, FileExport};
+use crate::export::{ExportMode, FileExport, LiveMode};
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{DirectIo, FileDevice};
@@ -195,8 +195,12 @@ impl File {
             let text = "only a raw file has a page cache below";
             return Err(Error::new(ErrorKind::Unsupported, "set direct I/O", text));
         };
-        if !self.opener.file.read_only() {
-            self.sync_data()?;
+        raw.announce_direct_io(mode);
+        if !self.opener.file.read_only()
+            && let Err(error) = self.sync_data()
+        {
+            raw.announce_direct_io(DirectIo::Off);
+            return Err(error);
         }
         raw.set_direct_io(mode)
     }
@@ -240,7 +244,12 @@ impl File {
 
     /// This file as an export for front ends.
     pub fn export(&self, mode: ExportMode) -> Arc<dyn Export> {
-        Arc::new(FileExport::new(self.reopen(), mode))
+        self.export_live(&LiveMode::new(mode))
+    }
+
+    /// This file as an export whose mode can be changed while it is served.
+    pub fn export_live(&self, mode: &LiveMode) -> Arc<dyn Export> {
+        Arc::new(FileExport::new(self.reopen(), mode.clone()))
     }
 }
 

@@ -30,7 +30,7 @@ mod file;
 mod memory;
 
 pub use cache::{Cache, CacheConfig, RawOptions};
-pub use export::ExportMode;
+pub use export::{ExportMode, LiveMode};
 pub use file::{File, Residency};
 pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
 pub use forebay_block::{Aio, DirectIo};

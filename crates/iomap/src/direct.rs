@@ -36,6 +36,7 @@ impl MappedFile {
             return Ok(false);
         };
         if flags.contains(IoFlags::FALLBACK) {
+            Counters::add(&self.cache.counters.direct_fallbacks, 1);
             return Ok(true);
         }
         let error = Error::new(ErrorKind::Unaligned, op, why);

@@ -197,10 +197,10 @@ impl MappedFile {
     fn flush_worked(&self, pinned: &RangeSet) {
         self.each_pinned(pinned, |folio, part| {
             let block = self.mapping.block_size();
-            let mut free = RangeSet::default();
-            free.insert(part.start / block..part.end / block);
+            let (mut free, numbers) = (RangeSet::default(), part.start / block..part.end / block);
+            free.insert(numbers.clone());
             // Written again while the flush ran: kept for the next one.
-            for again in self.mapping.unflushed.lock().pinned.iter() {
+            for again in self.mapping.unflushed.lock().pinned.within(numbers) {
                 free.remove(again);
             }
             for run in free.iter() {

@@ -105,7 +105,7 @@ fn check(setup: &Setup, disk: &Arc<SimDisk>, workers: &mut [Worker], label: &str
 }
 
 #[test]
-fn cut_anywhere_and_cut_again() {
+fn l5_cut_anywhere_and_cut_again() {
     let mut cuts = 0;
     for seed in seeds() {
         let setup = Setup { bytes: 512 << 10, ..Setup::from_seed(seed, Map::Identity) };
@@ -144,7 +144,7 @@ fn cut_small(setup: &Setup, at: u64) -> (u64, bool) {
 }
 
 #[test]
-fn cut_at_every_submission_of_a_small_workload() {
+fn l5_l6_cut_at_every_submission_of_a_small_workload() {
     let mut states = 0;
     for seed in seeds().take(20) {
         let setup = Setup { bytes: 64 << 10, ..Setup::from_seed(seed, Map::Identity) };
@@ -161,7 +161,7 @@ fn cut_at_every_submission_of_a_small_workload() {
 
 /// Kill -9 with the machine up: completed writes stay, the rest is as after a power cut.
 #[test]
-fn killed_process() {
+fn l5_killed_process() {
     for seed in seeds() {
         let setup = Setup { bytes: 256 << 10, ..Setup::from_seed(seed, Map::Identity) };
         let disk = Arc::new(SimDisk::new(SimWorld::new(seed), setup.sim_config()));

@@ -13,8 +13,10 @@ use crate::handshake::Handshake;
 use crate::out::OutQueue;
 use crate::stats::Verdict;
 use crate::transmission::Transmission;
+use forebay_vfs::Export;
 use rustix::event::epoll::EventFlags;
 use rustix::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Where a connection stands.
@@ -37,6 +39,8 @@ pub(crate) struct Book {
     pub blocked: Option<Verdict>,
     /// In the loop's list of connections to be settled.
     pub dirty: bool,
+    /// What it is served, from the end of its handshake on.
+    pub export: Option<Arc<dyn Export>>,
 }
 
 impl Book {
@@ -49,7 +53,13 @@ impl Book {
             inflight: 0,
             blocked: None,
             dirty: false,
+            export: None,
         }
+    }
+
+    /// The export of a connection whose handshake is over.
+    pub fn export(&self) -> Arc<dyn Export> {
+        self.export.clone().expect("set where transmission begins")
     }
 }
 

@@ -157,6 +157,8 @@ impl Core {
         match step {
             Step::More => false,
             Step::Enter(session) => {
+                let export = &self.shared.exports[session.export].1;
+                conn.book.export = Some(export.for_client().unwrap_or_else(|| export.clone()));
                 conn.phase = Phase::Live(Box::new(crate::transmission::Transmission::new(session)));
                 true
             }
@@ -234,24 +236,23 @@ impl Core {
             structured: session.structured,
         };
         if let Some(buf) = buf {
-            return self.write_buf(book, session, ticket, buf);
+            return self.write_buf(book, ticket, buf);
         }
         // Ranges of no length change nothing; check() has refused an empty BLOCK_STATUS.
         if request.len == 0 && request.command != Command::Flush {
             return self.status(book, &request, session.structured, 0);
         }
         match (request.command, data) {
-            (Command::Read, _) => self.read(book, session, ticket),
-            (Command::Write, Some(data)) => self.write(book, session, ticket, data),
-            _ => self.other(book, session, ticket),
+            (Command::Read, _) => self.read(book, ticket),
+            (Command::Write, Some(data)) => self.write(book, ticket, data),
+            _ => self.other(book, ticket),
         }
     }
 
-    fn read(&mut self, book: &mut Book, session: &Session, ticket: Ticket) {
+    fn read(&mut self, book: &mut Book, ticket: Ticket) {
         let Ticket { request, structured, .. } = ticket;
-        let shared = self.shared.clone();
-        let flags = shared.config.io_flags & !IoFlags::WRITE_ONLY;
-        let export = &shared.exports[session.export].1;
+        let flags = self.shared.config.io_flags & !IoFlags::WRITE_ONLY;
+        let export = book.export();
         let len = request.len as usize;
         let (head, head_len) = proto::read_header(&request, structured);
         let mut large = (len > SMALL_READ).then(|| self.pool.buf(len));
@@ -282,7 +283,7 @@ impl Core {
             (None, large) => {
                 let buf = large.unwrap_or_else(|| self.pool.buf(len));
                 self.charge(book, ticket.cost);
-                let work = Work::Buf(export.clone().read(request.offset, buf, flags));
+                let work = Work::Buf(export.read(request.offset, buf, flags));
                 self.start(book, ticket, work);
             }
         }
@@ -294,10 +295,9 @@ impl Core {
         flags
     }
 
-    fn write(&mut self, book: &mut Book, session: &Session, ticket: Ticket, data: &[u8]) {
+    fn write(&mut self, book: &mut Book, ticket: Ticket, data: &[u8]) {
         let flags = self.write_flags(&ticket.request);
-        let shared = self.shared.clone();
-        let export = &shared.exports[session.export].1;
+        let export = book.export();
         if let Some(result) = export.try_write(ticket.request.offset, data, flags) {
             bump(&self.stats.bytes_written, if result.is_ok() { data.len() as u64 } else { 0 });
             return self.result(book, &ticket, &result);
@@ -305,14 +305,14 @@ impl Core {
         let mut buf = self.pool.buf(data.len());
         buf.copy_from_slice(data);
         self.charge(book, ticket.cost);
-        let work = Work::Buf(export.clone().write(ticket.request.offset, buf, flags));
+        let work = Work::Buf(export.write(ticket.request.offset, buf, flags));
         self.start(book, ticket, work);
     }
 
     /// Like [`Self::write`]; the buffer was charged when it began to fill.
-    fn write_buf(&mut self, book: &mut Book, session: &Session, ticket: Ticket, buf: AlignedBuf) {
+    fn write_buf(&mut self, book: &mut Book, ticket: Ticket, buf: AlignedBuf) {
         let flags = self.write_flags(&ticket.request);
-        let export = self.shared.exports[session.export].1.clone();
+        let export = book.export();
         if let Some(result) = export.try_write(ticket.request.offset, &buf, flags) {
             bump(&self.stats.bytes_written, if result.is_ok() { buf.len() as u64 } else { 0 });
             self.release(book, ticket.cost);
@@ -322,10 +322,10 @@ impl Core {
         self.start(book, ticket, Work::Buf(export.write(ticket.request.offset, buf, flags)));
     }
 
-    fn other(&mut self, book: &mut Book, session: &Session, ticket: Ticket) {
+    fn other(&mut self, book: &mut Book, ticket: Ticket) {
         let Request { flags, command, offset, len, .. } = ticket.request;
         let ticket = Ticket { cost: OVERHEAD, ..ticket };
-        let export: Arc<dyn Export> = self.shared.exports[session.export].1.clone();
+        let export: Arc<dyn Export> = book.export();
         let (len, fua) = (u64::from(len), flags.contains(CommandFlags::FUA));
         let work = match command {
             Command::Flush => Work::Unit(export.flush()),

@@ -250,10 +250,30 @@ fn hostile_crowds() {
     });
 }
 
+/// One client reads nothing of what it asked for, another one asks on the same loop: the second is
+/// served, and what the first holds is counted against the bound that is part of the budget.
+#[test]
+fn l11_a_client_that_reads_nothing_holds_nobody_up() {
+    let config = ServerConfig { threads: 1, total_memory: 16 << 20, ..Default::default() };
+    let running = Running::with(config, vec![("disk", Arc::new(MemExport::new(SIZE)))]);
+    let mut slow = running.client();
+    (0..64).for_each(|_| {
+        slow.ask(Command::Read, NONE, 0, 256 << 10);
+    });
+    eventually("its replies wait to be sent", || running.stats().memory_used > 256 << 10);
+    let mut client = running.client();
+    for round in 0..200u64 {
+        assert_eq!(client.write(round * 4096, &[round as u8; 4096]), 0);
+        assert_eq!(client.read(round * 4096, 4096).data, [round as u8; 4096]);
+    }
+    let held = running.stats().memory_used;
+    assert!(held > 256 << 10 && held <= 16 << 20, "{held}");
+}
+
 /// A client whose large request must wait for memory gets it in the end: who takes no replies
 /// is cut off for it.
 #[test]
-fn hoarders_give_way() {
+fn l11_hoarders_give_way() {
     let config = ServerConfig {
         total_memory: 16 << 20,
         client_memory: 8 << 20,

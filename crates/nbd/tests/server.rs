@@ -183,7 +183,7 @@ fn what_one_connection_wrote_and_flushed_the_others_see() {
 }
 
 #[test]
-fn stop_answers_what_is_in_flight_and_removes_the_socket() {
+fn l12_stop_answers_what_is_in_flight_and_removes_the_socket() {
     let late = MemExport::new(1 << 20).with_late(1, Duration::from_millis(50));
     let mut running = Running::one(Arc::new(late));
     let mut client = running.client();

@@ -104,6 +104,12 @@ pub trait Export: Send + Sync {
     /// The map of the range, in order, covering it whole.
     fn extents(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<Vec<Extent>>>;
 
+    /// The same export for one client of its own: streams are told apart by client, and each
+    /// client is told of a write error once. `None`: there is nothing to tell apart.
+    fn for_client(&self) -> Option<Arc<dyn Export>> {
+        None
+    }
+
     /// An I/O queue for the calling event-loop thread, if the engine below has such a thing.
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>>;
 }

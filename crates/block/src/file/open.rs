@@ -50,6 +50,7 @@ impl Inner {
             buffered: fd,
             dio,
             direct_on: AtomicBool::new(false),
+            announced: AtomicBool::new(false),
             direct_reason: Mutex::default(),
             switching: Mutex::default(),
             gate: super::gate::Gate::default(),

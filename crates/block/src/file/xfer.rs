@@ -133,3 +133,59 @@ impl Xfer {
         self.end - self.pos
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::DirectIo;
+    use crate::file::FileOptions;
+    use forebay_base::buf::{AlignedBuf, Segment};
+
+    /// What comes of a transfer of 8 KiB when the system calls move these many bytes.
+    fn moved(file: &Inner, op: BioOp, offset: u64, calls: &[usize]) -> (Result<()>, AlignedBuf) {
+        let mut buf = AlignedBuf::new(8192);
+        buf.fill(7);
+        let segment = Segment { ptr: buf.as_mut_ptr(), len: buf.len() };
+        // SAFETY: buf outlives the list, which is only used in this function.
+        let iovs = unsafe { IoVecs::new(&[segment]) };
+        let planned = Xfer::plan(file, op, offset, 8192, BioFlags::empty(), iovs);
+        let mut xfer = planned.unwrap();
+        let mut result = Err(Error::new(ErrorKind::Io, "test", "not over yet"));
+        for &bytes in calls {
+            match xfer.note(file, Ok(bytes)) {
+                Ok(Next::More) => {}
+                Ok(Next::Done) => result = Ok(()),
+                Err(e) => return (Err(e), buf),
+            }
+        }
+        (result, buf)
+    }
+
+    /// L3: a short transfer is tried again for the rest; one that moves nothing is an error, and
+    /// neither a short read nor a short write passes for a whole one. Beyond the file's end, in
+    /// its last block, a read is zeros.
+    #[test]
+    fn l3_short_transfers_go_on_and_no_progress_is_an_error() {
+        let path = std::env::temp_dir().join(format!("forebay-l3-{}", std::process::id()));
+        let direct_io = DirectIo::Off;
+        let options =
+            FileOptions { create_size: Some(16384 + 700), direct_io, ..Default::default() };
+        let file = Inner::open(&path, &options).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for op in [BioOp::Read, BioOp::Write] {
+            assert!(moved(&file, op, 0, &[8192]).0.is_ok());
+            assert!(moved(&file, op, 0, &[4096, 512, 3584]).0.is_ok());
+            for calls in [&[0][..], &[4096, 0], &[8191, 0]] {
+                let error = moved(&file, op, 0, calls).0.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Io, "{op:?} {calls:?}");
+                assert!(error.to_string().contains("nothing moved"), "{error}");
+            }
+        }
+        let size = file.size();
+        let offset = size.next_multiple_of(u64::from(file.limits().logical_block)) - 8192;
+        let there = (size - offset) as usize;
+        let (done, buf) = moved(&file, BioOp::Read, offset, &[there]);
+        assert!(done.is_ok() && buf[..there].iter().all(|b| *b == 7));
+        assert!(buf[there..].iter().all(|b| *b == 0));
+    }
+}

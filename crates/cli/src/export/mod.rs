@@ -20,7 +20,7 @@ use crate::args::ExportArgs;
 use crate::control::server::ControlServer;
 use crate::failure::{Failure, Outcome, status};
 use crate::{output, signals};
-use forebay::{Cache, CacheConfig, ExportMode, File, RawOptions};
+use forebay::{Cache, CacheConfig, File, LiveMode, RawOptions};
 use forebay_base::units::{MIB, format_size};
 use listen::{Cleanup, CleanupGuard};
 use run::Child;
@@ -55,12 +55,12 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let cleanup = Cleanup::default();
     let _guard = CleanupGuard(cleanup.clone());
     let wanted = listen::wanted(args, &cleanup)?;
-    let mode: ExportMode = args.mode.parse()?;
+    let mode = LiveMode::new(args.mode.parse()?);
     let (config, client_memory) = config(args)?;
     log::info!("making a cache of {}", format_size(config.budget));
     let cache = Cache::new(config)?;
     let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
-    let exports = opened.iter().map(|s| (s.name.clone(), s.file.export(mode))).collect();
+    let exports = opened.iter().map(|s| (s.name.clone(), s.file.export_live(&mode))).collect();
     let listening = front::listen(wanted, exports, threads(args), client_memory)?;
     let place = listening.place.clone();
     if let Place::Unix(path) = &place {

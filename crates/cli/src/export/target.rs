@@ -3,7 +3,7 @@
 use super::spec::Place;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
-use forebay::{Cache, DirectIo, ErrorKind, ExportMode, File};
+use forebay::{Cache, DirectIo, ErrorKind, File, LiveMode};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -39,8 +39,8 @@ pub struct Target {
     pub served: Vec<Served>,
     /// Where.
     pub place: Place,
-    /// How.
-    pub mode: ExportMode,
+    /// How; changed live.
+    pub mode: LiveMode,
     /// The server.
     pub front: Box<dyn Front>,
     /// As it was set last.
@@ -78,7 +78,7 @@ impl Target {
             "path": served.path.display().to_string(),
             "uri": self.place.uri(&served.name),
             "size": served.file.size(),
-            "mode": self.mode.to_string(),
+            "mode": self.mode.get().to_string(),
             "read_only": served.read_only,
             "direct_io": direct,
             "direct_io_reason": reason,
@@ -125,17 +125,20 @@ impl Target {
         if let Some(served) = self.served.first() {
             all.insert("stable_pages".into(), served.file.stable_pages().to_string().into());
         }
+        all.insert("mode".into(), self.mode.get().to_string().into());
         Value::Object(all)
     }
 
     fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
-        if name == "stable_pages" {
-            let to = value.parse()?;
-            self.served.iter().for_each(|served| served.file.set_stable_pages(to));
-            return Ok(());
-        }
-        if name != "direct_io" {
-            return self.cache.tune(name, value);
+        match name {
+            "direct_io" => {}
+            "mode" => return value.parse().map(|mode| self.mode.set(mode)),
+            "stable_pages" => {
+                let to = value.parse()?;
+                self.served.iter().for_each(|served| served.file.set_stable_pages(to));
+                return Ok(());
+            }
+            _ => return self.cache.tune(name, value),
         }
         let mode: DirectIo = value.parse()?;
         let mut current = self.direct_io.lock().unwrap_or_else(|p| p.into_inner());

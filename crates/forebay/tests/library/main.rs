@@ -6,4 +6,5 @@ mod dir;
 mod examples;
 mod fsx;
 mod growing;
+mod looped;
 mod trouble;

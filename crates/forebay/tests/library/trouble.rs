@@ -29,7 +29,7 @@ impl Drop for Small {
 }
 
 #[test]
-fn a_full_file_system_is_reported_and_nothing_is_lost() {
+fn l8_a_full_file_system_is_reported_and_nothing_is_lost() {
     let dir = Dir::new("full");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
@@ -54,7 +54,7 @@ fn a_full_file_system_is_reported_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_file_that_was_cut_off_from_outside_is_named() {
+fn l8_a_file_that_was_cut_off_from_outside_is_named() {
     let dir = Dir::new("cut");
     let cache = cache(8 << 20);
     let file = open(&cache, dir.path("image"), 4 << 20);
