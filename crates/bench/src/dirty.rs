@@ -1,15 +1,17 @@
 //! `dirty`: sub-page dirty tracking. What a small change costs that is made durable at once: bytes that
 //! reach the device for each byte changed, and synced writes per second.
 //!
-//! Reading order: [`subject`] (who writes and syncs, and how the device's bytes are counted),
+//! Reading order: [`subject`] (who writes and syncs) with [`counted`],
 //! [`drive`] (one slice), then the parts: the `dd` line, the `fio` line, the 8 jobs, the delay
 //! device, and fio through NBD.
 //!
-//! Invariants: Y1 bytes at the device are counted by the kernel, outside of what is measured, save on
-//! the delay device. Y2 in the fio parts all of a file is cached before the first slice, for every
+//! Invariants: Y1 bytes are counted where they leave for the device: ours by a device around the
+//! image, bare O_DIRECT by the kernel's count of our process, a file system's (metadata and journal
+//! included) by the kernel's count of the block device below. Y2 in the fio parts all of a file is cached before the first slice, for every
 //! variant that caches. Y3 an operation is a write and the sync that makes it durable; its
 //! latency is that of both.
 
+mod counted;
 mod delay;
 mod drive;
 mod lines;

@@ -7,6 +7,7 @@
 //! The decorators of the block layer make the same device of the system's timers, which are late by
 //! more than the 50 us to be measured. This one waits for the last stretch in a loop.
 
+use super::counted::Counted;
 use super::drive::{self, Drive};
 use super::subject::{Subject, fill, new_cache};
 use super::{SMALL, WRITE};
@@ -18,7 +19,6 @@ use forebay_base::Result;
 use forebay_base::units::MIB;
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Limits, RamDevice};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,7 +35,6 @@ struct Shared {
     paid: Mutex<Instant>,
     queue: Mutex<(VecDeque<(Instant, Bio)>, bool)>,
     changed: Condvar,
-    written: AtomicU64,
 }
 
 /// See the module.
@@ -91,21 +90,10 @@ impl Paced {
             paid: Mutex::new(Instant::now()),
             queue: Mutex::default(),
             changed: Condvar::new(),
-            written: AtomicU64::new(0),
         });
         let theirs = shared.clone();
         let thread = std::thread::spawn(move || theirs.serve());
         Self { shared, thread: Some(thread) }
-    }
-
-    fn written(&self) -> u64 {
-        self.shared.written.load(Ordering::Relaxed)
-    }
-
-    fn count(&self, op: BioOp, len: u64) {
-        if op == BioOp::Write {
-            self.shared.written.fetch_add(len, Ordering::Relaxed);
-        }
     }
 }
 
@@ -136,7 +124,6 @@ impl BlockDevice for Paced {
         if bio.op == BioOp::Flush {
             return self.shared.lower.submit(bio);
         }
-        self.count(bio.op, bio.len);
         let at = self.shared.book(bio.len);
         lock(&self.shared.queue).0.push_back((at, bio));
         self.shared.changed.notify_all();
@@ -144,7 +131,6 @@ impl BlockDevice for Paced {
 
     fn execute(&self, bio: Bio) {
         if bio.op != BioOp::Flush {
-            self.count(bio.op, bio.len);
             wait_until(self.shared.book(bio.len));
         }
         self.shared.lower.submit(bio);
@@ -156,7 +142,6 @@ impl BlockDevice for Paced {
     }
 
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
-        self.count(BioOp::Write, src.len() as u64);
         wait_until(self.shared.book(src.len() as u64));
         self.shared.lower.write_from(offset, src, flags)
     }
@@ -166,12 +151,12 @@ impl BlockDevice for Paced {
 struct Ours {
     file: File,
     cache: Cache,
-    device: Arc<Paced>,
+    device: Arc<Counted>,
 }
 
 impl Ours {
     fn new(options: &Options, size: u64, tracking: DirtyTracking) -> Result<Self> {
-        let device = Arc::new(Paced::new(size));
+        let device = Counted::new(Arc::new(Paced::new(size)));
         let cache = new_cache(options, size, SMALL, tracking)?;
         let file = cache.open_device(device.clone(), &RawOptions::default())?;
         fill(&file)?;
@@ -199,7 +184,7 @@ impl Subject for Ours {
 
 /// The device alone.
 struct Bare {
-    device: Paced,
+    device: Arc<Counted>,
     unit: u64,
 }
 
@@ -220,7 +205,7 @@ impl Subject for Bare {
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = if options.quick { 4 * MIB } else { 32 * MIB };
-    let bare = |unit| Bare { device: Paced::new(size), unit };
+    let bare = |unit| Bare { device: Counted::new(Arc::new(Paced::new(size))), unit };
     let (small, large) = (bare(WRITE), bare(SMALL));
     let block = Ours::new(options, size, DirtyTracking::Block)?;
     let folio = Ours::new(options, size, DirtyTracking::Folio)?;
@@ -272,7 +257,6 @@ mod tests {
         assert_eq!(second - first, Duration::from_millis(10));
         device.write_from(0, &[7; 4096], BioFlags::SYNC).unwrap();
         assert!(begin.elapsed() >= Duration::from_millis(10));
-        assert_eq!(device.written(), 4096);
         let mut back = [0; 4096];
         device.read_into(0, &mut back).unwrap();
         assert_eq!(back, [7; 4096]);

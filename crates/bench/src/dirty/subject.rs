@@ -1,6 +1,7 @@
 //! Who writes and syncs: ours, a bare O_DIRECT file, a file of the kernel's; and how many bytes the
 //! device below is asked to write for it.
 
+use super::counted::Counted;
 use crate::image::Image;
 use crate::kernel::KernelFile;
 use crate::load::Target;
@@ -8,8 +9,10 @@ use crate::options::Options;
 use forebay::{Aio, Cache, CacheConfig, DirtyTracking, File, IoFlags, RawOptions};
 use forebay_base::units::MIB;
 use forebay_base::{Error, Result};
+use forebay_block::{Engine, FileDevice, FileOptions};
 use rustix::fs::OFlags;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Files that are written and synced, one for each job.
 pub trait Subject: Sync {
@@ -25,12 +28,8 @@ pub trait Subject: Sync {
     }
 }
 
-/// Bytes that this process has had written, by its own I/O past the page cache.
-fn own_written() -> Result<u64> {
-    written_by(std::process::id())
-}
-
-/// The same of any process.
+/// Bytes that a process has had written by its own I/O past the page cache, and what a file system did
+/// in its name.
 pub fn written_by(pid: u32) -> Result<u64> {
     let text = read(format!("/proc/{pid}/io").as_ref())?;
     let value = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
@@ -43,10 +42,9 @@ fn read(path: &Path) -> Result<String> {
 
 /// Files behind a cache of ours.
 pub struct Cached {
-    /// The cache.
-    pub cache: Cache,
+    cache: Cache,
     files: Vec<File>,
-    direct: bool,
+    devices: Vec<Arc<Counted>>,
 }
 
 impl Cached {
@@ -59,10 +57,15 @@ impl Cached {
     ) -> Result<Self> {
         let bytes: u64 = images.iter().map(Image::size).sum();
         let cache = new_cache(options, bytes, folio, tracking)?;
-        let open = |image: &Image| cache.open_raw(image.path(), &RawOptions::default());
-        let files = images.iter().map(open).collect::<Result<Vec<_>>>()?;
-        let direct = files.iter().all(|file| file.direct_io().0);
-        Ok(Self { cache, files, direct })
+        let engine = Engine::new(options.aio.parse()?)?;
+        let (mut files, mut devices) = (Vec::new(), Vec::new());
+        for image in images {
+            let device = FileDevice::open(image.path(), &FileOptions::default(), &engine)?;
+            let device = Counted::new(device);
+            files.push(cache.open_device(device.clone(), &RawOptions::default())?);
+            devices.push(device);
+        }
+        Ok(Self { files, devices, cache })
     }
 
     /// Reads everything in (Y2).
@@ -113,8 +116,13 @@ impl Subject for Cached {
     }
 
     fn device_bytes(&self) -> Result<u64> {
-        // Buffered below, the kernel counts whole pages when they become dirty: our own count then.
-        if self.direct { own_written() } else { Ok(self.cache.stats().written_bytes) }
+        let sum: u64 = self.devices.iter().map(|device| device.written()).sum();
+        let own = self.cache.stats().written_bytes;
+        if sum == own {
+            return Ok(sum);
+        }
+        let text = format!("the devices saw {sum} bytes and the cache says {own}");
+        Err(Error::new(forebay_base::ErrorKind::Corrupt, "count", text))
     }
 }
 
@@ -139,7 +147,7 @@ impl Subject for Bare {
     }
 
     fn device_bytes(&self) -> Result<u64> {
-        own_written()
+        written_by(std::process::id())
     }
 
     fn unit(&self) -> u64 {

@@ -1,0 +1,77 @@
+//! A device that counts the bytes it is asked to write, and changes nothing.
+
+use forebay_base::Result;
+use forebay_base::task::LocalQueue;
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// See the module.
+pub struct Counted {
+    lower: DeviceRef,
+    written: AtomicU64,
+}
+
+impl Counted {
+    /// Stands on `lower`.
+    pub fn new(lower: DeviceRef) -> Arc<Self> {
+        Arc::new(Self { lower, written: AtomicU64::new(0) })
+    }
+
+    /// Bytes of all writes so far.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, op: BioOp, len: u64) {
+        if op == BioOp::Write {
+            self.written.fetch_add(len, Ordering::Relaxed);
+        }
+    }
+}
+
+impl BlockDevice for Counted {
+    fn name(&self) -> String {
+        self.lower.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.lower.limits()
+    }
+
+    fn size(&self) -> u64 {
+        self.lower.size()
+    }
+
+    fn submit(&self, bio: Bio) {
+        self.count(bio.op, bio.len);
+        self.lower.submit(bio);
+    }
+
+    fn submit_batch(&self, bios: &mut Vec<Bio>) {
+        bios.iter().for_each(|bio| self.count(bio.op, bio.len));
+        self.lower.submit_batch(bios);
+    }
+
+    fn execute(&self, bio: Bio) {
+        self.count(bio.op, bio.len);
+        self.lower.execute(bio);
+    }
+
+    fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.lower.read_into(offset, dst)
+    }
+
+    fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
+        self.count(BioOp::Write, src.len() as u64);
+        self.lower.write_from(offset, src, flags)
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
+        self.lower.extents(offset, len)
+    }
+
+    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
+        self.lower.attach_thread()
+    }
+}
