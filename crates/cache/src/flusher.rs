@@ -45,14 +45,16 @@ pub async fn run_flusher(
 
 async fn wait_for_work(cache: &PageCache, mapping: &Mapping) {
     let kicked = || mapping.take_kick().then_some(());
+    mapping.set_next_look(u64::MAX);
     let Some(oldest) = mapping.oldest_dirt() else {
         return mapping.kick.wait_until(kicked).await;
     };
-    let expire = u64::from(cache.dirty.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000;
+    let expire = cache.dirty.expire_nanos();
     let mut alarm = (oldest + expire).max(cache.world.now() + 1_000_000);
     if mapping.uncached_dirty.load(Ordering::Relaxed) > 0 {
         alarm = alarm.min(cache.world.now() + UNCACHED_AGE);
     }
+    mapping.set_next_look(alarm);
     let mut kick = pin!(mapping.kick.wait_until(kicked));
     let mut timer = cache.world.sleep_until(alarm);
     std::future::poll_fn(|cx| {
@@ -78,7 +80,7 @@ async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dy
         mapping.uncached_dirty.store(0, Ordering::Relaxed);
         out.clone().write_out(pass(Which::Uncached, u64::MAX)).await;
     }
-    let expire = u64::from(cache.dirty.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000;
+    let expire = cache.dirty.expire_nanos();
     if mapping.oldest_dirt().is_some_and(|t| t + expire <= now) {
         out.clone().write_out(pass(Which::Before(now.saturating_sub(expire) + 1), u64::MAX)).await;
     }

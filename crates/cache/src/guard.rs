@@ -389,7 +389,9 @@ impl FolioWrite<'_> {
             false => u64::MAX,
         };
         let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
-        if first || before == 0 || (before < window && before + bytes >= window) {
+        // Between two syncs the flusher is not woken for each write: it has an alarm that will do.
+        let late = first && !self.mapping.looks_by(now + self.cache.dirty.expire_nanos());
+        if late || before == 0 || (before < window && before + bytes >= window) {
             self.mapping.kick_flusher();
         }
     }

@@ -76,6 +76,8 @@ pub struct Mapping {
     /// The flusher of this mapping sleeps here.
     pub kick: WaitQueue,
     kicked: AtomicBool,
+    /// When the flusher looks again without being asked; none: `u64::MAX`.
+    next_look: AtomicU64,
 }
 
 impl Mapping {
@@ -103,6 +105,7 @@ impl Mapping {
             ticket_wait: WaitQueue::new(),
             kick: WaitQueue::new(),
             kicked: AtomicBool::new(false),
+            next_look: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -285,6 +288,17 @@ impl Mapping {
     /// Whether the flusher was asked; forgets it.
     pub fn take_kick(&self) -> bool {
         self.kicked.swap(false, Ordering::AcqRel)
+    }
+
+    /// The flusher will look at this time; `u64::MAX` if it is to be asked. Before it decides that
+    /// nothing is dirty it has to say so: dirt that it does not see then sees `u64::MAX`.
+    pub(crate) fn set_next_look(&self, at: Nanos) {
+        self.next_look.store(at, Ordering::SeqCst);
+    }
+
+    /// Whether the flusher looks by then without being asked.
+    pub(crate) fn looks_by(&self, at: Nanos) -> bool {
+        self.next_look.load(Ordering::SeqCst) <= at
     }
 
     /// Looks for a kick without forgetting it.

@@ -108,6 +108,11 @@ impl DirtyControl {
         }
     }
 
+    /// The age limit of dirt.
+    pub(crate) fn expire_nanos(&self) -> Nanos {
+        u64::from(self.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000
+    }
+
     /// Bytes dirty.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty.load(Ordering::Relaxed).max(0) as u64

@@ -228,3 +228,25 @@ fn x8_a_report_is_not_lost_with_the_folio() {
         }
     });
 }
+
+/// The flusher is not woken for each write between syncs. It still finds dirt of age, whenever between
+/// two of its alarms it was made.
+#[test]
+fn dirt_comes_of_age_whenever_it_was_made() {
+    let expire = 5_000;
+    for pause in (0..=6_000).step_by(500) {
+        let lab = Lab::plain(4096);
+        lab.run(async {
+            for _ in 0..3 {
+                lab.write(0, &[1; 4096], NONE).await;
+                lab.sync().await.unwrap();
+            }
+            lab.sleep_ms(pause).await;
+            lab.write(4096, &[2; 4096], NONE).await;
+            lab.sleep_ms(expire - 100).await;
+            assert_eq!(lab.blocks(State::Dirty), [1].into(), "not before its time, {pause}");
+            lab.sleep_ms(200).await;
+            assert!(lab.blocks(State::Dirty).is_empty(), "after {pause} ms");
+        });
+    }
+}
