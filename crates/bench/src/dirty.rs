@@ -7,9 +7,9 @@
 //!
 //! Invariants: Y1 bytes are counted where they leave for the device: ours by a device around the
 //! image, bare O_DIRECT by the kernel's count of our process, a file system's (metadata and journal
-//! included) by the kernel's count of the block device below. Y2 in the fio parts all of a file is cached before the first slice, for every
-//! variant that caches. Y3 an operation is a write and the sync that makes it durable; its
-//! latency is that of both.
+//! included) by the kernel's count of the block device below. Y2 in the fio parts all of a file is
+//! cached before the first slice, for every variant that caches. Y3 an operation is a write and
+//! the sync that makes it durable; its latency is that of both.
 
 mod counted;
 mod delay;
