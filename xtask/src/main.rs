@@ -23,7 +23,7 @@ const USAGE: &str = "usage: cargo xtask CHECK...
   requires   the programs that tests and benches need, and which of them are missing
   lineage    writes docs/lineage.md out of xtask/lineage.txt; tests and ratios that it names must
              exist; with --check it writes nothing, and the document must be fresh
-  all        layers, tidy and deps";
+  all        layers, tidy, deps and lineage, which it only checks";
 
 /// What a check found; empty means it passed.
 pub type Findings = Vec<String>;
@@ -43,7 +43,8 @@ fn main() -> ExitCode {
     let root = workspace_root();
     let mut failed = false;
     for name in &names {
-        let checks: &[&str] = if name == "all" { &["layers", "tidy", "deps"] } else { &[name] };
+        let checks: &[&str] =
+            if name == "all" { &["layers", "tidy", "deps", "lineage"] } else { &[name] };
         for check in checks {
             let findings = match *check {
                 "layers" => layers::check(&root),
