@@ -152,6 +152,7 @@ fn run_to_end(mut command: Command, limit: Duration) -> Result<()> {
     Err(Error::new(ErrorKind::Io, "fio", format!("{status}: {text}")))
 }
 
+/// The latencies are those of the syncs, where the job had any.
 fn slice_of(job: &Value) -> Slice {
     let mut slice = Slice { usage: Usage::default(), ..Slice::default() };
     for way in ["read", "write"] {
@@ -159,11 +160,18 @@ fn slice_of(job: &Value) -> Slice {
         slice.ops += part["total_ios"].as_u64().unwrap_or(0);
         slice.bytes += part["io_bytes"].as_u64().unwrap_or(0);
         slice.seconds = slice.seconds.max(part["runtime"].as_f64().unwrap_or(0.0) / 1e3);
-        for (nanos, count) in part["clat_ns"]["bins"].as_object().into_iter().flatten() {
-            slice.hist.record_n(nanos.parse().unwrap_or(0), count.as_u64().unwrap_or(0));
+        if job["sync"]["total_ios"].as_u64().unwrap_or(0) == 0 {
+            record(&slice, &part["clat_ns"]["bins"]);
         }
     }
+    record(&slice, &job["sync"]["lat_ns"]["bins"]);
     slice
+}
+
+fn record(slice: &Slice, bins: &Value) {
+    for (nanos, count) in bins.as_object().into_iter().flatten() {
+        slice.hist.record_n(nanos.parse().unwrap_or(0), count.as_u64().unwrap_or(0));
+    }
 }
 
 #[cfg(test)]
@@ -181,5 +189,11 @@ mod tests {
         let slice = slice_of(&job);
         assert_eq!((slice.ops, slice.bytes, slice.seconds), (4, 16384, 0.5));
         assert_eq!((slice.hist.count(), slice.hist.max()), (3, 9000));
+        let job = json!({
+            "write": { "total_ios": 2, "io_bytes": 8192, "runtime": 100,
+                "clat_ns": { "bins": { "10": 2 } } },
+            "sync": { "total_ios": 2, "lat_ns": { "bins": { "7000": 2 } } },
+        });
+        assert_eq!((slice_of(&job).ops, slice_of(&job).hist.percentile(50.0) > 6000), (2, true));
     }
 }

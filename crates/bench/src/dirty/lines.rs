@@ -87,6 +87,8 @@ struct Part {
     prefix: &'static str,
     jobs: usize,
     size: u64,
+    /// Length of a variant's share of a cycle, milliseconds.
+    millis: u64,
 }
 
 impl Part {
@@ -94,8 +96,9 @@ impl Part {
         Plan {
             rounds: options.rounds_or(1, 5),
             cycles: if options.quick { 1 } else { 3 },
-            slice: options.millis(40, 600),
-            passes: if options.quick { 1 } else { 2 },
+            slice: options.millis(40, self.millis),
+            // Short turns: a disk that stalls for a moment stalls for everybody.
+            passes: if options.quick { 1 } else { 5 },
             gate: Some("direct-4k"),
             repeats_max: if options.quick { 0 } else { 2 },
             lines: options.lines,
@@ -128,7 +131,7 @@ fn loops(options: &Options, report: &mut Report, bytes: u64) -> Vec<(&'static st
 /// The patch's first line: `dd bs=4k count=16 oflag=sync` from the start of a file, over and over at
 /// places that are not cached.
 pub fn dd(options: &Options, report: &mut Report, found: &mut Found) -> Result<()> {
-    let times: u64 = if options.quick { 4 } else { 64 };
+    let times: u64 = if options.quick { 4 } else { 32 };
     let images = images(options, "dirty-dd", 1, times * LARGE)?;
     let buf = vec![0x5a; WRITE as usize];
     let all = DD_COUNT * WRITE;
@@ -204,7 +207,7 @@ pub fn fio(options: &Options, report: &mut Report, found: &mut Found) -> Result<
     add_ours(&mut field, options, "ours-folio-2m", &folio_large, LARGE, DirtyTracking::Folio)?;
     field.add("ext4", Buffered::open(&paths(&host))?);
     let on_loop = add_loops(&mut field, &fs, 1, size)?;
-    let part = Part { prefix: "fsync", jobs: 1, size };
+    let part = Part { prefix: "fsync", jobs: 1, size, millis: 450 };
     let outcome = field.run(options, report, &part)?;
     for (name, _, tally) in &field.subjects {
         let rates: Vec<f64> = outcome.per_round(name).iter().map(Slice::rate).collect();
@@ -281,7 +284,8 @@ pub fn jobs(options: &Options, report: &mut Report) -> Result<()> {
     add_ours(&mut field, options, "ours-folio-2m", &folio, LARGE, DirtyTracking::Folio)?;
     field.add("ext4", Buffered::open(&paths(&host))?);
     let on_loop = add_loops(&mut field, &fs, JOBS, size)?;
-    let outcome = field.run(options, report, &Part { prefix: "fdatasync8", jobs: JOBS, size })?;
+    let part = Part { prefix: "fdatasync8", jobs: JOBS, size, millis: 300 };
+    let outcome = field.run(options, report, &part)?;
     let ratio = outcome.ratio("ours-block-2m", "ours-folio-2m");
     report.ratio_with_bar("fdatasync8_vs_folio_2m", ratio, Good::AtLeast, 5.0);
     report.ratio("fdatasync8_vs_direct_4k", outcome.ratio("ours-block-2m", "direct-4k"));

@@ -58,7 +58,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         rounds: options.rounds_or(1, 5),
         cycles: 1,
         slice: options.millis(150, 1500),
-        passes: 1,
+        passes: if options.quick { 1 } else { 3 },
         gate: None,
         repeats_max: 0,
         lines: options.lines,
