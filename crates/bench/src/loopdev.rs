@@ -74,6 +74,8 @@ impl LoopDev {
             let text = format!("{}: direct I/O is {}", device.name(), device.direct());
             return Err(Error::new(ErrorKind::Unsupported, "losetup", text).with_path(backing));
         }
+        // A device keeps the claim of whoever had it before.
+        let _ = device.stable_writes(false);
         Ok(device)
     }
 
@@ -120,6 +122,7 @@ impl LoopDev {
 
 impl Drop for LoopDev {
     fn drop(&mut self) {
+        let _ = self.stable_writes(false);
         let _ = call("losetup", &[OsStr::new("--detach"), self.path.as_os_str()]);
         // The kernel detaches at the last close, which may come a moment later.
         let ours = self.backing.canonicalize().unwrap_or_else(|_| self.backing.clone());

@@ -12,7 +12,7 @@ mod verify;
 
 use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
 use crate::image::Image;
-use crate::load::{Slice, Target};
+use crate::load::Slice;
 use crate::options::Options;
 use crate::ours::Flagged;
 use crate::report::{Good, Plot, Report, Summary, median};
@@ -22,7 +22,7 @@ use forebay_base::world::RealWorld;
 use forebay_block::RamDevice;
 use forebay_block::target::{DelayDevice, DelayOptions};
 use kernel::Kernel;
-use mix::{Flushes, Mix, Store};
+use mix::{Flushes, Length, Mix, Store};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,6 +30,10 @@ use std::time::Duration;
 
 /// Cache of our variants, bytes.
 const BUDGET: u64 = 256 << 20;
+/// Cache that holds half of the data, bytes.
+const SCARCE: u64 = 40 << 20;
+/// Files of each client in a slice on the delay device.
+const FILES: u64 = 12;
 /// Rewrites per second.
 const REWRITES: u64 = 8000;
 const PER_IO: Duration = Duration::from_millis(2);
@@ -64,6 +68,9 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     if options.wants("delay") {
         delay(options, &mut report, &mut summary)?;
+    }
+    if options.wants("scarce") && (!options.quick || options.part.is_some()) {
+        scarce(options, &mut report)?;
     }
     if options.wants("disk") {
         disk(options, &mut report)?;
@@ -154,19 +161,20 @@ fn plan(options: &Options, rounds: usize) -> Plan {
     }
 }
 
-fn mix_of(turn: &Turn) -> Mix {
-    Mix { time: turn.time, rewrites_per_second: REWRITES, seed: turn.seed }
+fn mix_of(turn: &Turn, files: Option<u64>) -> Mix {
+    let length = files.map_or(Length::Time(turn.time), Length::Files);
+    Mix { length, rewrites_per_second: REWRITES, seed: turn.seed }
 }
 
 /// All our variants on one file.
-fn alternate_ours(plan: &Plan, cache: &Cache, file: &File) -> Result<(Outcome, Extra)> {
+fn alternate_ours(
+    plan: &Plan,
+    files: Option<u64>,
+    cache: &Cache,
+    file: &File,
+) -> Result<(Outcome, Extra)> {
     let extra = RefCell::new(Extra::default());
     let store = Flagged { file: file.reopen(), flags: IoFlags::empty() };
-    // All cached before anything is timed.
-    let mut buf = vec![0; 1 << 20];
-    for at in (0..mix::SIZE).step_by(buf.len()) {
-        store.read(&mut buf, at)?;
-    }
     let mut variants: Vec<Variant<'_>> = Vec::new();
     for (name, stable, strategy) in VARIANTS {
         let (extra, store) = (&extra, &store);
@@ -174,7 +182,7 @@ fn alternate_ours(plan: &Plan, cache: &Cache, file: &File) -> Result<(Outcome, E
             cache.tune("stable", &strategy.to_string())?;
             store.file.set_stable_pages(stable);
             let before = cache.stats();
-            let (slice, flushes) = mix::run(store, &mix_of(turn))?;
+            let (slice, flushes) = mix::run(store, &mix_of(turn, files))?;
             extra.borrow_mut().add(name, &before, &cache.stats(), flushes);
             store.flush()?;
             Ok(slice)
@@ -185,8 +193,17 @@ fn alternate_ours(plan: &Plan, cache: &Cache, file: &File) -> Result<(Outcome, E
     Ok((outcome, extra.into_inner()))
 }
 
-fn cache(options: &Options) -> Result<Cache> {
-    Cache::new(CacheConfig { aio: options.aio.parse()?, ..CacheConfig::with_budget(BUDGET) })
+fn cache(options: &Options, budget: u64) -> Result<Cache> {
+    Cache::new(CacheConfig { aio: options.aio.parse()?, ..CacheConfig::with_budget(budget) })
+}
+
+/// Has all that fits in the cache.
+fn fill(file: &File) -> Result<()> {
+    let mut buf = vec![0; 1 << 20];
+    for at in (0..mix::SIZE).step_by(buf.len()) {
+        file.read_at(&mut buf, at)?;
+    }
+    Ok(())
 }
 
 fn max_ms(slice: &Slice) -> f64 {
@@ -211,20 +228,42 @@ fn mean_rows(outcome: &Outcome, report: &mut Report, names: &[&str], prefix: &st
     }
 }
 
-fn delay(options: &Options, report: &mut Report, summary: &mut Summary) -> Result<()> {
+/// All our variants on a fresh delay device behind a cache of `budget` bytes.
+fn on_delay_device(
+    options: &Options,
+    budget: u64,
+    rounds: usize,
+) -> Result<(Outcome, Extra, Cache)> {
     let delays =
         DelayOptions { per_io: PER_IO, bandwidth: Some(BANDWIDTH), ..DelayOptions::default() };
     let device = DelayDevice::new(Arc::new(RamDevice::new(mix::SIZE)), &RealWorld::new(), delays);
-    let cache = cache(options)?;
+    let cache = cache(options, budget)?;
     // Filling the cache is no part of it.
     device.set(DelayOptions::default());
     let file = cache.open_device(device.clone(), &RawOptions::default())?;
-    let mut buf = vec![0; 1 << 20];
-    for at in (0..mix::SIZE).step_by(buf.len()) {
-        file.read_at(&mut buf, at)?;
-    }
+    fill(&file)?;
     device.set(delays);
-    let (outcome, extra) = alternate_ours(&plan(options, 20), &cache, &file)?;
+    let files = if options.quick { 2 } else { FILES };
+    let (outcome, extra) = alternate_ours(&plan(options, rounds), Some(files), &cache, &file)?;
+    Ok((outcome, extra, cache))
+}
+
+/// The same in a cache that holds half of the data, and has to reclaim for each fresh frame.
+fn scarce(options: &Options, report: &mut Report) -> Result<()> {
+    let (outcome, extra, _) = on_delay_device(options, SCARCE, 5)?;
+    outcome.add_rows(report, "scarce");
+    mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "scarce");
+    extra.rows(report, "scarce");
+    for name in ["cow", "auto"] {
+        report.ratio(&format!("scarce_{name}_max_vs_wait"), paired(&outcome, name, "wait", max_ms));
+        let rate = outcome.ratio(name, OFF);
+        report.ratio(&format!("scarce_{name}_throughput_vs_not_needed"), rate);
+    }
+    Ok(())
+}
+
+fn delay(options: &Options, report: &mut Report, summary: &mut Summary) -> Result<()> {
+    let (outcome, extra, cache) = on_delay_device(options, BUDGET, 16)?;
     outcome.add_rows(report, "delay");
     mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "delay");
     extra.rows(report, "delay");
@@ -269,11 +308,12 @@ fn delay(options: &Options, report: &mut Report, summary: &mut Summary) -> Resul
 
 fn disk(options: &Options, report: &mut Report) -> Result<()> {
     let image = Image::create(&options.dir, "stable", mix::SIZE, options.keep)?;
-    let cache = cache(options)?;
+    let cache = cache(options, BUDGET)?;
     let file = cache.open_raw(image.path(), &RawOptions::default())?;
+    fill(&file)?;
     let (need, why) = file.device_stable_pages_required();
     report.note(format!("disk: stable_pages_required {} ({why}), forced here", u8::from(need)));
-    let (outcome, extra) = alternate_ours(&plan(options, 10), &cache, &file)?;
+    let (outcome, extra) = alternate_ours(&plan(options, 10), None, &cache, &file)?;
     outcome.add_rows(report, "disk");
     mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "disk");
     extra.rows(report, "disk");
@@ -292,7 +332,7 @@ fn kernel_rows(options: &Options, report: &mut Report) -> Result<String> {
     for stable in [false, true] {
         let (kernel, flushes) = (&kernel, &flushes);
         variants.push(Variant::new(kernel::name(stable), move |turn| {
-            let (slice, flushed) = kernel.slice(stable, &mix_of(turn))?;
+            let (slice, flushed) = kernel.slice(stable, &mix_of(turn, None))?;
             flushes.borrow_mut().entry(stable).or_default().push(flushed);
             Ok(slice)
         }));

@@ -118,6 +118,37 @@ impl Figures {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay::{Cache, CacheConfig, DirectIo, RawOptions};
+
+    /// Knobs of the kernel are followed by a file on a file system on the device, opened before.
+    #[test]
+    fn s5_the_knob_of_a_real_device_reaches_files_that_are_open() {
+        if !rustix::process::geteuid().is_root() {
+            assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "this test requires root");
+            eprintln!("skipped: requires root, to attach loop devices");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("forebay-need-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let made = LoopFs::new(&dir, "need", 320 << 20, FsKind::Xfs, true);
+        if let Ok(fs) = made {
+            let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
+            let direct_io = DirectIo::On;
+            let options =
+                RawOptions { create_size: Some(1 << 20), direct_io, ..Default::default() };
+            let file = cache.open_raw(fs.path().join("image"), &options).unwrap();
+            assert_eq!(file.stable_pages_required(), (false, "the device below does not ask"));
+            for on in [true, false] {
+                fs.device().stable_writes(on).unwrap();
+                // An answer may be 100 ms old.
+                std::thread::sleep(std::time::Duration::from_millis(150));
+                assert_eq!(file.stable_pages_required().0, on);
+            }
+        } else {
+            assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "{:?}", made.err());
+        }
+        std::fs::remove_dir(&dir).expect("nothing is left in it");
+    }
 
     #[test]
     fn what_dbench_prints_is_read() {

@@ -34,11 +34,20 @@ pub trait Store: Target + Sync {
     fn flush(&self) -> Result<()>;
 }
 
+/// How long a slice is.
+#[derive(Clone, Copy, Debug)]
+pub enum Length {
+    /// So long.
+    Time(Duration),
+    /// So many files of each client: on a slow device time would cut off flushes under way.
+    Files(u64),
+}
+
 /// How much of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
     /// How long.
-    pub time: Duration,
+    pub length: Length,
     /// Rewrites per second, of all clients' files.
     pub rewrites_per_second: u64,
     /// Files and pages follow from this.
@@ -58,7 +67,9 @@ pub const SIZE: u64 = CLIENTS * REGION;
 struct Shared<'a> {
     store: &'a dyn Store,
     mix: Mix,
-    deadline: Instant,
+    deadline: Option<Instant>,
+    /// Clients that are not done.
+    busy: AtomicU64,
     /// File that each client wrote last.
     latest: Vec<AtomicU64>,
     writes: Hist,
@@ -72,7 +83,11 @@ pub fn run(store: &dyn Store, mix: &Mix) -> Result<(Slice, Flushes)> {
     let shared = Shared {
         store,
         mix: *mix,
-        deadline: start + mix.time,
+        deadline: match mix.length {
+            Length::Time(time) => Some(start + time),
+            Length::Files(_) => None,
+        },
+        busy: AtomicU64::new(CLIENTS),
         latest: (0..CLIENTS).map(|client| AtomicU64::new(client * REGION)).collect(),
         writes: Hist::new(),
         flushes: Hist::new(),
@@ -105,14 +120,25 @@ impl Shared<'_> {
     }
 
     fn over(&self) -> bool {
-        Instant::now() >= self.deadline
+        self.deadline.is_some_and(|at| Instant::now() >= at)
+            || self.busy.load(Ordering::Relaxed) == 0
     }
 }
 
 fn client(shared: &Shared<'_>, client: u64) -> Result<()> {
+    let done = files(shared, client);
+    shared.busy.fetch_sub(1, Ordering::Relaxed);
+    done
+}
+
+fn files(shared: &Shared<'_>, client: u64) -> Result<()> {
     let mut rng = Rng::new(shared.mix.seed.wrapping_mul(31) + client);
     let mut buf = AlignedBuf::new(PIECE);
-    for turn in client.. {
+    let count = match shared.mix.length {
+        Length::Time(_) => u64::MAX / 2,
+        Length::Files(count) => count,
+    };
+    for turn in client..client + count {
         if shared.over() {
             break;
         }
@@ -181,10 +207,19 @@ mod tests {
     #[test]
     fn it_counts_what_it_writes() {
         let store = Null(AtomicU64::new(0), AtomicU64::new(0));
-        let mix = Mix { time: Duration::from_millis(60), rewrites_per_second: 1000, seed: 1 };
-        let (slice, _) = run(&store, &mix).unwrap();
-        let (pieces, rewrites) = (store.0.into_inner(), store.1.into_inner());
-        assert_eq!(slice.ops, pieces);
-        assert!(rewrites > 0 && slice.hist.count() == pieces + rewrites);
+        let lengths = [Length::Time(Duration::from_millis(60)), Length::Files(50)];
+        let mut before = (0, 0);
+        for length in lengths {
+            let (slice, _) =
+                run(&store, &Mix { length, rewrites_per_second: 1000, seed: 1 }).unwrap();
+            let now = (store.0.load(Ordering::Relaxed), store.1.load(Ordering::Relaxed));
+            let (pieces, rewrites) = (now.0 - before.0, now.1 - before.1);
+            assert_eq!(slice.ops, pieces);
+            assert!(rewrites > 0 && slice.hist.count() == pieces + rewrites);
+            if let Length::Files(count) = length {
+                assert_eq!(pieces, count * CLIENTS * FILE / PIECE as u64);
+            }
+            before = now;
+        }
     }
 }
