@@ -33,7 +33,7 @@ const BUDGET: u64 = 256 << 20;
 /// Cache that holds half of the data, bytes.
 const SCARCE: u64 = 40 << 20;
 /// Files of each client in a slice on the delay device.
-const FILES: u64 = 12;
+const FILES: u64 = 20;
 /// Rewrites per second.
 const REWRITES: u64 = 8000;
 const PER_IO: Duration = Duration::from_millis(2);
@@ -263,7 +263,7 @@ fn scarce(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 fn delay(options: &Options, report: &mut Report, summary: &mut Summary) -> Result<()> {
-    let (outcome, extra, cache) = on_delay_device(options, BUDGET, 16)?;
+    let (outcome, extra, cache) = on_delay_device(options, BUDGET, 20)?;
     outcome.add_rows(report, "delay");
     mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "delay");
     extra.rows(report, "delay");

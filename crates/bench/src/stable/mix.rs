@@ -27,6 +27,9 @@ const FILES_PER_FLUSH: u64 = 3;
 /// Bytes of a rewrite, somewhere in a page.
 const REWRITE: usize = 100;
 const PAGE: u64 = 4096;
+/// Pages of a file that are rewritten: its first. All of them would be written out one by one, and how
+/// many requests that makes is chance.
+const HOT: u64 = 16;
 
 /// What the mix runs on.
 pub trait Store: Target + Sync {
@@ -170,7 +173,7 @@ fn rewriter(shared: &Shared<'_>) -> Result<()> {
         done = done.max(due.saturating_sub(rate / 100));
         while done < due && !shared.over() {
             let file = shared.latest[rng.below(CLIENTS) as usize].load(Ordering::Relaxed);
-            let at = file + rng.below(FILE / PAGE) * PAGE + rng.below(PAGE - REWRITE as u64);
+            let at = file + rng.below(HOT) * PAGE + rng.below(PAGE - REWRITE as u64);
             shared.timed(&shared.writes, || shared.store.write(&bytes, at))?;
             done += 1;
         }
