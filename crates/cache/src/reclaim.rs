@@ -32,6 +32,8 @@ enum Verdict {
     Evicted,
     /// It stays, on this queue.
     Stays(u32),
+    /// It stays in main, and may go the next time it comes up.
+    Again,
 }
 
 impl PageCache {
@@ -101,10 +103,13 @@ impl PageCache {
     fn reclaim_batch(&self, batch: usize) -> (usize, usize) {
         let (mut frames, mut slots) = (0, 0);
         // Each folio may come up a few times (frequency is at most 3), then all is busy.
-        let mut left = {
+        let all = {
             let age = self.age.lock();
-            4 * (age.len(SMALL) + age.len(MAIN)) + 1
+            age.len(SMALL) + age.len(MAIN) + 1
         };
+        let mut left = 4 * all;
+        // Once round without a change: another round would find the same, as where all is dirty.
+        let (mut looked, mut changed) = (0, false);
         let mut round = Vec::with_capacity(ROUND);
         while frames < batch && slots < batch && left > 0 {
             self.pop_round(&mut round, left.min(ROUND));
@@ -112,9 +117,17 @@ impl PageCache {
                 break;
             }
             left -= round.len();
-            let (more_frames, more_slots) = self.reclaim_round(&mut round);
+            looked += round.len();
+            let (more_frames, more_slots, again) = self.reclaim_round(&mut round);
             frames += more_frames;
             slots += more_slots;
+            changed |= again || more_frames + more_slots > 0;
+            if looked >= all {
+                if !changed {
+                    break;
+                }
+                (looked, changed) = (0, false);
+            }
         }
         (frames, slots)
     }
@@ -133,13 +146,16 @@ impl PageCache {
         }
     }
 
-    /// Looks at each candidate and puts it where it belongs; returns the frames and descriptors freed.
-    fn reclaim_round(&self, round: &mut Vec<Slot>) -> (usize, usize) {
+    /// Looks at each candidate and puts it where it belongs; returns the frames and descriptors freed,
+    /// and whether another look may free more.
+    fn reclaim_round(&self, round: &mut Vec<Slot>) -> (usize, usize, bool) {
+        let mut again = false;
         let mut freed: Vec<Frame> = Vec::with_capacity(ROUND * 2);
         let mut gone: Vec<(Slot, u32, u64, u32)> = Vec::new();
         let mut stays: Vec<(u32, Slot)> = Vec::with_capacity(ROUND);
         for slot in round.drain(..) {
             if !self.table.try_lock(slot) {
+                again = true;
                 stays.push((self.table.queue(slot), slot));
                 continue;
             }
@@ -151,6 +167,10 @@ impl PageCache {
             self.table.unlock(slot);
             match verdict {
                 Verdict::Stays(queue) => stays.push((queue, slot)),
+                Verdict::Again => {
+                    again = true;
+                    stays.push((MAIN, slot));
+                }
                 Verdict::Evicted => {
                     let frames =
                         if from_small { (freed.len() - had) as u32 } else { NOT_REMEMBERED };
@@ -167,7 +187,7 @@ impl PageCache {
         Counters::add(&self.counters.evicted_folios, gone.len() as u64);
         self.free_slots.lock().extend(gone.iter().map(|g| g.0));
         self.give_frames(&freed);
-        (freed.len(), gone.len())
+        (freed.len(), gone.len(), again)
     }
 
     /// Looks at one folio, whose exclusive lock is held.
@@ -183,7 +203,7 @@ impl PageCache {
                 Counters::add(&self.counters.promoted, 1);
                 self.requeue(slot, MAIN);
             }
-            return Verdict::Stays(MAIN);
+            return Verdict::Again;
         }
         self.free_idle(slot, freed, |_, _, _| 0);
         let busy = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
