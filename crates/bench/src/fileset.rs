@@ -34,6 +34,11 @@ impl FileSet {
         self.images.iter().map(|image| image.path().to_path_buf()).collect()
     }
 
+    /// The first, for reading and writing.
+    pub fn open_first(&self) -> Result<std::fs::File> {
+        self.images[0].open(OFlags::empty())
+    }
+
     /// Bytes of all.
     pub fn size(&self) -> u64 {
         self.each * self.images.len() as u64

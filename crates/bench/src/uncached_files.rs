@@ -123,7 +123,7 @@ impl Cells<'_> {
             Ok(worker) => {
                 let (paths, each) = (self.filling.paths(), self.filling.each);
                 variants.push(Variant::new("kernel-buffered", move |turn| {
-                    worker.set_slice(&paths, each, &self.load(jobs, block, turn))
+                    worker.set_slice(&paths, each, &self.load(jobs, block, turn), false)
                 }));
             }
             Err(e) => report.not_run("kernel-buffered in a memory cgroup", e),

@@ -3,7 +3,8 @@
 //!
 //! Invariants: T1 a slice's time ends after fdatasync (ours: `sync_data`), so all its bytes are on the
 //! device, whoever wrote them there; latencies are of the write calls alone. T2 a slice begins with
-//! nothing of the files in either cache.
+//! nothing of the files in either cache. T3 the kernel's caching writers run in a memory cgroup of our
+//! budget each.
 
 use crate::fileset::{FileSet, OurSet, Parts, Striped};
 use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
@@ -24,6 +25,10 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy)]
 struct Cell {
     name: &'static str,
+    /// Name of the ratio of rates.
+    ratio: &'static str,
+    /// Name of the ratio of late calls.
+    late: &'static str,
     block: usize,
     jobs: usize,
     files: usize,
@@ -36,15 +41,19 @@ struct Cell {
 const CELLS: [Cell; 4] = [
     Cell {
         name: "seqwrite",
+        ratio: "seqwrite_vs_dontcache",
+        late: "seqwrite_p999_vs_dontcache",
         block: 128 << 10,
         jobs: 1,
-        files: 1,
+        files: 4,
         random: false,
         bar: 1.0,
         strategies: true,
     },
     Cell {
         name: "multiwrite",
+        ratio: "multiwrite_vs_dontcache",
+        late: "multiwrite_p999_vs_dontcache",
         block: 128 << 10,
         jobs: 4,
         files: 4,
@@ -54,15 +63,19 @@ const CELLS: [Cell; 4] = [
     },
     Cell {
         name: "randwrite",
+        ratio: "randwrite_vs_dontcache",
+        late: "randwrite_p999_vs_dontcache",
         block: 4 << 10,
         jobs: 1,
-        files: 1,
+        files: 8,
         random: true,
         bar: 0.9,
         strategies: false,
     },
     Cell {
         name: "write64k",
+        ratio: "write64k_vs_dontcache",
+        late: "write64k_p999_vs_dontcache",
         block: 64 << 10,
         jobs: 4,
         files: FILES,
@@ -131,12 +144,16 @@ impl Bench<'_> {
     /// Returns the bytes by which ours grew.
     fn cell(&self, cell: &Cell, report: &mut Report) -> Result<u64> {
         let ours = OurSet::open(self.options, self.set, cell.files, self.budget, false)?;
-        let mut worker = Worker::start(cell.name, self.budget);
+        let start = |kind: &str| Worker::start(&format!("{}-{kind}", cell.name), self.budget);
+        let mut workers = [start("dontcache"), start("buffered")];
+        let supported = KernelFile::dontcache(self.set.open_first()?);
+        if let Err(e) = supported {
+            workers[0] = Err(e);
+        }
         let paths: Vec<_> = self.set.paths().into_iter().take(cell.files).collect();
         let each = self.set.each;
         let kernel = |open, flags| crate::fileset::kernel_parts(&paths, each, open, flags);
         let direct = kernel(OFlags::DIRECT, ReadWriteFlags::empty())?;
-        let dontcache = kernel(OFlags::empty(), DONTCACHE)?;
         let with = |strategy: &str, turn: &Turn| {
             let parts = ours.with(IoFlags::UNCACHED, strategy)?;
             let slice = timed(&parts, &self.load(cell, turn), || ours.sync())?;
@@ -148,13 +165,6 @@ impl Bench<'_> {
         };
         let mut grown = 0;
         let mut variants = vec![Variant::new("direct", |turn| on(&direct, turn))];
-        match dontcache.write(&[0u8; 4096], 0) {
-            Ok(()) => variants.push(Variant::new("dontcache", |turn| {
-                let slice = on(&dontcache, turn)?;
-                self.set.drop_pages().map(|()| slice)
-            })),
-            Err(e) => report.not_run("dontcache writes", e),
-        }
         let measured = &ours;
         let grown_ref = &mut grown;
         variants.push(Variant::new("ours", |turn| {
@@ -170,13 +180,16 @@ impl Bench<'_> {
             variants.push(Variant::new("ours-dropbehind", |turn| with("dropbehind", turn)));
             variants.push(Variant::new("ours-noaccess", |turn| with("noaccess", turn)));
         }
-        match &mut worker {
-            Ok(worker) => variants.push(Variant::new("kernel-buffered", |turn| {
-                let load = self.load(cell, turn);
-                let slice = worker.set_slice(&paths, each, &load)?;
-                self.set.drop_pages().map(|()| slice)
-            })),
-            Err(e) => report.not_run("kernel-buffered writes in a memory cgroup", e),
+        for (name, worker) in ["dontcache", "kernel-buffered"].into_iter().zip(&mut workers) {
+            let (bench, paths) = (self, &paths);
+            match worker {
+                Ok(worker) => variants.push(Variant::new(name, move |turn| {
+                    let load = bench.load(cell, turn);
+                    let slice = worker.set_slice(paths, each, &load, name == "dontcache")?;
+                    bench.set.drop_pages().map(|()| slice)
+                })),
+                Err(e) => report.not_run(&format!("{name} writes in a memory cgroup"), e),
+            }
         }
         let outcome = alternate(&mut variants, &self.plan())?;
         drop(variants);
@@ -264,9 +277,10 @@ pub fn timed<T: Target + Sync>(
 ) -> Result<Slice> {
     let start = Instant::now();
     let striped = Striped { parts, block: load.block as u64 };
-    let mut slice = match load.pattern {
-        Pattern::Random => run_slice(parts, load)?,
-        Pattern::Sequential => run_slice(&striped, load)?,
+    let mut slice = if load.pattern == Pattern::Random || load.threads == 1 {
+        run_slice(parts, load)?
+    } else {
+        run_slice(&striped, load)?
     };
     sync()?;
     slice.seconds = start.elapsed().as_secs_f64();
@@ -276,10 +290,10 @@ pub fn timed<T: Target + Sync>(
 fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
     let name = cell.name;
     let ratio = outcome.ratio("ours", "dontcache");
-    report.ratio_with_bar(&format!("{name}_vs_dontcache"), ratio, Good::AtLeast, cell.bar);
+    report.ratio_with_bar(cell.ratio, ratio, Good::AtLeast, cell.bar);
     let late = |s: &Slice| s.hist.percentile(99.9) as f64;
     let late = outcome.ratio_of("ours", "dontcache", late);
-    report.ratio_with_bar(&format!("{name}_p999_vs_dontcache"), late, Good::AtMost, 0.5);
+    report.ratio_with_bar(cell.late, late, Good::AtMost, 0.5);
     report.ratio(&format!("{name}_vs_direct"), outcome.ratio("ours", "direct"));
     report.ratio(&format!("{name}_vs_kernel_buffered"), outcome.ratio("ours", "kernel-buffered"));
     if !cell.strategies {

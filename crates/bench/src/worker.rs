@@ -7,13 +7,14 @@
 use crate::cgroup::Memcg;
 use crate::fileset::kernel_parts;
 use crate::hotset::{self, HotSpec};
-use crate::kernel::KernelFile;
+use crate::kernel::{DONTCACHE, KernelFile};
 use crate::load::{Load, Pattern, Slice, run};
 use crate::meter::Usage;
 use crate::uncached_writes;
 use forebay_base::hist::Hist;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{Advice, fadvise};
+use rustix::io::ReadWriteFlags;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -101,10 +102,16 @@ impl Drop for Worker {
 impl Worker {
     /// One slice over several files of `each` bytes, through the page cache; writes end with
     /// fdatasync.
-    pub fn set_slice(&mut self, paths: &[PathBuf], each: u64, load: &Load) -> Result<Slice> {
+    pub fn set_slice(
+        &mut self,
+        paths: &[PathBuf],
+        each: u64,
+        load: &Load,
+        dontcache: bool,
+    ) -> Result<Slice> {
         let job = json!({ "job": "set", "paths": paths, "each": each, "threads": load.threads,
             "block": load.block, "len": load.len, "seed": load.seed, "write": load.write,
-            "random": load.pattern == Pattern::Random, "millis": load.time.as_millis() as u64 });
+            "dontcache": dontcache, "random": load.pattern == Pattern::Random, "millis": load.time.as_millis() as u64 });
         Ok(slice_from(&self.ask(&job)?))
     }
 }
@@ -126,7 +133,8 @@ fn set_here(job: &Value) -> Result<Slice> {
         seed: count("seed"),
         sample_every: 1,
     };
-    let flags = rustix::io::ReadWriteFlags::empty();
+    let dontcache = job["dontcache"] == true;
+    let flags = if dontcache { DONTCACHE } else { ReadWriteFlags::empty() };
     let open = rustix::fs::OFlags::empty();
     let parts = kernel_parts(&paths, count("each"), open, flags)?;
     if load.write {

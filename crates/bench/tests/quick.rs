@@ -117,6 +117,13 @@ fn uncached_reports_every_row_and_ratio() {
             ("direct-qd4", "seqread_rate"),
             ("kernel-buffered", "seqread_rate"),
             ("ours-uncached", "seqread128k_rate"),
+            ("ours", "randread_j1_rate"),
+            ("ours-private", "randread_j16_rate"),
+            ("ours-noaccess", "randread_j16_resident_after"),
+            ("ours", "read64k_p99_9"),
+            ("ours-dropbehind", "seqwrite_p99_9"),
+            ("ours", "write64k_rate"),
+            ("ours", "competing_writers_sum"),
         ],
     );
     let mut ratios = vec![
@@ -129,11 +136,19 @@ fn uncached_reports_every_row_and_ratio() {
         "seqread_vs_direct_qd4",
         "seqread_vs_kernel_buffered",
         "uncached_seqread128k_vs_kernel_buffered",
+        "randread_vs_direct_j1",
+        "read64k_vs_direct",
+        "resident_growth_bytes",
+        "write_resident_growth_bytes",
+        "competing_writers_fairness",
     ];
     // Kernels before 6.14 have no RWF_DONTCACHE; the bench then says so.
     let not_run = json["not_run"].as_array().unwrap();
     if !not_run.iter().any(|item| item["what"] == "dontcache") {
-        ratios.push("randread_vs_dontcache");
+        ratios.extend(["randread_vs_dontcache", "randread_vs_dontcache_j4"]);
+    }
+    if !not_run.iter().any(|item| item["what"].as_str().unwrap().starts_with("dontcache writes")) {
+        ratios.extend(["seqwrite_vs_dontcache", "multiwrite_p999_vs_dontcache"]);
     }
     check_ratios(&json, &ratios);
 }

@@ -92,7 +92,7 @@ async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dy
         if issued <= mapping.failed_bytes() {
             break;
         }
-        flush.beside(cache.wait_write_room(cache.write_depth())).await;
+        flush.beside(cache.wait_write_room()).await;
     }
     flush.keep_window_open(cache, mapping, &out).await;
     flush.end(cache).await;

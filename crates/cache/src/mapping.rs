@@ -78,6 +78,7 @@ pub struct Mapping {
     kicked: AtomicBool,
     /// When the flusher looks again without being asked; none: `u64::MAX`.
     next_look: AtomicU64,
+    last_kick: AtomicU64,
 }
 
 impl Mapping {
@@ -106,6 +107,7 @@ impl Mapping {
             kick: WaitQueue::new(),
             kicked: AtomicBool::new(false),
             next_look: AtomicU64::new(u64::MAX),
+            last_kick: AtomicU64::new(0),
         }
     }
 
@@ -282,6 +284,14 @@ impl Mapping {
     pub fn kick_flusher(&self) {
         if !self.kicked.swap(true, Ordering::AcqRel) {
             self.kick.wake_all();
+        }
+    }
+
+    /// The same, but not if it was asked less than `every` ago.
+    pub(crate) fn kick_at(&self, now: Nanos, every: Nanos) {
+        if now >= self.last_kick.load(Ordering::Relaxed).saturating_add(every) {
+            self.last_kick.store(now, Ordering::Relaxed);
+            self.kick_flusher();
         }
     }
 

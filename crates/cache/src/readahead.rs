@@ -16,6 +16,8 @@ const FIRST_WINDOW: u64 = 128 * KIB;
 struct Stream {
     /// Where the next read of the stream begins.
     next: u64,
+    /// Uncached: up to here everything was read. Behind it, up to `next`, may be what was skipped.
+    low: u64,
     /// End of what was asked for ahead.
     ahead: u64,
     window: u64,
@@ -82,7 +84,7 @@ impl Streams {
         inner.clock += 1;
         let clock = inner.clock;
         // Reads inside the window belong to the stream too: hits move on without telling us.
-        let mine = |s: &Stream| s.used != 0 && offset >= s.next && offset <= s.ahead.max(s.next);
+        let mine = |s: &Stream| s.used != 0 && offset >= s.low && offset <= s.ahead.max(s.next);
         let mut plan = Plan::default();
         let at = match inner.streams.iter().position(mine) {
             Some(at) => at,
@@ -90,7 +92,7 @@ impl Streams {
                 let at = (0..STREAMS).min_by_key(|&i| inner.streams[i].used).expect("not empty");
                 let old = inner.streams[at];
                 if old.uncached {
-                    plan.abandoned = old.next..old.ahead.max(old.next);
+                    plan.abandoned = old.low..old.ahead.max(old.low);
                 }
                 inner.streams[at] = Stream { next: u64::MAX, uncached, ..Stream::default() };
                 at
@@ -101,10 +103,19 @@ impl Streams {
         // read ahead in vain would have to be dropped again.
         let sequential = stream.next != u64::MAX || (offset == 0 && !uncached);
         stream.used = clock;
-        stream.next = end;
+        let reach = if stream.next == u64::MAX { end } else { end.max(stream.next) };
+        stream.next = reach;
+        if !stream.uncached || !sequential || offset <= stream.low {
+            stream.low = end.max(if sequential { stream.low } else { 0 });
+        } else if offset - stream.low > 2 * stream.window.max(FIRST_WINDOW) {
+            // Skipped for good, not merely taken out of order.
+            plan.abandoned = stream.low..offset;
+            stream.low = end;
+        }
+        let end = reach;
         if sequential {
             if stream.window == 0 {
-                stream.window = FIRST_WINDOW.max(4 * (end - offset)).min(max);
+                stream.window = FIRST_WINDOW.max(4 * (end.saturating_sub(offset))).min(max);
                 stream.ahead = end;
             }
             let left = stream.ahead.saturating_sub(end);
@@ -124,11 +135,18 @@ impl Streams {
         plan
     }
 
+    /// Whether an uncached stream still waits for this: if not, whoever has read it ahead drops it.
+    pub fn wants(&self, ahead: &Range<u64>) -> bool {
+        let inner = self.inner.lock();
+        let covers = |s: &Stream| s.uncached && s.low <= ahead.start && ahead.end <= s.ahead;
+        inner.streams.iter().any(covers)
+    }
+
     /// What uncached streams have read ahead and not consumed; for closing the file.
     pub fn abandon(&self) -> Vec<Range<u64>> {
         let mut inner = self.inner.lock();
         let streams = std::mem::take(&mut inner.streams);
-        let unread = |s: &Stream| s.uncached.then_some(s.next..s.ahead);
+        let unread = |s: &Stream| s.uncached.then_some(s.low..s.ahead);
         streams.iter().filter_map(unread).filter(|r| !r.is_empty()).collect()
     }
 }
@@ -182,6 +200,22 @@ mod tests {
             }
         }
         assert!(ahead[0] > 64 * 65536 && ahead[1] > 64 * 65536, "{ahead:?}");
+    }
+
+    #[test]
+    fn u2_what_a_stream_skips_is_named_too() {
+        let streams = Streams::default();
+        streams.plan(0, 65536, MAX, EOF, true);
+        let first = streams.plan(65536, 131072, MAX, EOF, true).ahead;
+        assert!(first.start == 131072 && streams.wants(&first));
+        // 131072..196608 is skipped, then taken late: it is of the same stream.
+        streams.plan(196608, 262144, MAX, EOF, true);
+        assert!(streams.plan(131072, 196608, MAX, EOF, true).abandoned.is_empty());
+        // And this one for good.
+        streams.plan(262144 + 65536, 262144 + 131072, MAX, EOF, true);
+        let left = streams.abandon();
+        assert!(left.iter().any(|r| r.start <= 262144 && r.end >= 262144 + 65536), "{left:?}");
+        assert!(!streams.wants(&first));
     }
 
     #[test]

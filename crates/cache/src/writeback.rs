@@ -2,8 +2,9 @@
 //! is the mapping layer's ([`WriteOut`]).
 //!
 //! Limits count bytes of dirty *blocks* (D17). Below `background` nothing happens but the age
-//! limit; above it flushers write; between the middle and the limit writers are slowed down in
-//! proportion, at the pace of write-out; at the limit they wait.
+//! limit; above it flushers write; below `limit` no writer waits. At the limit writers wait in line, a
+//! folio's worth of a request at a time, and go on one by one at the pace of write-out: none
+//! overtakes another, whatever the size of its requests (U18).
 
 use crate::arena::{FRAME_SIZE, Frame};
 use crate::cache::PageCache;
@@ -13,18 +14,25 @@ use crate::guard::FolioWrite;
 use crate::mapping::Mapping;
 use crate::stats::Counters;
 use crate::strategy::DirtyTracking;
-use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use forebay_base::sync::{Arc, Mutex, Weak};
 use forebay_base::task::{BoxFuture, WaitQueue};
 use forebay_base::units::{MIB, round_up};
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::task::{Poll, Waker};
 
-/// A writer's pauses are saved up to this length before it sleeps.
-const MIN_PAUSE: Nanos = 2_000_000;
-/// No single pause is longer.
-const MAX_PAUSE: Nanos = 100_000_000;
+/// Writers at the limit wake all flushers, but not more often than this while something is in flight.
+const KICK_EVERY: Nanos = 5_000_000;
+/// Writers above the background limit wake their own not more often than this, unless it has
+/// [`MUCH`] to write: a wake-up for each small write costs more than the write.
+const KICK_OWN_EVERY: Nanos = 2_000_000;
+/// Bytes, see [`KICK_OWN_EVERY`].
+const MUCH: u64 = 1 << 20;
+/// Room in bytes that writers at the limit wait for before they go on.
+const ROOM: u64 = 128 << 10;
 
 /// Which dirty folios a pass takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,17 +85,42 @@ pub struct DirtyControl {
     unflushed: AtomicI64,
     progress: WaitQueue,
     flushers: Mutex<Vec<Weak<Mapping>>>,
-    pace: Mutex<Pace>,
+    line: Mutex<Line>,
+    /// Writers in `line`.
+    waiting: AtomicU32,
+    last_kick: AtomicU64,
 }
 
-/// How fast write-out is, measured.
+/// Writers that wait at the limit, in order of arrival.
 #[derive(Default)]
-struct Pace {
-    since: Nanos,
-    bytes: u64,
-    /// Bytes per second, smoothed; 0 is unknown.
-    rate: u64,
-    debt: Nanos,
+struct Line {
+    next: u64,
+    waiting: BTreeMap<u64, Option<Waker>>,
+}
+
+/// A place in the line; given up on drop.
+struct Place<'a> {
+    control: &'a DirtyControl,
+    number: u64,
+}
+
+impl Place<'_> {
+    /// Leaves word; true if nobody is before it.
+    fn first(&self, waker: &Waker) -> bool {
+        let mut line = self.control.line.lock();
+        line.waiting.insert(self.number, Some(waker.clone()));
+        // Who makes room looks for waiters after that, and this one looks for room after this.
+        fence(Ordering::SeqCst);
+        line.waiting.keys().next() == Some(&self.number)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.control.line.lock().waiting.remove(&self.number);
+        self.control.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.control.wake_writers(false);
+    }
 }
 
 impl DirtyControl {
@@ -104,7 +137,9 @@ impl DirtyControl {
             unflushed: AtomicI64::new(0),
             progress: WaitQueue::new(),
             flushers: Mutex::default(),
-            pace: Mutex::default(),
+            line: Mutex::default(),
+            waiting: AtomicU32::new(0),
+            last_kick: AtomicU64::new(0),
         }
     }
 
@@ -142,14 +177,13 @@ impl DirtyControl {
 
     pub(crate) fn sub_dirty(&self, bytes: u64) {
         self.dirty.fetch_sub(bytes as i64, Ordering::Relaxed);
-        self.progress.wake_all();
+        self.wake_writers(false);
     }
 
-    /// Whether a writer may dirty more without pausing.
+    /// Whether a writer may dirty more without waiting.
     #[inline]
     pub fn free_run(&self) -> bool {
-        let (background, limit) = self.limits();
-        self.used() <= (background + limit) / 2
+        self.used() <= self.limits().1 && self.waiting.load(Ordering::SeqCst) == 0
     }
 
     /// Whether flushers should be writing.
@@ -176,74 +210,111 @@ impl DirtyControl {
         flushers.push(Arc::downgrade(mapping));
     }
 
-    fn written(&self, now: Nanos, bytes: u64) {
-        let mut pace = self.pace.lock();
-        pace.bytes += bytes;
-        let elapsed = now.saturating_sub(pace.since);
-        if elapsed >= 100_000_000 {
-            let rate = pace.bytes * 1_000_000_000 / elapsed;
-            // After an idle time the first sample says nothing.
-            let fresh = if elapsed < 1_000_000_000 { rate } else { 0 };
-            pace.rate =
-                if pace.rate == 0 || fresh == 0 { fresh } else { (pace.rate * 3 + fresh) / 4 };
-            (pace.since, pace.bytes) = (now, 0);
-        }
+    fn line_up(&self) -> Place<'_> {
+        let mut line = self.line.lock();
+        let number = line.next;
+        line.next += 1;
+        line.waiting.insert(number, None);
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        Place { control: self, number }
     }
 
-    /// How long a writer that has just dirtied `bytes` should pause; saved up while small.
-    fn pause(&self, bytes: u64) -> Nanos {
-        let (background, limit) = self.limits();
-        let free_run = (background + limit) / 2;
-        let over = self.used().saturating_sub(free_run);
-        let mut pace = self.pace.lock();
-        if over == 0 || pace.rate == 0 {
-            return 0;
+    /// Wakes the first writer in line, if there may be room; or all of them.
+    fn wake_writers(&self, all: bool) {
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) == 0 || (!all && !self.worth_a_look()) {
+            return;
         }
-        let share = over as f64 / (limit - free_run).max(1) as f64;
-        pace.debt += (bytes as f64 / pace.rate as f64 * share * 2e9) as Nanos;
-        if pace.debt < MIN_PAUSE { 0 } else { std::mem::take(&mut pace.debt).min(MAX_PAUSE) }
+        let count = if all { usize::MAX } else { 1 };
+        let wakers: Vec<_> = {
+            let line = self.line.lock();
+            line.waiting.values().take(count).flatten().cloned().collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Room for a writer in line, or nothing in flight that would make some.
+    fn worth_a_look(&self) -> bool {
+        self.has_room() || self.writeback_bytes() == 0
+    }
+
+    fn has_room(&self) -> bool {
+        let limit = self.limits().1;
+        self.used() <= limit - (limit / 8).min(ROOM)
+    }
+
+    /// Bytes of a request that pass for one place in the line.
+    pub fn portion(&self) -> u64 {
+        (self.limits().1 / 8).min(2 * ROOM)
+    }
+
+    /// Asks every flusher to look, unless they were asked a moment ago and are at work.
+    fn kick_all_at(&self, now: Nanos) {
+        let last = self.last_kick.load(Ordering::Relaxed);
+        if self.writeback_bytes() > 0 && now < last.saturating_add(KICK_EVERY) {
+            return;
+        }
+        self.last_kick.store(now, Ordering::Relaxed);
+        self.kick_all();
     }
 }
 
 impl PageCache {
-    /// Holds a writer back that has dirtied `bytes` of `mapping`. Fails when failed write-outs have
+    /// Holds a writer back that is about to dirty `mapping`, at the limit. Fails when failed write-outs have
     /// filled half of the dirty limit: the device does not take the data, so no more is accepted.
-    pub async fn throttle(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
+    pub async fn throttle(&self, mapping: &Mapping) -> Result<()> {
         let control = &self.dirty;
-        if control.above_background() {
-            mapping.kick_flusher();
-        }
-        let limit = control.limits().1;
-        if mapping.failed_bytes() * 2 >= limit.max(1) && mapping.failed_bytes() > 0 {
+        self.kick_above(mapping);
+        let failing = || {
+            let failed = mapping.failed_bytes();
+            failed > 0 && failed * 2 >= control.limits().1
+        };
+        if failing() {
             return Err(too_many_failures());
         }
         if control.free_run() {
             return Ok(());
         }
         let start = self.world.now();
-        let pause = control.pause(bytes);
-        if pause > 0 {
-            self.world.sleep(std::time::Duration::from_nanos(pause)).await;
-        }
-        if control.used() > limit {
-            control.kick_all();
-        }
-        let below = || {
-            let failed = mapping.failed_bytes();
-            if failed > 0 && failed * 2 >= limit {
-                return Some(Err(too_many_failures()));
+        let place = control.line_up();
+        let outcome = std::future::poll_fn(|cx| {
+            let first = place.first(cx.waker());
+            if failing() {
+                return Poll::Ready(Err(too_many_failures()));
             }
-            (control.used() <= limit).then_some(Ok(()))
-        };
-        let outcome = control.progress.wait_until(below).await;
+            if first && control.has_room() {
+                return Poll::Ready(Ok(()));
+            }
+            control.kick_all_at(self.world.now());
+            Poll::Pending
+        })
+        .await;
         Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
         outcome
     }
 
-    /// Waits until less than `bytes` are in write-out, of all files.
-    pub async fn wait_write_room(&self, bytes: u64) {
-        let room = || (self.dirty.writeback_bytes() < bytes).then_some(());
+    /// Wakes the flusher of a file that was written to, above the background limit.
+    pub fn kick_above(&self, mapping: &Mapping) {
+        if self.dirty.above_background() {
+            let much = mapping.dirty_bytes.load(Ordering::Relaxed) >= MUCH;
+            mapping.kick_at(self.world.now(), if much { 0 } else { KICK_OWN_EVERY });
+        }
+    }
+
+    /// Waits until there is room for more write-out, of all files.
+    pub async fn wait_write_room(&self) {
+        let depth = self.write_depth();
+        let room = || (self.dirty.writeback_bytes() < depth).then_some(());
         self.dirty.progress.wait_until(room).await;
+    }
+
+    /// A write-out has ended. Flushers that wait for room hear of it when there is a fair part of it:
+    /// many of them, woken for each bio, would do nothing but wake up.
+    fn wake_flushers(&self) {
+        let depth = self.write_depth();
+        if self.dirty.writeback_bytes() <= depth - depth / 4 {
+            self.dirty.progress.wake_all();
+        }
     }
 
     /// Bytes that flushers keep in flight.
@@ -514,11 +585,11 @@ pub fn end_write(
     if ok {
         Counters::add(&cache.counters.written_bytes, bytes);
         Counters::add(&cache.counters.cleaned_bytes, cleaned);
-        cache.dirty.written(now, bytes);
     } else {
         Counters::add(&cache.counters.io_errors, 1);
     }
-    cache.dirty.progress.wake_all();
+    cache.dirty.wake_writers(!ok);
+    cache.wake_flushers();
     cache.wake_frame_waiters();
 }
 
@@ -535,7 +606,8 @@ pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty
         drop(folio);
         cache.wake_folio(mapping.id, piece.index);
     }
-    cache.dirty.progress.wake_all();
+    cache.dirty.wake_writers(false);
+    cache.wake_flushers();
     cache.wake_frame_waiters();
 }
 

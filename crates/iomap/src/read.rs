@@ -252,7 +252,11 @@ impl MappedFile {
         self.drop_uncached(plan.abandoned);
         if !plan.ahead.is_empty() {
             let mode = FillMode { background: true, ..Passing::Marked.fill() };
-            self.start_fill(plan.ahead, mode).await;
+            self.start_fill(plan.ahead.clone(), mode).await;
+            // The stream may have been left by another reader before its window was even planned.
+            if !handle.streams.wants(&plan.ahead) {
+                self.drop_uncached(plan.ahead);
+            }
         }
     }
 

@@ -72,9 +72,7 @@ impl MappedFile {
                 }
             }
         }
-        if self.cache.dirty.above_background() {
-            self.mapping.kick_flusher();
-        }
+        self.cache.kick_above(&self.mapping);
         None
     }
 
@@ -143,8 +141,12 @@ impl MappedFile {
         if passing != Passing::Cached {
             Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
         }
+        let mut passed = range.start;
         for (index, piece) in self.pieces(range.clone()) {
-            self.cache.throttle(&self.mapping, piece.end - piece.start).await?;
+            if piece.end > passed {
+                self.cache.throttle(&self.mapping).await?;
+                passed = piece.start + self.cache.dirty.portion();
+            }
             let part = (piece.start - base) as usize..(piece.end - base) as usize;
             let mut pool = FramePool::empty(&self.cache);
             let (mut fills, mut pressure) = (0, None);
@@ -163,9 +165,7 @@ impl MappedFile {
                 self.overcome(index, &piece, obstacle, &mut pool, src.blocking(), passing).await?;
             }
         }
-        if self.cache.dirty.above_background() {
-            self.mapping.kick_flusher();
-        }
+        self.cache.kick_above(&self.mapping);
         Ok(())
     }
 

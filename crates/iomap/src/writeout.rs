@@ -117,7 +117,7 @@ impl MappedFile {
             let batch = mapping.dirty_folios(next..folios.end, BATCH, want);
             let Some(&last) = batch.last() else { break };
             next = last + 1;
-            self.cache.wait_write_room(self.cache.write_depth()).await;
+            self.cache.wait_write_room().await;
             issued += self.write_out_folios(&batch, pass, here).await;
         }
         issued
