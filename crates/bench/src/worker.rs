@@ -111,7 +111,8 @@ impl Worker {
     ) -> Result<Slice> {
         let job = json!({ "job": "set", "paths": paths, "each": each, "threads": load.threads,
             "block": load.block, "len": load.len, "seed": load.seed, "write": load.write,
-            "dontcache": dontcache, "random": load.pattern == Pattern::Random, "millis": load.time.as_millis() as u64 });
+            "dontcache": dontcache, "random": load.pattern == Pattern::Random,
+            "millis": load.time.as_millis() as u64 });
         Ok(slice_from(&self.ask(&job)?))
     }
 }

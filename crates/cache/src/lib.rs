@@ -5,7 +5,7 @@
 //!
 //! Reading order: [`arena`] (memory), [`frames`] (who owns which frame), [`folio`] (states and the
 //! folio lock), [`index`] (finding a folio), [`age`] (what to evict), [`cache`] and [`guard`] (the
-//! operations), [`mapping`] (per file), [`writeback`], [`stable`] (bytes in flight), [`flusher`],
+//! operations), [`mapping`] (per file), [`writeback`], `line`, [`stable`] (bytes in flight), [`flusher`],
 //! [`readahead`], [`errseq`].
 //!
 //! # Lock order
@@ -32,6 +32,7 @@ pub mod folio;
 pub mod frames;
 pub mod guard;
 pub mod index;
+mod line;
 pub mod mapping;
 pub mod rangeset;
 pub mod readahead;

@@ -1,0 +1,154 @@
+//! Writers at the dirty limit. They wait in line, each woken alone, and go on when there is room, a
+//! portion of a request at a time: none overtakes another, whatever the size of its requests (U18).
+//!
+//! Lock: the line's, a leaf; wakers are called after it is released.
+
+use crate::cache::PageCache;
+use crate::mapping::Mapping;
+use crate::stats::Counters;
+use crate::writeback::DirtyControl;
+use forebay_base::sync::atomic::{Ordering, fence};
+use forebay_base::world::Nanos;
+use forebay_base::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::task::{Poll, Waker};
+
+/// Writers at the limit wake all flushers, but not more often than this while something is in flight.
+const KICK_EVERY: Nanos = 5_000_000;
+/// Writers above the background limit wake their own not more often than this, unless it has
+/// [`MUCH`] to write: a wake-up for each small write costs more than the write.
+const KICK_OWN_EVERY: Nanos = 2_000_000;
+/// Bytes, see [`KICK_OWN_EVERY`].
+const MUCH: u64 = 1 << 20;
+/// Room in bytes that writers at the limit wait for before they go on.
+const ROOM: u64 = 128 << 10;
+
+/// Writers that wait at the limit, in order of arrival.
+#[derive(Default)]
+pub(crate) struct Line {
+    next: u64,
+    waiting: BTreeMap<u64, Option<Waker>>,
+}
+
+/// A place in the line; given up on drop.
+struct Place<'a> {
+    control: &'a DirtyControl,
+    number: u64,
+}
+
+impl Place<'_> {
+    /// Leaves word; true if nobody is before it.
+    fn first(&self, waker: &Waker) -> bool {
+        let mut line = self.control.line.lock();
+        line.waiting.insert(self.number, Some(waker.clone()));
+        // Who makes room looks for waiters after that, and this one looks for room after this.
+        fence(Ordering::SeqCst);
+        line.waiting.keys().next() == Some(&self.number)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.control.line.lock().waiting.remove(&self.number);
+        self.control.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.control.wake_writers(false);
+    }
+}
+
+impl DirtyControl {
+    fn line_up(&self) -> Place<'_> {
+        let mut line = self.line.lock();
+        let number = line.next;
+        line.next += 1;
+        line.waiting.insert(number, None);
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        Place { control: self, number }
+    }
+
+    /// Wakes the first writer in line, if there may be room; or all of them.
+    pub(crate) fn wake_writers(&self, all: bool) {
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) == 0 || (!all && !self.worth_a_look()) {
+            return;
+        }
+        let count = if all { usize::MAX } else { 1 };
+        let wakers: Vec<_> = {
+            let line = self.line.lock();
+            line.waiting.values().take(count).flatten().cloned().collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Room for a writer in line, or nothing in flight that would make some.
+    fn worth_a_look(&self) -> bool {
+        self.has_room() || self.writeback_bytes() == 0
+    }
+
+    fn has_room(&self) -> bool {
+        let limit = self.limits().1;
+        self.used() <= limit - (limit / 8).min(ROOM)
+    }
+
+    /// Bytes of a request that pass for one place in the line.
+    pub fn portion(&self) -> u64 {
+        (self.limits().1 / 8).min(2 * ROOM)
+    }
+
+    /// Asks every flusher to look, unless they were asked a moment ago and are at work.
+    fn kick_all_at(&self, now: Nanos) {
+        let last = self.last_kick.load(Ordering::Relaxed);
+        if self.writeback_bytes() > 0 && now < last.saturating_add(KICK_EVERY) {
+            return;
+        }
+        self.last_kick.store(now, Ordering::Relaxed);
+        self.kick_all();
+    }
+}
+
+impl PageCache {
+    /// Holds a writer back that is about to dirty `mapping`, at the limit. Fails when failed write-outs have
+    /// filled half of the dirty limit: the device does not take the data, so no more is accepted.
+    pub async fn throttle(&self, mapping: &Mapping) -> Result<()> {
+        let control = &self.dirty;
+        self.kick_above(mapping);
+        let failing = || {
+            let failed = mapping.failed_bytes();
+            failed > 0 && failed * 2 >= control.limits().1
+        };
+        if failing() {
+            return Err(too_many_failures());
+        }
+        if control.free_run() {
+            return Ok(());
+        }
+        let start = self.world.now();
+        let place = control.line_up();
+        let outcome = std::future::poll_fn(|cx| {
+            let first = place.first(cx.waker());
+            if failing() {
+                return Poll::Ready(Err(too_many_failures()));
+            }
+            if first && control.has_room() {
+                return Poll::Ready(Ok(()));
+            }
+            control.kick_all_at(self.world.now());
+            Poll::Pending
+        })
+        .await;
+        Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
+        outcome
+    }
+
+    /// Wakes the flusher of a file that was written to, above the background limit.
+    pub fn kick_above(&self, mapping: &Mapping) {
+        if self.dirty.above_background() {
+            let much = mapping.dirty_bytes.load(Ordering::Relaxed) >= MUCH;
+            mapping.kick_at(self.world.now(), if much { 0 } else { KICK_OWN_EVERY });
+        }
+    }
+}
+
+fn too_many_failures() -> Error {
+    let text = "write-outs that failed fill half of the dirty limit";
+    Error::new(ErrorKind::Io, "write", text)
+}
