@@ -85,8 +85,9 @@ impl DirtyControl {
     }
 
     fn has_room(&self) -> bool {
-        let limit = self.limits().1;
-        self.used() <= limit - (limit / 8).min(ROOM)
+        let (background, limit) = self.limits();
+        // Below the background limit flushers stop: nobody may wait for more room than that.
+        self.used() <= (limit - (limit / 8).min(ROOM)).max(background.min(limit))
     }
 
     /// Bytes of a request that pass for one place in the line.

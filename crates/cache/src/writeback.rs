@@ -2,9 +2,8 @@
 //! is the mapping layer's ([`WriteOut`]).
 //!
 //! Limits count bytes of dirty *blocks* (D17). Below `background` nothing happens but the age
-//! limit; above it flushers write; below `limit` no writer waits. At the limit writers wait in line, a
-//! folio's worth of a request at a time, and go on one by one at the pace of write-out: none
-//! overtakes another, whatever the size of its requests (U18).
+//! limit; above it flushers write; below `limit` no writer waits; at the limit writers wait in line
+//! (`line`).
 
 use crate::arena::{FRAME_SIZE, Frame};
 use crate::cache::PageCache;
