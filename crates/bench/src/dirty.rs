@@ -1,8 +1,8 @@
 //! `dirty`: sub-page dirty tracking. What a small change costs that is made durable at once: bytes that
 //! reach the device for each byte changed, and synced writes per second.
 //!
-//! Reading order: [`subject`] (who writes and syncs) with [`counted`],
-//! [`drive`] (one slice), then the parts: the `dd` line, the `fio` line, the 8 jobs, the delay
+//! Reading order: `subject` (who writes and syncs) with `counted`,
+//! `drive` (one slice), then the parts: the `dd` line, the `fio` line, the 8 jobs, the delay
 //! device, and fio through NBD.
 //!
 //! Invariants: Y1 bytes are counted where they leave for the device: ours by a device around the
