@@ -1,4 +1,4 @@
-//! Writers at the dirty limit. They wait in line, each woken alone, and go on when there is room, a
+//! Writers above the background limit. They pause at the pace of write-out; at the dirty limit they wait in line, each woken alone, and go on when there is room, a
 //! portion of a request at a time: none overtakes another, whatever the size of its requests (U18).
 //!
 //! Lock: the line's, a leaf; wakers are called after it is released.
@@ -20,6 +20,14 @@ const KICK_EVERY: Nanos = 5_000_000;
 const KICK_OWN_EVERY: Nanos = 2_000_000;
 /// Bytes, see [`KICK_OWN_EVERY`].
 const MUCH: u64 = 1 << 20;
+/// Pauses of the writers of a file are saved up to this length: shorter ones cost more than they are.
+const MIN_PAUSE: Nanos = 100_000;
+/// No pause is longer.
+const MAX_PAUSE: Nanos = 20_000_000;
+/// Write-out is measured over this time.
+const PACE_SAMPLE: Nanos = 10_000_000;
+/// A longer time without a completion says nothing of the speed.
+const PACE_IDLE: Nanos = 100_000_000;
 /// Room in bytes that writers at the limit wait for before they go on.
 const ROOM: u64 = 128 << 10;
 
@@ -55,7 +63,55 @@ impl Drop for Place<'_> {
     }
 }
 
+/// How fast write-out is, measured while it is at work.
+#[derive(Default)]
+pub(crate) struct Pace {
+    since: Nanos,
+    bytes: u64,
+    /// Bytes per second, smoothed; 0 is unknown.
+    rate: u64,
+}
+
+impl Pace {
+    fn count(&mut self, now: Nanos, bytes: u64) {
+        let elapsed = now.saturating_sub(self.since);
+        if elapsed > PACE_IDLE {
+            // Nothing was written for a while, or by nobody in a hurry: that says nothing.
+            (self.since, self.bytes) = (now, 0);
+            return;
+        }
+        self.bytes += bytes;
+        if elapsed >= PACE_SAMPLE {
+            let rate = self.bytes * 1_000_000_000 / elapsed;
+            self.rate = if self.rate == 0 { rate } else { (self.rate * 3 + rate) / 4 };
+            (self.since, self.bytes) = (now, 0);
+        }
+    }
+}
+
 impl DirtyControl {
+    /// Bytes were written out.
+    pub(crate) fn note_written(&self, now: Nanos, bytes: u64) {
+        self.pace.lock().count(now, bytes);
+    }
+
+    /// How long a writer of `bytes` pauses: nothing below the background limit, in the middle as long as
+    /// write-out takes for as much, at the limit twice that. So writers on the whole go as fast as
+    /// write-out, evenly, also where a device reports its completions in bursts.
+    fn pause(&self, bytes: u64) -> Nanos {
+        let (background, limit) = self.limits();
+        let over = self.used().saturating_sub(background);
+        if over == 0 {
+            return 0;
+        }
+        let rate = self.pace.lock().rate;
+        if rate == 0 {
+            return 0;
+        }
+        let share = (over as f64 / limit.saturating_sub(background).max(1) as f64).min(1.0);
+        (bytes as f64 / rate as f64 * share * 2e9) as Nanos
+    }
+
     fn line_up(&self) -> Place<'_> {
         let mut line = self.line.lock();
         let number = line.next;
@@ -107,9 +163,9 @@ impl DirtyControl {
 }
 
 impl PageCache {
-    /// Holds a writer back that is about to dirty `mapping`, at the limit. Fails when failed write-outs have
+    /// Holds a writer back that is about to dirty `bytes` of `mapping`. Fails when failed write-outs have
     /// filled half of the dirty limit: the device does not take the data, so no more is accepted.
-    pub async fn throttle(&self, mapping: &Mapping) -> Result<()> {
+    pub async fn throttle(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
         let control = &self.dirty;
         self.kick_above(mapping);
         let failing = || {
@@ -123,6 +179,11 @@ impl PageCache {
             return Ok(());
         }
         let start = self.world.now();
+        self.pause(mapping, bytes).await;
+        if control.below_limit() {
+            Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
+            return Ok(());
+        }
         let place = control.line_up();
         let outcome = std::future::poll_fn(|cx| {
             let first = place.first(cx.waker());
@@ -138,6 +199,15 @@ impl PageCache {
         .await;
         Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
         outcome
+    }
+
+    async fn pause(&self, mapping: &Mapping, bytes: u64) {
+        let pause = self.dirty.pause(bytes);
+        let debt = mapping.pause_debt.fetch_add(pause, Ordering::Relaxed) + pause;
+        if debt >= MIN_PAUSE {
+            mapping.pause_debt.store(0, Ordering::Relaxed);
+            self.world.sleep(std::time::Duration::from_nanos(debt.min(MAX_PAUSE))).await;
+        }
     }
 
     /// Wakes the flusher of a file that was written to, above the background limit.

@@ -68,6 +68,8 @@ pub struct Mapping {
     /// Slot minus index of the folio that was made last: where a file was read in order, its folios
     /// lie in order, and a lookup can have the slot fetched while it still reads the index.
     slot_guess: AtomicU32,
+    /// Pauses that writers of the file owe, ns.
+    pub(crate) pause_debt: AtomicU64,
     exclusive: Mutex<Vec<Range<u64>>>,
     exclusive_count: AtomicU64,
     exclusive_wait: WaitQueue,
@@ -99,6 +101,7 @@ impl Mapping {
             failing: AtomicBool::new(false),
             sticky: Mutex::default(),
             slot_guess: AtomicU32::new(0),
+            pause_debt: AtomicU64::new(0),
             exclusive: Mutex::default(),
             exclusive_count: AtomicU64::new(0),
             exclusive_wait: WaitQueue::new(),

@@ -2,7 +2,7 @@
 //! is the mapping layer's ([`WriteOut`]).
 //!
 //! Limits count bytes of dirty *blocks* (D17). Below `background` nothing happens but the age
-//! limit; above it flushers write; below `limit` no writer waits; at the limit writers wait in line
+//! limit; above it flushers write and writers pause at their pace; at `limit` writers wait in line
 //! (`line`).
 
 use crate::arena::{FRAME_SIZE, Frame};
@@ -10,7 +10,7 @@ use crate::cache::PageCache;
 use crate::config::Config;
 use crate::folio::{Blocks, State, Table};
 use crate::guard::FolioWrite;
-use crate::line::Line;
+use crate::line::{Line, Pace};
 use crate::mapping::Mapping;
 use crate::stats::Counters;
 use crate::strategy::DirtyTracking;
@@ -73,6 +73,7 @@ pub struct DirtyControl {
     progress: WaitQueue,
     flushers: Mutex<Vec<Weak<Mapping>>>,
     pub(crate) line: Mutex<Line>,
+    pub(crate) pace: Mutex<Pace>,
     /// Writers in `line`.
     pub(crate) waiting: AtomicU32,
     pub(crate) last_kick: AtomicU64,
@@ -93,6 +94,7 @@ impl DirtyControl {
             progress: WaitQueue::new(),
             flushers: Mutex::default(),
             line: Mutex::default(),
+            pace: Mutex::default(),
             waiting: AtomicU32::new(0),
             last_kick: AtomicU64::new(0),
         }
@@ -135,9 +137,14 @@ impl DirtyControl {
         self.wake_writers(false);
     }
 
-    /// Whether a writer may dirty more without waiting.
+    /// Whether a writer may dirty more without pausing.
     #[inline]
     pub fn free_run(&self) -> bool {
+        self.used() <= self.limits().0 && self.waiting.load(Ordering::SeqCst) == 0
+    }
+
+    /// Whether a writer may dirty more without waiting.
+    pub(crate) fn below_limit(&self) -> bool {
         self.used() <= self.limits().1 && self.waiting.load(Ordering::SeqCst) == 0
     }
 
@@ -185,7 +192,7 @@ impl PageCache {
 
     /// Bytes that flushers keep in flight.
     pub fn write_depth(&self) -> u64 {
-        (self.division.frames as u64 * 4096 / 16).clamp(MIB, 32 * MIB)
+        (self.division.frames as u64 * FRAME_SIZE as u64 / 10).clamp(MIB, 32 * MIB)
     }
 
     /// Bytes of written but unflushed blocks that are kept, of all files, in case a flush fails. They
@@ -444,6 +451,7 @@ pub fn end_write(
         mapping.kick_flusher();
     }
     if ok {
+        cache.dirty.note_written(now, bytes);
         Counters::add(&cache.counters.written_bytes, bytes);
         Counters::add(&cache.counters.cleaned_bytes, cleaned);
     } else {

@@ -144,8 +144,8 @@ impl MappedFile {
         let mut passed = range.start;
         for (index, piece) in self.pieces(range.clone()) {
             if piece.end > passed {
-                self.cache.throttle(&self.mapping).await?;
-                passed = piece.start + self.cache.dirty.portion();
+                passed = range.end.min(piece.start + self.cache.dirty.portion());
+                self.cache.throttle(&self.mapping, passed - piece.start).await?;
             }
             let part = (piece.start - base) as usize..(piece.end - base) as usize;
             let mut pool = FramePool::empty(&self.cache);

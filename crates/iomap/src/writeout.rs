@@ -14,11 +14,11 @@ use forebay_cache::{FrameList, Mapping, PageCache, State};
 use std::ops::Range;
 
 /// Longest run of one reservation, bytes.
-const MAX_RUN: u64 = 1 << 20;
-/// Longest write of one bio, bytes.
-const MAX_BIO: u64 = 1 << 20;
+const MAX_RUN: u64 = 256 << 10;
+/// Longest write of one bio, bytes: many of them under way fill a device and end one after another.
+const MAX_BIO: u64 = 256 << 10;
 /// Folios looked at between two looks at the device's queue.
-const BATCH: usize = 64;
+const BATCH: usize = 16;
 
 impl WriteOut for MappedFile {
     fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass) -> BoxFuture<'static, u64> {
