@@ -368,7 +368,9 @@ fn verify(options: &Options, report: &mut Report) -> Result<()> {
             mismatches += seen.mismatches;
             corrupt += seen.corrupt_reads;
         }
-        let off = verified.run(StableStrategy::Auto, StablePages::Off, each / 8, limit / 8)?;
+        // As many in the quick form too: changes in flight are a matter of chance.
+        let (blocks, time) = ((each / 8).max(40_000), (limit / 8).max(Duration::from_millis(500)));
+        let off = verified.run(StableStrategy::Auto, StablePages::Off, blocks, time)?;
         changed += off.mismatches;
     }
     let bar = wanted as f64;
