@@ -1,5 +1,6 @@
-//! Writers above the background limit. They pause at the pace of write-out; at the dirty limit they wait in line, each woken alone, and go on when there is room, a
-//! portion of a request at a time: none overtakes another, whatever the size of its requests (U18).
+//! Writers above the background limit. They pause at the pace of write-out; at the dirty limit they
+//! wait in line, each woken alone, and go on when there is room, a portion of a request at a time: none
+//! overtakes another, whatever the size of its requests (U18).
 //!
 //! Lock: the line's, a leaf; wakers are called after it is released.
 
