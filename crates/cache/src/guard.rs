@@ -339,7 +339,11 @@ impl FolioWrite<'_> {
     /// Makes blocks up to date and dirty for a writer. Returns the bytes of blocks that were clean.
     pub fn mark_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
         let bytes = self.set_dirty(blocks, uncached);
-        Counters::add(&self.cache.counters.dirtied_bytes, bytes);
+        // An atomic addition right behind the copy waits until all of it has left the store buffer:
+        // not for nothing (measured: 250 of 790 ns).
+        if bytes > 0 {
+            Counters::add(&self.cache.counters.dirtied_bytes, bytes);
+        }
         bytes
     }
 
