@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How much longer than its run time fio may take to start, connect and report.
-const GRACE: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_secs(120);
 
 /// One fio job against an NBD server.
 #[derive(Clone, Debug)]
