@@ -246,12 +246,12 @@ pub fn sweep(dir: &Path) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
     /// Whether a test may go on; where CI=true nothing may be missing.
-    fn requires(what: &str, there: bool) -> bool {
+    pub(crate) fn requires(what: &str, there: bool) -> bool {
         if !there {
             assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "this test requires {what}");
             eprintln!("skipped: requires {what}");

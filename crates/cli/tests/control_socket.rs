@@ -34,6 +34,7 @@ fn another_user_is_refused() {
     let folder = Folder::new();
     folder.image("disk.img", 1 << 20);
     if std::fs::metadata(folder.path("disk.img")).unwrap().uid() != 0 {
+        assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "nothing may be missing here");
         eprintln!("not run: only root can become another user");
         return;
     }

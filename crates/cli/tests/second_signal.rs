@@ -47,6 +47,7 @@ impl Drop for Slow {
 #[test]
 fn it_ends_at_once_and_says_what_was_not_written() {
     if std::fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
+        assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "nothing may be missing here");
         eprintln!("not run: /dev/fuse cannot be opened");
         return;
     }

@@ -118,14 +118,14 @@ impl Figures {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loopdev::tests::requires;
     use forebay::{Cache, CacheConfig, DirectIo, RawOptions};
 
     /// Knobs of the kernel are followed by a file on a file system on the device, opened before.
     #[test]
     fn s5_the_knob_of_a_real_device_reaches_files_that_are_open() {
-        if !rustix::process::geteuid().is_root() {
-            assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "this test requires root");
-            eprintln!("skipped: requires root, to attach loop devices");
+        let root = rustix::process::geteuid().is_root();
+        if !requires("root, to attach loop devices", root) {
             return;
         }
         let dir = std::env::temp_dir().join(format!("forebay-need-{}", std::process::id()));
