@@ -1,7 +1,7 @@
 //! What a cache is made of, and how its budget is divided.
 
-use crate::arena::FRAME_SIZE;
-use crate::folio::Layout;
+use crate::folio::table::Layout;
+use crate::memory::arena::FRAME_SIZE;
 use crate::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};

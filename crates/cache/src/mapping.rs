@@ -1,10 +1,10 @@
 //! What the cache keeps per file: geometry, size, dirty folios, what is not flushed yet, errors,
 //! and the ranges that direct I/O, trim and truncate hold exclusively against fills.
 
-use crate::arena::FRAME_SIZE;
-use crate::errseq::ErrSeq;
-use crate::folio::Blocks;
+use crate::folio::table::Blocks;
+use crate::memory::arena::FRAME_SIZE;
 use crate::rangeset::RangeSet;
+use crate::writeback::errseq::ErrSeq;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use forebay_base::task::WaitQueue;

@@ -1,11 +1,11 @@
 //! The guards through which folios are read and changed: [`FolioRead`] without its lock,
 //! [`FolioWrite`] under it; and [`FramePool`], frames on their way into a folio.
-//! States and invariants (F1..F6) are in [`crate::folio`].
+//! States and invariants (F1..F6) are in [`crate::folio::table`].
 
-use crate::arena::{FRAME_SIZE, Frame};
 use crate::cache::PageCache;
-use crate::folio::{Blocks, Slot, State, Table};
+use crate::folio::table::{Blocks, Slot, State, Table};
 use crate::mapping::{DirtyFolio, Mapping};
+use crate::memory::arena::{FRAME_SIZE, Frame};
 use crate::stats::Counters;
 use forebay_base::sync::atomic::Ordering;
 use std::ops::Range;
@@ -40,7 +40,7 @@ impl Drop for FramePool<'_> {
 }
 
 /// A folio looked at without its lock. What is read of it counts only if [`FolioRead::intact`] says so
-/// afterwards (see [`crate::folio`]).
+/// afterwards (see [`crate::folio::table`]).
 pub struct FolioRead<'a> {
     pub(crate) cache: &'a PageCache,
     pub(crate) slot: Slot,
@@ -481,7 +481,7 @@ impl FolioWrite<'_> {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use crate::config::Config;
-    use crate::folio::{Blocks, State};
+    use crate::folio::table::{Blocks, State};
     use crate::{FramePool, PageCache};
     use forebay_base::world::RealWorld;
     use std::cell::Cell;

@@ -1,30 +1,16 @@
-//! Writers above the background limit. They pause at the pace of write-out; at the dirty limit they
-//! wait in line, each woken alone, and go on when there is room, a portion of a request at a time: none
-//! overtakes another, whatever the size of its requests (U18).
+//! The line of writers at the dirty limit, and the pace of write-out: plain data and the decisions made
+//! of it. Who waits, and for what, is in `throttle`.
 //!
 //! Lock: the line's, a leaf; wakers are called after it is released.
 
-use crate::cache::PageCache;
-use crate::mapping::Mapping;
-use crate::stats::Counters;
-use crate::writeback::DirtyControl;
+use super::control::DirtyControl;
 use forebay_base::sync::atomic::{Ordering, fence};
 use forebay_base::world::Nanos;
-use forebay_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
-use std::task::{Poll, Waker};
+use std::task::Waker;
 
 /// Writers at the limit wake all flushers, but not more often than this while something is in flight.
 const KICK_EVERY: Nanos = 5_000_000;
-/// Writers above the background limit wake their own not more often than this, unless it has
-/// [`MUCH`] to write: a wake-up for each small write costs more than the write.
-const KICK_OWN_EVERY: Nanos = 2_000_000;
-/// Bytes, see [`KICK_OWN_EVERY`].
-const MUCH: u64 = 1 << 20;
-/// Pauses of the writers of a file are saved up to this length: shorter ones cost more than they are.
-const MIN_PAUSE: Nanos = 100_000;
-/// No pause is longer.
-const MAX_PAUSE: Nanos = 20_000_000;
 /// Write-out is measured over this time.
 const PACE_SAMPLE: Nanos = 10_000_000;
 /// A longer time without a completion says nothing of the speed.
@@ -40,14 +26,14 @@ pub(crate) struct Line {
 }
 
 /// A place in the line; given up on drop.
-struct Place<'a> {
+pub(super) struct Place<'a> {
     control: &'a DirtyControl,
     number: u64,
 }
 
 impl Place<'_> {
     /// Leaves word; true if nobody is before it.
-    fn first(&self, waker: &Waker) -> bool {
+    pub(super) fn first(&self, waker: &Waker) -> bool {
         let mut line = self.control.line.lock();
         line.waiting.insert(self.number, Some(waker.clone()));
         // Who makes room looks for waiters after that, and this one looks for room after this.
@@ -99,7 +85,7 @@ impl DirtyControl {
     /// How long a writer of `bytes` pauses: nothing below the background limit, in the middle as long as
     /// write-out takes for as much, at the limit twice that. So writers on the whole go as fast as
     /// write-out, evenly, also where a device reports its completions in bursts.
-    fn pause(&self, bytes: u64) -> Nanos {
+    pub(super) fn pause(&self, bytes: u64) -> Nanos {
         let (background, limit) = self.limits();
         let over = self.used().saturating_sub(background);
         if over == 0 {
@@ -113,7 +99,7 @@ impl DirtyControl {
         (bytes as f64 / rate as f64 * share * 2e9) as Nanos
     }
 
-    fn line_up(&self) -> Place<'_> {
+    pub(super) fn line_up(&self) -> Place<'_> {
         let mut line = self.line.lock();
         let number = line.next;
         line.next += 1;
@@ -141,7 +127,7 @@ impl DirtyControl {
         self.has_room() || self.writeback_bytes() == 0
     }
 
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         let (background, limit) = self.limits();
         // Below the background limit flushers stop: nobody may wait for more room than that.
         self.used() <= (limit - (limit / 8).min(ROOM)).max(background.min(limit))
@@ -153,7 +139,7 @@ impl DirtyControl {
     }
 
     /// Asks every flusher to look, unless they were asked a moment ago and are at work.
-    fn kick_all_at(&self, now: Nanos) {
+    pub(super) fn kick_all_at(&self, now: Nanos) {
         let last = self.last_kick.load(Ordering::Relaxed);
         if self.writeback_bytes() > 0 && now < last.saturating_add(KICK_EVERY) {
             return;
@@ -161,66 +147,4 @@ impl DirtyControl {
         self.last_kick.store(now, Ordering::Relaxed);
         self.kick_all();
     }
-}
-
-impl PageCache {
-    /// Holds a writer back that is about to dirty `bytes` of `mapping`. Fails when failed write-outs have
-    /// filled half of the dirty limit: the device does not take the data, so no more is accepted.
-    pub async fn throttle(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
-        let control = &self.dirty;
-        self.kick_above(mapping);
-        let failing = || {
-            let failed = mapping.failed_bytes();
-            failed > 0 && failed * 2 >= control.limits().1
-        };
-        if failing() {
-            return Err(too_many_failures());
-        }
-        if control.free_run() {
-            return Ok(());
-        }
-        let start = self.world.now();
-        self.pause(mapping, bytes).await;
-        if control.below_limit() {
-            Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
-            return Ok(());
-        }
-        let place = control.line_up();
-        let outcome = std::future::poll_fn(|cx| {
-            let first = place.first(cx.waker());
-            if failing() {
-                return Poll::Ready(Err(too_many_failures()));
-            }
-            if first && control.has_room() {
-                return Poll::Ready(Ok(()));
-            }
-            control.kick_all_at(self.world.now());
-            Poll::Pending
-        })
-        .await;
-        Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
-        outcome
-    }
-
-    async fn pause(&self, mapping: &Mapping, bytes: u64) {
-        let pause = self.dirty.pause(bytes);
-        let debt = mapping.pause_debt.fetch_add(pause, Ordering::Relaxed) + pause;
-        if debt >= MIN_PAUSE {
-            mapping.pause_debt.store(0, Ordering::Relaxed);
-            self.world.sleep(std::time::Duration::from_nanos(debt.min(MAX_PAUSE))).await;
-        }
-    }
-
-    /// Wakes the flusher of a file that was written to, above the background limit.
-    pub fn kick_above(&self, mapping: &Mapping) {
-        if self.dirty.above_background() {
-            let much = mapping.dirty_bytes.load(Ordering::Relaxed) >= MUCH;
-            mapping.kick_at(self.world.now(), if much { 0 } else { KICK_OWN_EVERY });
-        }
-    }
-}
-
-fn too_many_failures() -> Error {
-    let text = "write-outs that failed fill half of the dirty limit";
-    Error::new(ErrorKind::Io, "write", text)
 }

@@ -8,12 +8,12 @@
 //!                                └─ comes back to main
 //! ```
 
-use crate::age::{MAIN, NONE, SMALL};
-use crate::arena::Frame;
+use crate::ageing::queues::{MAIN, NONE, SMALL};
 use crate::cache::PageCache;
-use crate::folio::{Blocks, Slot, State, Table};
-use crate::guard::FolioWrite;
+use crate::folio::guard::FolioWrite;
+use crate::folio::table::{Blocks, Slot, State, Table};
 use crate::mapping::Mapping;
+use crate::memory::arena::Frame;
 use crate::stats::Counters;
 use forebay_base::sync::atomic::Ordering;
 use std::ops::Range;

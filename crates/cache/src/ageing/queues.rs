@@ -6,7 +6,7 @@
 //! hands of a thread that reclaims. It leaves the index only from there, so a queue never holds a
 //! slot twice; a folio that lost its blocks some other way waits, empty, until it comes up.
 
-use crate::folio::Slot;
+use crate::folio::table::Slot;
 use std::collections::VecDeque;
 
 /// Not queued.

@@ -5,7 +5,7 @@
 //! Invariants: A1 a frame is free or owned by exactly one folio or one in-flight write. A2 a chunk is
 //! on exactly one list: `whole` (all free), `partial` (some free) or none (all taken).
 
-use crate::arena::Frame;
+use crate::memory::arena::Frame;
 
 /// Frames of a chunk.
 pub const CHUNK_FRAMES: u32 = 16;

@@ -10,14 +10,14 @@
 //! leave as many free; they never reclaim, so write-out never waits for frames.
 //! Lock rule: all of it under the folio lock; the frame allocator may be taken inside.
 
-use crate::arena::{FRAME_SIZE, Frame};
 use crate::cache::PageCache;
-use crate::folio::{Blocks, State};
-use crate::guard::{FolioWrite, FramePool};
+use crate::folio::guard::{FolioWrite, FramePool};
+use crate::folio::table::{Blocks, State};
 use crate::mapping::Mapping;
+use crate::memory::arena::{FRAME_SIZE, Frame};
 use crate::stats::Counters;
 use crate::strategy::StableStrategy;
-use crate::writeback::WritePiece;
+use crate::writeback::pieces::WritePiece;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::world::Nanos;
 use std::ops::Range;

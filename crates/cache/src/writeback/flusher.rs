@@ -4,7 +4,7 @@
 
 use crate::cache::PageCache;
 use crate::mapping::{DirtyFolio, Mapping};
-use crate::writeback::{Which, WriteOut, WriteOutPass};
+use crate::writeback::control::{Which, WriteOut, WriteOutPass};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;

@@ -3,7 +3,7 @@
 //! Invariants: M1 the mapping lives as long as any [`Arena`] handle, so an address handed to a
 //! device stays valid even if its frame has been given to somebody else. M2 no Rust reference
 //! into the arena is ever made: bytes move by raw copies only. M3 who may copy is decided by the
-//! folio lock and the block states (see [`crate::folio`]); a device reading a frame that a writer
+//! folio lock and the block states (see [`crate::folio::table`]); a device reading a frame that a writer
 //! is changing gets a torn block, which is what the stable-write strategies are for.
 
 use forebay_base::buf::{IoMem, Segment};

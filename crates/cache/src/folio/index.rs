@@ -4,8 +4,8 @@
 //! meanwhile; then it finds nothing, which is only a hint: "not there" is decided under the bucket
 //! lock. "There" is decided by comparing the key again under the folio lock.
 
-use crate::arena::huge_vec;
-use crate::folio::{Slot, Table};
+use crate::folio::table::{Slot, Table};
+use crate::memory::arena::huge_vec;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU32, Ordering};
 
@@ -108,7 +108,7 @@ impl Index {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
-    use crate::folio::Layout;
+    use crate::folio::table::Layout;
 
     #[test]
     fn finds_what_is_there() {
