@@ -68,6 +68,13 @@ pub trait BlockDevice: Send + Sync {
         Err(Error::new(ErrorKind::Unsupported, "grow", text))
     }
 
+    /// Makes the device shorter; what lies behind `size` is gone, and reads as zeros if it grows again.
+    /// No request behind `size` is in flight. `Unsupported` where the size is fixed.
+    fn truncate(&self, size: u64) -> Result<()> {
+        let text = format!("{} has a fixed size of {}, not {size}", self.name(), self.size());
+        Err(Error::new(ErrorKind::Unsupported, "truncate", text))
+    }
+
     /// Starts the request and returns; it completes on whatever thread the engine uses, or
     /// inside [`LocalQueue::reap`] if this thread has a queue attached.
     fn submit(&self, bio: Bio);

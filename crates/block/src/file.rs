@@ -167,6 +167,23 @@ impl Inner {
         Ok(())
     }
 
+    fn truncate(&self, size: u64) -> Result<()> {
+        let _guard = self.switching.lock().unwrap_or_else(|p| p.into_inner());
+        if !self.growable || size > self.size() {
+            let text = format!("it shows {} bytes and cannot be cut to {size}", self.size());
+            let error = Error::new(ErrorKind::Unsupported, "truncate", text);
+            return Err(error.with_path(&self.path));
+        }
+        let whole = self.offset + size;
+        // What is shown first, then what is there: a reader never finds less than is shown.
+        self.size.store(size, Ordering::Release);
+        exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole))
+            .map_err(|e| Error::from_io("truncate", e.into()).with_path(&self.path))?;
+        self.resized.store(true, Ordering::Release);
+        self.file_size.store(whole, Ordering::Release);
+        Ok(())
+    }
+
     pub(crate) fn is_direct(&self) -> bool {
         self.direct_on.load(Ordering::Acquire)
     }
@@ -396,6 +413,10 @@ impl BlockDevice for FileDevice {
 
     fn grow(&self, size: u64) -> Result<()> {
         self.file.grow(size)
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.file.truncate(size)
     }
 
     fn submit(&self, bio: Bio) {

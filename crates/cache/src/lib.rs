@@ -14,7 +14,7 @@
 //!               └▶ folio lock (try only, by reclaim) ─┬▶ index bucket
 //!                                                     ├▶ mapping.dirty ──▶ (nothing)
 //!                                                     ├▶ mapping.unflushed / failed
-//!                                                     ├▶ mapping.exclusive ranges
+//!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
 //! index bucket ──▶ (nothing)        free slots ──▶ (nothing)       wait queues ──▶ (nothing)
 //! ```
@@ -22,6 +22,7 @@
 //! second folio lock, and never the age lock: new folios are queued after their lock is released.
 
 pub mod ageing;
+pub mod bounds;
 pub mod cache;
 pub mod config;
 pub mod folio;

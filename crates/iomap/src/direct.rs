@@ -11,22 +11,24 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, io};
 use forebay_cache::State;
 use forebay_cache::stats::Counters;
+use forebay_cache::writeback::unflushed::Epoch;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
 
 impl MappedFile {
-    /// Checks the alignment of a direct request. `Ok(true)`: not aligned, and the caller takes
-    /// `UNCACHED` instead.
+    /// Checks the alignment of a direct request, which may end at the end of file. `Ok(true)`: not
+    /// aligned, and the caller takes `UNCACHED` instead.
     fn check_direct(
         &self,
         op: &'static str,
         range: &Range<u64>,
         memory: u64,
+        size: u64,
         flags: IoFlags,
     ) -> Result<bool> {
         let limits = self.device().limits();
         let unit = u64::from(self.ops.unit().max(limits.logical_block));
-        let end_ok = is_aligned(range.end, unit) || range.end == self.size();
+        let end_ok = is_aligned(range.end, unit) || range.end == size;
         let align = u64::from(limits.memory_align);
         let why = if !is_aligned(range.start, unit) || !end_ok {
             format!("offset and length must be multiples of {unit}")
@@ -60,37 +62,57 @@ impl MappedFile {
         flags: IoFlags,
     ) -> Result<bool> {
         let memory = dst.bytes().as_ptr() as u64;
-        self.check_direct("read directly", asked, memory, flags)
+        self.check_direct("read directly", asked, memory, self.size(), flags)
     }
 
     pub(crate) fn direct_write_fallback(
         &self,
         range: &Range<u64>,
+        size: u64,
         src: &Source<'_>,
         flags: IoFlags,
     ) -> Result<bool> {
         let memory = src.bytes().as_ptr() as u64;
-        self.check_direct("write directly", range, memory, flags)
+        self.check_direct("write directly", range, memory, size, flags)
     }
 
+    /// False, and nothing was written: the end of file has moved, and the request ends within a block
+    /// that is not the last any more. The caller takes `UNCACHED` instead.
     pub(crate) async fn write_direct(
         &self,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: IoFlags,
-    ) -> Result<()> {
-        let held = self.mapping.exclusive(range.clone()).await;
-        self.evict_for_direct(range).await?;
+    ) -> Result<bool> {
+        let held = self.mapping.bounds.exclusive(range.clone()).await;
+        let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
+        // The size stands while its block is held (E5).
+        let size = self.size();
+        if range.end > size || (range.end != size && !is_aligned(range.end, unit)) {
+            Counters::add(&self.cache.counters.direct_fallbacks, 1);
+            return Ok(false);
+        }
+        // Whole blocks: the exclusive range is (E3).
+        self.evict_for_direct(&held.range()).await?;
+        let epoch = self.mapping.unflushed.epoch();
         Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
         // A durable map needs a flush of its own; in place, FUA is all there is to it.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         self.write_reserved(range, src, bio_flags).await?;
         if !durable {
-            self.mapping.unflushed.lock().unpinned = true;
+            self.remember_unpinned(epoch);
         }
         drop(held);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Bytes that nobody holds were written, or zeroed, since `epoch` was sampled: a flush that fails
+    /// from now on, or has failed meanwhile, cannot be made good.
+    pub(crate) fn remember_unpinned(&self, epoch: Epoch) {
+        if !self.mapping.unflushed.completed(epoch, 0..0, false) {
+            self.mapping.poison("a flush failed beside a write that is not held any more");
+        }
     }
 
     /// Reserves room for a range that is held exclusively, writes it, publishes or aborts.

@@ -58,6 +58,8 @@ impl FillError {
 struct Piece {
     index: u64,
     blocks: Blocks,
+    /// The size at the plan, under the folio lock: what lies behind it reads as zeros (E6).
+    read_to: u64,
 }
 
 /// The completion side of one bio: ends its pieces even if the bio is dropped.
@@ -76,7 +78,8 @@ impl EndRead {
             self.error.set(error);
         }
         for piece in &self.pieces {
-            end_fill(&self.cache, &self.mapping, piece.index, piece.blocks, result.is_ok());
+            let (index, ok) = (piece.index, result.is_ok());
+            end_fill(&self.cache, &self.mapping, index, piece.blocks, piece.read_to, ok);
         }
         drop(self.pins);
     }
@@ -141,13 +144,19 @@ impl MappedFile {
                 }
                 break;
             }
-            let blocks = mapping.blocks_touched(index, &part);
+            // The size as it is under the lock: whoever wrote to this folio had moved it before.
+            let read_to = self.size();
+            let end = part.end.min(round_up(read_to, mapping.block_size()));
+            let blocks = mapping.blocks_touched(index, &(part.start..end.max(part.start)));
+            if part.start >= end {
+                continue;
+            }
             let need: usize = folio.fillable(blocks).iter().map(|&r| folio.frames_missing(r)).sum();
             if need > pool.len() {
                 break;
             }
             let runs = folio.begin_fill(blocks, mode.uncached, &mut pool);
-            planned.extend(runs.into_iter().map(|blocks| Piece { index, blocks }));
+            planned.extend(runs.into_iter().map(|blocks| Piece { index, blocks, read_to }));
         }
         Ok(planned)
     }
@@ -193,13 +202,13 @@ impl MappedFile {
             let mut rest = piece.blocks;
             while !rest.is_empty() {
                 let range = self.mapping.range_of(piece.index, rest);
-                let eof = round_up(self.size(), device_block);
+                let eof = round_up(piece.read_to, device_block);
                 let extent = self.ops.map(range.start..range.end.min(eof).max(range.start)).await;
                 let extent = match extent {
                     Ok(extent) => extent,
                     Err(e) => {
                         error.set(&e);
-                        self.end_planned(piece.index, rest, false);
+                        end_fill(&self.cache, &self.mapping, piece.index, rest, 0, false);
                         break;
                     }
                 };
@@ -224,7 +233,7 @@ impl MappedFile {
                 let open = open.get_or_insert_with(|| OpenRead::new(self, at, error));
                 run.end = run.end.min(run.start + open.room(&limits, max).max(1));
                 rest.start = run.end;
-                open.push(&self.locked(piece.index), piece.index, run, extent.len);
+                open.push(&self.locked(piece.index), &piece, run, extent.len);
                 open.end.pins.extend(extent.pin);
             }
         }
@@ -236,13 +245,9 @@ impl MappedFile {
         folio.expect("a folio with blocks being read is not evicted (F4)")
     }
 
-    fn end_planned(&self, index: u64, blocks: Blocks, ok: bool) {
-        end_fill(&self.cache, &self.mapping, index, blocks, ok);
-    }
-
     /// Wakes those who wait for a folio whose blocks were filled without I/O.
     fn end_waiters(&self, index: u64) {
-        end_fill(&self.cache, &self.mapping, index, Blocks { start: 0, end: 0 }, true);
+        end_fill(&self.cache, &self.mapping, index, Blocks { start: 0, end: 0 }, u64::MAX, true);
     }
 
     fn issue_reads(&self, mut bios: Vec<Bio>, mode: FillMode) {
@@ -294,8 +299,9 @@ impl OpenRead {
         bytes.min(segments as u64) as u32
     }
 
-    /// Adds `len` bytes: the blocks of `run`, the last of which may be cut off by the end of file.
-    fn push(&mut self, folio: &FolioWrite<'_>, index: u64, run: Blocks, len: u64) {
+    /// Adds `len` bytes: the blocks of `run`, a part of `piece`, the last of which may be cut off by
+    /// the end of file.
+    fn push(&mut self, folio: &FolioWrite<'_>, piece: &Piece, run: Blocks, len: u64) {
         let block = self.end.mapping.block_size();
         let mut left = len.min(u64::from(run.len()) * block);
         for b in run.start..run.end {
@@ -308,10 +314,17 @@ impl OpenRead {
             left -= take;
         }
         match self.end.pieces.last_mut() {
-            Some(last) if last.index == index && last.blocks.end == run.start => {
+            Some(last)
+                if last.index == piece.index
+                    && last.blocks.end == run.start
+                    && last.read_to == piece.read_to =>
+            {
                 last.blocks.end = run.end;
             }
-            _ => self.end.pieces.push(Piece { index, blocks: run }),
+            _ => {
+                let (index, read_to) = (piece.index, piece.read_to);
+                self.end.pieces.push(Piece { index, blocks: run, read_to });
+            }
         }
     }
 

@@ -92,6 +92,10 @@ impl MapOps for Identity {
         self.device.can_grow()
     }
 
+    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.device.truncate(size) })
+    }
+
     fn can_zero(&self) -> (bool, bool) {
         let limits = self.device.limits();
         (limits.write_zeroes, limits.discard)

@@ -3,7 +3,7 @@
 //! here, the answer above.
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
-//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `uncached`, `sync`, `zero`, then the two
+//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `uncached`, `sync`, `zero`, `resize`, then the two
 //! mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
 
@@ -14,8 +14,10 @@ pub mod identity;
 pub mod ops;
 mod read;
 pub mod remap;
+mod resize;
 mod stable;
 mod sync;
+mod taken;
 mod uncached;
 mod write;
 mod writeout;

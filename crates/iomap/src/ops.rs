@@ -103,7 +103,7 @@ pub trait MapOps: Send + Sync {
         fast_only: bool,
     ) -> BoxFuture<'_, Result<()>>;
 
-    /// Whether [`MapOps::grow`] can work.
+    /// Whether [`MapOps::grow`] and [`MapOps::truncate`] can work.
     fn can_grow(&self) -> bool {
         false
     }
@@ -112,6 +112,11 @@ pub trait MapOps: Send + Sync {
     fn grow(&self, size: u64) -> Result<()> {
         self.device().grow(size)
     }
+
+    /// Cuts the file off at `size`, which is lower than the size it has: what lies behind is gone. The caller
+    /// holds all of it exclusively, from the block of `size` on, and writes that block again if `size`
+    /// lies within it.
+    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>>;
 
     /// Whether `zero` is faster than writing zeros, and whether it gives space back.
     fn can_zero(&self) -> (bool, bool);

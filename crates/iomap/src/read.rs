@@ -93,7 +93,9 @@ impl MappedFile {
         } else {
             self.read_through(handle, &range, &mut dst, Passing::Cached).await?;
         }
-        Ok((range.end - range.start) as usize)
+        // Cut off meanwhile: what was there counts, and reads as zeros behind the new end.
+        let end = range.end.min(self.size()).max(range.start);
+        Ok((end - range.start) as usize)
     }
 
     /// Whether all of a range is up to date at this moment.
@@ -191,7 +193,7 @@ impl MappedFile {
             match self.start_fill(range.clone(), mode).await {
                 Filling::Started(error) => return Some(error),
                 Filling::NoFrames => return None,
-                Filling::Exclusive(held) => self.mapping.wait_not_exclusive(held).await,
+                Filling::Exclusive(held) => self.mapping.bounds.wait_not_exclusive(held).await,
             }
         }
     }
@@ -207,9 +209,13 @@ impl MappedFile {
         passing: Passing,
     ) -> Result<()> {
         let mapping = &*self.mapping;
-        let blocks = mapping.blocks_touched(index, &piece);
         let mut error = error.clone();
         for _ in 0..8 {
+            let piece = self.clip_to_size(&piece, base, dst);
+            let blocks = mapping.blocks_touched(index, &piece);
+            if piece.is_empty() {
+                return Ok(());
+            }
             if let Some(folio) = self.cache.lock_folio(mapping, index) {
                 if folio.all(State::Uptodate, blocks) {
                     let into = &mut dst.bytes()
@@ -240,6 +246,14 @@ impl MappedFile {
         self.read_around(&piece, &mut Target::Owned(&mut part), false).await?;
         dst.bytes()[into].copy_from_slice(&part);
         Ok(())
+    }
+
+    /// The part of a run that lies within the file as it is now; what a truncate has cut off meanwhile
+    /// becomes zeros in `dst`.
+    fn clip_to_size(&self, run: &Range<u64>, base: u64, dst: &mut Target<'_>) -> Range<u64> {
+        let end = run.end.min(self.size()).max(run.start);
+        dst.bytes()[(end - base) as usize..(run.end - base) as usize].fill(0);
+        run.start..end
     }
 
     /// A sequential uncached stream gets a window of its own ahead; a random reader gets none.
@@ -359,6 +373,7 @@ impl MappedFile {
     ) -> Result<()> {
         Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
         let mut at = run.start;
+        let mut run = self.clip_to_size(&run, base, dst);
         while at < run.end {
             let device_block = u64::from(self.device().limits().logical_block);
             let start = round_down(at, device_block);
@@ -371,7 +386,13 @@ impl MappedFile {
             match extent.device_offset {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
-                    self.read_device(device_at, at - start, into, dst, private).await?;
+                    let done = self.read_device(device_at, at - start, into, dst, private).await;
+                    if done.is_err() && self.size() < upto {
+                        // Storage was cut under the read.
+                        run = self.clip_to_size(&(at..run.end), base, dst);
+                        continue;
+                    }
+                    done?;
                 }
             }
             drop(extent.pin);

@@ -22,6 +22,8 @@ struct State {
     map: BTreeMap<u64, (u64, u64)>,
     /// Highest seq that emptied a file block; a write reserved before that is not published (O2).
     zeroed: BTreeMap<u64, u64>,
+    /// Truncates: first file block cut off, seq; ascending in both.
+    cuts: Vec<(u64, u64)>,
     free: Vec<u64>,
     limbo: VecDeque<(Weak<Epoch>, Vec<u64>)>,
     epoch: std::sync::Arc<Epoch>,
@@ -32,23 +34,34 @@ struct State {
 pub struct Remap {
     device: DeviceRef,
     unit: u32,
+    grows: bool,
     state: Mutex<State>,
 }
 
 impl Remap {
     /// An empty map, all holes, over a device; `unit` bytes a block.
     pub fn new(device: DeviceRef, unit: u32) -> Arc<Self> {
+        Self::with_growth(device, unit, false)
+    }
+
+    /// The same, of a file whose size may change.
+    pub fn growing(device: DeviceRef, unit: u32) -> Arc<Self> {
+        Self::with_growth(device, unit, true)
+    }
+
+    fn with_growth(device: DeviceRef, unit: u32, grows: bool) -> Arc<Self> {
         assert!(unit.is_power_of_two() && unit >= device.limits().logical_block);
         let blocks = device.size() / u64::from(unit);
         let state = State {
             map: BTreeMap::new(),
             zeroed: BTreeMap::new(),
+            cuts: Vec::new(),
             free: (0..blocks).rev().collect(),
             limbo: VecDeque::new(),
             epoch: std::sync::Arc::new(Epoch),
             seq: 0,
         };
-        Arc::new(Self { device, unit, state: Mutex::new(state) })
+        Arc::new(Self { device, unit, grows, state: Mutex::new(state) })
     }
 
     fn blocks(&self, range: &Range<u64>) -> Range<u64> {
@@ -72,6 +85,12 @@ impl State {
         }
         let old = std::mem::replace(&mut self.epoch, std::sync::Arc::new(Epoch));
         self.limbo.push_back((std::sync::Arc::downgrade(&old), blocks));
+    }
+
+    /// The last seq that emptied a file block.
+    fn emptied(&self, file: u64) -> Option<u64> {
+        let cut = self.cuts.iter().rev().find(|&&(first, _)| first <= file).map(|&(_, seq)| seq);
+        cut.max(self.zeroed.get(&file).copied())
     }
 
     fn collect(&mut self) {
@@ -147,7 +166,7 @@ impl MapOps for Remap {
             for i in 0..place.len.div_ceil(unit) {
                 let (file, device) = (place.offset / unit + i, place.device_offset / unit + i);
                 let newer = state.map.get(&file).is_some_and(|&(_, seq)| seq > reservation.seq)
-                    || state.zeroed.get(&file).is_some_and(|&seq| seq > reservation.seq);
+                    || state.emptied(file) > Some(reservation.seq);
                 if newer {
                     gone.push(device);
                 } else if let Some((old, _)) = state.map.insert(file, (device, reservation.seq)) {
@@ -179,6 +198,27 @@ impl MapOps for Remap {
             state.zeroed.insert(block, seq);
         }
         state.retire(gone);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn can_grow(&self) -> bool {
+        self.grows
+    }
+
+    /// Room is found when bytes are written: a longer file has a hole at its end.
+    fn grow(&self, _size: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+        let first = size.div_ceil(u64::from(self.unit));
+        let mut state = self.state.lock();
+        state.seq += 1;
+        let seq = state.seq;
+        let cut = state.map.split_off(&first);
+        state.cuts.retain(|&(other, _)| other < first);
+        state.cuts.push((first, seq));
+        state.retire(cut.into_values().map(|(device, _)| device).collect());
         Box::pin(async { Ok(()) })
     }
 

@@ -159,7 +159,7 @@ impl MappedFile {
             Turn::Run(number) => number,
         };
         let mut running = Running { group: &self.flush, number, over: false };
-        let taken = std::mem::take(&mut *self.mapping.unflushed.lock());
+        let taken = self.mapping.unflushed.begin_flush();
         Counters::add(&self.cache.counters.flushes, 1);
         let done = match here {
             true => flush_here(&**self.device()).await,
@@ -169,7 +169,7 @@ impl MappedFile {
             Ok(()) => self.flush_worked(&taken.pinned),
             Err(error) => {
                 // Also what was written out after the flush had begun may be gone.
-                let later = std::mem::take(&mut *self.mapping.unflushed.lock());
+                let later = self.mapping.unflushed.flush_failed();
                 self.flush_failed(&taken.pinned, taken.unpinned, error);
                 self.flush_failed(&later.pinned, later.unpinned, error);
             }
@@ -200,7 +200,7 @@ impl MappedFile {
             let (mut free, numbers) = (RangeSet::default(), part.start / block..part.end / block);
             free.insert(numbers.clone());
             // Written again while the flush ran: kept for the next one.
-            for again in self.mapping.unflushed.lock().pinned.within(numbers) {
+            for again in self.mapping.unflushed.pinned_within(numbers) {
                 free.remove(again);
             }
             for run in free.iter() {

@@ -3,6 +3,7 @@
 
 use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
+use crate::resize::Placed;
 use crate::uncached::Passing;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -29,6 +30,17 @@ pub(crate) enum Obstacle {
     Stable,
     /// A partly written block has to be read first.
     Fill(Range<u64>),
+    /// A truncate came before it: the file ends within the piece.
+    Shrunk,
+}
+
+/// What a buffered write does when a truncate has cut its range off meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beyond {
+    /// It counts as later, and grows the file again.
+    Grow,
+    /// It counts as earlier: there is nothing left to write.
+    Stop,
 }
 
 impl MappedFile {
@@ -81,34 +93,50 @@ impl MappedFile {
         &self,
         handle: &Handle,
         offset: u64,
-        mut src: Source<'_>,
+        src: Source<'_>,
         flags: IoFlags,
     ) -> Result<usize> {
-        let range = self.place_write(offset, src.bytes().len(), flags)?;
-        let len = src.bytes().len();
+        let written = self.write_placed(handle, offset, src, flags).await?;
+        Ok((written.end - written.start) as usize)
+    }
+
+    /// [`MappedFile::write`]; returns where the bytes went, which an append learns only now.
+    pub async fn write_placed(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        mut src: Source<'_>,
+        flags: IoFlags,
+    ) -> Result<Range<u64>> {
+        let Placed { range, size } = self.place_write(offset, src.bytes().len(), flags).await?;
         if range.is_empty() {
-            return Ok(0);
+            return Ok(range);
         }
         if flags.contains(IoFlags::NOWAIT) {
-            return self.write_nowait(&range, src.bytes(), flags);
+            let len = self.write_nowait(&range, src.bytes(), flags)?;
+            return Ok(range.start..range.start + len as u64);
         }
-        if flags.contains(IoFlags::DIRECT) && !self.direct_write_fallback(&range, &src, flags)? {
-            return self.write_direct(&range, &mut src, flags).await.map(|()| len);
+        if flags.contains(IoFlags::DIRECT)
+            && !self.direct_write_fallback(&range, size, &src, flags)?
+            && self.write_direct(&range, &mut src, flags).await?
+        {
+            return Ok(range);
         }
         if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
             self.write_uncached(&range, &src).await?;
         } else {
-            self.write_buffered(&range, range.start, &src, Passing::Cached).await?;
+            let (passing, beyond) = (Passing::Cached, Beyond::Grow);
+            self.write_buffered(&range, range.start, &src, passing, beyond).await?;
         }
         if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
             self.sync_range(handle, range.clone(), src.blocking()).await?;
         } else if flags.contains(IoFlags::START_WRITEBACK) {
             let max_bytes = u64::MAX;
-            let pass =
-                WriteOutPass { range, which: Which::All, max_bytes, sync: false, fua: false };
+            let (range, which) = (range.clone(), Which::All);
+            let pass = WriteOutPass { range, which, max_bytes, sync: false, fua: false };
             self.write_out_pass(&pass).await;
         }
-        Ok(len)
+        Ok(range)
     }
 
     fn write_nowait(&self, range: &Range<u64>, src: &[u8], flags: IoFlags) -> Result<usize> {
@@ -137,6 +165,7 @@ impl MappedFile {
         base: u64,
         src: &Source<'_>,
         passing: Passing,
+        beyond: Beyond,
     ) -> Result<()> {
         if passing != Passing::Cached {
             Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
@@ -156,6 +185,9 @@ impl MappedFile {
                 else {
                     break;
                 };
+                if matches!(obstacle, Obstacle::Shrunk) && beyond == Beyond::Stop {
+                    return Ok(());
+                }
                 fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
                 if fills > 2 && pressure.is_none() {
                     // Both edges were read, and one is gone again: almost all of the cache is held by
@@ -187,11 +219,16 @@ impl MappedFile {
         if mapping.is_exclusive(piece) {
             return Err(Obstacle::Exclusive);
         }
+        // One look at the size, under the lock: what follows is decided by it alone.
+        let eof = self.size();
+        if piece.end > eof {
+            return Err(Obstacle::Shrunk);
+        }
         let blocks = mapping.blocks_touched(index, piece);
         if folio.any(State::Reading, blocks) {
             return Err(Obstacle::Reading(blocks));
         }
-        if let Some(fill) = self.must_read_first(&folio, index, piece) {
+        if let Some(fill) = self.must_read_first(&folio, index, piece, eof) {
             return Err(Obstacle::Fill(fill));
         }
         let missing = folio.frames_missing(blocks);
@@ -204,7 +241,7 @@ impl MappedFile {
             folio.detach_in_flight(blocks, &(at..at + src.len()), pool);
         }
         folio.install_frames(blocks, pool);
-        self.zero_behind_eof(&folio, index, piece, blocks);
+        self.zero_behind_eof(&folio, index, piece, eof);
         folio.write(at, src, passing == Passing::Marked);
         if passing == Passing::Cached {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
@@ -219,10 +256,10 @@ impl MappedFile {
         folio: &FolioWrite<'_>,
         index: u64,
         piece: &Range<u64>,
+        eof: u64,
     ) -> Option<Range<u64>> {
         let mapping = &*self.mapping;
         let touched = mapping.blocks_touched(index, piece);
-        let eof = self.size();
         let end =
             if piece.end >= eof { round_up(piece.end, mapping.block_size()) } else { piece.end };
         let whole = mapping.blocks_inside(index, &(piece.start..end));
@@ -237,16 +274,11 @@ impl MappedFile {
 
     /// A last block that is written up to the end of file and was not there: what lies behind reads
     /// as zeros (D14).
-    fn zero_behind_eof(
-        &self,
-        folio: &FolioWrite<'_>,
-        index: u64,
-        piece: &Range<u64>,
-        blocks: Blocks,
-    ) {
+    fn zero_behind_eof(&self, folio: &FolioWrite<'_>, index: u64, piece: &Range<u64>, eof: u64) {
+        let blocks = self.mapping.blocks_touched(index, piece);
         let last = Blocks { start: blocks.end - 1, end: blocks.end };
         let end = self.mapping.range_of(index, last).end;
-        if piece.end < end && piece.end >= self.size() && !folio.all(State::Uptodate, last) {
+        if piece.end < end && piece.end >= eof && !folio.all(State::Uptodate, last) {
             let base = self.mapping.folio_start(index);
             folio.zero_bytes((piece.end - base) as usize..(end - base) as usize);
         }
@@ -265,7 +297,8 @@ impl MappedFile {
         let blocks = mapping.blocks_touched(index, piece);
         match obstacle {
             Obstacle::Slots => self.cache.wait_slot(mapping).await,
-            Obstacle::Exclusive => mapping.wait_not_exclusive(piece.clone()).await,
+            Obstacle::Exclusive => mapping.bounds.wait_not_exclusive(piece.clone()).await,
+            Obstacle::Shrunk => return self.grow_again(piece.end).await,
             Obstacle::Reading(blocks) => {
                 self.cache.wait_while(mapping, index, blocks, State::Reading).await
             }
@@ -284,10 +317,15 @@ impl MappedFile {
     }
 
     /// Reads one block and waits for it.
-    async fn fill_block(&self, index: u64, range: Range<u64>, mode: FillMode) -> Result<()> {
+    pub(crate) async fn fill_block(
+        &self,
+        index: u64,
+        range: Range<u64>,
+        mode: FillMode,
+    ) -> Result<()> {
         let blocks = self.mapping.blocks_touched(index, &range);
         match self.start_fill(range, mode).await {
-            Filling::Exclusive(held) => self.mapping.wait_not_exclusive(held).await,
+            Filling::Exclusive(held) => self.mapping.bounds.wait_not_exclusive(held).await,
             Filling::NoFrames => drop(self.cache.wait_frames(&self.mapping, 1).await),
             Filling::Started(error) => {
                 self.cache.wait_while(&self.mapping, index, blocks, State::Reading).await;

@@ -7,6 +7,7 @@ use crate::mapping::Mapping;
 use crate::memory::arena::{FRAME_SIZE, Frame};
 use crate::stats::Counters;
 use crate::strategy::DirtyTracking;
+use crate::writeback::unflushed::Epoch;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{MIB, round_up};
 use forebay_base::world::Nanos;
@@ -57,6 +58,8 @@ pub struct WritePiece {
     pub(crate) snapshot: bool,
     /// When it was taken.
     since: Nanos,
+    /// Failed flushes by then (W1).
+    epoch: Epoch,
 }
 
 impl WritePiece {
@@ -138,6 +141,7 @@ impl FolioWrite<'_> {
             first_frame: frames.start,
             snapshot: false,
             since: self.cache.world.now(),
+            epoch: self.mapping.unflushed.epoch(),
             frames: frames
                 .map(|at| {
                     let frame = table.frame(self.slot, at).expect("dirty has a frame (F3)");
@@ -166,10 +170,12 @@ impl FolioWrite<'_> {
             self.mapping.fail(numbers);
             return;
         }
-        self.mapping.unfail(numbers.clone());
-        if !durable {
-            self.keep_until_flush(piece.blocks, numbers);
+        if !durable && !self.keep_until_flush(piece, numbers.clone()) {
+            self.mark_failed(piece.blocks);
+            self.mapping.fail(numbers);
+            return;
         }
+        self.mapping.unfail(numbers);
         self.drop_uncached(piece.blocks);
     }
 
@@ -184,23 +190,25 @@ impl FolioWrite<'_> {
         }
     }
 
-    fn keep_until_flush(&self, blocks: Blocks, numbers: Range<u64>) {
+    /// False if a flush failed since the blocks were taken (W1): they have to be written again.
+    fn keep_until_flush(&self, piece: &WritePiece, numbers: Range<u64>) -> bool {
+        let blocks = piece.blocks;
         let bytes = u64::from(blocks.len()) * self.mapping.block_size();
-        let window = self.cache.unflushed_window();
-        let pinned = self.cache.dirty.unflushed_bytes();
-        let mut unflushed = self.mapping.unflushed.lock();
-        if pinned + bytes > window || self.any(State::Uncached, blocks) {
-            unflushed.unpinned = true;
-            return;
+        let room = self.cache.dirty.unflushed_bytes() + bytes <= self.cache.unflushed_window();
+        let pin = room && !self.any(State::Uncached, blocks);
+        if !self.mapping.unflushed.completed(piece.epoch, numbers, pin) {
+            return false;
         }
-        unflushed.pinned.insert(numbers);
-        drop(unflushed);
+        if !pin {
+            return true;
+        }
         let mut added = 0;
         for (g, mask) in blocks.masks() {
             added += self.cache.table.set_bits(self.slot, State::Unflushed, g, mask).count_ones();
         }
         let added = i64::from(added) * self.mapping.block_size() as i64;
         self.cache.dirty.unflushed.fetch_add(added, Ordering::Relaxed);
+        true
     }
 
     /// The blocks need no keeping any more; true if any was kept.
@@ -319,15 +327,22 @@ pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty
     cache.wake_frame_waiters();
 }
 
-/// Ends a fill of blocks of one folio: zeroes what lies behind the end of file, wakes who waits.
-pub fn end_fill(cache: &PageCache, mapping: &Mapping, index: u64, blocks: Blocks, ok: bool) {
+/// Ends a fill of blocks of one folio; wakes who waits. `read_to`: the file's bytes from there on did not
+/// come from storage, and read as zeros: the size at the fill's plan, or less (E6, D14).
+pub fn end_fill(
+    cache: &PageCache,
+    mapping: &Mapping,
+    index: u64,
+    blocks: Blocks,
+    read_to: u64,
+    ok: bool,
+) {
     let folio = cache.lock_folio(mapping, index);
     let folio = folio.expect("a folio with blocks being read is not evicted (F4)");
-    let (range, eof) = (mapping.range_of(index, blocks), mapping.size());
-    if ok && range.end > eof {
-        // What lies behind the end of file reads as zeros, whatever the device held (D14).
+    let range = mapping.range_of(index, blocks);
+    if ok && range.end > read_to {
         let base = mapping.folio_start(index);
-        folio.zero_bytes((eof.max(range.start) - base) as usize..(range.end - base) as usize);
+        folio.zero_bytes((read_to.max(range.start) - base) as usize..(range.end - base) as usize);
     }
     folio.end_fill(blocks, ok);
     drop(folio);

@@ -184,15 +184,13 @@ impl Subject for File {
     }
 
     fn trim(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
-        Box::pin(
-            async move { self.file.zero(&self.handle(), offset, len, ZeroFlags::default()).await },
-        )
+        Box::pin(async move { self.file.zero(offset, len, ZeroFlags::default()).await })
     }
 
     fn zero(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let flags = ZeroFlags { keep_allocated: true, fast_only: false };
-            self.file.zero(&self.handle(), offset, len, flags).await
+            self.file.zero(offset, len, flags).await
         })
     }
 
