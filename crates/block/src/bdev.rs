@@ -69,7 +69,8 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Makes the device shorter; what lies behind `size` is gone, and reads as zeros if it grows again.
-    /// No request behind `size` is in flight. `Unsupported` where the size is fixed.
+    /// No write behind `size` is in flight; a read that is may fail, or find anything. `Unsupported` where
+    /// the size is fixed.
     fn truncate(&self, size: u64) -> Result<()> {
         let text = format!("{} has a fixed size of {}, not {size}", self.name(), self.size());
         Err(Error::new(ErrorKind::Unsupported, "truncate", text))

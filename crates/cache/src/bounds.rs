@@ -33,6 +33,8 @@ use std::ops::Range;
 pub struct Bounds {
     block: u64,
     size: AtomicU64,
+    /// Times the file became shorter.
+    cuts: AtomicU64,
     resizing: AtomicBool,
     resize_wait: WaitQueue,
     held: Mutex<Vec<Range<u64>>>,
@@ -46,6 +48,7 @@ impl Bounds {
         Self {
             block,
             size: AtomicU64::new(size),
+            cuts: AtomicU64::new(0),
             resizing: AtomicBool::new(false),
             resize_wait: WaitQueue::new(),
             held: Mutex::default(),
@@ -58,6 +61,12 @@ impl Bounds {
     #[inline]
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
+    }
+
+    /// How often the file became shorter. Who reads storage without holding anything samples it, then the
+    /// size, and looks again afterwards: what was read counts if it is the same.
+    pub fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::Acquire)
     }
 
     fn rounded(&self, range: &Range<u64>) -> Range<u64> {
@@ -101,7 +110,7 @@ impl Bounds {
     /// The right to move the size; waits for whoever has it.
     pub async fn resize(&self) -> Resize<'_> {
         let free = || !self.resizing.swap(true, Ordering::AcqRel);
-        self.resize_wait.wait_until(|| free().then_some(Resize { bounds: self })).await
+        self.resize_wait.wait_until(|| free().then(|| Resize { bounds: self })).await
     }
 }
 
@@ -151,6 +160,9 @@ impl Resize<'_> {
             "E2: the size moves under its block: {old} {size}"
         );
         self.bounds.size.store(size, Ordering::Release);
+        if size < old {
+            self.bounds.cuts.fetch_add(1, Ordering::AcqRel);
+        }
     }
 }
 

@@ -373,6 +373,7 @@ impl MappedFile {
     ) -> Result<()> {
         Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
         let mut at = run.start;
+        let mut cuts = self.mapping.bounds.cuts();
         let mut run = self.clip_to_size(&run, base, dst);
         while at < run.end {
             let device_block = u64::from(self.device().limits().logical_block);
@@ -387,8 +388,10 @@ impl MappedFile {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
                     let done = self.read_device(device_at, at - start, into, dst, private).await;
-                    if done.is_err() && self.size() < upto {
-                        // Storage was cut under the read.
+                    let now = self.mapping.bounds.cuts();
+                    if now != cuts {
+                        // Storage was cut under the read: once more, of what is left.
+                        cuts = now;
                         run = self.clip_to_size(&(at..run.end), base, dst);
                         continue;
                     }

@@ -118,7 +118,9 @@ impl MappedFile {
     pub(crate) async fn write_uncached(&self, range: &Range<u64>, src: &Source<'_>) -> Result<()> {
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => {
-                self.write_buffered(range, range.start, src, Passing::Untouched, Beyond::Grow).await
+                self.write_buffered(range, range.start, src, Passing::Untouched, Beyond::Grow)
+                    .await?;
+                Ok(())
             }
             UncachedStrategy::DropBehind => {
                 self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow).await?;
@@ -132,7 +134,8 @@ impl MappedFile {
             }
             UncachedStrategy::Private => self.write_private(range, src).await,
             UncachedStrategy::Ours => {
-                self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow).await
+                self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow).await?;
+                Ok(())
             }
         }
     }

@@ -39,7 +39,7 @@ pub(crate) enum Obstacle {
 pub(crate) enum Beyond {
     /// It counts as later, and grows the file again.
     Grow,
-    /// It counts as earlier: there is nothing left to write.
+    /// It stops.
     Stop,
 }
 
@@ -158,7 +158,8 @@ impl MappedFile {
         }
     }
 
-    /// Writes `range` into the cache; the first byte of `src` belongs at `base`.
+    /// Writes `range` into the cache; the first byte of `src` belongs at `base`. False: stopped, by a
+    /// truncate.
     pub(crate) async fn write_buffered(
         &self,
         range: &Range<u64>,
@@ -166,7 +167,7 @@ impl MappedFile {
         src: &Source<'_>,
         passing: Passing,
         beyond: Beyond,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if passing != Passing::Cached {
             Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
         }
@@ -186,7 +187,7 @@ impl MappedFile {
                     break;
                 };
                 if matches!(obstacle, Obstacle::Shrunk) && beyond == Beyond::Stop {
-                    return Ok(());
+                    return Ok(false);
                 }
                 fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
                 if fills > 2 && pressure.is_none() {
@@ -198,7 +199,7 @@ impl MappedFile {
             }
         }
         self.cache.kick_above(&self.mapping);
-        Ok(())
+        Ok(true)
     }
 
     /// Writes into one folio, or says what has to be waited for, having changed nothing.

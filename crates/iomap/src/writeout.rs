@@ -197,9 +197,10 @@ impl MappedFile {
         ticket: &Arc<Ticket>,
         bios: &mut Vec<Bio>,
     ) -> u64 {
-        let device_block = u64::from(self.device().limits().logical_block);
-        // Behind the end of file there is nothing to write, save to fill a device block.
-        let eof = round_up(self.size(), device_block);
+        let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
+        // Behind the end of file there is nothing to write, save to fill a unit of the map: what a place
+        // held before must not show when the file grows (E1).
+        let eof = round_up(self.size(), unit);
         let range = bytes.start..bytes.end.min(eof);
         let reservation = match self.ops.reserve(range.clone()) {
             Ok(reservation) => reservation,

@@ -41,27 +41,31 @@ impl MappedFile {
             let first = round_up(range.start, block);
             let last = if range.end == size { range.end } else { round_down(range.end, block) };
             if first >= last {
-                return self.write_zeros(range).await;
-            }
-            self.write_zeros(range.start..first).await?;
-            self.write_zeros(last..range.end).await?;
-            if self.zero_whole(first..last, flags).await? {
+                if self.write_zeros(range).await? {
+                    return Ok(());
+                }
+            } else if self.write_zeros(range.start..first).await?
+                && self.write_zeros(last..range.end).await?
+                && self.zero_whole(first..last, flags).await?
+            {
                 return Ok(());
             }
         }
     }
 
-    /// Zeros into part of a block, in the cache.
-    async fn write_zeros(&self, range: Range<u64>) -> Result<()> {
+    /// Zeros into part of a block, in the cache. False: the file was cut meanwhile.
+    async fn write_zeros(&self, range: Range<u64>) -> Result<bool> {
         let zeros = [0u8; 4096];
         let mut at = range.start;
         while at < range.end {
             let end = range.end.min(at + zeros.len() as u64);
             let src = Source::Slice(&zeros[..(end - at) as usize]);
-            self.write_buffered(&(at..end), at, &src, Passing::Cached, Beyond::Stop).await?;
+            if !self.write_buffered(&(at..end), at, &src, Passing::Cached, Beyond::Stop).await? {
+                return Ok(false);
+            }
             at = end;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// False, and nothing was zeroed: the file no longer ends where the range does, and the range ends

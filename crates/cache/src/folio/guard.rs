@@ -230,6 +230,7 @@ impl FolioWrite<'_> {
             }
             if let Some(frame) = self.cache.table.replace_frame(self.slot, at, None) {
                 self.count_frames(-1);
+                self.cache.disown(frame, self.mapping.id);
                 freed.push(frame);
             }
         }

@@ -247,6 +247,7 @@ impl FolioWrite<'_> {
             let at = piece.first_frame + i;
             let last = self.cache.release_frame(frame);
             if last && self.cache.table.frame(self.slot, at) != Some(frame) {
+                self.cache.disown(frame, self.mapping.id);
                 freed.push(frame);
             }
         }
