@@ -12,7 +12,11 @@
 //! the flushes that were under way, and a failed synchronous write the next flush.
 //! F6 where direct I/O is possible the alignments in [`Limits`] are those that it needs, on or
 //! off, so that a request that waits at the gate while it is switched fits afterwards too.
-//! Lock rule: `switching` before the gate's mutex; neither is held while a bio completes.
+//! F7 in the last page of a file whose end is unaligned, direct writes, what goes through the
+//! page cache (the tail of a write, growing) and zeroing take turns under `edge`: where they meet,
+//! the kernel reports EIO to the next sync. So such requests are for threads that may block.
+//! Lock rule: `switching` before `edge` before the gate's mutex; none is held while a bio
+//! completes.
 
 pub(crate) mod exec;
 pub(crate) mod gate;
@@ -33,7 +37,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use xfer::Xfer;
 
@@ -126,6 +130,7 @@ pub(crate) struct Inner {
     announced: AtomicBool,
     direct_reason: Mutex<String>,
     switching: Mutex<()>,
+    edge: Mutex<()>,
     gate: gate::Gate,
     pub(crate) offset: u64,
     size: AtomicU64,
@@ -146,6 +151,9 @@ pub(crate) struct Inner {
     owed: AtomicBool,
 }
 
+/// The right to change the file's last page and its size (F7).
+pub(crate) type Edge<'a> = MutexGuard<'a, ()>;
+
 impl Inner {
     /// Bytes that the device shows.
     pub(crate) fn size(&self) -> u64 {
@@ -159,12 +167,17 @@ impl Inner {
             return Err(Error::new(ErrorKind::Unsupported, "grow", text).with_path(&self.path));
         }
         let whole = self.offset + size;
+        let _edge = self.edge();
         exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole))
             .map_err(|e| Error::from_io("grow", e.into()).with_path(&self.path))?;
         self.resized.store(true, Ordering::Release);
         self.file_size.store(whole, Ordering::Release);
         self.size.store(size, Ordering::Release);
         Ok(())
+    }
+
+    pub(crate) fn edge(&self) -> Edge<'_> {
+        self.edge.lock().unwrap_or_else(|p| p.into_inner())
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -229,7 +242,7 @@ impl Inner {
         Ok(())
     }
 
-    fn reason(&self) -> std::sync::MutexGuard<'_, String> {
+    fn reason(&self) -> MutexGuard<'_, String> {
         self.direct_reason.lock().unwrap_or_else(|p| p.into_inner())
     }
 }
@@ -371,7 +384,8 @@ impl FileDevice {
         // read it is borrowed exclusively, for a write it is only read.
         let iovs = unsafe { IoVecs::new(&[segment]) };
         let len = segment.len as u64;
-        Xfer::plan(pass.file(), op, offset, len, flags, iovs)
+        let (view, _edge) = pass.file().view_to(op, offset, len);
+        Xfer::plan(pass.file(), &view, op, (offset, len), flags, iovs)
             .and_then(|xfer| pass.file().transfer(xfer))
             .map_err(|e| e.with_path(&self.file.path).with_range(offset, len))
     }

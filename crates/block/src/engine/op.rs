@@ -7,7 +7,7 @@
 use crate::bio::{BioFlags, BioOp};
 use crate::check::check_range;
 use crate::file::Job;
-use crate::file::xfer::{Next, Xfer};
+use crate::file::xfer::{Next, View, Xfer};
 use crate::sys::IoVecs;
 use forebay_base::Result;
 use io_uring::{opcode, squeue, types};
@@ -60,22 +60,26 @@ impl Op {
     fn work(job: &mut Job) -> Result<Option<Work>> {
         let file = job.pass.file();
         let bio = &mut job.bio;
+        let view = View::of(file);
         if bio.op != BioOp::Read && bio.op != BioOp::Write {
-            check_range(bio.op, bio.offset, bio.len, &file.limits(), file.size())?;
+            check_range(bio.op, bio.offset, bio.len, &view.limits, view.size)?;
         }
         Ok(match bio.op {
             BioOp::Read | BioOp::Write => {
                 // SAFETY: the op keeps the bio, which owns the memory, longer than the list (O2).
                 let iovs = unsafe { IoVecs::new(&bio.data.segments()) };
-                let xfer = Xfer::plan(file, bio.op, bio.offset, bio.len, bio.flags, iovs)?;
-                (xfer.tail.is_none() && !xfer.is_over()).then_some(Work::Move(xfer))
+                let range = (bio.offset, bio.len);
+                let xfer = Xfer::plan(file, &view, bio.op, range, bio.flags, iovs)?;
+                let simple = xfer.tail.is_none() && !xfer.edge && !xfer.is_over();
+                simple.then_some(Work::Move(xfer))
             }
             BioOp::Flush => Some(Work::Flush { resized: file.take_resized() }),
             BioOp::Discard | BioOp::WriteZeroes if bio.flags.contains(BioFlags::FUA) => None,
+            _ if view.at_edge(file, bio.offset, bio.len) => None,
             BioOp::Discard | BioOp::WriteZeroes => {
                 let keep = bio.flags.contains(BioFlags::NO_UNMAP);
                 file.fallocate_mode(bio.op == BioOp::Discard, keep).map(|mode| {
-                    let (pos, len) = file.in_file(bio.offset, bio.len);
+                    let (pos, len) = (file.offset + bio.offset, view.clip(bio.offset, bio.len));
                     Work::Fallocate { mode: mode.bits() as i32, pos, len }
                 })
             }

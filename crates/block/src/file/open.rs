@@ -53,6 +53,7 @@ impl Inner {
             announced: AtomicBool::new(false),
             direct_reason: Mutex::default(),
             switching: Mutex::default(),
+            edge: Mutex::default(),
             gate: super::gate::Gate::default(),
             offset: options.offset,
             size: AtomicU64::new(after.min(options.size_limit.unwrap_or(u64::MAX))),
