@@ -59,6 +59,31 @@ impl Drop for Simulating {
     }
 }
 
+std::thread_local! {
+    static ON_POOL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives, this thread runs background tasks: one that parks it for another task may
+/// wait for ever.
+pub(crate) struct OnPool(());
+
+impl OnPool {
+    pub(crate) fn enter() -> Self {
+        ON_POOL.set(true);
+        Self(())
+    }
+
+    fn forbid_wait() {
+        debug_assert!(!ON_POOL.get(), "block_on would wait inside a background task");
+    }
+}
+
+impl Drop for OnPool {
+    fn drop(&mut self) {
+        ON_POOL.set(false);
+    }
+}
+
 /// Runs `future` to its end on the calling thread, parking while it waits.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
@@ -76,6 +101,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
         }
         while !inner.ready.swap(false, Ordering::AcqRel) {
             Simulating::forbid_wait();
+            OnPool::forbid_wait();
             thread::park();
         }
     }
