@@ -1,6 +1,6 @@
 //! forebay-base: what every layer stands on. Knows no layer above it and does no file I/O.
 //!
-//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`], [`world`], [`pool`],
+//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`] (with `wait`), [`world`], [`pool`],
 //! [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`].
 //!
 //! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract).
@@ -16,6 +16,7 @@ pub mod sim_world;
 pub mod sync;
 pub mod task;
 pub mod units;
+mod wait;
 pub mod world;
 
 pub use error::{Error, ErrorKind, Result};
