@@ -1,7 +1,7 @@
 //! forebay-base: what every layer stands on. Knows no layer above it and does no file I/O.
 //!
 //! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`] (with `wait`), [`world`], [`pool`],
-//! [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`].
+//! [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`], [`io_flusher`].
 //!
 //! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract).
 
@@ -11,6 +11,7 @@ pub mod codec;
 pub mod error;
 pub mod flags;
 pub mod hist;
+pub mod io_flusher;
 pub mod pool;
 pub mod sim_world;
 pub mod sync;

@@ -14,6 +14,7 @@
 //! look at the queue. K5 a task that panics ends; the thread and the other tasks go on.
 //! Lock rule: the queue's lock is innermost; no task, waker or destructor runs while it is held.
 
+use crate::io_flusher;
 use crate::task::{BoxFuture, OnPool};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -228,6 +229,7 @@ fn start(shared: &Arc<Shared>, number: usize) {
 }
 
 fn work(shared: &Shared, number: usize) {
+    io_flusher::mark_thread();
     let _inside = OnPool::enter();
     let mut again = None;
     while let Some(task) = shared.next(again.take(), number) {

@@ -21,16 +21,20 @@
 pub(crate) mod exec;
 pub(crate) mod gate;
 mod need;
+pub(crate) mod op;
 mod open;
+mod pace;
 pub(crate) mod xfer;
 
 use crate::bdev::{BlockDevice, Limits};
 use crate::bio::{Bio, BioFlags, BioOp};
+use crate::engine::request::{self, Boxed};
 use crate::engine::{Aio, Engine};
 use crate::sys::{IoVecs, MAX_SEGMENTS, MAX_TRANSFER};
 use forebay_base::buf::Segment;
-use forebay_base::task::LocalQueue;
+use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
+use op::{Lane, Op};
 use rustix::fs::Advice;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -139,6 +143,8 @@ pub(crate) struct Inner {
     /// A regular file without a size limit, writable: it may grow.
     growable: bool,
     inode: (u64, u64),
+    /// Number of the block device that holds it.
+    disk: u64,
     punch_ok: AtomicBool,
     zero_ok: AtomicBool,
     /// Block devices: zeroing without writing.
@@ -247,32 +253,6 @@ impl Inner {
     }
 }
 
-/// A request inside the gate, in the hands of an engine.
-pub(crate) struct Job {
-    pub(crate) bio: Bio,
-    pub(crate) pass: Pass,
-}
-
-impl Job {
-    pub(crate) fn flags(&self) -> BioFlags {
-        self.bio.flags
-    }
-
-    /// Carries the request out on this thread.
-    pub(crate) fn run(mut self) {
-        let result = self.pass.file().run(&mut self.bio, self.pass.seen());
-        self.finish(result);
-    }
-
-    /// Ends the request. It is out of the gate, and the file let go, when `end_io` runs.
-    pub(crate) fn finish(self, result: Result<()>) {
-        let Self { bio, pass } = self;
-        let result = result.map_err(|e| e.with_path(&pass.file().path));
-        drop(pass);
-        bio.complete(result);
-    }
-}
-
 /// The right to be inside the gate of a file.
 pub(crate) struct Pass(Arc<Inner>, u64);
 
@@ -301,8 +281,7 @@ impl Drop for Pass {
 /// See the module.
 pub struct FileDevice {
     file: Arc<Inner>,
-    engine: Engine,
-    aio: Aio,
+    lane: Lane,
 }
 
 impl FileDevice {
@@ -319,7 +298,8 @@ impl FileDevice {
             return Err(Error::new(ErrorKind::Unsupported, "open", text).with_path(path));
         }
         let file = Inner::open(path, options).map_err(|e| e.with_path(path))?;
-        Ok(Arc::new(Self { file: Arc::new(file), engine: engine.clone(), aio: options.aio }))
+        let lane = Lane::new(file.disk, engine, options.aio);
+        Ok(Arc::new(Self { file: Arc::new(file), lane }))
     }
 
     /// Whether direct I/O is on, and why or why not.
@@ -376,8 +356,15 @@ impl FileDevice {
         &self.file.path
     }
 
+    /// Lets a bio in through the gate; none if it was parked.
+    fn enter(&self, bio: Bio) -> Option<Box<Op>> {
+        let bio = self.file.gate.enter_or_park(bio)?;
+        Some(Op::new(bio, Pass::new(&self.file)))
+    }
+
     /// A transfer of the caller's memory on this thread. `segment` is valid during the call.
     fn transfer(&self, op: BioOp, offset: u64, segment: Segment, flags: BioFlags) -> Result<()> {
+        self.lane.note(op);
         self.file.gate.enter_wait();
         let pass = Pass::new(&self.file);
         // SAFETY: the segment is the caller's slice, borrowed until this call returns; for a
@@ -413,22 +400,32 @@ impl BlockDevice for FileDevice {
     }
 
     fn submit(&self, bio: Bio) {
-        if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            self.engine.submit([Job { bio, pass: Pass::new(&self.file) }], self.aio);
+        if let Some(op) = self.enter(bio).and_then(|op| self.lane.admit(op)) {
+            self.lane.engine().submit([op as Boxed], self.lane.aio());
         }
     }
 
     fn submit_batch(&self, bios: &mut Vec<Bio>) {
-        let enter = |bio| self.file.gate.enter_or_park(bio);
-        let jobs = bios.drain(..).filter_map(enter);
-        let jobs = jobs.map(|bio| Job { bio, pass: Pass::new(&self.file) });
-        self.engine.submit(jobs, self.aio);
+        let admit = |bio| self.enter(bio).and_then(|op| self.lane.admit(op));
+        let ops = bios.drain(..).filter_map(admit).map(|op| op as Boxed);
+        self.lane.engine().submit(ops, self.lane.aio());
     }
 
     fn execute(&self, bio: Bio) {
-        if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            Job { bio, pass: Pass::new(&self.file) }.run();
+        if let Some(op) = self.enter(bio) {
+            self.lane.note(op.bio().op);
+            let mut request: Boxed = op;
+            request::guarded(&mut request, (), |request| request.run());
+            request::end(request);
         }
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lane.engine().is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.lane.engine().room())
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -446,6 +443,9 @@ impl BlockDevice for FileDevice {
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        if self.aio == Aio::Threads { None } else { self.engine.attach_thread() }
+        match self.lane.aio() {
+            Aio::Threads => None,
+            _ => self.lane.engine().attach_thread(),
+        }
     }
 }

@@ -60,6 +60,7 @@ impl Inner {
             file_size: AtomicU64::new(file_size),
             growable: kind == Kind::Regular && options.size_limit.is_none() && !options.read_only,
             inode: (stat.st_dev, stat.st_ino),
+            disk: if kind == Kind::Block { stat.st_rdev } else { stat.st_dev },
             punch_ok: AtomicBool::new(true),
             zero_ok: AtomicBool::new(true),
             fast_zero_ok: AtomicBool::new(true),
