@@ -2,7 +2,7 @@
 
 use crate::bio::{Bio, BioFlags, BioOp, Completion};
 use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::task::{LocalQueue, block_on, oneshot};
+use forebay_base::task::{BoxFuture, LocalQueue, block_on, oneshot};
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -87,6 +87,17 @@ pub trait BlockDevice: Send + Sync {
         }
     }
 
+    /// Whether so much waits that whoever can should wait for [`BlockDevice::room`] before it
+    /// submits more. What is submitted anyway waits its turn.
+    fn is_crowded(&self) -> bool {
+        false
+    }
+
+    /// Waits until the device is not crowded.
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Like `submit`, but may carry the request out on this thread: for a caller that would wait
     /// for it anyway.
     fn execute(&self, bio: Bio) {
@@ -120,7 +131,7 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
-/// Submits one request and waits for it.
+/// Submits one request and waits for it; before that for room, if the device is crowded.
 pub async fn io<D: BlockDevice + ?Sized>(
     device: &D,
     op: BioOp,
@@ -129,6 +140,9 @@ pub async fn io<D: BlockDevice + ?Sized>(
     data: DataRef,
     flags: BioFlags,
 ) -> Completion {
+    if device.is_crowded() {
+        device.room().await;
+    }
     let (tx, rx) = oneshot();
     let bio = Bio::new(op, offset, len, data, Box::new(move |done| tx.send(done)));
     device.submit(bio.with_flags(flags));

@@ -34,9 +34,10 @@ bitflags::bitflags! {
     pub struct BioFlags: u32 {
         /// Write: durable when it completes (force unit access).
         const FUA = 1 << 0;
-        /// Somebody waits for this one.
+        /// Somebody waits for this one; counts more than `BACKGROUND`.
         const SYNC = 1 << 1;
-        /// Write-back or readahead: goes after everything that is not background.
+        /// Write-back or readahead: goes after everything that is not background, write-back
+        /// also after readahead; and little write-back is on its way while the disk is read.
         const BACKGROUND = 1 << 2;
         /// WriteZeroes: keep the blocks allocated.
         const NO_UNMAP = 1 << 3;

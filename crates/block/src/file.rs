@@ -12,28 +12,36 @@
 //! the flushes that were under way, and a failed synchronous write the next flush.
 //! F6 where direct I/O is possible the alignments in [`Limits`] are those that it needs, on or
 //! off, so that a request that waits at the gate while it is switched fits afterwards too.
-//! Lock rule: `switching` before the gate's mutex; neither is held while a bio completes.
+//! F7 in the last page of a file whose end is unaligned, direct writes, what goes through the
+//! page cache (the tail of a write, growing) and zeroing take turns under `edge`: where they meet,
+//! the kernel reports EIO to the next sync. So such requests are for threads that may block.
+//! Lock rule: `switching` before `edge` before the gate's mutex; none is held while a bio
+//! completes.
 
 pub(crate) mod exec;
 pub(crate) mod gate;
 mod need;
+pub(crate) mod op;
 mod open;
+mod pace;
 pub(crate) mod xfer;
 
 use crate::bdev::{BlockDevice, Limits};
 use crate::bio::{Bio, BioFlags, BioOp};
+use crate::engine::request::{self, Boxed};
 use crate::engine::{Aio, Engine};
 use crate::sys::{IoVecs, MAX_SEGMENTS, MAX_TRANSFER};
 use forebay_base::buf::Segment;
-use forebay_base::task::LocalQueue;
+use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
+use op::{Lane, Op};
 use rustix::fs::Advice;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use xfer::Xfer;
 
@@ -126,6 +134,7 @@ pub(crate) struct Inner {
     announced: AtomicBool,
     direct_reason: Mutex<String>,
     switching: Mutex<()>,
+    edge: Mutex<()>,
     gate: gate::Gate,
     pub(crate) offset: u64,
     size: AtomicU64,
@@ -134,6 +143,8 @@ pub(crate) struct Inner {
     /// A regular file without a size limit, writable: it may grow.
     growable: bool,
     inode: (u64, u64),
+    /// Number of the block device that holds it.
+    disk: u64,
     punch_ok: AtomicBool,
     zero_ok: AtomicBool,
     /// Block devices: zeroing without writing.
@@ -145,6 +156,9 @@ pub(crate) struct Inner {
     /// A synchronous write got an error that the next flush has to report as well.
     owed: AtomicBool,
 }
+
+/// The right to change the file's last page and its size (F7).
+pub(crate) type Edge<'a> = MutexGuard<'a, ()>;
 
 impl Inner {
     /// Bytes that the device shows.
@@ -159,6 +173,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::Unsupported, "grow", text).with_path(&self.path));
         }
         let whole = self.offset + size;
+        let _edge = self.edge();
         exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole))
             .map_err(|e| Error::from_io("grow", e.into()).with_path(&self.path))?;
         self.resized.store(true, Ordering::Release);
@@ -174,14 +189,21 @@ impl Inner {
             let error = Error::new(ErrorKind::Unsupported, "truncate", text);
             return Err(error.with_path(&self.path));
         }
-        let whole = self.offset + size;
+        let (whole, old) = (self.offset + size, self.size());
+        let _edge = self.edge();
         // What is shown first, then what is there: a reader never finds less than is shown.
         self.size.store(size, Ordering::Release);
-        exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole))
-            .map_err(|e| Error::from_io("truncate", e.into()).with_path(&self.path))?;
+        if let Err(error) = exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole)) {
+            self.size.store(old, Ordering::Release);
+            return Err(Error::from_io("truncate", error.into()).with_path(&self.path));
+        }
         self.resized.store(true, Ordering::Release);
         self.file_size.store(whole, Ordering::Release);
         Ok(())
+    }
+
+    pub(crate) fn edge(&self) -> Edge<'_> {
+        self.edge.lock().unwrap_or_else(|p| p.into_inner())
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -246,34 +268,8 @@ impl Inner {
         Ok(())
     }
 
-    fn reason(&self) -> std::sync::MutexGuard<'_, String> {
+    fn reason(&self) -> MutexGuard<'_, String> {
         self.direct_reason.lock().unwrap_or_else(|p| p.into_inner())
-    }
-}
-
-/// A request inside the gate, in the hands of an engine.
-pub(crate) struct Job {
-    pub(crate) bio: Bio,
-    pub(crate) pass: Pass,
-}
-
-impl Job {
-    pub(crate) fn flags(&self) -> BioFlags {
-        self.bio.flags
-    }
-
-    /// Carries the request out on this thread.
-    pub(crate) fn run(mut self) {
-        let result = self.pass.file().run(&mut self.bio, self.pass.seen());
-        self.finish(result);
-    }
-
-    /// Ends the request. It is out of the gate, and the file let go, when `end_io` runs.
-    pub(crate) fn finish(self, result: Result<()>) {
-        let Self { bio, pass } = self;
-        let result = result.map_err(|e| e.with_path(&pass.file().path));
-        drop(pass);
-        bio.complete(result);
     }
 }
 
@@ -305,8 +301,7 @@ impl Drop for Pass {
 /// See the module.
 pub struct FileDevice {
     file: Arc<Inner>,
-    engine: Engine,
-    aio: Aio,
+    lane: Lane,
 }
 
 impl FileDevice {
@@ -323,7 +318,8 @@ impl FileDevice {
             return Err(Error::new(ErrorKind::Unsupported, "open", text).with_path(path));
         }
         let file = Inner::open(path, options).map_err(|e| e.with_path(path))?;
-        Ok(Arc::new(Self { file: Arc::new(file), engine: engine.clone(), aio: options.aio }))
+        let lane = Lane::new(file.disk, engine, options.aio);
+        Ok(Arc::new(Self { file: Arc::new(file), lane }))
     }
 
     /// Whether direct I/O is on, and why or why not.
@@ -380,15 +376,23 @@ impl FileDevice {
         &self.file.path
     }
 
+    /// Lets a bio in through the gate; none if it was parked.
+    fn enter(&self, bio: Bio) -> Option<Box<Op>> {
+        let bio = self.file.gate.enter_or_park(bio)?;
+        Some(Op::new(bio, Pass::new(&self.file)))
+    }
+
     /// A transfer of the caller's memory on this thread. `segment` is valid during the call.
     fn transfer(&self, op: BioOp, offset: u64, segment: Segment, flags: BioFlags) -> Result<()> {
+        self.lane.note(op);
         self.file.gate.enter_wait();
         let pass = Pass::new(&self.file);
         // SAFETY: the segment is the caller's slice, borrowed until this call returns; for a
         // read it is borrowed exclusively, for a write it is only read.
         let iovs = unsafe { IoVecs::new(&[segment]) };
         let len = segment.len as u64;
-        Xfer::plan(pass.file(), op, offset, len, flags, iovs)
+        let (view, _edge) = pass.file().view_to(op, offset, len);
+        Xfer::plan(pass.file(), &view, op, (offset, len), flags, iovs)
             .and_then(|xfer| pass.file().transfer(xfer))
             .map_err(|e| e.with_path(&self.file.path).with_range(offset, len))
     }
@@ -420,22 +424,32 @@ impl BlockDevice for FileDevice {
     }
 
     fn submit(&self, bio: Bio) {
-        if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            self.engine.submit([Job { bio, pass: Pass::new(&self.file) }], self.aio);
+        if let Some(op) = self.enter(bio).and_then(|op| self.lane.admit(op)) {
+            self.lane.engine().submit([op as Boxed], self.lane.aio());
         }
     }
 
     fn submit_batch(&self, bios: &mut Vec<Bio>) {
-        let enter = |bio| self.file.gate.enter_or_park(bio);
-        let jobs = bios.drain(..).filter_map(enter);
-        let jobs = jobs.map(|bio| Job { bio, pass: Pass::new(&self.file) });
-        self.engine.submit(jobs, self.aio);
+        let admit = |bio| self.enter(bio).and_then(|op| self.lane.admit(op));
+        let ops = bios.drain(..).filter_map(admit).map(|op| op as Boxed);
+        self.lane.engine().submit(ops, self.lane.aio());
     }
 
     fn execute(&self, bio: Bio) {
-        if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            Job { bio, pass: Pass::new(&self.file) }.run();
+        if let Some(op) = self.enter(bio) {
+            self.lane.note(op.bio().op);
+            let mut request: Boxed = op;
+            request::guarded(&mut request, (), |request| request.run());
+            request::end(request);
         }
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lane.engine().is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.lane.engine().room())
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -453,6 +467,9 @@ impl BlockDevice for FileDevice {
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        if self.aio == Aio::Threads { None } else { self.engine.attach_thread() }
+        match self.lane.aio() {
+            Aio::Threads => None,
+            _ => self.lane.engine().attach_thread(),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! forebay-block: the block layer, the only crate that talks to the kernel's storage.
 //!
 //! Reading order: [`bio`] (a request), [`bdev`] (what a device is), [`check`] (what every device
-//! checks), then the devices: [`ram`], [`mod@file`] with [`engine`], and the decorators:
+//! checks), [`engine`], then the devices: [`ram`], [`mod@file`], and the decorators:
 //! [`target`].
 
 pub mod bdev;

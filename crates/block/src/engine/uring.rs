@@ -9,10 +9,10 @@
 //! something in, wakes it. U2 it ends when the engine is closed and nothing is left. U3 no
 //! completion runs while a ring is borrowed or a lock is held (E2).
 
-use super::op::Op;
-use super::ring::{Outcome, Ring, WAITING, plan};
+use super::request::{Boxed, Next, guarded};
+use super::ring::{Outcome, Ring};
 use super::threads::Pool;
-use crate::file::Job;
+use forebay_base::io_flusher;
 use forebay_base::sync::Mutex;
 use forebay_base::task::LocalQueue;
 use io_uring::{opcode, types};
@@ -26,7 +26,7 @@ use std::sync::mpsc;
 
 #[derive(Default)]
 struct Inbox {
-    ops: Vec<Op>,
+    requests: Vec<Boxed>,
     sleeping: bool,
     closing: bool,
     broken: bool,
@@ -67,12 +67,8 @@ fn clear(fd: &OwnedFd) {
 
 /// Ends what is over and passes on what is for the pool.
 fn settle(out: Outcome, pool: &Pool) {
-    for job in out.pool {
-        pool.submit(job);
-    }
-    for (job, result) in out.over {
-        job.finish(result);
-    }
+    out.blocking.into_iter().for_each(|request| pool.submit(request));
+    out.over.into_iter().for_each(|request| pool.end(request));
 }
 
 impl Uring {
@@ -96,33 +92,34 @@ impl Uring {
         Ok(Self { id, shared, pool })
     }
 
-    /// Starts jobs: on this thread's ring if it has one, else on the shared one.
-    pub(crate) fn submit(&self, jobs: impl IntoIterator<Item = Job>) {
+    /// Starts requests: on this thread's ring if it has one, else on the shared one.
+    pub(crate) fn submit(&self, requests: impl IntoIterator<Item = Boxed>) {
         let mut out = Outcome::default();
-        let mut ops: Vec<_> = jobs.into_iter().filter_map(|job| plan(job, &mut out)).collect();
-        if let Some(local) = local_ring(self.id) {
-            let mut ring = local.borrow_mut();
-            let room = WAITING.saturating_sub(ring.waiting()).min(ops.len());
-            ops.drain(..room).for_each(|op| ring.add(op));
-        } else if !ops.is_empty() {
-            self.put(&mut ops);
+        {
+            let mut planned = requests.into_iter().filter_map(|mut request| {
+                let next = guarded(&mut request, Next::Over, |request| request.plan());
+                out.sort(request, next)
+            });
+            if let Some(local) = local_ring(self.id) {
+                // Planning does not submit: the ring may be borrowed meanwhile.
+                let mut ring = local.borrow_mut();
+                planned.for_each(|request| ring.add(request));
+            } else if let Some(first) = planned.next() {
+                self.put(std::iter::once(first).chain(planned));
+            }
         }
         settle(out, &self.pool);
-        // No room: whoever floods the queue works it off.
-        for op in ops {
-            op.into_job().run();
-        }
     }
 
-    fn put(&self, ops: &mut Vec<Op>) {
+    fn put(&self, requests: impl Iterator<Item = Boxed>) {
+        let mut batch: Vec<Boxed> = requests.collect();
         let mut inbox = self.shared.inbox.lock();
         if inbox.broken {
             drop(inbox);
-            ops.drain(..).for_each(|op| self.pool.submit(op.into_job()));
+            batch.into_iter().for_each(|request| self.pool.submit(request));
             return;
         }
-        let room = WAITING.saturating_sub(inbox.ops.len()).min(ops.len());
-        inbox.ops.extend(ops.drain(..room));
+        inbox.requests.append(&mut batch);
         let wake = std::mem::take(&mut inbox.sleeping);
         drop(inbox);
         if wake {
@@ -141,6 +138,7 @@ impl Uring {
             Ok::<_, io::Error>((ring, ready))
         };
         let (ring, ready) = make().map_err(|e| log::warn!("no ring for this thread: {e}")).ok()?;
+        io_flusher::mark_thread();
         let ring = Rc::new(RefCell::new(ring));
         LOCAL.with_borrow_mut(|all| all.push((self.id, ring.clone())));
         Some(Box::new(Local { id: self.id, ring, ready, pool: self.pool.clone() }))
@@ -162,6 +160,7 @@ impl Shared {
 
 /// The thread of the shared ring.
 fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
+    io_flusher::mark_thread();
     let mut armed = false;
     loop {
         if !armed {
@@ -170,12 +169,11 @@ fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
             armed = ring.push_other(poll.build());
         }
         let mut inbox = shared.inbox.lock();
-        let room = WAITING.saturating_sub(ring.waiting()).min(inbox.ops.len());
-        inbox.ops.drain(..room).for_each(|op| ring.add(op));
-        if inbox.closing && inbox.ops.is_empty() && ring.is_idle() {
+        inbox.requests.drain(..).for_each(|request| ring.add(request));
+        if inbox.closing && ring.is_idle() {
             return;
         }
-        inbox.sleeping = inbox.ops.is_empty();
+        inbox.sleeping = true;
         drop(inbox);
         ring.fill();
         if let Err(e) = ring.enter(1) {
@@ -198,9 +196,9 @@ fn give_up(shared: &Shared, ring: &mut Ring, pool: &Pool, e: &io::Error) {
     log::error!("io_uring failed, its requests go to threads from now on: {e}");
     let mut inbox = shared.inbox.lock();
     inbox.broken = true;
-    let ops = std::mem::take(&mut inbox.ops);
+    let requests = std::mem::take(&mut inbox.requests);
     drop(inbox);
-    ops.into_iter().map(Op::into_job).chain(ring.abandon()).for_each(|job| pool.submit(job));
+    requests.into_iter().chain(ring.abandon()).for_each(|request| pool.submit(request));
 }
 
 fn local_ring(id: u64) -> Option<Rc<RefCell<Ring>>> {
@@ -232,7 +230,7 @@ impl Local {
 
     fn give_up(&self, ring: &mut Ring, e: &io::Error) {
         log::error!("io_uring of this thread failed: {e}");
-        ring.abandon().into_iter().for_each(|job| self.pool.submit(job));
+        ring.abandon().into_iter().for_each(|request| self.pool.submit(request));
     }
 }
 
