@@ -180,7 +180,7 @@ fn alternate_ours(
         let (extra, store) = (&extra, &store);
         variants.push(Variant::new(name, move |turn| {
             cache.tune("stable", &strategy.to_string())?;
-            store.file.set_stable_pages(stable);
+            store.file.set_stable_pages(stable)?;
             let before = cache.stats();
             let (slice, flushes) = mix::run(store, &mix_of(turn, files))?;
             extra.borrow_mut().add(name, &before, &cache.stats(), flushes);

@@ -13,7 +13,7 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A folio with dirty blocks.
@@ -29,7 +29,8 @@ pub struct DirtyFolio {
 #[derive(Debug, Default)]
 struct Tickets {
     next: u64,
-    in_flight: BTreeSet<u64>,
+    /// With the bytes that each may write.
+    in_flight: BTreeMap<u64, Range<u64>>,
 }
 
 /// One file in the cache.
@@ -205,13 +206,13 @@ impl Mapping {
 
     // ---- write-outs in flight ----
 
-    /// Numbers a write-out that is about to take blocks: from then on they are not dirty, and a
+    /// Numbers a write-out that is about to take blocks of `range`: from then on they are not dirty, and a
     /// sync that does not find them must see the number.
-    pub fn issue_ticket(&self) -> u64 {
+    pub fn issue_ticket(&self, range: Range<u64>) -> u64 {
         let mut tickets = self.tickets.lock();
         let ticket = tickets.next;
         tickets.next += 1;
-        tickets.in_flight.insert(ticket);
+        tickets.in_flight.insert(ticket, range);
         ticket
     }
 
@@ -226,9 +227,19 @@ impl Mapping {
         let upto = self.tickets.lock().next;
         let done = || {
             let tickets = self.tickets.lock();
-            tickets.in_flight.first().is_none_or(|&first| first >= upto).then_some(())
+            tickets.in_flight.keys().next().is_none_or(|&first| first >= upto).then_some(())
         };
         self.ticket_wait.wait_until(done).await;
+    }
+
+    /// The lowest byte from `from` on that may not be written yet: in a dirty folio, or on its way.
+    pub fn lowest_unwritten(&self, from: u64) -> u64 {
+        // Dirt first: what leaves it for a write-out after that has its ticket already.
+        let dirty = self.dirty.lock().range(self.folio_index(from)..).next().map(|(&i, _)| i);
+        let dirty = dirty.map_or(u64::MAX, |index| self.folio_start(index));
+        let tickets = self.tickets.lock();
+        let on_the_way = tickets.in_flight.values().filter(|r| r.end > from).map(|r| r.start).min();
+        dirty.min(on_the_way.unwrap_or(u64::MAX)).max(from)
     }
 
     /// Write-outs planned or in flight.

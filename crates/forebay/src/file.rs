@@ -246,9 +246,9 @@ impl File {
     }
 
     /// Whether the need comes from the device (`Auto`) or from here. Counts from the next write on,
-    /// for all openers of the file.
-    pub fn set_stable_pages(&self, to: StablePages) {
-        self.opener.file.set_stable_pages(to);
+    /// for all openers of the file. `Off` is `Unsupported` where checksums are kept.
+    pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
+        self.opener.file.set_stable_pages(to)
     }
 
     /// As it was set last.

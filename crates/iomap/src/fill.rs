@@ -2,15 +2,17 @@
 //! cache before its I/O: whoever looks for the block finds it on its way.
 
 use crate::file::MappedFile;
+use crate::ops::Sums;
 use forebay_base::buf::DataRef;
+use forebay_base::checksum::crc32c;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::units::{round_down, round_up};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, Limits};
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::end_fill;
-use forebay_cache::{FolioWrite, FrameList, Mapping, PageCache};
+use forebay_cache::{FRAME_SIZE, FolioWrite, FrameList, Mapping, PageCache};
 use std::any::Any;
 use std::ops::Range;
 
@@ -55,6 +57,7 @@ impl FillError {
 }
 
 /// One run of blocks of a folio that is *reading* by our plan.
+#[derive(Clone)]
 struct Piece {
     index: u64,
     blocks: Blocks,
@@ -68,6 +71,8 @@ struct EndRead {
     mapping: Arc<Mapping>,
     pieces: Vec<Piece>,
     error: FillError,
+    /// What stored blocks must add up to: folio, first block, sums.
+    sums: Vec<(u64, u32, Sums)>,
     /// Extents stay pinned until the read is over (O4).
     pins: Vec<Arc<dyn Any + Send + Sync>>,
 }
@@ -78,11 +83,42 @@ impl EndRead {
             self.error.set(error);
         }
         for piece in &self.pieces {
-            let (index, ok) = (piece.index, result.is_ok());
-            end_fill(&self.cache, &self.mapping, index, piece.blocks, piece.read_to, ok);
+            let ok = result.is_ok() && self.verify(piece);
+            end_fill(&self.cache, &self.mapping, piece.index, piece.blocks, piece.read_to, ok);
         }
         drop(self.pins);
     }
+
+    /// Whether the blocks are what was stored: looked at before they become up to date.
+    fn verify(&self, piece: &Piece) -> bool {
+        let mapping = &*self.mapping;
+        let mine = |(index, first, sums): &&(u64, u32, Sums)| {
+            let end = first + sums.len() as u32;
+            *index == piece.index && *first < piece.blocks.end && piece.blocks.start < end
+        };
+        for (index, first, sums) in self.sums.iter().filter(mine) {
+            let folio = self.cache.lock_folio(mapping, *index);
+            let folio = folio.expect("a folio with blocks being read is not evicted (F4)");
+            for (block, &sum) in (*first..).zip(sums.iter()) {
+                let (frame, at) = folio.place(block);
+                let mut bytes = [0; FRAME_SIZE];
+                let bytes = &mut bytes[..mapping.block_size() as usize];
+                self.cache.arena().copy_out(frame, at, bytes);
+                if crc32c(bytes) != sum {
+                    let range = mapping.range_of(*index, Blocks { start: block, end: block + 1 });
+                    self.error.set(&corrupt(&range));
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+/// What was read is not what was stored.
+pub(crate) fn corrupt(range: &Range<u64>) -> Error {
+    let error = Error::new(ErrorKind::Corrupt, "read", "the checksum does not match");
+    error.with_range(range.start, range.end - range.start)
 }
 
 impl MappedFile {
@@ -202,7 +238,7 @@ impl MappedFile {
             let mut rest = piece.blocks;
             while !rest.is_empty() {
                 let range = self.mapping.range_of(piece.index, rest);
-                let eof = round_up(piece.read_to, device_block);
+                let eof = round_up(piece.read_to, device_block.max(u64::from(self.ops.unit())));
                 let extent = self.ops.map(range.start..range.end.min(eof).max(range.start)).await;
                 let extent = match extent {
                     Ok(extent) => extent,
@@ -233,6 +269,10 @@ impl MappedFile {
                 let open = open.get_or_insert_with(|| OpenRead::new(self, at, error));
                 run.end = run.end.min(run.start + open.room(&limits, max).max(1));
                 rest.start = run.end;
+                if let Some(sums) = &extent.sums {
+                    let sums = sums[..run.len() as usize].into();
+                    open.end.sums.push((piece.index, run.start, sums));
+                }
                 open.push(&self.locked(piece.index), &piece, run, extent.len);
                 open.end.pins.extend(extent.pin);
             }
@@ -283,6 +323,7 @@ impl OpenRead {
             mapping: file.mapping.clone(),
             pieces: Vec::new(),
             error: error.clone(),
+            sums: Vec::new(),
             pins: Vec::new(),
         };
         Self { device_start: at, device_end: at, frames: FrameList::new(file.cache.arena()), end }

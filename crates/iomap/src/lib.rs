@@ -12,6 +12,7 @@ pub mod file;
 mod fill;
 pub mod identity;
 pub mod ops;
+mod published;
 mod read;
 pub mod remap;
 mod resize;
@@ -24,4 +25,7 @@ mod writeout;
 mod zero;
 
 pub use file::{Handle, MappedFile, Source, Target};
-pub use ops::{Extent, MapFuture, MapOps, Place, Reservation};
+pub use ops::{
+    Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation, Sums,
+    Written,
+};

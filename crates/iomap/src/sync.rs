@@ -9,11 +9,10 @@
 //! for the next, together.
 
 use crate::file::{Handle, MappedFile};
-use forebay_base::buf::DataRef;
+use crate::ops::Commit;
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, flush_here, io};
 use forebay_cache::rangeset::RangeSet;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::{Which, WriteOutPass};
@@ -125,6 +124,7 @@ impl MappedFile {
         };
         self.write_out_pass_on(&pass, here).await;
         self.mapping.wait_write_outs().await;
+        self.write_below(range.end.min(self.size()), here).await;
         let flushed = self.flush_on(here).await;
         self.check_failed(&range, handle)?;
         flushed
@@ -161,11 +161,9 @@ impl MappedFile {
         let mut running = Running { group: &self.flush, number, over: false };
         let taken = self.mapping.unflushed.begin_flush();
         Counters::add(&self.cache.counters.flushes, 1);
-        let done = match here {
-            true => flush_here(&**self.device()).await,
-            false => io(&**self.device(), BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
-        };
-        match &done.result {
+        self.publish_size();
+        let done = self.ops.commit(Commit::Data, here).await;
+        match &done {
             Ok(()) => self.flush_worked(&taken.pinned),
             Err(error) => {
                 // Also what was written out after the flush had begun may be gone.
@@ -175,8 +173,8 @@ impl MappedFile {
             }
         }
         running.over = true;
-        self.flush.end(number, &done.result);
-        done.result
+        self.flush.end(number, &done);
+        done
     }
 
     fn each_pinned(

@@ -78,7 +78,7 @@ impl MappedFile {
         if range.end > size || (range.end != size && !is_aligned(range.end, mapping.block_size())) {
             return Ok(false);
         }
-        let _ticket = Ticket::new(&self.mapping);
+        let _ticket = Ticket::new(&self.mapping, range.clone());
         // Dirt is taken so that nobody writes it out meanwhile, and comes back if the device fails.
         let mut taken = Taken::new(self);
         self.each_idle(&range, |folio, blocks| {

@@ -46,7 +46,7 @@ impl Verified {
         limit: Duration,
     ) -> Result<ChecksumStats> {
         self.cache.tune("stable", &strategy.to_string())?;
-        self.file.set_stable_pages(stable);
+        self.file.set_stable_pages(stable)?;
         let before = self.device.stats();
         let (stop, deadline) = (AtomicBool::new(false), Instant::now() + limit);
         std::thread::scope(|scope| {

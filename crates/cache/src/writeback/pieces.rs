@@ -63,6 +63,31 @@ pub struct WritePiece {
 }
 
 impl WritePiece {
+    /// Cuts the piece: the blocks from `at` on become one of their own. A frame that both have a part
+    /// of is captured twice.
+    pub fn split_off(&mut self, at: u32, cache: &PageCache, mapping: &Mapping) -> Self {
+        assert!(self.blocks.start < at && at < self.blocks.end, "both parts have blocks");
+        assert!(
+            !self.snapshot || at.is_multiple_of(mapping.blocks_per_frame()),
+            "a copy is cut at frames"
+        );
+        let per = mapping.blocks_per_frame();
+        let first_frame = (at / per) as usize;
+        let keep = at.div_ceil(per) as usize - self.first_frame;
+        let frames = self.frames[first_frame - self.first_frame..].to_vec();
+        if !at.is_multiple_of(per) {
+            cache.capture_frame(frames[0]);
+        }
+        self.frames.truncate(keep);
+        let blocks = Blocks { start: at, end: self.blocks.end };
+        self.blocks.end = at;
+        // How many of which were dirty is not known any more: those of a part, as far as they go.
+        let dirty = self.dirty.min(self.blocks.len());
+        let rest = self.dirty - dirty;
+        self.dirty = dirty;
+        Self { blocks, dirty: rest, frames, first_frame, ..*self }
+    }
+
     /// Frame and offset of a block.
     pub fn place(&self, block: u32, mapping: &Mapping) -> (Frame, usize) {
         let per = mapping.blocks_per_frame();
@@ -97,8 +122,14 @@ impl FolioWrite<'_> {
     /// up-to-date blocks written, up to the end of file, wherever the run is; and nothing while
     /// any block of the folio is in write-out.
     pub fn begin_write(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<WritePiece> {
+        let runs = self.writable(blocks, tracking);
+        runs.into_iter().map(|run| self.capture(run)).collect()
+    }
+
+    /// What [`FolioWrite::begin_write`] would take.
+    pub fn writable(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<Blocks> {
         let table = &self.cache.table;
-        let runs = match tracking {
+        match tracking {
             DirtyTracking::Block => self
                 .runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g)),
             DirtyTracking::Folio
@@ -112,8 +143,7 @@ impl FolioWrite<'_> {
                 let blocks = self.mapping.blocks_touched(self.index, &(0..eof));
                 self.runs_with(blocks, State::Uptodate)
             }
-        };
-        runs.into_iter().map(|run| self.capture(run)).collect()
+        }
     }
 
     /// All blocks of the folio.

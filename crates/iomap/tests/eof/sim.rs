@@ -5,10 +5,10 @@ use crate::driver::{Driver, Subject, first_size, verify};
 use crate::history::History;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::WaitQueue;
-use forebay_base::world::{World, split_mix};
+use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_cache::{Config, PageCache};
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::Remap;
+use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{MapOps, MappedFile};
 use forebay_sim::{SimConfig, SimDisk};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -56,7 +56,12 @@ fn subjects(
                     latency: (5_000, 65_000),
                     ..SimConfig::default()
                 };
-                Remap::growing(Arc::new(SimDisk::new(world.clone(), config)), block)
+                let options = RemapOptions {
+                    grows: true,
+                    sums: split_mix(rng) % 2 == 0,
+                    waits: (split_mix(rng) % 2 == 0).then(|| world.clone() as WorldRef),
+                };
+                Remap::with_options(Arc::new(SimDisk::new(world.clone(), config)), block, options)
             } else {
                 Arc::new(Identity::new(EndDevice::new(world.clone(), sector, stable, size)))
             };
