@@ -1,7 +1,8 @@
 //! A device over a regular file or a block special file.
 //!
-//! Reading order: `open` (lock, size, direct I/O), `need` (stable writes), `gate` (switching modes
-//! live), `xfer` (short transfers and the file's end), `exec` (the system calls).
+//! Reading order: `open` (size, direct I/O), `lock`, `need` (stable writes), `gate` (switching modes
+//! live), `xfer` (short transfers and the file's end), `exec` (the system calls), `op` (a
+//! request in an engine's hands), `pace` (reads before write-back).
 //!
 //! Invariants: F1 the file is locked (OFD lock) for as long as the device or any of its
 //! requests lives. F2 while direct I/O is on, nothing of the range is dirty in the system's page
@@ -20,6 +21,7 @@
 
 pub(crate) mod exec;
 pub(crate) mod gate;
+mod lock;
 mod need;
 pub(crate) mod op;
 mod open;
@@ -86,7 +88,7 @@ impl FromStr for DirectIo {
 }
 
 /// How to open a file.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct FileOptions {
     /// For reading only; takes a shared lock instead of an exclusive one.
     pub read_only: bool,
@@ -103,6 +105,24 @@ pub struct FileOptions {
     pub create_size: Option<u64>,
     /// Logical block to show, 512..=4096; 0 takes what the file needs.
     pub logical_block: u32,
+    /// How long to wait for a lock that no living process is seen to hold, as after a kill -9;
+    /// zero: not at all. Who finds one that does is refused at once.
+    pub lock_wait: Duration,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            direct_io: DirectIo::Auto,
+            aio: Aio::Auto,
+            offset: 0,
+            size_limit: None,
+            create_size: None,
+            logical_block: 0,
+            lock_wait: Duration::from_secs(5),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
