@@ -28,7 +28,7 @@ mod open;
 mod pace;
 pub(crate) mod xfer;
 
-use crate::bdev::{BlockDevice, Limits};
+use crate::bdev::{BlockDevice, Limits, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::engine::request::{self, Boxed};
 use crate::engine::{Aio, Engine};
@@ -36,7 +36,7 @@ use crate::sys::{IoVecs, MAX_SEGMENTS, MAX_TRANSFER};
 use forebay_base::buf::Segment;
 use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
-use op::{Lane, Op};
+use op::{Lane, Op, Spares};
 use rustix::fs::Advice;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -175,6 +175,7 @@ pub(crate) struct Inner {
     sync_failures: AtomicU64,
     /// A synchronous write got an error that the next flush has to report as well.
     owed: AtomicBool,
+    spares: Spares,
 }
 
 /// The right to change the file's last page and its size (F7).
@@ -219,6 +220,11 @@ impl Inner {
 
     pub(crate) fn limits(&self) -> Limits {
         let direct = self.is_direct() || self.announced.load(Ordering::Acquire);
+        self.limits_with(self.need.get(direct, self.buffered.as_fd()))
+    }
+
+    /// The limits with a given need for stable writes: to ask for it may read files.
+    pub(crate) fn limits_with(&self, stable_writes: StableWrites) -> Limits {
         let (offset_align, memory_align) = match &self.dio {
             Ok(dio) => (dio.offset_align, dio.memory_align),
             Err(_) => (1, 1),
@@ -231,7 +237,7 @@ impl Inner {
             memory_align,
             max_transfer: MAX_TRANSFER as u32,
             max_segments: MAX_SEGMENTS as u32,
-            stable_writes: self.need.get(direct, self.buffered.as_fd()),
+            stable_writes,
             discard: can(&self.punch_ok),
             write_zeroes: match self.kind {
                 Kind::Regular => can(&self.punch_ok) || can(&self.zero_ok),
@@ -393,7 +399,7 @@ impl FileDevice {
         let len = segment.len as u64;
         let (view, _edge) = pass.file().view_to(op, offset, len);
         Xfer::plan(pass.file(), &view, op, (offset, len), flags, iovs)
-            .and_then(|xfer| pass.file().transfer(xfer))
+            .and_then(|mut xfer| pass.file().transfer(&mut xfer))
             .map_err(|e| e.with_path(&self.file.path).with_range(offset, len))
     }
 }
