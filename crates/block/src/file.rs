@@ -1,7 +1,8 @@
 //! A device over a regular file or a block special file.
 //!
-//! Reading order: `open` (lock, size, direct I/O), `need` (stable writes), `gate` (switching modes
-//! live), `xfer` (short transfers and the file's end), `exec` (the system calls).
+//! Reading order: `open` (size, direct I/O), `lock`, `need` (stable writes), `gate` (switching modes
+//! live), `xfer` (short transfers and the file's end), `exec` (the system calls), `op` (a
+//! request in an engine's hands), `pace` (reads before write-back).
 //!
 //! Invariants: F1 the file is locked (OFD lock) for as long as the device or any of its
 //! requests lives. F2 while direct I/O is on, nothing of the range is dirty in the system's page
@@ -20,13 +21,14 @@
 
 pub(crate) mod exec;
 pub(crate) mod gate;
+mod lock;
 mod need;
 pub(crate) mod op;
 mod open;
 mod pace;
 pub(crate) mod xfer;
 
-use crate::bdev::{BlockDevice, Limits};
+use crate::bdev::{BlockDevice, Limits, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::engine::request::{self, Boxed};
 use crate::engine::{Aio, Engine};
@@ -34,7 +36,7 @@ use crate::sys::{IoVecs, MAX_SEGMENTS, MAX_TRANSFER};
 use forebay_base::buf::Segment;
 use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
-use op::{Lane, Op};
+use op::{Lane, Op, Spares};
 use rustix::fs::Advice;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -86,7 +88,7 @@ impl FromStr for DirectIo {
 }
 
 /// How to open a file.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct FileOptions {
     /// For reading only; takes a shared lock instead of an exclusive one.
     pub read_only: bool,
@@ -103,6 +105,24 @@ pub struct FileOptions {
     pub create_size: Option<u64>,
     /// Logical block to show, 512..=4096; 0 takes what the file needs.
     pub logical_block: u32,
+    /// How long to wait for a lock that no living process is seen to hold, as after a kill -9;
+    /// zero: not at all. Who finds one that does is refused at once.
+    pub lock_wait: Duration,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            direct_io: DirectIo::Auto,
+            aio: Aio::Auto,
+            offset: 0,
+            size_limit: None,
+            create_size: None,
+            logical_block: 0,
+            lock_wait: Duration::from_secs(5),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +175,7 @@ pub(crate) struct Inner {
     sync_failures: AtomicU64,
     /// A synchronous write got an error that the next flush has to report as well.
     owed: AtomicBool,
+    spares: Spares,
 }
 
 /// The right to change the file's last page and its size (F7).
@@ -219,6 +240,11 @@ impl Inner {
 
     pub(crate) fn limits(&self) -> Limits {
         let direct = self.is_direct() || self.announced.load(Ordering::Acquire);
+        self.limits_with(self.need.get(direct, self.buffered.as_fd()))
+    }
+
+    /// The limits with a given need for stable writes: to ask for it may read files.
+    pub(crate) fn limits_with(&self, stable_writes: StableWrites) -> Limits {
         let (offset_align, memory_align) = match &self.dio {
             Ok(dio) => (dio.offset_align, dio.memory_align),
             Err(_) => (1, 1),
@@ -231,7 +257,7 @@ impl Inner {
             memory_align,
             max_transfer: MAX_TRANSFER as u32,
             max_segments: MAX_SEGMENTS as u32,
-            stable_writes: self.need.get(direct, self.buffered.as_fd()),
+            stable_writes,
             discard: can(&self.punch_ok),
             write_zeroes: match self.kind {
                 Kind::Regular => can(&self.punch_ok) || can(&self.zero_ok),
@@ -393,7 +419,7 @@ impl FileDevice {
         let len = segment.len as u64;
         let (view, _edge) = pass.file().view_to(op, offset, len);
         Xfer::plan(pass.file(), &view, op, (offset, len), flags, iovs)
-            .and_then(|xfer| pass.file().transfer(xfer))
+            .and_then(|mut xfer| pass.file().transfer(&mut xfer))
             .map_err(|e| e.with_path(&self.file.path).with_range(offset, len))
     }
 }

@@ -14,7 +14,7 @@ mod sys;
 pub mod target;
 
 pub use bdev::{BlockDevice, DeviceRef, Limits, StableWrites, flush_here, io};
-pub use bio::{Bio, BioFlags, BioOp, Completion};
+pub use bio::{Bio, BioFlags, BioOp, Completion, EndBio};
 pub use engine::{Aio, Engine};
 pub use file::{DirectIo, FileDevice, FileOptions};
 pub use ram::RamDevice;

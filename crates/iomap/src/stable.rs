@@ -97,14 +97,12 @@ impl MappedFile {
         self.wait_stable(index, blocks).await;
     }
 
-    /// Pieces just taken for write-out, their folio still locked: copies of themselves if that is the
-    /// strategy and the device needs it.
-    pub(crate) fn snapshot(&self, folio: &FolioWrite<'_>, pieces: &mut [WritePiece]) {
+    /// A piece just taken for write-out, its folio still locked: a copy of itself if that is the strategy
+    /// and the device needs it.
+    pub(crate) fn snapshot(&self, folio: &FolioWrite<'_>, piece: &mut WritePiece) {
         let wanted = self.cache.strategies.stable() == StableStrategy::Snapshot;
-        if wanted && !pieces.is_empty() && self.stable_need().required {
-            pieces.iter_mut().for_each(|piece| {
-                folio.snapshot(piece);
-            });
+        if wanted && self.stable_need().required {
+            folio.snapshot(piece);
         }
     }
 }

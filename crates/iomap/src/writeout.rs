@@ -11,7 +11,6 @@ use forebay_base::task::BoxFuture;
 use forebay_base::units::{round_down, round_up};
 use forebay_block::{Bio, BioFlags, BioOp};
 use forebay_cache::folio::Blocks;
-use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::writeback::{Which, WriteOut, WriteOutPass, WritePiece, end_write, untake};
 use forebay_cache::{FRAME_SIZE, FrameList, Mapping, PageCache, State};
 use std::ops::Range;
@@ -232,29 +231,28 @@ impl MappedFile {
         let mapping = &*self.mapping;
         let tracking = self.cache.strategies.dirty_tracking();
         let mut captured = Vec::new();
-        let mut left_over: Vec<WritePiece> = Vec::new();
-        // A folio whose blocks lie in several places is taken once, and cut.
-        let mut held: Vec<WritePiece> = Vec::new();
-        let mut sequence = 0;
-        for place in reservation.places() {
-            for (index, part) in self.pieces(place.range()) {
-                if held.first().is_none_or(|piece| piece.index != index)
-                    || tracking == DirtyTracking::Block
-                {
-                    left_over.append(&mut held);
-                    let Some(folio) = self.cache.lock_folio(mapping, index) else { continue };
-                    let end = round_up(part.end, mapping.block_size());
-                    let blocks = mapping.blocks_inside(index, &(part.start..end));
-                    held = folio.begin_write(blocks, tracking);
-                    self.snapshot(&folio, &mut held);
-                    sequence = self.ops.sequence();
-                }
-                self.cut(&mut held, &part, place, sequence, &mut captured);
+        let places = reservation.places().iter();
+        let parts: Vec<(u64, Range<u64>, &Place)> = places
+            .flat_map(|place| self.pieces(place.range()).map(move |(i, part)| (i, part, place)))
+            .collect();
+        for parts in parts.chunk_by(|a, b| a.0 == b.0) {
+            let Some(folio) = self.cache.lock_folio(mapping, parts[0].0) else { continue };
+            let first = captured.len();
+            let sequence = self.ops.sequence();
+            let mut taken = Vec::new();
+            for (index, part, _) in parts {
+                let part = part.start..round_up(part.end, mapping.block_size());
+                // Where folios are written whole, the first part takes all of it.
+                taken.extend(folio.begin_write(mapping.blocks_inside(*index, &part), tracking));
             }
+            for (_, part, place) in parts {
+                self.cut(&mut taken, part, place, sequence, &mut captured);
+            }
+            captured[first..].iter_mut().for_each(|c| self.snapshot(&folio, &mut c.piece));
+            drop(folio);
+            // Up-to-date blocks that joined a folio written whole after room was reserved for it.
+            untake(&self.cache, mapping, &taken, true);
         }
-        left_over.append(&mut held);
-        // Up-to-date blocks that joined a folio written whole after room was reserved for it.
-        untake(&self.cache, mapping, &left_over, true);
         captured
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct Uring {
 }
 
 thread_local! {
+    /// Empty between two submissions.
+    static BATCH: RefCell<Vec<Boxed>> = const { RefCell::new(Vec::new()) };
     /// The rings attached to this thread, by engine.
     static LOCAL: RefCell<Vec<(u64, Rc<RefCell<Ring>>)>> = const { RefCell::new(Vec::new()) };
 }
@@ -66,9 +68,10 @@ fn clear(fd: &OwnedFd) {
 }
 
 /// Ends what is over and passes on what is for the pool.
-fn settle(out: Outcome, pool: &Pool) {
-    out.blocking.into_iter().for_each(|request| pool.submit(request));
-    out.over.into_iter().for_each(|request| pool.end(request));
+fn settle(out: &mut Outcome, pool: &Pool) {
+    out.blocking.drain(..).for_each(|request| pool.submit(request));
+    out.over.drain(..).for_each(|request| pool.end(request));
+    out.others = 0;
 }
 
 impl Uring {
@@ -108,20 +111,23 @@ impl Uring {
                 self.put(std::iter::once(first).chain(planned));
             }
         }
-        settle(out, &self.pool);
+        settle(&mut out, &self.pool);
     }
 
     fn put(&self, requests: impl Iterator<Item = Boxed>) {
-        let mut batch: Vec<Boxed> = requests.collect();
+        // Planned before the lock is taken, in memory that is used again.
+        let mut batch = BATCH.take();
+        batch.extend(requests);
         let mut inbox = self.shared.inbox.lock();
         if inbox.broken {
             drop(inbox);
-            batch.into_iter().for_each(|request| self.pool.submit(request));
+            batch.drain(..).for_each(|request| self.pool.submit(request));
             return;
         }
         inbox.requests.append(&mut batch);
         let wake = std::mem::take(&mut inbox.sleeping);
         drop(inbox);
+        BATCH.set(batch);
         if wake {
             self.shared.wake_up();
         }
@@ -141,7 +147,13 @@ impl Uring {
         io_flusher::mark_thread();
         let ring = Rc::new(RefCell::new(ring));
         LOCAL.with_borrow_mut(|all| all.push((self.id, ring.clone())));
-        Some(Box::new(Local { id: self.id, ring, ready, pool: self.pool.clone() }))
+        Some(Box::new(Local {
+            id: self.id,
+            ring,
+            ready,
+            pool: self.pool.clone(),
+            spare: Outcome::default(),
+        }))
     }
 }
 
@@ -161,7 +173,7 @@ impl Shared {
 /// The thread of the shared ring.
 fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
     io_flusher::mark_thread();
-    let mut armed = false;
+    let (mut armed, mut out) = (false, Outcome::default());
     loop {
         if !armed {
             let poll =
@@ -180,14 +192,13 @@ fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
             give_up(shared, &mut ring, pool, &e);
             return;
         }
-        let mut out = Outcome::default();
         ring.collect(&mut out);
         shared.inbox.lock().sleeping = false;
         if out.others > 0 {
             armed = false;
             clear(&shared.wake);
         }
-        settle(out, pool);
+        settle(&mut out, pool);
     }
 }
 
@@ -216,6 +227,7 @@ struct Local {
     /// Readable when there is something to reap.
     ready: OwnedFd,
     pool: Arc<Pool>,
+    spare: Outcome,
 }
 
 impl Local {
@@ -244,18 +256,18 @@ impl LocalQueue for Local {
     }
 
     fn reap(&mut self) -> usize {
-        let mut count = 0;
+        let (mut count, mut out) = (0, std::mem::take(&mut self.spare));
         loop {
             // First: what comes later signals again.
             clear(&self.ready);
-            let mut out = Outcome::default();
             let mut ring = self.ring.borrow_mut();
             self.hand_over(&mut ring);
             let taken = ring.collect(&mut out);
             drop(ring);
-            settle(out, &self.pool);
+            settle(&mut out, &self.pool);
             count += taken;
             if taken == 0 {
+                self.spare = out;
                 return count;
             }
         }
@@ -278,7 +290,7 @@ impl Drop for Local {
             let mut out = Outcome::default();
             ring.collect(&mut out);
             drop(ring);
-            settle(out, &self.pool);
+            settle(&mut out, &self.pool);
         }
     }
 }

@@ -27,8 +27,9 @@ impl Inner {
         (View::of(self), Some(edge))
     }
 
-    /// Carries out one request, which came when `seen` syncs had failed.
-    pub(crate) fn run(&self, bio: &mut Bio, seen: u64) -> Result<()> {
+    /// Carries out one request, which came when `seen` syncs had failed. `spare` is memory for a
+    /// list, used again.
+    pub(crate) fn run(&self, bio: &mut Bio, seen: u64, spare: &mut IoVecs) -> Result<()> {
         let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
         let (view, edge) = self.view_to(bio.op, offset, len);
         if bio.op != BioOp::Read && bio.op != BioOp::Write {
@@ -37,8 +38,11 @@ impl Inner {
         match bio.op {
             BioOp::Read | BioOp::Write => {
                 // SAFETY: the bio owns the memory, and outlives this list, which ends here (Y1).
-                let iovs = unsafe { IoVecs::new(&bio.data.segments()) };
-                self.transfer(Xfer::plan(self, &view, bio.op, (offset, len), flags, iovs)?)
+                let iovs = unsafe { IoVecs::of(&mut bio.data, std::mem::take(spare)) };
+                let mut xfer = Xfer::plan(self, &view, bio.op, (offset, len), flags, iovs)?;
+                let done = self.transfer(&mut xfer);
+                *spare = xfer.iovs.emptied();
+                done
             }
             BioOp::Flush => self.flush(seen),
             BioOp::Discard => self.discard(offset, view.clip(offset, len)),
@@ -51,7 +55,7 @@ impl Inner {
     }
 
     /// Moves all bytes of a planned transfer.
-    pub(crate) fn transfer(&self, mut xfer: Xfer) -> Result<()> {
+    pub(crate) fn transfer(&self, xfer: &mut Xfer) -> Result<()> {
         while !xfer.is_over() {
             let fd = xfer.fd(self);
             let outcome = if xfer.write {
@@ -63,8 +67,8 @@ impl Inner {
                 break;
             }
         }
-        match xfer.tail {
-            Some(tail) => self.transfer(*tail),
+        match &mut xfer.tail {
+            Some(tail) => self.transfer(tail),
             None => Ok(()),
         }
     }
@@ -216,7 +220,8 @@ impl Inner {
             // SAFETY: zeros outlives the list; it is only read.
             let iovs = unsafe { IoVecs::new(&segments) };
             let (range, flags) = ((offset + done, take), BioFlags::empty());
-            self.transfer(Xfer::plan(self, view, BioOp::Write, range, flags, iovs)?)?;
+            let mut xfer = Xfer::plan(self, view, BioOp::Write, range, flags, iovs)?;
+            self.transfer(&mut xfer)?;
             done += take;
         }
         Ok(())

@@ -2,7 +2,8 @@
 //!
 //! Invariants: O1 what io_uring cannot do at once, or answers oddly, is carried out again from
 //! the start by blocking calls on the pool; reads and writes may be repeated. O2 the list of
-//! memory that the kernel got lives in the op, which lives until the kernel has answered.
+//! memory that the kernel got lives in the op, which lives until the kernel has answered. O3 an op
+//! is about one bio at a time, and about none between two.
 
 use super::Pass;
 use super::pace::{self, Pace};
@@ -13,7 +14,7 @@ use crate::engine::request::{Boxed, Call, Class, Next, Request};
 use crate::engine::{Aio, Engine};
 use crate::sys::IoVecs;
 use forebay_base::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, Weak};
@@ -37,36 +38,97 @@ enum Work {
 
 /// A request inside the gate of its file, with its plan.
 pub(crate) struct Op {
+    // Before `inside`: the memory goes after the list of it (O2).
     work: Work,
     calls: u32,
     result: Result<()>,
-    // After `work`: the memory goes after the list of it (O2).
+    /// Empty, with the memory of the list that `work` had last.
+    spare: IoVecs,
+    /// None in an op that waits to be used again.
+    inside: Option<Inside>,
+}
+
+/// What an op is about.
+struct Inside {
     bio: Bio,
     pass: Pass,
     /// Of the pace of its disk. Last: its drop submits others.
     share: Option<Share>,
 }
 
+/// Ops of one file that are over, to be used again.
+#[derive(Default)]
+pub(crate) struct Spares(Mutex<VecDeque<Box<Op>>>);
+
+impl Spares {
+    /// So many are kept.
+    const KEEP: usize = 256;
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Box<Op>>> {
+        self.0.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    fn put(&self, op: Box<Op>) {
+        debug_assert!(op.inside.is_none(), "O3: a spare op is about nothing");
+        let mut spares = self.lock();
+        if spares.len() < Self::KEEP {
+            spares.push_back(op);
+        }
+    }
+}
+
 impl Op {
     pub(crate) fn new(bio: Bio, pass: Pass) -> Box<Self> {
-        Box::new(Self { work: Work::Whole, calls: 0, result: Ok(()), bio, pass, share: None })
+        let spare = pass.file().spares.lock().pop_back();
+        let mut op = spare.unwrap_or_else(|| {
+            let (work, spare) = (Work::Whole, IoVecs::default());
+            Box::new(Self { work, calls: 0, result: Ok(()), spare, inside: None })
+        });
+        op.inside = Some(Inside { bio, pass, share: None });
+        op
+    }
+
+    fn inside(&self) -> &Inside {
+        self.inside.as_ref().expect("O3: an op in use is about something")
     }
 
     pub(crate) fn bio(&self) -> &Bio {
-        &self.bio
+        &self.inside().bio
+    }
+
+    fn set_share(&mut self, share: Share) {
+        let inside = self.inside.as_mut().expect("O3: an op in use is about something");
+        inside.share = Some(share);
+    }
+
+    fn file(&self) -> &super::Inner {
+        self.inside().pass.file()
+    }
+
+    /// Sets the work aside, and keeps the memory of its list. The kernel has no hold on it.
+    fn take_work(&mut self) -> Work {
+        match std::mem::replace(&mut self.work, Work::Whole) {
+            Work::Move(xfer) => {
+                self.spare = xfer.iovs.emptied();
+                Work::Whole
+            }
+            other => other,
+        }
     }
 
     fn work(&mut self) -> Result<Option<Work>> {
-        let file = self.pass.file();
-        let bio = &mut self.bio;
+        let Inside { bio, pass, .. } =
+            self.inside.as_mut().expect("O3: an op in use is about something");
+        let file = pass.file();
         let view = View::of(file);
         if bio.op != BioOp::Read && bio.op != BioOp::Write {
             check_range(bio.op, bio.offset, bio.len, &view.limits, view.size)?;
         }
         Ok(match bio.op {
             BioOp::Read | BioOp::Write => {
+                let old = std::mem::take(&mut self.spare);
                 // SAFETY: the op keeps the bio, which owns the memory, longer than the list (O2).
-                let iovs = unsafe { IoVecs::new(&bio.data.segments()) };
+                let iovs = unsafe { IoVecs::of(&mut bio.data, old) };
                 let range = (bio.offset, bio.len);
                 let xfer = Xfer::plan(file, &view, bio.op, range, bio.flags, iovs)?;
                 let simple = xfer.tail.is_none() && !xfer.edge && !xfer.is_over();
@@ -87,14 +149,14 @@ impl Op {
 
     /// From the start, by blocking calls (O1). The kernel has no hold on it any more.
     fn whole(&mut self) -> Next {
-        if let Work::Flush { resized } = std::mem::replace(&mut self.work, Work::Whole) {
-            self.pass.file().set_resized(resized);
+        if let Work::Flush { resized } = self.take_work() {
+            self.file().set_resized(resized);
         }
         Next::Blocking
     }
 
     fn over(&mut self, result: Result<()>) -> Next {
-        self.work = Work::Whole;
+        self.take_work();
         self.result = result;
         Next::Over
     }
@@ -137,7 +199,7 @@ impl Lane {
     pub(crate) fn admit(&self, mut op: Box<Op>) -> Option<Box<Op>> {
         self.note(op.bio().op);
         let Some(bytes) = Self::paced(op.bio()) else { return Some(op) };
-        op.share = Some(Share { lane: self.clone(), bytes });
+        op.set_share(Share { lane: self.clone(), bytes });
         // A share in a request that is held is not counted yet; it stays in there until `next`.
         self.pace.admit(bytes, op, pace::now())
     }
@@ -166,7 +228,7 @@ impl Drop for Share {
             while let Some((_, op)) = lane.pace.next(pace::now()) {
                 // Of a file of the same disk, maybe with another engine.
                 let Lane { engine, aio, .. } =
-                    op.share.as_ref().map_or(lane, |share| &share.lane).clone();
+                    op.inside().share.as_ref().map_or(lane, |share| &share.lane).clone();
                 engine.submit([op as Boxed], aio);
             }
         }
@@ -187,7 +249,7 @@ fn class_of(bio: &Bio) -> Class {
 // that `pass` holds; `work` is replaced by `plan`, and otherwise only once an answer has come (O2).
 unsafe impl Request for Op {
     fn class(&self) -> Class {
-        class_of(&self.bio)
+        class_of(self.bio())
     }
 
     fn plan(&mut self) -> Next {
@@ -202,7 +264,7 @@ unsafe impl Request for Op {
     }
 
     fn call(&self) -> Call {
-        let file = self.pass.file();
+        let file = self.file();
         let fd = |direct| file.fd(direct).as_raw_fd();
         match &self.work {
             Work::Move(xfer) => {
@@ -227,16 +289,19 @@ unsafe impl Request for Op {
         self.calls += 1;
         let errno = outcome.as_ref().err().and_then(io::Error::raw_os_error);
         let again = matches!(errno, Some(libc::EAGAIN | libc::EINTR | libc::ECANCELED));
+        let Some(Inside { pass, .. }) = &self.inside else {
+            unreachable!("O3: an op in use is about something")
+        };
         match &mut self.work {
             Work::Move(_) if again || self.calls >= CALLS => self.whole(),
-            Work::Move(xfer) => match xfer.note(self.pass.file(), outcome) {
+            Work::Move(xfer) => match xfer.note(pass.file(), outcome) {
                 Ok(Step::More) => Next::Call,
                 Ok(Step::Done) => self.over(Ok(())),
                 Err(e) => self.over(Err(e)),
             },
             Work::Flush { .. } if again => self.whole(),
             Work::Flush { resized } => {
-                let (file, seen) = (self.pass.file(), self.pass.seen());
+                let (file, seen) = (pass.file(), pass.seen());
                 let result = file.note_flush(seen, *resized, outcome.map(drop));
                 self.over(result)
             }
@@ -249,7 +314,9 @@ unsafe impl Request for Op {
 
     fn run(&mut self) {
         self.whole();
-        self.result = self.pass.file().run(&mut self.bio, self.pass.seen());
+        let Inside { bio, pass, .. } =
+            self.inside.as_mut().expect("O3: an op in use is about something");
+        self.result = pass.file().run(bio, pass.seen(), &mut self.spare);
     }
 
     fn fail(&mut self, error: Error) {
@@ -258,10 +325,14 @@ unsafe impl Request for Op {
     }
 
     /// The request is out of the gate, and the file let go, when `end_io` runs.
-    fn end(self: Box<Self>) {
-        let Self { work, result, bio, pass, share, .. } = *self;
-        drop(work);
+    fn end(mut self: Box<Self>) {
+        self.take_work();
+        self.calls = 0;
+        let inside = self.inside.take().expect("O3: an op in use is about something");
+        let Inside { bio, pass, share } = inside;
+        let result = std::mem::replace(&mut self.result, Ok(()));
         let result = result.map_err(|e| e.with_path(&pass.file().path));
+        pass.file().spares.put(self);
         drop(pass);
         drop(share);
         bio.complete(result);

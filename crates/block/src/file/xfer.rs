@@ -8,7 +8,7 @@
 //! are together as long as it.
 
 use super::Inner;
-use crate::bdev::Limits;
+use crate::bdev::{Limits, StableWrites};
 use crate::bio::{BioFlags, BioOp};
 use crate::check::{check_range, verb};
 use crate::sys::IoVecs;
@@ -59,7 +59,10 @@ pub(crate) struct View {
 impl View {
     /// As it is now. The caller is inside the gate, so `direct` stays as it is.
     pub(crate) fn of(file: &Inner) -> Self {
-        Self { limits: file.limits(), size: file.size(), direct: file.is_direct() }
+        // For the request its writer has taken care of stable bytes already.
+        let stable = StableWrites { required: false, reason: "not asked" };
+        let limits = file.limits_with(stable);
+        Self { limits, size: file.size(), direct: file.is_direct() }
     }
 
     /// The part of a device range that lies before the end, bytes.
@@ -179,7 +182,7 @@ impl Xfer {
             return Ok(Next::Done);
         }
         // The kernel cuts a direct read at an odd place only where the file ends.
-        let block = u64::from(file.limits().logical_block);
+        let block = u64::from(View::of(file).limits.logical_block);
         let odd = self.direct && !self.write && !self.pos.is_multiple_of(block);
         if moved > 0 && !odd {
             return Ok(Next::More);

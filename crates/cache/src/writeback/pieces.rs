@@ -67,10 +67,7 @@ impl WritePiece {
     /// of is captured twice.
     pub fn split_off(&mut self, at: u32, cache: &PageCache, mapping: &Mapping) -> Self {
         assert!(self.blocks.start < at && at < self.blocks.end, "both parts have blocks");
-        assert!(
-            !self.snapshot || at.is_multiple_of(mapping.blocks_per_frame()),
-            "a copy is cut at frames"
-        );
+        assert!(!self.snapshot, "a copy is made of what is written as one");
         let per = mapping.blocks_per_frame();
         let first_frame = (at / per) as usize;
         let keep = at.div_ceil(per) as usize - self.first_frame;
