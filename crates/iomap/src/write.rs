@@ -5,6 +5,7 @@ use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
 use crate::resize::Placed;
 use crate::uncached::Passing;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
@@ -32,6 +33,8 @@ pub(crate) enum Obstacle {
     Fill(Range<u64>),
     /// A truncate came before it: the file ends within the piece.
     Shrunk,
+    /// The map has no room for what would become dirty.
+    NoRoom(Error),
 }
 
 /// What a buffered write does when a truncate has cut its range off meanwhile.
@@ -232,6 +235,9 @@ impl MappedFile {
         if let Some(fill) = self.must_read_first(&folio, index, piece, eof) {
             return Err(Obstacle::Fill(fill));
         }
+        if !folio.all(State::Dirty, blocks) {
+            self.admit(&folio, blocks)?;
+        }
         let missing = folio.frames_missing(blocks);
         let fresh = self.resolve_hits(&folio, blocks)?;
         if missing + fresh > pool.len() {
@@ -248,6 +254,15 @@ impl MappedFile {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
         }
         Ok(())
+    }
+
+    /// Asks the map for room for the blocks that are not dirty yet.
+    fn admit(&self, folio: &FolioWrite<'_>, blocks: Blocks) -> std::result::Result<(), Obstacle> {
+        let mapping = &*self.mapping;
+        let dirty = folio.runs_with(blocks, State::Dirty).iter().map(|run| run.len()).sum::<u32>();
+        let new = u64::from(blocks.len() - dirty) * mapping.block_size();
+        let held = mapping.dirty_bytes.load(Ordering::Relaxed);
+        self.ops.admit(new, held).map_err(Obstacle::NoRoom)
     }
 
     /// The block that has to be up to date before `piece` changes a part of it (D9): read that
@@ -300,6 +315,7 @@ impl MappedFile {
             Obstacle::Slots => self.cache.wait_slot(mapping).await,
             Obstacle::Exclusive => mapping.bounds.wait_not_exclusive(piece.clone()).await,
             Obstacle::Shrunk => return self.grow_again(piece.end).await,
+            Obstacle::NoRoom(error) => return self.make_room(error, piece).await,
             Obstacle::Reading(blocks) => {
                 self.cache.wait_while(mapping, index, blocks, State::Reading).await
             }
@@ -315,6 +331,19 @@ impl MappedFile {
             }
         }
         Ok(())
+    }
+
+    /// What is dirty may be counted twice while it is written out, and places that it leaves come free
+    /// then: an error only if there is no room after that either.
+    async fn make_room(&self, error: Error, piece: &Range<u64>) -> Result<()> {
+        let range = 0..u64::MAX >> 1;
+        let pass =
+            WriteOutPass { range, which: Which::All, max_bytes: u64::MAX, sync: true, fua: false };
+        self.write_out_pass(&pass).await;
+        self.mapping.wait_write_outs().await;
+        let held = self.mapping.dirty_bytes.load(Ordering::Relaxed);
+        let new = round_up(piece.end - piece.start, self.mapping.block_size());
+        self.ops.admit(new, held).map_err(|_| error)
     }
 
     /// Reads one block and waits for it.
