@@ -5,15 +5,15 @@
 //! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirt is written
 //! out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
 
-use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::image::Image;
-use crate::kernel::KernelFile;
-use crate::load::{Load, Pattern, Slice, Target, run_here};
-use crate::nbd;
-use crate::options::Options;
-use crate::ours::{Flagged, Ours};
-use crate::report::{Good, Report};
-use crate::sys::{Region, page_cache_bytes};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::image::Image;
+use crate::harness::load::{Load, Pattern, Slice, Target, run_here};
+use crate::harness::options::Options;
+use crate::harness::sys::{Region, page_cache_bytes};
+use crate::nbd::hits;
+use crate::report::model::{Good, Report};
+use crate::rivals::kernel::KernelFile;
+use crate::rivals::ours::{Flagged, Ours};
 use forebay_base::units::format_size;
 use forebay_base::{Error, IoFlags, Result};
 use rustix::fs::OFlags;
@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> Result<Report> {
     bench.warm()?;
     bench.add_residency(&mut report)?;
     bench.groups(&mut report)?;
-    nbd::hit_row(options, &image, &mut report);
+    hits::hit_row(options, &image, &mut report);
     Ok(report)
 }
 

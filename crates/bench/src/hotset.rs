@@ -5,14 +5,14 @@
 //! is then read the ordinary way. O2 a hot block counts as evicted once for each miss during the
 //! stream, and once if it is missing at the end.
 
-use crate::image::{Image, Rng};
-use crate::kernel::{DONTCACHE, KernelFile};
-use crate::load::Target;
-use crate::options::Options;
-use crate::ours::{Flagged, Ours};
-use crate::report::{Good, Report};
-use crate::sys::mincore_bytes;
-use crate::worker::Worker;
+use crate::harness::image::{Image, Rng};
+use crate::harness::load::Target;
+use crate::harness::options::Options;
+use crate::harness::sys::mincore_bytes;
+use crate::report::model::{Good, Report};
+use crate::rivals::kernel::{DONTCACHE, KernelFile, open_random};
+use crate::rivals::ours::{Flagged, Ours};
+use crate::rivals::worker::Worker;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -255,7 +255,7 @@ impl KernelHot {
     /// Opens the file for the hot thread and for the stream.
     pub fn open(path: &Path, dontcache: bool) -> Result<Self> {
         let open = || File::open(path).map_err(|e| Error::from_io("open", e).with_path(path));
-        let hot = KernelFile::new(crate::worker::open_random(path)?);
+        let hot = KernelFile::new(open_random(path)?);
         let flags = if dontcache { DONTCACHE } else { ReadWriteFlags::empty() };
         Ok(Self { file: open()?, hot, stream: KernelFile { file: open()?, flags } })
     }
@@ -352,7 +352,7 @@ fn ours(
 
 fn kernel(image: &Image, budget: u64, spec: &HotSpec, dontcache: bool) -> Result<HotResult> {
     let file = image.open(rustix::fs::OFlags::empty())?;
-    crate::image::drop_file_cache(&file).map_err(|e| Error::from_io("drop cache", e))?;
+    crate::harness::image::drop_file_cache(&file).map_err(|e| Error::from_io("drop cache", e))?;
     let mut worker = Worker::start("hotset", budget)?;
     let answer = worker.ask(&spec.to_json(image.path(), dontcache))?;
     Ok(HotResult::from_json(&answer))

@@ -5,14 +5,14 @@
 //! Invariant: E1 the server joins the cgroup before its first instruction, so that all its
 //! memory counts.
 
-use crate::cgroup::Memcg;
-use crate::fio::{self, FioJob};
-use crate::image::Image;
-use crate::load::Slice;
-use crate::meter::{Usage, Watch, resident_bytes};
-use crate::options::Options;
-use crate::report::{Good, Plot, Report};
-use crate::server::{Kind, Server, forebay_binary};
+use crate::harness::cgroup::Memcg;
+use crate::harness::image::Image;
+use crate::harness::load::Slice;
+use crate::harness::meter::{Usage, Watch, resident_bytes};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Plot, Report};
+use crate::rivals::fio::{self, FioJob};
+use crate::rivals::server::{Kind, Server, forebay_binary};
 use crate::uncached::budget_for;
 use forebay_base::Result;
 use forebay_base::units::format_size;

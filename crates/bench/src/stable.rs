@@ -10,12 +10,12 @@ mod kernel;
 mod mix;
 mod verify;
 
-use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::image::Image;
-use crate::load::Slice;
-use crate::options::Options;
-use crate::ours::Flagged;
-use crate::report::{Good, Plot, Report, Summary, median};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::image::Image;
+use crate::harness::load::Slice;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Plot, Report, Summary, median};
+use crate::rivals::ours::Flagged;
 use forebay::{Cache, CacheConfig, File, IoFlags, RawOptions, StablePages, StableStrategy, Stats};
 use forebay_base::Result;
 use forebay_base::world::RealWorld;

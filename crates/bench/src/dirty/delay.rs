@@ -9,11 +9,11 @@
 
 use super::counted::Counted;
 use super::drive::{self, Drive};
+use super::figures::{SMALL, WRITE};
 use super::subject::{Subject, fill, new_cache};
-use super::{SMALL, WRITE};
-use crate::harness::{Plan, Turn, Variant, alternate};
-use crate::options::Options;
-use crate::report::{Good, Report};
+use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report};
 use forebay::{Cache, DirtyTracking, File, RawOptions};
 use forebay_base::Result;
 use forebay_base::units::MIB;

@@ -5,9 +5,9 @@
 //! Invariants: M1 the mix of a seed is the same for every variant. M2 each write is timed, rewrites
 //! among them; throughput counts the clients' writes only, because rewrites come at a set rate.
 
-use crate::image::Rng;
-use crate::load::{Slice, Target};
-use crate::meter::Usage;
+use crate::harness::image::Rng;
+use crate::harness::load::{Slice, Target};
+use crate::harness::meter::Usage;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::hist::Hist;

@@ -4,8 +4,8 @@
 //! Invariant: J1 the time of a slice is fio's run time and the sync's after it; what fio needs to
 //! start, connect and report is not in it.
 
-use crate::fio;
-use crate::load::Slice;
+use crate::harness::load::Slice;
+use crate::rivals::fio;
 use forebay_base::{Error, ErrorKind, Result};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -151,7 +151,7 @@ pub fn nbd_flush(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Socket of a server whose URI is as [`crate::server::Server`] makes it.
+/// Socket of a server whose URI is as [`crate::rivals::server::Server`] makes it.
 pub fn socket_of(uri: &str) -> PathBuf {
     PathBuf::from(uri.split_once("socket=").map_or("", |(_, path)| path))
 }

@@ -7,18 +7,21 @@
 //! MiB, which is less than any job layout covers. B3 a slice that writes ends when all is synced.
 //! B4 usage is the server's, of all its threads.
 
-use crate::cgroup::Memcg;
-use crate::fio;
-use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::image::{Image, drop_file_cache};
-use crate::load::Slice;
-use crate::loopdev::LoopDev;
-use crate::loopfio::{Jobs, Place, nbd_flush, socket_of};
-use crate::meter::{Usage, Watch, resident_bytes};
-use crate::options::Options;
-use crate::report::{Good, Plot, Report, Summary, median};
-use crate::server::{Kind, Server, forebay_binary};
-use crate::sys::page_cache_bytes;
+mod fio;
+
+use self::fio::{Jobs, Place, nbd_flush, socket_of};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::cgroup::Memcg;
+use crate::harness::image::{Image, drop_file_cache};
+use crate::harness::load::Slice;
+use crate::rivals::fio as client;
+use crate::rivals::loopdev::LoopDev;
+
+use crate::harness::meter::{Usage, Watch, resident_bytes};
+use crate::harness::options::Options;
+use crate::harness::sys::page_cache_bytes;
+use crate::report::model::{Good, Plot, Report, Summary, median};
+use crate::rivals::server::{Kind, Server, forebay_binary};
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
@@ -55,7 +58,7 @@ struct Bench<'a> {
 /// Runs all parts.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
-    if let Err(e) = fio::available().and_then(|()| forebay_binary()) {
+    if let Err(e) = client::available().and_then(|()| forebay_binary()) {
         report.not_run("loop", e);
         return Ok(report);
     }

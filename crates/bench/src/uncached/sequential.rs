@@ -4,15 +4,15 @@
 //! Invariants: Q1 each slice reads one window of the file once, from a cold cache; the window is
 //! the same for all variants of a cycle. Q2 the disk's readahead setting is put back.
 
-use crate::harness::{Plan, Turn, Variant, alternate};
-use crate::image::drop_file_cache;
-use crate::kernel::{DONTCACHE, KernelFile};
-use crate::load::{Load, Pattern, Slice, run, run_here};
-use crate::machine::queue_dir;
-use crate::options::Options;
-use crate::ours::{Flagged, Ours};
-use crate::report::{Good, Report, median};
-use crate::uncached::Setting;
+use super::setting::Setting;
+use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::image::drop_file_cache;
+use crate::harness::load::{Load, Pattern, Slice, run, run_here};
+use crate::harness::machine::queue_dir;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report, median};
+use crate::rivals::kernel::{DONTCACHE, KernelFile};
+use crate::rivals::ours::{Flagged, Ours};
 use forebay_base::{Error, IoFlags, Result};
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::ReadWriteFlags;

@@ -65,6 +65,17 @@ pub fn program_exists(name: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(name).exists())
 }
 
+/// Copies with nbdcopy, so that the data is in the server's memory.
+pub fn nbdcopy(from: &str, to: &str) -> Result<()> {
+    let mut command = Command::new("nbdcopy");
+    command.args([from, to]).stdin(Stdio::null()).stdout(Stdio::null());
+    let status = command.status().map_err(|e| Error::from_io("start nbdcopy", e))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Io, "nbdcopy", format!("{from} to {to}: {status}")))
+}
+
 impl Kind {
     fn command(&self, image: &Path, socket: &Path) -> Result<Vec<OsString>> {
         let mut words: Vec<OsString> = Vec::new();

@@ -4,22 +4,19 @@
 //! Invariants: the kernel's buffered reads run on files of their own, and `noaccess` in a cache of its
 //! own, because both fill one. Ours reads a read-only opening, so that both caches share the files.
 
-use crate::fileset::{FileSet, OurSet};
-use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::kernel::DONTCACHE;
-use crate::load::{Load, Pattern, Target, run as run_slice};
-use crate::meter::{MachineTime, kswapd_seconds};
-use crate::options::Options;
-use crate::report::{Good, Plot, Report};
-use crate::uncached::budget_for;
-use crate::worker::Worker;
+use super::setting::{FILES, budget_for};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::load::{Load, Pattern, Target, run as run_slice};
+use crate::harness::meter::{MachineTime, kswapd_seconds};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Plot, Report};
+use crate::rivals::fileset::{FileSet, OurSet};
+use crate::rivals::kernel::DONTCACHE;
+use crate::rivals::worker::Worker;
 use forebay_base::units::{MIB, format_size, round_down};
 use forebay_base::{IoFlags, Result};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
-
-/// Files of the set.
-pub const FILES: usize = 32;
 
 /// What the cells share.
 struct Cells<'a> {

@@ -1,7 +1,7 @@
 //! fio's nbd engine as the client: one run, its JSON read back.
 
-use crate::load::Slice;
-use crate::meter::Usage;
+use crate::harness::load::Slice;
+use crate::harness::meter::Usage;
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
 use std::io::Read;

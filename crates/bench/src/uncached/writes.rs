@@ -6,14 +6,14 @@
 //! nothing of the files in either cache. T3 the kernel's caching writers run in a memory cgroup of our
 //! budget each.
 
-use crate::fileset::{FileSet, OurSet, Parts, Striped};
-use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::kernel::{DONTCACHE, KernelFile};
-use crate::load::{Load, Pattern, Slice, Target, run as run_slice};
-use crate::options::Options;
-use crate::report::{Good, Report, Summary, median};
-use crate::uncached_files::FILES;
-use crate::worker::Worker;
+use super::setting::FILES;
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::load::{Load, Pattern, Slice, Target};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report, Summary, median};
+use crate::rivals::fileset::{FileSet, OurSet, Parts, timed};
+use crate::rivals::kernel::{DONTCACHE, KernelFile};
+use crate::rivals::worker::Worker;
 use forebay_base::units::{MIB, format_size, round_down};
 use forebay_base::{Error, IoFlags, Result};
 use rustix::fs::OFlags;
@@ -152,7 +152,7 @@ impl Bench<'_> {
         }
         let paths: Vec<_> = self.set.paths().into_iter().take(cell.files).collect();
         let each = self.set.each;
-        let kernel = |open, flags| crate::fileset::kernel_parts(&paths, each, open, flags);
+        let kernel = |open, flags| crate::rivals::fileset::kernel_parts(&paths, each, open, flags);
         let direct = kernel(OFlags::DIRECT, ReadWriteFlags::empty())?;
         let with = |strategy: &str, turn: &Turn| {
             let parts = ours.with(IoFlags::UNCACHED, strategy)?;
@@ -269,24 +269,6 @@ pub fn beside(
     })
 }
 
-/// One slice and the sync after it (T1).
-pub fn timed<T: Target + Sync>(
-    parts: &Parts<T>,
-    load: &Load,
-    sync: impl Fn() -> Result<()>,
-) -> Result<Slice> {
-    let start = Instant::now();
-    let striped = Striped { parts, block: load.block as u64 };
-    let mut slice = if load.pattern == Pattern::Random || load.threads == 1 {
-        run_slice(parts, load)?
-    } else {
-        run_slice(&striped, load)?
-    };
-    sync()?;
-    slice.seconds = start.elapsed().as_secs_f64();
-    Ok(slice)
-}
-
 fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
     let name = cell.name;
     let ratio = outcome.ratio("ours", "dontcache");
@@ -321,7 +303,7 @@ fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
 /// The worker's side of the competing writers.
 pub fn compete_here(job: &serde_json::Value) -> Result<serde_json::Value> {
     let path = |key: &str| std::path::PathBuf::from(job[key].as_str().unwrap_or_default());
-    let open = |key: &str| crate::image::open_with(&path(key), OFlags::empty());
+    let open = |key: &str| crate::harness::image::open_with(&path(key), OFlags::empty());
     let uncached = KernelFile { file: open("path")?, flags: DONTCACHE };
     let buffered = KernelFile::new(open("other")?);
     let time = Duration::from_millis(job["millis"].as_u64().unwrap_or(100));

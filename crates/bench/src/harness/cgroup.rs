@@ -54,14 +54,18 @@ impl Memcg {
     pub fn oom_kills(&self) -> u64 {
         let file = if self.v1 { "memory.oom_control" } else { "memory.events" };
         let text = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
-        crate::meter::field(&text, "oom_kill ")
+        crate::harness::meter::field(&text, "oom_kill ")
     }
 
     /// How often the limit was run into.
     pub fn limit_hits(&self) -> u64 {
         let file = if self.v1 { "memory.failcnt" } else { "memory.events" };
         let text = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
-        if self.v1 { text.trim().parse().unwrap_or(0) } else { crate::meter::field(&text, "max ") }
+        if self.v1 {
+            text.trim().parse().unwrap_or(0)
+        } else {
+            crate::harness::meter::field(&text, "max ")
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a stretch of work cost: CPU time and context switches of a process, memory, page cache.
 
-use crate::sys;
+use crate::harness::sys;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::fs;

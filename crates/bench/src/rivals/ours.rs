@@ -1,7 +1,7 @@
 //! Our side: a raw image behind a cache of its own.
 
-use crate::load::Target;
-use crate::options::Options;
+use crate::harness::load::Target;
+use crate::harness::options::Options;
 use forebay::{Aio, Cache, CacheConfig, File, IoFlags, RawOptions};
 use forebay_base::{Error, ErrorKind, Result};
 use std::path::Path;

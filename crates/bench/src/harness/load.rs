@@ -3,8 +3,8 @@
 //! Invariants: L1 every variant of a round gets the same seed, so the same offsets. L2 the slice
 //! ends for all threads at one deadline; an operation that started before it is counted.
 
-use crate::image::Rng;
-use crate::meter::Usage;
+use crate::harness::image::Rng;
+use crate::harness::meter::Usage;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::hist::Hist;

@@ -1,13 +1,23 @@
 //! The kernel's side: one file through pread and pwrite, buffered, O_DIRECT or RWF_DONTCACHE.
 
-use crate::load::Target;
+use crate::harness::load::Target;
 use forebay_base::{Error, Result};
+use rustix::fs::{Advice, fadvise};
 use rustix::io::{ReadWriteFlags, preadv2, pwritev2};
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
+use std::path::Path;
 
 /// RWF_DONTCACHE of Linux 6.14.
 pub const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
+
+/// Opens a file for reading without readahead.
+pub fn open_random(path: &Path) -> Result<File> {
+    let file = File::open(path).map_err(|e| Error::from_io("open", e).with_path(path))?;
+    let advised = fadvise(&file, 0, None, Advice::Random);
+    advised.map_err(|e| Error::from_io("fadvise", e.into()))?;
+    Ok(file)
+}
 
 /// A file as the kernel serves it.
 pub struct KernelFile {

@@ -3,17 +3,18 @@
 //! Invariant: R1 the files are in different images for variants that fill the page cache and for those
 //! that pass it by (see [`crate::uncached`]).
 
-use crate::image::{Image, drop_file_cache};
-use crate::kernel::KernelFile;
-use crate::load::Target;
-use crate::options::Options;
-use crate::ours::Flagged;
-use crate::sys::page_cache_bytes;
+use crate::harness::image::{Image, drop_file_cache};
+use crate::harness::load::{Load, Pattern, Slice, Target, run as run_slice};
+use crate::harness::options::Options;
+use crate::harness::sys::page_cache_bytes;
+use crate::rivals::kernel::KernelFile;
+use crate::rivals::ours::Flagged;
 use forebay::{Aio, Cache, CacheConfig, File, IoFlags, RawOptions};
 use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// The files.
 pub struct FileSet {
@@ -78,7 +79,7 @@ pub fn kernel_parts(
     flags: ReadWriteFlags,
 ) -> Result<Parts<KernelFile>> {
     let one = |path: &PathBuf| {
-        let file = crate::image::open_with(path, open)?;
+        let file = crate::harness::image::open_with(path, open)?;
         Ok(KernelFile { file, flags })
     };
     Ok(Parts { parts: paths.iter().map(one).collect::<Result<_>>()?, each })
@@ -143,6 +144,24 @@ impl<T: Target> Target for Striped<'_, T> {
     fn write(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.parts.write(buf, self.place(offset))
     }
+}
+
+/// One slice and the sync after it.
+pub fn timed<T: Target + Sync>(
+    parts: &Parts<T>,
+    load: &Load,
+    sync: impl Fn() -> Result<()>,
+) -> Result<Slice> {
+    let start = Instant::now();
+    let striped = Striped { parts, block: load.block as u64 };
+    let mut slice = if load.pattern == Pattern::Random || load.threads == 1 {
+        run_slice(parts, load)?
+    } else {
+        run_slice(&striped, load)?
+    };
+    sync()?;
+    slice.seconds = start.elapsed().as_secs_f64();
+    Ok(slice)
 }
 
 /// All files behind one cache of ours.

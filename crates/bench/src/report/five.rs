@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::fmt::Write;
 
 /// What `cargo xtask lineage` wrote.
-const LINEAGE: &str = include_str!("../../../docs/lineage.md");
+const LINEAGE: &str = include_str!("../../../../docs/lineage.md");
 
 /// One behaviour.
 pub struct Behaviour {
@@ -98,7 +98,7 @@ fn line(behaviour: &Behaviour, found: &[Value]) -> Line {
 pub fn missed(found: &Value) -> Vec<String> {
     let bars = found["bars"].as_array().into_iter().flatten();
     let missed = bars.filter(|bar| bar["met"] == false).map(|bar| {
-        let value = crate::report::number(bar["value"].as_f64().unwrap_or(f64::NAN));
+        let value = crate::report::model::number(bar["value"].as_f64().unwrap_or(f64::NAN));
         let text = |key: &str| bar[key].as_str().unwrap_or("?");
         let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
         format!("{} {value} ({} {limit})", text("name"), text("good"))

@@ -5,10 +5,9 @@
 //! saved result shows as `n/a` and is never a panic. W4 a quick run says so at the top and at
 //! its bench.
 
-use crate::five::{self, ALLOC, BEHAVIOURS, COLUMNS, TO_COME};
-use crate::machine;
-use crate::report::number;
-use crate::svg::{Picture, draw, escape};
+use crate::report::five::{self, ALLOC, BEHAVIOURS, COLUMNS, TO_COME};
+use crate::report::model::{machine_line, number};
+use crate::report::svg::{Picture, draw, escape};
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -72,7 +71,7 @@ fn head(out: &mut String, found: &[Value]) {
     let _ = writeln!(out, "<h1>Forebay benches</h1>");
     let mut machines: Vec<String> = Vec::new();
     for value in found {
-        let line = machine::one_line(&value["machine"]);
+        let line = machine_line(&value["machine"]);
         if !machines.contains(&line) {
             machines.push(line);
         }
@@ -281,8 +280,8 @@ fn items(out: &mut String, own: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Good, Plot, Report};
-    use crate::results::describe;
+    use crate::report::model::{Good, Plot, Report};
+    use crate::report::results::describe;
     use serde_json::json;
 
     fn result(quick: bool) -> Value {

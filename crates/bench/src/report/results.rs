@@ -1,9 +1,9 @@
 //! What benches found, as JSON values: one object per bench, made live or read from files of
 //! earlier runs, and shown as five lines and as a page.
 
-use crate::options::Options;
-use crate::report::{Report, write_json};
-use crate::{five, html};
+use crate::harness::options::Options;
+use crate::report::model::{Report, write_json};
+use crate::report::{five, html};
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
