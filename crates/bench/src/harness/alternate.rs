@@ -1,11 +1,13 @@
 //! Alternating slices: every variant runs for a short while in each cycle, cycles make a round,
 //! ratios are taken within rounds, and the median of the rounds is what counts.
 //!
-//! Invariants: H1 within a pass every variant runs once, and the order turns from pass to pass.
-//! H2 a ratio never mixes rounds. H3 a round whose gate (bare O_DIRECT) varies by more than
+//! Invariants: H1 within a pass every variant runs once, in an order that is drawn anew for each pass
+//! (from its number, so that a run can be repeated): with orders that only turn, each variant would
+//! always run behind the same one. H2 a ratio never mixes rounds. H3 a round whose gate (bare O_DIRECT) varies by more than
 //! [`GATE_SPREAD`] between its cycles is run again, at most `repeats_max` times in all;
 //! how often, and how many rounds were kept although they varied, is reported.
 
+use crate::harness::image::Rng;
 use crate::harness::load::Slice;
 use crate::report::model::{Plot, Report, median, quantile};
 use forebay_base::Result;
@@ -107,12 +109,21 @@ fn one_cycle(variants: &mut [Variant<'_>], plan: &Plan, cycle: u64) -> Result<Ve
     let mut slices: Vec<Slice> = (0..count).map(|_| Slice::default()).collect();
     for pass in cycle * u64::from(plan.passes)..(cycle + 1) * u64::from(plan.passes) {
         let turn = Turn { seed: pass + 1, cycle, time: plan.slice / plan.passes };
-        for step in 0..count {
-            let index = (step + pass as usize) % count;
+        for index in order_of(pass, count) {
             slices[index].merge(&(variants[index].run)(&turn)?);
         }
     }
     Ok(slices)
+}
+
+/// The order in which the variants of a pass run.
+fn order_of(pass: u64, count: usize) -> Vec<usize> {
+    let mut rng = Rng::new(pass ^ 0x0bde_70f5);
+    let mut order: Vec<usize> = (0..count).collect();
+    for last in (1..count).rev() {
+        order.swap(last, rng.below(last as u64 + 1) as usize);
+    }
+    order
 }
 
 fn print_line(names: &[&str], cycle: u64, slices: &[Slice]) {
@@ -162,6 +173,37 @@ impl Outcome {
         median(&ratios.collect::<Vec<_>>())
     }
 
+    /// The better of several others, round by round: the median of ours over the most of them in
+    /// `figure`, or over the least where `less` is better. NaN when ours or all others did not run.
+    pub fn ratio_to_best(
+        &self,
+        ours: &str,
+        others: &[&str],
+        less: bool,
+        figure: impl Fn(&Slice) -> f64,
+    ) -> f64 {
+        let all: Vec<Vec<Slice>> = others.iter().map(|name| self.per_round(name)).collect();
+        let ran = || all.iter().filter(|rounds| !rounds.is_empty());
+        let best = |round: usize| {
+            let values = ran().map(|rounds| figure(&rounds[round]));
+            if less { values.reduce(f64::min) } else { values.reduce(f64::max) }
+        };
+        let ours = self.per_round(ours).into_iter().enumerate();
+        let ratios = ours.filter_map(|(n, s)| Some(figure(&s) / best(n)?.max(1e-9)));
+        median(&ratios.collect::<Vec<_>>())
+    }
+
+    /// Notes what ours reaches in this cell over each of the others that ran: variant, and what it is
+    /// called in the summary.
+    pub fn compare(&self, report: &mut Report, cell: &str, ours: &str, others: &[(&str, &str)]) {
+        for (variant, rival) in others {
+            let ratio = self.ratio(ours, variant);
+            if ratio.is_finite() {
+                report.cell(rival, cell, ratio);
+            }
+        }
+    }
+
     /// The rates of one variant, cycle by cycle.
     pub fn per_cycle(&self, name: &str) -> Vec<f64> {
         let Some(index) = self.index(name) else { return Vec::new() };
@@ -201,6 +243,10 @@ impl Outcome {
             add("cpu_per_io", "us", &|s| per_op(s, s.usage.cpu_seconds * 1e6));
             add("voluntary_switches_per_io", "1", &|s| per_op(s, s.usage.voluntary as f64));
             add("involuntary_switches_per_io", "1", &|s| per_op(s, s.usage.involuntary as f64));
+            if rounds.iter().any(|s| s.machine.cpu_seconds > 0.0) {
+                add("machine_cpu_per_io", "us", &|s| per_op(s, s.machine.cpu_seconds * 1e6));
+                add("machine_switches_per_io", "1", &|s| per_op(s, s.machine.voluntary as f64));
+            }
         }
     }
 
@@ -237,6 +283,49 @@ mod tests {
 
     fn slice(ops: u64) -> Slice {
         Slice { ops, seconds: 1.0, ..Slice::default() }
+    }
+
+    #[test]
+    fn orders_are_drawn_and_not_turned() {
+        let orders: Vec<Vec<usize>> = (0..64).map(|pass| order_of(pass, 4)).collect();
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3]);
+        }
+        let behind = |a, b| orders.iter().filter(|o| o.windows(2).any(|w| w == [a, b])).count();
+        // Who runs behind whom changes; when orders only turned, 1 ran behind 0 in 3 passes of 4.
+        let counts: Vec<usize> = (1..4).map(|b| behind(0, b)).collect();
+        assert!(counts.iter().all(|n| (6..32).contains(n)), "{counts:?}");
+        assert_eq!(orders, (0..64).map(|pass| order_of(pass, 4)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_better_of_two_is_taken_by_round() {
+        let ours = Variant::new("ours", |_| Ok(slice(100)));
+        let one = Variant::new("one", |turn| Ok(slice(if turn.cycle == 0 { 50 } else { 200 })));
+        let two = Variant::new("two", |turn| Ok(slice(if turn.cycle == 0 { 100 } else { 20 })));
+        let plan = Plan {
+            rounds: 2,
+            cycles: 1,
+            slice: Duration::ZERO,
+            passes: 1,
+            gate: None,
+            repeats_max: 0,
+            lines: false,
+        };
+        let outcome = alternate(&mut [ours, one, two], &plan).unwrap();
+        let best = |others: &[&str], less| outcome.ratio_to_best("ours", others, less, Slice::rate);
+        assert_eq!(best(&["one", "two"], false), 0.75);
+        assert_eq!(best(&["one", "two", "absent"], true), 3.5);
+        assert_eq!(best(&["one"], false), 1.25);
+        assert!(best(&["absent"], false).is_nan());
+        let mut report = Report::default();
+        outcome.compare(&mut report, "a cell", "ours", &[("one", "the one"), ("absent", "none")]);
+        assert_eq!(
+            report.to_json("x", serde_json::json!({}))["cells"].as_array().unwrap().len(),
+            1
+        );
     }
 
     #[test]

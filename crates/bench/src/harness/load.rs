@@ -63,6 +63,9 @@ pub struct Slice {
     pub seconds: f64,
     /// CPU and switches.
     pub usage: Usage,
+    /// What the whole machine used meanwhile, where that was looked at: clients and the kernel's
+    /// threads are in it. All switches are counted as voluntary ones.
+    pub machine: Usage,
     /// Latencies of the sampled operations.
     pub hist: Hist,
 }
@@ -78,9 +81,8 @@ impl Slice {
         self.ops += other.ops;
         self.bytes += other.bytes;
         self.seconds += other.seconds;
-        self.usage.cpu_seconds += other.usage.cpu_seconds;
-        self.usage.voluntary += other.usage.voluntary;
-        self.usage.involuntary += other.usage.involuntary;
+        self.usage.add(&other.usage);
+        self.machine.add(&other.machine);
         self.hist.merge(&other.hist);
     }
 }

@@ -26,6 +26,19 @@ impl Usage {
         Self { cpu_seconds, voluntary, involuntary }
     }
 
+    /// All of the machine since boot, every switch as a voluntary one.
+    pub fn of_machine() -> Self {
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        Self { cpu_seconds: busy_seconds(&stat), voluntary: field(&stat, "ctxt "), involuntary: 0 }
+    }
+
+    /// Adds what something else used.
+    pub fn add(&mut self, other: &Self) {
+        self.cpu_seconds += other.cpu_seconds;
+        self.voluntary += other.voluntary;
+        self.involuntary += other.involuntary;
+    }
+
     /// What was used since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -74,9 +87,7 @@ impl Watch {
     fn sum(&self) -> Usage {
         let mut sum = Usage::default();
         for usage in self.threads.values() {
-            sum.cpu_seconds += usage.cpu_seconds;
-            sum.voluntary += usage.voluntary;
-            sum.involuntary += usage.involuntary;
+            sum.add(usage);
         }
         sum
     }
@@ -94,6 +105,17 @@ pub fn field(text: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()).map_or(0, |n| n.parse().unwrap_or(0))
 }
 
+/// One of `user nice system idle iowait irq softirq steal` of all CPUs in /proc/stat, in seconds.
+fn tick_seconds(stat: &str, index: usize) -> f64 {
+    let line = stat.lines().next().unwrap_or_default();
+    let tick = line.split_whitespace().nth(index + 1).and_then(|n| n.parse::<f64>().ok());
+    tick.unwrap_or(0.0) / rustix::param::clock_ticks_per_second() as f64
+}
+
+fn busy_seconds(stat: &str) -> f64 {
+    [0, 1, 2, 5, 6].into_iter().map(|index| tick_seconds(stat, index)).sum()
+}
+
 /// CPU seconds of the machine since boot: used by anybody, used by this process and the children
 /// it has waited for, and stolen by the hypervisor.
 #[derive(Clone, Copy, Debug)]
@@ -109,18 +131,13 @@ impl MachineTime {
     pub fn now() -> Self {
         let hertz = rustix::param::clock_ticks_per_second() as f64;
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-        let line = stat.lines().next().unwrap_or_default();
-        let ticks: Vec<f64> =
-            line.split_whitespace().skip(1).map(|n| n.parse().unwrap_or(0.0)).collect();
-        let tick = |index: usize| ticks.get(index).copied().unwrap_or(0.0) / hertz;
-        // user nice system idle iowait irq softirq steal
-        let busy = [0, 1, 2, 5, 6].into_iter().map(tick).sum();
+        let (busy, stolen) = (busy_seconds(&stat), tick_seconds(&stat, 7));
         let own = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         // After the name in parentheses: state is the first field, utime the 12th; four in a row.
         let rest = own.rsplit(')').next().unwrap_or_default();
         let fields = rest.split_whitespace().skip(11).take(4);
         let own = fields.map(|n| n.parse().unwrap_or(0.0)).sum::<f64>() / hertz;
-        Self { busy, own, stolen: tick(7), at: Instant::now() }
+        Self { busy, own, stolen, at: Instant::now() }
     }
 
     /// Since then.

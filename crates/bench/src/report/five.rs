@@ -98,9 +98,10 @@ fn line(behaviour: &Behaviour, found: &[Value]) -> Line {
 pub fn missed(found: &Value) -> Vec<String> {
     let bars = found["bars"].as_array().into_iter().flatten();
     let missed = bars.filter(|bar| bar["met"] == false).map(|bar| {
-        let value = crate::report::model::number(bar["value"].as_f64().unwrap_or(f64::NAN));
-        let text = |key: &str| bar[key].as_str().unwrap_or("?");
         let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
+        let value = bar["value"].as_f64().unwrap_or(f64::NAN);
+        let value = crate::report::model::number_beside(value, limit);
+        let text = |key: &str| bar[key].as_str().unwrap_or("?");
         format!("{} {value} ({} {limit})", text("name"), text("good"))
     });
     missed.collect()

@@ -6,7 +6,7 @@
 //! its bench.
 
 use crate::report::five::{self, ALLOC, BEHAVIOURS, COLUMNS, TO_COME};
-use crate::report::model::{machine_line, number};
+use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
 use crate::report::svg::{Picture, draw, escape};
 use serde_json::Value;
 use std::fmt::Write;
@@ -153,6 +153,7 @@ fn section(out: &mut String, bench: &str, title: &str, promise: &str, found: &[V
     }
     let _ = writeln!(out, "<pre>{}</pre>", escape(text(own, "command")));
     ratios(out, own);
+    cells(out, own);
     pictures(out, bench, own);
     rows(out, own);
     items(out, own);
@@ -169,7 +170,7 @@ fn ratios(out: &mut String, own: &Value) {
     out.push_str("<th></th><th></th></tr>\n");
     for ratio in ratios {
         let name = text(ratio, "name");
-        let value = figure(&ratio["value"]);
+        let mut value = figure(&ratio["value"]);
         let Some(bar) = bars.iter().find(|bar| bar["name"] == name) else {
             let _ = writeln!(
                 out,
@@ -178,9 +179,15 @@ fn ratios(out: &mut String, own: &Value) {
             );
             continue;
         };
+        if let (Some(is), Some(limit)) = (ratio["value"].as_f64(), bar["bar"].as_f64())
+            && is.abs() < 1000.0
+        {
+            value = number_beside(is, limit);
+        }
         let (class, verdict) = match bar["met"].as_bool() {
             Some(true) => ("met", "<span class=\"good\">met</span>"),
             Some(false) => ("missed", "<span class=\"miss\">MISS</span>"),
+            None if own["quick"] == true && ratio["value"].is_number() => ("unjudged", ""),
             None => ("unjudged", "not run"),
         };
         let _ = writeln!(
@@ -192,6 +199,26 @@ fn ratios(out: &mut String, own: &Value) {
             figure_of_bar(&bar["bar"]),
             meter(ratio["value"].as_f64(), bar["bar"].as_f64())
         );
+    }
+    out.push_str("</table></div>\n");
+}
+
+/// Per rival the worst and the best cell.
+fn cells(out: &mut String, own: &Value) {
+    let all = extremes(own);
+    if all.is_empty() {
+        return;
+    }
+    out.push_str("<h3>Worst and best cell</h3>\n<div class=\"wide\"><table>\n");
+    out.push_str("<tr><th>ours over</th><th>cells</th><th class=\"n\">worst</th><th></th>");
+    out.push_str("<th class=\"n\">best</th><th></th></tr>\n");
+    for Extremes { rival, count, worst, best } in all {
+        let _ = write!(out, "<tr><td>{}</td><td class=\"n\">{count}</td>", escape(&rival));
+        for (cell, value) in [worst, best] {
+            let value = number(value);
+            let _ = write!(out, "<td class=\"n\">{value}</td><td>{}</td>", escape(&cell));
+        }
+        out.push_str("</tr>\n");
     }
     out.push_str("</table></div>\n");
 }

@@ -62,6 +62,14 @@ impl Bar {
     }
 }
 
+/// What ours reached in one cell of a table over one rival.
+#[derive(Clone, Debug)]
+struct Cell {
+    rival: String,
+    cell: String,
+    value: f64,
+}
+
 /// One behaviour on one line: what it promises, and its figure by strategy. Figures are texts with
 /// their unit, "-" where there is none.
 #[derive(Clone, Debug, Default)]
@@ -103,6 +111,9 @@ pub struct Report {
     bars: Vec<Bar>,
     notes: Vec<String>,
     not_run: Vec<(String, String)>,
+    cells: Vec<Cell>,
+    /// A quick run shows figures and judges none of them.
+    pub quick: bool,
     /// A line for each behaviour.
     pub summaries: Vec<Summary>,
     /// Pictures.
@@ -127,6 +138,11 @@ pub fn quantile(values: &[f64], q: f64) -> f64 {
 }
 
 impl Report {
+    /// Nothing yet, of a quick run or not.
+    pub fn new(quick: bool) -> Self {
+        Self { quick, ..Self::default() }
+    }
+
     /// One row: all runs of one metric of one variant.
     pub fn row(&mut self, variant: &str, metric: &str, unit: &'static str, values: &[f64]) {
         if values.iter().any(|v| v.is_finite()) {
@@ -146,6 +162,18 @@ impl Report {
         self.bars.push(Bar { name: name.to_string(), value, bar, good });
     }
 
+    /// Ours over a rival in one cell; more is better. The best and the worst cell against each rival
+    /// are shown together.
+    pub fn cell(&mut self, rival: &str, cell: &str, value: f64) {
+        self.cells.push(Cell { rival: rival.to_string(), cell: cell.to_string(), value });
+    }
+
+    fn cells(&self) -> Vec<Value> {
+        let cells = self.cells.iter();
+        let of = |c: &Cell| json!({ "rival": c.rival, "cell": c.cell, "value": c.value });
+        cells.map(of).collect()
+    }
+
     /// A remark that a reader needs to judge the numbers.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
@@ -163,18 +191,23 @@ impl Report {
         self.bars.extend(other.bars);
         self.notes.extend(other.notes);
         self.not_run.extend(other.not_run);
+        self.cells.extend(other.cells);
         self.summaries.extend(other.summaries);
         self.plots.extend(other.plots);
     }
 
     /// How many bars were missed. A ratio whose variants did not run is not a miss.
     pub fn missed(&self) -> usize {
-        self.bars.iter().filter(|bar| bar.met() == Some(false)).count()
+        self.bars.iter().filter(|bar| self.met(bar) == Some(false)).count()
     }
 
-    /// How many bars could not be judged because a variant did not run.
+    /// How many bars were not judged: a variant did not run, or the run was a quick one.
     pub fn unjudged(&self) -> usize {
-        self.bars.iter().filter(|bar| bar.met().is_none()).count()
+        self.bars.iter().filter(|bar| self.met(bar).is_none()).count()
+    }
+
+    fn met(&self, bar: &Bar) -> Option<bool> {
+        bar.met().filter(|_| !self.quick)
     }
 
     /// The table for people.
@@ -200,11 +233,19 @@ impl Report {
             );
         }
         for (name, value) in &self.ratios {
-            let verdict = match self.bars.iter().find(|bar| bar.name == *name) {
-                Some(bar) => verdict(bar),
-                None => String::new(),
+            let (shown, verdict) = match self.bars.iter().find(|bar| bar.name == *name) {
+                Some(bar) => (number_beside(*value, bar.bar), verdict(bar, self.quick)),
+                None => (number(*value), String::new()),
             };
-            let _ = writeln!(out, "ratio  {name:42} {:>10}{verdict}", number(*value));
+            let _ = writeln!(out, "ratio  {name:42} {shown:>10}{verdict}");
+        }
+        for Extremes { rival, count, worst, best } in extremes(&json!({ "cells": self.cells() })) {
+            let (low, high) = (number(worst.1), number(best.1));
+            let _ = writeln!(
+                out,
+                "cells  over {rival}, {count}: worst {low} ({}), best {high} ({})",
+                worst.0, best.0
+            );
         }
         self.notes.iter().for_each(|note| out.push_str(&format!("note   {note}\n")));
         for (what, why) in &self.not_run {
@@ -224,7 +265,7 @@ impl Report {
             self.ratios.iter().map(|(name, value)| json!({ "name": name, "value": value }));
         let bars = self.bars.iter().map(|bar| {
             json!({ "name": bar.name, "value": bar.value, "bar": bar.bar, "good": bar.good.sign(),
-                "met": bar.met() })
+                "met": self.met(bar) })
         });
         let not_run = self.not_run.iter().map(|(what, why)| json!({ "what": what, "why": why }));
         json!({
@@ -233,6 +274,7 @@ impl Report {
             "rows": rows.collect::<Vec<_>>(),
             "ratios": ratios.collect::<Vec<_>>(),
             "bars": bars.collect::<Vec<_>>(),
+            "cells": self.cells(),
             "notes": self.notes,
             "not_run": not_run.collect::<Vec<_>>(),
             "summaries": self.summaries.iter().map(Summary::to_json).collect::<Vec<_>>(),
@@ -272,19 +314,54 @@ pub fn machine_line(machine: &Value) -> String {
     )
 }
 
+/// Against one rival: the number of cells, the worst and the best, each with its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Extremes {
+    /// Who.
+    pub rival: String,
+    /// How many cells.
+    pub count: usize,
+    /// Name and value of the cell in which ours does worst.
+    pub worst: (String, f64),
+    /// And of the one in which it does best.
+    pub best: (String, f64),
+}
+
+/// The rivals of a bench's JSON object in the order in which they came, with the extreme cells.
+pub fn extremes(found: &Value) -> Vec<Extremes> {
+    let mut all: Vec<Extremes> = Vec::new();
+    for cell in found["cells"].as_array().into_iter().flatten() {
+        let text = |key: &str| cell[key].as_str().unwrap_or_default().to_string();
+        let Some(value) = cell["value"].as_f64() else { continue };
+        let (rival, this) = (text("rival"), (text("cell"), value));
+        let Some(own) = all.iter_mut().find(|e| e.rival == rival) else {
+            all.push(Extremes { rival, count: 1, worst: this.clone(), best: this });
+            continue;
+        };
+        own.count += 1;
+        if value < own.worst.1 {
+            own.worst = this;
+        } else if value > own.best.1 {
+            own.best = this;
+        }
+    }
+    all
+}
+
 /// Writes a JSON object to a file.
 pub fn write_json(path: &Path, json: &Value) -> Result<()> {
     let written = std::fs::write(path, format!("{json:#}\n"));
     written.map_err(|e| Error::from_io("write", e).with_path(path))
 }
 
-fn verdict(bar: &Bar) -> String {
+fn verdict(bar: &Bar, quick: bool) -> String {
     let met = match bar.met() {
+        Some(_) if quick => "",
         Some(true) => "met",
         Some(false) => "MISS",
         None => "not run",
     };
-    format!("   bar {} {}  {met}", bar.good.sign(), bar.bar)
+    format!("   bar {} {}  {met}", bar.good.sign(), bar.bar).trim_end().to_string()
 }
 
 fn spread(values: &[f64]) -> (f64, f64, f64) {
@@ -299,6 +376,21 @@ pub fn number(value: f64) -> String {
         v if v >= 10.0 => format!("{value:.1}"),
         _ => format!("{value:.3}"),
     }
+}
+
+/// A value beside its bar: with as many digits as it takes to see on which side of it the value
+/// is, so that 0.9796 is never read as the 0.98 that it missed.
+pub fn number_beside(value: f64, bar: f64) -> String {
+    let side = |shown: &str| shown.parse::<f64>().ok().and_then(|v| v.partial_cmp(&bar));
+    let mut shown = number(value);
+    for digits in 1..=9 {
+        if !value.is_finite() || side(&shown) == value.partial_cmp(&bar) {
+            break;
+        }
+        let more = format!("{value:.digits$}");
+        shown = if more.len() > shown.len() { more } else { shown };
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -321,6 +413,53 @@ mod tests {
         assert_eq!(json["rows"][0]["median"], 2.0);
         assert_eq!(json["bars"][1]["met"], true);
         assert_eq!(json["ratios"][2]["value"], Value::Null);
+    }
+
+    #[test]
+    fn what_was_missed_by_little_is_not_rounded_into_met() {
+        assert_eq!(number_beside(0.9796, 0.98), "0.9796");
+        assert_eq!(number_beside(0.97996, 0.98), "0.97996");
+        assert_eq!(number_beside(0.98, 0.98), "0.980");
+        assert_eq!(number_beside(0.977, 0.98), "0.977");
+        assert_eq!(number_beside(1.00004, 1.0), "1.00004");
+        assert_eq!(number_beside(19.96, 20.0), "19.96");
+        assert_eq!(number_beside(f64::NAN, 1.0), "n/a");
+    }
+
+    #[test]
+    fn a_quick_run_shows_figures_and_judges_none() {
+        let mut report = Report { quick: true, ..Report::default() };
+        report.ratio_with_bar("read_vs_kernel", 1.5, Good::AtLeast, 1.7);
+        assert_eq!((report.missed(), report.unjudged()), (0, 1));
+        let table = report.table();
+        assert!(table.contains("1.500   bar >= 1.7\n") && !table.contains("MISS"), "{table}");
+        assert_eq!(report.to_json("hit", json!({}))["bars"][0]["met"], Value::Null);
+    }
+
+    #[test]
+    fn the_worst_cell_is_shown_beside_the_best() {
+        let mut report = Report::default();
+        for (cell, value) in [("reads", 1.5), ("writes", 0.5), ("both", 0.75), ("none", f64::NAN)] {
+            report.cell("the kernel", cell, value);
+        }
+        let table = report.table();
+        let line = "cells  over the kernel, 3: worst 0.500 (writes), best 1.500 (reads)";
+        assert!(table.contains(line), "{table}");
+        assert_eq!(report.to_json("hit", json!({}))["cells"][1]["cell"], "writes");
+    }
+
+    /// Once a median of 57.05 came back from a file as 57.04999..: the page said 57.1 when it was made
+    /// at once and 57.0 when it was made from the saved result.
+    #[test]
+    fn every_number_comes_back_from_json_as_it_was() {
+        let mut seed = 1;
+        let draws = (0..20_000).map(|_| forebay_base::world::split_mix(&mut seed));
+        let drawn = draws.map(|d| (d % 1_000_000) as f64 / 1e4 * 1.0000000000000002);
+        for value in [57.05, 0.1 + 0.2].into_iter().chain(drawn) {
+            let text = json!({ "value": value }).to_string();
+            let back: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(back["value"].as_f64().unwrap().to_bits(), value.to_bits(), "{text}");
+        }
     }
 
     #[test]

@@ -126,7 +126,8 @@ fn slice_from(answer: &Value) -> Slice {
     }
     let (voluntary, involuntary) = (count("voluntary"), count("involuntary"));
     let usage = Usage { cpu_seconds: real("cpu"), voluntary, involuntary };
-    Slice { ops: count("ops"), bytes: count("bytes"), seconds: real("seconds"), usage, hist }
+    let (ops, bytes, seconds) = (count("ops"), count("bytes"), real("seconds"));
+    Slice { ops, bytes, seconds, usage, hist, ..Slice::default() }
 }
 
 #[cfg(test)]

@@ -110,6 +110,7 @@ pub fn run(store: &dyn Store, mix: &Mix) -> Result<(Slice, Flushes)> {
         seconds: start.elapsed().as_secs_f64(),
         usage: Usage::own().since(&before),
         hist: shared.writes,
+        ..Slice::default()
     };
     Ok((slice, Flushes { hist: shared.flushes }))
 }
