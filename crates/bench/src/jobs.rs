@@ -3,11 +3,12 @@
 //! Invariant: W2 a job that fails is answered by an error, and the next one is done all the same.
 
 use crate::harness::load::{Load, Pattern, Slice, run};
-use crate::hotset::{self, HotSpec};
+use crate::hotset::measure::{HotSpec, measure};
+use crate::hotset::targets::KernelHot;
 use crate::rivals::fileset::{kernel_parts, timed};
 use crate::rivals::kernel::{DONTCACHE, KernelFile, open_random};
 use crate::rivals::worker::slice_to;
-use crate::uncached::writes;
+use crate::uncached::compete;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::ReadWriteFlags;
@@ -82,10 +83,10 @@ fn do_job(job: &Value, open: &mut Option<(PathBuf, KernelFile)>) -> Result<Value
             Ok(slice_to(&run(file, &load)?))
         }
         Some("set") => set_here(job).map(|slice| slice_to(&slice)),
-        Some("compete") => writes::compete_here(job),
+        Some("compete") => compete::compete_here(job),
         Some("hotset") => {
-            let target = hotset::KernelHot::open(&path, job["dontcache"] == true)?;
-            hotset::measure(&target, &HotSpec::from_json(job)).map(|result| result.to_json())
+            let target = KernelHot::open(&path, job["dontcache"] == true)?;
+            measure(&target, &HotSpec::from_json(job)).map(|result| result.to_json())
         }
         _ => Err(Error::new(ErrorKind::Unsupported, "worker", format!("job {job}"))),
     }

@@ -5,7 +5,8 @@
 //! Invariants: B1 each slice starts cold: a server or loop device of its own, the image out of
 //! the page cache. B2 server, and fio on a loop device, run in a memory cgroup of budget + 256
 //! MiB, which is less than any job layout covers. B3 a slice that writes ends when all is synced.
-//! B4 usage is the server's, of all its threads.
+//! B4 usage is the server's, of all its threads; of the kernel's loop that of the kernel's workers,
+//! which submit for it and write back. `machine_..` is all that ran, clients included, for both.
 
 mod fio;
 
@@ -136,7 +137,7 @@ impl Bench<'_> {
         let procs = group.as_ref().map(Memcg::procs);
         let server = Server::start(kind, self.image.path(), None, procs.as_deref())?;
         let socket = socket_of(&server.uri);
-        let mut watch = Watch::start(server.pid());
+        let (mut watch, machine) = (Watch::start(server.pid()), Usage::of_machine());
         let mut most = 0;
         let look = || {
             watch.look();
@@ -144,6 +145,7 @@ impl Bench<'_> {
         };
         let mut slice = jobs.run(&Place::Nbd(&socket), None, look, || nbd_flush(&socket))?;
         slice.usage = watch.used();
+        slice.machine = Usage::of_machine().since(&machine);
         let cached = most.max(self.image_cached()?);
         let resident = resident_bytes(server.pid()).unwrap_or(0);
         self.remember(name, Memory { cached, resident });
@@ -162,8 +164,10 @@ impl Bench<'_> {
         let held = File::open(device.path()).map_err(fail)?;
         let sync = || held.sync_data().map_err(fail);
         let place = Place::Device(device.path());
+        let (mut watch, machine) = (Watch::kworkers(), Usage::of_machine());
         let mut slice = jobs.run(&place, procs.as_deref(), || {}, sync)?;
-        slice.usage = Usage::default();
+        slice.usage = watch.used();
+        slice.machine = Usage::of_machine().since(&machine);
         let above = page_cache_bytes(&held, 0, self.image.size()).map_err(fail)?;
         self.remember(name, Memory { cached: self.image_cached()?, resident: above });
         drop(held);
@@ -214,12 +218,22 @@ impl Bench<'_> {
         outcome.add_rows(report, &format!("{rw}_{suffix}"));
         let name = format!("{rw}_vs_buffered_{suffix}");
         report.ratio_with_bar(&name, outcome.ratio(ON, OFF), Good::AtLeast, bar);
+        let cell = format!("{rw}, {suffix}");
+        let rivals = [
+            (OFF, "itself with --direct-io off"),
+            ("kernel-loop-buffered", "kernel loop, buffered"),
+            ("kernel-loop-direct", "kernel loop, direct I/O"),
+        ];
+        outcome.compare(report, &cell, ON, &rivals);
         for (other, kernel) in
             [("buffered", "kernel-loop-buffered"), ("direct", "kernel-loop-direct")]
         {
             let ratio = outcome.ratio(ON, kernel);
             if ratio.is_finite() {
                 report.ratio(&format!("{rw}_vs_kernel_loop_{other}_{suffix}"), ratio);
+                let cpu = |s: &Slice| s.machine.cpu_seconds * 1e6 / s.ops.max(1) as f64;
+                let name = format!("{rw}_machine_cpu_vs_kernel_loop_{other}_{suffix}");
+                report.ratio(&name, outcome.ratio_of(ON, kernel, cpu));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! `nbd`: our export beside nbdkit and qemu-nbd, random 4 KiB reads by fio's nbd engine, client
 //! on one core and server on the other. All in memory (`hits`), nothing in memory (`misses`).
 
+mod best;
 mod client;
 pub(crate) mod hits;
 mod misses;

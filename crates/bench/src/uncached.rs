@@ -1,4 +1,5 @@
-//! `uncached`: reads of 32 files (`files`) and writes ([`writes`]) by every strategy, random reads
+//! `uncached`: reads of 32 files (`files`) and writes (`writes`) by every strategy, a buffered
+//! writer beside an uncached one ([`compete`]), random reads
 //! of a file ten times the budget and more (`random`), a hot set beside a stream
 //! ([`crate::hotset`]), sequential reads (`sequential`).
 //!
@@ -6,11 +7,12 @@
 //! so that none helps or hinders another. N2 both files are on the disk and out of the page
 //! cache at the start.
 
+pub mod compete;
 mod files;
 mod random;
 mod sequential;
 mod setting;
-pub mod writes;
+mod writes;
 
 pub use setting::budget_for;
 
@@ -36,6 +38,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     if options.wants("writes") {
         writes::run(options, budget, &mut report)?;
+        compete::run(options, budget, &mut report)?;
     }
     if options.wants("random") {
         random::run(options, &setting, &mut report)?;

@@ -86,7 +86,7 @@ fn hit_reports_every_row_and_ratio() {
     let json = run("hit");
     assert_eq!(json["bench"], "hit");
     assert!(json["machine"]["kernel"].is_string());
-    for variant in ["kernel", "memcpy", "ours"] {
+    for variant in ["kernel", "mmap", "memcpy", "ours"] {
         for group in ["read", "write", "hot_read", "hot_write"] {
             let metrics = ["rate", "p50", "p99", "p99_9", "max", "cpu_per_io"];
             for metric in metrics {
@@ -116,7 +116,8 @@ fn uncached_reports_every_row_and_ratio() {
             ("ours-beside-dd4k-stream", "hot_set_evicted"),
             ("direct-qd4", "seqread_rate"),
             ("kernel-buffered", "seqread_rate"),
-            ("ours-uncached", "seqread128k_rate"),
+            ("ours-uncached", "uncached_seqread_64k_rate"),
+            ("kernel-buffered", "uncached_seqread_4m_rate"),
             ("ours", "randread_j1_rate"),
             ("ours-private", "randread_j16_rate"),
             ("ours-noaccess", "randread_j16_resident_after"),
@@ -135,7 +136,10 @@ fn uncached_reports_every_row_and_ratio() {
         "reclaim_cpu_share",
         "seqread_vs_direct_qd4",
         "seqread_vs_kernel_buffered",
-        "uncached_seqread128k_vs_kernel_buffered",
+        "uncached_seqread_64k_vs_kernel_buffered",
+        "uncached_seqread_128k_vs_kernel_buffered",
+        "uncached_seqread_1m_vs_kernel_buffered",
+        "uncached_seqread_4m_vs_kernel_buffered",
         "randread_vs_direct_j1",
         "read64k_vs_direct",
         "resident_growth_bytes",

@@ -207,7 +207,21 @@ pub fn fio(options: &Options, report: &mut Report, found: &mut Found) -> Result<
     Ok(())
 }
 
+/// Others in a cell of ours by block.
+const OTHERS: [(&str, &str); 4] = [
+    ("direct-4k", "O_DIRECT"),
+    ("ext4", "kernel ext4"),
+    ("xfs-on-loop", "kernel xfs on loop"),
+    ("ext4-on-loop", "kernel ext4 on loop"),
+];
+
 fn fio_ratios(outcome: &Outcome, report: &mut Report) {
+    outcome.compare(report, "1 job", "ours-block-64k", &OTHERS);
+    let folio = |folio| [(folio, "written back by folio")];
+    let small = "1 job, folios of 64 KiB (the patch's own case)";
+    outcome.compare(report, small, "ours-block-64k", &folio("ours-folio-64k"));
+    let large = "1 job, folios of 2 MiB";
+    outcome.compare(report, large, "ours-block-2m", &folio("ours-folio-2m"));
     let of = |ours, other| outcome.ratio(ours, other);
     report.ratio("fsync_iops_vs_folio", of("ours-block-64k", "ours-folio-64k"));
     report.ratio("fsync_iops_vs_folio_2m", of("ours-block-2m", "ours-folio-2m"));
@@ -272,6 +286,9 @@ pub fn jobs(options: &Options, report: &mut Report) -> Result<()> {
     let outcome = field.run(options, report, &part)?;
     let ratio = outcome.ratio("ours-block-2m", "ours-folio-2m");
     report.ratio_with_bar("fdatasync8_vs_folio_2m", ratio, Good::AtLeast, 5.0);
+    outcome.compare(report, "8 jobs", "ours-block-2m", &OTHERS);
+    let folio = [("ours-folio-2m", "written back by folio")];
+    outcome.compare(report, "8 jobs, folios of 2 MiB", "ours-block-2m", &folio);
     report.ratio("fdatasync8_vs_direct_4k", outcome.ratio("ours-block-2m", "direct-4k"));
     report.ratio("fdatasync8_vs_ext4", outcome.ratio("ours-block-2m", "ext4"));
     report.ratio("fdatasync8_vs_xfs", outcome.ratio("ours-block-2m", "xfs-on-loop"));

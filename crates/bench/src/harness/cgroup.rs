@@ -1,5 +1,5 @@
-//! A memory cgroup for one child process: version 1, or version 2 where the memory controller
-//! is handed down to it.
+//! A memory cgroup for one child process: version 2 where its memory controller is handed down,
+//! else version 1.
 //!
 //! Invariant: C1 the cgroup is empty of processes when it is removed, so whoever owns the child
 //! ends it first.
@@ -9,7 +9,29 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const V1: &str = "/sys/fs/cgroup/memory";
-const V2: &str = "/sys/fs/cgroup";
+/// Where version 2 is mounted: alone, or beside version 1.
+const V2: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// Where cgroups with a memory controller are made, and whether that is version 1.
+fn root() -> Option<(&'static Path, bool)> {
+    let handed_down = |root: &&str| {
+        let text = fs::read_to_string(Path::new(root).join("cgroup.subtree_control"));
+        text.is_ok_and(|text| text.split_whitespace().any(|name| name == "memory"))
+    };
+    let v2 = V2.iter().find(|root| handed_down(root)).map(|root| (Path::new(*root), false));
+    let v1 = || Path::new(V1).join("memory.limit_in_bytes").exists();
+    v2.or_else(|| v1().then_some((Path::new(V1), true)))
+}
+
+/// Version of the memory cgroups of this machine, for people: the two hold writers back in
+/// different ways.
+pub fn version() -> &'static str {
+    match root() {
+        Some((_, false)) => "version 2",
+        Some((_, true)) => "version 1",
+        None => "none",
+    }
+}
 
 /// A memory limit for processes. The cgroup is removed on drop.
 pub struct Memcg {
@@ -20,17 +42,11 @@ pub struct Memcg {
 impl Memcg {
     /// Makes a cgroup with a limit in bytes. Unsupported where no cgroup may be made.
     pub fn create(name: &str, limit: u64) -> Result<Self> {
-        let v1 = Path::new(V1).join("memory.limit_in_bytes").exists();
-        let root = if v1 { V1 } else { V2 };
-        let handed_down = || {
-            let text = fs::read_to_string("/sys/fs/cgroup/cgroup.subtree_control");
-            text.is_ok_and(|text| text.contains("memory"))
-        };
-        if !v1 && !handed_down() {
+        let Some((root, v1)) = root() else {
             let text = "no memory controller for cgroups of ours";
             return Err(Error::new(ErrorKind::Unsupported, "memory cgroup", text));
-        }
-        let dir = Path::new(root).join(format!("forebay-bench-{name}-{}", std::process::id()));
+        };
+        let dir = root.join(format!("forebay-bench-{name}-{}", std::process::id()));
         let fail = |e| Error::from_io("memory cgroup", e).with_path(&dir);
         fs::create_dir(&dir).map_err(fail)?;
         let group = Self { dir: dir.clone(), v1 };
@@ -96,6 +112,7 @@ mod tests {
         joined.unwrap();
         assert!(inside.contains(&child.id().to_string()));
         assert_eq!(group.oom_kills(), 0);
+        assert_eq!(version(), if group.v1 { "version 1" } else { "version 2" });
         let dir = group.dir.clone();
         drop(group);
         assert!(!dir.exists());

@@ -1,5 +1,6 @@
 //! What the machine is, as far as it explains the numbers.
 
+use crate::harness::cgroup;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -18,6 +19,7 @@ pub fn describe(dir: &Path) -> Value {
         "read_ahead_kb": queue_dir(dir).map(|queue| line(&format!("{queue}/read_ahead_kb"))),
         "thp": bracketed("/sys/kernel/mm/transparent_hugepage/enabled"),
         "thp_shmem": bracketed("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        "memory_cgroups": cgroup::version(),
         "build": if cfg!(debug_assertions) { "debug" } else { "release" },
         "version": env!("CARGO_PKG_VERSION"),
     })

@@ -4,7 +4,8 @@ use crate::harness::sys;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::fs;
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 /// CPU and context switches of a process so far, or, as a difference, of a stretch of work.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,19 +50,37 @@ impl Usage {
     }
 }
 
-/// Usage of another process, by thread. Threads that end between two looks keep what they had
-/// at the last look: for a server with a thread per connection, look while it works.
+/// Usage of another process, or of the kernel's workers. CPU of a process is that of all its threads,
+/// ended ones included, by the kernel's own sum. Switches are counted by thread: threads that end
+/// between two looks keep what they had at the last look, so for a server with a thread per
+/// connection, look while it works.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    pid: u32,
+    whose: Whose,
     threads: HashMap<String, Usage>,
     start: Usage,
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Whose {
+    Process(u32),
+    /// Where the kernel's loop driver submits its I/O, and where write-back runs.
+    Kworkers,
+}
+
 impl Watch {
-    /// Starts from here.
+    /// Watches a process from here on.
     pub fn start(pid: u32) -> Self {
-        let mut watch = Self { pid, threads: HashMap::new(), start: Usage::default() };
+        Self::of(Whose::Process(pid))
+    }
+
+    /// Watches the kernel's workers, whoever gave them their work.
+    pub fn kworkers() -> Self {
+        Self::of(Whose::Kworkers)
+    }
+
+    fn of(whose: Whose) -> Self {
+        let mut watch = Self { whose, threads: HashMap::new(), start: Usage::default() };
         watch.look();
         watch.start = watch.sum();
         watch
@@ -69,10 +88,17 @@ impl Watch {
 
     /// Notes what each live thread has used so far.
     pub fn look(&mut self) {
-        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return };
+        let (folder, kernel) = match self.whose {
+            Whose::Process(pid) => (format!("/proc/{pid}/task"), false),
+            Whose::Kworkers => ("/proc".to_string(), true),
+        };
+        let Ok(tasks) = fs::read_dir(folder) else { return };
         for task in tasks.flatten() {
-            let sched = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
-            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            if kernel && !read("comm").starts_with("kworker/") {
+                continue;
+            }
+            let (sched, status) = (read("schedstat"), read("status"));
             let nanos = sched.split(' ').next().and_then(|n| n.parse::<u64>().ok());
             let Some(nanos) = nanos else { continue };
             let now = Usage {
@@ -89,6 +115,9 @@ impl Watch {
         for usage in self.threads.values() {
             sum.add(usage);
         }
+        if let Whose::Process(pid) = self.whose {
+            sum.cpu_seconds = process_cpu_seconds(pid).unwrap_or(sum.cpu_seconds);
+        }
         sum
     }
 
@@ -97,6 +126,36 @@ impl Watch {
         self.look();
         self.sum().since(&self.start)
     }
+}
+
+/// utime and stime of a process, all its threads, ended ones included; in steps of a clock tick.
+pub fn process_cpu_seconds(pid: u32) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // After the name in parentheses: the state is the first field, utime and stime the 12th and 13th.
+    let rest = stat.rsplit(')').next()?;
+    let times = rest.split_whitespace().skip(11).take(2);
+    let ticks: u64 = times.map(|n| n.parse::<u64>().unwrap_or(0)).sum();
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Has `work` done on a thread of its own and calls `look` every so often until it is over.
+pub fn looking<R: Send>(
+    every: Duration,
+    mut look: impl FnMut(),
+    work: impl FnOnce() -> R + Send,
+) -> R {
+    std::thread::scope(|scope| {
+        let (working, over) = mpsc::channel::<()>();
+        let worker = scope.spawn(move || {
+            // Gone when the work is over, also when it panics.
+            let _working = working;
+            work()
+        });
+        while over.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+            look();
+        }
+        worker.join().expect("the work returns")
+    })
 }
 
 /// The number in the line of `text` that starts with `name`; 0 if there is none.
@@ -141,7 +200,7 @@ impl MachineTime {
     }
 
     /// Since then.
-    pub fn elapsed(&self) -> std::time::Duration {
+    pub fn elapsed(&self) -> Duration {
         self.at.elapsed()
     }
 

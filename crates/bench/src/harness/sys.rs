@@ -90,6 +90,56 @@ impl Drop for Region {
     }
 }
 
+/// A file mapped shared, to read and to write; the first bytes of it, all populated.
+///
+/// Invariant: S3 the file is not made shorter while it is mapped: it belongs to one bench.
+pub struct FileMap {
+    map: *mut u8,
+    len: usize,
+}
+
+impl FileMap {
+    /// Maps `len` bytes.
+    pub fn new(file: &File, len: usize) -> io::Result<Self> {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address the kernel chooses.
+        let map = unsafe {
+            let null = std::ptr::null_mut();
+            mmap(null, len, prot, flags | MapFlags::POPULATE, file.as_fd(), 0)?
+        };
+        Ok(Self { map: map.cast(), len })
+    }
+
+    /// Copies out of it.
+    #[inline]
+    pub fn read(&self, buf: &mut [u8], offset: u64) {
+        assert!(offset as usize + buf.len() <= self.len, "within the mapping");
+        // SAFETY: within the mapping (asserted) and the file (S3); `buf` is not in the mapping.
+        unsafe {
+            let from = self.map.add(offset as usize);
+            std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), buf.len());
+        }
+    }
+
+    /// Copies into it.
+    #[inline]
+    pub fn write(&self, buf: &[u8], offset: u64) {
+        assert!(offset as usize + buf.len() <= self.len, "within the mapping");
+        // SAFETY: as in read; nobody holds a reference into the mapping.
+        unsafe {
+            let to = self.map.add(offset as usize);
+            std::ptr::copy_nonoverlapping(buf.as_ptr(), to, buf.len());
+        }
+    }
+}
+
+impl Drop for FileMap {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; no reference into it exists.
+        let _ = unsafe { munmap(self.map.cast(), self.len) };
+    }
+}
+
 /// Bytes of `[offset, offset + len)` of the file that are in the kernel's page cache: by
 /// cachestat, or by mincore where the kernel is older than 6.5.
 pub fn page_cache_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
@@ -155,5 +205,10 @@ mod tests {
         file.write_all(&[1; 64 << 10]).unwrap();
         assert_eq!(page_cache_bytes(&file, 0, 64 << 10).unwrap(), 64 << 10);
         assert_eq!(mincore_bytes(&file, 0, 64 << 10).unwrap(), 64 << 10);
+        let map = FileMap::new(&file, 64 << 10).unwrap();
+        map.write(&[7; 100], 5000);
+        let mut back = [0; 102];
+        map.read(&mut back, 4999);
+        assert_eq!((back[0], back[1], back[100], back[101]), (1, 7, 7, 1));
     }
 }

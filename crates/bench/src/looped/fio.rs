@@ -5,6 +5,7 @@
 //! start, connect and report is not in it.
 
 use crate::harness::load::Slice;
+use crate::harness::meter::looking;
 use crate::rivals::fio;
 use forebay_base::{Error, ErrorKind, Result};
 use std::io::{Read, Write};
@@ -96,18 +97,8 @@ impl Jobs {
     ) -> Result<Slice> {
         let command = self.command(place, procs);
         let time = Duration::from_millis(self.millis);
-        let ran = std::thread::scope(|scope| {
-            let client = scope.spawn(move || fio::run_command(command, time));
-            let mut next_look = Instant::now();
-            while !client.is_finished() {
-                std::thread::sleep(Duration::from_millis(2));
-                if Instant::now() >= next_look {
-                    each_look();
-                    next_look = Instant::now() + Duration::from_millis(50);
-                }
-            }
-            client.join().expect("the client returns")
-        });
+        let client = move || fio::run_command(command, time);
+        let ran = looking(Duration::from_millis(50), &mut each_look, client);
         let mut slice = ran?.pop().unwrap_or_default();
         if slice.ops == 0 {
             return Err(Error::new(ErrorKind::Io, "fio", "it transferred nothing"));

@@ -303,11 +303,12 @@ impl Plot {
 pub fn machine_line(machine: &Value) -> String {
     let text = |key: &str| machine[key].as_str().unwrap_or("?").to_string();
     format!(
-        "{}, {} CPUs, {} GiB, Linux {}, {} on {}, {} build",
+        "{}, {} CPUs, {} GiB, Linux {}, memory cgroups {}, {} on {}, {} build",
         text("cpu"),
         machine["cpus"],
         machine["memory_bytes"].as_u64().unwrap_or(0) >> 30,
         text("kernel"),
+        text("memory_cgroups"),
         text("file_system"),
         text("device"),
         text("build")

@@ -202,13 +202,13 @@ impl OurSet {
     }
 
     /// Bytes of frames in use. Windows of streams that have just ended may still be on their way:
-    /// waits a little for those.
+    /// waits for those, two seconds at most.
     pub fn resident_bytes(&self) -> u64 {
         let used = || {
             let stats = self.cache.stats();
             (stats.frames_total - stats.frames_free) * 4096
         };
-        for _ in 0..100 {
+        for _ in 0..2000 {
             if used() == 0 {
                 break;
             }

@@ -26,14 +26,19 @@ pub enum Kind {
         /// Further options.
         more: Vec<String>,
     },
-    /// `nbdkit memory` of this many bytes.
-    NbdkitMemory(u64),
-    /// `nbdkit file`.
-    NbdkitFile,
-    /// `nbdkit file` with `cache=none`.
-    NbdkitFileNoCache,
-    /// `qemu-nbd --cache=none --aio=io_uring`.
-    QemuNbd,
+    /// nbdkit; `IMAGE` in a word stands for the image.
+    Nbdkit(Vec<String>),
+    /// `qemu-nbd` with these further options.
+    Qemu(Vec<String>),
+}
+
+/// One of the ways in which a server can be told to serve.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// The options that make the difference, or `default`.
+    pub how: String,
+    /// The server.
+    pub kind: Kind,
 }
 
 /// A running server.
@@ -79,7 +84,6 @@ pub fn nbdcopy(from: &str, to: &str) -> Result<()> {
 impl Kind {
     fn command(&self, image: &Path, socket: &Path) -> Result<Vec<OsString>> {
         let mut words: Vec<OsString> = Vec::new();
-        let mut push = |parts: &[&str]| words.extend(parts.iter().map(OsString::from));
         match self {
             Self::Ours { cache, mode, aio, more } => {
                 words.push(forebay_binary()?.into());
@@ -88,25 +92,71 @@ impl Kind {
                 words.extend(["--mode".into(), mode.into(), "--aio".into(), aio.into()]);
                 words.extend(more.iter().map(OsString::from));
             }
-            Self::NbdkitMemory(size) => {
-                push(&["nbdkit", "--foreground", "--unix"]);
-                words.extend([socket.into(), "memory".into(), size.to_string().into()]);
+            Self::Nbdkit(more) => {
+                words.extend(["nbdkit", "--foreground", "--unix"].map(OsString::from));
+                words.push(socket.into());
+                let image = image.display().to_string();
+                words.extend(more.iter().map(|word| word.replace("IMAGE", &image).into()));
             }
-            Self::NbdkitFile | Self::NbdkitFileNoCache => {
-                push(&["nbdkit", "--foreground", "--unix"]);
-                words.extend([socket.into(), "file".into(), image.into()]);
-                if matches!(self, Self::NbdkitFileNoCache) {
-                    words.push("cache=none".into());
-                }
-            }
-            Self::QemuNbd => {
-                push(&["qemu-nbd", "--persistent", "--shared=16", "--format=raw"]);
-                push(&["--cache=none", "--aio=io_uring", "--socket"]);
-                words.extend([socket.into(), image.into()]);
+            Self::Qemu(more) => {
+                let base = ["qemu-nbd", "--persistent", "--shared=16", "--format=raw", "--socket"];
+                words.extend(base.map(OsString::from));
+                words.push(socket.into());
+                words.extend(more.iter().map(OsString::from));
+                words.push(image.into());
             }
         }
         Ok(words)
     }
+
+    /// nbdkit's memory plugin of so many bytes; the first ways are those without a choice of threads.
+    pub fn nbdkit_memory(size: u64) -> Vec<Way> {
+        let size = size.to_string();
+        let plugins = [vec!["memory", &size], vec!["memory", &size, "allocator=malloc"]];
+        nbdkit(&plugins, 2)
+    }
+
+    /// nbdkit's file plugin through the page cache.
+    pub fn nbdkit_file() -> Vec<Way> {
+        nbdkit(&[vec!["file", "IMAGE"], vec!["file", "IMAGE", "fadvise=random"]], 2)
+    }
+
+    /// nbdkit's file plugin that leaves nothing in the page cache.
+    pub fn nbdkit_file_no_cache() -> Vec<Way> {
+        let plain = vec!["file", "IMAGE", "cache=none"];
+        let random = vec!["file", "IMAGE", "cache=none", "fadvise=random"];
+        nbdkit(&[plain, random], 2)
+    }
+
+    /// qemu-nbd past the page cache, by each of its engines, and as it is without options.
+    pub fn qemu() -> Vec<Way> {
+        let ways = [
+            vec!["--cache=none", "--aio=io_uring"],
+            vec!["--cache=none", "--aio=native"],
+            vec!["--cache=none"],
+            vec![],
+        ];
+        let way = |words: Vec<&str>| {
+            let how = if words.is_empty() { "default".into() } else { words.join(" ") };
+            Way { how, kind: Self::Qemu(words.into_iter().map(String::from).collect()) }
+        };
+        ways.into_iter().map(way).collect()
+    }
+}
+
+/// Each of these with the default number of threads (16), then with few.
+fn nbdkit(plugins: &[Vec<&str>], named: usize) -> Vec<Way> {
+    let mut ways = Vec::new();
+    for threads in [None, Some("--threads=4"), Some("--threads=1")] {
+        for plugin in plugins {
+            let words = threads.iter().chain(plugin).map(|word| (*word).to_string());
+            let special = plugin[named..].iter().copied().chain(threads);
+            let how = special.collect::<Vec<_>>().join(" ");
+            let how = if how.is_empty() { "default".to_string() } else { how };
+            ways.push(Way { how, kind: Kind::Nbdkit(words.collect()) });
+        }
+    }
+    ways
 }
 
 impl Server {
@@ -191,11 +241,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_way_of_a_rival_is_told_apart() {
+        let all = [
+            Kind::nbdkit_memory(4096),
+            Kind::nbdkit_file(),
+            Kind::nbdkit_file_no_cache(),
+            Kind::qemu(),
+        ];
+        for ways in all {
+            let mut names: Vec<&str> = ways.iter().map(|way| way.how.as_str()).collect();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), ways.len());
+        }
+        let ways = Kind::nbdkit_memory(4096);
+        assert_eq!(ways[3].how, "allocator=malloc --threads=4");
+        let words = ways[3].kind.command(Path::new("/image"), Path::new("/socket")).unwrap();
+        let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        let want = "nbdkit --foreground --unix /socket --threads=4 memory 4096 allocator=malloc";
+        assert_eq!(words.join(" "), want);
+    }
+
+    #[test]
     fn a_server_that_cannot_start_says_why() {
         if !program_exists("nbdkit") {
             return;
         }
-        let failed = Server::start(&Kind::NbdkitFile, Path::new("/nonexistent"), None, None);
+        let failed =
+            Server::start(&Kind::nbdkit_file()[0].kind, Path::new("/nonexistent"), None, None);
         let text = failed.err().map(|e| e.to_string()).unwrap_or_default();
         assert!(text.contains("nonexistent"), "{text}");
     }

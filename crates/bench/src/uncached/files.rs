@@ -138,7 +138,8 @@ impl Cells<'_> {
             report.row(variant, &format!("{name}_reclaim_cpu"), "core", &[share]);
         }
         report.row("kernel", &format!("{name}_kswapd_cpu"), "core", &[kswapd]);
-        add_ratios(&outcome, name, report);
+        let cell = format!("random {} KiB reads, {jobs} jobs", block >> 10);
+        add_ratios(&outcome, name, &cell, report);
         if strategies {
             let growth = ours.resident_bytes().saturating_sub(before.0) as f64;
             report.ratio_with_bar("resident_growth_bytes", growth, Good::AtMost, 0.0);
@@ -171,7 +172,7 @@ impl Cells<'_> {
     }
 }
 
-fn add_ratios(outcome: &Outcome, name: &str, report: &mut Report) {
+fn add_ratios(outcome: &Outcome, name: &str, cell: &str, report: &mut Report) {
     let (stem, suffix) = match name.split_once('_') {
         Some((stem, jobs)) => (stem, format!("_{jobs}")),
         None => (name, String::new()),
@@ -182,6 +183,12 @@ fn add_ratios(outcome: &Outcome, name: &str, report: &mut Report) {
     };
     bar("direct", 0.98);
     bar("dontcache", 1.0);
+    let rivals = [
+        ("direct", "O_DIRECT"),
+        ("dontcache", "RWF_DONTCACHE"),
+        ("kernel-buffered", "kernel buffered in a cgroup"),
+    ];
+    outcome.compare(report, &format!("{cell}, 32 files"), "ours", &rivals);
     for other in
         ["ours-private", "ours-dropbehind", "ours-noaccess", "kernel-buffered", "dontcache"]
     {

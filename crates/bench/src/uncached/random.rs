@@ -95,6 +95,12 @@ fn add_ratios(outcome: &Outcome, report: &mut Report) {
     bar("randread_vs_direct", "ours-uncached", "direct", 0.98);
     bar("randread_vs_dontcache", "ours-uncached", "dontcache", 1.0);
     bar("cached_randread_vs_direct", "ours-cached", "direct", 0.95);
+    let rivals = [
+        ("direct", "O_DIRECT"),
+        ("dontcache", "RWF_DONTCACHE"),
+        ("kernel-buffered", "kernel buffered in a cgroup"),
+    ];
+    outcome.compare(report, "random 4 KiB reads, 16 jobs, one file", "ours-uncached", &rivals);
     let flat = outcome.ratio_quantile("ours-uncached", "direct", 0.1);
     report.ratio_with_bar("flatness_p10", flat, Good::AtLeast, 0.9);
     report.ratio("noise_direct_vs_direct", outcome.ratio("direct-again", "direct"));

@@ -1,5 +1,5 @@
-//! Sequential cold reads, one thread: through our cache, past it, O_DIRECT at depth 4, and the
-//! kernel's buffered read with the best readahead it can be given.
+//! Sequential cold reads, one thread: through our cache, past it by requests of four sizes, O_DIRECT at
+//! depth 4, and the kernel's buffered read and RWF_DONTCACHE with the best readahead they can be given.
 //!
 //! Invariants: Q1 each slice reads one window of the file once, from a cold cache; the window is
 //! the same for all variants of a cycle. Q2 the disk's readahead setting is put back.
@@ -119,7 +119,7 @@ impl Seq<'_> {
     }
 }
 
-/// Both block sizes.
+/// All sizes of requests.
 pub fn run_parts(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
     let window = if options.quick { 32 << 20 } else { 256 << 20 };
     let seq = Seq { setting, window: setting.bypass.size().min(window) };
@@ -138,11 +138,19 @@ pub fn run_parts(options: &Options, setting: &Setting, report: &mut Report) -> R
         ));
         Ok(())
     };
-    tune(1 << 20, report)?;
-    megabytes(options, &seq, report)?;
-    tune(128 << 10, report)?;
-    smaller(options, &seq, report)
+    for (block, suffix) in SIZES {
+        tune(block, report)?;
+        if block == 1 << 20 {
+            megabytes(options, &seq, report)?;
+        }
+        past_the_cache(options, &seq, block, suffix, report)?;
+    }
+    Ok(())
 }
+
+/// Bytes of a request, and how its ratios call it.
+const SIZES: [(usize, &str); 4] =
+    [(64 << 10, "64k"), (128 << 10, "128k"), (1 << 20, "1m"), (4 << 20, "4m")];
 
 fn plan(options: &Options, gate: &'static str) -> Plan {
     Plan {
@@ -156,12 +164,11 @@ fn plan(options: &Options, gate: &'static str) -> Plan {
     }
 }
 
-/// 1 MiB reads.
+/// 1 MiB reads through the cache.
 fn megabytes(options: &Options, seq: &Seq<'_>, report: &mut Report) -> Result<()> {
     const BLOCK: usize = 1 << 20;
     let setting = seq.setting;
     let direct = KernelFile::new(setting.bypass.open(OFlags::DIRECT)?);
-    let passing = Ours::open(options, setting.bypass.path(), setting.budget)?;
     let filling = Ours::open(options, setting.cached.path(), setting.budget)?;
     let cached = IoFlags::empty();
     let mut variants = [
@@ -169,7 +176,6 @@ fn megabytes(options: &Options, seq: &Seq<'_>, report: &mut Report) -> Result<()
         Variant::new("direct-qd1", |turn| run_here(&direct, &seq.load(turn, 1, BLOCK))),
         Variant::new("kernel-buffered", |turn| seq.buffered(turn, BLOCK, ReadWriteFlags::empty())),
         Variant::new("ours-cached", |turn| seq.ours(turn, BLOCK, &filling, cached)),
-        Variant::new("ours-uncached", |turn| seq.ours(turn, BLOCK, &passing, IoFlags::UNCACHED)),
     ];
     let outcome = alternate(&mut variants, &plan(options, "direct-qd4"))?;
     drop(variants);
@@ -179,35 +185,52 @@ fn megabytes(options: &Options, seq: &Seq<'_>, report: &mut Report) -> Result<()
     let at_least = Good::AtLeast;
     report.ratio_with_bar("seqread_vs_direct_qd4", ratio("direct-qd4"), at_least, 0.85);
     report.ratio_with_bar("seqread_vs_kernel_buffered", ratio("kernel-buffered"), at_least, 1.0);
-    let uncached = outcome.ratio("ours-uncached", "direct-qd4");
-    report.ratio("uncached_seqread_vs_direct_qd4", uncached);
+    let rivals =
+        [("direct-qd4", "O_DIRECT, four at a time"), ("kernel-buffered", "kernel buffered")];
+    outcome.compare(report, "sequential reads by 1m, cached", "ours-cached", &rivals);
     Ok(())
 }
 
-/// 128 KiB reads.
-fn smaller(options: &Options, seq: &Seq<'_>, report: &mut Report) -> Result<()> {
-    const BLOCK: usize = 128 << 10;
+/// Reads past the cache, by requests of one size.
+fn past_the_cache(
+    options: &Options,
+    seq: &Seq<'_>,
+    block: usize,
+    suffix: &str,
+    report: &mut Report,
+) -> Result<()> {
     let setting = seq.setting;
     let direct = KernelFile::new(setting.bypass.open(OFlags::DIRECT)?);
     let passing = Ours::open(options, setting.bypass.path(), setting.budget)?;
     let flags = IoFlags::UNCACHED;
     let mut variants = vec![
-        Variant::new("direct-qd4", |turn| run(&direct, &seq.load(turn, 4, BLOCK))),
-        Variant::new("kernel-buffered", |turn| seq.buffered(turn, BLOCK, ReadWriteFlags::empty())),
-        Variant::new("ours-uncached", |turn| seq.ours(turn, BLOCK, &passing, flags)),
+        Variant::new("direct-qd4", |turn| run(&direct, &seq.load(turn, 4, block))),
+        Variant::new("kernel-buffered", |turn| seq.buffered(turn, block, ReadWriteFlags::empty())),
+        Variant::new("ours-uncached", |turn| seq.ours(turn, block, &passing, flags)),
     ];
-    if KernelFile::dontcache(setting.cached.open(OFlags::empty())?).is_ok() {
-        variants.push(Variant::new("dontcache", |turn| seq.buffered(turn, BLOCK, DONTCACHE)));
+    match KernelFile::dontcache(setting.cached.open(OFlags::empty())?) {
+        Ok(_) => {
+            variants.push(Variant::new("dontcache", |turn| seq.buffered(turn, block, DONTCACHE)));
+        }
+        Err(e) => report.not_run(&format!("dontcache, sequential reads by {suffix}"), e),
     }
     let outcome = alternate(&mut variants, &plan(options, "direct-qd4"))?;
     drop(variants);
-    outcome.add_rows(report, "seqread128k");
-    outcome.add_notes(report, "seqread128k", "direct-qd4");
-    let ratio = outcome.ratio("ours-uncached", "kernel-buffered");
-    let name = "uncached_seqread128k_vs_kernel_buffered";
-    report.ratio_with_bar(name, ratio, Good::AtLeast, 0.95);
-    let dontcache = outcome.ratio("ours-uncached", "dontcache");
-    report.ratio("uncached_seqread128k_vs_dontcache", dontcache);
+    outcome.add_rows(report, &format!("uncached_seqread_{suffix}"));
+    outcome.add_notes(report, &format!("uncached_seqread_{suffix}"), "direct-qd4");
+    for (other, rival) in [("kernel_buffered", "kernel-buffered"), ("dontcache", "dontcache")] {
+        let name = format!("uncached_seqread_{suffix}_vs_{other}");
+        report.ratio_with_bar(&name, outcome.ratio("ours-uncached", rival), Good::AtLeast, 1.0);
+    }
+    let name = format!("uncached_seqread_{suffix}_vs_direct_qd4");
+    report.ratio(&name, outcome.ratio("ours-uncached", "direct-qd4"));
+    let cell = format!("sequential reads by {suffix}");
+    let rivals = [
+        ("direct-qd4", "O_DIRECT, four at a time"),
+        ("kernel-buffered", "kernel buffered"),
+        ("dontcache", "RWF_DONTCACHE"),
+    ];
+    outcome.compare(report, &cell, "ours-uncached", &rivals);
     Ok(())
 }
 

@@ -1,5 +1,4 @@
-//! Uncached writes: sequential, random, by four writers, 64 KiB over 32 files; and a buffered writer
-//! beside an uncached one.
+//! Uncached writes: sequential, random, by four writers, 64 KiB over 32 files.
 //!
 //! Invariants: T1 a slice's time ends after fdatasync (ours: `sync_data`), so all its bytes are on the
 //! device, whoever wrote them there; latencies are of the write calls alone. T2 a slice begins with
@@ -8,7 +7,7 @@
 
 use super::setting::FILES;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
-use crate::harness::load::{Load, Pattern, Slice, Target};
+use crate::harness::load::{Load, Pattern, Slice};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, Summary, median};
 use crate::rivals::fileset::{FileSet, OurSet, Parts, timed};
@@ -18,8 +17,7 @@ use forebay_base::units::{MIB, format_size, round_down};
 use forebay_base::{Error, IoFlags, Result};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
-use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// One cell.
 #[derive(Clone, Copy)]
@@ -35,6 +33,8 @@ struct Cell {
     random: bool,
     /// Least rate against RWF_DONTCACHE.
     bar: f64,
+    /// Most of its p99.9.
+    late_bar: f64,
     strategies: bool,
 }
 
@@ -48,6 +48,7 @@ const CELLS: [Cell; 4] = [
         files: 4,
         random: false,
         bar: 1.0,
+        late_bar: 0.5,
         strategies: true,
     },
     Cell {
@@ -59,6 +60,7 @@ const CELLS: [Cell; 4] = [
         files: 4,
         random: false,
         bar: 1.0,
+        late_bar: 0.5,
         strategies: false,
     },
     Cell {
@@ -70,6 +72,7 @@ const CELLS: [Cell; 4] = [
         files: 8,
         random: true,
         bar: 0.9,
+        late_bar: 1.0,
         strategies: false,
     },
     Cell {
@@ -81,6 +84,7 @@ const CELLS: [Cell; 4] = [
         files: FILES,
         random: true,
         bar: 1.0,
+        late_bar: 0.5,
         strategies: false,
     },
 ];
@@ -91,7 +95,7 @@ struct Bench<'a> {
     budget: u64,
 }
 
-/// Runs the cells, then the competing writers.
+/// Runs the cells.
 pub fn run(options: &Options, budget: u64, report: &mut Report) -> Result<()> {
     let each = round_down(options.size_or(64 << 20, 2048 << 20) / FILES as u64, MIB);
     let set = FileSet::create(options, "write", FILES, each.max(1 << 20))?;
@@ -104,7 +108,7 @@ pub fn run(options: &Options, budget: u64, report: &mut Report) -> Result<()> {
         growth = growth.max(bench.cell(&cell, report)?);
     }
     report.ratio_with_bar("write_resident_growth_bytes", growth as f64, Good::AtMost, 0.0);
-    bench.compete(report)
+    Ok(())
 }
 
 impl Bench<'_> {
@@ -146,14 +150,15 @@ impl Bench<'_> {
         let ours = OurSet::open(self.options, self.set, cell.files, self.budget, false)?;
         let start = |kind: &str| Worker::start(&format!("{}-{kind}", cell.name), self.budget);
         let mut workers = [start("dontcache"), start("buffered")];
-        let supported = KernelFile::dontcache(self.set.open_first()?);
-        if let Err(e) = supported {
-            workers[0] = Err(e);
+        let supported = KernelFile::dontcache(self.set.open_first()?).map(drop);
+        if let Err(e) = &supported {
+            workers[0] = Err(Error::new(e.kind(), "RWF_DONTCACHE", e.to_string()));
         }
         let paths: Vec<_> = self.set.paths().into_iter().take(cell.files).collect();
         let each = self.set.each;
         let kernel = |open, flags| crate::rivals::fileset::kernel_parts(&paths, each, open, flags);
         let direct = kernel(OFlags::DIRECT, ReadWriteFlags::empty())?;
+        let free = kernel(OFlags::empty(), DONTCACHE)?;
         let with = |strategy: &str, turn: &Turn| {
             let parts = ours.with(IoFlags::UNCACHED, strategy)?;
             let slice = timed(&parts, &self.load(cell, turn), || ours.sync())?;
@@ -180,6 +185,13 @@ impl Bench<'_> {
             variants.push(Variant::new("ours-dropbehind", |turn| with("dropbehind", turn)));
             variants.push(Variant::new("ours-noaccess", |turn| with("noaccess", turn)));
         }
+        match &supported {
+            Ok(()) => variants.push(Variant::new(FREE, |turn| {
+                let slice = on(&free, turn)?;
+                self.set.drop_pages().map(|()| slice)
+            })),
+            Err(e) => report.not_run("dontcache writes without a memory cgroup", e),
+        }
         for (name, worker) in ["dontcache", "kernel-buffered"].into_iter().zip(&mut workers) {
             let (bench, paths) = (self, &paths);
             match worker {
@@ -196,97 +208,55 @@ impl Bench<'_> {
         outcome.add_rows(report, cell.name);
         outcome.add_notes(report, cell.name, "direct");
         add_ratios(&outcome, cell, report);
+        if cell.strategies {
+            add_summary(&outcome, cell, report);
+        }
         let title = format!("{}: {} KiB, {} writers", cell.name, cell.block >> 10, cell.jobs);
         report.plots.push(outcome.rates_plot("uncached", title));
         Ok(grown)
     }
-
-    /// Two files, a writer each, one uncached: bytes accepted in the same time.
-    fn compete(&self, report: &mut Report) -> Result<()> {
-        let time = self.options.millis(200, 2000);
-        let (mut fair, mut sums) = (Vec::new(), Vec::new());
-        let ours = OurSet::open(self.options, self.set, 2, self.budget, false)?;
-        for _ in 0..self.options.rounds_or(1, 3) {
-            let uncached = ours.with(IoFlags::UNCACHED, "ours")?;
-            let buffered = ours.with(IoFlags::empty(), "ours")?;
-            let (a, b) = beside(&uncached.parts[0], &buffered.parts[1], self.set.each, time)?;
-            ours.sync()?;
-            ours.cache.drop_clean();
-            fair.push(a / b.max(1.0));
-            sums.push((a + b) / time.as_secs_f64() / 1048576.0);
-        }
-        report.row("ours", "competing_writers_fairness", "1", &fair);
-        report.row("ours", "competing_writers_sum", "MiB/s", &sums);
-        let value = median(&fair);
-        report.ratio_with_bar("competing_writers_fairness", value, Good::AtLeast, 0.8);
-        report.ratio_with_bar(
-            "competing_writers_fairness_inverse",
-            1.0 / value,
-            Good::AtLeast,
-            0.8,
-        );
-        let worker = Worker::start("compete", self.budget);
-        let kernel = worker.and_then(|mut worker| {
-            let paths = self.set.paths();
-            let job = json!({ "job": "compete", "path": paths[0], "other": paths[1],
-                "each": self.set.each, "millis": time.as_millis() as u64 });
-            worker.ask(&job)
-        });
-        match kernel {
-            Ok(answer) => {
-                let real = |key: &str| answer[key].as_f64().unwrap_or(f64::NAN);
-                let fair = real("uncached") / real("buffered");
-                report.row("kernel", "competing_writers_fairness", "1", &[fair]);
-            }
-            Err(e) => report.not_run("kernel's competing writers in a memory cgroup", e),
-        }
-        self.set.drop_pages()
-    }
 }
 
-/// Two writers of 128 KiB at a time, each round and round its file: bytes each has got through.
-pub fn beside(
-    a: &(dyn Target + Sync),
-    b: &(dyn Target + Sync),
-    size: u64,
-    time: Duration,
-) -> Result<(f64, f64)> {
-    const BLOCK: u64 = 128 << 10;
-    let end = Instant::now() + time;
-    let writer = |target: &(dyn Target + Sync)| -> Result<f64> {
-        let buf = forebay_base::buf::AlignedBuf::new(BLOCK as usize);
-        let mut written = 0;
-        while Instant::now() < end {
-            target.write(&buf, written % (size / BLOCK * BLOCK))?;
-            written += BLOCK;
-        }
-        Ok(written as f64)
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| writer(b));
-        let own = writer(a);
-        Ok((own?, other.join().expect("a writer returns")?))
-    })
+/// RWF_DONTCACHE without a cgroup.
+const FREE: &str = "dontcache-no-cgroup";
+
+fn p999(slice: &Slice) -> f64 {
+    slice.hist.percentile(99.9) as f64
 }
 
 fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
     let name = cell.name;
-    let ratio = outcome.ratio("ours", "dontcache");
+    let both = ["dontcache", FREE];
+    let ratio = outcome.ratio_to_best("ours", &both, false, Slice::rate);
     report.ratio_with_bar(cell.ratio, ratio, Good::AtLeast, cell.bar);
-    let late = |s: &Slice| s.hist.percentile(99.9) as f64;
-    let late = outcome.ratio_of("ours", "dontcache", late);
-    report.ratio_with_bar(cell.late, late, Good::AtMost, 0.5);
+    let late = outcome.ratio_to_best("ours", &both, true, p999);
+    report.ratio_with_bar(cell.late, late, Good::AtMost, cell.late_bar);
+    for (suffix, rival) in [("dontcache_in_cgroup", "dontcache"), ("dontcache_no_cgroup", FREE)] {
+        report.ratio(&format!("{name}_vs_{suffix}"), outcome.ratio("ours", rival));
+        let late = outcome.ratio_of("ours", rival, p999);
+        report.ratio(&format!("{name}_p999_vs_{suffix}"), late);
+    }
     report.ratio(&format!("{name}_vs_direct"), outcome.ratio("ours", "direct"));
     report.ratio(&format!("{name}_vs_kernel_buffered"), outcome.ratio("ours", "kernel-buffered"));
-    if !cell.strategies {
-        return;
-    }
+    let way = if cell.random { "random" } else { "sequential" };
+    let text = format!("{way} {} KiB writes, {} at a time", cell.block >> 10, cell.jobs);
+    let rivals = [
+        ("direct", "O_DIRECT"),
+        ("dontcache", "RWF_DONTCACHE in a cgroup"),
+        (FREE, "RWF_DONTCACHE without a cgroup"),
+        ("kernel-buffered", "kernel buffered in a cgroup"),
+    ];
+    outcome.compare(report, &text, "ours", &rivals);
+}
+
+fn add_summary(outcome: &Outcome, cell: &Cell, report: &mut Report) {
+    let name = cell.name;
     for other in ["private", "dropbehind", "noaccess"] {
         let ratio = outcome.ratio(&format!("ours-{other}"), "dontcache");
         report.ratio(&format!("{other}_{name}_vs_dontcache"), ratio);
     }
     let text = |variant: &str| {
-        let late = |s: &Slice| s.hist.percentile(99.9) as f64 / 1e6;
+        let late = |s: &Slice| p999(s) / 1e6;
         let values: Vec<f64> = outcome.per_round(variant).iter().map(late).collect();
         format!("p99.9 {:.2} ms", median(&values))
     };
@@ -298,18 +268,4 @@ fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
         ours: text("ours"),
         kernel: text("dontcache"),
     });
-}
-
-/// The worker's side of the competing writers.
-pub fn compete_here(job: &serde_json::Value) -> Result<serde_json::Value> {
-    let path = |key: &str| std::path::PathBuf::from(job[key].as_str().unwrap_or_default());
-    let open = |key: &str| crate::harness::image::open_with(&path(key), OFlags::empty());
-    let uncached = KernelFile { file: open("path")?, flags: DONTCACHE };
-    let buffered = KernelFile::new(open("other")?);
-    let time = Duration::from_millis(job["millis"].as_u64().unwrap_or(100));
-    let (a, b) = beside(&uncached, &buffered, job["each"].as_u64().unwrap_or(1 << 20), time)?;
-    for file in [&uncached.file, &buffered.file] {
-        file.sync_data().map_err(|e| Error::from_io("fdatasync", e))?;
-    }
-    Ok(json!({ "uncached": a, "buffered": b }))
 }
