@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod dirty;
+pub mod files;
 pub mod harness;
 pub mod hit;
 pub mod hotset;
@@ -16,8 +17,10 @@ pub mod looped;
 pub mod memcg;
 pub mod nbd;
 pub mod report;
+pub mod resize;
 pub mod rivals;
 pub mod stable;
+pub mod start;
 pub mod uncached;
 
 use forebay_base::Result;
@@ -42,6 +45,9 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ),
     ("loop", "the image opened with and without O_DIRECT, beside the kernel's loop", looped::run),
     ("nbd", "random 4 KiB reads over NBD against nbdkit and qemu-nbd", nbd::run),
+    ("files", "thousands of files on one cache: threads, memory, time; a dead device", files::run),
+    ("start", "from exec until the first answer, by size of the cache", start::run),
+    ("resize", "the cache made small and large again under load", resize::run),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),
 ];
 

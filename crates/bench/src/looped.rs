@@ -10,7 +10,7 @@
 
 mod fio;
 
-use self::fio::{Jobs, Place, nbd_flush, socket_of};
+use self::fio::{Jobs, Place, nbd_flush};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::cgroup::Memcg;
 use crate::harness::image::{Image, drop_file_cache};
@@ -136,7 +136,7 @@ impl Bench<'_> {
         self.start_cold()?;
         let procs = group.as_ref().map(Memcg::procs);
         let server = Server::start(kind, self.image.path(), None, procs.as_deref())?;
-        let socket = socket_of(&server.uri);
+        let socket = server.socket();
         let (mut watch, machine) = (Watch::start(server.pid()), Usage::of_machine());
         let mut most = 0;
         let look = || {

@@ -1,5 +1,6 @@
 //! Who is measured: ours, the kernel's ways, other servers, and the client that drives them.
 
+pub mod connection;
 pub mod fileset;
 pub mod fio;
 pub mod kernel;

@@ -66,6 +66,12 @@ pub fn memory_bytes() -> u64 {
     crate::harness::meter::field(&info, "MemTotal:") * 1024
 }
 
+/// RAM that could be had without swapping, bytes.
+pub fn available_bytes() -> u64 {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    crate::harness::meter::field(&info, "MemAvailable:") * 1024
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

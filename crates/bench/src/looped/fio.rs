@@ -6,11 +6,10 @@
 
 use crate::harness::load::Slice;
 use crate::harness::meter::looking;
+use crate::rivals::connection::Connection;
 use crate::rivals::fio;
 use forebay_base::{Error, ErrorKind, Result};
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -114,35 +113,5 @@ impl Jobs {
 
 /// Connects to an NBD server's default export and has everything flushed.
 pub fn nbd_flush(socket: &Path) -> Result<()> {
-    let fail = |e| Error::from_io("flush over NBD", e).with_path(socket);
-    let mut stream = UnixStream::connect(socket).map_err(fail)?;
-    stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(fail)?;
-    let mut greeting = [0; 18];
-    stream.read_exact(&mut greeting).map_err(fail)?;
-    // Fixed newstyle without padding; then NBD_OPT_EXPORT_NAME with the empty name.
-    let mut hello = 3u32.to_be_bytes().to_vec();
-    hello.extend_from_slice(b"IHAVEOPT\0\0\0\x01\0\0\0\0");
-    stream.write_all(&hello).map_err(fail)?;
-    stream.read_exact(&mut [0; 10]).map_err(fail)?;
-    for command in [3u8, 2] {
-        // Magic, no flags, FLUSH and later DISC, cookie, offset and length of zero.
-        let mut request = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, command];
-        request.resize(28, 0);
-        stream.write_all(&request).map_err(fail)?;
-        if command == 3 {
-            let mut reply = [0; 16];
-            stream.read_exact(&mut reply).map_err(fail)?;
-            let error = u32::from_be_bytes(reply[4..8].try_into().expect("four bytes"));
-            if error != 0 {
-                let text = format!("the server answered error {error}");
-                return Err(Error::new(ErrorKind::Io, "flush over NBD", text));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Socket of a server whose URI is as [`crate::rivals::server::Server`] makes it.
-pub fn socket_of(uri: &str) -> PathBuf {
-    PathBuf::from(uri.split_once("socket=").map_or("", |(_, path)| path))
+    Connection::open(socket)?.flush()
 }

@@ -192,7 +192,7 @@ impl Server {
     }
 
     fn wait_ready(&mut self, socket: &Path) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while Instant::now() < deadline {
             if UnixStream::connect(socket).is_ok() {
                 return Ok(());
@@ -205,9 +205,14 @@ impl Server {
                 let text = format!("{status}: {}", said.trim());
                 return Err(Error::new(ErrorKind::Io, "start server", text));
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_micros(500));
         }
-        Err(Error::new(ErrorKind::Io, "start server", "it does not listen after 20 s"))
+        Err(Error::new(ErrorKind::Io, "start server", "it does not listen after 60 s"))
+    }
+
+    /// The socket that it listens on.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("socket")
     }
 
     /// Its process id.
