@@ -17,6 +17,8 @@ pub struct Options {
     pub html: Option<PathBuf>,
     /// `report`: JSON of earlier runs.
     pub inputs: Vec<PathBuf>,
+    /// `report`: print the figures of the README.
+    pub readme: bool,
     /// Small and short: to see that it works, not for figures.
     pub quick: bool,
     /// Seconds of the bench's timed part.
@@ -43,6 +45,7 @@ pub const USAGE: &str = "\
 usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S] [--rounds N]
              [--size S] [--aio auto|io_uring|threads] [--part PART] [--lines] [--keep]
        bench report --json FILE... --html FILE
+       bench report --readme FILE...
   --dir DIR      where the images go, on the disk to be measured (default /var/tmp)
   --json FILE    writes rows, ratios and bars as one JSON object
   --html FILE    writes a page with tables and pictures; report makes it from the JSON of earlier runs
@@ -54,7 +57,7 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
   --part PART    one part alone: dd, fio, jobs, delay, nbd of dirty; delay, scarce, disk,
                  kernel, verify of stable; files, writes, random, hotset, sequential of
                  uncached; cells, depth, memory, sparse of loop;
-                 hits, misses of nbd
+                 hits, misses of nbd; many, dead of files
   --lines        prints a line per cycle
   --keep         leaves the images behind";
 
@@ -67,6 +70,7 @@ impl Options {
             json: None,
             html: None,
             inputs: Vec::new(),
+            readme: false,
             quick: false,
             seconds: None,
             rounds: None,
@@ -92,6 +96,7 @@ impl Options {
                 "--json" => options.json = Some(value()?.into()),
                 "--html" => options.html = Some(value()?.into()),
                 "--quick" => options.quick = true,
+                "--readme" if options.name == REPORT => options.readme = true,
                 "--keep" => options.keep = true,
                 "--lines" => options.lines = true,
                 "--aio" => options.aio = value()?,
@@ -110,8 +115,11 @@ impl Options {
                 other => return Err(format!("unknown argument `{other}`\n{USAGE}")),
             }
         }
-        if options.name == REPORT && (options.inputs.is_empty() || options.html.is_none()) {
-            return Err(format!("report needs --json FILE... and --html FILE\n{USAGE}"));
+        let output = options.readme || options.html.is_some();
+        if options.name == REPORT && (options.inputs.is_empty() || !output) {
+            return Err(format!(
+                "report needs --json FILE..., and --html FILE or --readme\n{USAGE}"
+            ));
         }
         Ok(options)
     }
@@ -161,7 +169,16 @@ mod tests {
         assert_eq!((options.rounds_or(9, 9), options.seconds), (3, Some(0.5)));
         let options = parse("report --json a b --json c --html p").unwrap();
         assert_eq!((options.inputs.len(), options.json), (3, None));
-        for bad in ["report --html p", "report --json a", "report a", "hit --html"] {
+        let options = parse("report --readme a").unwrap();
+        assert_eq!((options.inputs.len(), options.readme), (1, true));
+        for bad in [
+            "hit --readme",
+            "report --readme",
+            "report --html p",
+            "report --json a",
+            "report a",
+            "hit --html",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
         for bad in ["hit --dir", "hit --rounds 0", "hit --seconds x", "hit --what", "hit hit"] {

@@ -210,10 +210,10 @@ fn cells(out: &mut String, own: &Value) {
         return;
     }
     out.push_str("<h3>Worst and best cell</h3>\n<div class=\"wide\"><table>\n");
-    out.push_str("<tr><th>ours over</th><th>cells</th><th class=\"n\">worst</th><th></th>");
+    out.push_str("<tr><th>ours over</th><th>ahead in</th><th class=\"n\">worst</th><th></th>");
     out.push_str("<th class=\"n\">best</th><th></th></tr>\n");
-    for Extremes { rival, count, worst, best } in all {
-        let _ = write!(out, "<tr><td>{}</td><td class=\"n\">{count}</td>", escape(&rival));
+    for Extremes { rival, count, ahead, worst, best } in all {
+        let _ = write!(out, "<tr><td>{}</td><td>{ahead} of {count}</td>", escape(&rival));
         for (cell, value) in [worst, best] {
             let value = number(value);
             let _ = write!(out, "<td class=\"n\">{value}</td><td>{}</td>", escape(&cell));

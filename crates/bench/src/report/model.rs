@@ -239,11 +239,13 @@ impl Report {
             };
             let _ = writeln!(out, "ratio  {name:42} {shown:>10}{verdict}");
         }
-        for Extremes { rival, count, worst, best } in extremes(&json!({ "cells": self.cells() })) {
+        for Extremes { rival, count, ahead, worst, best } in
+            extremes(&json!({ "cells": self.cells() }))
+        {
             let (low, high) = (number(worst.1), number(best.1));
             let _ = writeln!(
                 out,
-                "cells  over {rival}, {count}: worst {low} ({}), best {high} ({})",
+                "cells  over {rival}, ahead in {ahead} of {count}: worst {low} ({}), best {high} ({})",
                 worst.0, best.0
             );
         }
@@ -322,6 +324,8 @@ pub struct Extremes {
     pub rival: String,
     /// How many cells.
     pub count: usize,
+    /// In how many of them ours is at least even.
+    pub ahead: usize,
     /// Name and value of the cell in which ours does worst.
     pub worst: (String, f64),
     /// And of the one in which it does best.
@@ -336,10 +340,12 @@ pub fn extremes(found: &Value) -> Vec<Extremes> {
         let Some(value) = cell["value"].as_f64() else { continue };
         let (rival, this) = (text("rival"), (text("cell"), value));
         let Some(own) = all.iter_mut().find(|e| e.rival == rival) else {
-            all.push(Extremes { rival, count: 1, worst: this.clone(), best: this });
+            let ahead = usize::from(value >= 1.0);
+            all.push(Extremes { rival, count: 1, ahead, worst: this.clone(), best: this });
             continue;
         };
         own.count += 1;
+        own.ahead += usize::from(value >= 1.0);
         if value < own.worst.1 {
             own.worst = this;
         } else if value > own.best.1 {
@@ -444,7 +450,8 @@ mod tests {
             report.cell("the kernel", cell, value);
         }
         let table = report.table();
-        let line = "cells  over the kernel, 3: worst 0.500 (writes), best 1.500 (reads)";
+        let line =
+            "cells  over the kernel, ahead in 1 of 3: worst 0.500 (writes), best 1.500 (reads)";
         assert!(table.contains(line), "{table}");
         assert_eq!(report.to_json("hit", json!({}))["cells"][1]["cell"], "writes");
     }

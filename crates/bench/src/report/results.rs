@@ -3,7 +3,7 @@
 
 use crate::harness::options::Options;
 use crate::report::model::{Report, write_json};
-use crate::report::{five, html};
+use crate::report::{five, html, readme};
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -76,10 +76,15 @@ fn write_page(path: &Path, found: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// `bench report`: the page and the five lines from saved files.
+/// `bench report`: the page and the five lines, or the figures of the README, from saved files.
 pub fn report(options: &Options) -> Result<()> {
     let found = load(&options.inputs)?;
-    print!("\n{}", five::table(&found));
+    if options.readme {
+        let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
+        print!("{}", readme::markdown(&found).map_err(bad)?);
+    } else {
+        print!("\n{}", five::table(&found));
+    }
     match &options.html {
         Some(path) => write_page(path, &found),
         None => Ok(()),
