@@ -1,5 +1,6 @@
 //! What was found: rows and ratios ([`model`]), saved results ([`results`]), the five lines
-//! ([`five`]), the page ([`html`], [`svg`]) and the figures of the README ([`readme`]).
+//! ([`five`]), the page ([`html`], [`svg`]) the figures of the README ([`readme`]) and
+//! the few lines for a newcomer ([`screen`]).
 //!
 //! It knows nothing of how a figure came about.
 
@@ -8,4 +9,5 @@ pub mod html;
 pub mod model;
 pub mod readme;
 pub mod results;
+pub mod screen;
 pub mod svg;

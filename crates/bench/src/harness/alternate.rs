@@ -3,9 +3,10 @@
 //!
 //! Invariants: H1 within a pass every variant runs once, in an order that is drawn anew for each pass
 //! (from its number, so that a run can be repeated): with orders that only turn, each variant would
-//! always run behind the same one. H2 a ratio never mixes rounds. H3 a round whose gate (bare O_DIRECT) varies by more than
-//! [`GATE_SPREAD`] between its cycles is run again, at most `repeats_max` times in all;
-//! how often, and how many rounds were kept although they varied, is reported.
+//! always run behind the same one. H2 a ratio never mixes rounds. H3 a round whose gate (bare
+//! O_DIRECT) varies by more than [`GATE_SPREAD`] between its cycles is run again, at most
+//! `repeats_max` times in all; how often, and how many rounds were kept although they varied, is
+//! reported.
 
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;

@@ -19,6 +19,8 @@ pub struct Options {
     pub inputs: Vec<PathBuf>,
     /// `report`: print the figures of the README.
     pub readme: bool,
+    /// `report`: print a few lines for a newcomer.
+    pub screen: bool,
     /// Small and short: to see that it works, not for figures.
     pub quick: bool,
     /// Seconds of the bench's timed part.
@@ -45,7 +47,7 @@ pub const USAGE: &str = "\
 usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S] [--rounds N]
              [--size S] [--aio auto|io_uring|threads] [--part PART] [--lines] [--keep]
        bench report --json FILE... --html FILE
-       bench report --readme FILE...
+       bench report --readme FILE... (the README's figures), --screen FILE... (a few lines)
   --dir DIR      where the images go, on the disk to be measured (default /var/tmp)
   --json FILE    writes rows, ratios and bars as one JSON object
   --html FILE    writes a page with tables and pictures; report makes it from the JSON of earlier runs
@@ -71,6 +73,7 @@ impl Options {
             html: None,
             inputs: Vec::new(),
             readme: false,
+            screen: false,
             quick: false,
             seconds: None,
             rounds: None,
@@ -97,6 +100,7 @@ impl Options {
                 "--html" => options.html = Some(value()?.into()),
                 "--quick" => options.quick = true,
                 "--readme" if options.name == REPORT => options.readme = true,
+                "--screen" if options.name == REPORT => options.screen = true,
                 "--keep" => options.keep = true,
                 "--lines" => options.lines = true,
                 "--aio" => options.aio = value()?,
@@ -115,10 +119,10 @@ impl Options {
                 other => return Err(format!("unknown argument `{other}`\n{USAGE}")),
             }
         }
-        let output = options.readme || options.html.is_some();
+        let output = options.readme || options.screen || options.html.is_some();
         if options.name == REPORT && (options.inputs.is_empty() || !output) {
             return Err(format!(
-                "report needs --json FILE..., and --html FILE or --readme\n{USAGE}"
+                "report needs --json FILE..., and --html FILE, --readme or --screen\n{USAGE}"
             ));
         }
         Ok(options)

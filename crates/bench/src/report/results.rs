@@ -3,7 +3,7 @@
 
 use crate::harness::options::Options;
 use crate::report::model::{Report, write_json};
-use crate::report::{five, html, readme};
+use crate::report::{five, html, readme, screen};
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -82,6 +82,8 @@ pub fn report(options: &Options) -> Result<()> {
     if options.readme {
         let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
         print!("{}", readme::markdown(&found).map_err(bad)?);
+    } else if options.screen {
+        screen::lines(&found).iter().for_each(|line| println!("{line}"));
     } else {
         print!("\n{}", five::table(&found));
     }
