@@ -60,6 +60,7 @@ struct Bench<'a> {
 struct Found {
     shrink_seconds: Vec<f64>,
     grow_seconds: Vec<f64>,
+    hot: Vec<f64>,
     lost: Vec<f64>,
     resident: Vec<f64>,
 }
@@ -105,6 +106,7 @@ fn add(report: &mut Report, found: &Found, errors: f64) {
     report.row("ours", "resize_shrink", "s", &found.shrink_seconds);
     report.row("ours", "resize_grow", "s", &found.grow_seconds);
     report.row("ours", "resize_resident_after_shrink", "MiB", &found.resident);
+    report.row("ours", "resize_hot_blocks_before", "blocks", &found.hot);
     report.row("ours", "resize_hot_blocks_lost", "blocks", &found.lost);
     let most = |values: &[f64]| values.iter().copied().fold(f64::NAN, f64::max);
     let at_most = Good::AtMost;
@@ -196,6 +198,7 @@ impl Bench<'_> {
         }
         found.shrink_seconds.push(start.elapsed().as_secs_f64());
         found.resident.push(resident() as f64 / MIB as f64);
+        found.hot.push(before as f64);
         found.lost.push(before.saturating_sub(self.hot_blocks()?) as f64);
         let start = Instant::now();
         self.tune(self.sizes.large)?;
