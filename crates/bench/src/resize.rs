@@ -79,6 +79,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let kind = Kind::Ours { cache: sizes.large, mode: "cached", aio: options.aio.clone(), more };
     let server = Server::start(&kind, image.path(), None, None)?;
     let bench = Bench { image: &image, server, control, sizes };
+    bench.wait_for_control()?;
     report.note(format!(
         "resize: {} to {} and back, hot set {}, image {}",
         format_size(bench.sizes.large),
@@ -127,6 +128,19 @@ impl Bench<'_> {
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
         Err(Error::new(ErrorKind::Unsupported, "run forebay", said))
+    }
+
+    /// The server may answer NBD a moment before it listens here.
+    fn wait_for_control(&self) -> Result<()> {
+        let start = Instant::now();
+        while !self.control.exists() {
+            if start.elapsed() > PATIENCE {
+                let text = "the server has no control socket";
+                return Err(Error::new(ErrorKind::NotFound, "resize", text));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     fn tune(&self, bytes: u64) -> Result<()> {

@@ -30,9 +30,23 @@ const OVER_MIB: f64 = 32.0;
 /// A folder with the files, removed on drop.
 struct Folder(PathBuf);
 
+const PREFIX: &str = "forebay-bench-files-";
+
+/// Removes the folders in `parent` of benches that were killed.
+fn sweep(parent: &Path) {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 impl Folder {
     fn new(parent: &Path) -> Result<Self> {
-        let path = parent.join(format!("forebay-bench-files-{}", std::process::id()));
+        sweep(parent);
+        let path = parent.join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir_all(&path).map_err(|e| Error::from_io("make", e).with_path(&path))?;
         Ok(Self(path))
     }
@@ -275,4 +289,37 @@ fn one_more(options: &Options, at_once: usize, report: &mut Report) -> Result<()
     // The files are thrown away.
     let _ = cache.shutdown();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hands_keep_the_order_and_tell_the_first_failure() {
+        let items: Vec<usize> = (0..100).collect();
+        let (done, failed) = by_hands(&items, |n| Ok(n * 2));
+        assert!(failed.is_none() && done == items.iter().map(|n| n * 2).collect::<Vec<_>>());
+        let bad = |n: &usize| match n {
+            60 => Err(Error::new(ErrorKind::Io, "open", "no descriptor")),
+            n => Ok(*n),
+        };
+        let (done, failed) = by_hands(&items, bad);
+        assert!(failed.is_some() && done.len() < 100 && !done.contains(&60));
+    }
+
+    #[test]
+    fn what_a_killed_bench_left_is_removed_and_nothing_else() {
+        let parent = std::env::temp_dir().join(format!("forebay-many-{}", std::process::id()));
+        // Process ids end at 2^22.
+        let dead = parent.join(format!("{PREFIX}4194305"));
+        let other = parent.join("else-4194305");
+        std::fs::create_dir_all(dead.join("0")).unwrap();
+        std::fs::create_dir_all(&other).unwrap();
+        let folder = Folder::new(&parent).unwrap();
+        assert!(!dead.exists() && other.exists() && folder.0.exists());
+        drop(folder);
+        assert_eq!(std::fs::read_dir(&parent).unwrap().count(), 1);
+        std::fs::remove_dir_all(&parent).unwrap();
+    }
 }
