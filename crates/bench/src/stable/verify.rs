@@ -1,8 +1,8 @@
 //! The verifying device under concurrent writers: blocks of 512 bytes are checksummed when a
 //! write-out is submitted and again when it completes.
 
-use crate::image::Rng;
-use crate::options::Options;
+use crate::harness::image::Rng;
+use crate::harness::options::Options;
 use forebay::{Cache, CacheConfig, File, IoFlags, RawOptions, StablePages, StableStrategy};
 use forebay_base::Result;
 use forebay_base::world::RealWorld;
