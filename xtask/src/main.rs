@@ -4,6 +4,7 @@
 //! that a rule that is not checked by machine is not a rule.
 
 mod deps;
+mod invariants;
 mod layers;
 mod lineage;
 mod lineage_text;
@@ -18,7 +19,8 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask CHECK...
 
   layers     the direction of dependencies between the crates, and where unsafe is forbidden
-  tidy       lengths of files and functions, headers, characters, forbidden words, lost files
+  tidy       lengths of files and functions, headers, characters, forbidden words, lost files,
+             numbered invariants that nothing asserts or tests
   deps       licences, duplicate versions, a reason for every dependency
   requires   the programs that tests and benches need, and which of them are missing
   lineage    writes docs/lineage.md out of xtask/lineage.txt; tests and ratios that it names must

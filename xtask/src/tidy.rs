@@ -1,5 +1,5 @@
 //! House rules on source text: lengths with a ratchet, headers, characters, forbidden words,
-//! files that no module names.
+//! files that no module names. (Numbered invariants: [`crate::invariants`].)
 //!
 //! The ratchet: `xtask/exceptions.txt` names the files and functions that are over the limit and
 //! how long they were. They may shrink and not grow, and an entry that is no longer needed is a
@@ -39,16 +39,18 @@ pub fn check(root: &Path) -> Findings {
         Ok(ratchet) => ratchet,
         Err(e) => return vec![e],
     };
-    for path in files(root) {
-        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+    let files = files(root);
+    for path in &files {
+        let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
+        let Ok(text) = std::fs::read_to_string(path) else { continue };
         check_text(&name, &text, &mut findings);
         if name.ends_with(".rs") {
             check_rust(&name, &text, &mut ratchet, &mut findings);
-            check_named(root, &path, &name, &mut findings);
+            check_named(root, path, &name, &mut findings);
         }
     }
     ratchet.finish(&mut findings);
+    findings.extend(crate::invariants::check(root, &files));
     findings
 }
 
@@ -172,7 +174,8 @@ fn check_named(root: &Path, path: &Path, name: &str, findings: &mut Findings) {
     }
 }
 
-fn folder_name(path: &Path) -> String {
+/// Name of the folder that a file lies in.
+pub fn folder_name(path: &Path) -> String {
     path.parent().map(base).unwrap_or_default()
 }
 
