@@ -125,8 +125,12 @@ fn check_rust(name: &str, text: &str, ratchet: &mut Ratchet, findings: &mut Find
     let lines = text.lines().count();
     ratchet.check(&format!("file {name}"), lines, FILE_LINES, findings);
     for (number, line) in text.lines().enumerate() {
+        let place = format!("{name}:{}", number + 1);
         if line.chars().count() > COLUMNS {
-            findings.push(format!("{name}:{}: longer than {COLUMNS} columns", number + 1));
+            findings.push(format!("{place}: longer than {COLUMNS} columns"));
+        }
+        if line.contains(concat!("env::var(\"", "CI\")")) {
+            findings.push(format!("{place}: a test may be skipped only with FOREBAY_ALLOW_SKIP=1"));
         }
     }
     let code = blank_literals(text);
@@ -253,6 +257,9 @@ mod tests {
         let bad = "//! x\nfn f() {\n    println!(\"x\");\n    todo!()\n}\n";
         check_rust("crates/base/src/x.rs", bad, &mut ratchet(&[]), &mut findings);
         assert_eq!(findings.len(), 2, "{findings:?}");
+        let skips = "//! x\nfn f() -> bool {\n    std::env::var(\"CI\").is_ok()\n}\n";
+        check_rust("crates/nbd/tests/x.rs", skips, &mut ratchet(&[]), &mut findings);
+        assert!(findings[2].contains("x.rs:3: a test may be skipped only"), "{findings:?}");
     }
 
     #[test]

@@ -47,7 +47,10 @@ impl Drop for Slow {
 #[test]
 fn it_ends_at_once_and_says_what_was_not_written() {
     if std::fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
-        assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "nothing may be missing here");
+        assert!(
+            std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1"),
+            "nothing may be missing here"
+        );
         eprintln!("not run: /dev/fuse cannot be opened");
         return;
     }

@@ -17,9 +17,13 @@ fn d15_what_lay_behind_the_old_end_never_shows() {
                 let dir = Dir::new(&format!("grow-{aio}-{tracking}-{state}"));
                 std::fs::write(dir.path("f"), [0xaa; 700]).unwrap();
                 let config = CacheConfig { aio, dirty_tracking: tracking, ..config(4 << 20) };
-                let Ok(cache) = Cache::new(config) else {
-                    assert_eq!(aio, Aio::IoUring, "an engine that is always there");
-                    continue;
+                let cache = match Cache::new(config) {
+                    Ok(cache) => cache,
+                    Err(e) if aio == Aio::IoUring => {
+                        crate::fsx::skip(&e);
+                        continue;
+                    }
+                    Err(e) => panic!("{e}"),
                 };
                 let options = RawOptions { direct_io, ..RawOptions::default() };
                 let file = cache.open_raw(dir.path("f"), &options).unwrap();
