@@ -6,11 +6,10 @@ use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::strategy::UncachedStrategy::{self, DropBehind, NoAccess, Ours, Private};
 use forebay_cache::{Config, State};
+use forebay_iomap::MapOps;
 use forebay_iomap::remap::Remap;
-use forebay_iomap::{MapOps, MappedFile, Source};
 use forebay_sim::{Fault, FaultRule};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 const UNCACHED: IoFlags = IoFlags::UNCACHED;
 const ALL: &[UncachedStrategy] = UncachedStrategy::ALL;
@@ -439,43 +438,6 @@ fn u17_what_is_held_until_a_flush_is_not_dropped() {
             assert_eq!(lab.disk.peek_durable(8192, 8192), [5; 8192], "{strategy}");
         });
     }
-}
-
-/// Two writers on two files under one dirty limit, one uncached: after the same simulated time both
-/// have got through about as much.
-#[test]
-fn u18_an_uncached_writer_and_a_buffered_one_share_alike() {
-    let config = Config {
-        dirty_bytes: Some(1 << 20),
-        dirty_background_bytes: Some(512 << 10),
-        ..Config::with_budget(8 << 20)
-    };
-    let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
-    let disk = Arc::new(forebay_sim::SimDisk::new(lab.world.clone(), Lab::sim(4 << 20)));
-    let ops = Arc::new(forebay_iomap::identity::Identity::new(disk));
-    let other = MappedFile::new(&lab.cache, ops, 4096, 4 << 20, false).unwrap();
-    lab.run(async {
-        use forebay_base::world::World;
-        let end = lab.world.now() + 2_000_000_000;
-        let writer = |file: Arc<MappedFile>, flags| {
-            let world = lab.world.clone();
-            async move {
-                let (handle, mut written) = (file.open_handle(), 0u64);
-                while world.now() < end {
-                    let mut buf = forebay_base::buf::AlignedBuf::new(65536);
-                    let at = written % (4 << 20);
-                    file.write(&handle, at, Source::Owned(&mut buf), flags).await.unwrap();
-                    written += 65536;
-                }
-                written
-            }
-        };
-        let (uncached, buffered) =
-            both(writer(lab.file.clone(), UNCACHED), writer(other.clone(), NONE)).await;
-        let ratio = uncached as f64 / buffered as f64;
-        assert!((0.67..1.5).contains(&ratio), "{uncached} against {buffered}");
-        assert!(uncached > 8 << 20, "{uncached}");
-    });
 }
 
 #[test]
