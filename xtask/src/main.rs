@@ -9,6 +9,8 @@ mod layers;
 mod lineage;
 mod lineage_text;
 mod metadata;
+mod mutants;
+mod mutants_run;
 mod requires;
 mod source;
 mod tidy;
@@ -26,14 +28,27 @@ const USAGE: &str = "usage: cargo xtask CHECK...
              with FOREBAY_ALLOW_SKIP=1 missing ones are named and are no finding
   lineage    writes docs/lineage.md out of xtask/lineage.txt; tests and ratios that it names must
              exist; with --check it writes nothing, and the document must be fresh
+  mutants    changes of the source that tests should notice, a sample of them run; says how with
+             a wrong option; not part of `all`
   all        layers, tidy, deps, requires, and lineage, which it only checks";
 
 /// What a check found; empty means it passed.
 pub type Findings = Vec<String>;
 
 fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("mutants", rest)) = words.split_first().map(|(first, rest)| (first.as_str(), rest))
+    {
+        return match mutants_run::run(&workspace_root(), rest) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(text) => {
+                eprintln!("xtask: {text}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let (flags, names): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|word| word.starts_with("--"));
+        words.into_iter().partition(|word| word.starts_with("--"));
     let only_check = flags.iter().any(|flag| flag == "--check");
     if let Some(flag) = flags.iter().find(|flag| *flag != "--check") {
         eprintln!("xtask: no flag `{flag}`\n{USAGE}");

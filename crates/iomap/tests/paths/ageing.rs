@@ -18,8 +18,9 @@ fn promoted_by_dropping(lab: &Lab) -> u64 {
     lab.cache.stats().promoted - before
 }
 
-/// A pass over a file in pieces that are smaller than a folio touches each of its folios once: a frequency rises only when a block is touched that was touched before. Were
-/// it raised by each piece, every `dd` would promote what it passes.
+/// A pass over a file in pieces that are smaller than a folio touches each of its folios once: a frequency
+/// rises only when a block is touched that was touched before. Were it raised by each piece, every `dd`
+/// would promote what it passes.
 #[test]
 fn a_pass_in_small_pieces_is_one_touch() {
     let folios = 8;
