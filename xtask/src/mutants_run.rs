@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Help text of the command.
-pub const USAGE: &str = "usage: cargo xtask mutants [--seed S] [--count N] [--jobs J] [--limit SECONDS] [--list]
+pub const USAGE: &str = "\
+usage: cargo xtask mutants [--seed S] [--count N] [--jobs J] [--limit SECONDS] [--list]
 
   draws N (150) of the small changes to the sources of cache and iomap by the seed S (1), runs the tests
   of cache, iomap and the library on each, J (1) at a time, each step for at most so many seconds (180),
@@ -217,8 +218,8 @@ fn table(options: &Options, of: usize, drawn: &[Mutation], fates: &[Fate]) -> St
     let survived = count(&|f| f == Fate::Survived);
     let killed = fates.len() - not - survived;
     let mut out = format!(
-        "`cargo xtask mutants --seed {} --count {}`: {} of {of}, {killed} killed, {survived} survived, {not} not \
-         building\n\n| step | killed |\n|---|---|\n",
+        "`cargo xtask mutants --seed {} --count {}`: {} of {of}, {killed} killed, {survived} survived, \
+         {not} not building\n\n| step | killed |\n|---|---|\n",
         options.seed,
         options.count,
         drawn.len(),

@@ -56,14 +56,15 @@ fn it_ends_at_once_and_says_what_was_not_written() {
     }
     let folder = Folder::new();
     let _slow = Slow::start(&folder);
-    let server = folder.export(&["slow/nbd", "--cache-size", "16M", "--direct-io", "off", "-v"]);
+    let mut server =
+        folder.export(&["slow/nbd", "--cache-size", "16M", "--direct-io", "off", "-v"]);
     let mut client = server.client("");
     for block in 0..64_u64 {
         client.write(block * 65536, &[1; 4096]).unwrap();
     }
     client.disconnect();
     server.signal("TERM");
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    server.until_it_says("a second signal ends at once");
     server.signal("TERM");
     let (status, text) = server.wait();
     assert_eq!(status.code(), Some(1), "{text}");
