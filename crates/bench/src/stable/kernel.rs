@@ -150,7 +150,11 @@ mod tests {
                 }
             }
         } else {
-            assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "{:?}", made.err());
+            assert!(
+                std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1"),
+                "{:?}",
+                made.err()
+            );
         }
         std::fs::remove_dir(&dir).expect("nothing is left in it");
     }
