@@ -112,8 +112,8 @@ impl MappedFile {
             let text = format!("block size {block_size}: a power of two from 512 to 4096");
             return Err(Error::new(ErrorKind::InvalidInput, "open", text));
         }
-        if ops.limits().sums && unit != block_size {
-            let text = format!("block size {block_size}: checksums are of {unit} bytes");
+        if !ops.fua_suffices() && unit != block_size {
+            let text = format!("block size {block_size}: the map moves blocks of {unit}");
             return Err(Error::new(ErrorKind::InvalidInput, "open", text));
         }
         if unit > block_size {

@@ -154,7 +154,8 @@ impl MappedFile {
         issued + self.write_runs(runs, pass, here).await
     }
 
-    /// What the pass wants of a folio, as bytes of the file, whole units. `Err`: a sync has to write blocks
+    /// What the pass wants of a folio, as bytes of the file, whole blocks: where the file ends is seen
+    /// when they are captured. `Err`: a sync has to write blocks
     /// that were dirtied while they were in write-out, and these have to be waited for.
     fn dirty_runs(&self, index: u64, pass: &WriteOutPass) -> Result<Vec<Range<u64>>, Blocks> {
         let Some(folio) = self.cache.lock_folio(&self.mapping, index) else {
@@ -165,12 +166,8 @@ impl MappedFile {
         match folio.write_conflict(blocks, tracking) {
             Some(blocks) if pass.sync => Err(blocks),
             _ => {
-                let eof = self.end_of_units();
-                let bytes = |run| {
-                    let range = self.mapping.range_of(index, run);
-                    range.start..range.end.min(eof)
-                };
-                Ok(folio.writable(blocks, tracking).into_iter().map(bytes).collect())
+                let runs = folio.writable(blocks, tracking).into_iter();
+                Ok(runs.map(|run| self.mapping.range_of(index, run)).collect())
             }
         }
     }
@@ -241,16 +238,19 @@ impl MappedFile {
             let sequence = self.ops.sequence();
             let mut taken = Vec::new();
             for (index, part, _) in parts {
-                let part = part.start..round_up(part.end, mapping.block_size());
                 // Where folios are written whole, the first part takes all of it.
-                taken.extend(folio.begin_write(mapping.blocks_inside(*index, &part), tracking));
+                taken.extend(folio.begin_write(mapping.blocks_inside(*index, part), tracking));
             }
+            // The size as it is under the lock, with the content.
+            let eof = self.end_of_units();
             for (_, part, place) in parts {
-                self.cut(&mut taken, part, place, sequence, &mut captured);
+                let part = part.start..part.end.min(eof);
+                self.cut(&mut taken, &part, place, sequence, &mut captured);
             }
             captured[first..].iter_mut().for_each(|c| self.snapshot(&folio, &mut c.piece));
             drop(folio);
-            // Up-to-date blocks that joined a folio written whole after room was reserved for it.
+            // Up-to-date blocks that joined a folio written whole after room was reserved for it, and what
+            // a truncate is about to drop.
             untake(&self.cache, mapping, &taken, true);
         }
         captured

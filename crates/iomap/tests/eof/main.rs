@@ -14,3 +14,4 @@ mod driver;
 mod history;
 mod real;
 mod sim;
+mod waiting;

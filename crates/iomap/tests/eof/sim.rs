@@ -3,6 +3,7 @@
 use crate::device::EndDevice;
 use crate::driver::{Driver, Subject, first_size, verify};
 use crate::history::History;
+use crate::waiting::Waiting;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, WorldRef, split_mix};
@@ -63,7 +64,9 @@ fn subjects(
                 };
                 Remap::with_options(Arc::new(SimDisk::new(world.clone(), config)), block, options)
             } else {
-                Arc::new(Identity::new(EndDevice::new(world.clone(), sector, stable, size)))
+                let map =
+                    Arc::new(Identity::new(EndDevice::new(world.clone(), sector, stable, size)));
+                Arc::new(Waiting { map, world: world.clone() })
             };
             let file = MappedFile::new(cache, ops, block, size, false).unwrap();
             let history = History::new(i as u8);
