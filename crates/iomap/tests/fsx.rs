@@ -6,13 +6,16 @@
 //! The step `fsx` of `make test` runs a thousand, in a build that is optimised.
 
 mod common;
+#[path = "common/seeds.rs"]
+mod seeds;
 
-use common::{File, Map, Setup, each, seeds};
+use common::{File, Map, Setup};
 use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
 use forebay_block::BioOp;
 use forebay_sim::workload::Runner;
 use forebay_sim::{Fault, FaultRule, SimDisk};
+use seeds::{each, seeds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

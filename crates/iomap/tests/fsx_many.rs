@@ -5,13 +5,16 @@
 //! Half as many seeds as in `fsx.rs`, set by the same variables.
 
 mod common;
+#[path = "common/seeds.rs"]
+mod seeds;
 
-use common::{File, Map, Setup, each, seeds};
+use common::{File, Map, Setup};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, split_mix};
 use forebay_sim::SimDisk;
 use forebay_sim::workload::{self, Runner, Subject};
+use seeds::{each, seeds};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
