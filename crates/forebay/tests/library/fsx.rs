@@ -161,7 +161,7 @@ fn run(aio: Aio, setup: Setup) {
         Err(e) => panic!("{e}"),
     };
     let direct_align = direct_unit(&file);
-    file.set_stable_pages(setup.need);
+    file.set_stable_pages(setup.need).unwrap();
     let subject = Blocking(Subject { cache, file: RwLock::new(file), turns: AtomicUsize::new(0) });
     std::thread::scope(|scope| {
         for (i, span) in spans(threads).into_iter().enumerate() {
@@ -220,7 +220,7 @@ fn run_growing(aio: Aio, setup: Setup) {
         Err(e) => panic!("{e}"),
     };
     let direct_align = direct_unit(&file);
-    file.set_stable_pages(setup.need);
+    file.set_stable_pages(setup.need).unwrap();
     file.write_at(&[0; 4096], 0).unwrap();
     let config = workload::Config {
         direct_align,

@@ -149,7 +149,10 @@ fn d14_a_last_block_that_is_not_read_first_shows_nothing_of_its_frame() {
                 let (place, len) = last_write(&lab);
                 let stored = lab.disk.peek_durable(place, len as usize);
                 let (data, behind) = stored.split_at(tail as usize);
-                assert!(data.iter().all(|b| *b == 9) && behind.len() < 512, "{len}");
+                assert!(
+                    data.iter().all(|b| *b == 9) && behind.len() < block_size as usize,
+                    "{len}"
+                );
                 assert!(behind.iter().all(|b| *b == 0), "{block_size} {tail}: {behind:?}");
             });
         }

@@ -2,20 +2,15 @@
 //! half way, reads and maps that race with write-out.
 
 use crate::lab::{Lab, NONE, both};
-use forebay_base::sim_world::SimWorld;
-use forebay_base::task::BoxFuture;
 use forebay_base::world::World;
-use forebay_base::{Error, Result};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
-use forebay_block::DeviceRef;
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, State};
+use forebay_iomap::MapOps;
 use forebay_iomap::remap::Remap;
-use forebay_iomap::{Extent, MapFuture, MapOps, Reservation};
 use forebay_sim::{Fault, FaultRule, SimConfig};
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -197,48 +192,6 @@ fn d11_the_last_request_makes_the_folio_uptodate() {
     }
 }
 
-/// A map that answers late: what it says was true when it was asked.
-struct LateMap {
-    map: Arc<Remap>,
-    world: Arc<SimWorld>,
-}
-
-impl MapOps for LateMap {
-    fn device(&self) -> &DeviceRef {
-        self.map.device()
-    }
-    fn unit(&self) -> u32 {
-        self.map.unit()
-    }
-    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        let found = self.map.map(range);
-        MapFuture::Later(Box::pin(async move {
-            let found = found.await;
-            let wait = self.world.random() % 400_000;
-            self.world.sleep(Duration::from_nanos(wait)).await;
-            found
-        }))
-    }
-    fn reserve(&self, range: Range<u64>) -> Result<Reservation> {
-        self.map.reserve(range)
-    }
-    fn publish(&self, reservation: Reservation) -> Result<()> {
-        self.map.publish(reservation)
-    }
-    fn abort(&self, reservation: Reservation, error: &Error) {
-        self.map.abort(reservation, error)
-    }
-    fn zero(&self, range: Range<u64>, keep: bool, fast: bool) -> BoxFuture<'_, Result<()>> {
-        self.map.zero(range, keep, fast)
-    }
-    fn can_zero(&self) -> (bool, bool) {
-        self.map.can_zero()
-    }
-    fn extents(&self, range: Range<u64>) -> Result<Vec<(u64, u64, bool)>> {
-        self.map.extents(range)
-    }
-}
-
 /// A reader that looked at the map when there was a hole, or another place, does not put that over what
 /// was written since: whole blocks, parts, uncached and direct writes, all while the map's answer is on
 /// its way.
@@ -249,9 +202,7 @@ fn d13_a_stale_answer_of_the_map_is_never_used_over_new_data() {
     for seed in 0..48usize {
         let (write, read) = (writes[seed % 4], reads[seed % 3]);
         let config = Config::with_budget(8 << 20);
-        let lab = Lab::with_late_map(seed as u64, config, 1 << 20, |map, world| {
-            Arc::new(LateMap { map, world })
-        });
+        let lab = Lab::with_late_map(seed as u64, config, 1 << 20);
         lab.run(async {
             let mut want = vec![0; 65536];
             for round in 1..30u8 {

@@ -2,14 +2,14 @@
 
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
-use forebay_base::world::World;
+use forebay_base::world::{World, WorldRef};
 use forebay_base::{IoFlags, Result};
 use forebay_block::{BioOp, BlockDevice, DeviceRef};
 use forebay_cache::folio::Blocks;
 use forebay_cache::{Config, PageCache, State};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::Remap;
+use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{Handle, MapOps, MappedFile, Source, Target};
 use forebay_sim::{SimConfig, SimDisk};
 use std::collections::BTreeSet;
@@ -48,14 +48,12 @@ impl Lab {
         Self::in_world(SimWorld::new(7), config, block_size, sim, size, |disk, _| map(disk))
     }
 
-    /// A map that is asked late: made of one that writes elsewhere each time, with blocks of 4 KiB.
-    pub fn with_late_map(
-        seed: u64,
-        config: Config,
-        size: u64,
-        map: impl FnOnce(Arc<Remap>, Arc<SimWorld>) -> Arc<dyn MapOps>,
-    ) -> Self {
-        let late = |disk, world: &Arc<SimWorld>| map(Remap::new(disk, 4096), world.clone());
+    /// A map that writes elsewhere each time, with blocks of 4 KiB, and whose answers wait at times.
+    pub fn with_late_map(seed: u64, config: Config, size: u64) -> Self {
+        let late = |disk, world: &Arc<SimWorld>| -> Arc<dyn MapOps> {
+            let waits = Some(world.clone() as WorldRef);
+            Remap::with_options(disk, 4096, RemapOptions { grows: false, sums: false, waits })
+        };
         Self::in_world(SimWorld::new(seed), config, 4096, Self::sim(2 * size), size, late)
     }
 
@@ -145,7 +143,7 @@ impl Lab {
 
     pub async fn zero(&self, at: u64, len: u64, fast_only: bool) -> Result<()> {
         let flags = ZeroFlags { keep_allocated: false, fast_only };
-        self.file.zero(&self.handle, at, len, flags).await
+        self.file.zero(at, len, flags).await
     }
 
     pub async fn sleep_ms(&self, ms: u64) {
