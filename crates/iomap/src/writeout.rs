@@ -85,9 +85,10 @@ impl EndWrite {
             }
             Err(error) => {
                 log::warn!("write-out failed: {error}");
-                // Dirty again before the places go back: dirt is what room is counted by.
-                end_write(&cache, &mapping, &pieces, false, fua);
+                // The error first: a writer that is refused for it says why. Dirty again before the places
+                // go back: dirt is what room is counted by.
                 mapping.errseq.set(error);
+                end_write(&cache, &mapping, &pieces, false, fua);
             }
         }
         drop(reservation);
@@ -188,8 +189,8 @@ impl MappedFile {
             Ok(reservation) => std::sync::Arc::new(reservation),
             Err(error) => {
                 log::warn!("no room for write-out: {error}");
-                self.no_room(&runs);
                 self.mapping.errseq.set(error);
+                self.no_room(&runs);
                 return 0;
             }
         };
