@@ -55,6 +55,9 @@ pub struct ExportArgs {
     /// Address to listen on with --port [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS", requires = "port")]
     pub bind: Option<std::net::IpAddr>,
+    /// Allow an address that others can reach although nothing protects the images there
+    #[arg(long, requires = "bind")]
+    pub insecure: bool,
     /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub cache_size: Option<u64>,
@@ -252,6 +255,7 @@ mod tests {
             "forebay export x --mode sometimes",
             "forebay export x -U a -p 1",
             "forebay export x --bind ::1",
+            "forebay export x -p 1 --insecure",
             "forebay export x -p 70000",
             "forebay export x --threads 0",
             "forebay tune novalue",

@@ -54,6 +54,16 @@ fn over_tcp_with_a_port_of_the_systems_choice() {
 }
 
 #[test]
+fn an_address_that_others_reach_only_by_name() {
+    let folder = Folder::new();
+    folder.image("disk.img", SIZE);
+    let open = ["export", "disk.img", "-p", "0", "--bind", "0.0.0.0", "--cache-size", "16M"];
+    let run = ["--insecure", "--run", "nbdinfo --size nbd://127.0.0.1:$port"];
+    let out = folder.ok(&[&open[..], &run[..]].concat());
+    assert!(out.trim().ends_with(&SIZE.to_string()), "{out}");
+}
+
+#[test]
 fn on_the_threads_engine_too() {
     let folder = Folder::new();
     let image = folder.image("disk.img", SIZE);
