@@ -16,7 +16,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use threads::Pool;
+use threads::{Call, Pool};
 use uring::Uring;
 
 /// Which engine to use.
@@ -103,6 +103,11 @@ impl Engine {
     /// is in flight. The kernel may interrupt system calls of such a thread (EINTR): repeat them.
     pub fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
         self.0.ring.as_ref()?.attach()
+    }
+
+    /// Makes a call on a thread of the pool, after the I/O that waits; one such call at a time.
+    pub(crate) fn call(&self, call: Call) {
+        self.0.pool.call(call);
     }
 
     /// Starts jobs, in order. `aio` is the device's wish.

@@ -6,11 +6,11 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, io};
+use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, io};
 use std::ops::Range;
 
 /// Longest run of zeros written at once where the device cannot zero, bytes.
-const ZERO_CHUNK: u64 = 1 << 20;
+const ZERO_CHUNK: u64 = 256 << 10;
 
 /// See the module.
 pub struct Identity {
@@ -97,7 +97,7 @@ impl MapOps for Identity {
         (limits.write_zeroes, limits.discard)
     }
 
-    fn extents(&self, range: Range<u64>) -> Result<Vec<(u64, u64, bool)>> {
-        self.device.extents(range.start, range.end - range.start)
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
+        self.device.extents(range.start, range.end - range.start, max)
     }
 }

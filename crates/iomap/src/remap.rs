@@ -9,10 +9,13 @@ use crate::ops::{Extent, MapFuture, MapOps, Place, Reservation};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::DeviceRef;
+use forebay_block::{DeviceRef, MapRuns};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Weak;
+
+/// Most blocks looked up in one call for the map.
+const LOOKUPS_MAX: usize = 1 << 16;
 
 /// An epoch: pins are clones of it.
 struct Epoch;
@@ -186,19 +189,22 @@ impl MapOps for Remap {
         (true, true)
     }
 
-    fn extents(&self, range: Range<u64>) -> Result<Vec<(u64, u64, bool)>> {
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
         let unit = u64::from(self.unit);
         let state = self.state.lock();
-        let mut runs: Vec<(u64, u64, bool)> = Vec::new();
-        for block in self.blocks(&range) {
+        let mut runs = MapRuns::new();
+        for block in self.blocks(&range).take(LOOKUPS_MAX) {
             let start = (block * unit).max(range.start);
             let len = ((block + 1) * unit).min(range.end) - start;
             let data = state.map.contains_key(&block);
+            let full = runs.len() == max.max(1);
             match runs.last_mut() {
                 Some(last) if last.2 == data => last.1 += len,
+                _ if full => break,
                 _ => runs.push((start, len, data)),
             }
         }
-        Ok(runs)
+        drop(state);
+        Box::pin(std::future::ready(Ok(runs)))
     }
 }

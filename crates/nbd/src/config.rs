@@ -27,9 +27,17 @@ pub struct ServerConfig {
     /// The same over all clients, bytes. The upper half is kept for clients below their fair
     /// share (half of it divided by `clients_max`), so that hoarders cannot starve others.
     pub total_memory: usize,
-    /// While others wait for memory, a client that takes none of its replies for this long is
-    /// cut off.
+    /// While others wait for memory, a client that owes us something (takes no replies, or does not
+    /// send the rest of a write) is cut off if it moved less than `rate_min` over this time.
     pub stall_timeout: Duration,
+    /// Least progress of a client that owes us something, bytes per second.
+    pub rate_min: u64,
+    /// When the table of clients is full, the one that said nothing for longest makes room for a
+    /// newcomer if that is at least this long. Who has a request under way is not idle.
+    pub idle_timeout: Duration,
+    /// A TCP peer that says nothing for this long is probed, and cut off if it does not answer six
+    /// probes ten seconds apart. Zero: never.
+    pub keepalive: Duration,
     /// Time for requests in flight to finish when the server is stopped.
     pub drain_timeout: Duration,
     /// Flags of every read and write, such as `UNCACHED`.
@@ -49,6 +57,9 @@ impl Default for ServerConfig {
             client_memory: 32 << 20,
             total_memory: 256 << 20,
             stall_timeout: Duration::from_secs(10),
+            rate_min: 4096,
+            idle_timeout: Duration::from_secs(60),
+            keepalive: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(5),
             io_flags: IoFlags::empty(),
         }
@@ -99,8 +110,10 @@ pub enum DropReason {
     TooManyClients,
     /// A write longer than the limit: its data cannot be skipped in good faith.
     WriteTooLong,
-    /// Took no replies while others waited for memory.
+    /// Took no replies, or did not send the rest of a write, while others waited for memory.
     Stalled,
+    /// Said nothing for long and made room for a newer client.
+    Idle,
     /// The socket failed, or the client went away in the middle of something.
     ConnectionLost,
     /// The server was stopped and this client's requests did not finish in time.
@@ -109,7 +122,7 @@ pub enum DropReason {
 
 impl DropReason {
     /// All reasons, in the order of the counters.
-    pub const ALL: [DropReason; 12] = [
+    pub const ALL: [DropReason; 13] = [
         Self::BadMagic,
         Self::BadClientFlags,
         Self::OptionTooLong,
@@ -120,6 +133,7 @@ impl DropReason {
         Self::TooManyClients,
         Self::WriteTooLong,
         Self::Stalled,
+        Self::Idle,
         Self::ConnectionLost,
         Self::ServerStopped,
     ];
@@ -136,7 +150,8 @@ impl DropReason {
             Self::Evicted => "made room for a newer client",
             Self::TooManyClients => "too many clients",
             Self::WriteTooLong => "write too long",
-            Self::Stalled => "takes no replies while memory is short",
+            Self::Stalled => "makes no progress while memory is short",
+            Self::Idle => "idle, made room for a newer client",
             Self::ConnectionLost => "connection lost",
             Self::ServerStopped => "server stopped",
         }

@@ -72,6 +72,8 @@ pub(crate) struct EventLoop {
     accept_paused: bool,
     done: Vec<(Ticket, Outcome)>,
     next_tick: Instant,
+    /// When the last tick or sleep ended: for what need not be exact.
+    now: Instant,
     stop_at: Option<Instant>,
     serial: u64,
 }
@@ -123,6 +125,7 @@ impl EventLoop {
             accept_paused: false,
             done: Vec::new(),
             next_tick: Instant::now(),
+            now: Instant::now(),
             stop_at: None,
             serial: 0,
         })
@@ -150,6 +153,7 @@ impl EventLoop {
         let sleep = !busy
             && self.core.exec.may_sleep()
             && self.handle().inbox.lock().is_empty()
+            && !self.handle().evict.load(Ordering::SeqCst)
             && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst));
         let timed = self.handshakes > 0
             || !self.waiting.is_empty()
@@ -173,6 +177,7 @@ impl EventLoop {
         let wake = u64::from(SPECIAL) << 32 | u64::from(WAKE);
         let woken = events.iter().any(|e| e.data.u64() == wake);
         if sleep || woken {
+            self.now = Instant::now();
             self.core.exec.awake(woken);
         }
         Ok(())
@@ -241,7 +246,8 @@ impl EventLoop {
             return;
         }
         let moved = std::mem::take(&mut *self.handle().inbox.lock());
-        for conn in moved {
+        for mut conn in moved {
+            conn.moved_at = self.now;
             let key = self.insert(conn);
             self.resume(key);
         }
@@ -257,12 +263,15 @@ impl EventLoop {
         if conn.is_handshaking() {
             self.handshakes -= 1;
         }
-        self.handle().conns.fetch_sub(1, Ordering::Relaxed);
         Some(conn)
     }
 
     fn remove(&mut self, key: Key, reason: Option<DropReason>) {
         let Some(mut conn) = self.take(key) else { return };
+        if conn.life.leave() {
+            self.handle().conns.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.core.shared.lives.lock().retain(|life| !Arc::ptr_eq(life, &conn.life));
         self.core.close_book(&mut conn, reason);
         // Closing the socket takes it out of epoll: nobody else has a copy of it.
     }
@@ -319,6 +328,8 @@ impl EventLoop {
                 end_of_input(conn);
             }
             Ok(n) => {
+                conn.sending.count(n);
+                conn.moved_at = self.now;
                 let input = &scratch[..held + n - direct];
                 Self::digest(core, conn, input);
                 self.after_parse(key, was_handshaking);
@@ -376,6 +387,8 @@ impl EventLoop {
             return false;
         }
         let Some(conn) = self.take(key) else { return false };
+        conn.life.at.store(target, Ordering::Relaxed);
+        self.handle().conns.fetch_sub(1, Ordering::Relaxed);
         if let Err(e) = epoll::delete(&self.epoll, &conn.fd) {
             log::warn!("nbd: {}: epoll: {e}", conn.label);
         }
@@ -440,8 +453,10 @@ impl EventLoop {
         let Some(conn) = &mut slot.conn else { return false };
         conn.book.dirty = false;
         if conn.send_full.is_none() && !conn.book.out.is_empty() {
-            send(core, conn);
+            send(core, conn, self.now);
         }
+        let config = &core.shared.config;
+        conn.look(core.shared.start, self.now, config.stall_timeout, config.rate_min);
         if let Some(reason) = conn.doom {
             self.remove(key, reason);
             return false;
@@ -494,7 +509,7 @@ fn end_of_input(conn: &mut Conn) {
 }
 
 /// Sends the replies that wait, as far as the socket takes them.
-fn send(core: &mut Core, conn: &mut Conn) {
+fn send(core: &mut Core, conn: &mut Conn, now: Instant) {
     while !conn.book.out.is_empty() {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let (n, bytes) = conn.book.out.slices(&mut slices);
@@ -508,14 +523,16 @@ fn send(core: &mut Core, conn: &mut Conn) {
         match rustix::net::sendmsg(&conn.fd, &slices[..n], &mut control, flags) {
             Ok(sent) => {
                 core.sent(&mut conn.book, sent);
+                conn.taking.count(sent);
+                conn.moved_at = now;
                 if sent < bytes {
-                    conn.send_full = Some(Instant::now());
+                    conn.send_full = Some(now);
                     return;
                 }
             }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
-                conn.send_full = Some(Instant::now());
+                conn.send_full = Some(now);
                 return;
             }
             Err(_) => {

@@ -4,10 +4,10 @@
 //! and holds all handshakes; a connection moves to the least busy thread when its transmission
 //! begins, and stays there.
 //!
-//! Locks: `LoopHandle::inbox` and `Server::listeners` are leaves.
+//! Locks: `LoopHandle::inbox`, `Shared::lives` and `Server::listeners` are leaves.
 
 use crate::config::{DropReason, ServerConfig};
-use crate::conn::Conn;
+use crate::conn::{Conn, Life};
 use crate::event_loop::EventLoop;
 use crate::exec::Home;
 use crate::handshake::Directory;
@@ -20,6 +20,7 @@ use forebay_vfs::{Export, ExportInfo};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What others know of a loop.
 pub(crate) struct LoopHandle {
@@ -29,6 +30,8 @@ pub(crate) struct LoopHandle {
     pub inbox: Mutex<Vec<Conn>>,
     /// Connections that are here or on their way.
     pub conns: AtomicUsize,
+    /// Some of its connections were told to go ([`Life::gone`]).
+    pub evict: AtomicBool,
 }
 
 /// What all loops share.
@@ -38,12 +41,35 @@ pub(crate) struct Shared {
     pub memory: Memory,
     pub stop: AtomicBool,
     pub loops: Vec<LoopHandle>,
+    /// Every connection.
+    pub lives: Mutex<Vec<Arc<Life>>>,
+    pub start: Instant,
 }
 
 impl Shared {
     /// Connections on all loops.
     pub fn clients(&self) -> usize {
         self.loops.iter().map(|l| l.conns.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Tells the connection that has been idle for longest to go, if it was for `least`. Its place
+    /// is free at once; says which loop is to close it.
+    pub fn evict_idle(&self, now: Instant, least: Duration) -> Option<usize> {
+        let lives = self.lives.lock();
+        let since = |life: &&Arc<Life>| life.idle_since.load(Ordering::Relaxed);
+        let idle = lives.iter().filter(|l| since(l) != Life::BUSY);
+        let life = idle.filter(|l| !l.gone.load(Ordering::Relaxed)).min_by_key(since)?.clone();
+        drop(lives);
+        let passed =
+            now.saturating_duration_since(self.start + Duration::from_millis(since(&&life)));
+        if passed < least || !life.leave() {
+            return None;
+        }
+        let at = life.at.load(Ordering::Relaxed);
+        self.loops[at].conns.fetch_sub(1, Ordering::Relaxed);
+        self.loops[at].evict.store(true, Ordering::SeqCst);
+        self.loops[at].home.nudge();
+        Some(at)
     }
 }
 
@@ -90,11 +116,13 @@ impl Server {
                 stats: Arc::default(),
                 inbox: Mutex::default(),
                 conns: AtomicUsize::new(0),
+                evict: AtomicBool::new(false),
             });
         }
         let memory = Memory::new(&config);
         let stop = AtomicBool::new(false);
-        let shared = Arc::new(Shared { config, exports, memory, stop, loops });
+        let (lives, start) = (Mutex::default(), Instant::now());
+        let shared = Arc::new(Shared { config, exports, memory, stop, loops, lives, start });
         Ok(Self { shared, listeners: Mutex::default() })
     }
 
@@ -151,6 +179,7 @@ impl Server {
                 one.inbox.lock().clear();
                 one.conns.store(0, Ordering::Relaxed);
             }
+            self.shared.lives.lock().clear();
             result
         })
     }

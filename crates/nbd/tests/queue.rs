@@ -119,8 +119,13 @@ impl Export for Queued {
     fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
         self.memory.clone().prefetch(offset, len)
     }
-    fn extents(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        self.memory.clone().extents(offset, len)
+    fn extents(
+        self: Arc<Self>,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
+        self.memory.clone().extents(offset, len, max)
     }
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();

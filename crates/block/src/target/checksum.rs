@@ -10,13 +10,13 @@
 //! touched between its submission and its completion.
 //! Lock rule: one shard at a time; none while a bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp, Completion};
 use crate::check::check_bio;
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::Mutex;
-use forebay_base::task::LocalQueue;
+use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -292,8 +292,8 @@ impl BlockDevice for ChecksumDevice {
         result
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.lower.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
