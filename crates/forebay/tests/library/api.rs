@@ -1,7 +1,8 @@
 //! What the calls promise.
 
 use crate::dir::{Dir, cache, config, open, options};
-use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, IoFlags, RawOptions};
+use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, ExportMode, IoFlags, RawOptions};
+use forebay_base::task::block_on;
 use std::os::unix::fs::MetadataExt;
 
 #[test]
@@ -23,6 +24,46 @@ fn residency_and_extents() {
     file.trim(1 << 20, 8192).unwrap();
     assert_eq!(file.residency(0, 4 << 20).resident_blocks, 0);
     assert_eq!(file.extents(4 << 20, 1).unwrap_err().kind(), ErrorKind::OutOfRange);
+}
+
+/// A map of many extents was made in one go, however many were wanted, and a prefetch planned its whole
+/// range in one poll: an event loop stood still meanwhile.
+#[test]
+fn n2_n3_maps_and_prefetches_go_in_steps() {
+    let dir = Dir::new("steps");
+    let cache = cache(64 << 20);
+    let file = open(&cache, dir.path("a"), 32 << 20);
+    for block in (0..4096).step_by(2) {
+        file.write_at(&[1; 4096], block * 4096).unwrap();
+    }
+    file.sync_data().unwrap();
+    let all = file.extents(0, 32 << 20).unwrap();
+    assert_eq!(all.len(), 4096, "a checkerboard, and the hole behind it as part of its last");
+    let export = file.export(ExportMode::Cached);
+    let (some, polls) = counted(export.clone().extents(0, 32 << 20, 1000));
+    assert_eq!(some.unwrap(), all[..1000]);
+    assert!(polls >= 4, "{polls}");
+    assert_eq!(counted(export.clone().extents(8192, 1 << 20, 1)).0.unwrap().len(), 1);
+    // Dirt above a hole, far away.
+    file.write_at(&[1; 4096], 31 << 20).unwrap();
+    let (one, polls) = counted(export.clone().extents(4095 * 4096, 16 << 20, 1));
+    assert_eq!(one.unwrap()[0].len, (31 << 20) - 4095 * 4096);
+    assert!(polls >= 1);
+    cache.drop_clean();
+    let (done, polls) = counted(export.prefetch(0, 32 << 20));
+    done.unwrap();
+    assert!(polls >= 64, "{polls}");
+    assert!(file.residency(0, 16 << 20).resident_blocks > 2000);
+}
+
+/// Runs a future to its end; how many polls that took.
+fn counted<T>(future: impl Future<Output = T>) -> (T, usize) {
+    let (mut future, mut polls) = (std::pin::pin!(future), 0);
+    let value = block_on(std::future::poll_fn(|cx| {
+        polls += 1;
+        future.as_mut().poll(cx)
+    }));
+    (value, polls)
 }
 
 #[test]
