@@ -107,6 +107,15 @@ pub struct ExportArgs {
     /// Threads that serve clients, 1 to 64 [default: the CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Option<u16>,
+    /// Most connections at a time [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub clients: Option<u16>,
+    /// Idle for this long, a connection makes room for a new one when there are too many [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub idle_timeout: Option<u32>,
+    /// Longest look around for work before a thread sleeps; 0 is off [default: 50]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub poll_us: Option<u32>,
     /// Control socket [default: one per process in the user's runtime folder]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,

@@ -40,6 +40,9 @@ pub struct ServerConfig {
     pub keepalive: Duration,
     /// Time for requests in flight to finish when the server is stopped.
     pub drain_timeout: Duration,
+    /// Longest time that a thread looks around for work before it sleeps, as long as that pays off.
+    /// Zero: never. [`Server::set_poll`](crate::Server::set_poll) changes it live.
+    pub poll: Duration,
     /// Flags of every read and write, such as `UNCACHED`.
     pub io_flags: IoFlags,
 }
@@ -61,12 +64,16 @@ impl Default for ServerConfig {
             idle_timeout: Duration::from_secs(60),
             keepalive: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(5),
+            poll: Duration::from_micros(50),
             io_flags: IoFlags::empty(),
         }
     }
 }
 
 impl ServerConfig {
+    /// Most that `poll` may be.
+    pub const POLL_MAX: Duration = Duration::from_millis(1);
+
     /// The same, with values that contradict each other brought into line: at least one thread
     /// and one client, and a request that fits a client's memory and, together with a
     /// hoarder's, the half of all memory that is for everybody.

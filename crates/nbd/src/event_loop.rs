@@ -3,16 +3,17 @@
 //! ```text
 //! turn:  wait -> receive + parse + serve hits -> run woken tasks -> flush and reap queues
 //!          ^         -> run woken tasks -> settle: send all replies, unblock, close
-//!          `---- without sleeping if anything happened, else sleep
+//!          `---- without sleeping if a task is woken, else look around for a moment, then sleep
 //! ```
 //!
 //! Invariants:
-//! 1. No call here waits except `epoll_wait`, and that only when there was nothing to do.
+//! 1. No call here waits except `epoll_wait`, and that only when there is nothing to do.
 //! 2. A connection is read only if its next request may start (`Conn::wants_input`).
 //! 3. A connection whose state changed is in `core.dirty` until it is settled in the same turn.
 //! 4. One receive per readable connection and turn, so a busy one cannot starve the others.
 
 mod clients;
+mod poll;
 
 use crate::config::DropReason;
 use crate::conn::{Conn, Phase};
@@ -71,6 +72,7 @@ pub(crate) struct EventLoop {
     listeners: Vec<Listener>,
     accept_paused: bool,
     done: Vec<(Ticket, Outcome)>,
+    poller: poll::Poller,
     next_tick: Instant,
     /// When the last tick or sleep ended: for what need not be exact.
     now: Instant,
@@ -124,6 +126,7 @@ impl EventLoop {
             listeners,
             accept_paused: false,
             done: Vec::new(),
+            poller: poll::Poller::default(),
             next_tick: Instant::now(),
             now: Instant::now(),
             stop_at: None,
@@ -148,13 +151,22 @@ impl EventLoop {
         }
     }
 
+    /// Whether there is nothing to do until a socket, a queue or another thread says so.
+    fn is_quiet(&self) -> bool {
+        self.handle().inbox.lock().is_empty()
+            && !self.handle().evict.load(Ordering::SeqCst)
+            && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst))
+    }
+
     fn wait(&mut self, events: &mut Vec<Event>, busy: bool) -> Result<()> {
         events.clear();
-        let sleep = !busy
-            && self.core.exec.may_sleep()
-            && self.handle().inbox.lock().is_empty()
-            && !self.handle().evict.load(Ordering::SeqCst)
-            && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst));
+        bump(&self.core.stats.turns, 1);
+        let quiet = !busy && !self.core.exec.is_woken() && self.is_quiet();
+        if quiet && self.look_around(events)? {
+            return Ok(());
+        }
+        // Whoever wants us from here on sees that we sleep, so we have to look once more.
+        let sleep = quiet && self.core.exec.may_sleep() && self.is_quiet();
         let timed = self.handshakes > 0
             || !self.waiting.is_empty()
             || self.accept_paused
@@ -167,45 +179,53 @@ impl EventLoop {
             (true, true) => Some(&short),
             (true, false) => None,
         };
-        bump(&self.core.stats.turns, 1);
         bump(&self.core.stats.sleeps, u64::from(sleep));
-        let spare = rustix::buffer::spare_capacity(events);
-        match epoll::wait(&self.epoll, spare, timeout) {
+        let before = self.now;
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(failed(e)),
         }
         let wake = u64::from(SPECIAL) << 32 | u64::from(WAKE);
         let woken = events.iter().any(|e| e.data.u64() == wake);
-        if sleep || woken {
+        if sleep {
             self.now = Instant::now();
+            let limit = self.core.shared.poll_nanos.load(Ordering::Relaxed);
+            self.poller.slept((self.now - before).as_nanos() as u64, limit);
+        }
+        // Also where it turned out that we may not sleep: nobody need write the eventfd.
+        if quiet || woken {
             self.core.exec.awake(woken);
         }
         Ok(())
     }
 
-    /// One turn. True if there was anything to do: then it is worth another look.
+    /// One turn. True if it is worth another one before anything else happens.
     fn turn(&mut self, events: &[Event]) -> bool {
-        let mut busy = !events.is_empty();
+        let mut reap = self.core.exec.len() > 0;
         for event in events {
             let (data, flags) = (event.data.u64(), event.flags);
             let key = (data as u32, (data >> 32) as u32);
             match key {
                 (what, SPECIAL) if what >= LISTENER => self.accept((what - LISTENER) as usize),
-                (_, SPECIAL) => {}
+                (what, SPECIAL) => reap |= what == QUEUE,
                 _ => self.ready(key, flags),
             }
         }
         self.adopt();
-        busy |= self.run_tasks();
+        let mut busy = self.run_tasks();
         if !self.queues.is_empty() {
+            let reap = reap || self.core.exec.len() > 0;
             for queue in &mut self.queues {
                 queue.flush();
-                busy |= queue.reap() > 0;
+                busy |= reap && queue.reap() > 0;
             }
             busy |= self.run_tasks();
         }
         busy |= self.settle_all();
-        busy
+        // What the last steps submitted; nothing may wait here while we sleep.
+        self.queues.iter_mut().for_each(|queue| queue.flush());
+        // Those that wait for memory are asked again when somebody else's was given back.
+        busy && !self.waiting.is_empty()
     }
 
     fn conn(&mut self, key: Key) -> Option<&mut Conn> {

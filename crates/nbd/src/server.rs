@@ -14,7 +14,7 @@ use crate::handshake::Directory;
 use crate::listen::Listener;
 use crate::stats::{LoopStats, Memory, Stats};
 use forebay_base::sync::Mutex;
-use forebay_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::{Export, ExportInfo};
 use std::net::SocketAddr;
@@ -41,6 +41,11 @@ pub(crate) struct Shared {
     pub memory: Memory,
     pub stop: AtomicBool,
     pub loops: Vec<LoopHandle>,
+    /// Longest look around before a sleep, nanoseconds; 0 is off.
+    pub poll_nanos: AtomicU64,
+    /// Loops that look around now, and how many may.
+    pub pollers: AtomicUsize,
+    pub pollers_max: usize,
     /// Every connection.
     pub lives: Mutex<Vec<Arc<Life>>>,
     pub start: Instant,
@@ -85,6 +90,10 @@ impl Directory for Shared {
     }
 }
 
+fn nanos(poll: Duration) -> u64 {
+    poll.min(ServerConfig::POLL_MAX).as_nanos() as u64
+}
+
 /// An NBD server. See the module.
 pub struct Server {
     shared: Arc<Shared>,
@@ -121,8 +130,19 @@ impl Server {
         }
         let memory = Memory::new(&config);
         let stop = AtomicBool::new(false);
-        let (lives, start) = (Mutex::default(), Instant::now());
-        let shared = Arc::new(Shared { config, exports, memory, stop, loops, lives, start });
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(Shared {
+            poll_nanos: AtomicU64::new(nanos(config.poll)),
+            pollers: AtomicUsize::new(0),
+            pollers_max: cpus / 2,
+            config,
+            exports,
+            memory,
+            stop,
+            loops,
+            lives: Mutex::default(),
+            start: Instant::now(),
+        });
         Ok(Self { shared, listeners: Mutex::default() })
     }
 
@@ -189,6 +209,17 @@ impl Server {
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.loops.iter().for_each(|l| l.home.nudge());
+    }
+
+    /// How long a thread looks around for work at most before it sleeps; as `config.poll`, which is
+    /// where it begins. At most [`ServerConfig::POLL_MAX`].
+    pub fn set_poll(&self, poll: Duration) {
+        self.shared.poll_nanos.store(nanos(poll), Ordering::Relaxed);
+    }
+
+    /// As it was set last.
+    pub fn poll(&self) -> Duration {
+        Duration::from_nanos(self.shared.poll_nanos.load(Ordering::Relaxed))
     }
 
     /// The counters now.

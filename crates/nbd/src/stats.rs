@@ -24,6 +24,9 @@ pub(crate) struct LoopStats {
     pub late: AtomicU64,
     pub turns: AtomicU64,
     pub sleeps: AtomicU64,
+    pub poll_hits: AtomicU64,
+    pub poll_misses: AtomicU64,
+    pub poll_nanos: AtomicU64,
     pub receives: AtomicU64,
     pub sends: AtomicU64,
     pub accepted: AtomicU64,
@@ -58,6 +61,12 @@ pub struct Stats {
     pub turns: u64,
     /// Turns that began with a sleep.
     pub sleeps: u64,
+    /// Looks around before a sleep that found work, and those that did not.
+    pub poll_hits: u64,
+    /// See `poll_hits`.
+    pub poll_misses: u64,
+    /// Time that they took, nanoseconds of CPU.
+    pub poll_nanos: u64,
     /// System calls that received.
     pub receives: u64,
     /// System calls that sent.
@@ -93,6 +102,9 @@ impl Stats {
             all.late += get(&one.late);
             all.turns += get(&one.turns);
             all.sleeps += get(&one.sleeps);
+            all.poll_hits += get(&one.poll_hits);
+            all.poll_misses += get(&one.poll_misses);
+            all.poll_nanos += get(&one.poll_nanos);
             all.receives += get(&one.receives);
             all.sends += get(&one.sends);
         }

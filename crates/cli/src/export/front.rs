@@ -4,6 +4,7 @@ use super::Event;
 use super::listen::Wanted;
 use super::spec::Place;
 use super::target::Front;
+use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use forebay_base::ErrorKind;
 use forebay_nbd::{Server, ServerConfig};
@@ -11,6 +12,7 @@ use forebay_vfs::Export;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A server that listens and does not serve yet.
 pub struct Listening {
@@ -29,14 +31,7 @@ pub struct Running {
 pub type Named = (String, Arc<dyn Export>);
 
 /// Binds the socket. From then on clients can connect; they wait until [`Listening::serve`].
-pub fn listen(
-    wanted: Wanted,
-    exports: Vec<Named>,
-    threads: usize,
-    memory: u64,
-) -> Outcome<Listening> {
-    let total_memory = usize::try_from(memory).unwrap_or(usize::MAX);
-    let config = ServerConfig { threads, total_memory, ..ServerConfig::default() };
+pub fn listen(wanted: Wanted, exports: Vec<Named>, config: ServerConfig) -> Outcome<Listening> {
     // Busy means the socket here, not an image.
     let failed = |e: forebay_base::Error| match e.kind() {
         ErrorKind::Busy => Failure::new(e.to_string()),
@@ -90,6 +85,26 @@ impl Running {
     }
 }
 
+/// The server's settings: what the command line says, the rest by default.
+pub fn config(args: &ExportArgs, memory: u64) -> ServerConfig {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut config = ServerConfig {
+        threads: args.threads.map_or(cpus.min(4), usize::from),
+        total_memory: usize::try_from(memory).unwrap_or(usize::MAX),
+        ..ServerConfig::default()
+    };
+    if let Some(clients) = args.clients {
+        config.clients_max = clients.into();
+    }
+    if let Some(seconds) = args.idle_timeout {
+        config.idle_timeout = Duration::from_secs(seconds.into());
+    }
+    if let Some(micros) = args.poll_us {
+        config.poll = Duration::from_micros(micros.into());
+    }
+    config
+}
+
 /// What the control socket shows of a server.
 pub struct Numbers(Arc<Server>);
 
@@ -109,11 +124,22 @@ impl Front for Numbers {
             ("late_requests", stats.late),
             ("loop_turns", stats.turns),
             ("loop_sleeps", stats.sleeps),
+            ("poll_hits", stats.poll_hits),
+            ("poll_misses", stats.poll_misses),
+            ("poll_nanos", stats.poll_nanos),
             ("receive_calls", stats.receives),
             ("send_calls", stats.sends),
             ("clients_cut_off", stats.dropped.iter().map(|(_, n)| n).sum()),
             ("memory_peak_bytes", stats.memory_peak as u64),
         ]
+    }
+
+    fn poll_us(&self) -> u64 {
+        self.0.poll().as_micros() as u64
+    }
+
+    fn set_poll_us(&self, micros: u64) {
+        self.0.set_poll(Duration::from_micros(micros));
     }
 
     fn memory(&self) -> (u64, u64) {

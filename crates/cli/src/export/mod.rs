@@ -61,7 +61,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let cache = Cache::new(config)?;
     let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
     let exports = opened.iter().map(|s| (s.name.clone(), s.file.export_live(&mode))).collect();
-    let listening = front::listen(wanted, exports, threads(args), client_memory)?;
+    let listening = front::listen(wanted, exports, front::config(args, client_memory))?;
     let place = listening.place.clone();
     if let Place::Unix(path) = &place {
         cleanup.add(path);
@@ -147,11 +147,6 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, u64)> {
         config.folio_size = u32::try_from(size).expect("checked to be 2 MiB at most");
     }
     Ok((config, client_memory))
-}
-
-fn threads(args: &ExportArgs) -> usize {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    args.threads.map_or(cpus.min(4), usize::from)
 }
 
 /// What can be said of an image before the cache is there: making a large one takes seconds.

@@ -3,7 +3,7 @@
 use super::spec::Place;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
-use forebay::{Cache, DirectIo, ErrorKind, File, LiveMode};
+use forebay::{Cache, DirectIo, Error, ErrorKind, File, LiveMode};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -27,6 +27,10 @@ pub struct Served {
 pub trait Front: Send + Sync + 'static {
     /// Counters by name.
     fn counters(&self) -> Vec<(&'static str, u64)>;
+    /// Longest look around before a sleep, microseconds; 0 is off.
+    fn poll_us(&self) -> u64;
+    /// Changes it live.
+    fn set_poll_us(&self, micros: u64);
     /// Bytes of memory in use, and their bound.
     fn memory(&self) -> (u64, u64);
 }
@@ -126,6 +130,7 @@ impl Target {
             all.insert("stable_pages".into(), served.file.stable_pages().to_string().into());
         }
         all.insert("mode".into(), self.mode.get().to_string().into());
+        all.insert("poll_us".into(), self.front.poll_us().to_string().into());
         Value::Object(all)
     }
 
@@ -133,6 +138,15 @@ impl Target {
         match name {
             "direct_io" => {}
             "mode" => return value.parse().map(|mode| self.mode.set(mode)),
+            "poll_us" => {
+                let bad = || {
+                    let text = format!("poll_us={value}: microseconds, 0 to 1000");
+                    Error::new(ErrorKind::InvalidInput, "tune", text)
+                };
+                let micros = value.parse().ok().filter(|n| *n <= 1000).ok_or_else(bad)?;
+                self.front.set_poll_us(micros);
+                return Ok(());
+            }
             "stable_pages" => {
                 let to = value.parse()?;
                 self.served.iter().for_each(|served| served.file.set_stable_pages(to));
