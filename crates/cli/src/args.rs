@@ -55,6 +55,15 @@ pub struct ExportArgs {
     /// Address to listen on with --port [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS", requires = "port")]
     pub bind: Option<std::net::IpAddr>,
+    /// Folder with server-cert.pem, server-key.pem and perhaps ca-cert.pem: clients use TLS
+    #[arg(long, value_name = "DIR")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Whether clients may use TLS, or must [default: require if there are certificates]
+    #[arg(long, value_name = "MODE", value_parser = PossibleValuesParser::new(["off", "on", "require"]))]
+    pub tls: Option<String>,
+    /// Serve only clients with a certificate that ca-cert.pem has signed
+    #[arg(long, requires = "tls_certificates")]
+    pub tls_verify_peer: bool,
     /// Allow an address that others can reach although nothing protects the images there
     #[arg(long, requires = "bind")]
     pub insecure: bool,

@@ -1,5 +1,6 @@
 //! What bounds a server, and why a client may be cut off.
 
+use crate::tls::{SESSION_BYTES, TlsIdentity, TlsMode};
 use forebay_base::IoFlags;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub struct ServerConfig {
     pub keepalive: Duration,
     /// Time for requests in flight to finish when the server is stopped.
     pub drain_timeout: Duration,
+    /// Certificate and key for TLS, and whether clients may or must use it.
+    pub tls: Option<(TlsIdentity, TlsMode)>,
     /// Longest time that a thread looks around for work before it sleeps, as long as that pays off.
     /// Zero: never. [`Server::set_poll`](crate::Server::set_poll) changes it live.
     pub poll: Duration,
@@ -64,6 +67,7 @@ impl Default for ServerConfig {
             idle_timeout: Duration::from_secs(60),
             keepalive: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(5),
+            tls: None,
             poll: Duration::from_micros(50),
             io_flags: IoFlags::empty(),
         }
@@ -85,9 +89,19 @@ impl ServerConfig {
         self.option_len_max = self.option_len_max.min(128 << 10);
         self.total_memory = self.total_memory.max(2 << 20);
         self.client_memory = self.client_memory.max(64 << 10);
+        if self.tls_mode() != TlsMode::Off {
+            // Sessions may use a quarter of it.
+            let fit = (self.total_memory / 4 / SESSION_BYTES).max(1);
+            self.clients_max = self.clients_max.min(fit);
+        }
         let fits = self.client_memory.min(self.total_memory / 4).min(1 << 30);
         self.request_max = self.request_max.min(fits as u32).max(4096);
         self
+    }
+
+    /// Whether clients may or must use TLS.
+    pub fn tls_mode(&self) -> TlsMode {
+        self.tls.as_ref().map_or(TlsMode::Off, |(_, mode)| *mode)
     }
 
     /// Memory that any client may use whatever the others do, bytes.
@@ -111,6 +125,8 @@ pub enum DropReason {
     UnknownExport,
     /// The handshake took too long.
     HandshakeTimeout,
+    /// No TLS where it is required, or something that is not TLS where it was agreed on.
+    Tls,
     /// Made room for a newer client before its handshake was done.
     Evicted,
     /// Refused because there are too many clients.
@@ -129,13 +145,14 @@ pub enum DropReason {
 
 impl DropReason {
     /// All reasons, in the order of the counters.
-    pub const ALL: [DropReason; 13] = [
+    pub const ALL: [DropReason; 14] = [
         Self::BadMagic,
         Self::BadClientFlags,
         Self::OptionTooLong,
         Self::TooManyOptions,
         Self::UnknownExport,
         Self::HandshakeTimeout,
+        Self::Tls,
         Self::Evicted,
         Self::TooManyClients,
         Self::WriteTooLong,
@@ -154,6 +171,7 @@ impl DropReason {
             Self::TooManyOptions => "too many options",
             Self::UnknownExport => "unknown export",
             Self::HandshakeTimeout => "handshake timed out",
+            Self::Tls => "no TLS, or TLS that is wrong",
             Self::Evicted => "made room for a newer client",
             Self::TooManyClients => "too many clients",
             Self::WriteTooLong => "write too long",

@@ -12,11 +12,11 @@ use crate::exec::{Key, Ticket};
 use crate::handshake::Handshake;
 use crate::out::OutQueue;
 use crate::stats::Verdict;
+use crate::stream::Stream;
 use crate::transmission::Transmission;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use forebay_vfs::Export;
 use rustix::event::epoll::EventFlags;
-use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,7 +133,9 @@ impl Pace {
 
 /// See the module.
 pub(crate) struct Conn {
-    pub fd: OwnedFd,
+    pub stream: Stream,
+    /// TLS begins when everything before it has been sent; what is stashed belongs to it.
+    pub starting_tls: bool,
     /// For the log.
     pub label: String,
     pub phase: Phase,
@@ -164,7 +166,7 @@ impl Conn {
 
     /// Whether its socket should be read now.
     pub fn wants_input(&self) -> bool {
-        self.reading && self.book.blocked.is_none() && self.doom.is_none()
+        self.reading && self.book.blocked.is_none() && self.doom.is_none() && !self.starting_tls
     }
 
     /// Judges its pace, and says when it moved last.
@@ -179,7 +181,10 @@ impl Conn {
 
     /// Nothing more will come and nothing more is to be sent.
     pub fn is_finished(&self) -> bool {
-        !self.reading && self.book.inflight == 0 && self.book.out.is_empty()
+        !self.reading
+            && self.book.inflight == 0
+            && self.book.out.is_empty()
+            && !self.stream.wants_send()
     }
 }
 

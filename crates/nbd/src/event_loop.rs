@@ -24,6 +24,8 @@ use crate::pool::Pool;
 use crate::serve::Core;
 use crate::server::{LoopHandle, Shared};
 use crate::stats::{Verdict, bump};
+use crate::stream::{CIPHER_LEN, Received, Sent};
+use crate::tls::SESSION_BYTES;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::LocalQueue;
 use forebay_base::{Error, Result};
@@ -31,8 +33,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,6 +69,8 @@ pub(crate) struct EventLoop {
     /// The server's memory in use when they were last asked, bytes, and when.
     waiting_since: (usize, Instant),
     scratch: Box<[u8]>,
+    /// Received through TLS and not decrypted; empty as long as nobody uses TLS.
+    cipher: Vec<u8>,
     queues: Vec<Box<dyn LocalQueue>>,
     listeners: Vec<Listener>,
     accept_paused: bool,
@@ -122,6 +125,7 @@ impl EventLoop {
             waiting: Vec::new(),
             waiting_since: (0, Instant::now()),
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
+            cipher: Vec::new(),
             queues,
             listeners,
             accept_paused: false,
@@ -247,7 +251,7 @@ impl EventLoop {
         conn.book.dirty = false;
         conn.interest = EventFlags::IN;
         self.handshakes += usize::from(conn.is_handshaking());
-        if let Err(e) = epoll::add(&self.epoll, &conn.fd, token(key), EventFlags::IN) {
+        if let Err(e) = epoll::add(&self.epoll, &conn.stream, token(key), EventFlags::IN) {
             log::warn!("nbd: {}: epoll: {e}", conn.label);
             conn.doom = Some(Some(DropReason::ConnectionLost));
         }
@@ -288,6 +292,7 @@ impl EventLoop {
 
     fn remove(&mut self, key: Key, reason: Option<DropReason>) {
         let Some(mut conn) = self.take(key) else { return };
+        conn.stream.close();
         if conn.life.leave() {
             self.handle().conns.fetch_sub(1, Ordering::Relaxed);
         }
@@ -318,7 +323,7 @@ impl EventLoop {
 
     /// One receive, and everything that follows from it without waiting.
     fn receive(&mut self, key: Key) {
-        let Self { core, slots, scratch, .. } = self;
+        let Self { core, slots, scratch, cipher, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return };
         let was_handshaking = conn.is_handshaking();
         // Not blocked, so the stash holds less than one header or one option.
@@ -330,32 +335,55 @@ impl EventLoop {
             Phase::Live(live) => live.payload_room(),
             Phase::Handshake(_) => None,
         };
-        let direct = payload.as_ref().map_or(0, |room| room.len());
-        let got = match payload {
-            Some(room) => {
-                let mut parts = [IoSliceMut::new(room), IoSliceMut::new(&mut scratch[held..])];
-                rustix::io::readv(&conn.fd, &mut parts)
-            }
-            None => rustix::io::read(&conn.fd, &mut scratch[held..]),
-        };
-        let direct = direct.min(got.unwrap_or(0));
-        if let Phase::Live(live) = &mut conn.phase {
-            live.filled(direct);
-        }
+        let got = conn.stream.receive(payload, &mut scratch[held..], cipher);
+        self.received(key, got, held, was_handshaking);
+    }
+
+    /// Parses what was received: `held` bytes of the scratch, and what came behind them.
+    fn received(&mut self, key: Key, got: Received, held: usize, was_handshaking: bool) {
+        let Self { core, slots, scratch, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
         match got {
-            Ok(0) => {
+            Received::Bytes(direct, behind) => {
+                if let Phase::Live(live) = &mut conn.phase {
+                    live.filled(direct);
+                }
+                conn.sending.count(direct + behind);
+                conn.moved_at = self.now;
+                Self::digest(core, conn, &scratch[..held + behind]);
+                if conn.stream.has_ended() {
+                    end_of_input(conn);
+                }
+                self.after_parse(key, was_handshaking);
+            }
+            Received::End => {
                 conn.stash.extend_from_slice(&scratch[..held]);
                 end_of_input(conn);
             }
-            Ok(n) => {
-                conn.sending.count(n);
-                conn.moved_at = self.now;
-                let input = &scratch[..held + n - direct];
-                Self::digest(core, conn, input);
-                self.after_parse(key, was_handshaking);
-            }
-            Err(Errno::AGAIN | Errno::INTR) => conn.stash.extend_from_slice(&scratch[..held]),
-            Err(_) => conn.doom = Some(Some(DropReason::ConnectionLost)),
+            Received::Nothing => conn.stash.extend_from_slice(&scratch[..held]),
+            Received::Lost => conn.doom = Some(Some(DropReason::ConnectionLost)),
+            Received::BadTls => conn.doom = Some(Some(DropReason::Tls)),
+        }
+    }
+
+    /// Everything before TLS has been sent: what is stashed is the first of it.
+    fn begin_tls(&mut self, key: Key) {
+        let Self { core, slots, scratch, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
+        let config = &core.shared.config;
+        let session = config.tls.as_ref().and_then(|(identity, _)| identity.session());
+        // Who sends that much without waiting for our answer has no handshake in mind.
+        let Some(session) = session.filter(|_| conn.stash.len() <= CIPHER_LEN) else {
+            conn.doom = Some(Some(DropReason::Tls));
+            return self.core.mark(&mut conn.book);
+        };
+        core.shared.memory.charge(SESSION_BYTES);
+        conn.starting_tls = false;
+        let early = std::mem::take(&mut conn.stash);
+        let got = conn.stream.begin_tls(session, &early, scratch);
+        self.received(key, got, 0, true);
+        if let Some(conn) = &mut self.slots[key.0 as usize].conn {
+            self.core.mark(&mut conn.book);
         }
     }
 
@@ -409,7 +437,7 @@ impl EventLoop {
         let Some(conn) = self.take(key) else { return false };
         conn.life.at.store(target, Ordering::Relaxed);
         self.handle().conns.fetch_sub(1, Ordering::Relaxed);
-        if let Err(e) = epoll::delete(&self.epoll, &conn.fd) {
+        if let Err(e) = epoll::delete(&self.epoll, &conn.stream) {
             log::warn!("nbd: {}: epoll: {e}", conn.label);
         }
         let target = &shared.loops[target];
@@ -472,7 +500,8 @@ impl EventLoop {
         let key = (at, slot.generation);
         let Some(conn) = &mut slot.conn else { return false };
         conn.book.dirty = false;
-        if conn.send_full.is_none() && !conn.book.out.is_empty() {
+        let sends = !conn.book.out.is_empty() || conn.stream.wants_send();
+        if conn.send_full.is_none() && sends {
             send(core, conn, self.now);
         }
         let config = &core.shared.config;
@@ -485,7 +514,11 @@ impl EventLoop {
             self.remove(key, None);
             return false;
         }
-        if conn.book.blocked.is_some() && conn.reading {
+        if conn.starting_tls && conn.reading {
+            if conn.book.out.is_empty() {
+                self.begin_tls(key);
+            }
+        } else if conn.book.blocked.is_some() && conn.reading {
             // Whatever made it dirty may have made room. If it is still blocked nothing was
             // used, it is not marked again, and this ends.
             if self.resume(key) {
@@ -506,7 +539,7 @@ impl EventLoop {
             return;
         }
         conn.interest = want;
-        if let Err(e) = epoll::modify(&*epoll, &conn.fd, token(key), want) {
+        if let Err(e) = epoll::modify(&*epoll, &conn.stream, token(key), want) {
             log::warn!("nbd: {}: epoll: {e}", conn.label);
             conn.doom = Some(Some(DropReason::ConnectionLost));
             self.core.mark(&mut conn.book);
@@ -530,35 +563,30 @@ fn end_of_input(conn: &mut Conn) {
 
 /// Sends the replies that wait, as far as the socket takes them.
 fn send(core: &mut Core, conn: &mut Conn, now: Instant) {
-    while !conn.book.out.is_empty() {
+    while !conn.book.out.is_empty() || conn.stream.wants_send() {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let (n, bytes) = conn.book.out.slices(&mut slices);
-        if bytes == 0 {
+        if bytes == 0 && !conn.stream.wants_send() {
             core.sent(&mut conn.book, 0);
             continue;
         }
         bump(&core.stats.sends, 1);
-        let mut control = SendAncillaryBuffer::default();
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match rustix::net::sendmsg(&conn.fd, &slices[..n], &mut control, flags) {
-            Ok(sent) => {
-                core.sent(&mut conn.book, sent);
-                conn.taking.count(sent);
-                conn.moved_at = now;
-                if sent < bytes {
-                    conn.send_full = Some(now);
-                    return;
-                }
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                conn.send_full = Some(now);
-                return;
-            }
-            Err(_) => {
+        let (sent, full) = match conn.stream.send(&slices[..n]) {
+            Sent::Some(sent) => (sent, false),
+            Sent::Full(sent) => (sent, true),
+            Sent::Lost => {
                 conn.doom.get_or_insert(Some(DropReason::ConnectionLost));
                 return;
             }
+        };
+        if sent > 0 {
+            core.sent(&mut conn.book, sent);
+            conn.taking.count(sent);
+            conn.moved_at = now;
+        }
+        if full {
+            conn.send_full = Some(now);
+            return;
         }
     }
 }

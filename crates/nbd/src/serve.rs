@@ -17,6 +17,7 @@ use crate::pool::{CHUNK_LEN, Pool};
 use crate::proto::{self, Command, CommandFlags, READ_HEADER_MAX, Request, errno};
 use crate::server::Shared;
 use crate::stats::{LoopStats, Verdict, bump, kind};
+use crate::tls::SESSION_BYTES;
 use crate::transmission::{Gate, Incoming};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::Ordering;
@@ -120,7 +121,8 @@ impl Core {
                 Phase::Handshake(_) => {
                     let before = rest.len();
                     let entered = self.negotiate(conn, &mut rest);
-                    if conn.doom.is_some() || before == rest.len() || (entered && pause) {
+                    let stop = conn.doom.is_some() || conn.starting_tls;
+                    if stop || before == rest.len() || (entered && pause) {
                         break;
                     }
                 }
@@ -163,6 +165,10 @@ impl Core {
                 conn.book.export = Some(export.for_client().unwrap_or_else(|| export.clone()));
                 conn.phase = Phase::Live(Box::new(crate::transmission::Transmission::new(session)));
                 true
+            }
+            Step::StartTls => {
+                conn.starting_tls = true;
+                false
             }
             Step::Close(reason) => {
                 conn.doom = Some(reason);
@@ -474,6 +480,9 @@ impl Core {
     /// A connection is gone: gives back what it was charged, except for its tasks.
     pub fn close_book(&mut self, conn: &mut Conn, reason: Option<DropReason>) {
         self.set_blocked(&mut conn.book, None);
+        if conn.stream.is_tls() {
+            self.shared.memory.release(SESSION_BYTES);
+        }
         // Those that have not begun hold nothing.
         conn.book.in_tasks -= conn.book.lane.drain(..).map(|t| t.cost).sum::<usize>();
         self.shared.memory.release(conn.book.charged - conn.book.in_tasks);

@@ -2,12 +2,12 @@
 
 use super::Event;
 use super::listen::Wanted;
-use super::spec::Place;
+use super::spec::{Place, Socket};
 use super::target::Front;
 use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use forebay_base::ErrorKind;
-use forebay_nbd::{Server, ServerConfig};
+use forebay_nbd::{Server, ServerConfig, TlsIdentity, TlsMode};
 use forebay_vfs::Export;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -37,17 +37,19 @@ pub fn listen(wanted: Wanted, exports: Vec<Named>, config: ServerConfig) -> Outc
         ErrorKind::Busy => Failure::new(e.to_string()),
         _ => Failure::from(e),
     };
+    let tls = config.tls_mode() == TlsMode::Require;
     let server = Server::new(config, exports).map_err(failed)?;
-    let place = match wanted {
+    let socket = match wanted {
         Wanted::Unix(path) => {
             server.listen_unix(&path).map_err(failed)?;
-            Place::Unix(path)
+            Socket::Unix(path)
         }
         Wanted::Tcp(address) => {
             let failed = |e| Failure::new(format!("{address}: {e}"));
-            Place::Tcp(server.listen_tcp(address).map_err(failed)?)
+            Socket::Tcp(server.listen_tcp(address).map_err(failed)?)
         }
     };
+    let place = Place { socket, tls };
     Ok(Listening { server: Arc::new(server), place })
 }
 
@@ -86,7 +88,7 @@ impl Running {
 }
 
 /// The server's settings: what the command line says, the rest by default.
-pub fn config(args: &ExportArgs, memory: u64) -> ServerConfig {
+pub fn config(args: &ExportArgs, memory: u64) -> Outcome<ServerConfig> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut config = ServerConfig {
         threads: args.threads.map_or(cpus.min(4), usize::from),
@@ -102,7 +104,26 @@ pub fn config(args: &ExportArgs, memory: u64) -> ServerConfig {
     if let Some(micros) = args.poll_us {
         config.poll = Duration::from_micros(micros.into());
     }
-    config
+    let mode = tls_mode(args)?;
+    if let Some(folder) = args.tls_certificates.as_ref().filter(|_| mode != TlsMode::Off) {
+        config.tls = Some((TlsIdentity::load(folder, args.tls_verify_peer)?, mode));
+    }
+    Ok(config)
+}
+
+/// Whether clients may or must use TLS: must, if there are certificates and nothing else is said.
+pub fn tls_mode(args: &ExportArgs) -> Outcome<TlsMode> {
+    let mode = match args.tls.as_deref() {
+        Some("off") => TlsMode::Off,
+        Some("on") => TlsMode::On,
+        None if args.tls_certificates.is_none() => TlsMode::Off,
+        _ => TlsMode::Require,
+    };
+    if mode != TlsMode::Off && args.tls_certificates.is_none() {
+        let text = "export: --tls without --tls-certificates";
+        return Err(Failure::usage(text).hint("a folder with server-cert.pem and server-key.pem"));
+    }
+    Ok(mode)
 }
 
 /// What the control socket shows of a server.

@@ -1,7 +1,9 @@
 //! Where clients come in: the Unix socket or TCP port, and what has to be removed at the end.
 
+use super::front;
 use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
+use forebay_nbd::TlsMode;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -66,13 +68,14 @@ pub fn wanted(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<Wanted> {
 
 /// Others can reach an address that is not loopback: that must be meant.
 fn check_address(ip: IpAddr, args: &ExportArgs) -> Outcome {
-    if ip.is_loopback() {
+    if ip.is_loopback() || front::tls_mode(args)? == TlsMode::Require {
         return Ok(());
     }
     let text = format!("{ip}: everybody who can reach this address can use the images");
     if !args.insecure {
         let text = format!("export: --bind {text}");
-        return Err(Failure::usage(text).hint("`--insecure` if that is what you want"));
+        return Err(Failure::usage(text)
+            .hint("--tls-certificates, or `--insecure` if that is what you want"));
     }
     log::warn!("{text}");
     Ok(())

@@ -24,7 +24,7 @@ use forebay::{Cache, CacheConfig, File, LiveMode, RawOptions};
 use forebay_base::units::{MIB, format_size};
 use listen::{Cleanup, CleanupGuard};
 use run::Child;
-use spec::{ImageSpec, Place};
+use spec::{ImageSpec, Socket};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -57,13 +57,14 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let wanted = listen::wanted(args, &cleanup)?;
     let mode = LiveMode::new(args.mode.parse()?);
     let (config, client_memory) = config(args)?;
+    let server = front::config(args, client_memory)?;
     log::info!("making a cache of {}", format_size(config.budget));
     let cache = Cache::new(config)?;
     let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
     let exports = opened.iter().map(|s| (s.name.clone(), s.file.export_live(&mode))).collect();
-    let listening = front::listen(wanted, exports, front::config(args, client_memory))?;
+    let listening = front::listen(wanted, exports, server)?;
     let place = listening.place.clone();
-    if let Place::Unix(path) = &place {
+    if let Socket::Unix(path) = &place.socket {
         cleanup.add(path);
     }
     let target = Arc::new(Target {

@@ -11,6 +11,7 @@ use crate::conn::{Book, Conn, Life, Pace, Phase};
 use crate::exec::Key;
 use crate::handshake::{Handshake, HandshakeLimits};
 use crate::stats::bump;
+use crate::stream::Stream;
 use forebay_base::sync::atomic::Ordering;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::fd::OwnedFd;
@@ -63,11 +64,13 @@ impl EventLoop {
             options_max: config.options_max,
             option_len_max: config.option_len_max,
             request_max: config.request_max,
+            tls: config.tls_mode(),
         };
         let mut greeting = Vec::new();
         let handshake = Handshake::new(limits, &mut greeting);
         let mut conn = Conn {
-            fd,
+            stream: Stream::plain(fd),
+            starting_tls: false,
             label: format!("{kind} client {}", self.serial),
             phase: Phase::Handshake(handshake),
             stash: Vec::new(),
