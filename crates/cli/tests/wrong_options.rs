@@ -23,6 +23,7 @@ fn each_names_the_thing() {
         ("export disk.img -U s --folio-size 5k", 2, "--folio-size"),
         ("export disk.img -U s --block-size 8k", 2, "--block-size"),
         ("export disk.img -U s --threads 0", 2, "--threads"),
+        ("export disk.img -U s --threads 64", 2, "--threads"),
         ("export a=disk.img a=disk.img -U s", 2, "`a`"),
         ("export a= -U s", 2, "`a`"),
         ("export disk.img a=disk.img -U s --offset 4k", 2, "--offset"),

@@ -1,8 +1,12 @@
 //! What bounds a server, and why a client may be cut off.
 
+use crate::stream::CIPHER_LEN;
 use crate::tls::{SESSION_BYTES, TlsIdentity, TlsMode};
 use forebay_base::IoFlags;
 use std::time::Duration;
+
+/// Least that is received at once, bytes, however much is stashed.
+pub(crate) const RECEIVE_MIN: usize = 4096;
 
 /// Limits of a server. Every one of them is enforced against every client.
 #[derive(Debug, Clone)]
@@ -97,6 +101,34 @@ impl ServerConfig {
         let fits = self.client_memory.min(self.total_memory / 4).min(1 << 30);
         self.request_max = self.request_max.min(fits as u32).max(4096);
         self
+    }
+
+    /// Buffers kept for reuse by all threads, bytes at most; beside `total_memory`.
+    pub(crate) fn pool_memory(&self) -> usize {
+        self.total_memory / 16
+    }
+
+    /// Received bytes that wait to be parsed, bytes at most, save [`RECEIVE_MIN`] per client.
+    pub(crate) fn stash_memory(&self) -> usize {
+        self.total_memory / 16
+    }
+
+    /// Received at once by a thread, bytes at most.
+    pub(crate) fn scratch_len(&self) -> usize {
+        // Room for the longest partial option and a record of TLS.
+        (self.total_memory / 64).clamp(256 << 10, 512 << 10)
+    }
+
+    /// What the threads receive into, bytes.
+    pub(crate) fn scratch_memory(&self) -> usize {
+        let cipher = if self.tls_mode() == TlsMode::Off { 0 } else { CIPHER_LEN };
+        self.threads * (self.scratch_len() + cipher)
+    }
+
+    /// All memory that a server of this configuration may use for its clients, bytes.
+    pub fn memory_bound(&self) -> usize {
+        let stash = self.stash_memory() + self.clients_max * RECEIVE_MIN;
+        self.total_memory + self.pool_memory() + stash + self.scratch_memory()
     }
 
     /// Whether clients may or must use TLS.

@@ -4,13 +4,15 @@
 //! 1. `Book::charged` is what this connection adds to the server's memory: chunks of replies,
 //!    data waiting to be sent, payloads being received, and `in_tasks` for requests under way.
 //! 2. `stash` holds received bytes that were not consumed: a partial message, or whole requests
-//!    while the connection is blocked. While it is blocked the socket is not read.
+//!    while the connection is blocked. While it is blocked the socket is not read. Its memory is
+//!    in books of its own (`Memory::stashed`), so that it never stands in the way of its requests.
 //! 3. A connection with nothing charged is never blocked on its own account.
 
 use crate::config::DropReason;
 use crate::exec::{Key, Ticket};
 use crate::handshake::Handshake;
 use crate::out::OutQueue;
+use crate::stash::Stash;
 use crate::stats::Verdict;
 use crate::stream::Stream;
 use crate::transmission::Transmission;
@@ -139,7 +141,9 @@ pub(crate) struct Conn {
     /// For the log.
     pub label: String,
     pub phase: Phase,
-    pub stash: Vec<u8>,
+    pub stash: Stash,
+    /// What of it is in the server's books, bytes.
+    pub stash_counted: usize,
     pub book: Book,
     /// When it was accepted.
     pub since: Instant,

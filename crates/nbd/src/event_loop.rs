@@ -14,18 +14,17 @@
 
 mod clients;
 mod poll;
+mod wire;
 
 use crate::config::DropReason;
-use crate::conn::{Conn, Phase};
+use crate::conn::Conn;
 use crate::exec::{Executor, Key, Outcome, Ticket};
 use crate::listen::Listener;
-use crate::out::SLICES_MAX;
 use crate::pool::Pool;
 use crate::serve::Core;
 use crate::server::{LoopHandle, Shared};
+use crate::stash::Stash;
 use crate::stats::{Verdict, bump};
-use crate::stream::{CIPHER_LEN, Received, Sent};
-use crate::tls::SESSION_BYTES;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::LocalQueue;
 use forebay_base::{Error, Result};
@@ -33,12 +32,9 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Received at once, bytes. A stash always leaves room behind it (see [`EventLoop::receive`]).
-const SCRATCH_LEN: usize = 512 << 10;
 const EVENTS_MAX: usize = 256;
 const ACCEPTS_MAX: usize = 64;
 const TICK: Duration = Duration::from_millis(50);
@@ -107,9 +103,10 @@ impl EventLoop {
         for (i, listener) in listeners.iter().enumerate() {
             add(listener.fd(), LISTENER + i as u32)?;
         }
+        let scratch_len = shared.config.scratch_len();
         let core = Core {
             stats: shared.loops[me].stats.clone(),
-            pool: Pool::default(),
+            pool: Pool::new(shared.config.pool_memory() / shared.config.threads),
             exec: Executor::new(home),
             dirty: Vec::new(),
             text: Vec::new(),
@@ -124,7 +121,7 @@ impl EventLoop {
             handshakes: 0,
             waiting: Vec::new(),
             waiting_since: (0, Instant::now()),
-            scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
+            scratch: vec![0; scratch_len].into_boxed_slice(),
             cipher: Vec::new(),
             queues,
             listeners,
@@ -166,6 +163,11 @@ impl EventLoop {
         events.clear();
         bump(&self.core.stats.turns, 1);
         let quiet = !busy && !self.core.exec.is_woken() && self.is_quiet();
+        if quiet {
+            let stats = &self.core.stats;
+            let served = || stats.requests.iter().map(|n| n.load(Ordering::Relaxed)).sum();
+            self.poller.turn(self.now, served);
+        }
         if quiet && self.look_around(events)? {
             return Ok(());
         }
@@ -226,6 +228,13 @@ impl EventLoop {
             busy |= self.run_tasks();
         }
         busy |= self.settle_all();
+        self.core.stats.pool_bytes.store(self.core.pool.bytes() as u64, Ordering::Relaxed);
+        // Handshakes that are dragged out; others consume what they have sent.
+        let config = &self.core.shared.config;
+        let stashed = self.core.shared.memory.stashed.load(Ordering::Relaxed);
+        if stashed > config.stash_memory() && self.handshakes > 0 {
+            self.evict_oldest();
+        }
         // What the last steps submitted; nothing may wait here while we sleep.
         self.queues.iter_mut().for_each(|queue| queue.flush());
         // Those that wait for memory are asked again when somebody else's was given back.
@@ -257,7 +266,8 @@ impl EventLoop {
         }
         if self.stop_at.is_some() {
             conn.reading = false;
-            conn.stash.clear();
+            conn.stash = Stash::default();
+            self.core.count_stash(&mut conn);
         }
         self.core.mark(&mut conn.book);
         slot.conn = Some(conn);
@@ -319,94 +329,6 @@ impl EventLoop {
         if let Some(conn) = &mut slots[key.0 as usize].conn {
             core.mark(&mut conn.book);
         }
-    }
-
-    /// One receive, and everything that follows from it without waiting.
-    fn receive(&mut self, key: Key) {
-        let Self { core, slots, scratch, cipher, .. } = self;
-        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
-        let was_handshaking = conn.is_handshaking();
-        // Not blocked, so the stash holds less than one header or one option.
-        let held = conn.stash.len();
-        scratch[..held].copy_from_slice(&conn.stash);
-        conn.stash.clear();
-        bump(&core.stats.receives, 1);
-        let payload = match &mut conn.phase {
-            Phase::Live(live) => live.payload_room(),
-            Phase::Handshake(_) => None,
-        };
-        let got = conn.stream.receive(payload, &mut scratch[held..], cipher);
-        self.received(key, got, held, was_handshaking);
-    }
-
-    /// Parses what was received: `held` bytes of the scratch, and what came behind them.
-    fn received(&mut self, key: Key, got: Received, held: usize, was_handshaking: bool) {
-        let Self { core, slots, scratch, .. } = self;
-        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
-        match got {
-            Received::Bytes(direct, behind) => {
-                if let Phase::Live(live) = &mut conn.phase {
-                    live.filled(direct);
-                }
-                conn.sending.count(direct + behind);
-                conn.moved_at = self.now;
-                Self::digest(core, conn, &scratch[..held + behind]);
-                if conn.stream.has_ended() {
-                    end_of_input(conn);
-                }
-                self.after_parse(key, was_handshaking);
-            }
-            Received::End => {
-                conn.stash.extend_from_slice(&scratch[..held]);
-                end_of_input(conn);
-            }
-            Received::Nothing => conn.stash.extend_from_slice(&scratch[..held]),
-            Received::Lost => conn.doom = Some(Some(DropReason::ConnectionLost)),
-            Received::BadTls => conn.doom = Some(Some(DropReason::Tls)),
-        }
-    }
-
-    /// Everything before TLS has been sent: what is stashed is the first of it.
-    fn begin_tls(&mut self, key: Key) {
-        let Self { core, slots, scratch, .. } = self;
-        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
-        let config = &core.shared.config;
-        let session = config.tls.as_ref().and_then(|(identity, _)| identity.session());
-        // Who sends that much without waiting for our answer has no handshake in mind.
-        let Some(session) = session.filter(|_| conn.stash.len() <= CIPHER_LEN) else {
-            conn.doom = Some(Some(DropReason::Tls));
-            return self.core.mark(&mut conn.book);
-        };
-        core.shared.memory.charge(SESSION_BYTES);
-        conn.starting_tls = false;
-        let early = std::mem::take(&mut conn.stash);
-        let got = conn.stream.begin_tls(session, &early, scratch);
-        self.received(key, got, 0, true);
-        if let Some(conn) = &mut self.slots[key.0 as usize].conn {
-            self.core.mark(&mut conn.book);
-        }
-    }
-
-    /// Parses `input` and stashes the rest; says how much was used.
-    fn digest(core: &mut Core, conn: &mut Conn, input: &[u8]) -> usize {
-        let pause = core.shared.loops.len() > 1;
-        let used = core.parse(conn, input, pause);
-        conn.stash.extend_from_slice(&input[used..]);
-        used
-    }
-
-    /// Parses what is stashed. True if that led anywhere.
-    fn resume(&mut self, key: Key) -> bool {
-        let Self { core, slots, .. } = self;
-        let Some(conn) = &mut slots[key.0 as usize].conn else { return false };
-        let was_handshaking = conn.is_handshaking();
-        let stash = std::mem::take(&mut conn.stash);
-        let used = Self::digest(core, conn, &stash);
-        if used > 0 || conn.doom.is_some() {
-            core.mark(&mut conn.book);
-        }
-        self.after_parse(key, was_handshaking);
-        used > 0
     }
 
     /// Notes what parsing led to: the end of a handshake, a wait for memory.
@@ -502,7 +424,7 @@ impl EventLoop {
         conn.book.dirty = false;
         let sends = !conn.book.out.is_empty() || conn.stream.wants_send();
         if conn.send_full.is_none() && sends {
-            send(core, conn, self.now);
+            wire::send(core, conn, self.now);
         }
         let config = &core.shared.config;
         conn.look(core.shared.start, self.now, config.stall_timeout, config.rate_min);
@@ -543,50 +465,6 @@ impl EventLoop {
             log::warn!("nbd: {}: epoll: {e}", conn.label);
             conn.doom = Some(Some(DropReason::ConnectionLost));
             self.core.mark(&mut conn.book);
-        }
-    }
-}
-
-/// The peer sends nothing more.
-fn end_of_input(conn: &mut Conn) {
-    conn.reading = false;
-    let partial = match &conn.phase {
-        Phase::Handshake(_) => !conn.stash.is_empty(),
-        Phase::Live(live) => live.is_mid_request() || !conn.stash.is_empty(),
-    };
-    if partial {
-        conn.doom = Some(Some(DropReason::ConnectionLost));
-    } else if conn.is_handshaking() {
-        conn.doom = Some(None);
-    }
-}
-
-/// Sends the replies that wait, as far as the socket takes them.
-fn send(core: &mut Core, conn: &mut Conn, now: Instant) {
-    while !conn.book.out.is_empty() || conn.stream.wants_send() {
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let (n, bytes) = conn.book.out.slices(&mut slices);
-        if bytes == 0 && !conn.stream.wants_send() {
-            core.sent(&mut conn.book, 0);
-            continue;
-        }
-        bump(&core.stats.sends, 1);
-        let (sent, full) = match conn.stream.send(&slices[..n]) {
-            Sent::Some(sent) => (sent, false),
-            Sent::Full(sent) => (sent, true),
-            Sent::Lost => {
-                conn.doom.get_or_insert(Some(DropReason::ConnectionLost));
-                return;
-            }
-        };
-        if sent > 0 {
-            core.sent(&mut conn.book, sent);
-            conn.taking.count(sent);
-            conn.moved_at = now;
-        }
-        if full {
-            conn.send_full = Some(now);
-            return;
         }
     }
 }

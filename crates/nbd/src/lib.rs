@@ -23,6 +23,7 @@ mod pool;
 pub mod proto;
 mod serve;
 pub mod server;
+mod stash;
 mod stats;
 mod stream;
 pub mod tls;

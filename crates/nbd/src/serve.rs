@@ -8,7 +8,7 @@
 //! 3. What a task was charged is released when it ends, or passes to the reply that holds its
 //!    buffer, whether its connection is still there or not.
 
-use crate::config::DropReason;
+use crate::config::{DropReason, RECEIVE_MIN};
 use crate::conn::{Book, Conn, Phase};
 use crate::exec::{Executor, Outcome, Ticket, Work};
 use crate::handshake::{Session, Step};
@@ -16,6 +16,7 @@ use crate::out::Freed;
 use crate::pool::{CHUNK_LEN, Pool};
 use crate::proto::{self, Command, CommandFlags, READ_HEADER_MAX, Request, errno};
 use crate::server::Shared;
+use crate::stash::Stash;
 use crate::stats::{LoopStats, Verdict, bump, kind};
 use crate::tls::SESSION_BYTES;
 use crate::transmission::{Gate, Incoming};
@@ -90,6 +91,24 @@ impl Core {
         };
         self.set_blocked(book, (verdict != Verdict::Yes).then_some(verdict));
         verdict == Verdict::Yes
+    }
+
+    /// Puts a change of what is stashed into the books.
+    pub fn count_stash(&self, conn: &mut Conn) {
+        let now = conn.stash.memory();
+        if now != conn.stash_counted {
+            let stashed = &self.shared.memory.stashed;
+            stashed.fetch_add(now, Ordering::Relaxed);
+            stashed.fetch_sub(conn.stash_counted, Ordering::Relaxed);
+            conn.stash_counted = now;
+        }
+    }
+
+    /// How much may be received at once, given that all of it may have to be stashed.
+    pub fn receive_max(&self) -> usize {
+        let config = &self.shared.config;
+        let stashed = self.shared.memory.stashed.load(Ordering::Relaxed);
+        (config.stash_memory().saturating_sub(stashed) / config.threads).max(RECEIVE_MIN)
     }
 
     pub fn set_blocked(&self, book: &mut Book, now: Option<Verdict>) {
@@ -480,6 +499,8 @@ impl Core {
     /// A connection is gone: gives back what it was charged, except for its tasks.
     pub fn close_book(&mut self, conn: &mut Conn, reason: Option<DropReason>) {
         self.set_blocked(&mut conn.book, None);
+        conn.stash = Stash::default();
+        self.count_stash(conn);
         if conn.stream.is_tls() {
             self.shared.memory.release(SESSION_BYTES);
         }

@@ -6,7 +6,7 @@
 //!
 //! Locks: `LoopHandle::inbox`, `Shared::lives` and `Server::listeners` are leaves.
 
-use crate::config::{DropReason, ServerConfig};
+use crate::config::{DropReason, RECEIVE_MIN, ServerConfig};
 use crate::conn::{Conn, Life};
 use crate::event_loop::EventLoop;
 use crate::exec::Home;
@@ -230,6 +230,22 @@ impl Server {
             memory_peak: self.shared.memory.peak(),
             ..Stats::gather(self.shared.loops.iter().map(|l| &*l.stats))
         }
+    }
+
+    /// What the memory is used for: purpose, bytes now, bytes at most. The bounds sum to
+    /// [`ServerConfig::memory_bound`].
+    pub fn memory_rows(&self) -> Vec<(&'static str, u64, u64)> {
+        let Shared { config, memory, loops, .. } = &*self.shared;
+        let kept = loops.iter().map(|l| l.stats.pool_bytes.load(Ordering::Relaxed)).sum();
+        let stashed = memory.stashed.load(Ordering::Relaxed) as u64;
+        let stash_max = config.stash_memory() + config.clients_max * RECEIVE_MIN;
+        let scratch = config.scratch_memory() as u64;
+        vec![
+            ("client requests and replies", memory.used() as u64, config.total_memory as u64),
+            ("client buffers kept for reuse", kept, config.pool_memory() as u64),
+            ("received from clients and not parsed", stashed, stash_max as u64),
+            ("buffers to receive into", scratch, scratch),
+        ]
     }
 
     /// The limits in force.

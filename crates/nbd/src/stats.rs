@@ -27,6 +27,7 @@ pub(crate) struct LoopStats {
     pub poll_hits: AtomicU64,
     pub poll_misses: AtomicU64,
     pub poll_nanos: AtomicU64,
+    pub pool_bytes: AtomicU64,
     pub receives: AtomicU64,
     pub sends: AtomicU64,
     pub accepted: AtomicU64,
@@ -132,6 +133,8 @@ pub(crate) enum Verdict {
 pub(crate) struct Memory {
     used: AtomicUsize,
     peak: AtomicUsize,
+    /// Memory of received bytes that wait to be parsed.
+    pub stashed: AtomicUsize,
     /// How many connections wait for memory of the server.
     pub waiting: AtomicUsize,
     client_max: usize,
@@ -144,6 +147,7 @@ impl Memory {
         Self {
             used: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
+            stashed: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             client_max: config.client_memory,
             total_max: config.total_memory,

@@ -71,14 +71,18 @@ impl Stream {
         decrypted(session, early, plain)
     }
 
-    /// One receive. `room` is filled first, then `rest`; under TLS only `rest`, through `cipher`.
+    /// One receive of at most `most` bytes beside `room`, which is filled first, then `rest`; under
+    /// TLS only `rest`, through `cipher`.
     pub fn receive(
         &mut self,
         room: Option<&mut [u8]>,
         rest: &mut [u8],
+        most: usize,
         cipher: &mut Vec<u8>,
     ) -> Received {
         let Some(session) = &mut self.tls else {
+            let most = most.min(rest.len());
+            let rest = &mut rest[..most];
             let first = room.as_ref().map_or(0, |room| room.len());
             let got = match room {
                 Some(room) => {
@@ -89,7 +93,7 @@ impl Stream {
             return received(got, |n| Received::Bytes(n.min(first), n.saturating_sub(first)));
         };
         cipher.resize(CIPHER_LEN, 0);
-        let most = cipher.len().min(rest.len().saturating_sub(RECORD_MAX));
+        let most = most.min(cipher.len()).min(rest.len().saturating_sub(RECORD_MAX));
         let got = rustix::io::read(&self.fd, &mut cipher[..most]);
         received(got, |n| decrypted(session, &cipher[..n], rest))
     }

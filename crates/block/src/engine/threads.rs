@@ -2,8 +2,8 @@
 //!
 //! Invariants: T1 a job that was accepted runs, also after the engine is dropped. T2 BACKGROUND
 //! jobs go after all others, but each [`TURN`]th pick is theirs if they wait, and they never
-//! hold more than half of the workers. Calls go after both, one at a time. T3 the pool can always make progress: if no thread can
-//! be started, the submitter runs the job.
+//! hold more than half of the workers. Calls go after both, one at a time. T3 the pool can always
+//! make progress: if no thread can be started, the submitter runs the job.
 //! Lock rule: the mutex is not held while a job runs.
 
 use crate::bio::BioFlags;

@@ -108,7 +108,7 @@ pub fn config(args: &ExportArgs, memory: u64) -> Outcome<ServerConfig> {
     if let Some(folder) = args.tls_certificates.as_ref().filter(|_| mode != TlsMode::Off) {
         config.tls = Some((TlsIdentity::load(folder, args.tls_verify_peer)?, mode));
     }
-    Ok(config)
+    Ok(config.normalized())
 }
 
 /// Whether clients may or must use TLS: must, if there are certificates and nothing else is said.
@@ -163,7 +163,7 @@ impl Front for Numbers {
         self.0.set_poll(Duration::from_micros(micros));
     }
 
-    fn memory(&self) -> (u64, u64) {
-        (self.0.stats().memory_used as u64, self.0.config().total_memory as u64)
+    fn memory(&self) -> Vec<(&'static str, u64, u64)> {
+        self.0.memory_rows()
     }
 }

@@ -31,8 +31,8 @@ pub trait Front: Send + Sync + 'static {
     fn poll_us(&self) -> u64;
     /// Changes it live.
     fn set_poll_us(&self, micros: u64);
-    /// Bytes of memory in use, and their bound.
-    fn memory(&self) -> (u64, u64);
+    /// Memory by purpose: bytes in use, and their bound.
+    fn memory(&self) -> Vec<(&'static str, u64, u64)>;
 }
 
 /// Everything the control socket shows and changes.
@@ -95,15 +95,11 @@ impl Target {
     }
 
     fn budget(&self) -> Value {
-        let mut parts: Vec<Value> = self
-            .cache
-            .budget()
-            .into_iter()
-            .map(|(what, now, bound)| json!({ "what": what, "now": now, "bound": bound }))
-            .collect();
-        let (now, bound) = self.front.memory();
-        parts.push(json!({ "what": "client requests and replies", "now": now, "bound": bound }));
-        Value::Array(parts)
+        let front =
+            self.front.memory().into_iter().map(|(what, now, bound)| (what.into(), now, bound));
+        let parts = self.cache.budget().into_iter().chain(front);
+        let shown = |(what, now, bound): (String, u64, u64)| json!({ "what": what, "now": now, "bound": bound });
+        Value::Array(parts.map(shown).collect())
     }
 
     fn prometheus(&self) -> String {

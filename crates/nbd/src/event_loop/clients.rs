@@ -10,6 +10,7 @@ use crate::config::DropReason;
 use crate::conn::{Book, Conn, Life, Pace, Phase};
 use crate::exec::Key;
 use crate::handshake::{Handshake, HandshakeLimits};
+use crate::stash::Stash;
 use crate::stats::bump;
 use crate::stream::Stream;
 use forebay_base::sync::atomic::Ordering;
@@ -73,7 +74,8 @@ impl EventLoop {
             starting_tls: false,
             label: format!("{kind} client {}", self.serial),
             phase: Phase::Handshake(handshake),
-            stash: Vec::new(),
+            stash: Stash::default(),
+            stash_counted: 0,
             book: Book::new(),
             since: Instant::now(),
             reading: true,
@@ -116,7 +118,7 @@ impl EventLoop {
     }
 
     /// Cuts off the connection that has been in its handshake for longest.
-    fn evict_oldest(&mut self) -> bool {
+    pub(super) fn evict_oldest(&mut self) -> bool {
         let handshaking = self.slots.iter().filter_map(|s| s.conn.as_ref());
         let oldest = handshaking.filter(|c| c.is_handshaking()).min_by_key(|c| c.since);
         let Some(key) = oldest.map(|c| c.book.key) else { return false };
@@ -199,7 +201,8 @@ impl EventLoop {
         let Self { core, slots, .. } = self;
         for conn in slots.iter_mut().filter_map(|s| s.conn.as_mut()) {
             conn.reading = false;
-            conn.stash.clear();
+            conn.stash = Stash::default();
+            core.count_stash(conn);
             core.set_blocked(&mut conn.book, None);
             if conn.is_handshaking() {
                 conn.doom = Some(None);

@@ -4,7 +4,9 @@
 //! Invariants:
 //! 1. A loop looks around for at most the limit before each sleep, and not at all while the last
 //!    sleeps were longer than the limit: an idle server uses no CPU.
-//! 2. At most half of the CPUs look around at a time: clients need the others.
+//! 2. Whether looking around or sleeping at once serves more requests is measured, again and again:
+//!    where client and server share a CPU, who looks around takes it from the other.
+//! 3. At most half of the CPUs look around at a time: clients need the others.
 
 use super::{EventLoop, failed};
 use crate::stats::bump;
@@ -20,16 +22,67 @@ const LEAST: u64 = 2_000;
 /// Longer than this between two looks: somebody else wanted the CPU.
 const PREEMPTED: Duration = Duration::from_micros(50);
 
+/// Longer than this between two turns: nothing is to be learned from that.
+const IDLE: Duration = Duration::from_millis(1);
+/// Turns after which the other way is tried, and for how many.
+const STEADY: u32 = 4096;
+const TRIAL: u32 = 128;
+
 /// For how long to look around, as the last times went.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Poller {
     window_nanos: u64,
+    /// Looks around, or sleeps at once.
+    on: bool,
+    trial: bool,
+    turns: u32,
+    time: Duration,
+    last: Instant,
+    served: u64,
+    /// Nanoseconds per request when it sleeps at once, and when it looks around.
+    cost: [u64; 2],
+}
+
+impl Default for Poller {
+    fn default() -> Self {
+        Self {
+            window_nanos: 0,
+            on: true,
+            trial: false,
+            turns: 0,
+            time: Duration::ZERO,
+            last: Instant::now(),
+            served: 0,
+            cost: [0; 2],
+        }
+    }
 }
 
 impl Poller {
     /// Time to look around, nanoseconds; 0: sleep at once.
     fn window(&self, limit_nanos: u64) -> u64 {
-        self.window_nanos.min(limit_nanos)
+        if self.on { self.window_nanos.min(limit_nanos) } else { 0 }
+    }
+
+    /// A turn is over; `served` counts the requests so far.
+    pub fn turn(&mut self, now: Instant, served: impl FnOnce() -> u64) {
+        let passed = now.saturating_duration_since(self.last);
+        self.last = now;
+        if passed > IDLE || self.turns == 0 {
+            (self.turns, self.time, self.served) = (1, Duration::ZERO, served());
+            return;
+        }
+        self.turns += 1;
+        self.time += passed;
+        if self.turns < if self.trial { TRIAL } else { STEADY } {
+            return;
+        }
+        let requests = (served() - self.served).max(1);
+        self.cost[usize::from(self.on)] = self.time.as_nanos() as u64 / requests;
+        // It uses CPU, so it has to be better by a tenth.
+        self.on = if self.trial { self.cost[1] * 10 < self.cost[0] * 9 } else { !self.on };
+        self.trial = !self.trial;
+        self.turns = 0;
     }
 
     /// Something came while we looked.
@@ -112,6 +165,7 @@ mod tests {
     fn it_looks_while_that_pays_off() {
         let limit = 50_000;
         let mut poller = Poller::default();
+        let (mut now, mut served) = (Instant::now(), 0);
         assert_eq!(poller.window(limit), 0, "nothing is known yet");
         poller.slept(10_000_000, limit);
         assert_eq!(poller.window(limit), 0, "idle");
@@ -122,6 +176,25 @@ mod tests {
         assert_eq!(poller.window(10_000), 10_000, "the limit was lowered");
         (0..10).for_each(|_| poller.miss());
         assert_eq!(poller.window(limit), 0);
+        poller.slept(20_000, limit);
+        poller.hit(limit);
+        let mut run = |poller: &mut Poller, turns: u32, nanos: u64| {
+            for _ in 0..turns {
+                served += 1;
+                now += Duration::from_nanos(nanos);
+                poller.turn(now, || served);
+            }
+        };
+        // Sleeping turns out to be faster: it stays with that until the next trial.
+        run(&mut poller, STEADY, 40_000);
+        assert_eq!(poller.window(limit), 0, "the trial of the other way");
+        run(&mut poller, TRIAL + 1, 20_000);
+        assert_eq!(poller.window(limit), 0);
+        // Later it is slower.
+        run(&mut poller, STEADY, 20_000);
+        assert_eq!(poller.window(limit), limit, "the trial of the other way");
+        run(&mut poller, TRIAL + 1, 10_000);
+        assert_eq!(poller.window(limit), limit);
         poller.slept(0, 0);
         assert_eq!(poller.window(0), 0, "off");
     }
