@@ -95,11 +95,11 @@ impl Target {
     }
 
     fn budget(&self) -> Value {
+        let row = |what: String, now: u64, bound: u64| json!({ "what": what, "now": now, "bound": bound });
+        let cache = self.cache.budget().into_iter().map(|(what, now, bound)| row(what, now, bound));
         let front =
-            self.front.memory().into_iter().map(|(what, now, bound)| (what.into(), now, bound));
-        let parts = self.cache.budget().into_iter().chain(front);
-        let shown = |(what, now, bound): (String, u64, u64)| json!({ "what": what, "now": now, "bound": bound });
-        Value::Array(parts.map(shown).collect())
+            self.front.memory().into_iter().map(|(what, now, bound)| row(what.into(), now, bound));
+        Value::Array(cache.chain(front).collect())
     }
 
     fn prometheus(&self) -> String {
