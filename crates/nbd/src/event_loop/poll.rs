@@ -101,7 +101,8 @@ impl Poller {
     /// A sleep is over. Short ones would have been worth a look.
     pub fn slept(&mut self, nanos: u64, limit_nanos: u64) {
         if nanos <= limit_nanos {
-            self.window_nanos = (self.window_nanos * 2).max(4 * LEAST).min(limit_nanos);
+            // All of it: a shorter look that finds nothing costs and brings nothing.
+            self.window_nanos = limit_nanos;
         }
     }
 }
