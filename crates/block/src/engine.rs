@@ -4,19 +4,21 @@
 //! dropped meanwhile. E2 the completion runs without any lock of the engine held, so it may
 //! submit again.
 
+pub(crate) mod calls;
 pub(crate) mod op;
 pub(crate) mod ring;
 pub(crate) mod threads;
 pub(crate) mod uring;
 
 use crate::file::Job;
+use calls::{Call, Calls};
 use forebay_base::task::LocalQueue;
 use forebay_base::{Error, ErrorKind, Result};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use threads::{Call, Pool};
+use threads::Pool;
 use uring::Uring;
 
 /// Which engine to use.
@@ -63,6 +65,7 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     ring: Option<Uring>,
     pool: Arc<Pool>,
+    calls: Calls,
     reason: String,
 }
 
@@ -87,7 +90,7 @@ impl Engine {
                 }
             },
         };
-        Ok(Self(Arc::new(Inner { ring, pool, reason })))
+        Ok(Self(Arc::new(Inner { ring, pool, calls: Calls::default(), reason })))
     }
 
     /// The engine's name, `io_uring` or `threads`, and why it is that one.
@@ -105,9 +108,9 @@ impl Engine {
         self.0.ring.as_ref()?.attach()
     }
 
-    /// Makes a call on a thread of the pool, after the I/O that waits; one such call at a time.
+    /// Makes a call on a thread for such calls, one at a time.
     pub(crate) fn call(&self, call: Call) {
-        self.0.pool.call(call);
+        self.0.calls.call(call);
     }
 
     /// Starts jobs, in order. `aio` is the device's wish.

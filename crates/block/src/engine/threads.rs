@@ -2,8 +2,8 @@
 //!
 //! Invariants: T1 a job that was accepted runs, also after the engine is dropped. T2 BACKGROUND
 //! jobs go after all others, but each [`TURN`]th pick is theirs if they wait, and they never
-//! hold more than half of the workers. Calls go after both, one at a time. T3 the pool can always
-//! make progress: if no thread can be started, the submitter runs the job.
+//! hold more than half of the workers. T3 the pool can always make progress: if no thread can
+//! be started, the submitter runs the job.
 //! Lock rule: the mutex is not held while a job runs.
 
 use crate::bio::BioFlags;
@@ -19,22 +19,10 @@ const TURN: u32 = 16;
 /// A worker that finds nothing to do for this long ends.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// System calls that are no I/O, such as asking for a map.
-pub(crate) type Call = Box<dyn FnOnce() + Send>;
-
-/// What a worker does.
-enum Task {
-    Io(Job),
-    Background(Job),
-    Call(Call),
-}
-
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
     background: VecDeque<Job>,
-    calls: VecDeque<Call>,
-    calling: bool,
     workers: usize,
     idle: usize,
     background_runs: usize,
@@ -44,62 +32,16 @@ struct State {
 }
 
 impl State {
-    fn queued(&self) -> usize {
-        self.jobs.len() + self.background.len() + usize::from(!self.calls.is_empty())
-    }
-
-    /// The next task (T2).
-    fn pick(&mut self) -> Option<Task> {
+    /// The next job, and whether it is a background one (T2).
+    fn pick(&mut self) -> Option<(Job, bool)> {
         let may = self.background_runs < WORKERS / 2 && !self.background.is_empty();
         if may && (self.jobs.is_empty() || self.picks >= TURN) {
             self.picks = 0;
             self.background_runs += 1;
-            return self.background.pop_front().map(Task::Background);
-        }
-        if !self.calling && (self.jobs.is_empty() || self.picks >= TURN) && !self.calls.is_empty() {
-            self.picks = 0;
-            let call = self.calls.pop_front();
-            self.calling = call.is_some();
-            return call.map(Task::Call);
+            return self.background.pop_front().map(|job| (job, true));
         }
         self.picks += 1;
-        self.jobs.pop_front().map(Task::Io)
-    }
-
-    /// A task that was picked is over.
-    fn end(&mut self, done: Done) {
-        match done {
-            Done::Io => {}
-            Done::Background => self.background_runs -= 1,
-            Done::Call => self.calling = false,
-        }
-    }
-}
-
-/// What kind of task is over.
-#[derive(PartialEq, Eq)]
-enum Done {
-    Io,
-    Background,
-    Call,
-}
-
-impl Task {
-    fn run(self) -> Done {
-        match self {
-            Self::Io(job) => {
-                job.run();
-                Done::Io
-            }
-            Self::Background(job) => {
-                job.run();
-                Done::Background
-            }
-            Self::Call(call) => {
-                call();
-                Done::Call
-            }
-        }
+        self.jobs.pop_front().map(|job| (job, false))
     }
 }
 
@@ -130,19 +72,7 @@ impl Pool {
         } else {
             state.jobs.push_back(job);
         }
-        self.staff(state);
-    }
-
-    /// Queues a call.
-    pub(crate) fn call(&self, call: Call) {
-        let mut state = self.shared.lock();
-        state.calls.push_back(call);
-        self.staff(state);
-    }
-
-    /// Sees to it that somebody takes what was queued.
-    fn staff(&self, mut state: MutexGuard<'_, State>) {
-        let queued = state.queued();
+        let queued = state.jobs.len() + state.background.len();
         if state.idle >= queued || state.workers == WORKERS {
             drop(state);
             self.shared.work.notify_one();
@@ -164,9 +94,9 @@ impl Pool {
             if state.workers == 0 {
                 let next = state.pick();
                 drop(state);
-                if let Some(task) = next {
-                    let done = task.run();
-                    self.shared.lock().end(done);
+                if let Some((job, background)) = next {
+                    job.run();
+                    self.shared.lock().background_runs -= usize::from(background);
                 }
             }
         }
@@ -183,14 +113,14 @@ impl Drop for Pool {
 fn work(shared: &Shared) {
     let mut state = shared.lock();
     loop {
-        if let Some(task) = state.pick() {
+        if let Some((job, background)) = state.pick() {
             drop(state);
-            let done = task.run();
+            job.run();
             state = shared.lock();
-            if done != Done::Io {
+            if background {
+                state.background_runs -= 1;
                 shared.work.notify_one();
             }
-            state.end(done);
             continue;
         }
         // Background jobs above their share are left to the workers that run the others.
@@ -202,7 +132,7 @@ fn work(shared: &Shared) {
             shared.work.wait_timeout(state, IDLE).unwrap_or_else(|p| p.into_inner());
         state = next;
         state.idle -= 1;
-        if waited.timed_out() && state.queued() == 0 {
+        if waited.timed_out() && state.jobs.is_empty() && state.background.is_empty() {
             break;
         }
     }
