@@ -1,7 +1,7 @@
 //! What a cache is made of, and how its budget is divided.
 
-use crate::arena::FRAME_SIZE;
-use crate::folio::Layout;
+use crate::folio::table::Layout;
+use crate::memory::arena::FRAME_SIZE;
 use crate::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
@@ -36,6 +36,9 @@ pub struct Config {
     pub stable: StableStrategy,
     /// What uncached requests do.
     pub uncached_strategy: UncachedStrategy,
+    /// Fills each frame that is given back with a pattern that names its last owner: bytes of 0x80 and
+    /// more, of the mapping's number. For tests, which write none of these.
+    pub poison_frames: bool,
 }
 
 impl Config {
@@ -53,6 +56,7 @@ impl Config {
             dirty_tracking: DirtyTracking::default(),
             stable: StableStrategy::default(),
             uncached_strategy: UncachedStrategy::default(),
+            poison_frames: false,
         }
     }
 

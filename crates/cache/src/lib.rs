@@ -3,10 +3,9 @@
 //! and devices not at all: reading and writing out are done by the mapping layer above, which
 //! this crate calls through [`writeback::WriteOut`].
 //!
-//! Reading order: [`arena`] (memory), [`frames`] (who owns which frame), [`folio`] (states and the
-//! folio lock), [`index`] (finding a folio), [`age`] (what to evict), [`cache`] and [`guard`] (the
-//! operations), [`mapping`] (per file), [`writeback`], `line`, [`stable`] (bytes in flight), [`flusher`],
-//! [`readahead`], [`errseq`].
+//! Reading order: [`memory`] (arena and frames), [`folio`] (states, the folio lock, finding one),
+//! [`mapping`] (per file), [`mod@cache`] (all of it together), [`ageing`] (queues, reclaim, readahead),
+//! [`writeback`] (limits, writers above them, pieces in write-out, flushers, errors).
 //!
 //! # Lock order
 //! An arrow means: may be taken while the one on the left is held.
@@ -15,38 +14,31 @@
 //!               └▶ folio lock (try only, by reclaim) ─┬▶ index bucket
 //!                                                     ├▶ mapping.dirty ──▶ (nothing)
 //!                                                     ├▶ mapping.unflushed / failed
-//!                                                     ├▶ mapping.exclusive ranges
+//!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
 //! index bucket ──▶ (nothing)        free slots ──▶ (nothing)       wait queues ──▶ (nothing)
 //! ```
 //! No lock of this crate is held across a wait or an I/O. A holder of a folio lock takes no
 //! second folio lock, and never the age lock: new folios are queued after their lock is released.
 
-pub mod age;
-pub mod arena;
+pub mod ageing;
+pub mod bounds;
 pub mod cache;
 pub mod config;
-pub mod errseq;
-pub mod flusher;
 pub mod folio;
-pub mod frames;
-pub mod guard;
-pub mod index;
-mod line;
 pub mod mapping;
+pub mod memory;
 pub mod rangeset;
-pub mod readahead;
-pub mod reclaim;
-pub mod stable;
 pub mod stats;
 pub mod strategy;
 pub mod writeback;
 
-pub use arena::{Arena, FRAME_SIZE, FrameList};
+pub use ageing::readahead;
 pub use cache::PageCache;
 pub use config::Config;
 pub use folio::State;
-pub use guard::{FolioRead, FolioWrite, FramePool};
+pub use folio::guard::{FolioRead, FolioWrite, FramePool};
 pub use mapping::Mapping;
+pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
 pub use stats::Stats;
-pub use writeback::{WriteOut, WriteOutPass};
+pub use writeback::{WriteOut, WriteOutPass, errseq, flusher, stable};

@@ -275,6 +275,14 @@ impl BlockDevice for ChecksumDevice {
         }
     }
 
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
+    }
+
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let count = dst.len().div_ceil(self.table.block as usize);
         let before = self.table.begin_read(offset, count);

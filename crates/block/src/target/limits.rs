@@ -142,6 +142,14 @@ impl BlockDevice for LimitsDevice {
         }
     }
 
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
+    }
+
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.check(BioOp::Read, offset, dst)?;
         self.lower.read_into(offset, dst)

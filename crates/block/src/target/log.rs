@@ -116,6 +116,14 @@ impl BlockDevice for LogDevice {
         self.lower.execute(self.wrap(bio));
     }
 
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
+    }
+
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let number = self.begin(BioOp::Read, BioFlags::SYNC, offset, dst.len() as u64);
         let result = self.lower.read_into(offset, dst);

@@ -97,6 +97,14 @@ impl BlockDevice for ThrottleDevice {
         self.pacer.put(at, bio);
     }
 
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
+    }
+
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.wait(BioOp::Read, dst.len() as u64);
         self.lower.read_into(offset, dst)

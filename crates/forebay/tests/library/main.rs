@@ -7,4 +7,5 @@ mod examples;
 mod fsx;
 mod growing;
 mod looped;
+mod stacked;
 mod trouble;

@@ -1,0 +1,147 @@
+//! Ageing: which folio goes first. S3-FIFO (Yang, Zhang, Qiu, Yue, Vinayak 2023): a small queue
+//! that new folios enter, a main queue for those touched again, and ghosts of what left the
+//! small queue lately. Queues are of folios but sized in frames.
+//!
+//! Invariant Q1: a live slot is on exactly one queue, the one its `queue` field names, or in the
+//! hands of a thread that reclaims. It leaves the index only from there, so a queue never holds a
+//! slot twice; a folio that lost its blocks some other way waits, empty, until it comes up.
+
+use crate::folio::table::Slot;
+use std::collections::VecDeque;
+
+/// Not queued.
+pub const NONE: u32 = 0;
+/// The small queue.
+pub const SMALL: u32 = 1;
+/// The main queue.
+pub const MAIN: u32 = 2;
+
+/// The queues. Behind one lock; touched on insertion and reclaim only.
+pub struct Age {
+    small: VecDeque<Slot>,
+    main: VecDeque<Slot>,
+    ghosts: Ghosts,
+}
+
+impl Age {
+    /// Queues for `slots` folios; no growth after that.
+    pub fn new(slots: usize, frames: usize) -> Self {
+        Self {
+            small: VecDeque::with_capacity(slots),
+            main: VecDeque::new(),
+            ghosts: Ghosts::new(slots, frames),
+        }
+    }
+
+    /// Puts a folio at the young end of a queue.
+    pub fn push(&mut self, queue: u32, slot: Slot) {
+        self.queue_mut(queue).push_back(slot);
+    }
+
+    /// Takes the oldest folio of a queue.
+    pub fn pop(&mut self, queue: u32) -> Option<Slot> {
+        self.queue_mut(queue).pop_front()
+    }
+
+    /// Folios on a queue.
+    pub fn len(&self, queue: u32) -> usize {
+        if queue == MAIN { self.main.len() } else { self.small.len() }
+    }
+
+    fn queue_mut(&mut self, queue: u32) -> &mut VecDeque<Slot> {
+        if queue == MAIN { &mut self.main } else { &mut self.small }
+    }
+
+    /// Remembers a folio that left the small queue, with the frames it held.
+    pub fn remember(&mut self, id: u32, index: u64, frames: u32) {
+        self.ghosts.insert(id, index, frames);
+    }
+
+    /// Whether the folio is remembered; forgets it.
+    pub fn recall(&mut self, id: u32, index: u64) -> bool {
+        self.ghosts.take(id, index)
+    }
+
+    /// Ghosts held, for statistics.
+    pub fn ghosts(&self) -> u64 {
+        self.ghosts.count
+    }
+}
+
+/// Ghosts: a table of fingerprints, two places per folio, with the time of entry measured in
+/// frames that left the small queue. A ghost is as old as the main queue is long, at most.
+struct Ghosts {
+    /// Fingerprint (high 32 bits) and time (low 32 bits, wraps); 0 is empty.
+    table: Box<[u64]>,
+    clock: u32,
+    lifetime: u32,
+    count: u64,
+}
+
+impl Ghosts {
+    fn new(slots: usize, frames: usize) -> Self {
+        let table = vec![0; slots.next_power_of_two().max(16) / 2 * 2].into_boxed_slice();
+        Self { table, clock: 1, lifetime: frames.min(u32::MAX as usize / 2) as u32, count: 0 }
+    }
+
+    fn place(&self, id: u32, index: u64) -> (usize, u32) {
+        let hash = (index ^ u64::from(id) << 44).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        let hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        ((hash as usize & (self.table.len() - 1)) & !1, (hash >> 32) as u32 | 1)
+    }
+
+    fn alive(&self, entry: u64) -> bool {
+        entry != 0 && self.clock.wrapping_sub(entry as u32) < self.lifetime
+    }
+
+    fn insert(&mut self, id: u32, index: u64, frames: u32) {
+        self.clock = self.clock.wrapping_add(frames.max(1));
+        let (at, print) = self.place(id, index);
+        let older =
+            |e: u64| if self.alive(e) { self.clock.wrapping_sub(e as u32) } else { u32::MAX };
+        let victim = if older(self.table[at]) >= older(self.table[at + 1]) { at } else { at + 1 };
+        self.count += u64::from(self.table[victim] == 0);
+        self.table[victim] = u64::from(print) << 32 | u64::from(self.clock);
+    }
+
+    fn take(&mut self, id: u32, index: u64) -> bool {
+        let (at, print) = self.place(id, index);
+        for i in [at, at + 1] {
+            let entry = self.table[i];
+            if (entry >> 32) as u32 == print && entry != 0 {
+                self.table[i] = 0;
+                self.count -= 1;
+                return self.clock.wrapping_sub(entry as u32) < self.lifetime;
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ghosts_fade() {
+        let mut age = Age::new(1024, 100);
+        age.remember(1, 5, 1);
+        assert!(age.recall(1, 5));
+        assert!(!age.recall(1, 5), "taken once");
+        age.remember(1, 6, 1);
+        for i in 0..20 {
+            age.remember(2, 100 + i, 10);
+        }
+        assert!(!age.recall(1, 6), "older than the cache is long");
+        assert!(age.recall(2, 119));
+    }
+
+    #[test]
+    fn queues_are_fifo() {
+        let mut age = Age::new(8, 8);
+        (1..4).for_each(|s| age.push(SMALL, s));
+        age.push(MAIN, 9);
+        assert_eq!((age.pop(SMALL), age.pop(SMALL), age.pop(MAIN)), (Some(1), Some(2), Some(9)));
+        assert_eq!((age.len(SMALL), age.len(MAIN)), (1, 0));
+    }
+}

@@ -1,0 +1,329 @@
+//! Reclaim: frees frames and folio descriptors in batches of a thousand frames or more, clean blocks
+//! only, on the thread that needs them.
+//!
+//! ```text
+//!   new ──▶ small ──(touched again)──▶ main ──(touched again: once more round, cold blocks go)─┐
+//!             │                          ▲ │                                                  │
+//!             └─(not touched)─▶ ghost    │ └─(not touched)─▶ gone            ◀────────────────┘
+//!                                └─ comes back to main
+//! ```
+
+use crate::ageing::queues::{MAIN, NONE, SMALL};
+use crate::cache::PageCache;
+use crate::folio::guard::FolioWrite;
+use crate::folio::table::{Blocks, Slot, State, Table};
+use crate::mapping::Mapping;
+use crate::memory::arena::Frame;
+use crate::stats::Counters;
+use forebay_base::sync::atomic::Ordering;
+use std::ops::Range;
+
+/// Frames that a batch aims at; less on a small cache.
+const BATCH: usize = 1024;
+
+/// Folios taken off the queues at a time.
+const ROUND: usize = 64;
+/// In place of the frames of a folio that leaves no ghost.
+const NOT_REMEMBERED: u32 = u32::MAX;
+
+/// What happens to a folio that came up.
+enum Verdict {
+    /// It is gone.
+    Evicted,
+    /// It stays, on this queue.
+    Stays(u32),
+    /// It stays in main, and may go the next time it comes up.
+    Again,
+}
+
+impl PageCache {
+    /// The queue that a new folio enters: main if it left the small queue lately.
+    pub(crate) fn queue_for_new(&self, id: u32, index: u64) -> u32 {
+        let back = self.age.lock().recall(id, index);
+        if back {
+            Counters::add(&self.counters.ghost_hits, 1);
+        }
+        if back { MAIN } else { SMALL }
+    }
+
+    /// A free slot, reclaimed if need be.
+    pub(crate) fn take_slot(&self) -> Option<Slot> {
+        for _ in 0..4 {
+            if let Some(slot) = self.free_slots.lock().pop() {
+                return Some(slot);
+            }
+            self.reclaim(1);
+        }
+        self.free_slots.lock().pop()
+    }
+
+    /// Frames that the small queue may hold before it gives some up: a tenth.
+    pub fn small_target(&self) -> usize {
+        self.division.frames / 10
+    }
+
+    /// Frees at least `want` frames if it can; returns how many frames and folio descriptors. One
+    /// thread does it at a time; who had to wait for it looks first whether that was enough.
+    pub fn reclaim(&self, want: usize) -> usize {
+        let turn = self.reclaim_turn.try_lock();
+        let _turn = match turn {
+            Some(turn) => turn,
+            None => {
+                let turn = self.reclaim_turn.lock();
+                if self.frames.lock().free() >= want && !self.free_slots.lock().is_empty() {
+                    return want;
+                }
+                turn
+            }
+        };
+        self.reclaim_timed(want)
+    }
+
+    fn reclaim_timed(&self, want: usize) -> usize {
+        let start = self.world.now();
+        let batch = want.max(BATCH.min(self.division.frames / 8));
+        let (frames, slots) = self.reclaim_batch(batch);
+        Counters::add(&self.counters.reclaim_nanos, self.world.now() - start);
+        Counters::add(&self.counters.reclaim_runs, 1);
+        frames + slots
+    }
+
+    /// Called with the number of frames left: reclaims ahead of need, on one thread, while the others
+    /// go on with what is left.
+    pub(crate) fn reclaim_ahead(&self, free: usize) {
+        if free >= (BATCH / 2).min(self.division.frames / 32) {
+            return;
+        }
+        if let Some(_turn) = self.reclaim_turn.try_lock() {
+            self.reclaim_timed(1);
+        }
+    }
+
+    /// Frees up to about `batch` frames; returns the frames and the folio descriptors it freed.
+    fn reclaim_batch(&self, batch: usize) -> (usize, usize) {
+        let (mut frames, mut slots) = (0, 0);
+        // Each folio may come up a few times (frequency is at most 3), then all is busy.
+        let all = {
+            let age = self.age.lock();
+            age.len(SMALL) + age.len(MAIN) + 1
+        };
+        let mut left = 4 * all;
+        // Once round without a change: another round would find the same, as where all is dirty.
+        let (mut looked, mut changed) = (0, false);
+        let mut round = Vec::with_capacity(ROUND);
+        while frames < batch && slots < batch && left > 0 {
+            self.pop_round(&mut round, left.min(ROUND));
+            if round.is_empty() {
+                break;
+            }
+            left -= round.len();
+            looked += round.len();
+            let (more_frames, more_slots, again) = self.reclaim_round(&mut round);
+            frames += more_frames;
+            slots += more_slots;
+            changed |= again || more_frames + more_slots > 0;
+            if looked >= all {
+                if !changed {
+                    break;
+                }
+                (looked, changed) = (0, false);
+            }
+        }
+        (frames, slots)
+    }
+
+    /// Takes the next candidates off the queues: the age lock is held for that only.
+    fn pop_round(&self, round: &mut Vec<Slot>, count: usize) {
+        let mut age = self.age.lock();
+        while round.len() < count {
+            let small_frames = self.queued[SMALL as usize].load(Ordering::Relaxed);
+            let small_first = small_frames > self.small_target() as i64
+                || age.len(SMALL) > self.division.slots / 8
+                || age.len(MAIN) == 0;
+            let queue = if small_first && age.len(SMALL) > 0 { SMALL } else { MAIN };
+            let Some(slot) = age.pop(queue).or_else(|| age.pop(SMALL)) else { return };
+            round.push(slot);
+        }
+    }
+
+    /// Looks at each candidate and puts it where it belongs; returns the frames and descriptors freed,
+    /// and whether another look may free more.
+    fn reclaim_round(&self, round: &mut Vec<Slot>) -> (usize, usize, bool) {
+        let mut again = false;
+        let mut freed: Vec<Frame> = Vec::with_capacity(ROUND * 2);
+        let mut gone: Vec<(Slot, u32, u64, u32)> = Vec::new();
+        let mut stays: Vec<(u32, Slot)> = Vec::with_capacity(ROUND);
+        for slot in round.drain(..) {
+            if !self.table.try_lock(slot) {
+                again = true;
+                stays.push((self.table.queue(slot), slot));
+                continue;
+            }
+            let ((id, index), had) = (self.table.key(slot), freed.len());
+            // No ghost of what nobody but uncached requests and readahead touched.
+            let touched = self.table.any_at_all(slot, State::Referenced);
+            let from_small = self.table.queue(slot) == SMALL && touched;
+            let verdict = self.age_one(slot, &mut freed);
+            self.table.unlock(slot);
+            match verdict {
+                Verdict::Stays(queue) => stays.push((queue, slot)),
+                Verdict::Again => {
+                    again = true;
+                    stays.push((MAIN, slot));
+                }
+                Verdict::Evicted => {
+                    let frames =
+                        if from_small { (freed.len() - had) as u32 } else { NOT_REMEMBERED };
+                    gone.push((slot, id, index, frames));
+                }
+            }
+        }
+        let mut age = self.age.lock();
+        stays.iter().for_each(|&(queue, slot)| age.push(queue, slot));
+        for &(_, id, index, frames) in gone.iter().filter(|g| g.3 != NOT_REMEMBERED) {
+            age.remember(id, index, frames);
+        }
+        drop(age);
+        Counters::add(&self.counters.evicted_folios, gone.len() as u64);
+        self.free_slots.lock().extend(gone.iter().map(|g| g.0));
+        self.give_frames(&freed);
+        (freed.len(), gone.len(), again)
+    }
+
+    /// Looks at one folio, whose exclusive lock is held.
+    fn age_one(&self, slot: Slot, freed: &mut Vec<Frame>) -> Verdict {
+        let (table, queue, freq) = (&self.table, self.table.queue(slot), self.table.freq(slot));
+        if freq > 0 {
+            self.free_idle(slot, freed, |t, s, g| t.bits(s, State::Referenced, g));
+            for g in 0..table.layout().groups {
+                table.clear_bits(slot, State::Referenced, g, u64::MAX);
+            }
+            table.set_freq(slot, if queue == SMALL { 0 } else { freq - 1 });
+            if queue == SMALL {
+                Counters::add(&self.counters.promoted, 1);
+                self.requeue(slot, MAIN);
+            }
+            return Verdict::Again;
+        }
+        self.free_idle(slot, freed, |_, _, _| 0);
+        let busy = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
+        if busy.iter().any(|&s| table.any_at_all(slot, s)) {
+            return Verdict::Stays(queue);
+        }
+        self.index.remove(table, slot);
+        for g in 0..table.layout().groups {
+            table.clear_bits(slot, State::Referenced, g, u64::MAX);
+            table.clear_bits(slot, State::Uncached, g, u64::MAX);
+        }
+        table.set_freq(slot, 0);
+        table.set_queue(slot, NONE);
+        Verdict::Evicted
+    }
+
+    fn requeue(&self, slot: Slot, queue: u32) {
+        let frames = self.table.layout().frames;
+        let held = (0..frames).filter(|&f| self.table.frame(slot, f).is_some()).count() as i64;
+        self.queued[self.table.queue(slot) as usize].fetch_sub(held, Ordering::Relaxed);
+        self.queued[queue as usize].fetch_add(held, Ordering::Relaxed);
+        self.table.set_queue(slot, queue);
+    }
+
+    /// Frees the clean idle blocks (F4), except those that `keep` names.
+    fn free_idle(
+        &self,
+        slot: Slot,
+        freed: &mut Vec<Frame>,
+        keep: impl Fn(&Table, Slot, usize) -> u64,
+    ) {
+        let table = &self.table;
+        let mut evicted = 0;
+        let mut left = 0;
+        for g in 0..table.layout().groups {
+            let held = [State::Dirty, State::Writing, State::Reading, State::Unflushed];
+            let held = held.iter().fold(keep(table, slot, g), |w, &s| w | table.bits(slot, s, g));
+            let gone = table.bits(slot, State::Uptodate, g) & !held;
+            evicted += gone.count_ones();
+            for state in [State::Uptodate, State::Referenced, State::Uncached] {
+                table.clear_bits(slot, state, g, gone);
+            }
+            left |= table.bits(slot, State::Uptodate, g) | table.bits(slot, State::Reading, g);
+        }
+        if evicted == 0 && left != 0 {
+            return;
+        }
+        Counters::add(&self.counters.evicted_blocks, u64::from(evicted));
+        self.strip_idle(slot, left != 0, freed);
+    }
+
+    /// Takes the frames away that no block needs.
+    fn strip_idle(&self, slot: Slot, some_left: bool, freed: &mut Vec<Frame>) {
+        let (table, layout) = (&self.table, self.table.layout());
+        let queue = table.queue(slot) as usize;
+        let blocks_per_frame = table.blocks_per_frame(slot);
+        for at in 0..layout.frames {
+            if table.frame(slot, at).is_none() {
+                continue;
+            }
+            let start = at as u32 * blocks_per_frame;
+            let run = Blocks { start, end: start + blocks_per_frame };
+            let used = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
+            if some_left && used.iter().any(|&s| table.any(slot, s, run)) {
+                continue;
+            }
+            let frame = table.replace_frame(slot, at, None).expect("looked at it");
+            self.disown(frame, table.key(slot).0);
+            freed.push(frame);
+            self.queued[queue].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Evicts every clean block that nobody holds; returns the bytes freed.
+    pub fn drop_clean(&self) -> u64 {
+        let mut total = 0;
+        let _turn = self.reclaim_turn.lock();
+        loop {
+            // Frequencies run down as the folios come round.
+            let (frames, slots) = self.reclaim_batch(self.division.frames);
+            total += frames as u64;
+            if frames + slots == 0 {
+                return total * crate::FRAME_SIZE as u64;
+            }
+        }
+    }
+
+    /// Drops the clean idle blocks of a file range, referenced or not.
+    pub fn drop_range(&self, mapping: &Mapping, range: Range<u64>) {
+        for index in self.folios_present(mapping, &range) {
+            let Some(folio) = self.lock_folio(mapping, index) else { continue };
+            let blocks = mapping.blocks_touched(index, &range);
+            self.drop_idle_blocks(&folio, blocks);
+        }
+    }
+
+    fn drop_idle_blocks(&self, folio: &FolioWrite<'_>, blocks: Blocks) {
+        let idle = |t: &Table, s: Slot, g: usize| {
+            let busy = [State::Dirty, State::Writing, State::Reading, State::Unflushed];
+            t.bits(s, State::Uptodate, g) & !busy.iter().fold(0, |w, &b| w | t.bits(s, b, g))
+        };
+        for run in folio.runs(blocks, idle) {
+            folio.discard(run);
+        }
+    }
+
+    /// Indices of the folios in the cache that a byte range of a file touches, ascending. Walks the
+    /// range or the table, whichever is shorter.
+    pub fn folios_present(&self, mapping: &Mapping, range: &Range<u64>) -> Vec<u64> {
+        let wanted = mapping.folios(range);
+        if wanted.end - wanted.start <= self.division.slots as u64 {
+            let there = |&i: &u64| self.index.find_locked(&self.table, mapping.id, i).is_some();
+            return wanted.filter(there).collect();
+        }
+        let mut found: Vec<u64> = (1..=self.division.slots as Slot)
+            .map(|slot| self.table.key(slot))
+            .filter(|&(id, index)| id == mapping.id && wanted.contains(&index))
+            .map(|(_, index)| index)
+            .collect();
+        found.sort_unstable();
+        found
+    }
+}

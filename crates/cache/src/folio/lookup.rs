@@ -1,0 +1,116 @@
+//! Finding, locking and making folios; waiting for a state of their blocks.
+
+use super::guard::{FolioRead, FolioWrite};
+use super::table::{Blocks, Slot, State};
+use crate::ageing::queues::SMALL;
+use crate::cache::PageCache;
+use crate::mapping::Mapping;
+use crate::memory::arena::FRAME_SIZE;
+use forebay_base::task::WaitQueue;
+
+impl PageCache {
+    /// The folio, for reading without its lock, if it is there. `None` is a hint (see
+    /// [`crate::folio::index`]). The caller says where in the folio it is going to read: the bytes are on
+    /// their way from memory while the states are looked at.
+    #[inline]
+    pub fn lookup(&self, mapping: &Mapping, index: u64, offset: usize) -> Option<FolioRead<'_>> {
+        self.table.prefetch(mapping.guess_slot(index));
+        let slot = self.index.find(&self.table, mapping.id, index)?;
+        self.prefetch(slot, offset);
+        let version = self.table.version(slot)?;
+        let folio = FolioRead { cache: self, slot, version };
+        (self.table.key(slot) == (mapping.id, index)).then_some(folio)
+    }
+
+    #[inline]
+    fn prefetch(&self, slot: Slot, offset: usize) {
+        let at = offset / FRAME_SIZE;
+        if at < self.table.layout().frames
+            && let Some(frame) = self.table.frame(slot, at)
+        {
+            self.arena.prefetch(frame, offset % FRAME_SIZE);
+        }
+    }
+
+    /// Has the processor fetch what a write at `offset` of a folio is going to touch.
+    #[inline]
+    pub fn prefetch_folio(&self, mapping: &Mapping, index: u64, offset: usize) {
+        self.table.prefetch(mapping.guess_slot(index));
+        if let Some(slot) = self.index.find(&self.table, mapping.id, index) {
+            self.prefetch(slot, offset);
+        }
+    }
+
+    /// The folio, locked exclusively, if it is there: definite.
+    pub fn lock_folio<'a>(&'a self, mapping: &'a Mapping, index: u64) -> Option<FolioWrite<'a>> {
+        loop {
+            let slot = self
+                .index
+                .find(&self.table, mapping.id, index)
+                .or_else(|| self.index.find_locked(&self.table, mapping.id, index))?;
+            self.table.lock(slot);
+            let folio = FolioWrite { cache: self, mapping, slot, index };
+            if self.table.key(slot) == (mapping.id, index) {
+                return Some(folio);
+            }
+        }
+    }
+
+    /// The folio, locked exclusively, made if it is missing. `None` when no folio descriptor can
+    /// be had: everything is dirty or in flight.
+    pub fn lock_or_create<'a>(
+        &'a self,
+        mapping: &'a Mapping,
+        index: u64,
+    ) -> Option<FolioWrite<'a>> {
+        self.lock_or_make(mapping, index, false)
+    }
+
+    /// The same; a folio made for an uncached request (`passing`) is new whatever ghost there is,
+    /// and leaves the ghost to an ordinary request (U1).
+    pub fn lock_or_make<'a>(
+        &'a self,
+        mapping: &'a Mapping,
+        index: u64,
+        passing: bool,
+    ) -> Option<FolioWrite<'a>> {
+        loop {
+            if let Some(folio) = self.lock_folio(mapping, index) {
+                return Some(folio);
+            }
+            let slot = self.take_slot()?;
+            let queue = if passing { SMALL } else { self.queue_for_new(mapping.id, index) };
+            self.table.lock(slot);
+            self.table.set_key(slot, 0, 0);
+            if self.index.insert(&self.table, slot, mapping.id, index).is_some() {
+                self.table.unlock(slot);
+                self.free_slots.lock().push(slot);
+                continue;
+            }
+            mapping.note_slot(index, slot);
+            self.table.set_queue(slot, queue);
+            self.table.set_blocks_per_frame(slot, mapping.blocks_per_frame());
+            self.table.unlock(slot);
+            // Queued before it is locked again: the age lock comes before the folio lock.
+            self.age.lock().push(queue, slot);
+        }
+    }
+
+    pub(crate) fn wait_queue(&self, id: u32, index: u64) -> &WaitQueue {
+        let mixed = (index ^ u64::from(id) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.waits[(mixed >> 56) as usize % self.waits.len()]
+    }
+
+    pub(crate) fn wake_folio(&self, id: u32, index: u64) {
+        self.wait_queue(id, index).wake_all();
+    }
+
+    /// Waits until no block of the run has `state`.
+    pub async fn wait_while(&self, mapping: &Mapping, index: u64, blocks: Blocks, state: State) {
+        let done = || match self.lock_folio(mapping, index) {
+            Some(folio) if folio.any(state, blocks) => None,
+            _ => Some(()),
+        };
+        self.wait_queue(mapping.id, index).wait_until(done).await;
+    }
+}

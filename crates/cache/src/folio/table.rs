@@ -1,0 +1,472 @@
+//! The folio table: plain data, one slot per folio, all of it atomics, never freed while the cache
+//! lives (so a slot number read without a lock always leads to a slot, if perhaps another
+//! folio's by now).
+//!
+//! A folio covers an aligned run of a file's blocks and holds frames only for what is cached.
+//! State is per block:
+//!
+//! ```text
+//!             begin_fill               end_fill ok
+//!   absent ───────────────▶ reading ──────────────▶ uptodate ◀────────────┐
+//!      ▲  ▲                    │ end_fill error         │ write           │ end_write ok,
+//!      │  └────────────────────┘                        ▼                 │ not redirtied
+//!      │ evict, punch                               uptodate+dirty        │
+//!      └──────────── uptodate                           │ begin_write     │
+//!                                                       ▼                 │
+//!                       write again ◀──────────── uptodate+writing ───────┘
+//!                  (uptodate+dirty+writing)             │ end_write error
+//!                                                       └──────▶ uptodate+dirty
+//! ```
+//! Invariants, checked by `check_block`:
+//! F1 reading excludes uptodate, dirty and writing. F2 dirty or writing implies uptodate.
+//! F3 reading, uptodate or writing implies a frame. F4 a slot with dirty, writing, reading or
+//! unflushed blocks is not evicted. F5 states other than *referenced* change only under the folio
+//! lock. F6 bytes are copied in under the lock, and out under it or between two equal versions.
+//!
+//! The folio lock is a word: a bit, and a version that moves on with each unlock. It is held for
+//! copies and state changes, never across a wait.
+//!
+//! The hit path does not take it: it remembers the version, copies, and looks again (a sequence
+//! lock). If somebody held the lock meanwhile, the copy is thrown away. That spares two locked
+//! operations, each of which would keep the processor from overlapping one copy with the next.
+
+use crate::config::MIN_BLOCK;
+use crate::memory::arena::{FRAME_SIZE, Frame, huge_vec, prefetch_line};
+use forebay_base::sync::atomic::{AtomicU64, Ordering, fence};
+use forebay_base::sync::relax;
+
+/// Number of a slot in the table. Zero is no slot.
+pub type Slot = u32;
+
+/// Per-block states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum State {
+    /// Memory is at least as new as the device.
+    Uptodate = 0,
+    /// Touched since the last pass of reclaim.
+    Referenced = 1,
+    /// Memory is newer than the device.
+    Dirty = 2,
+    /// A write-out of it is in flight.
+    Writing = 3,
+    /// A fill of it is in flight.
+    Reading = 4,
+    /// Written out, not yet flushed, kept so that a failed flush can be made good.
+    Unflushed = 5,
+    /// Brought in by an uncached request: dropped when clean and consumed.
+    Uncached = 6,
+}
+
+/// All states, in order.
+pub const STATES: [State; 7] = [
+    State::Uptodate,
+    State::Referenced,
+    State::Dirty,
+    State::Writing,
+    State::Reading,
+    State::Unflushed,
+    State::Uncached,
+];
+
+/// Where the words of a slot are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes of a folio.
+    pub folio_size: u32,
+    /// Frames of a folio.
+    pub frames: usize,
+    /// 64-bit groups of blocks, at the smallest block size.
+    pub groups: usize,
+    /// 64-bit words of a slot.
+    pub stride: usize,
+}
+
+const LOCK: usize = 0;
+/// Mapping id (low 32 bits), frequency and queue (high 32 bits).
+const OWNER: usize = 1;
+const INDEX: usize = 2;
+/// Next slot in the index chain.
+const NEXT: usize = 3;
+const BITS: usize = 4;
+
+/// Lock word: held. The bits above are the version.
+const HELD: u64 = 1;
+
+const FREQ_SHIFT: u32 = 32;
+const FREQ_MASK: u64 = 3 << FREQ_SHIFT;
+const QUEUE_SHIFT: u32 = 34;
+const QUEUE_MASK: u64 = 3 << QUEUE_SHIFT;
+/// Logarithm of the blocks per frame of the mapping, 0..=3.
+const GEOMETRY_SHIFT: u32 = 36;
+const GEOMETRY_MASK: u64 = 3 << GEOMETRY_SHIFT;
+
+impl Layout {
+    /// The layout for a folio size in bytes.
+    pub fn new(folio_size: u32) -> Self {
+        let frames = folio_size as usize / FRAME_SIZE;
+        let groups = ((folio_size / MIN_BLOCK) as usize).div_ceil(64);
+        let words = BITS + groups * STATES.len() + frames.div_ceil(2);
+        // Whole cache lines, so that two folios never share one.
+        Self { folio_size, frames, groups, stride: words.next_multiple_of(8) }
+    }
+
+    /// The frame map comes right after the first group of states, so that a hit in a folio of up to
+    /// 64 blocks reads two neighbouring cache lines.
+    #[inline]
+    fn map_word(&self, frame: usize) -> usize {
+        BITS + STATES.len() + frame / 2
+    }
+
+    #[inline]
+    fn state_word(&self, state: State, group: usize) -> usize {
+        let skip = if group == 0 { 0 } else { self.frames.div_ceil(2) };
+        BITS + skip + group * STATES.len() + state as usize
+    }
+}
+
+/// A run of blocks of one folio, `start..end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    /// First block.
+    pub start: u32,
+    /// One past the last.
+    pub end: u32,
+}
+
+impl Blocks {
+    /// Every block of the run, as (group, mask) pairs. An empty run gives none (D2).
+    #[inline]
+    pub fn masks(self) -> impl Iterator<Item = (usize, u64)> {
+        let (start, end) = (self.start as usize, self.end as usize);
+        let groups = if start < end { start / 64..end.div_ceil(64) } else { 0..0 };
+        groups.map(move |g| {
+            let lo = start.saturating_sub(g * 64);
+            let hi = (end - g * 64).min(64);
+            (g, (u64::MAX << lo) & (u64::MAX >> (64 - hi)))
+        })
+    }
+
+    /// All blocks of the frames that the run touches, `per` blocks a frame.
+    pub fn whole_frames(self, per: u32) -> Self {
+        Self { start: self.start / per * per, end: self.end.next_multiple_of(per) }
+    }
+
+    /// Number of blocks.
+    pub fn len(self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// No block.
+    pub fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+}
+
+/// Two cache lines, which the processor fetches as a pair.
+#[repr(align(128))]
+struct Pair([AtomicU64; PAIR]);
+
+const PAIR: usize = 16;
+
+/// The table.
+pub struct Table {
+    pairs: Box<[Pair]>,
+    layout: Layout,
+}
+
+impl Table {
+    /// `slots` slots, numbered from 1.
+    pub fn new(layout: Layout, slots: usize) -> Self {
+        let pairs = ((slots + 1) * layout.stride).div_ceil(PAIR);
+        let pairs = huge_vec(pairs, || Pair([const { AtomicU64::new(0) }; PAIR]));
+        Self { pairs: pairs.into_boxed_slice(), layout }
+    }
+
+    /// The layout.
+    #[inline]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    #[inline]
+    fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
+        let at = slot as usize * self.layout.stride + word;
+        &self.pairs[at / PAIR].0[at % PAIR]
+    }
+
+    /// Has the processor fetch both lines of a slot that a hit reads, if there is such a slot.
+    #[inline]
+    pub fn prefetch(&self, slot: Slot) {
+        let at = slot as usize * self.layout.stride;
+        if let Some(pair) = self.pairs.get(at / PAIR) {
+            prefetch_line(&pair.0[0]);
+            prefetch_line(&pair.0[PAIR / 2]);
+        }
+    }
+
+    /// Mapping id and folio index that the slot holds; id 0 is a free slot.
+    #[inline]
+    pub fn key(&self, slot: Slot) -> (u32, u64) {
+        let owner = self.word(slot, OWNER).load(Ordering::Acquire) as u32;
+        (owner, self.word(slot, INDEX).load(Ordering::Acquire))
+    }
+
+    /// Sets the key. Lock held.
+    pub fn set_key(&self, slot: Slot, id: u32, index: u64) {
+        self.word(slot, INDEX).store(index, Ordering::Release);
+        self.word(slot, OWNER).store(u64::from(id), Ordering::Release);
+    }
+
+    /// Chain of the index. Bucket lock held for stores.
+    #[inline]
+    pub fn next(&self, slot: Slot) -> Slot {
+        self.word(slot, NEXT).load(Ordering::Acquire) as Slot
+    }
+
+    /// See [`Table::next`].
+    pub fn set_next(&self, slot: Slot, next: Slot) {
+        self.word(slot, NEXT).store(u64::from(next), Ordering::Release);
+    }
+
+    /// Takes the lock if nobody holds it.
+    #[inline]
+    pub fn try_lock(&self, slot: Slot) -> bool {
+        let word = self.word(slot, LOCK);
+        let old = word.load(Ordering::Relaxed);
+        if old & HELD != 0 {
+            return false;
+        }
+        let taken = word.compare_exchange(old, old | HELD, Ordering::Acquire, Ordering::Relaxed);
+        // What the holder is going to change stays behind the bit that tells the hit path of it.
+        fence(Ordering::Release);
+        taken.is_ok()
+    }
+
+    /// Takes the lock.
+    #[inline]
+    pub fn lock(&self, slot: Slot) {
+        let mut spins = 0;
+        while !self.try_lock(slot) {
+            relax(&mut spins);
+        }
+    }
+
+    /// Gives the lock back, one version on.
+    #[inline]
+    pub fn unlock(&self, slot: Slot) {
+        let word = self.word(slot, LOCK);
+        let old = word.load(Ordering::Relaxed);
+        debug_assert!(old & HELD != 0, "unlocked by its holder");
+        word.store(old.wrapping_add(HELD), Ordering::Release);
+    }
+
+    /// The version of a slot that nobody is changing, for [`Table::unchanged_since`].
+    #[inline]
+    pub fn version(&self, slot: Slot) -> Option<u64> {
+        let word = self.word(slot, LOCK).load(Ordering::Acquire);
+        (word & HELD == 0).then_some(word)
+    }
+
+    /// Whether nobody has held the lock since [`Table::version`]: what was read in between, bytes
+    /// included, was as it stood.
+    #[inline]
+    pub fn unchanged_since(&self, slot: Slot, version: u64) -> bool {
+        fence(Ordering::Acquire);
+        self.word(slot, LOCK).load(Ordering::Relaxed) == version
+    }
+
+    /// A word of state bits: 64 blocks.
+    #[inline]
+    pub fn bits(&self, slot: Slot, state: State, group: usize) -> u64 {
+        self.word(slot, self.layout.state_word(state, group)).load(Ordering::Relaxed)
+    }
+
+    /// Sets bits; returns those that were clear. Lock held (F5), which is why a load and
+    /// a store will do.
+    #[inline]
+    pub fn set_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
+        let word = self.word(slot, self.layout.state_word(state, group));
+        let old = word.load(Ordering::Relaxed);
+        if mask & !old != 0 {
+            word.store(old | mask, Ordering::Relaxed);
+        }
+        mask & !old
+    }
+
+    /// Sets *referenced* bits without the lock. One may be lost to a holder who changes the word at
+    /// the same time, which does not matter.
+    #[inline]
+    pub fn set_referenced(&self, slot: Slot, group: usize, mask: u64) {
+        let word = self.word(slot, self.layout.state_word(State::Referenced, group));
+        word.fetch_or(mask, Ordering::Relaxed);
+    }
+
+    /// Clears bits; returns those that were set. Lock held.
+    #[inline]
+    pub fn clear_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
+        let word = self.word(slot, self.layout.state_word(state, group));
+        let old = word.load(Ordering::Relaxed);
+        if mask & old != 0 {
+            word.store(old & !mask, Ordering::Relaxed);
+        }
+        mask & old
+    }
+
+    /// Whether all blocks of the run have the state.
+    #[inline]
+    pub fn all(&self, slot: Slot, state: State, blocks: Blocks) -> bool {
+        blocks.masks().all(|(g, m)| self.bits(slot, state, g) & m == m)
+    }
+
+    /// Whether any block of the run has the state.
+    #[inline]
+    pub fn any(&self, slot: Slot, state: State, blocks: Blocks) -> bool {
+        blocks.masks().any(|(g, m)| self.bits(slot, state, g) & m != 0)
+    }
+
+    /// Whether any block of the folio has the state.
+    pub fn any_at_all(&self, slot: Slot, state: State) -> bool {
+        (0..self.layout.groups).any(|g| self.bits(slot, state, g) != 0)
+    }
+
+    /// Number of blocks of the folio with the state.
+    pub fn count(&self, slot: Slot, state: State) -> u32 {
+        (0..self.layout.groups).map(|g| self.bits(slot, state, g).count_ones()).sum()
+    }
+
+    /// Frame number `at` of the folio, if it has one.
+    #[inline]
+    pub fn frame(&self, slot: Slot, at: usize) -> Option<Frame> {
+        debug_assert!(at < self.layout.frames);
+        let word = self.word(slot, self.layout.map_word(at)).load(Ordering::Relaxed);
+        ((word >> (at % 2 * 32)) as u32).checked_sub(1)
+    }
+
+    /// Sets or takes away a frame; returns the old one. Lock held.
+    pub fn replace_frame(&self, slot: Slot, at: usize, frame: Option<Frame>) -> Option<Frame> {
+        let word = self.word(slot, self.layout.map_word(at));
+        let shift = at % 2 * 32;
+        let old = word.load(Ordering::Relaxed);
+        let new = u64::from(frame.map_or(0, |f| f + 1)) << shift;
+        word.store(old & !(0xffff_ffff << shift) | new, Ordering::Relaxed);
+        ((old >> shift) as u32).checked_sub(1)
+    }
+
+    /// Frequency (0..=3) of the folio.
+    #[inline]
+    pub fn freq(&self, slot: Slot) -> u32 {
+        ((self.word(slot, OWNER).load(Ordering::Relaxed) & FREQ_MASK) >> FREQ_SHIFT) as u32
+    }
+
+    /// Raises the frequency by one, up to 3. A lock is held, so the owner does not change; a
+    /// race with another raise may lose one of the two, which does not matter.
+    #[inline]
+    pub fn raise_freq(&self, slot: Slot) {
+        let word = self.word(slot, OWNER);
+        let old = word.load(Ordering::Relaxed);
+        if old & FREQ_MASK != FREQ_MASK {
+            let new = old + (1 << FREQ_SHIFT);
+            let _ = word.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets the frequency.
+    pub fn set_freq(&self, slot: Slot, freq: u32) {
+        self.update_owner(slot, FREQ_MASK, u64::from(freq) << FREQ_SHIFT);
+    }
+
+    /// Age queue that the folio is on (see [`crate::ageing::queues`]); 0 is none.
+    pub fn queue(&self, slot: Slot) -> u32 {
+        ((self.word(slot, OWNER).load(Ordering::Relaxed) & QUEUE_MASK) >> QUEUE_SHIFT) as u32
+    }
+
+    /// Sets the age queue.
+    pub fn set_queue(&self, slot: Slot, queue: u32) {
+        self.update_owner(slot, QUEUE_MASK, u64::from(queue) << QUEUE_SHIFT);
+    }
+
+    /// Blocks of a frame in the mapping that the slot belongs to.
+    pub fn blocks_per_frame(&self, slot: Slot) -> u32 {
+        1 << ((self.word(slot, OWNER).load(Ordering::Relaxed) & GEOMETRY_MASK) >> GEOMETRY_SHIFT)
+    }
+
+    /// Sets the blocks of a frame: 1, 2, 4 or 8.
+    pub fn set_blocks_per_frame(&self, slot: Slot, blocks: u32) {
+        let log = u64::from(blocks.trailing_zeros());
+        self.update_owner(slot, GEOMETRY_MASK, log << GEOMETRY_SHIFT);
+    }
+
+    fn update_owner(&self, slot: Slot, mask: u64, value: u64) {
+        let word = self.word(slot, OWNER);
+        let mut old = word.load(Ordering::Relaxed);
+        loop {
+            let new = old & !mask | value;
+            match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Asserts F1 and F2 for a group of blocks. Lock held.
+    pub fn check_block(&self, slot: Slot, group: usize) {
+        let [up, _, dirty, writing, reading, ..] = STATES.map(|s| self.bits(slot, s, group));
+        assert!(reading & (up | dirty | writing) == 0, "F1 broken in slot {slot} group {group}");
+        assert!((dirty | writing) & !up == 0, "F2 broken in slot {slot} group {group}");
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d2_empty_run_touches_nothing_and_masks_are_exact() {
+        assert_eq!(Blocks { start: 5, end: 5 }.masks().count(), 0);
+        for start in 0..130u32 {
+            for end in start..=130 {
+                let blocks = Blocks { start, end };
+                let total: u32 = blocks.masks().map(|(_, m)| m.count_ones()).sum();
+                assert_eq!(total, end - start);
+                for (g, m) in blocks.masks() {
+                    for bit in 0..64 {
+                        let block = g as u32 * 64 + bit;
+                        assert_eq!(m >> bit & 1 == 1, (start..end).contains(&block));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn frames_and_freq() {
+        let table = Table::new(Layout::new(65536), 4);
+        table.set_key(2, 9, 77);
+        assert_eq!(table.replace_frame(2, 3, Some(0)), None);
+        assert_eq!(table.replace_frame(2, 2, Some(41)), None);
+        assert_eq!(
+            (table.frame(2, 3), table.frame(2, 2), table.frame(2, 1)),
+            (Some(0), Some(41), None)
+        );
+        assert_eq!(table.replace_frame(2, 3, None), Some(0));
+        for want in [1, 2, 3, 3] {
+            table.raise_freq(2);
+            assert_eq!(table.freq(2), want);
+        }
+        table.set_queue(2, 2);
+        table.set_freq(2, 1);
+        assert_eq!((table.freq(2), table.queue(2), table.key(2)), (1, 2, (9, 77)));
+    }
+
+    #[test]
+    fn lock_excludes_and_moves_the_version() {
+        let table = Table::new(Layout::new(65536), 1);
+        let version = table.version(1).unwrap();
+        assert!(table.unchanged_since(1, version) && table.try_lock(1));
+        assert!(!table.try_lock(1) && table.version(1).is_none());
+        assert!(!table.unchanged_since(1, version));
+        table.unlock(1);
+        assert!(table.version(1).is_some() && !table.unchanged_since(1, version));
+    }
+}

@@ -1,0 +1,382 @@
+//! Blocks in write-out: taken off a folio, ended or given back; and the room that there is for them.
+
+use crate::cache::PageCache;
+use crate::folio::guard::FolioWrite;
+use crate::folio::table::{Blocks, State, Table};
+use crate::mapping::Mapping;
+use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::stats::Counters;
+use crate::strategy::DirtyTracking;
+use crate::writeback::unflushed::Epoch;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::units::{MIB, round_up};
+use forebay_base::world::Nanos;
+use std::ops::Range;
+
+impl PageCache {
+    /// Waits until there is room for more write-out, of all files.
+    pub async fn wait_write_room(&self) {
+        let depth = self.write_depth();
+        let room = || (self.dirty.writeback_bytes() < depth).then_some(());
+        self.dirty.progress.wait_until(room).await;
+    }
+
+    /// A write-out has ended. Flushers that wait for room hear of it when there is a fair part of it:
+    /// many of them, woken for each bio, would do nothing but wake up.
+    fn wake_flushers(&self) {
+        let depth = self.write_depth();
+        if self.dirty.writeback_bytes() <= depth - depth / 4 {
+            self.dirty.progress.wake_all();
+        }
+    }
+
+    /// Bytes that flushers keep in flight.
+    pub fn write_depth(&self) -> u64 {
+        (self.division.frames as u64 * FRAME_SIZE as u64 / 10).clamp(MIB, 32 * MIB)
+    }
+
+    /// Bytes of written but unflushed blocks that are kept, of all files, in case a flush fails. They
+    /// cannot be reclaimed: with what is dirty they must leave room for everything else.
+    pub(crate) fn unflushed_window(&self) -> u64 {
+        self.dirty.limits().1.min(self.division.frames as u64 * FRAME_SIZE as u64 / 4)
+    }
+}
+
+/// A run of blocks of one folio in write-out, with the frames that were captured for it.
+#[derive(Debug)]
+pub struct WritePiece {
+    /// Folio.
+    pub index: u64,
+    /// Blocks.
+    pub blocks: Blocks,
+    /// How many of them were dirty.
+    dirty: u32,
+    /// Their frames at the time of capture, in order.
+    pub(crate) frames: Vec<Frame>,
+    pub(crate) first_frame: usize,
+    /// The frames are copies of its own (see [`crate::writeback::stable`]).
+    pub(crate) snapshot: bool,
+    /// When it was taken.
+    since: Nanos,
+    /// Failed flushes by then (W1).
+    epoch: Epoch,
+}
+
+impl WritePiece {
+    /// Cuts the piece: the blocks from `at` on become one of their own. A frame that both have a part
+    /// of is captured twice.
+    pub fn split_off(&mut self, at: u32, cache: &PageCache, mapping: &Mapping) -> Self {
+        assert!(self.blocks.start < at && at < self.blocks.end, "both parts have blocks");
+        assert!(!self.snapshot, "a copy is made of what is written as one");
+        let per = mapping.blocks_per_frame();
+        let first_frame = (at / per) as usize;
+        let keep = at.div_ceil(per) as usize - self.first_frame;
+        let frames = self.frames[first_frame - self.first_frame..].to_vec();
+        if !at.is_multiple_of(per) {
+            cache.capture_frame(frames[0]);
+        }
+        self.frames.truncate(keep);
+        let blocks = Blocks { start: at, end: self.blocks.end };
+        self.blocks.end = at;
+        // How many of which were dirty is not known any more: those of a part, as far as they go.
+        let dirty = self.dirty.min(self.blocks.len());
+        let rest = self.dirty - dirty;
+        self.dirty = dirty;
+        Self { blocks, dirty: rest, frames, first_frame, ..*self }
+    }
+
+    /// Frame and offset of a block.
+    pub fn place(&self, block: u32, mapping: &Mapping) -> (Frame, usize) {
+        let per = mapping.blocks_per_frame();
+        let frame = self.frames[(block / per) as usize - self.first_frame];
+        (frame, (block % per) as usize * mapping.block_size() as usize)
+    }
+}
+
+impl FolioWrite<'_> {
+    /// The first blocks that keep dirt of the run from being taken, because they are in write-out: the
+    /// very blocks, or, where a folio is written whole, the folio.
+    pub fn write_conflict(&self, blocks: Blocks, tracking: DirtyTracking) -> Option<Blocks> {
+        match tracking {
+            DirtyTracking::Block => {
+                let both =
+                    |t: &Table, s, g| t.bits(s, State::Dirty, g) & t.bits(s, State::Writing, g);
+                self.runs(blocks, both).first().copied()
+            }
+            DirtyTracking::Folio => {
+                let table = &self.cache.table;
+                let any = |state| table.any_at_all(self.slot, state);
+                (any(State::Dirty) && any(State::Writing)).then(|| self.whole())
+            }
+        }
+    }
+
+    /// Takes dirty blocks of the run for write-out: they become clean and *writing*, in this order
+    /// relative to the capture of their bytes (D8). Blocks already *writing* are left: an in-place
+    /// mapping has one write of a block in flight.
+    ///
+    /// With [`DirtyTracking::Folio`], as Linux v5.8 had it: dirt anywhere in the folio has all its
+    /// up-to-date blocks written, up to the end of file, wherever the run is; and nothing while
+    /// any block of the folio is in write-out.
+    pub fn begin_write(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<WritePiece> {
+        let runs = self.writable(blocks, tracking);
+        runs.into_iter().map(|run| self.capture(run)).collect()
+    }
+
+    /// What [`FolioWrite::begin_write`] would take.
+    pub fn writable(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<Blocks> {
+        let table = &self.cache.table;
+        match tracking {
+            DirtyTracking::Block => self
+                .runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g)),
+            DirtyTracking::Folio
+                if !table.any_at_all(self.slot, State::Dirty)
+                    || table.any_at_all(self.slot, State::Writing) =>
+            {
+                Vec::new()
+            }
+            DirtyTracking::Folio => {
+                let eof = round_up(self.mapping.size(), self.mapping.block_size());
+                let blocks = self.mapping.blocks_touched(self.index, &(0..eof));
+                self.runs_with(blocks, State::Uptodate)
+            }
+        }
+    }
+
+    /// All blocks of the folio.
+    fn whole(&self) -> Blocks {
+        self.mapping.blocks_touched(self.index, &(0..u64::MAX >> 1))
+    }
+
+    fn capture(&self, run: Blocks) -> WritePiece {
+        let (table, mut cleared) = (&self.cache.table, 0);
+        for (g, mask) in run.masks() {
+            let was = table.clear_bits(self.slot, State::Dirty, g, mask);
+            cleared += u64::from(was.count_ones());
+            let added = table.set_bits(self.slot, State::Writing, g, mask);
+            assert_eq!(added, mask, "one write of a block in flight");
+            table.check_block(self.slot, g);
+        }
+        self.undirty(cleared);
+        let bytes = u64::from(run.len()) * self.mapping.block_size();
+        self.cache.dirty.writeback.fetch_add(bytes as i64, Ordering::Relaxed);
+        let frames = self.frames_of(run);
+        WritePiece {
+            index: self.index,
+            blocks: run,
+            dirty: cleared as u32,
+            first_frame: frames.start,
+            snapshot: false,
+            since: self.cache.world.now(),
+            epoch: self.mapping.unflushed.epoch(),
+            frames: frames
+                .map(|at| {
+                    let frame = table.frame(self.slot, at).expect("dirty has a frame (F3)");
+                    self.cache.capture_frame(frame);
+                    frame
+                })
+                .collect(),
+        }
+    }
+
+    /// Ends the write-out of a piece. Blocks that failed become dirty again; blocks that worked are
+    /// kept until the next flush if the window has room, unless they are durable already.
+    fn end_write(&self, piece: &WritePiece, ok: bool, durable: bool) {
+        let table = &self.cache.table;
+        let bytes = u64::from(piece.blocks.len()) * self.mapping.block_size();
+        for (g, mask) in piece.blocks.masks() {
+            let was = table.clear_bits(self.slot, State::Writing, g, mask);
+            assert_eq!(was, mask, "a write-out ends once");
+        }
+        self.cache.dirty.writeback.fetch_sub(bytes as i64, Ordering::Relaxed);
+        self.free_detached(piece);
+        let numbers = self.mapping.block_numbers(self.index, piece.blocks);
+        if !ok {
+            // Blocks redirtied meanwhile are dirty anyway.
+            self.mark_failed(piece.blocks);
+            self.mapping.fail(numbers);
+            return;
+        }
+        if !durable && !self.keep_until_flush(piece, numbers.clone()) {
+            self.mark_failed(piece.blocks);
+            self.mapping.fail(numbers);
+            return;
+        }
+        self.mapping.unfail(numbers);
+        self.drop_uncached(piece.blocks);
+    }
+
+    fn mark_failed(&self, blocks: Blocks) {
+        let keep: Vec<_> = self.runs_with(blocks, State::Uncached);
+        self.set_dirty(blocks, false);
+        // Still to be dropped once they are written (U14).
+        for run in keep {
+            for (g, mask) in run.masks() {
+                self.cache.table.set_bits(self.slot, State::Uncached, g, mask);
+            }
+        }
+    }
+
+    /// False if a flush failed since the blocks were taken (W1): they have to be written again.
+    fn keep_until_flush(&self, piece: &WritePiece, numbers: Range<u64>) -> bool {
+        let blocks = piece.blocks;
+        let bytes = u64::from(blocks.len()) * self.mapping.block_size();
+        let room = self.cache.dirty.unflushed_bytes() + bytes <= self.cache.unflushed_window();
+        let pin = room && !self.any(State::Uncached, blocks);
+        if !self.mapping.unflushed.completed(piece.epoch, numbers, pin) {
+            return false;
+        }
+        if !pin {
+            return true;
+        }
+        let mut added = 0;
+        for (g, mask) in blocks.masks() {
+            added += self.cache.table.set_bits(self.slot, State::Unflushed, g, mask).count_ones();
+        }
+        let added = i64::from(added) * self.mapping.block_size() as i64;
+        self.cache.dirty.unflushed.fetch_add(added, Ordering::Relaxed);
+        true
+    }
+
+    /// The blocks need no keeping any more; true if any was kept.
+    pub(crate) fn clear_unflushed(&self, blocks: Blocks) -> bool {
+        let mut gone = 0;
+        for (g, mask) in blocks.masks() {
+            gone += self.cache.table.clear_bits(self.slot, State::Unflushed, g, mask).count_ones();
+        }
+        let bytes = i64::from(gone) * self.mapping.block_size() as i64;
+        self.cache.dirty.unflushed.fetch_sub(bytes, Ordering::Relaxed);
+        gone > 0
+    }
+
+    /// Blocks taken for write-out are not written after all.
+    fn untake(&self, piece: &WritePiece, dirty: bool) {
+        for (g, mask) in piece.blocks.masks() {
+            let was = self.cache.table.clear_bits(self.slot, State::Writing, g, mask);
+            assert_eq!(was, mask, "taken once, given back once");
+        }
+        let bytes = u64::from(piece.blocks.len()) * self.mapping.block_size();
+        self.cache.dirty.writeback.fetch_sub(bytes as i64, Ordering::Relaxed);
+        self.free_detached(piece);
+        if dirty {
+            self.mark_failed(piece.blocks);
+        }
+    }
+
+    /// Lets go of the frames; gives back those that a writer has replaced in the folio meanwhile.
+    fn free_detached(&self, piece: &WritePiece) {
+        if piece.snapshot {
+            let count = piece.frames.len() as u64;
+            self.cache.snapshot_frames.fetch_sub(count, Ordering::Relaxed);
+        }
+        let mut freed = Vec::new();
+        for (i, &frame) in piece.frames.iter().enumerate() {
+            let at = piece.first_frame + i;
+            let last = self.cache.release_frame(frame);
+            if last && self.cache.table.frame(self.slot, at) != Some(frame) {
+                self.cache.disown(frame, self.mapping.id);
+                freed.push(frame);
+            }
+        }
+        self.cache.give_frames(&freed);
+    }
+
+    /// The flush that followed worked: the blocks need no keeping.
+    pub fn flushed(&self, blocks: Blocks) {
+        self.clear_unflushed(blocks);
+        self.drop_uncached(blocks);
+    }
+
+    /// The flush that followed failed: kept blocks are written again.
+    pub fn flush_failed(&self, blocks: Blocks) {
+        for run in self.runs_with(blocks, State::Unflushed) {
+            self.clear_unflushed(run);
+            self.mark_failed(run);
+            let numbers = self.mapping.block_numbers(self.index, run);
+            self.mapping.fail(numbers);
+        }
+    }
+}
+
+/// Ends the write-out of pieces of one file, wakes who waits.
+pub fn end_write(
+    cache: &PageCache,
+    mapping: &Mapping,
+    pieces: &[WritePiece],
+    ok: bool,
+    durable: bool,
+) {
+    let (mut bytes, mut cleaned, mut again) = (0, 0, false);
+    let now = cache.world.now();
+    if let Some(first) = pieces.first() {
+        mapping.write_took(now.saturating_sub(first.since));
+    }
+    for piece in pieces {
+        let folio = cache.lock_folio(mapping, piece.index);
+        let folio = folio.expect("a folio with blocks in write-out is not evicted (F4)");
+        folio.end_write(piece, ok, durable);
+        again |= folio.cache.table.any_at_all(folio.slot, State::Dirty);
+        drop(folio);
+        bytes += u64::from(piece.blocks.len()) * mapping.block_size();
+        cleaned += u64::from(piece.dirty) * mapping.block_size();
+        cache.wake_folio(mapping.id, piece.index);
+    }
+    if again && cache.strategies.dirty_tracking() == DirtyTracking::Folio {
+        // A pass that came meanwhile has left the folio alone.
+        mapping.kick_flusher();
+    }
+    if ok {
+        cache.dirty.note_written(now, bytes);
+        Counters::add(&cache.counters.written_bytes, bytes);
+        Counters::add(&cache.counters.cleaned_bytes, cleaned);
+    } else {
+        Counters::add(&cache.counters.io_errors, 1);
+    }
+    cache.dirty.wake_writers(!ok);
+    cache.wake_flushers();
+    cache.wake_frame_waiters();
+}
+
+/// Gives pieces back that were taken for write-out and not written: dirty as before, or
+/// dropped, because something else has taken their place on the device.
+pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty: bool) {
+    for piece in pieces {
+        let folio = cache.lock_folio(mapping, piece.index);
+        let folio = folio.expect("a folio with blocks in write-out is not evicted (F4)");
+        folio.untake(piece, dirty);
+        if !dirty {
+            folio.discard(piece.blocks);
+        }
+        drop(folio);
+        cache.wake_folio(mapping.id, piece.index);
+    }
+    cache.dirty.wake_writers(false);
+    cache.wake_flushers();
+    cache.wake_frame_waiters();
+}
+
+/// Ends a fill of blocks of one folio; wakes who waits. `read_to`: the file's bytes from there on did not
+/// come from storage, and read as zeros: the size at the fill's plan, or less (E6, D14).
+pub fn end_fill(
+    cache: &PageCache,
+    mapping: &Mapping,
+    index: u64,
+    blocks: Blocks,
+    read_to: u64,
+    ok: bool,
+) {
+    let folio = cache.lock_folio(mapping, index);
+    let folio = folio.expect("a folio with blocks being read is not evicted (F4)");
+    let range = mapping.range_of(index, blocks);
+    if ok && range.end > read_to {
+        let base = mapping.folio_start(index);
+        folio.zero_bytes((read_to.max(range.start) - base) as usize..(range.end - base) as usize);
+    }
+    folio.end_fill(blocks, ok);
+    drop(folio);
+    if !ok {
+        Counters::add(&cache.counters.io_errors, 1);
+    }
+    cache.wake_folio(mapping.id, index);
+    cache.wake_frame_waiters();
+}

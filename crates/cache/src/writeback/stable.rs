@@ -1,0 +1,198 @@
+//! Stable writes: how bytes in flight are kept from changing where the device needs that.
+//!
+//! A block is *hit* when a writer is about to change it while a write-out of it is in flight out of the
+//! very frame that the folio holds. The writer then waits, or the frame is detached: the write-out
+//! keeps it, the folio gets a fresh one. A write-out of a copy (*snapshot*) is never hit.
+//!
+//! Invariants: S-a the frames of a piece do not change from capture to end, if every writer resolved
+//! its hits first. S-b a frame is detached only when a block of it is hit, and no block of it is being
+//! read: a fill goes to the frame of its plan. S-c snapshots hold a sixteenth of the frames at most and
+//! leave as many free; they never reclaim, so write-out never waits for frames.
+//! Lock rule: all of it under the folio lock; the frame allocator may be taken inside.
+
+use crate::cache::PageCache;
+use crate::folio::guard::{FolioWrite, FramePool};
+use crate::folio::table::{Blocks, State};
+use crate::mapping::Mapping;
+use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::stats::Counters;
+use crate::strategy::StableStrategy;
+use crate::writeback::pieces::WritePiece;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::world::Nanos;
+use std::ops::Range;
+
+/// What a cached block is worth, as time: about one read of it.
+const FRAME_PRICE: Nanos = 100_000;
+
+/// What of a run of blocks is in flight out of the folio's own frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hit {
+    /// Blocks hit.
+    pub blocks: u32,
+    /// Frames that they are in.
+    pub frames: usize,
+    /// A block of these frames is being read.
+    pub reading: bool,
+}
+
+/// What a writer does about a hit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// It waits for the write-out.
+    Wait,
+    /// It takes fresh frames.
+    Detach,
+}
+
+impl FolioWrite<'_> {
+    /// The blocks of frame `at` that belong to `blocks`.
+    fn part_of_frame(&self, at: usize, blocks: Blocks) -> Blocks {
+        let per = self.mapping.blocks_per_frame();
+        let first = at as u32 * per;
+        Blocks { start: blocks.start.max(first), end: blocks.end.min(first + per) }
+    }
+
+    /// The frame at `at` if a block of `blocks` in it is hit.
+    fn hit_frame(&self, at: usize, blocks: Blocks) -> Option<Frame> {
+        let frame = self.cache.table.frame(self.slot, at)?;
+        let captured = self.cache.captured[frame as usize].load(Ordering::Acquire) > 0;
+        let hit = captured && self.any(State::Writing, self.part_of_frame(at, blocks));
+        hit.then_some(frame)
+    }
+
+    /// What a write to `blocks` would hit.
+    pub fn hit(&self, blocks: Blocks) -> Hit {
+        let mut hit = Hit::default();
+        if !self.any(State::Writing, blocks) {
+            return hit;
+        }
+        for at in self.frames_of(blocks) {
+            if self.hit_frame(at, blocks).is_none() {
+                continue;
+            }
+            let part = self.part_of_frame(at, blocks);
+            let runs = self.runs_with(part, State::Writing);
+            hit.blocks += runs.iter().map(|run| run.len()).sum::<u32>();
+            hit.frames += 1;
+            hit.reading |=
+                self.any(State::Reading, part.whole_frames(self.mapping.blocks_per_frame()));
+        }
+        hit
+    }
+
+    /// Gives each frame of `blocks` that is hit a fresh one out of `pool`, which holds enough
+    /// ([`FolioWrite::hit`] told how many). Bytes that the writer is about to overwrite (`written`,
+    /// within the folio) are not copied. Returns the frames replaced.
+    pub fn detach_in_flight(
+        &self,
+        blocks: Blocks,
+        written: &Range<usize>,
+        pool: &mut FramePool<'_>,
+    ) -> u64 {
+        let (mut replaced, mut hit, mut copied, mut bytes) = (0, 0, 0, 0);
+        for at in self.frames_of(blocks) {
+            let Some(old) = self.hit_frame(at, blocks) else { continue };
+            let part = self.part_of_frame(at, blocks);
+            let whole = part.whole_frames(self.mapping.blocks_per_frame());
+            assert!(!self.any(State::Reading, whole), "a fill goes to the frame of its plan (S-b)");
+            let fresh = pool.frames.pop().expect("the caller brought a frame for each");
+            let base = at * FRAME_SIZE;
+            let from = written.start.clamp(base, base + FRAME_SIZE) - base;
+            let to = written.end.clamp(base, base + FRAME_SIZE) - base;
+            self.cache.arena.copy_between(old, fresh, 0, from);
+            self.cache.arena.copy_between(old, fresh, to, FRAME_SIZE - to);
+            bytes += (from + FRAME_SIZE - to) as u64;
+            self.cache.table.replace_frame(self.slot, at, Some(fresh));
+            let count = |part, state| -> u32 {
+                self.runs_with(part, state).iter().map(|run| run.len()).sum()
+            };
+            hit += u64::from(count(part, State::Writing));
+            copied += u64::from(count(whole, State::Uptodate));
+            replaced += 1;
+        }
+        let counters = &self.cache.counters;
+        Counters::add(&counters.stable_hits, hit);
+        Counters::add(&counters.stable_copies, copied);
+        Counters::add(&counters.stable_copied_bytes, bytes);
+        replaced
+    }
+
+    /// Turns a piece just taken into a copy of itself, so that no writer can hit it. False, and
+    /// nothing changed, if there are no frames for that: writers wait for this one.
+    pub fn snapshot(&self, piece: &mut WritePiece) -> bool {
+        let Some(fresh) = self.cache.take_for_snapshot(piece.frames.len()) else {
+            Counters::add(&self.cache.counters.stable_fallbacks, 1);
+            return false;
+        };
+        let block = self.mapping.block_size() as usize;
+        for (i, (old, &new)) in piece.frames.iter().zip(&fresh).enumerate() {
+            let part = self.part_of_frame(piece.first_frame + i, piece.blocks);
+            let first = (piece.first_frame + i) as u32 * self.mapping.blocks_per_frame();
+            let at = (part.start - first) as usize * block;
+            self.cache.arena.copy_between(*old, new, at, part.len() as usize * block);
+            self.cache.capture_frame(new);
+            self.cache.release_frame(*old);
+        }
+        piece.frames = fresh;
+        piece.snapshot = true;
+        let blocks = u64::from(piece.blocks.len());
+        Counters::add(&self.cache.counters.stable_snapshots, blocks);
+        Counters::add(&self.cache.counters.stable_copied_bytes, blocks * block as u64);
+        true
+    }
+}
+
+impl PageCache {
+    /// Frames below which they are scarce: a 64th, but no more than 512. Reclaim, which keeps more
+    /// than that free, has not kept up, or finds nothing clean.
+    fn scarce_below(&self) -> usize {
+        (self.division.frames / 64).clamp(8, 512)
+    }
+
+    /// What a writer does about a hit of `frames` frames, by the strategy as it is now.
+    ///
+    /// `auto` weighs the rest of the write-out against the price of the frames. While frames are
+    /// plentiful a copy costs a microsecond and a wait at least a switch: it takes fresh frames. When
+    /// they are scarce a frame is taken from some cached block, and the price rises as they run
+    /// out: it waits if half of what write-outs of this file lately took is less.
+    pub fn answer_hit(&self, mapping: &Mapping, frames: usize) -> Answer {
+        match self.strategies.stable() {
+            StableStrategy::Wait | StableStrategy::Snapshot => Answer::Wait,
+            StableStrategy::Cow => Answer::Detach,
+            StableStrategy::Auto => {
+                let (free, scarce) = (self.frames.lock().free(), self.scarce_below());
+                if free >= scarce + frames {
+                    return Answer::Detach;
+                }
+                let left = free.saturating_sub(frames) as u64;
+                let price = FRAME_PRICE * frames as u64 * scarce as u64 / left.max(1);
+                let rest = mapping.write_nanos.load(Ordering::Relaxed) / 2;
+                if left == 0 || rest < price { Answer::Wait } else { Answer::Detach }
+            }
+        }
+    }
+
+    /// Waits until a write to `blocks` would hit nothing.
+    pub async fn wait_not_hit(&self, mapping: &Mapping, index: u64, blocks: Blocks) {
+        let done = || match self.lock_folio(mapping, index) {
+            Some(folio) if folio.hit(blocks).blocks > 0 => None,
+            _ => Some(()),
+        };
+        self.wait_queue(mapping.id, index).wait_until(done).await;
+    }
+
+    /// Free frames for a snapshot; never by reclaim (S-c).
+    fn take_for_snapshot(&self, count: usize) -> Option<Vec<Frame>> {
+        let reserve = self.division.frames / 16;
+        let mut fresh = Vec::with_capacity(count);
+        let mut alloc = self.frames.lock();
+        let held = self.snapshot_frames.load(Ordering::Relaxed);
+        let room = alloc.free() >= count + reserve && held as usize + count <= reserve;
+        if !room || !alloc.take(count, &mut fresh) {
+            return None;
+        }
+        self.snapshot_frames.fetch_add(count as u64, Ordering::Relaxed);
+        Some(fresh)
+    }
+}

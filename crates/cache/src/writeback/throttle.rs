@@ -1,0 +1,85 @@
+//! Writers above the background limit. They pause at the pace of write-out; at the dirty limit they
+//! wait in line, each woken alone, and go on when there is room, a portion of a request at a time: none
+//! overtakes another, whatever the size of its requests (U18).
+
+use crate::cache::PageCache;
+use crate::mapping::Mapping;
+use crate::stats::Counters;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::world::Nanos;
+use forebay_base::{Error, ErrorKind, Result};
+use std::task::Poll;
+
+/// Writers above the background limit wake their own not more often than this, unless it has
+/// [`MUCH`] to write: a wake-up for each small write costs more than the write.
+const KICK_OWN_EVERY: Nanos = 2_000_000;
+/// Bytes, see [`KICK_OWN_EVERY`].
+const MUCH: u64 = 1 << 20;
+/// Pauses of the writers of a file are saved up to this length: shorter ones cost more than they are.
+const MIN_PAUSE: Nanos = 100_000;
+/// No pause is longer.
+const MAX_PAUSE: Nanos = 20_000_000;
+
+impl PageCache {
+    /// Holds a writer back that is about to dirty `bytes` of `mapping`. Fails when failed write-outs have
+    /// filled half of the dirty limit: the device does not take the data, so no more is accepted.
+    pub async fn throttle(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
+        let control = &self.dirty;
+        self.kick_above(mapping);
+        let failing = || {
+            let failed = mapping.failed_bytes();
+            failed > 0 && failed * 2 >= control.limits().1
+        };
+        if failing() {
+            return Err(too_many_failures(mapping));
+        }
+        if control.free_run() {
+            return Ok(());
+        }
+        let start = self.world.now();
+        self.pause(mapping, bytes).await;
+        if control.below_limit() {
+            Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
+            return Ok(());
+        }
+        let place = control.line_up();
+        let outcome = std::future::poll_fn(|cx| {
+            let first = place.first(cx.waker());
+            if failing() {
+                return Poll::Ready(Err(too_many_failures(mapping)));
+            }
+            if first && control.has_room() {
+                return Poll::Ready(Ok(()));
+            }
+            control.kick_all_at(self.world.now());
+            Poll::Pending
+        })
+        .await;
+        Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
+        outcome
+    }
+
+    async fn pause(&self, mapping: &Mapping, bytes: u64) {
+        let pause = self.dirty.pause(bytes);
+        let debt = mapping.pause_debt.fetch_add(pause, Ordering::Relaxed) + pause;
+        if debt >= MIN_PAUSE {
+            mapping.pause_debt.store(0, Ordering::Relaxed);
+            self.world.sleep(std::time::Duration::from_nanos(debt.min(MAX_PAUSE))).await;
+        }
+    }
+
+    /// Wakes the flusher of a file that was written to, above the background limit.
+    pub fn kick_above(&self, mapping: &Mapping) {
+        if self.dirty.above_background() {
+            let much = mapping.dirty_bytes.load(Ordering::Relaxed) >= MUCH;
+            mapping.kick_at(self.world.now(), if much { 0 } else { KICK_OWN_EVERY });
+        }
+    }
+}
+
+/// Of the kind of the latest failure: a full file system is not a broken disk.
+fn too_many_failures(mapping: &Mapping) -> Error {
+    let text = "write-outs that failed fill half of the dirty limit";
+    let kind = mapping.errseq.latest().map_or(ErrorKind::Io, |e| e.kind());
+    Error::new(kind, "write", text)
+}
