@@ -85,7 +85,7 @@ impl MappedFile {
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
         // A durable map needs a flush of its own; in place, FUA is all there is to it.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-        self.write_reserved(range, src, bio_flags).await?;
+        self.write_reserved(range, src, bio_flags, false).await?;
         if !durable {
             self.mapping.unflushed.lock().unpinned = true;
         }
@@ -93,15 +93,17 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Reserves room for a range that is held exclusively, writes it, publishes or aborts.
+    /// Reserves room for a range that is held exclusively, writes it, publishes or aborts. `covered`:
+    /// the caller has a permit for copies of it.
     pub(crate) async fn write_reserved(
         &self,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
+        covered: bool,
     ) -> Result<()> {
         let reservation = self.ops.reserve(range.clone())?;
-        let done = self.write_places(&reservation, range, src, flags).await;
+        let done = self.write_places(&reservation, range, src, flags, covered).await;
         match done {
             Ok(()) => self.ops.publish(reservation),
             Err(error) => {
@@ -155,6 +157,7 @@ impl MappedFile {
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
+        covered: bool,
     ) -> Result<()> {
         let device = self.device();
         let tail = self.ops.unit().max(device.limits().logical_block) as usize;
@@ -170,6 +173,11 @@ impl MappedFile {
             let part = (offset - range.start) as usize..(offset + len - range.start) as usize;
             let whole = part.len() == src.bytes().len();
             let aligned = part.len() % tail == 0;
+            let copied = !aligned || (!whole && matches!(src, Source::Owned(_)));
+            let _permit = match copied && !covered {
+                true => Some(self.cache.private(len + tail as u64).await),
+                false => None,
+            };
             match src {
                 Source::Slice(bytes) if aligned => {
                     device.write_from(device_offset, &bytes[part], flags)?

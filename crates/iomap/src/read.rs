@@ -87,7 +87,7 @@ impl MappedFile {
         }
         if direct {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
-            self.read_around(&range, &mut dst, false).await?;
+            self.read_around(&range, &mut dst, Past::Straight).await?;
         } else if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
             self.read_uncached(handle, &range, &mut dst).await?;
         } else {
@@ -236,8 +236,10 @@ impl MappedFile {
         }
         // No frames, or it is evicted as fast as it comes: past the cache then.
         let into = (piece.start - base) as usize..(piece.end - base) as usize;
+        // This buffer, and what the device needs around it.
+        let _permit = self.cache.private(2 * (into.len() as u64 + 4096)).await;
         let mut part = AlignedBuf::new(into.len());
-        self.read_around(&piece, &mut Target::Owned(&mut part), false).await?;
+        self.read_around(&piece, &mut Target::Owned(&mut part), Past::Covered).await?;
         dst.bytes()[into].copy_from_slice(&part);
         Ok(())
     }
@@ -262,13 +264,12 @@ impl MappedFile {
 
     /// Past the cache, but coherent: what is cached is served from there and keeps its age (U1), what
     /// an uncached window brought is dropped when consumed (U2), the rest is read from the device
-    /// and leaves nothing. Hits and misses are told apart block by block (U3). `private`: it never
-    /// goes straight into the caller's memory.
+    /// and leaves nothing. Hits and misses are told apart block by block (U3).
     pub(crate) async fn read_around(
         &self,
         range: &Range<u64>,
         dst: &mut Target<'_>,
-        private: bool,
+        past: Past,
     ) -> Result<()> {
         let mut absent: Option<Range<u64>> = None;
         for (index, part) in self.pieces(range.clone()) {
@@ -277,7 +278,7 @@ impl MappedFile {
                 let (run, there) = self.next_run(index, at..part.end).await;
                 if there {
                     if let Some(gone) = absent.take() {
-                        self.read_absent(gone, range.start, dst, private).await?;
+                        self.read_absent(gone, range.start, dst, past).await?;
                     }
                     if !self.consume(index, run.clone(), range.start, dst) {
                         continue;
@@ -290,7 +291,7 @@ impl MappedFile {
             }
         }
         if let Some(gone) = absent {
-            self.read_absent(gone, range.start, dst, private).await?;
+            self.read_absent(gone, range.start, dst, past).await?;
         }
         Ok(())
     }
@@ -355,29 +356,72 @@ impl MappedFile {
         run: Range<u64>,
         base: u64,
         dst: &mut Target<'_>,
-        private: bool,
+        past: Past,
     ) -> Result<()> {
         Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
         let mut at = run.start;
+        let mut permit = None;
         while at < run.end {
             let device_block = u64::from(self.device().limits().logical_block);
             let start = round_down(at, device_block);
-            let longest = u64::from(self.device().limits().max_transfer);
+            let longest = self.longest_past(past);
             let end = round_up(run.end, device_block).min(start + longest);
             let extent = self.ops.map(start..end).await?;
             let upto = (extent.offset + extent.len).min(run.end);
             assert!(upto > at, "a map makes progress");
             let into = (at - base) as usize..(upto - base) as usize;
+            let direct = extent.device_offset.is_none() || past == Past::Covered;
+            if !direct && permit.is_none() && !self.goes_straight(at - start, &into, dst, past) {
+                permit = self.cache.try_private(longest.min(end - start));
+                if permit.is_none() {
+                    // Nothing is pinned by who waits for memory.
+                    drop(extent);
+                    permit = Some(self.cache.private(longest.min(end - start)).await);
+                    continue;
+                }
+            }
             match extent.device_offset {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
-                    self.read_device(device_at, at - start, into, dst, private).await?;
+                    self.read_device(device_at, at - start, into, dst, past).await?;
                 }
             }
             drop(extent.pin);
+            drop(permit.take());
             at = upto;
         }
         Ok(())
+    }
+
+    /// Longest read past the cache, bytes: through private memory no more than a fair part of it.
+    fn longest_past(&self, past: Past) -> u64 {
+        let limits = self.device().limits();
+        let block = u64::from(limits.logical_block);
+        let part = round_down(self.cache.private_limit() / 4, block).max(block);
+        match past {
+            Past::Private => u64::from(limits.max_transfer).min(part),
+            Past::Straight | Past::Covered => u64::from(limits.max_transfer),
+        }
+    }
+
+    /// Whether the device can read into the caller's memory at `into`, from `skip` bytes into one of
+    /// its blocks.
+    fn goes_straight(
+        &self,
+        skip: u64,
+        into: &Range<usize>,
+        dst: &mut Target<'_>,
+        past: Past,
+    ) -> bool {
+        let limits = self.device().limits();
+        let aligned = skip == 0 && is_aligned(into.len() as u64, u64::from(limits.logical_block));
+        let whole = into.len() == dst.bytes().len();
+        let memory = dst.bytes()[into.clone()].as_ptr() as u64;
+        let placed = match dst {
+            Target::Slice(_) => is_aligned(memory, u64::from(limits.memory_align)),
+            Target::Owned(_) => whole,
+        };
+        past != Past::Private && aligned && placed
     }
 
     /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`.
@@ -387,21 +431,16 @@ impl MappedFile {
         skip: u64,
         into: Range<usize>,
         dst: &mut Target<'_>,
-        private: bool,
+        past: Past,
     ) -> Result<()> {
-        let limits = self.device().limits();
-        let device_block = u64::from(limits.logical_block);
+        let device_block = u64::from(self.device().limits().logical_block);
         let want = into.len() as u64;
-        let whole = into.len() == dst.bytes().len();
-        let memory = dst.bytes()[into.clone()].as_ptr() as u64;
-        let aligned = !private && skip == 0 && is_aligned(want, device_block);
+        let straight = self.goes_straight(skip, &into, dst, past);
         match dst {
-            Target::Slice(slice)
-                if aligned && is_aligned(memory, u64::from(limits.memory_align)) =>
-            {
+            Target::Slice(slice) if straight => {
                 return self.device().read_into(device_at, &mut slice[into]);
             }
-            Target::Owned(buf) if aligned && whole => {
+            Target::Owned(buf) if straight => {
                 let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
                 let done =
                     io(&**self.device(), BioOp::Read, device_at, want, data, BioFlags::SYNC).await;
@@ -413,7 +452,6 @@ impl MappedFile {
             _ => {}
         }
         let len = round_up(skip + want, device_block);
-        let private = Private::new(&self.cache, len);
         let mut part = AlignedBuf::new(len as usize);
         if dst.blocking() {
             self.device().read_into(device_at, &mut part)?;
@@ -425,26 +463,17 @@ impl MappedFile {
             part = done.data.into_buf().expect("an owned buffer comes back (B2)");
         }
         dst.bytes()[into].copy_from_slice(&part[skip as usize..(skip + want) as usize]);
-        drop(private);
         Ok(())
     }
 }
 
-/// Counts a private buffer while it lives.
-pub(crate) struct Private<'a> {
-    cache: &'a forebay_cache::PageCache,
-    bytes: u64,
-}
-
-impl<'a> Private<'a> {
-    pub fn new(cache: &'a forebay_cache::PageCache, bytes: u64) -> Self {
-        cache.private_bytes(bytes as i64);
-        Self { cache, bytes }
-    }
-}
-
-impl Drop for Private<'_> {
-    fn drop(&mut self) {
-        self.cache.private_bytes(-(self.bytes as i64));
-    }
+/// How bytes get past the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Past {
+    /// Straight into the caller's memory, where that is aligned.
+    Straight,
+    /// Always through private memory.
+    Private,
+    /// Straight, or through memory that the caller has a permit for.
+    Covered,
 }
