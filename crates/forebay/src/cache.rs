@@ -191,7 +191,7 @@ impl Cache {
 
     /// Makes the budget `bytes`, up or down, while files are in use. What does not fit any more is
     /// evicted, the coldest first; dirt among it is written out. Waits until the memory has gone back
-    /// to the system. Errors: a size out of range (16 MiB, or what it was made with if that was less,
+    /// to the system. Errors: a size out of range (8 MiB, or what it was made with if that was less,
     /// to [`CacheConfig::budget_max`]); dirty blocks that cannot be written out: then the budget is as
     /// before.
     pub fn resize(&self, bytes: u64) -> Result<()> {

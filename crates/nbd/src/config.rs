@@ -71,11 +71,6 @@ impl ServerConfig {
         self.request_max = self.request_max.min(fits as u32).max(4096);
         self
     }
-
-    /// Memory that any client may use whatever the others do, bytes.
-    pub fn fair_share(&self) -> usize {
-        self.total_memory / 2 / self.clients_max
-    }
 }
 
 /// Why a client was cut off. A client that leaves by itself is not in here.

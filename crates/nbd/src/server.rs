@@ -172,7 +172,19 @@ impl Server {
         }
     }
 
-    /// The limits in force.
+    /// Bytes of memory over all clients from now on, in place of
+    /// [`ServerConfig::total_memory`]; at least 2 MiB. Requests in flight stay; one that is longer
+    /// than fits is served while there is no other.
+    pub fn set_total_memory(&self, bytes: usize) {
+        self.shared.memory.set_total(bytes.max(2 << 20));
+    }
+
+    /// Bytes of memory over all clients.
+    pub fn total_memory(&self) -> usize {
+        self.shared.memory.total()
+    }
+
+    /// The limits in force at start.
     pub fn config(&self) -> &ServerConfig {
         &self.shared.config
     }

@@ -123,8 +123,8 @@ pub(crate) struct Memory {
     /// How many connections wait for memory of the server.
     pub waiting: AtomicUsize,
     client_max: usize,
-    total_max: usize,
-    share: usize,
+    total_max: AtomicUsize,
+    clients: usize,
 }
 
 impl Memory {
@@ -134,9 +134,24 @@ impl Memory {
             peak: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             client_max: config.client_memory,
-            total_max: config.total_memory,
-            share: config.fair_share(),
+            total_max: AtomicUsize::new(config.total_memory),
+            clients: config.clients_max,
         }
+    }
+
+    /// Bytes over all clients from now on. Requests in flight stay.
+    pub fn set_total(&self, bytes: usize) {
+        self.total_max.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes over all clients.
+    pub fn total(&self) -> usize {
+        self.total_max.load(Ordering::Relaxed)
+    }
+
+    /// Memory that any client may use whatever the others do, bytes.
+    pub fn fair_share(&self) -> usize {
+        self.total() / 2 / self.clients
     }
 
     /// Whether a client that uses `used` may use `cost` more. `waited`: it waits already.
@@ -145,15 +160,20 @@ impl Memory {
         if used > 0 && used + cost > self.client_max {
             return Verdict::ClientFull;
         }
-        let total = self.used.load(Ordering::Relaxed) + cost;
-        let fair = used + cost <= self.share;
+        let others = self.used.load(Ordering::Relaxed);
+        if others == 0 {
+            // Also one that was told of a longer request before the total was lowered.
+            return Verdict::Yes;
+        }
+        let (total, total_max) = (others + cost, self.total());
+        let fair = used + cost <= self.fair_share();
         // The lower half is for everybody, unless somebody waits: then first come those who
         // wait. The upper half is for clients below their fair share.
         let others_wait = !waited && self.waiting.load(Ordering::Relaxed) > 0;
-        if total <= self.total_max / 2 && (fair || !others_wait) {
+        if total <= total_max / 2 && (fair || !others_wait) {
             return Verdict::Yes;
         }
-        if fair && total <= self.total_max { Verdict::Yes } else { Verdict::ServerFull }
+        if fair && total <= total_max { Verdict::Yes } else { Verdict::ServerFull }
     }
 
     pub fn charge(&self, bytes: usize) {
@@ -190,7 +210,10 @@ mod tests {
             ..Default::default()
         };
         let memory = Memory::new(&config);
+        assert_eq!(memory.admits(0, 32 << 20, false), Verdict::Yes, "alone it may");
+        memory.charge(1);
         assert_eq!(memory.admits(0, 32 << 20, false), Verdict::ServerFull);
+        memory.release(1);
         assert_eq!(memory.admits(4 << 20, 1, false), Verdict::ClientFull);
         memory.charge(8 << 20);
         assert_eq!(memory.admits(3 << 20, 1, false), Verdict::ServerFull);

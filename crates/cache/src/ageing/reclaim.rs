@@ -266,6 +266,13 @@ impl PageCache {
         if busy.iter().any(|&s| table.any_at_all(slot, s)) {
             return Verdict::Stays(queue);
         }
+        self.bury(slot);
+        Verdict::Evicted
+    }
+
+    /// Takes a folio without blocks, whose lock is held, out of the index.
+    fn bury(&self, slot: Slot) {
+        let table = &self.table;
         self.index.remove(table, slot);
         for g in 0..table.layout().groups {
             table.clear_bits(slot, State::Referenced, g, u64::MAX);
@@ -273,7 +280,48 @@ impl PageCache {
         }
         table.set_freq(slot, 0);
         table.set_queue(slot, NONE);
-        Verdict::Evicted
+    }
+
+    /// Takes every folio off the queues once and puts what `f` makes of it back to the same end, so
+    /// that all keep their age; `None`: it is gone.
+    pub(crate) fn rotate(&self, mut f: impl FnMut(Slot) -> Option<Slot>) {
+        let _turn = self.reclaim_turn.lock();
+        for queue in [SMALL, MAIN] {
+            let mut left = self.age.lock().len(queue);
+            while left > 0 {
+                let mut round: Vec<Slot> = Vec::with_capacity(ROUND);
+                {
+                    let mut age = self.age.lock();
+                    round.extend((0..ROUND.min(left)).map_while(|_| age.pop(queue)));
+                }
+                left = if round.is_empty() { 0 } else { left - round.len() };
+                let stay: Vec<Slot> = round.into_iter().filter_map(&mut f).collect();
+                let mut age = self.age.lock();
+                stay.into_iter().for_each(|slot| age.push(queue, slot));
+            }
+        }
+    }
+
+    /// Gives up the descriptors of folios that have lost their blocks some other way than by reclaim.
+    pub(crate) fn drop_empty(&self) {
+        let states = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
+        let mut gone = Vec::new();
+        self.rotate(|slot| {
+            if !self.table.try_lock(slot) {
+                return Some(slot);
+            }
+            let mut frames = 0..self.table.layout().frames;
+            let empty = !states.iter().any(|&s| self.table.any_at_all(slot, s))
+                && frames.all(|at| self.table.frame(slot, at).is_none());
+            if empty {
+                self.bury(slot);
+                gone.push(slot);
+            }
+            self.table.unlock(slot);
+            (!empty).then_some(slot)
+        });
+        Counters::add(&self.counters.evicted_folios, gone.len() as u64);
+        self.give_slots(gone.into_iter());
     }
 
     fn requeue(&self, slot: Slot, queue: u32) {

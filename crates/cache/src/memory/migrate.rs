@@ -13,31 +13,19 @@ use crate::cache::PageCache;
 use crate::folio::table::{Blocks, Slot, State};
 use crate::memory::arena::{FRAME_SIZE, Frame};
 use forebay_base::sync::atomic::Ordering;
+use std::collections::HashSet;
 
-/// Folios taken off a queue at a time.
+/// Frames given back at a time.
 const ROUND: usize = 64;
 
 impl PageCache {
     /// Moves folios that are in slots above `limit` to free ones below, once round the queues; those
     /// that somebody holds stay.
     pub(crate) fn migrate_slots(&self, limit: usize) {
-        let _turn = self.reclaim_turn.lock();
-        for queue in [SMALL, MAIN] {
-            let mut left = self.age.lock().len(queue);
-            while left > 0 {
-                let mut round: Vec<Slot> = Vec::with_capacity(ROUND);
-                {
-                    let mut age = self.age.lock();
-                    round.extend((0..ROUND.min(left)).map_while(|_| age.pop(queue)));
-                }
-                left = if round.is_empty() { 0 } else { left - round.len() };
-                for slot in round.iter_mut().filter(|slot| **slot as usize > limit) {
-                    *slot = self.move_folio(*slot).unwrap_or(*slot);
-                }
-                let mut age = self.age.lock();
-                round.iter().for_each(|&slot| age.push(queue, slot));
-            }
-        }
+        self.rotate(|slot| match slot as usize > limit {
+            true => Some(self.move_folio(slot).unwrap_or(slot)),
+            false => Some(slot),
+        });
     }
 
     /// Moves a folio to a lower slot, and says which.
@@ -57,6 +45,33 @@ impl PageCache {
             self.give_slots([from].into_iter());
         }
         to
+    }
+
+    /// Asserts that the books agree, while nobody is at work: each frame in use is in one folio or
+    /// one write-out (A1), each folio is on the queue that it names (Q1), in a slot below the limit
+    /// (B2), and nothing in use is above the limits (A3).
+    pub fn check_books(&self) {
+        let (ever, limit) = (self.free_slots.lock().fresh(), self.sizes.frames());
+        let (mut owned, mut folios, mut queued) = (HashSet::new(), 0, [0usize; 3]);
+        for slot in 1..ever as Slot {
+            if self.table.key(slot).0 == 0 {
+                assert!(self.frames_above(slot, 0).next().is_none(), "a free slot has frames (A1)");
+                continue;
+            }
+            folios += 1;
+            queued[self.table.queue(slot) as usize] += 1;
+            assert!(slot as usize <= self.sizes.slots(), "slot {slot} is above the limit (B2)");
+            for (_, frame) in self.frames_above(slot, 0) {
+                assert!((frame as usize) < limit, "frame {frame} is above the limit (A3)");
+                assert!(self.frames.lock().is_taken(frame), "frame {frame} is free and owned (A1)");
+                assert!(owned.insert(frame), "frame {frame} has two owners (A1)");
+            }
+        }
+        assert_eq!(self.frames.lock().used(), owned.len(), "a frame has no owner (A1)");
+        assert_eq!(self.free_slots.lock().used(), folios, "a slot has no owner (B1)");
+        let age = self.age.lock();
+        assert_eq!([queued[1], queued[2]], [age.len(SMALL), age.len(MAIN)], "queues (Q1)");
+        assert_eq!(queued[0], 0, "a folio is on no queue (Q1)");
     }
 
     /// Moves the bytes of frames at or above `limit` to frames below, of all folios that nobody

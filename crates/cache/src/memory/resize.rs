@@ -147,6 +147,10 @@ impl PageCache {
     fn fit_once(&self, to: &Division) {
         let frames = self.frames.lock().used().saturating_sub(to.frames);
         let slots = self.free_slots.lock().used().saturating_sub(to.slots);
+        if slots > 0 && frames == 0 {
+            self.drop_empty();
+        }
+        let slots = self.free_slots.lock().used().saturating_sub(to.slots);
         let over = frames.max(slots);
         if over > 0 {
             self.evict(over.min(PORTION));

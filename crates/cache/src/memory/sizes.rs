@@ -12,7 +12,7 @@ use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use forebay_base::units::MIB;
 
 /// No running cache is made smaller than this, or than it was at start if that was less.
-const FLOOR: u64 = 16 * MIB;
+const FLOOR: u64 = 8 * MIB;
 
 /// The shares of the budget.
 pub(crate) struct Sizes {

@@ -117,6 +117,10 @@ impl Front for Numbers {
     }
 
     fn memory(&self) -> (u64, u64) {
-        (self.0.stats().memory_used as u64, self.0.config().total_memory as u64)
+        (self.0.stats().memory_used as u64, self.0.total_memory() as u64)
+    }
+
+    fn set_memory(&self, bytes: u64) {
+        self.0.set_total_memory(usize::try_from(bytes).unwrap_or(usize::MAX));
     }
 }

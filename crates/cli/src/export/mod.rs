@@ -57,7 +57,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let wanted = listen::wanted(args, &cleanup)?;
     let mode = LiveMode::new(args.mode.parse()?);
     let (config, client_memory) = config(args)?;
-    log::info!("making a cache of {}", format_size(config.budget));
+    log::info!("a cache of up to {}", format_size(config.budget));
     let cache = Cache::new(config)?;
     let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
     let exports = opened.iter().map(|s| (s.name.clone(), s.file.export_live(&mode))).collect();
@@ -129,10 +129,9 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
 fn config(args: &ExportArgs) -> Outcome<(CacheConfig, u64)> {
     let mut config = CacheConfig::default();
     let whole = args.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
-    // The server takes requests of up to a quarter of it. Clients that do not ask for the limit
-    // send 32 MiB at most by the protocol, and 1 MiB in practice (nbdfuse).
-    let client_memory = (whole / 8).clamp(8 * MIB, 128 * MIB);
+    let client_memory = client_memory(whole);
     config.budget = whole - client_memory;
+    config.prefault = args.prefault;
     config.aio = args.aio.parse()?;
     if let Some(word) = &args.dirty_tracking {
         config.dirty_tracking = word.parse()?;
@@ -149,12 +148,19 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, u64)> {
     Ok((config, client_memory))
 }
 
+/// What requests of clients may use of `--cache-size`. The server takes requests of up to a quarter
+/// of it. Clients that do not ask for the limit send 32 MiB at most by the protocol, and 1 MiB in
+/// practice (nbdfuse).
+fn client_memory(whole: u64) -> u64 {
+    (whole / 8).clamp(8 * MIB, 128 * MIB)
+}
+
 fn threads(args: &ExportArgs) -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     args.threads.map_or(cpus.min(4), usize::from)
 }
 
-/// What can be said of an image before the cache is there: making a large one takes seconds.
+/// What can be said of an image before the cache is there.
 fn look_at(spec: &ImageSpec) -> Outcome<Metadata> {
     let shown = spec.path.display().to_string();
     let meta = std::fs::metadata(&spec.path).map_err(|e| Failure::io(&shown, &e))?;

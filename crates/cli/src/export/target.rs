@@ -1,9 +1,11 @@
 //! What a running export answers on its control socket.
 
 use super::spec::Place;
+use super::{CACHE_MIN, client_memory};
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use forebay::{Cache, DirectIo, ErrorKind, File, LiveMode};
+use forebay_base::units::{format_size, parse_size};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -29,6 +31,8 @@ pub trait Front: Send + Sync + 'static {
     fn counters(&self) -> Vec<(&'static str, u64)>;
     /// Bytes of memory in use, and their bound.
     fn memory(&self) -> (u64, u64);
+    /// Changes the bound.
+    fn set_memory(&self, bytes: u64);
 }
 
 /// Everything the control socket shows and changes.
@@ -122,6 +126,7 @@ impl Target {
             self.cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
         let mode = *self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
         all.insert("direct_io".into(), mode.to_string().into());
+        all.insert("cache_size".into(), self.cache_size().to_string().into());
         if let Some(served) = self.served.first() {
             all.insert("stable_pages".into(), served.file.stable_pages().to_string().into());
         }
@@ -132,6 +137,7 @@ impl Target {
     fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
         match name {
             "direct_io" => {}
+            "cache_size" => return self.resize(parse_size(value)?),
             "mode" => return value.parse().map(|mode| self.mode.set(mode)),
             "stable_pages" => {
                 let to = value.parse()?;
@@ -147,6 +153,24 @@ impl Target {
         }
         *current = mode;
         Ok(())
+    }
+
+    /// The one number: the cache and the requests of clients.
+    fn cache_size(&self) -> u64 {
+        self.cache.stats().budget_bytes + self.front.memory().1
+    }
+
+    fn resize(&self, whole: u64) -> forebay::Result<()> {
+        if whole < CACHE_MIN {
+            let text = format!("cache_size={whole}: at least {}", format_size(CACHE_MIN));
+            return Err(forebay::Error::new(ErrorKind::InvalidInput, "tune", text));
+        }
+        let (clients, before) = (client_memory(whole), self.front.memory().1);
+        // Both parts are within the larger of the two numbers meanwhile.
+        self.front.set_memory(clients.min(before));
+        let resized = self.cache.resize(whole - clients);
+        self.front.set_memory(if resized.is_ok() { clients } else { before });
+        resized
     }
 
     fn residency(&self, identity: (u64, u64)) -> Result<Value, Refusal> {

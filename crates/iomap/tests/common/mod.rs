@@ -28,6 +28,8 @@ pub struct Setup {
     pub seed: u64,
     pub map: Map,
     pub budget: u64,
+    /// Bytes that the cache can be given later.
+    pub budget_max: Option<u64>,
     pub folio_size: u32,
     pub block_size: u32,
     pub stable: bool,
@@ -47,6 +49,7 @@ impl Setup {
             map,
             // From a cache that holds a fraction of the file to one that holds all of it.
             budget: [1 << 20, 3 << 19, 2 << 20, 8 << 20][pick(4) as usize],
+            budget_max: None,
             folio_size: [4096, 16384, 65536][pick(3) as usize],
             block_size,
             stable: pick(2) == 0,
@@ -104,6 +107,7 @@ impl File {
         use forebay_cache::strategy::{DirtyTracking, StableStrategy};
         let config = Config {
             folio_size: setup.folio_size,
+            budget_max: setup.budget_max,
             huge_pages: false,
             dirty_tracking: if setup.folio_tracking {
                 DirtyTracking::Folio

@@ -125,7 +125,7 @@ impl EventLoop {
             });
         }
         if self.core.shared.memory.waiting.load(Ordering::Relaxed) > 0 {
-            let share = config.fair_share();
+            let share = self.core.shared.memory.fair_share();
             self.remove_where(DropReason::Stalled, |c| {
                 c.book.charged > share && full_for(c, config.stall_timeout)
             });
