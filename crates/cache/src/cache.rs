@@ -8,7 +8,7 @@ use crate::folio::table::Table;
 use crate::mapping::Mapping;
 use crate::memory::arena::{Arena, FRAME_SIZE};
 use crate::memory::frames::FrameAlloc;
-use crate::memory::private::{MoreRows, Row};
+use crate::memory::private::{CounterRef, FileShare, MoreRows, Row};
 use crate::memory::sizes::Sizes;
 use crate::memory::slots::SlotAlloc;
 use crate::memory::zeroed::ZeroTable;
@@ -50,6 +50,8 @@ pub struct PageCache {
     pub(crate) starved: AtomicU32,
     /// Requests that wait for private memory.
     pub(crate) private_wait: WaitQueue,
+    /// Bytes that open files take.
+    pub(crate) files: CounterRef,
     /// Parts of the budget that others use.
     pub(crate) more_rows: Mutex<MoreRows>,
     /// Dirty limits as they were asked for.
@@ -104,6 +106,7 @@ impl PageCache {
             frame_wait: WaitQueue::new(),
             starved: AtomicU32::new(0),
             private_wait: WaitQueue::new(),
+            files: CounterRef::default(),
             more_rows: Mutex::default(),
             dirty_wishes: Mutex::new(DirtyWishes {
                 limit: config.dirty_bytes,
@@ -143,7 +146,9 @@ impl PageCache {
     pub fn new_mapping(&self, block_size: u32, size: u64) -> Mapping {
         let id = self.next_mapping.fetch_add(1, Ordering::Relaxed);
         assert!(id != 0, "mapping ids are used up");
-        Mapping::new(id, block_size, self.config.folio_size, size)
+        let mut mapping = Mapping::new(id, block_size, self.config.folio_size, size);
+        mapping.share = Some(FileShare::new(&self.files));
+        mapping
     }
 
     /// Largest number of frames that one operation should hold at a time.
@@ -192,6 +197,7 @@ impl PageCache {
             line("age queues and ghosts", slots * SLOT_BOOKS, slots * SLOT_BOOKS),
             line("dirty sets", self.dirty.dirty_folios() * DIRTY_NODE, slots * DIRTY_NODE),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),
+            line("open files", self.file_bytes(), self.file_bytes()),
             line("buffers of requests in flight", private, self.private_limit()),
         ];
         let more = self.more_rows.lock().clone();

@@ -8,7 +8,7 @@
 //! permit waits for the device only.
 
 use crate::cache::PageCache;
-use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// What a part of the budget is for, bytes of it in use, and its bound in bytes.
@@ -18,6 +18,28 @@ pub type Row = (String, u64, u64);
 pub type RowSource = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;
 
 pub(crate) type MoreRows = Vec<RowSource>;
+
+/// What a file takes beside its blocks, bytes: its mapping, what the layer above keeps for it, and
+/// handles. What grows with its blocks (dirty sets) is counted with these.
+const FILE_BYTES: u64 = 1024 + size_of::<crate::Mapping>() as u64;
+
+/// A file's share of the memory of requests and files; given back on drop.
+pub(crate) struct FileShare(CounterRef);
+
+pub(crate) type CounterRef = forebay_base::sync::Arc<AtomicU64>;
+
+impl FileShare {
+    pub fn new(counter: &CounterRef) -> Self {
+        counter.fetch_add(FILE_BYTES, Ordering::Relaxed);
+        Self(counter.clone())
+    }
+}
+
+impl Drop for FileShare {
+    fn drop(&mut self) {
+        self.0.fetch_sub(FILE_BYTES, Ordering::Relaxed);
+    }
+}
 
 /// Leave to use so many bytes; given back on drop.
 #[must_use]
@@ -34,9 +56,16 @@ impl Drop for Permit<'_> {
 }
 
 impl PageCache {
-    /// Bytes that private memory may come to.
+    /// Bytes that open files take beside their blocks.
+    pub fn file_bytes(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that private memory may come to: what files leave of the share of both, at least a
+    /// quarter of it.
     pub fn private_limit(&self) -> u64 {
-        self.sizes.io_reserve()
+        let share = self.sizes.io_reserve();
+        share - self.file_bytes().min(share / 4 * 3)
     }
 
     /// Leave to use `bytes` bytes; waits for others to give theirs back while there is no room.
@@ -105,6 +134,20 @@ mod tests {
         assert!(cache.try_private(1).is_none());
         drop(alone);
         assert!(cache.try_private(limit).is_some());
+    }
+
+    #[test]
+    fn open_files_are_counted_and_leave_the_rest_to_requests() {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let all: Vec<_> = (0..100).map(|_| cache.new_mapping(4096, 0)).collect();
+        let each = cache.file_bytes() / 100;
+        assert!(each > 1024 && each * 100 == cache.file_bytes());
+        assert_eq!(cache.private_limit() + cache.file_bytes(), 1 << 20);
+        let rows = cache.budget();
+        assert!(rows.contains(&("open files".into(), each * 100, each * 100)), "{rows:?}");
+        drop(all);
+        assert_eq!((cache.file_bytes(), cache.private_limit()), (0, 1 << 20));
     }
 
     #[test]
