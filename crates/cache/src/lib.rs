@@ -3,9 +3,10 @@
 //! and devices not at all: reading and writing out are done by the mapping layer above, which
 //! this crate calls through [`writeback::WriteOut`].
 //!
-//! Reading order: [`memory`] (arena, frames, and how much there may be of each), [`folio`] (states, the folio lock, finding one),
-//! [`mapping`] (per file), [`mod@cache`] (all of it together), [`ageing`] (queues, reclaim, readahead),
-//! [`writeback`] (limits, writers above them, pieces in write-out, flushers, errors).
+//! Reading order: [`memory`] (arena, frames, and how much there may be of each), [`folio`] (states,
+//! the folio lock, finding one), [`mapping`] (per file), [`mod@cache`] (all of it together), [`ageing`]
+//! (queues, reclaim, readahead), [`writeback`] (limits, writers above them, pieces in write-out,
+//! flushers, errors).
 //!
 //! # Lock order
 //! An arrow means: may be taken while the one on the left is held.

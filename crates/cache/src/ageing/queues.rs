@@ -96,7 +96,7 @@ impl Ghosts {
         let hash = (index ^ u64::from(id) << 44).wrapping_mul(0xd6e8_feb8_6659_fd93);
         let hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
         // The low half says which set, the high half is what is remembered.
-        let set = (hash & 0xffff_ffff) * (self.table.len() as u64 / 2) >> 32;
+        let set = ((hash & 0xffff_ffff) * (self.table.len() as u64 / 2)) >> 32;
         (set as usize * 2, (hash >> 32) as u32 | 1)
     }
 

@@ -158,7 +158,7 @@ mod tests {
     fn untouched_memory_is_not_resident_and_released_memory_is_zero_again() {
         let region = Region::new(64 << 30).unwrap();
         assert_eq!(region.resident().0, 0);
-        assert!(region.base() as usize % HUGE == 0, "R1");
+        assert!((region.base() as usize).is_multiple_of(HUGE), "R1");
         assert!(region.populate(0..3 * HUGE));
         assert!(region.resident().0 >= 3 * HUGE);
         let last = region.base().wrapping_add(3 * HUGE - 1);
