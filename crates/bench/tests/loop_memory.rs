@@ -2,7 +2,7 @@
 //! tell. Ids are those of the checklist.
 
 use forebay::{Aio, Cache, CacheConfig, DirectIo, File, RawOptions};
-use forebay_bench::sys::page_cache_bytes;
+use forebay_bench::harness::sys::page_cache_bytes;
 use std::path::PathBuf;
 
 const SIZE: u64 = 96 << 20;

@@ -15,7 +15,7 @@
 //!               └▶ folio lock (try only, by reclaim) ─┬▶ index bucket
 //!                                                     ├▶ mapping.dirty ──▶ (nothing)
 //!                                                     ├▶ mapping.unflushed / failed
-//!                                                     ├▶ mapping.exclusive ranges
+//!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
 //! index bucket ──▶ (nothing)        free slots ──▶ (nothing)       wait queues ──▶ (nothing)
 //! all index buckets (a rehash) ──▶ (nothing)      arena's `ahead` ──▶ (nothing)
@@ -29,6 +29,7 @@
 //! permit.
 
 pub mod ageing;
+pub mod bounds;
 pub mod cache;
 pub mod config;
 pub mod folio;

@@ -8,7 +8,7 @@ mod common;
 
 use common::nbd::{Client, READ, WRITE, WRITE_ZEROES};
 use common::{Folder, Server};
-use forebay_bench::cgroup::Memcg;
+use forebay_bench::harness::cgroup::Memcg;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;

@@ -128,7 +128,7 @@ impl Flush {
         out: &std::sync::Arc<dyn WriteOut>,
     ) {
         let (all, window) = (cache.dirty.unflushed_bytes(), cache.unflushed_window());
-        let own = mapping.unflushed.lock().pinned.total() * mapping.block_size();
+        let own = mapping.unflushed.pinned_blocks() * mapping.block_size();
         if self.under_way.is_some() && (all > window / 4 * 3 || cache.is_starved()) {
             self.end(cache).await;
         }

@@ -4,12 +4,13 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
+use forebay_base::world::WorldRef;
 use forebay_base::{IoFlags, Result};
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::Remap;
+use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{Handle, MapOps, MappedFile, Source, Target};
 use forebay_sim::workload::{self, Subject};
 use forebay_sim::{SimConfig, SimDisk};
@@ -35,6 +36,9 @@ pub struct Setup {
     pub stable: bool,
     pub folio_tracking: bool,
     pub wait_strategy: bool,
+    /// The out-of-place map keeps sums, and waits.
+    pub sums: bool,
+    pub waits: bool,
     /// Bytes of the file, before rounding.
     pub bytes: u64,
 }
@@ -56,6 +60,8 @@ impl Setup {
             folio_tracking: pick(4) == 0,
             wait_strategy: pick(2) == 0,
             bytes: SIZE,
+            sums: pick(2) == 0,
+            waits: pick(2) == 0,
         }
     }
 
@@ -101,7 +107,12 @@ impl File {
             Map::Identity => std::sync::Arc::new(Identity::new(disk.clone())),
             Map::Remap => {
                 let unit = setup.block_size;
-                Remap::new(disk.clone(), unit)
+                let options = RemapOptions {
+                    grows: false,
+                    sums: setup.sums,
+                    waits: setup.waits.then(|| world.clone() as WorldRef),
+                };
+                Remap::with_options(disk.clone(), unit, options)
             }
         };
         use forebay_cache::strategy::{DirtyTracking, StableStrategy};
@@ -188,15 +199,13 @@ impl Subject for File {
     }
 
     fn trim(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
-        Box::pin(
-            async move { self.file.zero(&self.handle(), offset, len, ZeroFlags::default()).await },
-        )
+        Box::pin(async move { self.file.zero(offset, len, ZeroFlags::default()).await })
     }
 
     fn zero(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let flags = ZeroFlags { keep_allocated: true, fast_only: false };
-            self.file.zero(&self.handle(), offset, len, flags).await
+            self.file.zero(offset, len, flags).await
         })
     }
 

@@ -105,7 +105,7 @@ impl Lab {
 
     pub async fn zero(&self, at: u64, len: u64, fast_only: bool) -> Result<()> {
         let flags = ZeroFlags { keep_allocated: false, fast_only };
-        self.file.zero(&self.handle, at, len, flags).await
+        self.file.zero(at, len, flags).await
     }
 
     pub async fn sleep_ms(&self, ms: u64) {
