@@ -70,6 +70,9 @@ pub struct ExportArgs {
     /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub cache_size: Option<u64>,
+    /// Take all of the memory at start, not as it is used
+    #[arg(long)]
+    pub prefault: bool,
     /// What requests do with the cache
     #[arg(long, value_name = "MODE", default_value = "cached",
           value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]

@@ -8,6 +8,20 @@ use std::time::Duration;
 /// Least that is received at once, bytes, however much is stashed.
 pub(crate) const RECEIVE_MIN: usize = 4096;
 
+/// Least memory over all clients, bytes.
+const TOTAL_MIN: usize = 2 << 20;
+
+/// Buffers kept for reuse by all threads, bytes at most, beside the `total` of requests.
+pub(crate) fn pool_memory(total: usize) -> usize {
+    total / 16
+}
+
+/// Received bytes that wait to be parsed, bytes at most, save [`RECEIVE_MIN`] per client; beside the
+/// `total` of requests.
+pub(crate) fn stash_memory(total: usize) -> usize {
+    total / 16
+}
+
 /// Limits of a server. Every one of them is enforced against every client.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
@@ -29,7 +43,8 @@ pub struct ServerConfig {
     /// Memory of one client in requests in flight and replies not yet sent, bytes. At the limit
     /// its socket is not read. A client with nothing in use may always start one request.
     pub client_memory: usize,
-    /// The same over all clients, bytes. The upper half is kept for clients below their fair
+    /// The same over all clients, bytes, at start;
+    /// [`Server::set_total_memory`](crate::Server::set_total_memory) changes it live. The upper half is kept for clients below their fair
     /// share (half of it divided by `clients_max`), so that hoarders cannot starve others.
     pub total_memory: usize,
     /// While others wait for memory, a client that owes us something (takes no replies, or does not
@@ -91,7 +106,7 @@ impl ServerConfig {
         self.clients_max = self.clients_max.max(1);
         self.inflight_max = self.inflight_max.max(1);
         self.option_len_max = self.option_len_max.min(128 << 10);
-        self.total_memory = self.total_memory.max(2 << 20);
+        self.total_memory = self.total_memory.max(TOTAL_MIN);
         self.client_memory = self.client_memory.max(64 << 10);
         if self.tls_mode() != TlsMode::Off {
             // Sessions may use a quarter of it.
@@ -103,14 +118,11 @@ impl ServerConfig {
         self
     }
 
-    /// Buffers kept for reuse by all threads, bytes at most; beside `total_memory`.
-    pub(crate) fn pool_memory(&self) -> usize {
-        self.total_memory / 16
-    }
-
-    /// Received bytes that wait to be parsed, bytes at most, save [`RECEIVE_MIN`] per client.
-    pub(crate) fn stash_memory(&self) -> usize {
-        self.total_memory / 16
+    /// Least that `total_memory` can be set to while the server runs, bytes: the sessions of all
+    /// clients must leave most of it to requests.
+    pub(crate) fn total_least(&self) -> usize {
+        let sessions = if self.tls_mode() == TlsMode::Off { 0 } else { self.clients_max };
+        (sessions * SESSION_BYTES * 4).max(TOTAL_MIN)
     }
 
     /// Received at once by a thread, bytes at most.
@@ -119,7 +131,7 @@ impl ServerConfig {
         (self.total_memory / 64).clamp(256 << 10, 512 << 10)
     }
 
-    /// What the threads receive into, bytes.
+    /// What the threads receive into, bytes; stays as it is at start.
     pub(crate) fn scratch_memory(&self) -> usize {
         let cipher = if self.tls_mode() == TlsMode::Off { 0 } else { CIPHER_LEN };
         self.threads * (self.scratch_len() + cipher)
@@ -127,18 +139,18 @@ impl ServerConfig {
 
     /// All memory that a server of this configuration may use for its clients, bytes.
     pub fn memory_bound(&self) -> usize {
-        let stash = self.stash_memory() + self.clients_max * RECEIVE_MIN;
-        self.total_memory + self.pool_memory() + stash + self.scratch_memory()
+        self.memory_bound_at(self.total_memory)
+    }
+
+    /// The same, with another total set while it runs.
+    pub(crate) fn memory_bound_at(&self, total: usize) -> usize {
+        let stash = stash_memory(total) + self.clients_max * RECEIVE_MIN;
+        total + pool_memory(total) + stash + self.scratch_memory()
     }
 
     /// Whether clients may or must use TLS.
     pub fn tls_mode(&self) -> TlsMode {
         self.tls.as_ref().map_or(TlsMode::Off, |(_, mode)| *mode)
-    }
-
-    /// Memory that any client may use whatever the others do, bytes.
-    pub fn fair_share(&self) -> usize {
-        self.total_memory / 2 / self.clients_max
     }
 }
 

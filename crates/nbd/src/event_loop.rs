@@ -16,7 +16,7 @@ mod clients;
 mod poll;
 mod wire;
 
-use crate::config::DropReason;
+use crate::config::{DropReason, pool_memory, stash_memory};
 use crate::conn::Conn;
 use crate::exec::{Executor, Key, Outcome, Ticket};
 use crate::listen::Listener;
@@ -106,7 +106,7 @@ impl EventLoop {
         let scratch_len = shared.config.scratch_len();
         let core = Core {
             stats: shared.loops[me].stats.clone(),
-            pool: Pool::new(shared.config.pool_memory() / shared.config.threads),
+            pool: Pool::new(pool_memory(shared.memory.total()) / shared.config.threads),
             exec: Executor::new(home),
             dirty: Vec::new(),
             text: Vec::new(),
@@ -228,11 +228,12 @@ impl EventLoop {
             busy |= self.run_tasks();
         }
         busy |= self.settle_all();
+        let (config, memory) = (&self.core.shared.config, &self.core.shared.memory);
+        self.core.pool.limit(pool_memory(memory.total()) / config.threads);
         self.core.stats.pool_bytes.store(self.core.pool.bytes() as u64, Ordering::Relaxed);
         // Handshakes that are dragged out; others consume what they have sent.
-        let config = &self.core.shared.config;
-        let stashed = self.core.shared.memory.stashed.load(Ordering::Relaxed);
-        if stashed > config.stash_memory() && self.handshakes > 0 {
+        let stashed = memory.stashed.load(Ordering::Relaxed);
+        if stashed > stash_memory(memory.total()) && self.handshakes > 0 {
             self.evict_oldest();
         }
         // What the last steps submitted; nothing may wait here while we sleep.

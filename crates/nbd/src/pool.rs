@@ -2,7 +2,7 @@
 //! allocated again for each request.
 //!
 //! Invariants:
-//! 1. What is kept, chunks and buffers together, is bounded: by the limit it was made with, in bytes.
+//! 1. What is kept, chunks and buffers together, is bounded, in bytes.
 //! 2. A buffer handed out has exactly the length asked for and stale content: its user fills it
 //!    whole before any byte of it is sent or stored.
 
@@ -25,6 +25,15 @@ impl Pool {
     /// Keeps at most so many bytes.
     pub fn new(bytes_max: usize) -> Self {
         Self { chunks: Vec::new(), bufs: Vec::new(), bytes: 0, bytes_max }
+    }
+
+    /// From now on at most so many.
+    #[inline]
+    pub fn limit(&mut self, bytes_max: usize) {
+        if bytes_max != self.bytes_max {
+            self.bytes_max = bytes_max;
+            self.trim();
+        }
     }
 
     /// What is kept now, bytes.
@@ -98,5 +107,7 @@ mod tests {
         assert_eq!(pool.chunks.len(), CHUNKS_MAX);
         let bufs = pool.bufs.iter().map(|b| b.len()).sum::<usize>();
         assert_eq!(pool.bytes, bufs + CHUNKS_MAX * CHUNK_LEN);
+        pool.limit(1 << 20);
+        assert!(pool.bytes <= 1 << 20 && pool.bytes + CHUNK_LEN > 1 << 20);
     }
 }

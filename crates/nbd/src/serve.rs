@@ -8,7 +8,7 @@
 //! 3. What a task was charged is released when it ends, or passes to the reply that holds its
 //!    buffer, whether its connection is still there or not.
 
-use crate::config::{DropReason, RECEIVE_MIN};
+use crate::config::{DropReason, RECEIVE_MIN, stash_memory};
 use crate::conn::{Book, Conn, Phase};
 use crate::exec::{Executor, Outcome, Ticket, Work};
 use crate::handshake::{Session, Step};
@@ -106,9 +106,10 @@ impl Core {
 
     /// How much may be received at once, given that all of it may have to be stashed.
     pub fn receive_max(&self) -> usize {
-        let config = &self.shared.config;
-        let stashed = self.shared.memory.stashed.load(Ordering::Relaxed);
-        (config.stash_memory().saturating_sub(stashed) / config.threads).max(RECEIVE_MIN)
+        let Shared { config, memory, .. } = &*self.shared;
+        let stashed = memory.stashed.load(Ordering::Relaxed);
+        let room = stash_memory(memory.total()).saturating_sub(stashed);
+        (room / config.threads).max(RECEIVE_MIN)
     }
 
     pub fn set_blocked(&self, book: &mut Book, now: Option<Verdict>) {

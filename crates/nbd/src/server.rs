@@ -6,7 +6,7 @@
 //!
 //! Locks: `LoopHandle::inbox`, `Shared::lives` and `Server::listeners` are leaves.
 
-use crate::config::{DropReason, RECEIVE_MIN, ServerConfig};
+use crate::config::{DropReason, RECEIVE_MIN, ServerConfig, pool_memory, stash_memory};
 use crate::conn::{Conn, Life};
 use crate::event_loop::EventLoop;
 use crate::exec::Home;
@@ -233,22 +233,50 @@ impl Server {
     }
 
     /// What the memory is used for: purpose, bytes now, bytes at most. The bounds sum to
-    /// [`ServerConfig::memory_bound`].
+    /// [`Server::memory_bound`].
     pub fn memory_rows(&self) -> Vec<(&'static str, u64, u64)> {
         let Shared { config, memory, loops, .. } = &*self.shared;
         let kept = loops.iter().map(|l| l.stats.pool_bytes.load(Ordering::Relaxed)).sum();
         let stashed = memory.stashed.load(Ordering::Relaxed) as u64;
-        let stash_max = config.stash_memory() + config.clients_max * RECEIVE_MIN;
+        let total = memory.total();
+        let stash_max = stash_memory(total) + config.clients_max * RECEIVE_MIN;
         let scratch = config.scratch_memory() as u64;
         vec![
-            ("client requests and replies", memory.used() as u64, config.total_memory as u64),
-            ("client buffers kept for reuse", kept, config.pool_memory() as u64),
+            ("client requests and replies", memory.used() as u64, total as u64),
+            ("client buffers kept for reuse", kept, pool_memory(total) as u64),
             ("received from clients and not parsed", stashed, stash_max as u64),
             ("buffers to receive into", scratch, scratch),
         ]
     }
 
-    /// The limits in force.
+    /// Bytes for requests and replies over all clients from now on, in place of
+    /// [`ServerConfig::total_memory`]; at least 2 MiB, and with TLS four times what the sessions of
+    /// `clients_max` need. What is kept beside it follows. Requests in flight stay; one that is longer
+    /// than half of it, which clients were told they may send, is served when the others use less than
+    /// half, one at a time.
+    pub fn set_total_memory(&self, bytes: usize) {
+        self.shared.memory.set_total(bytes.max(self.shared.config.total_least()));
+        // They give back what is kept beyond it.
+        self.shared.loops.iter().for_each(|l| l.home.nudge());
+    }
+
+    /// As it was set last, bytes.
+    pub fn total_memory(&self) -> usize {
+        self.shared.memory.total()
+    }
+
+    /// All memory that it may use for its clients now, bytes.
+    pub fn memory_bound(&self) -> usize {
+        self.shared.config.memory_bound_at(self.total_memory())
+    }
+
+    /// What [`Server::memory_bound`] would be after [`Server::set_total_memory`] with `bytes`.
+    pub fn memory_bound_with(&self, bytes: usize) -> usize {
+        let config = &self.shared.config;
+        config.memory_bound_at(bytes.max(config.total_least()))
+    }
+
+    /// The limits in force at start.
     pub fn config(&self) -> &ServerConfig {
         &self.shared.config
     }

@@ -74,6 +74,10 @@ fn libnbd_and_qemu_use_it() {
     let stats = running.stats();
     assert!(stats.memory_peak <= running.server.config().total_memory, "{stats:?}");
     eventually("everything is given back", || running.stats().memory_used == 0);
+    // Sessions of all clients leave most of the memory to requests, however little it is set to.
+    running.server.set_total_memory(0);
+    assert_eq!(running.server.total_memory(), 64 << 20);
+    ok("nbdinfo", &["--size", &uri]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::spec::{Place, Socket};
 use super::target::Front;
 use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
+use forebay::RowSource;
 use forebay_base::ErrorKind;
 use forebay_nbd::{Server, ServerConfig, TlsIdentity, TlsMode};
 use forebay_vfs::Export;
@@ -74,6 +75,15 @@ impl Listening {
     pub fn numbers(&self) -> Numbers {
         Numbers(self.server.clone())
     }
+
+    /// Its parts of the budget. They do not hold the server, whose exports hold the cache.
+    pub fn rows(&self) -> RowSource {
+        let server = Arc::downgrade(&self.server);
+        Arc::new(move || {
+            let rows = server.upgrade().map_or_else(Vec::new, |server| server.memory_rows());
+            rows.into_iter().map(|(what, now, bound)| (what.to_string(), now, bound)).collect()
+        })
+    }
 }
 
 impl Running {
@@ -92,7 +102,7 @@ pub fn config(args: &ExportArgs, memory: u64) -> Outcome<ServerConfig> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut config = ServerConfig {
         threads: args.threads.map_or(cpus.min(4), usize::from),
-        total_memory: usize::try_from(memory).unwrap_or(usize::MAX),
+        total_memory: clamped(memory),
         ..ServerConfig::default()
     };
     if let Some(clients) = args.clients {
@@ -124,6 +134,10 @@ pub fn tls_mode(args: &ExportArgs) -> Outcome<TlsMode> {
         return Err(Failure::usage(text).hint("a folder with server-cert.pem and server-key.pem"));
     }
     Ok(mode)
+}
+
+fn clamped(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// What the control socket shows of a server.
@@ -163,7 +177,19 @@ impl Front for Numbers {
         self.0.set_poll(Duration::from_micros(micros));
     }
 
-    fn memory(&self) -> Vec<(&'static str, u64, u64)> {
-        self.0.memory_rows()
+    fn requests_memory(&self) -> u64 {
+        self.0.total_memory() as u64
+    }
+
+    fn set_requests_memory(&self, bytes: u64) {
+        self.0.set_total_memory(clamped(bytes));
+    }
+
+    fn memory_bound(&self) -> u64 {
+        self.0.memory_bound() as u64
+    }
+
+    fn memory_bound_with(&self, requests: u64) -> u64 {
+        self.0.memory_bound_with(clamped(requests)) as u64
     }
 }

@@ -60,11 +60,12 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let wanted = listen::wanted(args, &cleanup)?;
     let mode = LiveMode::new(args.mode.parse()?);
     let (config, server) = config(args)?;
-    log::info!("making a cache of {}", format_size(config.budget));
+    log::info!("a cache of up to {}", format_size(config.budget));
     let cache = Cache::new(config)?;
     let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
     let exports = opened.iter().map(|s| (s.name.clone(), s.file.export_live(&mode))).collect();
     let listening = front::listen(wanted, exports, server)?;
+    cache.add_rows(listening.rows());
     let place = listening.place.clone();
     if let Socket::Unix(path) = &place.socket {
         cleanup.add(path);
@@ -76,6 +77,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         mode,
         front: Box::new(listening.numbers()),
         direct_io: Mutex::new(args.direct_io.parse()?),
+        resizing: Mutex::new(()),
         start: Instant::now(),
     });
     let control = start_control(args, &target, &cleanup)?;
@@ -132,10 +134,7 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
 fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     let mut config = CacheConfig::default();
     let whole = args.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
-    // The server takes requests of up to a quarter of it. Clients that do not ask for the limit
-    // send 32 MiB at most by the protocol, and 1 MiB in practice (nbdfuse).
-    let client_memory = (whole / 8).clamp(8 * MIB, 128 * MIB);
-    let server = front::config(args, client_memory)?;
+    let server = front::config(args, client_memory(whole))?;
     let least = server.memory_bound() as u64 + DATA_MIN;
     if whole < least {
         let (size, least) = (format_size(whole), format_size(least));
@@ -143,6 +142,7 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
         return Err(Failure::usage(text).hint("fewer --threads or --clients"));
     }
     config.budget = whole - server.memory_bound() as u64;
+    config.prefault = args.prefault;
     config.aio = args.aio.parse()?;
     if let Some(word) = &args.dirty_tracking {
         config.dirty_tracking = word.parse()?;
@@ -159,7 +159,14 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     Ok((config, server))
 }
 
-/// What can be said of an image before the cache is there: making a large one takes seconds.
+/// What requests of clients may use of `--cache-size`. The server takes requests of up to a quarter
+/// of it. Clients that do not ask for the limit send 32 MiB at most by the protocol, and 1 MiB in
+/// practice (nbdfuse).
+fn client_memory(whole: u64) -> u64 {
+    (whole / 8).clamp(8 * MIB, 128 * MIB)
+}
+
+/// What can be said of an image before the cache is there.
 fn look_at(spec: &ImageSpec) -> Outcome<Metadata> {
     let shown = spec.path.display().to_string();
     let meta = std::fs::metadata(&spec.path).map_err(|e| Failure::io(&shown, &e))?;

@@ -74,19 +74,51 @@ fn knobs_turn_and_wrong_ones_are_named() {
             "dirty_tracking" => ("folio", "folio"),
             "stable" => ("snapshot", "snapshot"),
             "uncached_strategy" => ("private", "private"),
+            "cache_size" => ("12M", "12582912"),
             _ => ("1M", "1048576"),
         };
         cache.tune(name, value).unwrap();
         let now = cache.tunables().into_iter().find(|(n, _)| *n == name).unwrap();
         assert_eq!(now.1, shown, "{name}");
     }
-    let bad = [("dirty_byte", "1M"), ("dirty_bytes", "0"), ("dirty_bytes", "1T"), ("stable", "1")];
+    let bad = [
+        ("dirty_byte", "1M"),
+        ("dirty_bytes", "0"),
+        ("dirty_bytes", "1T"),
+        ("dirty_background_bytes", "2M"),
+        ("stable", "1"),
+    ];
     for (name, value) in bad {
         let error = cache.tune(name, value).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(name), "{error}");
     }
     assert!(cache.tune("dirty_bytes", "lots").unwrap_err().to_string().contains("lots"));
+}
+
+/// `dirty_bytes` could be set below the background limit: writers then waited for write-out that
+/// nobody had started.
+#[test]
+fn l3_the_background_limit_is_never_above_the_limit() {
+    let cache = cache(16 << 20);
+    let limits = |cache: &forebay::Cache| -> Vec<u64> {
+        let all = cache.tunables();
+        let of = |name| all.iter().find(|(n, _)| *n == name).unwrap().1.parse().unwrap();
+        vec![of("dirty_background_bytes"), of("dirty_bytes")]
+    };
+    let before = limits(&cache);
+    cache.tune("dirty_bytes", "64k").unwrap();
+    assert_eq!(limits(&cache), [65536, 65536]);
+    assert_eq!(
+        cache.tune("dirty_background_bytes", "65537").unwrap_err().kind(),
+        ErrorKind::InvalidInput
+    );
+    // It comes down with the limit, and goes up with it again, to where it was.
+    cache.tune("dirty_bytes", "8M").unwrap();
+    assert_eq!(limits(&cache), [before[0], 8 << 20]);
+    cache.tune("dirty_background_bytes", "6M").unwrap();
+    cache.tune("dirty_bytes", "4M").unwrap();
+    assert_eq!(limits(&cache), [4 << 20, 4 << 20]);
 }
 
 #[test]

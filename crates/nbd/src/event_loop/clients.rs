@@ -175,7 +175,7 @@ impl EventLoop {
     fn cut_off_slow(&mut self) {
         let Self { core, slots, now, .. } = self;
         let config = &core.shared.config;
-        let (share, mut most) = (config.fair_share(), None);
+        let (share, mut most) = (core.shared.memory.fair_share(), None);
         for conn in slots.iter_mut().filter_map(|s| s.conn.as_mut()) {
             conn.look(core.shared.start, *now, config.stall_timeout, config.rate_min);
             if (conn.sending.slow || conn.taking.slow) && conn.book.charged > 0 {
