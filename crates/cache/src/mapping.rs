@@ -5,6 +5,7 @@
 use crate::bounds::Bounds;
 use crate::folio::table::Blocks;
 use crate::memory::arena::FRAME_SIZE;
+use crate::memory::private::FileShare;
 use crate::rangeset::RangeSet;
 use crate::writeback::errseq::ErrSeq;
 use crate::writeback::unflushed::Unflushed;
@@ -72,6 +73,8 @@ pub struct Mapping {
     /// When the flusher looks again without being asked; none: `u64::MAX`.
     next_look: AtomicU64,
     last_kick: AtomicU64,
+    /// What it takes of the budget.
+    pub(crate) share: Option<FileShare>,
 }
 
 impl Mapping {
@@ -99,6 +102,7 @@ impl Mapping {
             kicked: AtomicBool::new(false),
             next_look: AtomicU64::new(u64::MAX),
             last_kick: AtomicU64::new(0),
+            share: None,
         }
     }
 

@@ -49,6 +49,13 @@ pub trait WriteOut: Send + Sync {
     fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
+/// Dirty limits in bytes as the owner asked for them; none: a share of the cache, whatever its size.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DirtyWishes {
+    pub limit: Option<u64>,
+    pub background: Option<u64>,
+}
+
 /// The limits and what counts against them.
 pub struct DirtyControl {
     /// Start of background write-out, bytes.

@@ -4,7 +4,7 @@ use crate::cache::PageCache;
 use crate::folio::guard::FolioWrite;
 use crate::folio::table::{Blocks, State, Table};
 use crate::mapping::Mapping;
-use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::memory::arena::Frame;
 use crate::stats::Counters;
 use crate::strategy::DirtyTracking;
 use crate::writeback::unflushed::Epoch;
@@ -32,13 +32,13 @@ impl PageCache {
 
     /// Bytes that flushers keep in flight.
     pub fn write_depth(&self) -> u64 {
-        (self.division.frames as u64 * FRAME_SIZE as u64 / 10).clamp(MIB, 32 * MIB)
+        (self.sizes.frame_bytes() / 10).clamp(MIB, 32 * MIB)
     }
 
     /// Bytes of written but unflushed blocks that are kept, of all files, in case a flush fails. They
     /// cannot be reclaimed: with what is dirty they must leave room for everything else.
     pub(crate) fn unflushed_window(&self) -> u64 {
-        self.dirty.limits().1.min(self.division.frames as u64 * FRAME_SIZE as u64 / 4)
+        self.dirty.limits().1.min(self.sizes.frame_bytes() / 4)
     }
 }
 

@@ -31,7 +31,7 @@ impl PageCache {
             failed > 0 && failed * 2 >= control.limits().1
         };
         if failing() {
-            return Err(too_many_failures());
+            return Err(too_many_failures(mapping));
         }
         if control.free_run() {
             return Ok(());
@@ -46,7 +46,7 @@ impl PageCache {
         let outcome = std::future::poll_fn(|cx| {
             let first = place.first(cx.waker());
             if failing() {
-                return Poll::Ready(Err(too_many_failures()));
+                return Poll::Ready(Err(too_many_failures(mapping)));
             }
             if first && control.has_room() {
                 return Poll::Ready(Ok(()));
@@ -77,7 +77,9 @@ impl PageCache {
     }
 }
 
-fn too_many_failures() -> Error {
+/// Of the kind of the latest failure: a full file system is not a broken disk.
+fn too_many_failures(mapping: &Mapping) -> Error {
     let text = "write-outs that failed fill half of the dirty limit";
-    Error::new(ErrorKind::Io, "write", text)
+    let kind = mapping.errseq.latest().map_or(ErrorKind::Io, |e| e.kind());
+    Error::new(kind, "write", text)
 }

@@ -56,9 +56,9 @@ fn round(seed: u64, folder: &Folder, engine: &Engine) {
     let world = RealWorld::with_seed(seed);
     let config = Config { huge_pages: false, poison_frames: true, ..Config::with_budget(1 << 20) };
     let cache = PageCache::new(config, world).unwrap();
-    let direct = split_mix(&mut rng) % 2 == 0;
+    let direct = split_mix(&mut rng).is_multiple_of(2);
     let block = [512, 4096][(split_mix(&mut rng) % 2) as usize];
-    let truncates = split_mix(&mut rng) % 2 == 0;
+    let truncates = split_mix(&mut rng).is_multiple_of(2);
     let files: Vec<Subject> = (0..2)
         .map(|i| {
             let size = first_size(&mut rng);

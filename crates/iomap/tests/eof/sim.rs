@@ -45,11 +45,11 @@ fn subjects(
 ) -> Vec<Subject> {
     let sector = [512, 4096][(split_mix(rng) % 2) as usize];
     let block = sector.max([512, 1024, 4096][(split_mix(rng) % 3) as usize]);
-    let truncates = split_mix(rng) % 2 == 0;
+    let truncates = split_mix(rng).is_multiple_of(2);
     (0..2)
         .map(|i| {
             let size = first_size(rng);
-            let stable = split_mix(rng) % 2 == 0;
+            let stable = split_mix(rng).is_multiple_of(2);
             let ops: Arc<dyn MapOps> = if remap {
                 let config = SimConfig {
                     size: 16 << 20,
@@ -60,8 +60,8 @@ fn subjects(
                 };
                 let options = RemapOptions {
                     grows: true,
-                    sums: split_mix(rng) % 2 == 0,
-                    waits: (split_mix(rng) % 2 == 0).then(|| world.clone() as WorldRef),
+                    sums: split_mix(rng).is_multiple_of(2),
+                    waits: split_mix(rng).is_multiple_of(2).then(|| world.clone() as WorldRef),
                 };
                 Remap::with_options(Arc::new(SimDisk::new(world.clone(), config)), block, options)
             } else {
