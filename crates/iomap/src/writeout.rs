@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// Longest write of one bio, bytes: many of them under way fill a device and end one after another.
 const MAX_BIO: u64 = 256 << 10;
-/// Longest reservation, bytes, unless a single run of a folio is longer.
+/// No folio is added to a reservation of so many bytes.
 const MAX_RESERVATION: u64 = 1 << 20;
 /// Folios looked at between two looks at the device's queue.
 const BATCH: usize = 16;
@@ -146,10 +146,11 @@ impl MappedFile {
                     Some(last) if last.end == run.start => last.end = run.end,
                     _ => runs.push(run),
                 }
-                if bytes >= MAX_RESERVATION {
-                    issued += self.write_runs(std::mem::take(&mut runs), pass, false).await;
-                    bytes = 0;
-                }
+            }
+            // All of a folio in one reservation: where folios are written whole, its first part takes all.
+            if bytes >= MAX_RESERVATION {
+                issued += self.write_runs(std::mem::take(&mut runs), pass, false).await;
+                bytes = 0;
             }
         }
         issued + self.write_runs(runs, pass, here).await
