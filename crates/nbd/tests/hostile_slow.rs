@@ -119,7 +119,8 @@ fn n4_dead_sessions_make_room() {
             let mut greeting = [0; 18];
             client.socket.read_exact(&mut greeting).is_ok()
         });
-        assert!(running.server.dropped(DropReason::Idle) > 0);
+        // A loop counts what it has closed, which may be after another has let the newcomer in.
+        eventually("it is counted", || running.server.dropped(DropReason::Idle) > 0);
         let mut clean = running.client();
         check(&mut clean);
         assert!(running.stats().connections <= 8);
