@@ -111,6 +111,8 @@ fn n5_a_trickle_is_no_progress() {
     let trickle = {
         let stop = stop.clone();
         std::thread::spawn(move || {
+            // Who waits for memory itself has nothing to take, and must not hold the others up.
+            hoarders.iter().for_each(|c| c.socket.set_nonblocking(true).unwrap());
             while stop.load(Ordering::Relaxed) == 0 {
                 for client in &mut hoarders {
                     let _ = client.socket.read(&mut [0; 2048]);
