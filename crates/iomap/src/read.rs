@@ -15,8 +15,9 @@ use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use std::ops::Range;
 
-/// Requests longer than this gain nothing from uncached readahead.
-const UNCACHED_READAHEAD_LIMIT: u64 = 512 << 10;
+/// A long uncached request goes in steps of this many bytes, so that the next one is on its way while
+/// this one is copied.
+const UNCACHED_STEP: u64 = 1 << 20;
 
 impl MappedFile {
     /// Reads if it needs no waiting: `None` says that it does, and that nothing has changed. Returns
@@ -89,7 +90,7 @@ impl MappedFile {
         }
         if direct {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
-            self.read_around(&range, &mut dst, Past::Straight).await?;
+            self.read_around(&range, range.start, &mut dst, Past::Straight).await?;
         } else if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
             self.read_uncached(handle, &range, &mut dst).await?;
         } else {
@@ -143,7 +144,7 @@ impl MappedFile {
             folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
             if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
                 folio.keep(blocks);
-                folio.touch(blocks, false);
+                folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
             }
         }
         Some(Ok((range.end - range.start) as usize))
@@ -223,7 +224,7 @@ impl MappedFile {
                     let into = &mut dst.bytes()
                         [(piece.start - base) as usize..(piece.end - base) as usize];
                     folio.copy_out((piece.start - mapping.folio_start(index)) as usize, into);
-                    passing.read(&folio, blocks);
+                    passing.read(&folio, blocks, !is_aligned(piece.start, mapping.block_size()));
                     Counters::add(&self.cache.counters.misses, u64::from(blocks.len()));
                     return Ok(());
                 }
@@ -247,7 +248,8 @@ impl MappedFile {
         // This buffer, and what the device needs around it.
         let _permit = self.cache.private(2 * (into.len() as u64 + 4096)).await;
         let mut part = AlignedBuf::new(into.len());
-        self.read_around(&piece, &mut Target::Owned(&mut part), Past::Covered).await?;
+        let mut target = Target::Owned(&mut part);
+        self.read_around(&piece, piece.start, &mut target, Past::Covered).await?;
         dst.bytes()[into].copy_from_slice(&part);
         Ok(())
     }
@@ -260,13 +262,30 @@ impl MappedFile {
         run.start..end
     }
 
-    /// A sequential uncached stream gets a window of its own ahead; a random reader gets none.
-    pub(crate) async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>) {
-        if range.end - range.start > UNCACHED_READAHEAD_LIMIT {
-            return;
+    /// An uncached read straight past the cache, with what a stream has read ahead of it.
+    pub(crate) async fn read_ahead_and_around(
+        &self,
+        handle: &Handle,
+        range: &Range<u64>,
+        dst: &mut Target<'_>,
+    ) -> Result<()> {
+        // A request that continues no stream is none by itself: nothing is read ahead behind its end.
+        let stream = handle.streams.continues(range.start);
+        let limit = if stream { self.size() } else { range.end.min(self.size()) };
+        let mut at = range.start;
+        while at < range.end {
+            let step = at..range.end.min(at + UNCACHED_STEP);
+            self.uncached_readahead(handle, &step, limit).await;
+            self.read_around(&step, range.start, dst, Past::Straight).await?;
+            at = step.end;
         }
+        Ok(())
+    }
+
+    /// A sequential uncached stream gets a window of its own ahead; a random reader gets none.
+    async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>, limit: u64) {
         let max = self.readahead_limit();
-        let plan = handle.streams.plan(range.start, range.end, max, self.size(), true);
+        let plan = handle.streams.plan(range.start, range.end, max, limit, true);
         self.drop_uncached(plan.abandoned);
         if !plan.ahead.is_empty() {
             let mode = FillMode { background: true, ..Passing::Marked.fill() };
@@ -284,6 +303,7 @@ impl MappedFile {
     pub(crate) async fn read_around(
         &self,
         range: &Range<u64>,
+        base: u64,
         dst: &mut Target<'_>,
         past: Past,
     ) -> Result<()> {
@@ -294,9 +314,9 @@ impl MappedFile {
                 let (run, there) = self.next_run(index, at..part.end).await;
                 if there {
                     if let Some(gone) = absent.take() {
-                        self.read_absent(gone, range.start, dst, past).await?;
+                        self.read_absent(gone, base, dst, past).await?;
                     }
-                    if !self.consume(index, run.clone(), range.start, dst) {
+                    if !self.consume(index, run.clone(), base, dst) {
                         continue;
                     }
                 } else {
@@ -307,7 +327,7 @@ impl MappedFile {
             }
         }
         if let Some(gone) = absent {
-            self.read_absent(gone, range.start, dst, past).await?;
+            self.read_absent(gone, base, dst, past).await?;
         }
         Ok(())
     }

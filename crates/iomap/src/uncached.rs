@@ -58,11 +58,12 @@ impl Passing {
     }
 
     /// Blocks of the folio have been copied out.
-    pub fn read(self, folio: &FolioWrite<'_>, blocks: Blocks) {
+    /// `same`: it goes on within the block that the read before ended in, and is one touch with it.
+    pub fn read(self, folio: &FolioWrite<'_>, blocks: Blocks, same: bool) {
         match self {
             Self::Cached => {
                 folio.keep(blocks);
-                folio.touch(blocks, false);
+                folio.touch(blocks, same);
             }
             Self::Untouched => {}
             Self::Marked => folio.drop_uncached(blocks),
@@ -94,11 +95,10 @@ impl MappedFile {
                 let _behind = Behind(self, range.clone());
                 self.read_through(handle, range, dst, Passing::Marked).await
             }
-            UncachedStrategy::Private => self.read_around(range, dst, Past::Private).await,
-            UncachedStrategy::Ours => {
-                self.uncached_readahead(handle, range).await;
-                self.read_around(range, dst, Past::Straight).await
+            UncachedStrategy::Private => {
+                self.read_around(range, range.start, dst, Past::Private).await
             }
+            UncachedStrategy::Ours => self.read_ahead_and_around(handle, range, dst).await,
         }
     }
 

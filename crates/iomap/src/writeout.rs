@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// Longest write of one bio, bytes: many of them under way fill a device and end one after another.
 const MAX_BIO: u64 = 256 << 10;
-/// Longest reservation, bytes, unless a single run of a folio is longer.
+/// No folio is added to a reservation of so many bytes.
 const MAX_RESERVATION: u64 = 1 << 20;
 /// Folios looked at between two looks at the device's queue.
 const BATCH: usize = 16;
@@ -85,9 +85,10 @@ impl EndWrite {
             }
             Err(error) => {
                 log::warn!("write-out failed: {error}");
-                // Dirty again before the places go back: dirt is what room is counted by.
-                end_write(&cache, &mapping, &pieces, false, fua);
+                // The error first: a writer that is refused for it says why. Dirty again before the places
+                // go back: dirt is what room is counted by.
                 mapping.errseq.set(error);
+                end_write(&cache, &mapping, &pieces, false, fua);
             }
         }
         drop(reservation);
@@ -145,10 +146,11 @@ impl MappedFile {
                     Some(last) if last.end == run.start => last.end = run.end,
                     _ => runs.push(run),
                 }
-                if bytes >= MAX_RESERVATION {
-                    issued += self.write_runs(std::mem::take(&mut runs), pass, false).await;
-                    bytes = 0;
-                }
+            }
+            // All of a folio in one reservation: where folios are written whole, its first part takes all.
+            if bytes >= MAX_RESERVATION {
+                issued += self.write_runs(std::mem::take(&mut runs), pass, false).await;
+                bytes = 0;
             }
         }
         issued + self.write_runs(runs, pass, here).await
@@ -188,8 +190,8 @@ impl MappedFile {
             Ok(reservation) => std::sync::Arc::new(reservation),
             Err(error) => {
                 log::warn!("no room for write-out: {error}");
-                self.no_room(&runs);
                 self.mapping.errseq.set(error);
+                self.no_room(&runs);
                 return 0;
             }
         };

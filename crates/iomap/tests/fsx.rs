@@ -6,13 +6,16 @@
 //! The step `fsx` of `make test` runs a thousand, in a build that is optimised.
 
 mod common;
+#[path = "common/seeds.rs"]
+mod seeds;
 
-use common::{File, Map, Setup, each, seeds};
+use common::{File, Map, Setup};
 use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
 use forebay_block::BioOp;
 use forebay_sim::workload::Runner;
 use forebay_sim::{Fault, FaultRule, SimDisk};
+use seeds::{each, seeds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,14 +41,14 @@ fn run(setup: &Setup, ops: u64) -> (u64, u64) {
 
 #[test]
 fn identity_agrees_with_the_model() {
-    each(seeds("FSX", 60, 1), |seed| {
+    each(seeds(1), |seed| {
         run(&Setup::from_seed(seed, Map::Identity), 400);
     });
 }
 
 #[test]
 fn remap_agrees_with_the_model() {
-    each(seeds("FSX", 60, 1), |seed| {
+    each(seeds(1), |seed| {
         run(&Setup::from_seed(seed, Map::Remap), 400);
     });
 }
@@ -53,7 +56,7 @@ fn remap_agrees_with_the_model() {
 /// All four uncached strategies, changed while requests are in progress, on both maps.
 #[test]
 fn u8_strategies_mixed_agree_with_the_model() {
-    each(seeds("FSX", 60, 3), |seed| {
+    each(seeds(3), |seed| {
         for map in [Map::Identity, Map::Remap] {
             run(&Setup::from_seed(seed ^ 0x0800, map), 250);
         }
@@ -73,7 +76,7 @@ fn same_seed_same_digest() {
 #[test]
 fn faults_below_lose_nothing_that_was_promised() {
     let fired = AtomicU64::new(0);
-    each(seeds("FSX", 60, 3), |seed| {
+    each(seeds(3), |seed| {
         let setup = Setup::from_seed(seed, Map::Identity);
         let world = SimWorld::new(seed);
         let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));

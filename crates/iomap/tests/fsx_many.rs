@@ -5,13 +5,16 @@
 //! Half as many seeds as in `fsx.rs`, set by the same variables.
 
 mod common;
+#[path = "common/seeds.rs"]
+mod seeds;
 
-use common::{File, Map, Setup, each, seeds};
+use common::{File, Map, Setup};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, split_mix};
 use forebay_sim::SimDisk;
 use forebay_sim::workload::{self, Runner, Subject};
+use seeds::{each, seeds};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -110,14 +113,14 @@ fn run(setup: &Setup, count: usize, ops: u64) -> (u64, u64) {
 
 #[test]
 fn identity_agrees_with_the_models() {
-    each(seeds("FSX", 60, 2), |seed| {
+    each(seeds(2), |seed| {
         run(&Setup::from_seed(seed, Map::Identity), 2 + seed as usize % 5, 120);
     });
 }
 
 #[test]
 fn remap_agrees_with_the_models() {
-    each(seeds("FSX", 60, 2), |seed| {
+    each(seeds(2), |seed| {
         run(&Setup::from_seed(seed, Map::Remap), 2 + seed as usize % 5, 120);
     });
 }

@@ -16,8 +16,13 @@ use forebay_sim::workload::{self, Generator, Runner};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+fn env(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
+}
+
 fn seeds() -> Range<u64> {
-    common::seeds("CUT", 40, 1)
+    let first = env("FOREBAY_CUT_SEED", 1);
+    first..first + env("FOREBAY_CUT_RUNS", 40)
 }
 
 /// Many syncs; every call may fail, because the power goes.
@@ -157,13 +162,13 @@ fn l5_l6_cut_at_every_submission_of_a_small_workload() {
 /// Kill -9 with the machine up: completed writes stay, the rest is as after a power cut.
 #[test]
 fn l5_killed_process() {
-    common::each(seeds(), |seed| {
+    for seed in seeds() {
         let setup = Setup { bytes: 256 << 10, ..Setup::from_seed(seed, Map::Identity) };
         let disk = Arc::new(SimDisk::new(SimWorld::new(seed), setup.sim_config()));
         let mut ended = live(&setup, &disk, workers(&setup, 3, 64 << 10), 60);
         let after = disk.process_crash(seed).in_world(SimWorld::new(seed + 1));
         check(&setup, &Arc::new(after), &mut ended, "killed");
-    });
+    }
 }
 
 /// Without a cut the same workloads find nothing wrong, on either map: the cuts are to blame.

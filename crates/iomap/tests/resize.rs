@@ -5,14 +5,17 @@
 //! `FOREBAY_FSX_RUNS` sets the number of seeds (default 60 each), `FOREBAY_FSX_SEED` the first.
 
 mod common;
+#[path = "common/seeds.rs"]
+mod seeds;
 
-use common::{File, Map, Setup, each, seeds};
+use common::{File, Map, Setup};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Arc as CacheArc;
 use forebay_base::world::{World, split_mix};
 use forebay_cache::{PageCache, State};
 use forebay_sim::SimDisk;
 use forebay_sim::workload::{Runner, Subject};
+use seeds::{each, seeds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -90,7 +93,7 @@ fn run(seed: u64, map: Map) -> u64 {
 }
 
 fn all(map: Map) {
-    let (seeds, resized) = (seeds("FSX", 60, 1), AtomicU64::new(0));
+    let (seeds, resized) = (seeds(1), AtomicU64::new(0));
     let count = seeds.end - seeds.start;
     each(seeds, |seed| {
         resized.fetch_add(run(seed, map), Ordering::Relaxed);

@@ -149,19 +149,35 @@ fn raise_nofile() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
+/// Descriptors that one open file of ours holds.
+fn descriptors_of_one(cache: &Cache, path: &Path) -> Result<u64> {
+    let count = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;
+    let before = count();
+    let file = cache.open_raw(path, &options_of())?;
+    let held = count().saturating_sub(before);
+    drop(file);
+    Ok(held.max(1))
+}
+
+/// Descriptors that are left to everything else.
+const SPARE: u64 = 256;
+
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let (total, at_once) = if options.quick { (2000, 200) } else { (100_000, 10_000) };
+    let (total, wanted) = if options.quick { (2000, 200) } else { (100_000, 10_000) };
     let (nofile, budget) = (raise_nofile(), BUDGETS[usize::from(!options.quick)]);
-    report.note(format!(
-        "files: {total} of 4 KiB, {at_once} open at once, cache of {}, {nofile} descriptors allowed",
-        format_size(budget)
-    ));
     let folder = Folder::new(&options.dir)?;
     folder.make_room(total)?;
     let before = Before::now();
     let cache =
         Cache::new(CacheConfig { aio: options.aio.parse()?, ..CacheConfig::with_budget(budget) })?;
+    let each = descriptors_of_one(&cache, &folder.file(0))?;
+    let at_once = wanted.min((nofile.saturating_sub(SPARE) / each) as usize).max(FEW + 1);
+    report.note(format!(
+        "files: {total} of 4 KiB, {at_once} open at once (wanted: {wanted}; each holds {each} of \
+         {nofile} descriptors), cache of {}",
+        format_size(budget)
+    ));
     let mut most = Most::default();
     let start = Instant::now();
     let written = waves(&cache, &folder, total, at_once, before, &mut most, write_one);
@@ -193,7 +209,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.ratio_with_bar("files_threads", most.threads as f64, at_most, THREADS);
     let over = mib(most.resident) - mib(budget);
     report.ratio_with_bar("files_memory_over_budget_mib", over, at_most, OVER_MIB);
-    one_more(options, at_once, report)
+    one_more(options, wanted, at_once, report)
 }
 
 fn write_one(cache: &Cache, path: &Path, n: usize) -> Result<File> {
@@ -238,7 +254,7 @@ fn waves(
 }
 
 /// Open, write and close of one more file: beside few open ones, many, and few again (M2).
-fn one_more(options: &Options, at_once: usize, report: &mut Report) -> Result<()> {
+fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Report) -> Result<()> {
     let memory = Path::new("/dev/shm");
     let folder = Folder::new(if memory.is_dir() { memory } else { &options.dir })?;
     let config = CacheConfig {
@@ -272,7 +288,7 @@ fn one_more(options: &Options, at_once: usize, report: &mut Report) -> Result<()
     measure(None)?;
     let first = measure(Some("10 open, before"))?;
     let (many, failed) = open(&names[FEW..]);
-    let name = format!("open_write_close_at_{at_once}_vs_{FEW}");
+    let name = format!("open_write_close_at_{wanted}_vs_{FEW}");
     let cost = match failed {
         None => measure(Some("most open"))?,
         Some(e) => {

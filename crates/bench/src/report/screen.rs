@@ -82,7 +82,10 @@ mod tests {
 
     #[test]
     fn what_is_there_is_shown_and_what_is_not_is_said() {
-        let row = |variant: &str, metric: &str, median: f64| json!({ "variant": variant, "metric": metric, "median": median });
+        let row = |variant: &str, metric: &str, median: f64| -> Value {
+            let (variant, metric) = (json!(variant), json!(metric));
+            json!({ "variant": variant, "metric": metric, "median": median })
+        };
         let rows = [
             row("ours-beside-cached-stream", "hot_set_rate_during", 2_040_000.0),
             row("kernel-beside-cached-stream", "hot_set_rate_during", 98_000.0),

@@ -9,7 +9,6 @@ use forebay_cache::PageCache;
 use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, MappedFile, Source, Target};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// One file under test.
@@ -221,14 +220,4 @@ pub async fn verify(subject: &Subject, cache: &PageCache) -> std::result::Result
     }
     subject.file.close_handle(&handle);
     Ok(())
-}
-
-/// Sizes to begin with: their ends are not on borders.
-pub fn first_size(rng: &mut u64) -> u64 {
-    let range: Range<u64> = [1..5_000, 4_000..70_000, 100_000..200_000][rng_index(rng)].clone();
-    range.start + split_mix(rng) % (range.end - range.start)
-}
-
-fn rng_index(rng: &mut u64) -> usize {
-    (split_mix(rng) % 3) as usize
 }

@@ -15,3 +15,10 @@ mod history;
 mod real;
 mod sim;
 mod waiting;
+
+/// Sizes to begin with: their ends are not on borders.
+fn first_size(rng: &mut u64) -> u64 {
+    let mut draw = |below: u64| forebay_base::world::split_mix(rng) % below;
+    [(1, 5_000), (4_000, 66_000), (100_000, 100_000)].map(|(from, spread)| from + draw(spread))
+        [draw(3) as usize]
+}

@@ -1,6 +1,7 @@
 //! On real threads and both real engines, with direct I/O on and off.
 
-use crate::driver::{Driver, Subject, first_size, verify};
+use crate::driver::{Driver, Subject, verify};
+use crate::first_size;
 use crate::history::History;
 use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, split_mix};

@@ -1,7 +1,8 @@
 //! In the simulated world, on both maps.
 
 use crate::device::EndDevice;
-use crate::driver::{Driver, Subject, first_size, verify};
+use crate::driver::{Driver, Subject, verify};
+use crate::first_size;
 use crate::history::History;
 use crate::waiting::Waiting;
 use forebay_base::sim_world::SimWorld;

@@ -149,11 +149,39 @@ fn d14_a_last_block_that_is_not_read_first_shows_nothing_of_its_frame() {
                 let (place, len) = last_write(&lab);
                 let stored = lab.disk.peek_durable(place, len as usize);
                 let (data, behind) = stored.split_at(tail as usize);
-                assert!(data.iter().all(|b| *b == 9) && behind.len() < 512, "{len}");
+                assert!(
+                    data.iter().all(|b| *b == 9) && behind.len() < block_size as usize,
+                    "{len}"
+                );
                 assert!(behind.iter().all(|b| *b == 0), "{block_size} {tail}: {behind:?}");
             });
         }
     }
+}
+
+/// Somebody else left bytes behind the end, in the device's last block: a fill does not take them for
+/// the file's, so the next write-out does not keep them.
+#[test]
+fn d14_what_the_device_holds_behind_the_end_is_not_brought_in() {
+    let size = 3 * 65536 + 1000;
+    let config = Config::with_budget(8 << 20);
+    let lab = Lab::with_map(config, 4096, Lab::sim(1 << 20), size, |d| Remap::new(d, 4096));
+    lab.run(async {
+        lab.write(size - 1000, &[9; 1000], NONE).await;
+        lab.sync().await.unwrap();
+        let (place, _) = last_write(&lab);
+        let mut last = lab.disk.peek(place + 512, 512);
+        last[1000 - 512..].fill(0xee);
+        lab.disk.poke(place + 512, &last);
+        lab.cache.drop_clean();
+        lab.disk.clear_log();
+        lab.write(size - 10, &[8; 10], NONE).await;
+        assert!(!lab.reads().is_empty(), "not read first: the test tests nothing");
+        lab.sync().await.unwrap();
+        let (place, _) = last_write(&lab);
+        let want = [vec![9; 990], vec![8; 10], vec![0; 24]].concat();
+        assert_eq!(lab.disk.peek_durable(place, 1024), want);
+    });
 }
 
 fn last_write(lab: &Lab) -> (u64, u64) {

@@ -203,12 +203,16 @@ fn d13_a_stale_answer_of_the_map_is_never_used_over_new_data() {
     for seed in 0..48usize {
         let (write, read) = (writes[seed % 4], reads[seed % 3]);
         let config = Config::with_budget(8 << 20);
-        let lab = Lab::with_late_map(seed as u64, config, 1 << 20, seed % 2 == 0);
+        let lab = Lab::with_late_map(seed as u64, config, 1 << 20);
         lab.run(async {
             let mut want = vec![0; 65536];
             for round in 1..30u8 {
                 let delay = Duration::from_nanos(lab.world.random() % 300_000);
-                let (at, len) = (lab.world.random() % 60_000, 1 + lab.world.random() % 5000);
+                // Whole blocks, which need no read first, and parts.
+                let (at, len) = match round % 2 {
+                    0 => (lab.world.random() % 12 * 4096, (1 + lab.world.random() % 4) * 4096),
+                    _ => (lab.world.random() % 60_000, 1 + lab.world.random() % 5000),
+                };
                 let (from, upto) = (at as usize, (at + len) as usize);
                 let reader = lab.read(0, 65536, read);
                 let writer = async {

@@ -48,11 +48,11 @@ impl Lab {
         Self::in_world(SimWorld::new(7), config, block_size, sim, size, |disk, _| map(disk))
     }
 
-    /// A map that is asked late: made of one that writes elsewhere each time, with blocks of 4 KiB.
-    pub fn with_late_map(seed: u64, config: Config, size: u64, sums: bool) -> Self {
+    /// A map that writes elsewhere each time, with blocks of 4 KiB, and whose answers wait at times.
+    pub fn with_late_map(seed: u64, config: Config, size: u64) -> Self {
         let late = |disk, world: &Arc<SimWorld>| -> Arc<dyn MapOps> {
             let waits = Some(world.clone() as WorldRef);
-            Remap::with_options(disk, 4096, RemapOptions { waits, sums, grows: false })
+            Remap::with_options(disk, 4096, RemapOptions { grows: false, sums: false, waits })
         };
         Self::in_world(SimWorld::new(seed), config, 4096, Self::sim(2 * size), size, late)
     }
