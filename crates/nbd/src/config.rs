@@ -44,8 +44,9 @@ pub struct ServerConfig {
     /// its socket is not read. A client with nothing in use may always start one request.
     pub client_memory: usize,
     /// The same over all clients, bytes, at start;
-    /// [`Server::set_total_memory`](crate::Server::set_total_memory) changes it live. The upper half is kept for clients below their fair
-    /// share (half of it divided by `clients_max`), so that hoarders cannot starve others.
+    /// [`Server::set_total_memory`](crate::Server::set_total_memory) changes it live. The upper half
+    /// is kept for clients below their fair share (half of it divided by `clients_max`), so that
+    /// hoarders cannot starve others.
     pub total_memory: usize,
     /// While others wait for memory, a client that owes us something (takes no replies, or does not
     /// send the rest of a write) is cut off if it moved less than `rate_min` over this time.

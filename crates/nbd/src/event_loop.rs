@@ -231,10 +231,9 @@ impl EventLoop {
         let (config, memory) = (&self.core.shared.config, &self.core.shared.memory);
         self.core.pool.limit(pool_memory(memory.total()) / config.threads);
         self.core.stats.pool_bytes.store(self.core.pool.bytes() as u64, Ordering::Relaxed);
-        // Handshakes that are dragged out; others consume what they have sent.
         let stashed = memory.stashed.load(Ordering::Relaxed);
         if stashed > stash_memory(memory.total()) && self.handshakes > 0 {
-            self.evict_oldest();
+            self.evict_largest_stash();
         }
         // What the last steps submitted; nothing may wait here while we sleep.
         self.queues.iter_mut().for_each(|queue| queue.flush());

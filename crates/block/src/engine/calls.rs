@@ -88,7 +88,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn every_call_runs_in_order_also_after_a_panic() {
+    fn k1_k2_every_call_runs_in_order_also_after_a_panic() {
         let (calls, (tx, rx)) = (Calls::default(), channel());
         for number in 0..100 {
             let tx = tx.clone();

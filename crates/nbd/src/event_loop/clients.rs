@@ -6,7 +6,7 @@
 //! 2. A client is cut off with one reason, logged and counted.
 
 use super::{ACCEPTS_MAX, EventLoop, LISTENER, SPECIAL, TICK, token};
-use crate::config::DropReason;
+use crate::config::{DropReason, RECEIVE_MIN};
 use crate::conn::{Book, Conn, Life, Pace, Phase};
 use crate::exec::Key;
 use crate::handshake::{Handshake, HandshakeLimits};
@@ -124,6 +124,17 @@ impl EventLoop {
         let Some(key) = oldest.map(|c| c.book.key) else { return false };
         self.remove(key, Some(DropReason::Evicted));
         true
+    }
+
+    /// Too much waits to be parsed: cuts off the handshake that holds most of it. Requests that wait for
+    /// memory receive nothing more; and who ends its options holds next to nothing, so it is not cut
+    /// off for what others hold.
+    pub(super) fn evict_largest_stash(&mut self) {
+        let handshaking = self.slots.iter().filter_map(|s| s.conn.as_ref());
+        let largest = handshaking.filter(|c| c.is_handshaking()).max_by_key(|c| c.stash.memory());
+        if let Some(conn) = largest.filter(|c| c.stash.memory() > RECEIVE_MIN) {
+            self.remove(conn.book.key, Some(DropReason::Evicted));
+        }
     }
 
     /// What depends on time, and the end. True: the loop is done.
