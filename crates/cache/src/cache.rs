@@ -2,8 +2,9 @@
 //! states and invariants, the crate for the lock order.
 
 use crate::ageing::queues::Age;
-use crate::config::{Config, Division};
+use crate::config::{Config, DIRTY_FOLIO_BYTES, Division};
 use crate::folio::index::Index;
+use crate::folio::owners::Owners;
 use crate::folio::table::{Slot, Table};
 use crate::mapping::Mapping;
 use crate::memory::arena::{Arena, FRAME_SIZE};
@@ -11,6 +12,7 @@ use crate::memory::frames::FrameAlloc;
 use crate::stats::{Counters, Stats, Striped};
 use crate::strategy::Strategies;
 use crate::writeback::control::DirtyControl;
+use crate::writeback::domain::Domain;
 use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
@@ -34,6 +36,8 @@ pub struct PageCache {
     pub(crate) snapshot_frames: AtomicU64,
     pub(crate) table: Table,
     pub(crate) index: Index,
+    /// Files that are open or own folios.
+    pub owners: Arc<Owners>,
     pub(crate) free_slots: Mutex<Vec<Slot>>,
     pub(crate) age: Mutex<Age>,
     /// Held by the one thread that reclaims.
@@ -72,6 +76,7 @@ impl PageCache {
             snapshot_frames: AtomicU64::new(0),
             table: Table::new(division.layout, slots),
             index: Index::new(slots),
+            owners: Arc::new(Owners::new()),
             free_slots: Mutex::new((1..=slots as Slot).rev().collect()),
             age: Mutex::new(Age::new(slots, division.frames)),
             reclaim_turn: Mutex::new(()),
@@ -104,11 +109,35 @@ impl PageCache {
         &self.arena
     }
 
-    /// A new file in the cache. `block_size`: a power of two, 512..4096 bytes.
+    /// A new file in the cache, in a domain of its own. `block_size`: a power of two, 512..4096 bytes.
     pub fn new_mapping(&self, block_size: u32, size: u64) -> Mapping {
+        self.new_mapping_in(self.dirty.domain(None), block_size, size)
+    }
+
+    /// The same, in a domain that there is.
+    pub fn new_mapping_in(&self, domain: Arc<Domain>, block_size: u32, size: u64) -> Mapping {
         let id = self.next_mapping.fetch_add(1, Ordering::Relaxed);
         assert!(id != 0, "mapping ids are used up");
-        Mapping::new(id, block_size, self.config.folio_size, size)
+        self.owners.open(id);
+        let owner = (self.owners.clone(), domain);
+        Mapping::new(id, owner, block_size, self.config.folio_size, size)
+    }
+
+    /// A file whose mapping is gone and whose folios are not: mapping `id` again, with the same block size.
+    /// `None` if it was forgotten.
+    pub fn revive_mapping(
+        &self,
+        id: u32,
+        domain: Arc<Domain>,
+        block_size: u32,
+        size: u64,
+    ) -> Option<Mapping> {
+        if !self.owners.open(id) {
+            self.owners.close(id);
+            return None;
+        }
+        let owner = (self.owners.clone(), domain);
+        Some(Mapping::new(id, owner, block_size, self.config.folio_size, size))
     }
 
     /// Largest number of frames that one operation should hold at a time.
@@ -145,7 +174,11 @@ impl PageCache {
             line("folio descriptors", s.folios * slot_bytes, d.slots as u64 * slot_bytes),
             line("index", self.index.bytes(), self.index.bytes()),
             line("age queues and ghosts", d.slots as u64 * 16, d.slots as u64 * 16),
-            line("dirty sets", self.dirty.dirty_folios() * 40, d.slots as u64 * 40),
+            line(
+                "dirty sets",
+                self.dirty.dirty_folios() * DIRTY_FOLIO_BYTES,
+                d.slots as u64 * DIRTY_FOLIO_BYTES,
+            ),
             line("frame maps", d.frames as u64 * 5, d.frames as u64 * 5),
             line("buffers of requests in flight", s.private_bytes, d.io_reserve),
         ]

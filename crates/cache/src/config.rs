@@ -11,6 +11,9 @@ pub const MIN_BLOCK: u32 = 512;
 /// Largest block, bytes: a block never spans frames.
 pub const MAX_BLOCK: u32 = FRAME_SIZE as u32;
 
+/// Bytes that a dirty folio costs beside its slot: its entries by index and by age.
+pub(crate) const DIRTY_FOLIO_BYTES: u64 = 72;
+
 /// Configuration. `budget` bounds everything that grows with data or load.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -73,7 +76,7 @@ impl Config {
         // Per frame, if each frame had a folio of its own: the frame, its folio, two index heads
         // (the table is rounded up to a power of two), a ghost, an entry on an age queue, a
         // share of a dirty-set node; per frame a capture count and a chunk's map and positions.
-        let per_folio = (layout.stride * 8 + 8 + 8 + 8 + 40) as u64;
+        let per_folio = (layout.stride * 8 + 8 + 8 + 8) as u64 + DIRTY_FOLIO_BYTES;
         let per_frame = FRAME_SIZE as u64 + 5;
         let one_each = rest / (per_folio + per_frame);
         let (slots, frames) = if per_folio * 16 <= per_frame * 2 {

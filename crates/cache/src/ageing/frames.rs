@@ -51,7 +51,7 @@ impl PageCache {
         let attempt = || {
             let got = self.take_frames(count);
             if got.is_none() {
-                mapping.kick_flusher();
+                mapping.domain.kick();
                 self.dirty.kick_all();
             }
             got
@@ -64,7 +64,7 @@ impl PageCache {
         let _starved = Starved::new(self);
         let attempt = || {
             let Some(slot) = self.take_slot() else {
-                mapping.kick_flusher();
+                mapping.domain.kick();
                 self.dirty.kick_all();
                 return None;
             };

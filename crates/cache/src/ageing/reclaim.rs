@@ -210,6 +210,7 @@ impl PageCache {
         if busy.iter().any(|&s| table.any_at_all(slot, s)) {
             return Verdict::Stays(queue);
         }
+        self.owners.unlink(table, table.key(slot).0, slot);
         self.index.remove(table, slot);
         for g in 0..table.layout().groups {
             table.clear_bits(slot, State::Referenced, g, u64::MAX);
@@ -309,18 +310,16 @@ impl PageCache {
     }
 
     /// Indices of the folios in the cache that a byte range of a file touches, ascending. Walks the
-    /// range or the table, whichever is shorter.
+    /// range or the file's folios, whichever is shorter.
     pub fn folios_present(&self, mapping: &Mapping, range: &Range<u64>) -> Vec<u64> {
         let wanted = mapping.folios(range);
-        if wanted.end - wanted.start <= self.division.slots as u64 {
+        // A step along the range may be had for less than one along the list, and holds no lock.
+        let walk = 4 * u64::from(self.owners.folios(mapping.id));
+        if wanted.end - wanted.start <= walk {
             let there = |&i: &u64| self.index.find_locked(&self.table, mapping.id, i).is_some();
             return wanted.filter(there).collect();
         }
-        let mut found: Vec<u64> = (1..=self.division.slots as Slot)
-            .map(|slot| self.table.key(slot))
-            .filter(|&(id, index)| id == mapping.id && wanted.contains(&index))
-            .map(|(_, index)| index)
-            .collect();
+        let mut found = self.owners.indices(&self.table, mapping.id, &wanted);
         found.sort_unstable();
         found
     }

@@ -3,6 +3,7 @@
 //! that docs/behaviours.md lists.
 
 mod dirty;
+mod domain;
 mod dirty_exact;
 mod dirty_more;
 mod lab;

@@ -6,6 +6,7 @@ use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::strategy::UncachedStrategy::{self, DropBehind, NoAccess, Ours, Private};
 use forebay_cache::{Config, State};
+use forebay_iomap::file::Geometry;
 use forebay_iomap::remap::Remap;
 use forebay_iomap::{MapOps, MappedFile, Source};
 use forebay_sim::{Fault, FaultRule};
@@ -441,7 +442,7 @@ fn u17_what_is_held_until_a_flush_is_not_dropped() {
     }
 }
 
-/// Two writers on two files under one dirty limit, one uncached: after the same simulated time both
+/// Two writers on two files of one domain, one uncached: after the same simulated time both
 /// have got through about as much.
 #[test]
 fn u18_an_uncached_writer_and_a_buffered_one_share_alike() {
@@ -453,7 +454,9 @@ fn u18_an_uncached_writer_and_a_buffered_one_share_alike() {
     let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
     let disk = Arc::new(forebay_sim::SimDisk::new(lab.world.clone(), Lab::sim(4 << 20)));
     let ops = Arc::new(forebay_iomap::identity::Identity::new(disk));
-    let other = MappedFile::new(&lab.cache, ops, 4096, 4 << 20, false).unwrap();
+    let domain = lab.file.mapping.domain.clone();
+    let geometry = Geometry { block_size: 4096, size: 4 << 20, read_only: false };
+    let other = MappedFile::open_in(&lab.cache, domain, ops, geometry, None).unwrap();
     lab.run(async {
         use forebay_base::world::World;
         let end = lab.world.now() + 2_000_000_000;
