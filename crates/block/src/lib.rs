@@ -16,5 +16,5 @@ pub mod target;
 pub use bdev::{BlockDevice, DeviceRef, Limits, StableWrites, flush_here, io};
 pub use bio::{Bio, BioFlags, BioOp, Completion};
 pub use engine::{Aio, Engine};
-pub use file::{DirectIo, FileDevice, FileOptions};
+pub use file::{DirectIo, FileDevice, FileIdentity, FileOptions, FileStamp};
 pub use ram::RamDevice;

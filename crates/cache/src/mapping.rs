@@ -8,8 +8,8 @@ use crate::rangeset::RangeSet;
 use crate::writeback::dirt::Dirt;
 use crate::writeback::domain::Domain;
 use crate::writeback::errseq::ErrSeq;
-use forebay_base::sync::{Arc, Mutex};
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind};
@@ -326,6 +326,11 @@ impl Mapping {
     /// File blocks whose last write-out failed.
     pub fn failed_blocks(&self) -> Vec<Range<u64>> {
         self.failed.lock().iter().collect()
+    }
+
+    /// Those of the blocks whose last write-out failed.
+    pub fn failed_within(&self, numbers: Range<u64>) -> Vec<Range<u64>> {
+        self.failed.lock().within(numbers).collect()
     }
 
     pub(crate) fn fail(&self, numbers: Range<u64>, now: Nanos) {

@@ -105,7 +105,12 @@ impl Owners {
     }
 
     /// Indices of the file's folios that `wanted` holds, in no order.
-    pub(crate) fn indices(&self, table: &Table, id: u32, wanted: &std::ops::Range<u64>) -> Vec<u64> {
+    pub(crate) fn indices(
+        &self,
+        table: &Table,
+        id: u32,
+        wanted: &std::ops::Range<u64>,
+    ) -> Vec<u64> {
         let shard = self.shard(id).lock();
         let Some(hot) = shard.get(&id) else { return Vec::new() };
         let (mut found, mut slot, mut seen) = (Vec::new(), hot.head, 0);

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn l4_passes_by_age_take_what_is_old_and_the_oldest_is_at_hand() {
+    fn passes_by_age_take_what_is_old_and_the_oldest_is_at_hand() {
         let dirt = Dirt::default();
         // The higher the index, the older; every third uncached.
         for i in 0..1000u64 {
@@ -236,7 +236,10 @@ mod tests {
             v.sort_unstable();
             v
         };
-        assert_eq!(sorted(all_of(&dirt, Which::Before(1500), 3000)), (501..1000).collect::<Vec<_>>());
+        assert_eq!(
+            sorted(all_of(&dirt, Which::Before(1500), 3000)),
+            (501..1000).collect::<Vec<_>>()
+        );
         let thirds: Vec<u64> = (0..1000).step_by(3).collect();
         assert_eq!(sorted(all_of(&dirt, Which::Uncached, 3000)), thirds);
         assert_eq!(all_of(&dirt, Which::All, 3000), (0..1000).collect::<Vec<_>>());

@@ -15,9 +15,9 @@
 //!                   unflushed or failed)              on request, or the cache was dropped
 //! ```
 //! Invariants: M1 what counts for a domain counts for all together too. M2 a domain with anything
-//! healthy in use is counted active once. M3 a file is kept by its domain only while it owes something, and one that
-//! owes something is open or kept. M4 the flusher works while anybody is in line: room is made for
-//! whoever waits.
+//! healthy in use is counted active once. M3 a file is kept by its domain only while it owes something,
+//! and one that owes something is open or kept. M4 the flusher works while anybody is in line: room is
+//! made for whoever waits.
 //! Locks: queue, line and pace, none inside another; the queue's before a file's dirt. Wakers are called
 //! after they are released.
 
@@ -61,6 +61,8 @@ pub struct Domain {
     /// The flusher waits here for room for more write-out.
     progress: WaitQueue,
     pub(super) kick: WaitQueue,
+    /// Who waits for the flusher to let a file go.
+    released: WaitQueue,
     kicked: AtomicBool,
     last_kick: AtomicU64,
     /// When the flusher looks without being asked; none: `u64::MAX`.
@@ -79,6 +81,7 @@ impl Domain {
             pace: Mutex::default(),
             progress: WaitQueue::new(),
             kick: WaitQueue::new(),
+            released: WaitQueue::new(),
             kicked: AtomicBool::new(false),
             last_kick: AtomicU64::new(0),
             next_look: AtomicU64::new(u64::MAX),
@@ -384,7 +387,12 @@ impl Domain {
     }
 
     /// A file that writes out through `out`, from now on; true if a flusher has to be started.
-    pub(super) fn join(&self, id: u32, dirt: Arc<Dirt>, out: std::sync::Weak<dyn WriteOut>) -> bool {
+    pub(super) fn join(
+        &self,
+        id: u32,
+        dirt: Arc<Dirt>,
+        out: std::sync::Weak<dyn WriteOut>,
+    ) -> bool {
         let mut queue = self.queue.lock();
         queue.join(id, dirt, out);
         !std::mem::replace(&mut queue.running, true)
@@ -416,9 +424,34 @@ impl Domain {
         drop(kept);
     }
 
+    /// A file out of the queue is in the flusher's hands until the result goes, which is to outlive what was
+    /// handed out.
+    pub(super) fn hold(&self, id: u32) -> Held<'_> {
+        Held { domain: self, id }
+    }
+
+    /// Waits until the flusher has nothing to do with the file: whoever lets it go then is the last.
+    pub async fn wait_released(&self, id: u32) {
+        let free = || (!self.queue.lock().is_held(id)).then_some(());
+        self.released.wait_until(free).await;
+    }
+
     /// Files without openers that owe something.
     pub fn kept(&self) -> Vec<(u32, std::sync::Arc<dyn WriteOut>)> {
         self.queue.lock().kept()
+    }
+}
+
+/// See [`Domain::hold`].
+pub(super) struct Held<'a> {
+    domain: &'a Domain,
+    id: u32,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.domain.queue.lock().release(self.id);
+        self.domain.released.wake_all();
     }
 }
 

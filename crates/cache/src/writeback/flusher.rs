@@ -8,7 +8,7 @@
 
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
-use crate::writeback::domain::Domain;
+use crate::writeback::domain::{Domain, Held};
 use crate::writeback::pass::{Which, WriteOut, WriteOutPass};
 use crate::writeback::queue::{Look, Why};
 use forebay_base::sync::Arc;
@@ -92,12 +92,13 @@ struct Round<'a> {
     issued: u64,
 }
 
-impl Round<'_> {
+impl<'a> Round<'a> {
     /// Does the next thing that is due; false if nothing is.
-    async fn step(&mut self, flush: &mut Flush) -> bool {
+    async fn step(&mut self, flush: &mut Flush<'a>) -> bool {
         let expire = self.cache.dirty.expire_nanos();
         let due = self.domain.queue().due(self.cache.world.now(), expire);
         if let Some(look) = due {
+            let _held = self.domain.hold(look.id);
             self.look(look, flush).await;
             return true;
         }
@@ -111,6 +112,9 @@ impl Round<'_> {
             (self.at, self.issued) = ((0, 0), 0);
             return again;
         };
+        let _held = self.domain.hold(look.id);
+        // Goes before `_held`.
+        let look = look;
         self.at = place;
         self.issued += flush.beside(look.out.clone().write_out(pass(Which::All, CHUNK))).await;
         self.requeue(look.id);
@@ -124,7 +128,7 @@ impl Round<'_> {
         self.domain.queue().requeue(id, self.cache.world.now(), expire);
     }
 
-    async fn look(&self, look: Look, flush: &mut Flush) {
+    async fn look(&self, look: Look, flush: &mut Flush<'a>) {
         let now = self.cache.world.now();
         let which = match look.why {
             Why::Retry => Some(Which::All),
@@ -162,7 +166,7 @@ impl Round<'_> {
     }
 
     /// Lets go of a file without openers if it owes nothing; else sees to it that it will.
-    async fn settle(&self, look: Look, flush: &mut Flush) {
+    async fn settle(&self, look: Look, flush: &mut Flush<'a>) {
         if !look.out.is_settled() {
             flush.beside(look.out.clone().flush()).await;
         }
@@ -175,18 +179,19 @@ impl Round<'_> {
 
 /// A flush of one file that write-out goes on beside.
 #[derive(Default)]
-struct Flush {
-    under_way: Option<BoxFuture<'static, ()>>,
+struct Flush<'a> {
+    /// The flush; goes before what says that its file is in hand.
+    under_way: Option<(BoxFuture<'static, ()>, Held<'a>)>,
     /// Most of the window is other domains', which may have nothing more to write.
     others: bool,
 }
 
-impl Flush {
+impl<'a> Flush<'a> {
     /// Carries out `work`, and the flush while that waits.
     async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|cx| {
-            if self.under_way.as_mut().is_some_and(|flush| flush.as_mut().poll(cx).is_ready()) {
+            if self.under_way.as_mut().is_some_and(|flush| flush.0.as_mut().poll(cx).is_ready()) {
                 self.under_way = None;
             }
             work.as_mut().poll(cx)
@@ -196,7 +201,7 @@ impl Flush {
 
     /// Starts to flush when the window of written but unflushed blocks is half full, file by file, and waits
     /// for it before the window is full: what does not fit could not be written again if a flush failed.
-    async fn keep_window_open(&mut self, cache: &PageCache, domain: &Domain) {
+    async fn keep_window_open(&mut self, cache: &PageCache, domain: &'a Domain) {
         let window = cache.unflushed_window();
         loop {
             let (all, own) = (cache.dirty.unflushed_bytes(), domain.unflushed_bytes());
@@ -211,15 +216,15 @@ impl Flush {
             if own == 0 || (all <= window / 2 && !cache.is_starved()) {
                 return;
             }
-            let Some(out) = domain.queue().next_flush() else { return };
-            self.under_way = Some(out.flush());
+            let Some((id, out)) = domain.queue().next_flush() else { return };
+            self.under_way = Some((out.flush(), domain.hold(id)));
             self.others |= own < all / 2;
         }
     }
 
     /// Waits for the flush that is under way.
     async fn end(&mut self, cache: &PageCache) {
-        if let Some(flush) = self.under_way.take() {
+        if let Some((flush, _held)) = self.under_way.take() {
             flush.await;
         }
         if std::mem::take(&mut self.others) {

@@ -9,7 +9,7 @@
 //! ```
 //! Invariants: Q-a a file with dirt is queued by age or waits for a retry. Q-b an entry of `aged` or
 //! `alarms` is the one that its member names. Q-c a file that waits for a retry is not queued by age: it
-//! delays nobody.
+//! delays nobody. Q-d a file that was handed out is released once.
 //! No locks: the domain's lock is around all of it.
 
 use crate::writeback::dirt::Dirt;
@@ -43,6 +43,8 @@ struct Member {
     aged: Option<Nanos>,
     alarm: Option<Nanos>,
     retry: Option<Retry>,
+    /// Times that the flusher has it in hand.
+    held: u32,
 }
 
 /// Why a file is looked at.
@@ -81,7 +83,8 @@ pub(super) struct Queue {
 impl Queue {
     pub fn join(&mut self, id: u32, dirt: Arc<Dirt>, out: std::sync::Weak<dyn WriteOut>) {
         let (keep, aged, alarm, retry) = (None, None, None, None);
-        let member = Member { dirt, out, keep, keep_pause: RETRY_FIRST, aged, alarm, retry };
+        let member =
+            Member { dirt, out, keep, keep_pause: RETRY_FIRST, aged, alarm, retry, held: 0 };
         self.members.insert(id, member);
     }
 
@@ -208,13 +211,14 @@ impl Queue {
     }
 
     fn look(&mut self, id: u32, why: Why) -> Option<Look> {
-        let member = self.members.get(&id)?;
+        let member = self.members.get_mut(&id)?;
         let Some(out) = member.out.upgrade() else {
             // It is on its way out, and discards what it has.
             self.set_aged(id, None);
             self.set_alarm(id, None);
             return None;
         };
+        member.held += 1;
         let (kept, waits) = (member.keep.is_some(), member.retry.is_some());
         Some(Look { id, why, dirt: member.dirt.clone(), out, kept, waits })
     }
@@ -243,17 +247,32 @@ impl Queue {
     }
 
     /// The next file to flush.
-    pub fn next_flush(&mut self) -> Option<std::sync::Arc<dyn WriteOut>> {
+    pub fn next_flush(&mut self) -> Option<(u32, std::sync::Arc<dyn WriteOut>)> {
         loop {
-            let Some(member) = self.members.get(&self.flush.pop_front()?) else { continue };
+            let id = self.flush.pop_front()?;
+            let Some(member) = self.members.get_mut(&id) else { continue };
             // In this order: what is kept from now on lists the file anew.
             member.dirt.flush_listed.store(false, Ordering::SeqCst);
             if member.dirt.unflushed.load(Ordering::SeqCst) > 0
                 && let Some(out) = member.out.upgrade()
             {
-                return Some(out);
+                member.held += 1;
+                return Some((id, out));
             }
         }
+    }
+
+    // ---- files in hand: from `due`, `next_aged` and `next_flush` until they are released ----
+
+    pub fn release(&mut self, id: u32) {
+        if let Some(member) = self.members.get_mut(&id) {
+            assert!(member.held > 0, "Q-d: file {id} is not in hand");
+            member.held -= 1;
+        }
+    }
+
+    pub fn is_held(&self, id: u32) -> bool {
+        self.members.get(&id).is_some_and(|m| m.held > 0)
     }
 
     // ---- files without openers ----

@@ -7,4 +7,6 @@ mod examples;
 mod fsx;
 mod growing;
 mod looped;
+mod many;
+mod registry;
 mod trouble;

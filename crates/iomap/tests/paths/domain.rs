@@ -25,7 +25,10 @@ fn config() -> Config {
 }
 
 /// A second file on a disk of its own, in `domain` or one of its own.
-fn another(lab: &Lab, domain: Option<forebay_base::sync::Arc<Domain>>) -> (SimDisk, Arc<MappedFile>) {
+fn another(
+    lab: &Lab,
+    domain: Option<forebay_base::sync::Arc<Domain>>,
+) -> (SimDisk, Arc<MappedFile>) {
     let disk = SimDisk::new(lab.world.clone(), Lab::sim(SIZE));
     let ops = Arc::new(Identity::new(Arc::new(disk.clone())));
     let domain = domain.unwrap_or_else(|| lab.cache.dirty.domain(None));
@@ -58,7 +61,7 @@ async fn write_on(lab: &Lab, file: &Arc<MappedFile>) -> (u64, u64) {
 /// What one device did not take counted against everybody: when it had filled the dirty limit its own
 /// writers got EIO, and those of a healthy device waited for ever.
 #[test]
-fn l1_a_dead_device_stops_only_its_own_files() {
+fn a_dead_device_stops_only_its_own_files() {
     let alone = {
         let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
         lab.run(write_on(&lab, &lab.file)).0
@@ -89,7 +92,7 @@ fn l1_a_dead_device_stops_only_its_own_files() {
 
 /// A device that answers nothing holds what it has; the others have their share all the same.
 #[test]
-fn l1_a_device_that_hangs_leaves_the_others_their_share() {
+fn a_device_that_hangs_leaves_the_others_their_share() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
     let (disk, hung) = another(&lab, None);
     lab.run(async {
@@ -102,7 +105,10 @@ fn l1_a_device_that_hangs_leaves_the_others_their_share() {
         };
         filled.await;
         let before = lab.cache.stats().dirty_bytes + lab.cache.stats().writeback_bytes;
-        assert!(before >= 512 << 10, "{before}: the hung device holds little, and the test tests little");
+        assert!(
+            before >= 512 << 10,
+            "{before}: the hung device holds little, and the test tests little"
+        );
         let (healthy, errors) = write_on(&lab, &lab.file).await;
         assert!(healthy > 8 << 20 && errors == 0, "{healthy} bytes in two seconds");
         let limit = (1 << 20) + (1 << 18) + 65536;
@@ -114,7 +120,7 @@ fn l1_a_device_that_hangs_leaves_the_others_their_share() {
 /// A file whose data could not be written held the flusher up for its pause, and with it every file that
 /// the flusher had.
 #[test]
-fn l1_a_failing_file_does_not_delay_its_neighbours() {
+fn a_failing_file_does_not_delay_its_neighbours() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
     let (disk, failing) = another(&lab, Some(lab.file.mapping.domain.clone()));
     lab.cache.dirty.expire_centisecs.store(1, forebay_base::sync::atomic::Ordering::Relaxed);
@@ -140,7 +146,7 @@ fn l1_a_failing_file_does_not_delay_its_neighbours() {
 /// Every file had a flusher of its own, and whoever kicked one kicked all. Now one task serves the domain:
 /// it takes the file with the oldest dirt first, and ends with the last file.
 #[test]
-fn l4_one_flusher_takes_the_files_by_their_oldest_dirt() {
+fn one_flusher_takes_the_files_by_their_oldest_dirt() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
     let domain = lab.file.mapping.domain.clone();
     let files: Vec<_> = (0..20).map(|_| another(&lab, Some(domain.clone()))).collect();

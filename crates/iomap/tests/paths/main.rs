@@ -3,9 +3,9 @@
 //! that docs/behaviours.md lists.
 
 mod dirty;
-mod domain;
 mod dirty_exact;
 mod dirty_more;
+mod domain;
 mod lab;
 mod nowait;
 mod stable;
