@@ -5,13 +5,14 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: run test check unit shuttle clients bench-quick build setup requires bench clean help
+.PHONY: run test check unit fsx fsx-long shuttle clients bench-quick build setup requires bench clean help
 
 help:
 	@echo "make run        the main job on a real file system image, with numbers; then quick benches and their page"
 	@echo "make test       everything: house checks, unit and integration tests, shuttle, clients, benches"
 	@echo "make check      format, clippy, layers, tidy, deps, rustdoc"
 	@echo "make unit       cargo test of the whole workspace"
+	@echo "make fsx        seeded runs against a model: 1,000 for each map, 50 on each engine; fsx-long: ten times as many"
 	@echo "make shuttle    concurrency tests of the folio state machine"
 	@echo "make bench      the benches in full, about half an hour, and their page"
 
@@ -32,6 +33,12 @@ check: setup
 
 unit: setup
 	scripts/test-all unit
+
+fsx: setup
+	scripts/test-all fsx
+
+fsx-long: setup
+	FOREBAY_FSX_RUNS=10000 scripts/test-all fsx
 
 shuttle: setup
 	scripts/test-all shuttle

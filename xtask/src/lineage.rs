@@ -5,13 +5,14 @@
 //! Invariants: N1 what the document names exists: each test is a `#[test]` function under
 //! `crates/`, each ratio a name that a bench reports. N2 the document holds no line numbers, so
 //! that it changes only when a test or a promise does. N3 a checklist line without a test is
-//! named, in the document and as a finding.
+//! named, in the document and as a finding. N4 a line counts as held only if it is held as it is
+//! written: what is kept in spirit and what is not carried over is counted apart, with its reason.
 //!
 //! A test belongs to the checklist lines that its name begins with: `u1_u2_reads_leave_..` holds
 //! U1 and U2.
 
 use crate::Findings;
-use crate::lineage_text::{Behaviour, Figure, Line, Promise, parse};
+use crate::lineage_text::{Behaviour, Figure, Line, Promise, Standing, parse};
 use crate::source::blank_literals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -33,6 +34,12 @@ pub fn check(root: &Path, only_check: bool) -> Findings {
     let facts = Facts::collect(root);
     let mut findings = Findings::new();
     let document = render(&behaviours, &facts, &mut findings);
+    let all = Count::of(behaviours.iter().flat_map(|b| &b.lines), &facts);
+    let Count { held, spirit, not_carried, missing, later } = all;
+    println!(
+        "lineage: {held} lines held, {spirit} in spirit, {not_carried} not carried over, \
+         {missing} without a test, {later} to come"
+    );
     let path = root.join(DOCUMENT);
     let current = std::fs::read_to_string(&path).unwrap_or_default();
     if current != document {
@@ -161,15 +168,16 @@ fn fits(pattern: &str, name: &str) -> bool {
 
 fn render(behaviours: &[Behaviour], facts: &Facts, findings: &mut Findings) -> String {
     let mut out = String::from(HEAD);
-    out.push_str("| bench | checklist | held | lines |\n|---|---|---|---|\n");
+    out.push_str("| bench | checklist | held | in spirit | not carried over | lines |\n");
+    out.push_str("|---|---|---|---|---|---|\n");
     for behaviour in behaviours {
-        let due: Vec<&Line> = behaviour.lines.iter().filter(|line| line.later.is_none()).collect();
-        let held =
-            due.iter().filter(|line| !facts.find(&line.id.to_lowercase()).is_empty()).count();
+        let Count { held, spirit, not_carried, missing, .. } = Count::of(&behaviour.lines, facts);
         let (bench, list) = (&behaviour.bench, span(&behaviour.lines));
-        let _ = match due.len() {
-            0 => writeln!(out, "| {bench} | {list} | - | to come |"),
-            lines => writeln!(out, "| {bench} | {list} | {held} | {lines} |"),
+        let _ = match held + spirit + not_carried + missing {
+            0 => writeln!(out, "| {bench} | {list} | - | - | - | to come |"),
+            lines => {
+                writeln!(out, "| {bench} | {list} | {held} | {spirit} | {not_carried} | {lines} |")
+            }
         };
     }
     for (n, behaviour) in behaviours.iter().enumerate() {
@@ -180,14 +188,58 @@ fn render(behaviours: &[Behaviour], facts: &Facts, findings: &mut Findings) -> S
         }
         out.push_str("\n| line | what must hold | tests |\n|---|---|---|\n");
         for line in &behaviour.lines {
-            let tests = match &line.later {
-                Some(later) => format!("to come: {later}"),
-                None => tests_of(&line.id.to_lowercase(), usize::MAX, facts, findings),
-            };
+            let tests = standing_and_tests(line, facts, findings);
             let _ = writeln!(out, "| {} | {} | {tests} |", line.id, line.text);
         }
     }
     out
+}
+
+/// Lines of checklists, by how we stand to them.
+#[derive(Default)]
+struct Count {
+    held: usize,
+    spirit: usize,
+    not_carried: usize,
+    /// Due, and no test has their name.
+    missing: usize,
+    later: usize,
+}
+
+impl Count {
+    fn of<'a>(lines: impl IntoIterator<Item = &'a Line>, facts: &Facts) -> Self {
+        let mut count = Self::default();
+        for line in lines {
+            let tested = !facts.find(&line.id.to_lowercase()).is_empty();
+            let place = match line.standing {
+                Standing::Later(_) => &mut count.later,
+                Standing::NotCarried(_) => &mut count.not_carried,
+                _ if !tested => &mut count.missing,
+                Standing::Spirit(_) => &mut count.spirit,
+                Standing::Held => &mut count.held,
+            };
+            *place += 1;
+        }
+        count
+    }
+}
+
+fn standing_and_tests(line: &Line, facts: &Facts, findings: &mut Findings) -> String {
+    let wanted = line.id.to_lowercase();
+    match &line.standing {
+        Standing::Later(later) => format!("to come: {later}"),
+        Standing::NotCarried(why) => {
+            if let Some((file, name)) = facts.find(&wanted).first() {
+                let id = &line.id;
+                findings.push(format!("{id} is not carried over, yet {file}: `{name}` holds it"));
+            }
+            format!("*not carried over*: {why}")
+        }
+        Standing::Spirit(what) => {
+            format!("*spirit*: {what}<br>{}", tests_of(&wanted, usize::MAX, facts, findings))
+        }
+        Standing::Held => tests_of(&wanted, usize::MAX, facts, findings),
+    }
 }
 
 const HEAD: &str = "\
@@ -201,6 +253,10 @@ Linux taught, and its tests.
 Written by `cargo xtask lineage` out of `xtask/lineage.txt`; the command fails if a test or a ratio that is
 named here does not exist. A test's name begins with the lines that it holds. What the behaviours do:
 [behaviours.md](behaviours.md).
+
+*Held* is a line that tests hold as it is written. *Spirit* is one that has no meaning here to the letter:
+what is kept of it is said and tested, and it is not counted as held. *Not carried over* is not held at all,
+and says why.
 
 ";
 
@@ -239,6 +295,7 @@ fn promise_row(out: &mut String, promise: &Promise, facts: &Facts, findings: &mu
         figures.push(format!("`{}` of `{}`{mark}", figure.ratio, figure.bench));
     }
     figures.extend(promise.without.iter().cloned());
+    figures.extend(promise.not_carried.iter().map(|why| format!("*not carried over*: {why}")));
     let options: Vec<String> = promise.options.iter().map(|o| format!("`{o}`")).collect();
     let or_dash = |list: Vec<String>| match list.is_empty() {
         true => "-".to_string(),
@@ -339,19 +396,36 @@ mod tests {
     fn what_is_missing_is_named() {
         let text = "behaviour dirty Dirty\npromise p\noption --o\ntest d1\ntest d9\n\
                     figure dirty whole_name\nfigure dirty none_such\nid D1 one\nid D3 three\n\
-                    id D4 four\nlater the volume\n";
+                    id D4 four\nlater the volume\nid D2 two\nspirit some of it\nid D5 five\n\
+                    not-carried no such thing\n";
         let mut findings = Findings::new();
         let out = render(&parse(text).unwrap(), &facts(), &mut findings);
         assert_eq!(
             findings,
             ["no test `d9`", "no bench `dirty` reports `none_such`", "no test `d3`"]
         );
-        assert!(out.contains("| dirty | D1..D4 | 1 | 2 |"), "{out}");
+        assert!(out.contains("| dirty | D1..D5 | 1 | 1 | 1 | 4 |"), "{out}");
+        assert!(out.contains("| D2 | two | *spirit*: some of it<br>b.rs: `d1_d2_y` |"), "{out}");
+        assert!(out.contains("| D5 | five | *not carried over*: no such thing |"), "{out}");
         assert!(out.contains("a.rs: `d1_x`<br>b.rs: `d1_d2_y`<br>and 1 more, D1 below"), "{out}");
         assert!(
             out.contains("| D1 | one | a.rs: `d1_x`<br>b.rs: `d1_d2_y`<br>c.rs: `d1_z` |"),
             "{out}"
         );
         assert!(out.contains("| D4 | four | to come: the volume |"), "{out}");
+    }
+
+    /// Lines with a test of their name counted as held, also where the test said itself that it
+    /// holds something else.
+    #[test]
+    fn what_is_not_carried_over_has_no_test_and_counts_for_nothing() {
+        let text = "behaviour dirty Dirty\nid D1 one\nnot-carried x\nid D2 two\nspirit y\n\
+                    id D9 nine\nspirit z\n";
+        let (mut findings, found) = (Findings::new(), parse(text).unwrap());
+        let out = render(&found, &facts(), &mut findings);
+        let wrong = "D1 is not carried over, yet crates/a.rs: `d1_x` holds it";
+        assert_eq!(findings, [wrong, "no test `d9`"], "{out}");
+        let count = Count::of(&found[0].lines, &facts());
+        assert_eq!((count.held, count.spirit, count.not_carried, count.missing), (0, 1, 1, 1));
     }
 }

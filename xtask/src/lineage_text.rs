@@ -7,9 +7,12 @@
 //!   option TEXT              what turns it on
 //!   test NAME                a line of the checklist (d1) or a test function
 //!   figure BENCH RATIO       what shows it
-//!   without TEXT             why no ratio shows it, or what is not carried over
+//!   without TEXT             why no ratio shows it
+//!   not-carried TEXT         what is not carried over, and why
 //! id ID TEXT                 a line of the checklist
 //! later TEXT                 the promise or line above is to come, and with what
+//! spirit TEXT                the line above has no meaning here to the letter: what is kept of it
+//! not-carried TEXT           the line above is not held, and why
 //! ```
 
 /// One of the five.
@@ -36,8 +39,10 @@ pub struct Promise {
     pub tests: Vec<String>,
     /// Ratios.
     pub figures: Vec<Figure>,
-    /// Why there is no ratio, or what is not carried over.
+    /// Why there is no ratio.
     pub without: Vec<String>,
+    /// What is not carried over, and why.
+    pub not_carried: Vec<String>,
     /// What it waits for.
     pub later: Option<String>,
 }
@@ -58,11 +63,25 @@ pub struct Line {
     pub id: String,
     /// In our words.
     pub text: String,
-    /// What it waits for.
-    pub later: Option<String>,
+    /// How we stand to it.
+    pub standing: Standing,
 }
 
-/// Where a `later` goes.
+/// How we stand to a line of a checklist.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Held as it is written.
+    #[default]
+    Held,
+    /// It has no meaning here to the letter; this is kept of it, and tested.
+    Spirit(String),
+    /// Not held, for this reason.
+    NotCarried(String),
+    /// It waits for this.
+    Later(String),
+}
+
+/// What the words after it are about.
 #[derive(Clone, Copy, PartialEq)]
 enum Last {
     None,
@@ -109,13 +128,20 @@ fn take(line: &str, found: &mut Vec<Behaviour>, last: &mut Last) -> Result<(), S
         }
         "id" => {
             let (id, text) = texts()?;
-            behaviour.lines.push(Line { id, text, later: None });
+            behaviour.lines.push(Line { id, text, ..Line::default() });
             *last = Last::Line;
             return Ok(());
         }
-        "later" if *last == Last::Line => {
+        "later" | "spirit" | "not-carried" if *last == Last::Line => {
             let line = behaviour.lines.last_mut().expect("a line was the last");
-            line.later = Some(value.into());
+            if line.standing != Standing::Held {
+                return Err(format!("`{}` stands twice", line.id));
+            }
+            line.standing = match word {
+                "later" => Standing::Later(value.into()),
+                "spirit" => Standing::Spirit(value.into()),
+                _ => Standing::NotCarried(value.into()),
+            };
             return Ok(());
         }
         _ => {}
@@ -128,6 +154,7 @@ fn take(line: &str, found: &mut Vec<Behaviour>, last: &mut Last) -> Result<(), S
         "option" => promise.options.push(value.into()),
         "test" => promise.tests.push(value.into()),
         "without" => promise.without.push(value.into()),
+        "not-carried" => promise.not_carried.push(value.into()),
         "later" => promise.later = Some(value.into()),
         "figure" => {
             let (bench, ratio) = texts()?;
@@ -142,8 +169,9 @@ impl Behaviour {
     /// Every promise has an option, a test and a figure, or says why not.
     fn complete(&self) -> Result<(), String> {
         for promise in self.promises.iter().filter(|promise| promise.later.is_none()) {
-            let unshown = promise.figures.is_empty() && promise.without.is_empty();
-            let untested = promise.tests.is_empty() && promise.without.is_empty();
+            let excused = !promise.without.is_empty() || !promise.not_carried.is_empty();
+            let unshown = promise.figures.is_empty() && !excused;
+            let untested = promise.tests.is_empty() && !excused;
             if promise.options.is_empty() || unshown || untested {
                 let text = &promise.text;
                 return Err(format!("{}: `{text}` lacks option, test or figure", self.bench));
@@ -160,7 +188,8 @@ mod tests {
     #[test]
     fn reads_promises_and_lines() {
         let text = "# c\nbehaviour dirty Sub-page dirty\n\npromise  it holds\n  option --x y\n  test d1\n\
-                    \x20 figure dirty ratio_a\n  without because\nid D1 text of it\nid A1 b\nlater c d\n";
+                    \x20 figure dirty ratio_a\n  without because\n  not-carried x\nid D1 text of it\n\
+                    id A1 b\nlater c d\nid D5 e\nspirit f\nid D6 g\nnot-carried h i\n";
         let found = parse(text).unwrap();
         let behaviour = &found[0];
         assert_eq!(
@@ -170,8 +199,11 @@ mod tests {
         let promise = &behaviour.promises[0];
         assert_eq!((promise.text.as_str(), promise.options[0].as_str()), ("it holds", "--x y"));
         assert_eq!(promise.figures[0].ratio, "ratio_a");
-        assert_eq!(behaviour.lines[1].later.as_deref(), Some("c d"));
-        assert_eq!(behaviour.lines[0].later, None);
+        assert_eq!(promise.not_carried, ["x"]);
+        let standing: Vec<_> = behaviour.lines.iter().map(|line| &line.standing).collect();
+        let later = Standing::Later("c d".into());
+        let (spirit, not) = (Standing::Spirit("f".into()), Standing::NotCarried("h i".into()));
+        assert_eq!(standing, [&Standing::Held, &later, &spirit, &not]);
     }
 
     #[test]
@@ -183,6 +215,7 @@ mod tests {
             ("behaviour a b\npromise x\nwhat x", "line 3: `what` means"),
             ("behaviour a b\npromise x | y", "line 2: `|`"),
             ("behaviour a b\nalone", "line 2: `alone` has no value"),
+            ("behaviour a b\nid D1 x\nspirit y\nlater z", "line 4: `D1` stands twice"),
             ("behaviour a b\npromise x\noption y\ntest d1", "a: `x` lacks"),
         ] {
             let error = parse(bad).unwrap_err();

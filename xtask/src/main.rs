@@ -4,10 +4,13 @@
 //! that a rule that is not checked by machine is not a rule.
 
 mod deps;
+mod invariants;
 mod layers;
 mod lineage;
 mod lineage_text;
 mod metadata;
+mod mutants;
+mod mutants_run;
 mod requires;
 mod source;
 mod tidy;
@@ -18,19 +21,34 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask CHECK...
 
   layers     the direction of dependencies between the crates, and where unsafe is forbidden
-  tidy       lengths of files and functions, headers, characters, forbidden words, lost files
+  tidy       lengths of files and functions, headers, characters, forbidden words, lost files,
+             numbered invariants that nothing asserts or tests
   deps       licences, duplicate versions, a reason for every dependency
-  requires   the programs that tests and benches need, and which of them are missing
+  requires   the programs and devices that tests and benches need, and which of them are missing;
+             with FOREBAY_ALLOW_SKIP=1 missing ones are named and are no finding
   lineage    writes docs/lineage.md out of xtask/lineage.txt; tests and ratios that it names must
              exist; with --check it writes nothing, and the document must be fresh
-  all        layers, tidy, deps and lineage, which it only checks";
+  mutants    changes of the source that tests should notice, a sample of them run; says how with
+             a wrong option; not part of `all`
+  all        layers, tidy, deps, requires, and lineage, which it only checks";
 
 /// What a check found; empty means it passed.
 pub type Findings = Vec<String>;
 
 fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("mutants", rest)) = words.split_first().map(|(first, rest)| (first.as_str(), rest))
+    {
+        return match mutants_run::run(&workspace_root(), rest) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(text) => {
+                eprintln!("xtask: {text}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let (flags, names): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|word| word.starts_with("--"));
+        words.into_iter().partition(|word| word.starts_with("--"));
     let only_check = flags.iter().any(|flag| flag == "--check");
     if let Some(flag) = flags.iter().find(|flag| *flag != "--check") {
         eprintln!("xtask: no flag `{flag}`\n{USAGE}");
@@ -43,8 +61,11 @@ fn main() -> ExitCode {
     let root = workspace_root();
     let mut failed = false;
     for name in &names {
-        let checks: &[&str] =
-            if name == "all" { &["layers", "tidy", "deps", "lineage"] } else { &[name] };
+        let checks: &[&str] = if name == "all" {
+            &["layers", "tidy", "deps", "requires", "lineage"]
+        } else {
+            &[name]
+        };
         for check in checks {
             let findings = match *check {
                 "layers" => layers::check(&root),

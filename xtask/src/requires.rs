@@ -1,27 +1,56 @@
-//! The programs that tests and benches call, from `scripts/packages`: one `program package why`
-//! per line, so that `scripts/setup` and this list cannot differ.
+//! What tests and benches need of the machine: programs, from `scripts/packages` (one `program package
+//! why` per line, so that `scripts/setup` and this list cannot differ), and devices.
+//!
+//! Invariant Z1: what is missing is a finding unless `FOREBAY_ALLOW_SKIP=1`, which is also what lets
+//! tests go on without it.
 
 use crate::Findings;
 use std::path::Path;
 
-/// Prints each program with where it was found; a missing one is a finding.
+/// Device, what for.
+const DEVICES: &[(&str, &str)] = &[
+    ("/dev/fuse", "a device that takes seconds for each write, in the tests of signals"),
+    ("/dev/loop-control", "loop devices, which need root"),
+];
+
+/// Prints each program and device with where it was found; a missing one is a finding.
 pub fn check(root: &Path) -> Findings {
     let path = root.join("scripts/packages");
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
         Err(e) => return vec![format!("{}: {e}", path.display())],
     };
-    let mut findings = Findings::new();
-    for line in text.lines().filter(|l| !l.starts_with('#') && !l.trim().is_empty()) {
+    let allow_skip = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+    let device = |path: &str| Path::new(path).exists();
+    judge(&text, find, device, allow_skip)
+}
+
+fn judge(
+    packages: &str,
+    find: impl Fn(&str) -> Option<String>,
+    device: impl Fn(&str) -> bool,
+    allow_skip: bool,
+) -> Findings {
+    let mut missing = Vec::new();
+    for line in packages.lines().filter(|l| !l.starts_with('#') && !l.trim().is_empty()) {
         let mut words = line.split_whitespace();
         let (program, package) = (words.next().unwrap_or(""), words.next().unwrap_or("?"));
         let why = words.collect::<Vec<_>>().join(" ");
         match find(program) {
             Some(place) => println!("{program:<14} {place:<28} {why}"),
-            None => findings.push(format!("{program} is missing: apt-get install {package}")),
+            None => missing.push(format!("{program} is missing: apt-get install {package}")),
         }
     }
-    findings
+    for (path, why) in DEVICES {
+        match device(path) {
+            true => println!("{:<14} {path:<28} {why}", "device"),
+            false => missing.push(format!("{path} is missing: {why}")),
+        }
+    }
+    if allow_skip {
+        missing.drain(..).for_each(|what| println!("{what} (FOREBAY_ALLOW_SKIP=1)"));
+    }
+    missing
 }
 
 fn find(program: &str) -> Option<String> {
@@ -29,4 +58,24 @@ fn find(program: &str) -> Option<String> {
     let system = ["/usr/sbin", "/sbin"];
     let folders = path.split(':').chain(system);
     folders.map(|f| format!("{f}/{program}")).find(|p| Path::new(p).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tests skipped what they lacked everywhere save under `CI=true`, which nothing of ours set, and
+    /// `cargo xtask all` did not ask (Z1).
+    #[test]
+    fn what_is_missing_fails_unless_it_may_be_skipped() {
+        let packages = "# c\n\nfio fio load\nno-such-program nowhere x\n";
+        let found = |program: &str| (program == "fio").then(|| "/usr/bin/fio".to_string());
+        let no_fuse = |path: &str| path != "/dev/fuse";
+        let findings = judge(packages, found, no_fuse, false);
+        assert_eq!(findings.len(), 2, "{findings:?}");
+        assert_eq!(findings[0], "no-such-program is missing: apt-get install nowhere");
+        assert!(findings[1].starts_with("/dev/fuse is missing"), "{findings:?}");
+        assert_eq!(judge(packages, found, no_fuse, true), Findings::new());
+        assert_eq!(judge("fio fio x\n", found, |_| true, false), Findings::new());
+    }
 }

@@ -1,5 +1,5 @@
 //! House rules on source text: lengths with a ratchet, headers, characters, forbidden words,
-//! files that no module names.
+//! files that no module names. (Numbered invariants: [`crate::invariants`].)
 //!
 //! The ratchet: `xtask/exceptions.txt` names the files and functions that are over the limit and
 //! how long they were. They may shrink and not grow, and an entry that is no longer needed is a
@@ -39,16 +39,18 @@ pub fn check(root: &Path) -> Findings {
         Ok(ratchet) => ratchet,
         Err(e) => return vec![e],
     };
-    for path in files(root) {
-        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+    let files = files(root);
+    for path in &files {
+        let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
+        let Ok(text) = std::fs::read_to_string(path) else { continue };
         check_text(&name, &text, &mut findings);
         if name.ends_with(".rs") {
             check_rust(&name, &text, &mut ratchet, &mut findings);
-            check_named(root, &path, &name, &mut findings);
+            check_named(root, path, &name, &mut findings);
         }
     }
     ratchet.finish(&mut findings);
+    findings.extend(crate::invariants::check(root, &files));
     findings
 }
 
@@ -123,8 +125,12 @@ fn check_rust(name: &str, text: &str, ratchet: &mut Ratchet, findings: &mut Find
     let lines = text.lines().count();
     ratchet.check(&format!("file {name}"), lines, FILE_LINES, findings);
     for (number, line) in text.lines().enumerate() {
+        let place = format!("{name}:{}", number + 1);
         if line.chars().count() > COLUMNS {
-            findings.push(format!("{name}:{}: longer than {COLUMNS} columns", number + 1));
+            findings.push(format!("{place}: longer than {COLUMNS} columns"));
+        }
+        if line.contains(concat!("env::var(\"", "CI\")")) {
+            findings.push(format!("{place}: a test may be skipped only with FOREBAY_ALLOW_SKIP=1"));
         }
     }
     let code = blank_literals(text);
@@ -172,7 +178,8 @@ fn check_named(root: &Path, path: &Path, name: &str, findings: &mut Findings) {
     }
 }
 
-fn folder_name(path: &Path) -> String {
+/// Name of the folder that a file lies in.
+pub fn folder_name(path: &Path) -> String {
     path.parent().map(base).unwrap_or_default()
 }
 
@@ -250,6 +257,9 @@ mod tests {
         let bad = "//! x\nfn f() {\n    println!(\"x\");\n    todo!()\n}\n";
         check_rust("crates/base/src/x.rs", bad, &mut ratchet(&[]), &mut findings);
         assert_eq!(findings.len(), 2, "{findings:?}");
+        let skips = "//! x\nfn f() -> bool {\n    std::env::var(\"CI\").is_ok()\n}\n";
+        check_rust("crates/nbd/tests/x.rs", skips, &mut ratchet(&[]), &mut findings);
+        assert!(findings[2].contains("x.rs:3: a test may be skipped only"), "{findings:?}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Alignment of every [`AlignedBuf`], bytes: enough for O_DIRECT on any device met so far.
 pub const BUF_ALIGN: usize = 4096;
@@ -105,6 +106,16 @@ unsafe impl IoMem for AlignedBuf {
     }
 }
 
+/// Memory that may be lent to a device by an object that its owner keeps and uses again, so that
+/// lending allocates nothing.
+///
+/// # Safety
+/// As for [`IoMem`], from when it is given to a bio until the bio completes.
+pub unsafe trait SharedMem: Send + Sync {
+    /// Appends the pieces, in order.
+    fn segments(&self, out: &mut Vec<Segment>);
+}
+
 /// The data of a bio: memory that the bio owns until it completes.
 pub enum DataRef {
     /// No data (flush, discard, write zeroes).
@@ -113,18 +124,26 @@ pub enum DataRef {
     Buf(AlignedBuf),
     /// Anything else that keeps the [`IoMem`] contract, such as frames of the cache.
     Mem(Box<dyn IoMem>),
+    /// The same, kept by its owner as well.
+    Shared(Arc<dyn SharedMem>),
 }
 
 impl DataRef {
     /// The pieces, in order.
     pub fn segments(&mut self) -> Vec<Segment> {
         let mut out = Vec::new();
+        self.segments_into(&mut out);
+        out
+    }
+
+    /// Appends the pieces, in order.
+    pub fn segments_into(&mut self, out: &mut Vec<Segment>) {
         match self {
             Self::None => {}
-            Self::Buf(buf) => buf.segments(&mut out),
-            Self::Mem(mem) => mem.segments(&mut out),
+            Self::Buf(buf) => buf.segments(out),
+            Self::Mem(mem) => mem.segments(out),
+            Self::Shared(mem) => mem.segments(out),
         }
-        out
     }
 
     /// Takes the owned buffer back after completion.
@@ -182,6 +201,7 @@ impl fmt::Debug for DataRef {
             Self::None => f.write_str("None"),
             Self::Buf(buf) => buf.fmt(f),
             Self::Mem(_) => f.write_str("Mem"),
+            Self::Shared(_) => f.write_str("Shared"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! forebay-base: what every layer stands on. Knows no layer above it and does no file I/O.
 //!
-//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`], [`world`],
-//! [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`].
+//! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`] (with `wait`), [`world`], [`pool`],
+//! [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`], [`io_flusher`].
 //!
 //! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract).
 
@@ -11,10 +11,13 @@ pub mod codec;
 pub mod error;
 pub mod flags;
 pub mod hist;
+pub mod io_flusher;
+pub mod pool;
 pub mod sim_world;
 pub mod sync;
 pub mod task;
 pub mod units;
+mod wait;
 pub mod world;
 
 pub use error::{Error, ErrorKind, Result};

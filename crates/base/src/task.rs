@@ -8,13 +8,15 @@
 //! caller's memory is lent only by blocking calls (see `forebay-block`), and everything else is
 //! owned by the bio.
 
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Mutex, thread};
 use std::cell::Cell;
 use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Wake, Waker};
+
+pub use crate::wait::{Pick, WaitQueue, WaitUntil};
 
 /// A boxed future that may be sent to another thread.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -59,6 +61,31 @@ impl Drop for Simulating {
     }
 }
 
+std::thread_local! {
+    static ON_POOL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives, this thread runs background tasks: one that parks it for another task may
+/// wait for ever.
+pub(crate) struct OnPool(());
+
+impl OnPool {
+    pub(crate) fn enter() -> Self {
+        ON_POOL.set(true);
+        Self(())
+    }
+
+    fn forbid_wait() {
+        debug_assert!(!ON_POOL.get(), "block_on would wait inside a background task");
+    }
+}
+
+impl Drop for OnPool {
+    fn drop(&mut self) {
+        ON_POOL.set(false);
+    }
+}
+
 /// Runs `future` to its end on the calling thread, parking while it waits.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
@@ -76,78 +103,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
         }
         while !inner.ready.swap(false, Ordering::AcqRel) {
             Simulating::forbid_wait();
+            OnPool::forbid_wait();
             thread::park();
-        }
-    }
-}
-
-/// The tasks that wait for something to change. Wakes are never lost: a waiter registers before
-/// it looks at the condition for the last time.
-///
-/// Waking an empty queue costs a fence and a load. The two sides meet like this: the waker changes
-/// the condition, fences, looks for waiters; the waiter counts itself, fences, looks at the
-/// condition. One of them sees the other.
-#[derive(Default)]
-pub struct WaitQueue {
-    wakers: Mutex<Vec<Waker>>,
-    count: AtomicUsize,
-}
-
-impl WaitQueue {
-    /// An empty queue.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Wakes every waiter. Call after the condition has changed, holding no lock that a waker
-    /// could want.
-    #[inline]
-    pub fn wake_all(&self) {
-        fence(Ordering::SeqCst);
-        if self.count.load(Ordering::Relaxed) != 0 {
-            self.wake_waiters();
-        }
-    }
-
-    fn wake_waiters(&self) {
-        let mut guard = self.wakers.lock();
-        let wakers = std::mem::take(&mut *guard);
-        self.count.store(0, Ordering::Relaxed);
-        drop(guard);
-        for waker in wakers {
-            waker.wake();
-        }
-    }
-
-    /// Waits until `check` gives a value. `check` runs at least once, and after each wake.
-    pub fn wait_until<T, F: FnMut() -> Option<T>>(&self, check: F) -> WaitUntil<'_, F> {
-        WaitUntil { queue: self, check }
-    }
-}
-
-/// See [`WaitQueue::wait_until`].
-pub struct WaitUntil<'a, F> {
-    queue: &'a WaitQueue,
-    check: F,
-}
-
-impl<T, F: FnMut() -> Option<T> + Unpin> Future for WaitUntil<'_, F> {
-    type Output = T;
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        if let Some(value) = (self.check)() {
-            return Poll::Ready(value);
-        }
-        {
-            let mut wakers = self.queue.wakers.lock();
-            if !wakers.iter().any(|w| w.will_wake(cx.waker())) {
-                wakers.push(cx.waker().clone());
-                self.queue.count.store(wakers.len(), Ordering::Relaxed);
-            }
-        }
-        fence(Ordering::SeqCst);
-        match (self.check)() {
-            Some(value) => Poll::Ready(value),
-            None => Poll::Pending,
         }
     }
 }
@@ -248,24 +205,5 @@ mod tests {
         let (tx, rx) = oneshot::<u8>();
         drop(tx);
         assert_eq!(block_on(rx), None);
-    }
-
-    #[test]
-    fn wait_queue_wakes_all() {
-        let queue = Arc::new(WaitQueue::new());
-        let flag = Arc::new(AtomicBool::new(false));
-        let waiters: Vec<_> = (0..4)
-            .map(|_| {
-                let (queue, flag) = (queue.clone(), flag.clone());
-                std::thread::spawn(move || {
-                    block_on(queue.wait_until(|| flag.load(Ordering::Acquire).then_some(())));
-                })
-            })
-            .collect();
-        flag.store(true, Ordering::Release);
-        queue.wake_all();
-        for waiter in waiters {
-            waiter.join().unwrap();
-        }
     }
 }

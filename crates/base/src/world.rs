@@ -1,8 +1,9 @@
 //! What the stack asks of its surroundings: the clock, random numbers, tasks and timed waits.
 //! Injected at run time, so that one seed replays everything.
 
+use crate::pool::TaskPool;
 use crate::sync::{Arc, Mutex};
-use crate::task::{BoxFuture, OneSender, block_on, oneshot};
+use crate::task::{BoxFuture, OneSender, oneshot};
 use std::collections::BTreeMap;
 use std::sync::Condvar;
 use std::time::{Duration, Instant};
@@ -18,8 +19,14 @@ pub trait World: Send + Sync {
     fn now(&self) -> Nanos;
     /// A random number; in a simulated world a function of the seed.
     fn random(&self) -> u64;
-    /// Runs a background task until it ends. In the real world it gets a thread of its own,
-    /// named `name` (at most 15 bytes show); in a simulated world it becomes one of its tasks.
+    /// Runs a background task until it ends. In the real world the tasks share a few threads
+    /// (see [`crate::pool`]); in a simulated world it becomes one of its tasks. `name` is for
+    /// messages.
+    ///
+    /// A task may compute, and may make a system call that is over in milliseconds. It must not
+    /// wait by blocking: not for another task, which may never get a thread then, and not for a
+    /// device that may take long. For such waits there is `.await`; a flush, for one, goes
+    /// through `submit`.
     fn spawn(&self, name: &str, task: BoxFuture<'static, ()>);
     /// Waits until `at`.
     fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()>;
@@ -53,6 +60,7 @@ pub struct RealWorld {
     start: Instant,
     random: Mutex<u64>,
     timer: Arc<TimerShared>,
+    tasks: TaskPool,
 }
 
 impl RealWorld {
@@ -74,6 +82,7 @@ impl RealWorld {
                 state: std::sync::Mutex::default(),
                 changed: Condvar::new(),
             }),
+            tasks: TaskPool::new(),
         })
     }
 }
@@ -97,10 +106,7 @@ impl World for RealWorld {
     }
 
     fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
-        std::thread::Builder::new()
-            .name(name.to_string())
-            .spawn(move || block_on(task))
-            .expect("the system can start a background thread");
+        self.tasks.spawn(name, task);
     }
 
     fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()> {
@@ -109,14 +115,11 @@ impl World for RealWorld {
         state.serial += 1;
         let key = (at, state.serial);
         state.timers.insert(key, tx);
-        if !std::mem::replace(&mut state.thread_runs, true) {
-            let (shared, start) = (self.timer.clone(), self.start);
-            std::thread::Builder::new()
-                .name("forebay-timer".into())
-                .spawn(move || run_timers(&shared, start))
-                .expect("the system can start the timer thread");
-        }
+        let start_thread = !std::mem::replace(&mut state.thread_runs, true);
         drop(state);
+        if start_thread {
+            start_timers(&self.timer, self.start);
+        }
         self.timer.changed.notify_one();
         let armed = Armed { timer: self.timer.clone(), key };
         Box::pin(async move {
@@ -143,6 +146,23 @@ impl Drop for Armed {
 
 fn lock(shared: &TimerShared) -> std::sync::MutexGuard<'_, TimerState> {
     shared.state.lock().unwrap_or_else(|p| p.into_inner())
+}
+
+/// Starts the timer thread; tries until the system gives one.
+fn start_timers(shared: &Arc<TimerShared>, start: Instant) {
+    let mut pause = Duration::from_millis(1);
+    loop {
+        let theirs = shared.clone();
+        let Err(e) = std::thread::Builder::new()
+            .name("forebay-timer".into())
+            .spawn(move || run_timers(&theirs, start))
+        else {
+            return;
+        };
+        log::error!("no thread for timers, trying again in {pause:?}: {e}");
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
 }
 
 /// The timer thread: ends when no timer is left for a second, and is started again on demand.
@@ -176,6 +196,7 @@ fn run_timers(shared: &TimerShared, start: Instant) {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::task::block_on;
 
     #[test]
     fn sleeps_end_in_order() {
@@ -192,8 +213,12 @@ mod tests {
     fn a_dropped_sleep_leaves_no_timer() {
         let timer =
             Arc::new(TimerShared { state: std::sync::Mutex::default(), changed: Condvar::new() });
-        let world =
-            RealWorld { start: Instant::now(), random: Mutex::new(1), timer: timer.clone() };
+        let world = RealWorld {
+            start: Instant::now(),
+            random: Mutex::new(1),
+            timer: timer.clone(),
+            tasks: TaskPool::new(),
+        };
         let long = world.sleep(Duration::from_secs(3600));
         assert_eq!(lock(&timer).timers.len(), 1);
         drop(long);

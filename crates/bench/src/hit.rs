@@ -1,19 +1,19 @@
 //! `hit`: 4 KiB reads and writes of data that is already cached, one thread: the kernel's pread
-//! and pwrite, a bare memcpy, and ours through the library, over the whole image and over a hot
-//! set of 1 MiB. Beside it one row over NBD.
+//! and pwrite, the same file mapped, a bare memcpy, and ours through the library, over the whole
+//! image and over a hot set of 1 MiB. Beside it one row over NBD.
 //!
 //! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirt is written
 //! out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
 
-use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::image::Image;
-use crate::kernel::KernelFile;
-use crate::load::{Load, Pattern, Slice, Target, run_here};
-use crate::nbd;
-use crate::options::Options;
-use crate::ours::{Flagged, Ours};
-use crate::report::{Good, Report};
-use crate::sys::{Region, page_cache_bytes};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::image::Image;
+use crate::harness::load::{Load, Pattern, Slice, Target, run_here};
+use crate::harness::options::Options;
+use crate::harness::sys::{FileMap, Region, page_cache_bytes};
+use crate::nbd::hits;
+use crate::report::model::{Good, Report};
+use crate::rivals::kernel::KernelFile;
+use crate::rivals::ours::{Flagged, Ours};
 use forebay_base::units::format_size;
 use forebay_base::{Error, IoFlags, Result};
 use rustix::fs::OFlags;
@@ -42,8 +42,26 @@ impl Target for Memory {
     }
 }
 
+/// The kernel's cache without a system call: the same file, mapped.
+struct Mapped(FileMap);
+
+impl Target for Mapped {
+    #[inline]
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.0.read(buf, offset);
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.0.write(buf, offset);
+        Ok(())
+    }
+}
+
 struct Bench {
     kernel: KernelFile,
+    mapped: Mapped,
     memory: Memory,
     cache: Ours,
     ours: Flagged,
@@ -58,17 +76,20 @@ pub fn run(options: &Options) -> Result<Report> {
     let image = Image::create(&options.dir, "hit-kernel", size, options.keep)?;
     let ours_image = Image::create(&options.dir, "hit-ours", size, options.keep)?;
     let kernel = KernelFile::new(image.open(OFlags::empty())?);
+    let mapped =
+        FileMap::new(&kernel.file, size as usize).map_err(|e| Error::from_io("mmap", e))?;
     let region = Region::huge(size as usize).map_err(|e| Error::from_io("map memory", e))?;
     let percent = region.huge_share() * 100.0;
     report.note(format!("memcpy: {percent:.0} % of the region on 2 MiB pages"));
     let cache = open_ours(options, &ours_image)?;
     let ours = cache.with(IoFlags::empty());
     let memory = Memory(RefCell::new(region));
-    let bench = Bench { kernel, memory, cache, ours, size, plan: plan(options) };
+    let bench =
+        Bench { kernel, mapped: Mapped(mapped), memory, cache, ours, size, plan: plan(options) };
     bench.warm()?;
     bench.add_residency(&mut report)?;
     bench.groups(&mut report)?;
-    nbd::hit_row(options, &image, &mut report);
+    hits::hit_row(options, &image, &mut report);
     Ok(report)
 }
 
@@ -116,6 +137,7 @@ impl Bench {
         let load = Load { pattern: Pattern::Sequential, block: 1 << 20, ..load };
         for _ in 0..2 {
             run_here(&self.kernel, &load)?;
+            run_here(&self.mapped, &load)?;
             run_here(&self.ours, &load)?;
         }
         Ok(())
@@ -159,6 +181,9 @@ impl Bench {
         bar("read_vs_memcpy", &read, "memcpy", 0.70);
         bar("write_vs_memcpy", &write, "memcpy", 0.60);
         bar("hot_read_vs_kernel", &hot, "kernel", 3.0);
+        report.ratio("read_vs_mmap", read.ratio("ours", "mmap"));
+        report.ratio("write_vs_mmap", write.ratio("ours", "mmap"));
+        report.ratio("hot_read_vs_mmap", hot.ratio("ours", "mmap"));
         report.ratio("write_vs_kernel", write.ratio("ours", "kernel"));
         report.ratio("hot_read_vs_memcpy", hot.ratio("ours", "memcpy"));
         report.ratio("hot_write_vs_kernel", hot_write.ratio("ours", "kernel"));
@@ -188,10 +213,17 @@ impl Bench {
             }
             Ok(done)
         });
+        // Its dirt is the kernel file's, which writes it out.
+        let mapped = Variant::new("mmap", |turn| slice(&self.mapped, turn));
         let memcpy = Variant::new("memcpy", |turn| slice(&self.memory, turn));
-        let outcome = alternate(&mut [kernel, memcpy, ours], &self.plan)?;
+        let outcome = alternate(&mut [kernel, mapped, memcpy, ours], &self.plan)?;
         outcome.add_rows(report, name);
         outcome.add_notes(report, name, "memcpy");
+        let what = if write { "writes" } else { "reads" };
+        let cell = format!("4 KiB random {what} of {}, cached", format_size(len));
+        let rivals =
+            [("kernel", "kernel pread, pwrite"), ("mmap", "kernel mmap"), ("memcpy", "memcpy")];
+        outcome.compare(report, &cell, "ours", &rivals);
         Ok(outcome)
     }
 }

@@ -1,51 +1,35 @@
 //! forebay-bench: measures Forebay beside the kernel and bare copies, in alternating slices.
 //!
-//! Reading order: [`options`], [`load`] (one slice), [`harness`] (slices to rounds to ratios),
-//! [`report`], [`results`] (five lines and a page of all), then one module per bench.
-//! `docs/benchmarking.md` says what each row is.
+//! Reading order: [`harness`] (how is measured), [`rivals`] (who is measured), [`report`] (what was
+//! found), then one module per bench. `docs/benchmarking.md` says what each row is.
 //!
-//! Unsafe: only in [`sys`].
+//! Unsafe: only in [`harness::sys`].
 
 #![deny(unsafe_code)]
 
-pub mod cgroup;
 pub mod dirty;
-pub mod fileset;
-pub mod fio;
-pub mod five;
+pub mod files;
 pub mod harness;
 pub mod hit;
 pub mod hotset;
-pub mod html;
-pub mod image;
-pub mod kernel;
-pub mod load;
-pub mod loopbench;
-pub mod loopdev;
-pub mod loopfio;
-pub mod machine;
+mod jobs;
+pub mod looped;
 pub mod memcg;
-pub mod meter;
 pub mod nbd;
-pub mod options;
-pub mod ours;
 pub mod report;
-pub mod results;
-pub mod seq;
-pub mod server;
+pub mod resize;
+pub mod rivals;
 pub mod stable;
-pub mod svg;
-#[expect(unsafe_code, reason = "mappings, cachestat, mincore and getrusage have no safe form")]
-pub mod sys;
+pub mod start;
 pub mod uncached;
-pub mod uncached_files;
-pub mod uncached_writes;
-pub mod worker;
 
 use forebay_base::Result;
-use meter::MachineTime;
-use options::{Options, REPORT, USAGE};
-use report::Report;
+use harness::meter::MachineTime;
+use harness::options::{Options, REPORT, USAGE};
+use harness::{image, machine};
+use report::model::{self, Report};
+use report::{five, results};
+use rivals::{loopdev, worker};
 
 type BenchFn = fn(&Options) -> Result<Report>;
 
@@ -59,12 +43,11 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
         "reads and writes that leave nothing behind, and a hot set beside them",
         uncached::run,
     ),
-    (
-        "loop",
-        "the image opened with and without O_DIRECT, beside the kernel's loop",
-        loopbench::run,
-    ),
+    ("loop", "the image opened with and without O_DIRECT, beside the kernel's loop", looped::run),
     ("nbd", "random 4 KiB reads over NBD against nbdkit and qemu-nbd", nbd::run),
+    ("files", "thousands of files on one cache: threads, memory, time; a dead device", files::run),
+    ("start", "from exec until the first answer, by size of the cache", start::run),
+    ("resize", "the cache made small and large again under load", resize::run),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),
 ];
 
@@ -72,7 +55,7 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
 /// bench ran (bars missed or not), 1 when it failed, 2 for arguments that make no sense.
 pub fn run(args: Vec<String>) -> i32 {
     if args.first().is_some_and(|arg| arg == worker::WORKER) {
-        return worker::serve();
+        return jobs::serve();
     }
     let options = match Options::parse(&args) {
         Ok(options) => options,
@@ -93,19 +76,19 @@ pub fn run(args: Vec<String>) -> i32 {
         return 2;
     }
     let machine = machine::describe(&options.dir);
-    println!("machine: {}", machine::one_line(&machine));
+    println!("machine: {}", model::machine_line(&machine));
     loopdev::sweep(&options.dir);
     if !options.keep {
         image::sweep(&options.dir);
     }
-    let mut all = Report::default();
+    let mut all = Report::new(options.quick);
     let (mut found, mut failed) = (Vec::new(), 0);
     for (name, text, bench) in chosen {
         println!("\n== {name}: {text}");
         let report = one(name, *bench, &options).unwrap_or_else(|e| {
             eprintln!("bench {name}: {e}");
             failed += 1;
-            let mut report = Report::default();
+            let mut report = Report::new(options.quick);
             report.not_run(name, e);
             report
         });
@@ -118,7 +101,11 @@ pub fn run(args: Vec<String>) -> i32 {
         print!("\n{quick}{}", five::table(&found));
     }
     let written = exit_code(results::write(&options, &all, found, machine));
-    println!("\nbars missed: {}, not judged: {}", all.missed(), all.unjudged());
+    if options.quick {
+        println!("\na quick run judges nothing: its figures are not for quoting");
+    } else {
+        println!("\nbars missed: {}, not judged: {}", all.missed(), all.unjudged());
+    }
     if failed > 0 { 1 } else { written }
 }
 
@@ -126,6 +113,7 @@ pub fn run(args: Vec<String>) -> i32 {
 fn one(name: &str, bench: BenchFn, options: &Options) -> Result<Report> {
     let before = MachineTime::now();
     let mut report = bench(options)?;
+    report.quick = options.quick;
     let (others, stolen) = MachineTime::now().others_percent(&before);
     report.note(format!(
         "{name}: others used {others:.0} % of the CPUs meanwhile, {stolen:.0} % were stolen by \

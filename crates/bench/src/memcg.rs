@@ -5,14 +5,14 @@
 //! Invariant: E1 the server joins the cgroup before its first instruction, so that all its
 //! memory counts.
 
-use crate::cgroup::Memcg;
-use crate::fio::{self, FioJob};
-use crate::image::Image;
-use crate::load::Slice;
-use crate::meter::{Usage, Watch, resident_bytes};
-use crate::options::Options;
-use crate::report::{Good, Plot, Report};
-use crate::server::{Kind, Server, forebay_binary};
+use crate::harness::cgroup::Memcg;
+use crate::harness::image::Image;
+use crate::harness::load::Slice;
+use crate::harness::meter::{Usage, Watch, looking, resident_bytes};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Plot, Report};
+use crate::rivals::fio::{self, FioJob};
+use crate::rivals::server::{Kind, Server, forebay_binary};
 use crate::uncached::budget_for;
 use forebay_base::Result;
 use forebay_base::units::format_size;
@@ -114,14 +114,9 @@ fn one_engine(image: &Image, budget: u64, engine: &str, seconds: f64) -> Result<
     let (pid, jobs) = (server.pid(), jobs(seconds));
     let uri = server.uri.clone();
     let (mut resident, mut watch) = (Vec::new(), Watch::start(pid));
-    let slices = std::thread::scope(|scope| {
-        let client = scope.spawn(|| fio::run(&jobs, &uri, None));
-        while !client.is_finished() {
-            resident.extend(resident_bytes(pid));
-            std::thread::sleep(SAMPLE);
-        }
-        client.join().expect("the client returns")
-    });
+    resident.extend(resident_bytes(pid));
+    let look = || resident.extend(resident_bytes(pid));
+    let slices = looking(SAMPLE, look, || fio::run(&jobs, &uri, None));
     let survived = server.alive();
     let usage = watch.used();
     let (oom_kills, limit_hits) = (group.oom_kills(), group.limit_hits());

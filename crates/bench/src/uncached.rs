@@ -1,42 +1,28 @@
-//! `uncached`: reads of 32 files ([`uncached_files`]) and writes ([`uncached_writes`]) by every
-//! strategy, random reads of a file ten times the budget and more, a hot set beside a stream
-//! ([`hotset`]), sequential reads ([`seq`]).
+//! `uncached`: reads of 32 files (`files`) and writes (`writes`) by every strategy, a buffered
+//! writer beside an uncached one ([`compete`]), random reads
+//! of a file ten times the budget and more (`random`), a hot set beside a stream
+//! ([`crate::hotset`]), sequential reads (`sequential`).
 //!
 //! Invariants: N1 variants that fill a cache and variants that pass it by use different files,
 //! so that none helps or hinders another. N2 both files are on the disk and out of the page
-//! cache at the start. N3 one cycle is one paired sample of all variants.
+//! cache at the start.
 
-use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::image::Image;
-use crate::kernel::KernelFile;
-use crate::load::{Load, Pattern, Target, run as run_slice};
-use crate::meter::resident_bytes;
-use crate::options::Options;
-use crate::ours::Ours;
-use crate::report::{Good, Report};
-use crate::worker::{Worker, open_random};
-use crate::{hotset, seq, uncached_files, uncached_writes};
-use forebay_base::units::{MIB, format_size, round_down};
-use forebay_base::{Error, IoFlags, Result};
-use rustix::fs::OFlags;
+pub mod compete;
+mod files;
+mod random;
+mod sequential;
+mod setting;
+mod writes;
 
-const THREADS: usize = 16;
-const BLOCK: usize = 4096;
+pub use setting::budget_for;
 
-/// Images, and the budget that goes with their size.
-pub struct Setting {
-    /// For variants that leave nothing in a cache.
-    pub bypass: Image,
-    /// For variants that fill a cache.
-    pub cached: Image,
-    /// Bytes of cache: at most a tenth of an image.
-    pub budget: u64,
-}
-
-/// The cache for an image of `size` bytes: a tenth of it, whole MiB, at most 128 MiB.
-pub fn budget_for(size: u64) -> u64 {
-    round_down(size / 10, MIB).clamp(MIB, 128 * MIB)
-}
+use crate::harness::image::Image;
+use crate::harness::options::Options;
+use crate::hotset;
+use crate::report::model::Report;
+use forebay_base::Result;
+use forebay_base::units::format_size;
+use setting::Setting;
 
 /// Runs all parts.
 pub fn run(options: &Options) -> Result<Report> {
@@ -48,136 +34,20 @@ pub fn run(options: &Options) -> Result<Report> {
     let (size, budget_text) = (format_size(size), format_size(budget));
     report.note(format!("uncached: images of {size}, budget {budget_text}"));
     if options.wants("files") {
-        uncached_files::run(options, &mut report)?;
+        files::run(options, &mut report)?;
     }
     if options.wants("writes") {
-        uncached_writes::run(options, budget, &mut report)?;
+        writes::run(options, budget, &mut report)?;
+        compete::run(options, budget, &mut report)?;
     }
     if options.wants("random") {
-        random(options, &setting, &mut report)?;
+        random::run(options, &setting, &mut report)?;
     }
     if options.wants("hotset") {
         hotset::run(options, &setting.cached, budget, &mut report)?;
     }
     if options.wants("sequential") {
-        seq::run_parts(options, &setting, &mut report)?;
+        sequential::run_parts(options, &setting, &mut report)?;
     }
     Ok(report)
-}
-
-fn load(setting: &Setting, turn: &Turn) -> Load {
-    Load {
-        write: false,
-        pattern: Pattern::Random,
-        threads: THREADS,
-        block: BLOCK,
-        start: 0,
-        len: setting.bypass.size(),
-        time: turn.time,
-        seed: turn.seed << 20,
-        sample_every: 1,
-    }
-}
-
-fn plan(options: &Options) -> Plan {
-    let cycles = if options.quick { 3 } else { 5 };
-    let slice = options.millis(60, 160);
-    let asked = options.seconds.map(|s| (s / cycles as f64).ceil().max(1.0) as usize);
-    let rounds = options.rounds.or(asked).unwrap_or(if options.quick { 2 } else { 6 });
-    let repeats_max = if options.quick { 1 } else { rounds };
-    let passes = if options.quick { 1 } else { 4 };
-    let (gate, lines) = (Some("direct"), options.lines);
-    Plan { rounds, cycles, slice, passes, gate, repeats_max, lines }
-}
-
-fn random(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
-    let (bypass, cached) = (setting.bypass.path(), setting.cached.path());
-    let budget = setting.budget;
-    let direct = KernelFile::new(setting.bypass.open(OFlags::DIRECT)?);
-    let dontcache = KernelFile::dontcache(open_random(bypass)?);
-    let mut worker = Worker::start("randread", budget);
-    let passing = Ours::open(options, bypass, budget)?;
-    let filling = Ours::open(options, cached, budget)?;
-    note_direct(report, &passing);
-    let ours_uncached = passing.with(IoFlags::UNCACHED);
-    let ours_direct = passing.with(IoFlags::DIRECT);
-    let ours_cached = filling.with(IoFlags::empty());
-    let slice = |target: &(dyn Target + Sync), turn: &Turn| run_slice(target, &load(setting, turn));
-
-    let mut variants = vec![Variant::new("direct", |turn| slice(&direct, turn))];
-    match &dontcache {
-        Ok(target) => variants.push(Variant::new("dontcache", |turn| slice(target, turn))),
-        Err(e) => report.not_run("dontcache", e),
-    }
-    match &mut worker {
-        Ok(worker) => variants.push(Variant::new("kernel-buffered", move |turn| {
-            worker.randread(cached, &load(setting, turn))
-        })),
-        Err(e) => report.not_run("kernel-buffered in a memory cgroup", e),
-    }
-    variants.push(Variant::new("ours-uncached", |turn| slice(&ours_uncached, turn)));
-    variants.push(Variant::new("ours-cached", |turn| slice(&ours_cached, turn)));
-    variants.push(Variant::new("ours-direct", |turn| slice(&ours_direct, turn)));
-    // O_DIRECT once more: what a ratio of two equal variants is here is how far the others can
-    // be trusted.
-    variants.push(Variant::new("direct-again", |turn| slice(&direct, turn)));
-    let outcome = alternate(&mut variants, &plan(options))?;
-    drop(variants);
-    outcome.add_rows(report, "randread");
-    outcome.add_notes(report, "randread", "direct");
-    add_ratios(&outcome, report);
-    add_memory(setting, &passing, &filling, report)
-}
-
-fn note_direct(report: &mut Report, ours: &Ours) {
-    let (direct, reason) = ours.file.direct_io();
-    let word = if direct { "on" } else { "off" };
-    report.note(format!("ours: direct-io {word}: {reason}"));
-}
-
-fn add_ratios(outcome: &Outcome, report: &mut Report) {
-    let mut bar = |name: &str, ours: &str, other: &str, bar: f64| {
-        report.ratio_with_bar(name, outcome.ratio(ours, other), Good::AtLeast, bar);
-    };
-    bar("randread_vs_direct", "ours-uncached", "direct", 0.98);
-    bar("randread_vs_dontcache", "ours-uncached", "dontcache", 1.0);
-    bar("cached_randread_vs_direct", "ours-cached", "direct", 0.95);
-    let flat = outcome.ratio_quantile("ours-uncached", "direct", 0.1);
-    report.ratio_with_bar("flatness_p10", flat, Good::AtLeast, 0.9);
-    report.ratio("noise_direct_vs_direct", outcome.ratio("direct-again", "direct"));
-    let noise_flat = outcome.ratio_quantile("direct-again", "direct", 0.1);
-    report.ratio("noise_flatness_p10", noise_flat);
-    report.ratio("direct_randread_vs_direct", outcome.ratio("ours-direct", "direct"));
-    report.ratio("dontcache_randread_vs_direct", outcome.ratio("dontcache", "direct"));
-    report.ratio("kernel_buffered_randread_vs_direct", outcome.ratio("kernel-buffered", "direct"));
-    let kernel_flat = outcome.ratio_quantile("kernel-buffered", "direct", 0.1);
-    report.ratio("kernel_buffered_flatness_p10", kernel_flat);
-}
-
-/// What is resident afterwards: ours by its own count, the kernel's by cachestat.
-fn add_memory(
-    setting: &Setting,
-    passing: &Ours,
-    filling: &Ours,
-    report: &mut Report,
-) -> Result<()> {
-    let mib = |bytes: u64| bytes as f64 / 1048576.0;
-    let size = setting.bypass.size();
-    let left = passing.resident_4k(0, size) * BLOCK as u64;
-    report.row("ours-uncached", "randread_left_cached", "MiB", &[mib(left)]);
-    report.row(
-        "ours-cached",
-        "randread_left_cached",
-        "MiB",
-        &[mib(filling.resident_4k(0, size) * BLOCK as u64)],
-    );
-    for (variant, image) in [("dontcache", &setting.bypass), ("kernel-buffered", &setting.cached)] {
-        let file = image.open(OFlags::empty())?;
-        let bytes = crate::sys::page_cache_bytes(&file, 0, size);
-        let bytes = bytes.map_err(|e| Error::from_io("cachestat", e))?;
-        report.row(variant, "page_cache_of_image", "MiB", &[mib(bytes)]);
-    }
-    let resident = resident_bytes(std::process::id()).unwrap_or(0);
-    report.row("all in process", "rss_anon_and_shmem", "MiB", &[mib(resident)]);
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::bio::{Bio, BioFlags, BioOp, Completion};
 use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::task::{LocalQueue, block_on, oneshot};
+use forebay_base::task::{BoxFuture, LocalQueue, block_on, oneshot};
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -68,6 +68,14 @@ pub trait BlockDevice: Send + Sync {
         Err(Error::new(ErrorKind::Unsupported, "grow", text))
     }
 
+    /// Makes the device shorter; what lies behind `size` is gone, and reads as zeros if it grows again.
+    /// No write behind `size` is in flight; a read that is may fail, or find anything. `Unsupported` where
+    /// the size is fixed.
+    fn truncate(&self, size: u64) -> Result<()> {
+        let text = format!("{} has a fixed size of {}, not {size}", self.name(), self.size());
+        Err(Error::new(ErrorKind::Unsupported, "truncate", text))
+    }
+
     /// Starts the request and returns; it completes on whatever thread the engine uses, or
     /// inside [`LocalQueue::reap`] if this thread has a queue attached.
     fn submit(&self, bio: Bio);
@@ -77,6 +85,17 @@ pub trait BlockDevice: Send + Sync {
         for bio in bios.drain(..) {
             self.submit(bio);
         }
+    }
+
+    /// Whether so much waits that whoever can should wait for [`BlockDevice::room`] before it
+    /// submits more. What is submitted anyway waits its turn.
+    fn is_crowded(&self) -> bool {
+        false
+    }
+
+    /// Waits until the device is not crowded.
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
     }
 
     /// Like `submit`, but may carry the request out on this thread: for a caller that would wait
@@ -112,7 +131,7 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
-/// Submits one request and waits for it.
+/// Submits one request and waits for it; before that for room, if the device is crowded.
 pub async fn io<D: BlockDevice + ?Sized>(
     device: &D,
     op: BioOp,
@@ -121,6 +140,9 @@ pub async fn io<D: BlockDevice + ?Sized>(
     data: DataRef,
     flags: BioFlags,
 ) -> Completion {
+    if device.is_crowded() {
+        device.room().await;
+    }
     let (tx, rx) = oneshot();
     let bio = Bio::new(op, offset, len, data, Box::new(move |done| tx.send(done)));
     device.submit(bio.with_flags(flags));

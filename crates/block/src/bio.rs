@@ -11,6 +11,7 @@
 use forebay_base::buf::DataRef;
 use forebay_base::{Error, ErrorKind, Result};
 use std::fmt;
+use std::sync::Arc;
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,9 +35,10 @@ bitflags::bitflags! {
     pub struct BioFlags: u32 {
         /// Write: durable when it completes (force unit access).
         const FUA = 1 << 0;
-        /// Somebody waits for this one.
+        /// Somebody waits for this one; counts more than `BACKGROUND`.
         const SYNC = 1 << 1;
-        /// Write-back or readahead: goes after everything that is not background.
+        /// Write-back or readahead: goes after everything that is not background, write-back
+        /// also after readahead; and little write-back is on its way while the disk is read.
         const BACKGROUND = 1 << 2;
         /// WriteZeroes: keep the blocks allocated.
         const NO_UNMAP = 1 << 3;
@@ -57,6 +59,27 @@ pub struct Completion {
 /// Runs once when the bio is over, on any thread; must not block.
 pub type EndIo = Box<dyn FnOnce(Completion) + Send>;
 
+/// Completes bios without a closure of each: an object made beforehand, for paths that must not
+/// allocate. Wrapped by a decorator it becomes a closure.
+pub trait EndBio: Send + Sync {
+    /// The bio that was made with `token` is over; once for each. As for [`EndIo`].
+    fn end_bio(self: Arc<Self>, token: u64, done: Completion);
+}
+
+enum End {
+    Once(EndIo),
+    Shared(Arc<dyn EndBio>, u64),
+}
+
+impl End {
+    fn call(self, done: Completion) {
+        match self {
+            Self::Once(end) => end(done),
+            Self::Shared(end, token) => end.end_bio(token, done),
+        }
+    }
+}
+
 /// One request.
 pub struct Bio {
     /// What to do.
@@ -69,13 +92,26 @@ pub struct Bio {
     pub len: u64,
     /// Source or destination; empty for the operations without data.
     pub data: DataRef,
-    end: Option<EndIo>,
+    end: Option<End>,
 }
 
 impl Bio {
     /// A new request.
     pub fn new(op: BioOp, offset: u64, len: u64, data: DataRef, end: EndIo) -> Self {
-        Self { op, flags: BioFlags::empty(), offset, len, data, end: Some(end) }
+        Self { op, flags: BioFlags::empty(), offset, len, data, end: Some(End::Once(end)) }
+    }
+
+    /// A new request that ends by `end.end_bio(token, ..)`. Allocates nothing.
+    pub fn with_token(
+        op: BioOp,
+        offset: u64,
+        len: u64,
+        data: DataRef,
+        end: Arc<dyn EndBio>,
+        token: u64,
+    ) -> Self {
+        let end = Some(End::Shared(end, token));
+        Self { op, flags: BioFlags::empty(), offset, len, data, end }
     }
 
     /// Sets the flags.
@@ -94,14 +130,17 @@ impl Bio {
         if let Some(end) = self.end.take() {
             let data = std::mem::replace(&mut self.data, DataRef::None);
             let (offset, len) = (self.offset, self.len);
-            end(Completion { data, result: result.map_err(|e| e.with_range(offset, len)) });
+            end.call(Completion { data, result: result.map_err(|e| e.with_range(offset, len)) });
         }
     }
 
     /// Takes `end_io` away, for a decorator that wants to see the completion and then calls it.
     pub fn replace_end(&mut self, wrap: impl FnOnce(EndIo) -> EndIo) {
-        let end = self.end.take().expect("a bio in hand has not ended (B1)");
-        self.end = Some(wrap(end));
+        let end = match self.end.take().expect("B1: a bio in hand has not ended") {
+            End::Once(end) => end,
+            shared => Box::new(move |done| shared.call(done)),
+        };
+        self.end = Some(End::Once(wrap(end)));
     }
 }
 

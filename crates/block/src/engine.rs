@@ -1,17 +1,23 @@
-//! Engines: how requests get to the kernel. One per cache, shared by its devices.
+//! Engines: how requests get to the kernel. One per cache, shared by its devices. An engine knows
+//! descriptors, memory and whom to call back ([`request`]), but no files.
 //!
 //! Invariants: E1 what an engine accepted is completed exactly once, also if the engine is
 //! dropped meanwhile. E2 the completion runs without any lock of the engine held, so it may
-//! submit again.
+//! submit again. E3 an engine makes no blocking call on the thread that submits.
 
-pub(crate) mod op;
-pub(crate) mod ring;
-pub(crate) mod threads;
-pub(crate) mod uring;
+mod queue;
+pub(crate) mod request;
+mod ring;
+mod room;
+#[cfg(test)]
+mod tests;
+mod threads;
+mod uring;
 
-use crate::file::Job;
 use forebay_base::task::LocalQueue;
 use forebay_base::{Error, ErrorKind, Result};
+use request::Boxed;
+use room::Room;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -63,6 +69,7 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     ring: Option<Uring>,
     pool: Arc<Pool>,
+    room: Arc<Room>,
     reason: String,
 }
 
@@ -71,7 +78,8 @@ impl Engine {
     /// became and why. `IoUring` fails with `Unsupported` and the reason.
     pub fn new(aio: Aio) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let pool = Arc::new(Pool::default());
+        let room = Arc::new(Room::default());
+        let pool = Arc::new(Pool::new(room.clone()));
         let start = || Uring::new(NEXT.fetch_add(1, Ordering::Relaxed), pool.clone());
         let (ring, reason) = match aio {
             Aio::Threads => (None, "asked for".to_string()),
@@ -87,7 +95,7 @@ impl Engine {
                 }
             },
         };
-        Ok(Self(Arc::new(Inner { ring, pool, reason })))
+        Ok(Self(Arc::new(Inner { ring, pool, room, reason })))
     }
 
     /// The engine's name, `io_uring` or `threads`, and why it is that one.
@@ -105,11 +113,23 @@ impl Engine {
         self.0.ring.as_ref()?.attach()
     }
 
-    /// Starts jobs, in order. `aio` is the device's wish.
-    pub(crate) fn submit(&self, jobs: impl IntoIterator<Item = Job>, aio: Aio) {
+    /// Whether so much waits that whoever can should wait with more: see [`Engine::room`].
+    pub fn is_crowded(&self) -> bool {
+        self.0.room.is_crowded()
+    }
+
+    /// Waits until the engine is not crowded. A request that is submitted anyway waits in its
+    /// queue; none is refused.
+    pub async fn room(&self) {
+        self.0.room.free().await;
+    }
+
+    /// Starts requests, in order within their class. `aio` is the device's wish.
+    pub(crate) fn submit(&self, requests: impl IntoIterator<Item = Boxed>, aio: Aio) {
+        let accepted = requests.into_iter().inspect(|_| self.0.room.enter());
         match &self.0.ring {
-            Some(ring) if aio != Aio::Threads => ring.submit(jobs),
-            _ => jobs.into_iter().for_each(|job| self.0.pool.submit(job)),
+            Some(ring) if aio != Aio::Threads => ring.submit(accepted),
+            _ => accepted.for_each(|request| self.0.pool.submit(request)),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A device over a regular file or a block special file.
 //!
-//! Reading order: `open` (lock, size, direct I/O), `need` (stable writes), `gate` (switching modes
-//! live), `xfer` (short transfers and the file's end), `exec` (the system calls).
+//! Reading order: `open` (size, direct I/O), `lock`, `need` (stable writes), `gate` (switching modes
+//! live), `xfer` (short transfers and the file's end), `exec` (the system calls), `op` (a
+//! request in an engine's hands), `pace` (reads before write-back).
 //!
 //! Invariants: F1 the file is locked (OFD lock) for as long as the device or any of its
 //! requests lives. F2 while direct I/O is on, nothing of the range is dirty in the system's page
@@ -12,29 +13,38 @@
 //! the flushes that were under way, and a failed synchronous write the next flush.
 //! F6 where direct I/O is possible the alignments in [`Limits`] are those that it needs, on or
 //! off, so that a request that waits at the gate while it is switched fits afterwards too.
-//! Lock rule: `switching` before the gate's mutex; neither is held while a bio completes.
+//! F7 in the last page of a file whose end is unaligned, direct writes, what goes through the
+//! page cache (the tail of a write, growing) and zeroing take turns under `edge`: where they meet,
+//! the kernel reports EIO to the next sync. So such requests are for threads that may block.
+//! Lock rule: `switching` before `edge` before the gate's mutex; none is held while a bio
+//! completes.
 
 pub(crate) mod exec;
 pub(crate) mod gate;
 mod identity;
+mod lock;
 mod need;
+pub(crate) mod op;
 mod open;
+mod pace;
 pub(crate) mod xfer;
 
-use crate::bdev::{BlockDevice, Limits};
+use crate::bdev::{BlockDevice, Limits, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp};
+use crate::engine::request::{self, Boxed};
 use crate::engine::{Aio, Engine};
 use crate::sys::{IoVecs, MAX_SEGMENTS, MAX_TRANSFER};
 use forebay_base::buf::Segment;
-use forebay_base::task::LocalQueue;
+use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
+use op::{Lane, Op, Spares};
 use rustix::fs::Advice;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use xfer::Xfer;
 
@@ -81,7 +91,7 @@ impl FromStr for DirectIo {
 }
 
 /// How to open a file.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct FileOptions {
     /// For reading only; takes a shared lock instead of an exclusive one.
     pub read_only: bool,
@@ -98,6 +108,24 @@ pub struct FileOptions {
     pub create_size: Option<u64>,
     /// Logical block to show, 512..=4096; 0 takes what the file needs.
     pub logical_block: u32,
+    /// How long to wait for a lock that no living process is seen to hold, as after a kill -9;
+    /// zero: not at all. Who finds one that does is refused at once.
+    pub lock_wait: Duration,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            direct_io: DirectIo::Auto,
+            aio: Aio::Auto,
+            offset: 0,
+            size_limit: None,
+            create_size: None,
+            logical_block: 0,
+            lock_wait: Duration::from_secs(5),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +158,7 @@ pub(crate) struct Inner {
     announced: AtomicBool,
     direct_reason: Mutex<String>,
     switching: Mutex<()>,
+    edge: Mutex<()>,
     gate: gate::Gate,
     pub(crate) offset: u64,
     size: AtomicU64,
@@ -138,6 +167,8 @@ pub(crate) struct Inner {
     /// A regular file without a size limit, writable: it may grow.
     growable: bool,
     inode: (u64, u64),
+    /// Number of the block device that holds it.
+    disk: u64,
     punch_ok: AtomicBool,
     zero_ok: AtomicBool,
     /// Block devices: zeroing without writing.
@@ -148,7 +179,11 @@ pub(crate) struct Inner {
     sync_failures: AtomicU64,
     /// A synchronous write got an error that the next flush has to report as well.
     owed: AtomicBool,
+    spares: Spares,
 }
+
+/// The right to change the file's last page and its size (F7).
+pub(crate) type Edge<'a> = MutexGuard<'a, ()>;
 
 impl Inner {
     /// Bytes that the device shows.
@@ -163,12 +198,37 @@ impl Inner {
             return Err(Error::new(ErrorKind::Unsupported, "grow", text).with_path(&self.path));
         }
         let whole = self.offset + size;
+        let _edge = self.edge();
         exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole))
             .map_err(|e| Error::from_io("grow", e.into()).with_path(&self.path))?;
         self.resized.store(true, Ordering::Release);
         self.file_size.store(whole, Ordering::Release);
         self.size.store(size, Ordering::Release);
         Ok(())
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        let _guard = self.switching.lock().unwrap_or_else(|p| p.into_inner());
+        if !self.growable || size > self.size() {
+            let text = format!("it shows {} bytes and cannot be cut to {size}", self.size());
+            let error = Error::new(ErrorKind::Unsupported, "truncate", text);
+            return Err(error.with_path(&self.path));
+        }
+        let (whole, old) = (self.offset + size, self.size());
+        let _edge = self.edge();
+        // What is shown first, then what is there: a reader never finds less than is shown.
+        self.size.store(size, Ordering::Release);
+        if let Err(error) = exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole)) {
+            self.size.store(old, Ordering::Release);
+            return Err(Error::from_io("truncate", error.into()).with_path(&self.path));
+        }
+        self.resized.store(true, Ordering::Release);
+        self.file_size.store(whole, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn edge(&self) -> Edge<'_> {
+        self.edge.lock().unwrap_or_else(|p| p.into_inner())
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -182,6 +242,11 @@ impl Inner {
 
     pub(crate) fn limits(&self) -> Limits {
         let direct = self.is_direct() || self.announced.load(Ordering::Acquire);
+        self.limits_with(self.need.get(direct, self.buffered.as_fd()))
+    }
+
+    /// The limits with a given need for stable writes: to ask for it may read files.
+    pub(crate) fn limits_with(&self, stable_writes: StableWrites) -> Limits {
         let (offset_align, memory_align) = match &self.dio {
             Ok(dio) => (dio.offset_align, dio.memory_align),
             Err(_) => (1, 1),
@@ -194,7 +259,7 @@ impl Inner {
             memory_align,
             max_transfer: MAX_TRANSFER as u32,
             max_segments: MAX_SEGMENTS as u32,
-            stable_writes: self.need.get(direct, self.buffered.as_fd()),
+            stable_writes,
             discard: can(&self.punch_ok),
             write_zeroes: match self.kind {
                 Kind::Regular => can(&self.punch_ok) || can(&self.zero_ok),
@@ -235,34 +300,8 @@ impl Inner {
         Ok(())
     }
 
-    fn reason(&self) -> std::sync::MutexGuard<'_, String> {
+    fn reason(&self) -> MutexGuard<'_, String> {
         self.direct_reason.lock().unwrap_or_else(|p| p.into_inner())
-    }
-}
-
-/// A request inside the gate, in the hands of an engine.
-pub(crate) struct Job {
-    pub(crate) bio: Bio,
-    pub(crate) pass: Pass,
-}
-
-impl Job {
-    pub(crate) fn flags(&self) -> BioFlags {
-        self.bio.flags
-    }
-
-    /// Carries the request out on this thread.
-    pub(crate) fn run(mut self) {
-        let result = self.pass.file().run(&mut self.bio, self.pass.seen());
-        self.finish(result);
-    }
-
-    /// Ends the request. It is out of the gate, and the file let go, when `end_io` runs.
-    pub(crate) fn finish(self, result: Result<()>) {
-        let Self { bio, pass } = self;
-        let result = result.map_err(|e| e.with_path(&pass.file().path));
-        drop(pass);
-        bio.complete(result);
     }
 }
 
@@ -294,8 +333,7 @@ impl Drop for Pass {
 /// See the module.
 pub struct FileDevice {
     file: Arc<Inner>,
-    engine: Engine,
-    aio: Aio,
+    lane: Lane,
 }
 
 impl FileDevice {
@@ -312,7 +350,8 @@ impl FileDevice {
             return Err(Error::new(ErrorKind::Unsupported, "open", text).with_path(path));
         }
         let file = Inner::open(path, options).map_err(|e| e.with_path(path))?;
-        Ok(Arc::new(Self { file: Arc::new(file), engine: engine.clone(), aio: options.aio }))
+        let lane = Lane::new(file.disk, engine, options.aio);
+        Ok(Arc::new(Self { file: Arc::new(file), lane }))
     }
 
     /// Whether direct I/O is on, and why or why not.
@@ -369,16 +408,24 @@ impl FileDevice {
         &self.file.path
     }
 
+    /// Lets a bio in through the gate; none if it was parked.
+    fn enter(&self, bio: Bio) -> Option<Box<Op>> {
+        let bio = self.file.gate.enter_or_park(bio)?;
+        Some(Op::new(bio, Pass::new(&self.file)))
+    }
+
     /// A transfer of the caller's memory on this thread. `segment` is valid during the call.
     fn transfer(&self, op: BioOp, offset: u64, segment: Segment, flags: BioFlags) -> Result<()> {
+        self.lane.note(op);
         self.file.gate.enter_wait();
         let pass = Pass::new(&self.file);
         // SAFETY: the segment is the caller's slice, borrowed until this call returns; for a
         // read it is borrowed exclusively, for a write it is only read.
         let iovs = unsafe { IoVecs::new(&[segment]) };
         let len = segment.len as u64;
-        Xfer::plan(pass.file(), op, offset, len, flags, iovs)
-            .and_then(|xfer| pass.file().transfer(xfer))
+        let (view, _edge) = pass.file().view_to(op, offset, len);
+        Xfer::plan(pass.file(), &view, op, (offset, len), flags, iovs)
+            .and_then(|mut xfer| pass.file().transfer(&mut xfer))
             .map_err(|e| e.with_path(&self.file.path).with_range(offset, len))
     }
 }
@@ -404,23 +451,37 @@ impl BlockDevice for FileDevice {
         self.file.grow(size)
     }
 
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.file.truncate(size)
+    }
+
     fn submit(&self, bio: Bio) {
-        if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            self.engine.submit([Job { bio, pass: Pass::new(&self.file) }], self.aio);
+        if let Some(op) = self.enter(bio).and_then(|op| self.lane.admit(op)) {
+            self.lane.engine().submit([op as Boxed], self.lane.aio());
         }
     }
 
     fn submit_batch(&self, bios: &mut Vec<Bio>) {
-        let enter = |bio| self.file.gate.enter_or_park(bio);
-        let jobs = bios.drain(..).filter_map(enter);
-        let jobs = jobs.map(|bio| Job { bio, pass: Pass::new(&self.file) });
-        self.engine.submit(jobs, self.aio);
+        let admit = |bio| self.enter(bio).and_then(|op| self.lane.admit(op));
+        let ops = bios.drain(..).filter_map(admit).map(|op| op as Boxed);
+        self.lane.engine().submit(ops, self.lane.aio());
     }
 
     fn execute(&self, bio: Bio) {
-        if let Some(bio) = self.file.gate.enter_or_park(bio) {
-            Job { bio, pass: Pass::new(&self.file) }.run();
+        if let Some(op) = self.enter(bio) {
+            self.lane.note(op.bio().op);
+            let mut request: Boxed = op;
+            request::guarded(&mut request, (), |request| request.run());
+            request::end(request);
         }
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lane.engine().is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.lane.engine().room())
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -438,6 +499,9 @@ impl BlockDevice for FileDevice {
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        if self.aio == Aio::Threads { None } else { self.engine.attach_thread() }
+        match self.lane.aio() {
+            Aio::Threads => None,
+            _ => self.lane.engine().attach_thread(),
+        }
     }
 }

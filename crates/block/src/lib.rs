@@ -1,7 +1,7 @@
 //! forebay-block: the block layer, the only crate that talks to the kernel's storage.
 //!
 //! Reading order: [`bio`] (a request), [`bdev`] (what a device is), [`check`] (what every device
-//! checks), then the devices: [`ram`], [`mod@file`] with [`engine`], and the decorators:
+//! checks), [`engine`], then the devices: [`ram`], [`mod@file`], and the decorators:
 //! [`target`].
 
 pub mod bdev;
@@ -14,7 +14,7 @@ mod sys;
 pub mod target;
 
 pub use bdev::{BlockDevice, DeviceRef, Limits, StableWrites, flush_here, io};
-pub use bio::{Bio, BioFlags, BioOp, Completion};
+pub use bio::{Bio, BioFlags, BioOp, Completion, EndBio};
 pub use engine::{Aio, Engine};
 pub use file::{DirectIo, FileDevice, FileIdentity, FileOptions, FileStamp};
 pub use ram::RamDevice;

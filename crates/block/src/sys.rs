@@ -3,8 +3,9 @@
 //! Unsafe of this crate: here, where lists are made (`file`), and `engine/uring`. Invariant Y1: an
 //! [`IoVecs`] never outlives the memory it names; whoever builds one keeps that memory.
 
-use forebay_base::buf::Segment;
+use forebay_base::buf::{DataRef, Segment};
 use libc::{c_int, c_ulong, iovec};
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -14,6 +15,7 @@ pub(crate) const MAX_TRANSFER: usize = 4 << 20;
 pub(crate) const MAX_SEGMENTS: usize = libc::UIO_MAXIOV as usize;
 
 /// Pieces of memory, consumed from the front.
+#[derive(Default)]
 pub(crate) struct IoVecs {
     iovs: Vec<iovec>,
     /// First piece that is not used up, and how much of it is.
@@ -31,7 +33,37 @@ impl IoVecs {
     /// The memory must stay valid and lent to this list until the list is gone (Y1), for
     /// writing if it is going to be read into.
     pub(crate) unsafe fn new(segments: &[Segment]) -> Self {
-        let mut iovs = Vec::with_capacity(segments.len());
+        // SAFETY: the caller's promise.
+        unsafe { Self::default().refill(segments) }
+    }
+
+    /// A list of a bio's data, in the memory of an old list.
+    ///
+    /// # Safety
+    /// As for [`IoVecs::new`]: the data outlives the list.
+    pub(crate) unsafe fn of(data: &mut DataRef, old: Self) -> Self {
+        std::thread_local! {
+            static PIECES: RefCell<Vec<Segment>> = const { RefCell::new(Vec::new()) };
+        }
+        PIECES.with_borrow_mut(|pieces| {
+            pieces.clear();
+            data.segments_into(pieces);
+            // SAFETY: the caller's promise.
+            unsafe { old.refill(pieces) }
+        })
+    }
+
+    /// The memory of this list, naming nothing any more (Y1).
+    pub(crate) fn emptied(mut self) -> Self {
+        self.iovs.clear();
+        Self { iovs: self.iovs, at: 0, skip: 0 }
+    }
+
+    /// # Safety
+    /// As for [`IoVecs::new`].
+    unsafe fn refill(self, segments: &[Segment]) -> Self {
+        let mut iovs = self.iovs;
+        iovs.clear();
         for seg in segments {
             let mut done = 0;
             while done < seg.len {

@@ -39,6 +39,9 @@ pub struct Config {
     pub stable: StableStrategy,
     /// What uncached requests do.
     pub uncached_strategy: UncachedStrategy,
+    /// Fills each frame that is given back with a pattern that names its last owner: bytes of 0x80 and
+    /// more, of the mapping's number. For tests, which write none of these.
+    pub poison_frames: bool,
 }
 
 impl Config {
@@ -56,6 +59,7 @@ impl Config {
             dirty_tracking: DirtyTracking::default(),
             stable: StableStrategy::default(),
             uncached_strategy: UncachedStrategy::default(),
+            poison_frames: false,
         }
     }
 

@@ -16,7 +16,7 @@
 //!                                                     ├▶ a file's list of folios ──▶ (nothing)
 //!                                                     ├▶ mapping.failed ──▶ domain's queue ──▶ a file's dirt
 //!                                                     ├▶ mapping.unflushed
-//!                                                     ├▶ mapping.exclusive ranges
+//!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
 //! domain's line, pace ──▶ (nothing)   index bucket ──▶ (nothing)
 //! free slots ──▶ (nothing)       wait queues ──▶ (nothing)
@@ -25,6 +25,7 @@
 //! second folio lock, and never the age lock: new folios are queued after their lock is released.
 
 pub mod ageing;
+pub mod bounds;
 pub mod cache;
 pub mod config;
 pub mod folio;

@@ -1,6 +1,8 @@
-//! What the cache keeps per file: geometry, size, dirty folios, what is not flushed yet, errors,
-//! and the ranges that direct I/O, trim and truncate hold exclusively against fills.
+//! What the cache keeps per file: geometry, dirty folios, write-outs in flight, errors. The end of file and
+//! the ranges held exclusively are in [`crate::bounds`], what is not flushed yet in
+//! [`crate::writeback::unflushed`].
 
+use crate::bounds::Bounds;
 use crate::folio::owners::Owners;
 use crate::folio::table::Blocks;
 use crate::memory::arena::FRAME_SIZE;
@@ -8,30 +10,21 @@ use crate::rangeset::RangeSet;
 use crate::writeback::dirt::Dirt;
 use crate::writeback::domain::Domain;
 use crate::writeback::errseq::ErrSeq;
+use crate::writeback::unflushed::Unflushed;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// Blocks written out but not flushed: kept in the cache within a window, so that a failed flush
-/// can be made good. Ranges are of file blocks.
-#[derive(Debug, Default)]
-pub struct Unflushed {
-    /// Pinned blocks.
-    pub pinned: RangeSet,
-    /// Bytes were written that are not pinned (window full, direct or uncached writes): a flush
-    /// that fails now cannot be made good.
-    pub unpinned: bool,
-}
 
 /// Write-outs in flight, numbered in order of issue.
 #[derive(Debug, Default)]
 struct Tickets {
     next: u64,
-    in_flight: BTreeSet<u64>,
+    /// With the bytes that each may write.
+    in_flight: BTreeMap<u64, Range<u64>>,
 }
 
 /// One file in the cache.
@@ -40,7 +33,8 @@ pub struct Mapping {
     pub id: u32,
     block_shift: u32,
     folio_shift: u32,
-    size: AtomicU64,
+    /// End of file, and ranges held exclusively.
+    pub bounds: Bounds,
     /// Who takes its dirt.
     pub domain: Arc<Domain>,
     /// Folios that have dirty blocks.
@@ -53,7 +47,7 @@ pub struct Mapping {
     /// Errors for fsync.
     pub errseq: ErrSeq,
     /// See [`Unflushed`].
-    pub unflushed: Mutex<Unflushed>,
+    pub unflushed: Unflushed,
     /// File blocks whose last write-out failed; dirty still.
     failed: Mutex<RangeSet>,
     /// `failed` is not empty: asked on every write.
@@ -65,9 +59,6 @@ pub struct Mapping {
     slot_guess: AtomicU32,
     /// Pauses that writers of the file owe, ns.
     pub(crate) pause_debt: AtomicU64,
-    exclusive: Mutex<Vec<Range<u64>>>,
-    exclusive_count: AtomicU64,
-    exclusive_wait: WaitQueue,
     tickets: Mutex<Tickets>,
     ticket_wait: WaitQueue,
     /// Nobody is left to write its dirt: what is in write-out is dropped when that ends.
@@ -87,22 +78,19 @@ impl Mapping {
             id,
             block_shift: block_size.trailing_zeros(),
             folio_shift: folio_size.trailing_zeros(),
-            size: AtomicU64::new(size),
+            bounds: Bounds::new(u64::from(block_size), size),
             domain,
             dirty: Arc::default(),
             owners,
             dirty_bytes: AtomicU64::new(0),
             write_nanos: AtomicU64::new(0),
             errseq: ErrSeq::default(),
-            unflushed: Mutex::default(),
+            unflushed: Unflushed::default(),
             failed: Mutex::default(),
             failing: AtomicBool::new(false),
             sticky: Mutex::default(),
             slot_guess: AtomicU32::new(0),
             pause_debt: AtomicU64::new(0),
-            exclusive: Mutex::default(),
-            exclusive_count: AtomicU64::new(0),
-            exclusive_wait: WaitQueue::new(),
             tickets: Mutex::default(),
             ticket_wait: WaitQueue::new(),
             dead: AtomicBool::new(false),
@@ -130,12 +118,7 @@ impl Mapping {
     /// End of file, bytes.
     #[inline]
     pub fn size(&self) -> u64 {
-        self.size.load(Ordering::Acquire)
-    }
-
-    /// Moves the end of file.
-    pub fn set_size(&self, size: u64) {
-        self.size.store(size, Ordering::Release);
+        self.bounds.size()
     }
 
     /// The folio that holds `offset`.
@@ -209,49 +192,22 @@ impl Mapping {
         self.write_nanos.store(new, Ordering::Relaxed);
     }
 
-    // ---- exclusive ranges ----
-
     /// Whether `range` is held exclusively. Ask under the folio lock, before bytes or states of
     /// the folio change: whoever takes a range looks at each folio *after* registering.
     #[inline]
     pub fn is_exclusive(&self, range: &Range<u64>) -> bool {
-        self.exclusive_count.load(Ordering::SeqCst) != 0 && self.overlaps_exclusive(range)
-    }
-
-    fn overlaps_exclusive(&self, range: &Range<u64>) -> bool {
-        self.exclusive.lock().iter().any(|r| r.start < range.end && range.start < r.end)
-    }
-
-    /// Takes a range for exclusive use, if nobody holds part of it.
-    pub fn try_exclusive(&self, range: Range<u64>) -> Option<Exclusive<'_>> {
-        let mut held = self.exclusive.lock();
-        if held.iter().any(|r| r.start < range.end && range.start < r.end) {
-            return None;
-        }
-        held.push(range.clone());
-        self.exclusive_count.fetch_add(1, Ordering::SeqCst);
-        Some(Exclusive { mapping: self, range })
-    }
-
-    /// Takes a range for exclusive use; waits for those who hold part of it.
-    pub async fn exclusive(&self, range: Range<u64>) -> Exclusive<'_> {
-        self.exclusive_wait.wait_until(|| self.try_exclusive(range.clone())).await
-    }
-
-    /// Waits until nobody holds part of `range`.
-    pub async fn wait_not_exclusive(&self, range: Range<u64>) {
-        self.exclusive_wait.wait_until(|| (!self.overlaps_exclusive(&range)).then_some(())).await;
+        self.bounds.is_exclusive(range)
     }
 
     // ---- write-outs in flight ----
 
-    /// Numbers a write-out that is about to take blocks: from then on they are not dirty, and a
+    /// Numbers a write-out that is about to take blocks of `range`: from then on they are not dirty, and a
     /// sync that does not find them must see the number.
-    pub fn issue_ticket(&self) -> u64 {
+    pub fn issue_ticket(&self, range: Range<u64>) -> u64 {
         let mut tickets = self.tickets.lock();
         let ticket = tickets.next;
         tickets.next += 1;
-        tickets.in_flight.insert(ticket);
+        tickets.in_flight.insert(ticket, range);
         ticket
     }
 
@@ -266,9 +222,19 @@ impl Mapping {
         let upto = self.tickets.lock().next;
         let done = || {
             let tickets = self.tickets.lock();
-            tickets.in_flight.first().is_none_or(|&first| first >= upto).then_some(())
+            tickets.in_flight.keys().next().is_none_or(|&first| first >= upto).then_some(())
         };
         self.ticket_wait.wait_until(done).await;
+    }
+
+    /// The lowest byte from `from` on that may not be written yet: in a dirty folio, or on its way.
+    pub fn lowest_unwritten(&self, from: u64) -> u64 {
+        // Dirt first: what leaves it for a write-out after that has its ticket already.
+        let dirty = self.dirty.first_from(self.folio_index(from));
+        let dirty = dirty.map_or(u64::MAX, |index| self.folio_start(index));
+        let tickets = self.tickets.lock();
+        let on_the_way = tickets.in_flight.values().filter(|r| r.end > from).map(|r| r.start).min();
+        dirty.min(on_the_way.unwrap_or(u64::MAX)).max(from)
     }
 
     /// Write-outs planned or in flight.
@@ -290,14 +256,10 @@ impl Mapping {
 
     /// Whether all that was accepted is durable, or given up.
     pub fn is_settled(&self) -> bool {
-        let unflushed = || {
-            let unflushed = self.unflushed.lock();
-            unflushed.unpinned || !unflushed.pinned.is_empty()
-        };
         // Dirt becomes a write-out in flight, that becomes unflushed or fails: looked at in this order.
         self.dirty_bytes.load(Ordering::SeqCst) == 0
             && self.write_outs() == 0
-            && !unflushed()
+            && self.unflushed.is_empty()
             && !self.is_failing()
             && self.dirty_bytes.load(Ordering::SeqCst) == 0
     }
@@ -367,23 +329,6 @@ impl Drop for Mapping {
     }
 }
 
-/// A range held exclusively; given back on drop.
-pub struct Exclusive<'a> {
-    mapping: &'a Mapping,
-    range: Range<u64>,
-}
-
-impl Drop for Exclusive<'_> {
-    fn drop(&mut self) {
-        let mut held = self.mapping.exclusive.lock();
-        let at = held.iter().position(|r| *r == self.range).expect("registered by try_exclusive");
-        held.swap_remove(at);
-        self.mapping.exclusive_count.fetch_sub(1, Ordering::SeqCst);
-        drop(held);
-        self.mapping.exclusive_wait.wake_all();
-    }
-}
-
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
@@ -406,17 +351,5 @@ mod tests {
         assert_eq!(m.blocks_touched(0, &(100..70000)), Blocks { start: 0, end: 128 });
         assert_eq!(m.folios(&(100..70000)), 0..2);
         assert_eq!(m.range_of(1, Blocks { start: 1, end: 3 }), 66048..67072);
-    }
-
-    #[test]
-    fn exclusive_ranges_exclude() {
-        let m = mapping(4096);
-        let held = m.try_exclusive(100..200).unwrap();
-        assert!(m.is_exclusive(&(199..300)) && !m.is_exclusive(&(200..300)));
-        assert!(m.try_exclusive(150..160).is_none());
-        let other = m.try_exclusive(200..300).unwrap();
-        drop(held);
-        assert!(m.try_exclusive(100..200).is_some());
-        drop(other);
     }
 }

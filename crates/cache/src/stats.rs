@@ -103,6 +103,8 @@ counters! {
     stable_snapshots,
     /// Fresh frames or snapshots that were not to be had, so that writers wait.
     stable_fallbacks,
+    /// Bytes read again because what came into the caller's memory did not match its checksum.
+    reread_bytes,
     /// Device errors seen by fills and write-out.
     io_errors,
     /// Flushes sent to devices.

@@ -1,8 +1,8 @@
 //! The way of dirt to the device: [`limits`] (how much may be dirty), [`domain`] (the files of one device,
 //! their share of that, and who waits), [`dirt`] (the dirty folios of a file), [`flusher`] (the task that
 //! writes), [`throttle`] (writers above the limits), [`pieces`] (blocks in write-out), [`stable`] (bytes in
-//! flight), [`errseq`] (who is told of errors), [`control`] (all domains together). The write-out itself
-//! is the mapping layer's ([`WriteOut`]).
+//! flight), [`unflushed`] (what a failed flush may lose), [`errseq`] (who is told of errors), [`control`]
+//! (all domains together). The write-out itself is the mapping layer's ([`WriteOut`]).
 
 pub mod control;
 pub mod dirt;
@@ -16,6 +16,7 @@ pub mod pieces;
 mod queue;
 pub mod stable;
 mod throttle;
+pub mod unflushed;
 
 pub use domain::{Domain, DomainKey};
 pub use pass::{Which, WriteOut, WriteOutPass};

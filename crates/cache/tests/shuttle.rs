@@ -142,14 +142,14 @@ impl Lab {
             self.cache.arena().copy_in(frame, at, &[value; BLOCK]);
         }
         for run in runs {
-            end_fill(&self.cache, &self.mapping, index, run, true);
+            end_fill(&self.cache, &self.mapping, index, run, u64::MAX, true);
         }
     }
 
     /// A direct write of a whole folio.
     fn write_directly(&self, index: u64, value: u8) {
         let start = self.mapping.folio_start(index);
-        let _held = block_on(self.mapping.exclusive(start..start + u64::from(FOLIO)));
+        let _held = block_on(self.mapping.bounds.exclusive(start..start + u64::from(FOLIO)));
         while let Some(folio) = self.cache.lock_folio(&self.mapping, index) {
             if !folio.any(State::Reading, ALL) {
                 folio.discard(ALL);
@@ -359,7 +359,7 @@ fn whoever_waits_for_a_fill_or_a_write_out_is_woken() {
                 Box::new(|lab| lab.fill(0, true)),
                 Box::new(wait(State::Writing)),
                 Box::new(wait(State::Reading)),
-                Box::new(|lab| block_on(lab.mapping.wait_not_exclusive(0..8192))),
+                Box::new(|lab| block_on(lab.mapping.bounds.wait_not_exclusive(0..8192))),
                 Box::new(|lab| lab.write_directly(1, 3)),
             ],
         );

@@ -50,6 +50,7 @@ pub fn doctor(args: &DoctorArgs) -> Outcome {
         engine(),
         huge_pages(),
         memlock(),
+        io_flusher(),
         nofile(),
         fuse(),
     ];
@@ -101,6 +102,16 @@ fn kernel() -> Finding {
     } else {
         let advice = "Forebay is tested on 5.10 and newer";
         Finding::note("kernel", format!("Linux {release}"), advice)
+    }
+}
+
+fn io_flusher() -> Finding {
+    match forebay_base::io_flusher::probe() {
+        Ok(()) => Finding::ok("write-out", "its threads do not wait for their own write-out"),
+        Err(why) => {
+            let advice = "give it CAP_SYS_RESOURCE where a client on this machine uses much memory";
+            Finding::note("write-out", format!("ordinary threads: {why}"), advice)
+        }
     }
 }
 

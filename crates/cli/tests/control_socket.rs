@@ -34,7 +34,10 @@ fn another_user_is_refused() {
     let folder = Folder::new();
     folder.image("disk.img", 1 << 20);
     if std::fs::metadata(folder.path("disk.img")).unwrap().uid() != 0 {
-        assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "nothing may be missing here");
+        assert!(
+            std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1"),
+            "nothing may be missing here"
+        );
         eprintln!("not run: only root can become another user");
         return;
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Folder, bytes, tool};
+use common::{Folder, bytes, number, tool, until};
 use std::process::{Command, Stdio};
 
 #[test]
@@ -22,7 +22,11 @@ fn kill_9_of_fio_under_load() {
             .stderr(Stdio::null())
             .spawn()
             .expect("fio starts; see `cargo xtask requires`");
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        // It is in the middle of something when a good part of its writes has come.
+        let written =
+            || number(&folder.ok(&["stat", "--json", "--control", "ctl"]), "dirtied_bytes");
+        let before = written();
+        until("fio writes", || written() > before + (4 << 20));
         steady.write(24 << 20, &[round; 4096]).unwrap();
         fio.kill().unwrap();
         fio.wait().unwrap();

@@ -206,7 +206,7 @@ impl Export for FileExport {
             opener.check_writable()?;
             let flags =
                 ZeroFlags { keep_allocated: mode.keep_allocated, fast_only: mode.fast_only };
-            opener.file.zero(&opener.handle, offset, len, flags).await?;
+            opener.file.zero(offset, len, flags).await?;
             if mode.fua { self.sync().await } else { Ok(()) }
         })
     }

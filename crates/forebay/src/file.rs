@@ -174,6 +174,22 @@ impl File {
         }
     }
 
+    /// Writes at the end of file, whole, wherever that is by then; returns where the bytes went. `flags`
+    /// as for [`File::write_at_with`].
+    pub fn append(&self, buf: &[u8], flags: IoFlags) -> Result<u64> {
+        self.opener.check_writable()?;
+        let Opener { file, handle, .. } = &*self.opener;
+        let written = file.write_placed(handle, 0, Source::Slice(buf), flags | IoFlags::APPEND);
+        block_on(written).map(|range| range.start)
+    }
+
+    /// Sets the size in bytes: what is cut off is gone, what is added reads as zeros. Errors: read-only,
+    /// `Unsupported` where the size is fixed (block devices, images with a size limit), I/O.
+    pub fn set_len(&self, size: u64) -> Result<()> {
+        self.opener.check_writable()?;
+        block_on(self.opener.file.set_len(size))
+    }
+
     /// Makes everything written so far durable.
     pub fn sync_data(&self) -> Result<()> {
         block_on(self.opener.file.sync_here(&self.opener.handle))
@@ -197,7 +213,7 @@ impl File {
     fn zero_with(&self, offset: u64, len: u64, keep: bool, fast: bool) -> Result<()> {
         self.opener.check_writable()?;
         let flags = forebay_iomap::file::ZeroFlags { keep_allocated: keep, fast_only: fast };
-        block_on(self.opener.file.zero(&self.opener.handle, offset, len, flags))
+        block_on(self.opener.file.zero(offset, len, flags))
     }
 
     /// Size in bytes.
@@ -304,9 +320,9 @@ impl File {
     }
 
     /// Whether the need comes from the device (`Auto`) or from here. Counts from the next write on,
-    /// for all openers of the file.
-    pub fn set_stable_pages(&self, to: StablePages) {
-        self.opener.file.set_stable_pages(to);
+    /// for all openers of the file. `Off` is `Unsupported` where checksums are kept.
+    pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
+        self.opener.file.set_stable_pages(to)
     }
 
     /// As it was set last.

@@ -234,7 +234,7 @@ mod tests {
             registry.closed(key, Lingering { file, raw, view, resident });
             registry.sweep(|id| id % 10 == 0);
         }
-        assert!((1000..2000 + FEW).contains(&registry.len()), "{}", registry.len());
+        assert!((1000..2000 + FEW).contains(&registry.len()), "R3: {}", registry.len());
         // A claim that comes to nothing changes nothing.
         let key = FileIdentity::Inode(1, 0);
         let Found::Free(claim) = registry.claim(key) else { panic!("nobody has it open") };

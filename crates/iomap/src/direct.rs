@@ -4,29 +4,34 @@
 //! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
 
 use crate::file::{MappedFile, Source, Target};
-use crate::ops::{Place, Reservation};
+use crate::ops::{Class, Commit, Place, Reservation, Written};
+use crate::published::publishable_size;
+use crate::writeout::Ticket;
 use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::units::is_aligned;
+use forebay_base::checksum::{crc32c, crc32c_append};
+use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, io};
 use forebay_cache::State;
 use forebay_cache::stats::Counters;
+use forebay_cache::writeback::unflushed::Epoch;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
 
 impl MappedFile {
-    /// Checks the alignment of a direct request. `Ok(true)`: not aligned, and the caller takes
-    /// `UNCACHED` instead.
+    /// Checks the alignment of a direct request, which may end at the end of file. `Ok(true)`: not
+    /// aligned, and the caller takes `UNCACHED` instead.
     fn check_direct(
         &self,
         op: &'static str,
         range: &Range<u64>,
         memory: u64,
+        size: u64,
         flags: IoFlags,
     ) -> Result<bool> {
         let limits = self.device().limits();
         let unit = u64::from(self.ops.unit().max(limits.logical_block));
-        let end_ok = is_aligned(range.end, unit) || range.end == self.size();
+        let end_ok = is_aligned(range.end, unit) || range.end == size;
         let align = u64::from(limits.memory_align);
         let why = if !is_aligned(range.start, unit) || !end_ok {
             format!("offset and length must be multiples of {unit}")
@@ -60,55 +65,92 @@ impl MappedFile {
         flags: IoFlags,
     ) -> Result<bool> {
         let memory = dst.bytes().as_ptr() as u64;
-        self.check_direct("read directly", asked, memory, flags)
+        self.check_direct("read directly", asked, memory, self.size(), flags)
     }
 
     pub(crate) fn direct_write_fallback(
         &self,
         range: &Range<u64>,
+        size: u64,
         src: &Source<'_>,
         flags: IoFlags,
     ) -> Result<bool> {
         let memory = src.bytes().as_ptr() as u64;
-        self.check_direct("write directly", range, memory, flags)
+        self.check_direct("write directly", range, memory, size, flags)
     }
 
+    /// False, and nothing was written: the end of file has moved, and the request ends within a block
+    /// that is not the last any more. The caller takes `UNCACHED` instead.
     pub(crate) async fn write_direct(
         &self,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: IoFlags,
-    ) -> Result<()> {
-        let held = self.mapping.exclusive(range.clone()).await;
-        self.evict_for_direct(range).await?;
+    ) -> Result<bool> {
+        let held = self.mapping.bounds.exclusive(range.clone()).await;
+        let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
+        // The size stands while its block is held (E5).
+        let size = self.size();
+        if range.end > size || (range.end != size && !is_aligned(range.end, unit)) {
+            Counters::add(&self.cache.counters.direct_fallbacks, 1);
+            return Ok(false);
+        }
+        // Whole blocks: the exclusive range is (E3).
+        self.evict_for_direct(&held.range()).await?;
+        let epoch = self.mapping.unflushed.epoch();
         Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
-        // A durable map needs a flush of its own; in place, FUA is all there is to it.
+        // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         self.write_reserved(range, src, bio_flags).await?;
+        if durable && !self.ops.fua_suffices() {
+            self.write_below(range.end, src.blocking()).await;
+            self.publish_size();
+            self.ops.commit(Commit::Data, src.blocking()).await?;
+        }
         if !durable {
-            self.mapping.unflushed.lock().unpinned = true;
+            self.remember_unpinned(epoch);
         }
         drop(held);
-        Ok(())
+        Ok(true)
     }
 
-    /// Reserves room for a range that is held exclusively, writes it, publishes or aborts.
+    /// Bytes that nobody holds were written, or zeroed, since `epoch` was sampled: a flush that fails
+    /// from now on, or has failed meanwhile, cannot be made good.
+    pub(crate) fn remember_unpinned(&self, epoch: Epoch) {
+        if !self.mapping.unflushed.completed(epoch, 0..0, false) {
+            self.mapping.poison("a flush failed beside a write that is not held any more");
+        }
+    }
+
+    /// Reserves room for a range that is held exclusively, writes it, publishes it.
     pub(crate) async fn write_reserved(
         &self,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
     ) -> Result<()> {
-        let reservation = self.ops.reserve(range.clone())?;
-        let done = self.write_places(&reservation, range, src, flags).await;
-        match done {
-            Ok(()) => self.ops.publish(reservation),
-            Err(error) => {
-                self.ops.abort(reservation, &error);
-                Err(error)
-            }
-        }
+        let limits = self.ops.limits();
+        let unit = u64::from(limits.unit.max(self.device().limits().logical_block));
+        let ticket = Ticket::new(&self.mapping, range.clone());
+        let whole = range.start..round_up(range.end, unit);
+        let reservation = self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await?;
+        let sequence = self.ops.sequence();
+        let sums = |place: &Place| {
+            let from = (place.offset - range.start) as usize;
+            let bytes = &src.bytes()[from..(from + place.len as usize).min(src.bytes().len())];
+            bytes.chunks(unit as usize).map(|bytes| padded_sum(bytes, unit as usize)).collect()
+        };
+        let written = |place: &Place| Written {
+            place: place.clone(),
+            sequence,
+            sums: if limits.sums { sums(place) } else { Vec::new() },
+        };
+        let written: Vec<Written> = reservation.places().iter().map(written).collect();
+        self.write_places(&reservation, range, src, flags).await?;
+        self.ops.publish(&reservation, &written, publishable_size(&self.mapping, &*self.ops));
+        drop(ticket);
+        Ok(())
     }
 
     /// Writes dirt out and drops what is cached of the range, which is held exclusively.
@@ -159,7 +201,7 @@ impl MappedFile {
         let device = self.device();
         let tail = self.ops.unit().max(device.limits().logical_block) as usize;
         let longest = u64::from(device.limits().max_transfer);
-        let pieces = reservation.places.iter().flat_map(|place| {
+        let pieces = reservation.places().iter().flat_map(|place| {
             (0..place.len).step_by(longest as usize).map(move |skip| Place {
                 offset: place.offset + skip,
                 len: longest.min(place.len - skip),
@@ -167,7 +209,8 @@ impl MappedFile {
             })
         });
         for Place { offset, len, device_offset } in pieces {
-            let part = (offset - range.start) as usize..(offset + len - range.start) as usize;
+            let end = (offset + len).min(range.end);
+            let part = (offset - range.start) as usize..(end - range.start) as usize;
             let whole = part.len() == src.bytes().len();
             let aligned = part.len() % tail == 0;
             match src {
@@ -202,4 +245,10 @@ impl MappedFile {
         }
         Ok(())
     }
+}
+
+/// The sum of a unit of which `bytes` are given and the rest is zeros.
+fn padded_sum(bytes: &[u8], unit: usize) -> u32 {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    crc32c_append(crc32c(bytes), &ZEROS[..unit - bytes.len()])
 }

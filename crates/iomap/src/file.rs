@@ -91,8 +91,6 @@ pub struct MappedFile {
     /// Where its bytes are.
     pub ops: std::sync::Arc<dyn MapOps>,
     pub(crate) flush: FlushGroup,
-    /// Held while the end of file moves.
-    grow: Mutex<()>,
     read_only: bool,
     /// A [`forebay_cache::strategy::StablePages`].
     pub(crate) stable_pages: AtomicU8,
@@ -149,6 +147,10 @@ impl MappedFile {
             let text = format!("block size {block_size}: a power of two from 512 to 4096");
             return Err(Error::new(ErrorKind::InvalidInput, "open", text));
         }
+        if !ops.fua_suffices() && unit != block_size {
+            let text = format!("block size {block_size}: the map moves blocks of {unit}");
+            return Err(Error::new(ErrorKind::InvalidInput, "open", text));
+        }
         if unit > block_size {
             let text = format!("block size {block_size} is smaller than the device's {unit}");
             return Err(Error::new(ErrorKind::InvalidInput, "open", text));
@@ -167,7 +169,6 @@ impl MappedFile {
             cache: cache.clone(),
             ops,
             flush: FlushGroup::default(),
-            grow: Mutex::new(()),
             read_only,
             stable_pages: AtomicU8::new(StablePages::Auto as u8),
             leaves_folios: AtomicBool::new(false),
@@ -252,38 +253,6 @@ impl MappedFile {
             );
         }
         Ok(offset..end)
-    }
-
-    /// The range that a write goes to, with the file grown to hold it. An append takes its range
-    /// and moves the end of file in one step, so two never overlap.
-    pub(crate) fn place_write(
-        &self,
-        offset: u64,
-        len: usize,
-        flags: IoFlags,
-    ) -> Result<Range<u64>> {
-        let append = flags.contains(IoFlags::APPEND);
-        if !append {
-            let range = self.check_write(offset, len, flags)?;
-            if range.end <= self.size() || range.is_empty() {
-                return Ok(range);
-            }
-        }
-        let _growing = self.grow.lock();
-        let offset = if append { self.size() } else { offset };
-        let range = self.check_write(offset, len, flags)?;
-        if range.end > self.size() {
-            if flags.contains(IoFlags::NOWAIT) {
-                let text = "the file has to grow";
-                return Err(Error::new(ErrorKind::WouldBlock, "write", text));
-            }
-            if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
-                self.check_direct_start(range.start)?;
-            }
-            self.ops.grow(range.end)?;
-            self.mapping.set_size(range.end);
-        }
-        Ok(range)
     }
 
     /// Clips a read to the end of file.

@@ -2,15 +2,17 @@
 //! cache before its I/O: whoever looks for the block finds it on its way.
 
 use crate::file::MappedFile;
+use crate::ops::Sums;
 use forebay_base::buf::DataRef;
+use forebay_base::checksum::crc32c;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::units::{round_down, round_up};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, Limits};
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::end_fill;
-use forebay_cache::{FolioWrite, FrameList, Mapping, PageCache};
+use forebay_cache::{FRAME_SIZE, FolioWrite, FrameList, Mapping, PageCache};
 use std::any::Any;
 use std::ops::Range;
 
@@ -55,9 +57,12 @@ impl FillError {
 }
 
 /// One run of blocks of a folio that is *reading* by our plan.
+#[derive(Clone)]
 struct Piece {
     index: u64,
     blocks: Blocks,
+    /// The size at the plan, under the folio lock: what lies behind it reads as zeros (E6).
+    read_to: u64,
 }
 
 /// The completion side of one bio: ends its pieces even if the bio is dropped.
@@ -66,6 +71,8 @@ struct EndRead {
     mapping: Arc<Mapping>,
     pieces: Vec<Piece>,
     error: FillError,
+    /// What stored blocks must add up to: folio, first block, sums.
+    sums: Vec<(u64, u32, Sums)>,
     /// Extents stay pinned until the read is over (O4).
     pins: Vec<Arc<dyn Any + Send + Sync>>,
 }
@@ -76,10 +83,42 @@ impl EndRead {
             self.error.set(error);
         }
         for piece in &self.pieces {
-            end_fill(&self.cache, &self.mapping, piece.index, piece.blocks, result.is_ok());
+            let ok = result.is_ok() && self.verify(piece);
+            end_fill(&self.cache, &self.mapping, piece.index, piece.blocks, piece.read_to, ok);
         }
         drop(self.pins);
     }
+
+    /// Whether the blocks are what was stored: looked at before they become up to date.
+    fn verify(&self, piece: &Piece) -> bool {
+        let mapping = &*self.mapping;
+        let mine = |(index, first, sums): &&(u64, u32, Sums)| {
+            let end = first + sums.len() as u32;
+            *index == piece.index && *first < piece.blocks.end && piece.blocks.start < end
+        };
+        for (index, first, sums) in self.sums.iter().filter(mine) {
+            let folio = self.cache.lock_folio(mapping, *index);
+            let folio = folio.expect("a folio with blocks being read is not evicted (F4)");
+            for (block, &sum) in (*first..).zip(sums.iter()) {
+                let (frame, at) = folio.place(block);
+                let mut bytes = [0; FRAME_SIZE];
+                let bytes = &mut bytes[..mapping.block_size() as usize];
+                self.cache.arena().copy_out(frame, at, bytes);
+                if crc32c(bytes) != sum {
+                    let range = mapping.range_of(*index, Blocks { start: block, end: block + 1 });
+                    self.error.set(&corrupt(&range));
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+/// What was read is not what was stored.
+pub(crate) fn corrupt(range: &Range<u64>) -> Error {
+    let error = Error::new(ErrorKind::Corrupt, "read", "the checksum does not match");
+    error.with_range(range.start, range.end - range.start)
 }
 
 impl MappedFile {
@@ -141,13 +180,19 @@ impl MappedFile {
                 }
                 break;
             }
-            let blocks = mapping.blocks_touched(index, &part);
+            // The size as it is under the lock: whoever wrote to this folio had moved it before.
+            let read_to = self.size();
+            let end = part.end.min(round_up(read_to, mapping.block_size()));
+            let blocks = mapping.blocks_touched(index, &(part.start..end.max(part.start)));
+            if part.start >= end {
+                continue;
+            }
             let need: usize = folio.fillable(blocks).iter().map(|&r| folio.frames_missing(r)).sum();
             if need > pool.len() {
                 break;
             }
             let runs = folio.begin_fill(blocks, mode.uncached, &mut pool);
-            planned.extend(runs.into_iter().map(|blocks| Piece { index, blocks }));
+            planned.extend(runs.into_iter().map(|blocks| Piece { index, blocks, read_to }));
         }
         Ok(planned)
     }
@@ -193,13 +238,13 @@ impl MappedFile {
             let mut rest = piece.blocks;
             while !rest.is_empty() {
                 let range = self.mapping.range_of(piece.index, rest);
-                let eof = round_up(self.size(), device_block);
+                let eof = round_up(piece.read_to, device_block.max(u64::from(self.ops.unit())));
                 let extent = self.ops.map(range.start..range.end.min(eof).max(range.start)).await;
                 let extent = match extent {
                     Ok(extent) => extent,
                     Err(e) => {
                         error.set(&e);
-                        self.end_planned(piece.index, rest, false);
+                        end_fill(&self.cache, &self.mapping, piece.index, rest, 0, false);
                         break;
                     }
                 };
@@ -224,7 +269,11 @@ impl MappedFile {
                 let open = open.get_or_insert_with(|| OpenRead::new(self, at, error));
                 run.end = run.end.min(run.start + open.room(&limits, max).max(1));
                 rest.start = run.end;
-                open.push(&self.locked(piece.index), piece.index, run, extent.len);
+                if let Some(sums) = &extent.sums {
+                    let sums = sums[..run.len() as usize].into();
+                    open.end.sums.push((piece.index, run.start, sums));
+                }
+                open.push(&self.locked(piece.index), &piece, run, extent.len);
                 open.end.pins.extend(extent.pin);
             }
         }
@@ -236,13 +285,9 @@ impl MappedFile {
         folio.expect("a folio with blocks being read is not evicted (F4)")
     }
 
-    fn end_planned(&self, index: u64, blocks: Blocks, ok: bool) {
-        end_fill(&self.cache, &self.mapping, index, blocks, ok);
-    }
-
     /// Wakes those who wait for a folio whose blocks were filled without I/O.
     fn end_waiters(&self, index: u64) {
-        end_fill(&self.cache, &self.mapping, index, Blocks { start: 0, end: 0 }, true);
+        end_fill(&self.cache, &self.mapping, index, Blocks { start: 0, end: 0 }, u64::MAX, true);
     }
 
     fn issue_reads(&self, mut bios: Vec<Bio>, mode: FillMode) {
@@ -278,6 +323,7 @@ impl OpenRead {
             mapping: file.mapping.clone(),
             pieces: Vec::new(),
             error: error.clone(),
+            sums: Vec::new(),
             pins: Vec::new(),
         };
         Self { device_start: at, device_end: at, frames: FrameList::new(file.cache.arena()), end }
@@ -294,8 +340,9 @@ impl OpenRead {
         bytes.min(segments as u64) as u32
     }
 
-    /// Adds `len` bytes: the blocks of `run`, the last of which may be cut off by the end of file.
-    fn push(&mut self, folio: &FolioWrite<'_>, index: u64, run: Blocks, len: u64) {
+    /// Adds `len` bytes: the blocks of `run`, a part of `piece`, the last of which may be cut off by
+    /// the end of file.
+    fn push(&mut self, folio: &FolioWrite<'_>, piece: &Piece, run: Blocks, len: u64) {
         let block = self.end.mapping.block_size();
         let mut left = len.min(u64::from(run.len()) * block);
         for b in run.start..run.end {
@@ -308,10 +355,17 @@ impl OpenRead {
             left -= take;
         }
         match self.end.pieces.last_mut() {
-            Some(last) if last.index == index && last.blocks.end == run.start => {
+            Some(last)
+                if last.index == piece.index
+                    && last.blocks.end == run.start
+                    && last.read_to == piece.read_to =>
+            {
                 last.blocks.end = run.end;
             }
-            _ => self.end.pieces.push(Piece { index, blocks: run }),
+            _ => {
+                let (index, read_to) = (piece.index, piece.read_to);
+                self.end.pieces.push(Piece { index, blocks: run, read_to });
+            }
         }
     }
 

@@ -1,12 +1,13 @@
 //! The map of a raw image: a byte of the file is the same byte of the device.
 
-use crate::ops::{Extent, MapFuture, MapOps, Place, Reservation};
+use crate::ops::{
+    Class, Commit, Extent, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
+};
 use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
-use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, io};
+use forebay_base::{ErrorKind, Result};
+use forebay_block::{BioFlags, BioOp, DeviceRef, flush_here, io};
 use std::ops::Range;
 
 /// Longest run of zeros written at once where the device cannot zero, bytes.
@@ -15,13 +16,12 @@ const ZERO_CHUNK: u64 = 1 << 20;
 /// See the module.
 pub struct Identity {
     device: DeviceRef,
-    seq: AtomicU64,
 }
 
 impl Identity {
     /// The map of a whole device.
     pub fn new(device: DeviceRef) -> Self {
-        Self { device, seq: AtomicU64::new(0) }
+        Self { device }
     }
 
     async fn device_zero(&self, op: BioOp, range: &Range<u64>, flags: BioFlags) -> Result<()> {
@@ -57,27 +57,49 @@ impl MapOps for Identity {
         &self.device
     }
 
-    fn unit(&self) -> u32 {
-        self.device.limits().logical_block
+    fn limits(&self) -> MapLimits {
+        let limits = self.device.limits();
+        MapLimits { unit: limits.logical_block, sums: false, stable: limits.stable_writes }
     }
 
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        let len = range.end - range.start;
-        let device_offset = Some(range.start);
-        MapFuture::Now(Some(Ok(Extent { offset: range.start, len, device_offset, pin: None })))
-    }
-
-    fn reserve(&self, range: Range<u64>) -> Result<Reservation> {
-        let seq = self.seq.fetch_add(1, Ordering::Relaxed);
         let (offset, len) = (range.start, range.end - range.start);
-        Ok(Reservation { seq, places: vec![Place { offset, len, device_offset: offset }] })
+        let device_offset = Some(offset);
+        let extent = Extent { offset, len, device_offset, sums: None, pin: None };
+        MapFuture::Now(Some(Ok(extent)))
     }
 
-    fn publish(&self, _reservation: Reservation) -> Result<()> {
-        Ok(())
+    fn reserve(&self, runs: &[Range<u64>], _class: Class) -> MapFuture<'_, Result<Reservation>> {
+        let place = |run: &Range<u64>| Place {
+            offset: run.start,
+            len: run.end - run.start,
+            device_offset: run.start,
+        };
+        let places = runs.iter().map(place).collect();
+        MapFuture::Now(Some(Ok(Reservation::in_place(places))))
     }
 
-    fn abort(&self, _reservation: Reservation, _error: &Error) {}
+    fn sequence(&self) -> u64 {
+        // In place the later write of two is the one that is later on the device: nobody compares.
+        0
+    }
+
+    fn publish(&self, _reservation: &Reservation, _written: &[Written], _size: u64) {}
+
+    fn commit(&self, _what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let device = &*self.device;
+            let done = match here {
+                true => flush_here(device).await,
+                false => io(device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
+            };
+            done.result
+        })
+    }
+
+    fn fua_suffices(&self) -> bool {
+        true
+    }
 
     fn zero(
         &self,
@@ -90,6 +112,10 @@ impl MapOps for Identity {
 
     fn can_grow(&self) -> bool {
         self.device.can_grow()
+    }
+
+    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.device.truncate(size) })
     }
 
     fn can_zero(&self) -> (bool, bool) {

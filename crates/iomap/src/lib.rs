@@ -3,7 +3,7 @@
 //! here, the answer above.
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
-//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `uncached`, `sync`, `zero`,
+//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `uncached`, `sync`, `zero`, `resize`,
 //! `discard`, then the two mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
 
@@ -13,14 +13,20 @@ pub mod file;
 mod fill;
 pub mod identity;
 pub mod ops;
+mod published;
 mod read;
 pub mod remap;
+mod resize;
 mod stable;
 mod sync;
+mod taken;
 mod uncached;
 mod write;
 mod writeout;
 mod zero;
 
 pub use file::{Handle, MappedFile, Source, Target};
-pub use ops::{Extent, MapFuture, MapOps, Place, Reservation};
+pub use ops::{
+    Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation, Sums,
+    Written,
+};

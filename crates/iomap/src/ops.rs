@@ -1,20 +1,27 @@
 //! The contract between the mapping layer and whoever knows where bytes are.
 //!
-//! A write to storage is three steps (see docs/publish-order.md):
 //! ```text
-//!             issue I/O to the places            all I/O ok
-//!   reserve ──────────────────────────▶ in flight ─────────▶ publish   the bytes are found there
-//!      │                                    │ any I/O failed
-//!      └── seq taken here                   └──────────────▶ abort     the places go back
+//!  accept      admit ── no room: ENOSPC now, never first at fsync
+//!                │ the block is dirty: its dirt is its share
+//!  write out   reserve ──▶ capture, sequence drawn ──▶ issue ──▶ publish ──▶ commit   found, then durable
+//!                │ places   (folio lock, or range held)    │ failed
+//!                └──────────── dropped ◀───────────────────┘  the places go back, the block is dirty again
 //! ```
-//! Rules: O1 `seq` is taken at reservation and grows per file. O2 publish and replay resolve
-//! overlaps by `seq`, never by order of completion. O3 each reservation is published or aborted
-//! once. O4 a place that is no longer referred to is reused only after every read planned before
-//! that has ended: whoever maps holds the extent's `pin` for as long.
+//! Rules:
+//! O1 the sequence of a piece is drawn when its content is fixed: under the folio lock with the capture, or
+//!    once a direct range is held; so where pieces overlap, the higher one is newer.
+//! O2 publish and replay resolve overlaps by sequence, never by order of completion.
+//! O3 what of a reservation was not published goes back when the last holder lets it go, and not before: a
+//!    bio in flight is a holder.
+//! O4 a place that is no longer referred to is reused only after every read planned before that has
+//!    ended: whoever maps holds the extent's `pin` for as long.
+//! O5 a size is published when the bytes below it are: never beyond a block that is dirty or on its way.
+//! O6 reserving waits before anything is captured: a wait for room holds no block in write-out.
 
+use forebay_base::Result;
+use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
-use forebay_base::{Error, Result};
-use forebay_block::DeviceRef;
+use forebay_block::{DeviceRef, StableWrites};
 use std::any::Any;
 use std::future::Future;
 use std::ops::Range;
@@ -31,12 +38,17 @@ pub struct Extent {
     pub len: u64,
     /// First byte on the device; `None` is a hole: it reads as zeros.
     pub device_offset: Option<u64>,
+    /// What the stored units must add up to.
+    pub sums: Option<Sums>,
     /// Keeps the place from being reused while it is held (O4).
     pub pin: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A piece of a reservation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// CRC-32C of each checksum unit of an extent, from the unit that holds its first byte on.
+pub type Sums = Arc<[u32]>;
+
+/// A piece of a reservation: one run on the device for one run of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// First byte in the file.
     pub offset: u64,
@@ -46,13 +58,120 @@ pub struct Place {
     pub device_offset: u64,
 }
 
-/// Room for one run of a file.
-#[derive(Debug)]
+impl Place {
+    /// The bytes of the file.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
+}
+
+/// A piece that was written: a part of a place.
+#[derive(Debug, Clone)]
+pub struct Written {
+    /// Where.
+    pub place: Place,
+    /// When its content was fixed (O1).
+    pub sequence: u64,
+    /// A sum for each unit, where the map keeps them.
+    pub sums: Vec<u32>,
+}
+
+/// Why room is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Write-back that nobody waits for.
+    Background,
+    /// Somebody syncs.
+    Sync,
+    /// A write past the cache.
+    Direct,
+}
+
+/// Takes back places that were not published.
+pub trait GiveBack: Send + Sync {
+    /// They are free again.
+    fn give_back(&self, places: &[Place]);
+}
+
+/// Places for runs of a file. What is not published goes back on drop (O3).
 pub struct Reservation {
-    /// Order of this run among all of the file.
-    pub seq: u64,
-    /// Where to write, in file order, covering the run.
-    pub places: Vec<Place>,
+    places: Vec<Place>,
+    owner: Option<Arc<dyn GiveBack>>,
+    /// Parts that were published, by place on the device. Empty where nobody wants anything back.
+    published: Mutex<Vec<Range<u64>>>,
+}
+
+impl Reservation {
+    /// Places that need not be given back.
+    pub fn in_place(places: Vec<Place>) -> Self {
+        Self { places, owner: None, published: Mutex::default() }
+    }
+
+    /// Places that go back to `owner`.
+    pub fn new(places: Vec<Place>, owner: Arc<dyn GiveBack>) -> Self {
+        Self { places, owner: Some(owner), published: Mutex::default() }
+    }
+
+    /// In the order of the runs asked for, which they cover.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Called by the map as it publishes a part.
+    pub fn note_published(&self, place: &Place) {
+        let part = place.device_offset..place.device_offset + place.len;
+        let mut published = self.published.lock();
+        let twice = published.iter().any(|p| p.start < part.end && part.start < p.end);
+        assert!(!twice, "O3: a place is published once");
+        published.push(part);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let Some(owner) = self.owner.take() else { return };
+        let mut published = std::mem::take(&mut *self.published.lock());
+        published.sort_unstable_by_key(|p| p.start);
+        let mut left = Vec::new();
+        for place in &self.places {
+            let (end, mut at) = (place.device_offset + place.len, place.device_offset);
+            let mut push = |from: u64, to: u64| {
+                if from < to {
+                    let offset = place.offset + (from - place.device_offset);
+                    left.push(Place { offset, len: to - from, device_offset: from });
+                }
+            };
+            for part in published.iter() {
+                if part.start >= end || part.end <= at {
+                    continue;
+                }
+                push(at, part.start);
+                at = part.end;
+            }
+            push(at, end);
+        }
+        owner.give_back(&left);
+    }
+}
+
+/// What a commit makes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Commit {
+    /// The bytes, and what is needed to find them.
+    Data,
+    /// All metadata, too.
+    All,
+}
+
+/// What a map wants.
+#[derive(Debug, Clone, Copy)]
+pub struct MapLimits {
+    /// Unit of places, bytes: a power of two. Direct requests are multiples of it.
+    pub unit: u32,
+    /// Sums are kept, one for each unit.
+    pub sums: bool,
+    /// Whether bytes must not change between capture and completion, and why: the map answers for it.
+    pub stable: StableWrites,
 }
 
 /// A value now, or later: mappings kept in memory answer without boxing.
@@ -78,24 +197,52 @@ pub trait MapOps: Send + Sync {
     /// The device that places refer to.
     fn device(&self) -> &DeviceRef;
 
-    /// Unit of places, bytes: a power of two. Direct requests must be multiples of it.
-    fn unit(&self) -> u32;
+    /// Units, sums, stable need. Read anew for each decision.
+    fn limits(&self) -> MapLimits;
 
-    /// The extent that begins at `range.start`, clipped to `range`.
+    /// [`MapLimits::unit`].
+    fn unit(&self) -> u32 {
+        self.limits().unit
+    }
+
+    /// The extent that begins at `range.start`, clipped to `range`; it ends on a border of units, or
+    /// where `range` does.
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>>;
 
-    /// Reserves room for a run, a multiple of the unit save at the end of file. Errors: `NoSpace`.
-    fn reserve(&self, range: Range<u64>) -> Result<Reservation>;
+    /// `new` bytes are about to become dirty beside `dirty` that are: `NoSpace` if not all of them could
+    /// be written. The dirt is the share (see the module), so there is nothing to give back.
+    fn admit(&self, _new: u64, _dirty: u64) -> Result<()> {
+        Ok(())
+    }
 
-    /// The bytes are written: from now on they are found at the reservation's places, unless a
-    /// later `seq` has been published for part of them (O2).
-    fn publish(&self, reservation: Reservation) -> Result<()>;
+    /// Room for runs of the file, whole units. Waits for it before anything is captured (O6).
+    /// Errors: `NoSpace`.
+    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>>;
 
-    /// The write failed: the places go back.
-    fn abort(&self, reservation: Reservation, error: &Error);
+    /// The next sequence (O1), volume-wide.
+    fn sequence(&self) -> u64;
+
+    /// The pieces are written: from now on they are found there, unless a later sequence has been
+    /// published for part of them (O2). `size`: what may be made recoverable (O5). In memory, cannot
+    /// fail, may run in a device's completion.
+    fn publish(&self, reservation: &Reservation, written: &[Written], size: u64);
+
+    /// The size that [`MapOps::publish`] was last told, where the map keeps one.
+    fn published_size(&self) -> Option<u64> {
+        None
+    }
+
+    /// Makes what was published findable and durable. `here`: the caller blocks, and I/O may be carried
+    /// out on its thread.
+    fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>>;
+
+    /// A write with FUA is durable and found: no commit is needed after it.
+    fn fua_suffices(&self) -> bool {
+        false
+    }
 
     /// Makes a run read as zeros and gives its space back unless `keep_allocated`. The run is a
-    /// multiple of the unit save at the end of file; the caller holds it exclusively.
+    /// multiple of the unit save at the end of file; the caller holds it exclusively. Takes a sequence.
     fn zero(
         &self,
         range: Range<u64>,
@@ -103,7 +250,7 @@ pub trait MapOps: Send + Sync {
         fast_only: bool,
     ) -> BoxFuture<'_, Result<()>>;
 
-    /// Whether [`MapOps::grow`] can work.
+    /// Whether [`MapOps::grow`] and [`MapOps::truncate`] can work.
     fn can_grow(&self) -> bool {
         false
     }
@@ -112,6 +259,11 @@ pub trait MapOps: Send + Sync {
     fn grow(&self, size: u64) -> Result<()> {
         self.device().grow(size)
     }
+
+    /// Cuts the file off at `size`, which is lower than the size it has: what lies behind is gone. The caller
+    /// holds all of it exclusively, from the block of `size` on, and writes that block again if `size`
+    /// lies within it. Takes a sequence.
+    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>>;
 
     /// Whether `zero` is faster than writing zeros, and whether it gives space back.
     fn can_zero(&self) -> (bool, bool);

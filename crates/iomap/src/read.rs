@@ -1,9 +1,11 @@
 //! Reads: out of the cache if it is there, through the cache, or past it.
 
 use crate::file::{Handle, MappedFile, Target};
-use crate::fill::{FillError, FillMode, Filling};
+use crate::fill::{FillError, FillMode, Filling, corrupt};
+use crate::ops::Extent;
 use crate::uncached::Passing;
 use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::checksum::crc32c;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -93,7 +95,9 @@ impl MappedFile {
         } else {
             self.read_through(handle, &range, &mut dst, Passing::Cached).await?;
         }
-        Ok((range.end - range.start) as usize)
+        // Cut off meanwhile: what was there counts, and reads as zeros behind the new end.
+        let end = range.end.min(self.size()).max(range.start);
+        Ok((end - range.start) as usize)
     }
 
     /// Whether all of a range is up to date at this moment.
@@ -191,7 +195,7 @@ impl MappedFile {
             match self.start_fill(range.clone(), mode).await {
                 Filling::Started(error) => return Some(error),
                 Filling::NoFrames => return None,
-                Filling::Exclusive(held) => self.mapping.wait_not_exclusive(held).await,
+                Filling::Exclusive(held) => self.mapping.bounds.wait_not_exclusive(held).await,
             }
         }
     }
@@ -207,9 +211,13 @@ impl MappedFile {
         passing: Passing,
     ) -> Result<()> {
         let mapping = &*self.mapping;
-        let blocks = mapping.blocks_touched(index, &piece);
         let mut error = error.clone();
         for _ in 0..8 {
+            let piece = self.clip_to_size(&piece, base, dst);
+            let blocks = mapping.blocks_touched(index, &piece);
+            if piece.is_empty() {
+                return Ok(());
+            }
             if let Some(folio) = self.cache.lock_folio(mapping, index) {
                 if folio.all(State::Uptodate, blocks) {
                     let into = &mut dst.bytes()
@@ -240,6 +248,14 @@ impl MappedFile {
         self.read_around(&piece, &mut Target::Owned(&mut part), false).await?;
         dst.bytes()[into].copy_from_slice(&part);
         Ok(())
+    }
+
+    /// The part of a run that lies within the file as it is now; what a truncate has cut off meanwhile
+    /// becomes zeros in `dst`.
+    fn clip_to_size(&self, run: &Range<u64>, base: u64, dst: &mut Target<'_>) -> Range<u64> {
+        let end = run.end.min(self.size()).max(run.start);
+        dst.bytes()[(end - base) as usize..(run.end - base) as usize].fill(0);
+        run.start..end
     }
 
     /// A sequential uncached stream gets a window of its own ahead; a random reader gets none.
@@ -359,11 +375,16 @@ impl MappedFile {
     ) -> Result<()> {
         Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
         let mut at = run.start;
+        let mut cuts = self.mapping.bounds.cuts();
+        let mut run = self.clip_to_size(&run, base, dst);
         while at < run.end {
+            let limits = self.ops.limits();
             let device_block = u64::from(self.device().limits().logical_block);
-            let start = round_down(at, device_block);
+            // Sums are of whole units.
+            let unit = if limits.sums { u64::from(limits.unit) } else { device_block };
+            let start = round_down(at, unit);
             let longest = u64::from(self.device().limits().max_transfer);
-            let end = round_up(run.end, device_block).min(start + longest);
+            let end = round_up(run.end, unit).min(start + round_down(longest, unit));
             let extent = self.ops.map(start..end).await?;
             let upto = (extent.offset + extent.len).min(run.end);
             assert!(upto > at, "a map makes progress");
@@ -371,7 +392,16 @@ impl MappedFile {
             match extent.device_offset {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
-                    self.read_device(device_at, at - start, into, dst, private).await?;
+                    let done =
+                        self.read_device(device_at, at - start, into, dst, private, &extent).await;
+                    let now = self.mapping.bounds.cuts();
+                    if now != cuts {
+                        // Storage was cut under the read: once more, of what is left.
+                        cuts = now;
+                        run = self.clip_to_size(&(at..run.end), base, dst);
+                        continue;
+                    }
+                    done?;
                 }
             }
             drop(extent.pin);
@@ -380,7 +410,9 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`.
+    /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. What came
+    /// straight into the caller's memory and does not match is read again into memory of our own,
+    /// which nobody else can have changed, before it is called corrupt.
     async fn read_device(
         &self,
         device_at: u64,
@@ -388,31 +420,21 @@ impl MappedFile {
         into: Range<usize>,
         dst: &mut Target<'_>,
         private: bool,
+        extent: &Extent,
     ) -> Result<()> {
-        let limits = self.device().limits();
-        let device_block = u64::from(limits.logical_block);
+        let unit = match &extent.sums {
+            Some(_) => u64::from(self.ops.unit()),
+            None => u64::from(self.device().limits().logical_block),
+        };
         let want = into.len() as u64;
-        let whole = into.len() == dst.bytes().len();
-        let memory = dst.bytes()[into.clone()].as_ptr() as u64;
-        let aligned = !private && skip == 0 && is_aligned(want, device_block);
-        match dst {
-            Target::Slice(slice)
-                if aligned && is_aligned(memory, u64::from(limits.memory_align)) =>
-            {
-                return self.device().read_into(device_at, &mut slice[into]);
+        let aligned = !private && skip == 0 && is_aligned(want, unit);
+        if aligned && self.read_straight(device_at, into.clone(), dst).await? {
+            if self.matches(extent, &dst.bytes()[into.clone()]) {
+                return Ok(());
             }
-            Target::Owned(buf) if aligned && whole => {
-                let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
-                let done =
-                    io(&**self.device(), BioOp::Read, device_at, want, data, BioFlags::SYNC).await;
-                if let Some(back) = done.data.into_buf() {
-                    **buf = back;
-                }
-                return done.result;
-            }
-            _ => {}
+            Counters::add(&self.cache.counters.reread_bytes, want);
         }
-        let len = round_up(skip + want, device_block);
+        let len = round_up(skip + want, unit);
         let private = Private::new(&self.cache, len);
         let mut part = AlignedBuf::new(len as usize);
         if dst.blocking() {
@@ -424,9 +446,45 @@ impl MappedFile {
             done.result?;
             part = done.data.into_buf().expect("an owned buffer comes back (B2)");
         }
+        if !self.matches(extent, &part) {
+            return Err(corrupt(&(extent.offset..extent.offset + len)));
+        }
         dst.bytes()[into].copy_from_slice(&part[skip as usize..(skip + want) as usize]);
         drop(private);
         Ok(())
+    }
+
+    /// Reads aligned bytes into the caller's memory; false if that cannot be lent.
+    async fn read_straight(
+        &self,
+        device_at: u64,
+        into: Range<usize>,
+        dst: &mut Target<'_>,
+    ) -> Result<bool> {
+        let (want, whole) = (into.len() as u64, into.len() == dst.bytes().len());
+        let memory = dst.bytes()[into.clone()].as_ptr() as u64;
+        let align = u64::from(self.device().limits().memory_align);
+        match dst {
+            Target::Slice(slice) if is_aligned(memory, align) => {
+                self.device().read_into(device_at, &mut slice[into]).map(|()| true)
+            }
+            Target::Owned(buf) if whole => {
+                let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
+                let done =
+                    io(&**self.device(), BioOp::Read, device_at, want, data, BioFlags::SYNC).await;
+                if let Some(back) = done.data.into_buf() {
+                    **buf = back;
+                }
+                done.result.map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether stored bytes, from the extent's first unit on, add up.
+    fn matches(&self, extent: &Extent, bytes: &[u8]) -> bool {
+        let Some(sums) = &extent.sums else { return true };
+        bytes.chunks(self.ops.unit() as usize).zip(sums.iter()).all(|(b, &sum)| crc32c(b) == sum)
     }
 }
 

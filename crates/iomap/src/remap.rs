@@ -1,66 +1,191 @@
 //! An out-of-place map in memory: every write goes to fresh blocks of the device, and the map changes
 //! when it is published. It keeps nothing across a restart; it exists to prove the contract of
-//! [`crate::ops`] under the same tests as the identity.
+//! [`crate::ops`] under the same tests as the identity: with sums, and with waits wherever a volume may
+//! wait.
 //!
 //! Invariants: R1 a device block is free, reserved, mapped, or in limbo. R2 a block in limbo is
-//! free once every pin handed out before it got there is gone (O4).
+//! free once every pin handed out before it got there is gone (O4). R3 the published size never goes
+//! beyond what was published, written or not (O5).
+//!
+//! Lock: one, a leaf.
 
-use crate::ops::{Extent, MapFuture, MapOps, Place, Reservation};
+use crate::ops::{
+    Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation, Sums,
+    Written,
+};
+use forebay_base::buf::DataRef;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
+use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::DeviceRef;
+use forebay_block::{BioFlags, BioOp, DeviceRef, StableWrites, flush_here, io};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Weak;
+use std::time::Duration;
 
 /// An epoch: pins are clones of it.
 struct Epoch;
 
+/// Where a file block is.
+#[derive(Debug, Clone, Copy)]
+struct Mapped {
+    device: u64,
+    sequence: u64,
+    sum: Option<u32>,
+}
+
 struct State {
-    /// File block to (device block, seq of the write that put it there).
-    map: BTreeMap<u64, (u64, u64)>,
-    /// Highest seq that emptied a file block; a write reserved before that is not published (O2).
+    map: BTreeMap<u64, Mapped>,
+    /// Highest sequence that emptied a file block; one drawn before that is not published (O2).
     zeroed: BTreeMap<u64, u64>,
+    /// Truncates: first file block cut off, sequence; ascending in both.
+    cuts: Vec<(u64, u64)>,
     free: Vec<u64>,
+    reserved: u64,
     limbo: VecDeque<(Weak<Epoch>, Vec<u64>)>,
     epoch: std::sync::Arc<Epoch>,
-    seq: u64,
+    sequence: u64,
+    published_size: u64,
+    commits: u64,
+}
+
+/// What places go back to.
+struct Shared {
+    unit: u64,
+    state: Mutex<State>,
+}
+
+/// How a map behaves.
+#[derive(Clone, Default)]
+pub struct RemapOptions {
+    /// The size of the file may change.
+    pub grows: bool,
+    /// Sums are kept and verified; bytes must be stable then.
+    pub sums: bool,
+    /// Looking up and reserving wait at times, as this world's random numbers say.
+    pub waits: Option<WorldRef>,
 }
 
 /// See the module.
 pub struct Remap {
     device: DeviceRef,
-    unit: u32,
-    state: Mutex<State>,
+    options: RemapOptions,
+    shared: std::sync::Arc<Shared>,
 }
 
 impl Remap {
     /// An empty map, all holes, over a device; `unit` bytes a block.
     pub fn new(device: DeviceRef, unit: u32) -> Arc<Self> {
+        Self::with_options(device, unit, RemapOptions::default())
+    }
+
+    /// The same, with options.
+    pub fn with_options(device: DeviceRef, unit: u32, options: RemapOptions) -> Arc<Self> {
         assert!(unit.is_power_of_two() && unit >= device.limits().logical_block);
         let blocks = device.size() / u64::from(unit);
         let state = State {
             map: BTreeMap::new(),
             zeroed: BTreeMap::new(),
+            cuts: Vec::new(),
             free: (0..blocks).rev().collect(),
+            reserved: 0,
             limbo: VecDeque::new(),
             epoch: std::sync::Arc::new(Epoch),
-            seq: 0,
+            sequence: 0,
+            published_size: 0,
+            commits: 0,
         };
-        Arc::new(Self { device, unit, state: Mutex::new(state) })
+        let shared = Shared { unit: u64::from(unit), state: Mutex::new(state) };
+        Arc::new(Self { device, options, shared: std::sync::Arc::new(shared) })
     }
 
     fn blocks(&self, range: &Range<u64>) -> Range<u64> {
-        let unit = u64::from(self.unit);
-        range.start / unit..range.end.div_ceil(unit)
+        range.start / self.shared.unit..range.end.div_ceil(self.shared.unit)
     }
 
     /// Blocks free, in limbo or mapped: all of them, when nothing is reserved (R1).
     pub fn accounted(&self) -> u64 {
-        let state = self.state.lock();
+        let state = self.shared.state.lock();
         let limbo: usize = state.limbo.iter().map(|(_, b)| b.len()).sum();
         (state.free.len() + limbo + state.map.len()) as u64
+    }
+
+    /// Commits so far.
+    pub fn commits(&self) -> u64 {
+        self.shared.state.lock().commits
+    }
+
+    /// Waits, if this map does.
+    async fn wait(&self) {
+        let Some(world) = &self.options.waits else { return };
+        let draw = world.random();
+        if draw.is_multiple_of(4) {
+            world.sleep(Duration::from_nanos(1_000 + (draw >> 8) % 300_000)).await;
+        }
+    }
+
+    fn look_up(&self, range: &Range<u64>) -> Extent {
+        let unit = self.shared.unit;
+        let state = self.shared.state.lock();
+        let blocks = self.blocks(range);
+        let at = |b: u64| state.map.get(&b);
+        let first = at(blocks.start).map(|m| m.device);
+        let mut len = 1;
+        while blocks.start + len < blocks.end
+            && at(blocks.start + len).map(|m| m.device) == first.map(|f| f + len)
+        {
+            len += 1;
+        }
+        let sums: Option<Vec<u32>> = (0..len).map(|i| at(blocks.start + i)?.sum).collect();
+        let skip = range.start - blocks.start * unit;
+        Extent {
+            offset: range.start,
+            len: (len * unit - skip).min(range.end - range.start),
+            device_offset: first.map(|f| f * unit + skip),
+            sums: sums.map(Sums::from),
+            pin: Some(state.epoch.clone()),
+        }
+    }
+
+    fn take(&self, runs: &[Range<u64>]) -> Result<Reservation> {
+        let unit = self.shared.unit;
+        let mut state = self.shared.state.lock();
+        state.collect();
+        let blocks: Vec<u64> = runs.iter().flat_map(|run| self.blocks(run)).collect();
+        if state.free.len() < blocks.len() {
+            let text = format!("{} blocks wanted, {} free", blocks.len(), state.free.len());
+            return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
+        }
+        let at = state.free.len() - blocks.len();
+        let taken = state.free.split_off(at);
+        state.reserved += taken.len() as u64;
+        let mut places: Vec<Place> = Vec::new();
+        for (file, device) in blocks.into_iter().zip(taken.into_iter().rev()) {
+            let (offset, device_offset) = (file * unit, device * unit);
+            match places.last_mut() {
+                Some(p)
+                    if p.device_offset + p.len == device_offset && p.offset + p.len == offset =>
+                {
+                    p.len += unit
+                }
+                _ => places.push(Place { offset, len: unit, device_offset }),
+            }
+        }
+        Ok(Reservation::new(places, self.shared.clone()))
+    }
+}
+
+impl GiveBack for Shared {
+    fn give_back(&self, places: &[Place]) {
+        let mut state = self.state.lock();
+        for place in places {
+            let first = place.device_offset / self.unit;
+            let count = place.len / self.unit;
+            assert!(state.reserved >= count, "R1: what goes back was reserved");
+            state.reserved -= count;
+            state.free.extend(first..first + count);
+        }
     }
 }
 
@@ -72,6 +197,17 @@ impl State {
         }
         let old = std::mem::replace(&mut self.epoch, std::sync::Arc::new(Epoch));
         self.limbo.push_back((std::sync::Arc::downgrade(&old), blocks));
+    }
+
+    /// The last sequence that emptied a file block.
+    fn emptied(&self, file: u64) -> Option<u64> {
+        let cut = self.cuts.iter().rev().find(|&&(first, _)| first <= file).map(|&(_, s)| s);
+        cut.max(self.zeroed.get(&file).copied())
+    }
+
+    fn next_sequence(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
     }
 
     fn collect(&mut self) {
@@ -87,99 +223,126 @@ impl MapOps for Remap {
         &self.device
     }
 
-    fn unit(&self) -> u32 {
-        self.unit
+    fn limits(&self) -> MapLimits {
+        let sums = self.options.sums;
+        let stable = match sums {
+            true => StableWrites { required: true, reason: "checksums of the map" },
+            false => self.device.limits().stable_writes,
+        };
+        MapLimits { unit: self.shared.unit as u32, sums, stable }
     }
 
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        let unit = u64::from(self.unit);
-        let state = self.state.lock();
-        let blocks = self.blocks(&range);
-        let at = |b: u64| state.map.get(&b).map(|&(device, _)| device);
-        let first = at(blocks.start);
-        let mut len = 1;
-        while blocks.start + len < blocks.end && at(blocks.start + len) == first.map(|f| f + len) {
-            len += 1;
-        }
-        let skip = range.start - blocks.start * unit;
-        let extent = Extent {
-            offset: range.start,
-            len: (len * unit - skip).min(range.end - range.start),
-            device_offset: first.map(|f| f * unit + skip),
-            pin: Some(state.epoch.clone()),
-        };
-        // Boxed, so that the callers' waits are exercised as a volume will exercise them.
-        MapFuture::Later(Box::pin(async move { Ok(extent) }))
+        MapFuture::Later(Box::pin(async move {
+            // Before or after the look: both are moments of the call.
+            let early = self.look_up(&range);
+            self.wait().await;
+            let late = self.options.waits.as_ref().is_some_and(|w| w.random() & 1 == 0);
+            Ok(if late { self.look_up(&range) } else { early })
+        }))
     }
 
-    fn reserve(&self, range: Range<u64>) -> Result<Reservation> {
-        let unit = u64::from(self.unit);
-        let mut state = self.state.lock();
+    fn admit(&self, new: u64, dirty: u64) -> Result<()> {
+        let mut state = self.shared.state.lock();
         state.collect();
-        let blocks = self.blocks(&range);
-        let count = (blocks.end - blocks.start) as usize;
-        if state.free.len() < count {
-            let text = format!("{count} blocks wanted, {} free", state.free.len());
-            return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
+        let limbo: usize = state.limbo.iter().map(|(_, b)| b.len()).sum();
+        let room = (state.free.len() + limbo) as u64 * self.shared.unit;
+        if new + dirty > room {
+            let text = format!("{new} bytes beside {dirty} dirty ones, room for {room}");
+            return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
-        state.seq += 1;
-        let at = state.free.len() - count;
-        let taken = state.free.split_off(at);
-        let mut places: Vec<Place> = Vec::new();
-        for (file, device) in blocks.zip(taken.into_iter().rev()) {
-            let offset = file * unit;
-            let len = unit.min(range.end - offset);
-            match places.last_mut() {
-                Some(p) if p.device_offset + p.len == device * unit && p.len % unit == 0 => {
-                    p.len += len
-                }
-                _ => places.push(Place { offset, len, device_offset: device * unit }),
-            }
-        }
-        Ok(Reservation { seq: state.seq, places })
-    }
-
-    fn publish(&self, reservation: Reservation) -> Result<()> {
-        let unit = u64::from(self.unit);
-        let mut state = self.state.lock();
-        let mut gone = Vec::new();
-        for place in &reservation.places {
-            for i in 0..place.len.div_ceil(unit) {
-                let (file, device) = (place.offset / unit + i, place.device_offset / unit + i);
-                let newer = state.map.get(&file).is_some_and(|&(_, seq)| seq > reservation.seq)
-                    || state.zeroed.get(&file).is_some_and(|&seq| seq > reservation.seq);
-                if newer {
-                    gone.push(device);
-                } else if let Some((old, _)) = state.map.insert(file, (device, reservation.seq)) {
-                    gone.push(old);
-                }
-            }
-        }
-        state.retire(gone);
         Ok(())
     }
 
-    fn abort(&self, reservation: Reservation, _error: &Error) {
-        let unit = u64::from(self.unit);
-        let mut state = self.state.lock();
-        for place in reservation.places {
-            let first = place.device_offset / unit;
-            state.free.extend(first..first + place.len.div_ceil(unit));
+    fn reserve(&self, runs: &[Range<u64>], _class: Class) -> MapFuture<'_, Result<Reservation>> {
+        let runs = runs.to_vec();
+        MapFuture::Later(Box::pin(async move {
+            self.wait().await;
+            self.take(&runs)
+        }))
+    }
+
+    fn sequence(&self) -> u64 {
+        self.shared.state.lock().next_sequence()
+    }
+
+    fn publish(&self, reservation: &Reservation, written: &[Written], size: u64) {
+        let unit = self.shared.unit;
+        let mut state = self.shared.state.lock();
+        let mut gone = Vec::new();
+        for Written { place, sequence, sums } in written {
+            reservation.note_published(place);
+            for i in 0..place.len / unit {
+                let (file, device) = (place.offset / unit + i, place.device_offset / unit + i);
+                state.reserved -= 1;
+                let newer = state.map.get(&file).is_some_and(|m| m.sequence > *sequence)
+                    || state.emptied(file) > Some(*sequence);
+                let sum = sums.get(i as usize).copied();
+                let mapped = Mapped { device, sequence: *sequence, sum };
+                if newer {
+                    gone.push(device);
+                } else if let Some(old) = state.map.insert(file, mapped) {
+                    gone.push(old.device);
+                }
+            }
         }
+        state.published_size = state.published_size.max(size);
+        state.retire(gone);
+    }
+
+    fn published_size(&self) -> Option<u64> {
+        Some(self.shared.state.lock().published_size)
+    }
+
+    fn commit(&self, _what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
+        self.shared.state.lock().commits += 1;
+        Box::pin(async move {
+            let device = &*self.device;
+            let done = match here {
+                true => flush_here(device).await,
+                false => io(device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
+            };
+            done.result
+        })
     }
 
     fn zero(&self, range: Range<u64>, _keep: bool, _fast: bool) -> BoxFuture<'_, Result<()>> {
-        let blocks = self.blocks(&range);
-        let mut state = self.state.lock();
-        state.seq += 1;
-        let seq = state.seq;
-        let mut gone = Vec::new();
-        for block in blocks {
-            gone.extend(state.map.remove(&block).map(|(device, _)| device));
-            state.zeroed.insert(block, seq);
-        }
-        state.retire(gone);
-        Box::pin(async { Ok(()) })
+        Box::pin(async move {
+            self.wait().await;
+            let mut state = self.shared.state.lock();
+            let sequence = state.next_sequence();
+            let mut gone = Vec::new();
+            for block in self.blocks(&range) {
+                gone.extend(state.map.remove(&block).map(|m| m.device));
+                state.zeroed.insert(block, sequence);
+            }
+            state.retire(gone);
+            Ok(())
+        })
+    }
+
+    fn can_grow(&self) -> bool {
+        self.options.grows
+    }
+
+    /// Room is found when bytes are written: a longer file has a hole at its end.
+    fn grow(&self, _size: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            self.wait().await;
+            let first = size.div_ceil(self.shared.unit);
+            let mut state = self.shared.state.lock();
+            let sequence = state.next_sequence();
+            let cut = state.map.split_off(&first);
+            state.cuts.retain(|&(other, _)| other < first);
+            state.cuts.push((first, sequence));
+            state.published_size = state.published_size.min(size);
+            state.retire(cut.into_values().map(|m| m.device).collect());
+            Ok(())
+        })
     }
 
     fn can_zero(&self) -> (bool, bool) {
@@ -187,8 +350,8 @@ impl MapOps for Remap {
     }
 
     fn extents(&self, range: Range<u64>) -> Result<Vec<(u64, u64, bool)>> {
-        let unit = u64::from(self.unit);
-        let state = self.state.lock();
+        let unit = self.shared.unit;
+        let state = self.shared.state.lock();
         let mut runs: Vec<(u64, u64, bool)> = Vec::new();
         for block in self.blocks(&range) {
             let start = (block * unit).max(range.start);

@@ -8,6 +8,7 @@
 use crate::file::MappedFile;
 use crate::write::Obstacle;
 use forebay_base::sync::atomic::Ordering;
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::StableWrites;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stable::Answer;
@@ -17,11 +18,11 @@ use forebay_cache::writeback::WritePiece;
 use forebay_cache::{FolioWrite, FramePool, State};
 
 impl MappedFile {
-    /// Whether bytes in flight must not change, and why: what the device asks for now, unless the
+    /// Whether bytes in flight must not change, and why: what the map asks for now, unless the
     /// file is told otherwise.
     pub fn stable_need(&self) -> StableWrites {
         match self.stable_pages() {
-            StablePages::Auto => self.device().limits().stable_writes,
+            StablePages::Auto => self.ops.limits().stable,
             StablePages::On => StableWrites { required: true, reason: "switched on" },
             StablePages::Off => StableWrites { required: false, reason: "switched off" },
         }
@@ -32,9 +33,15 @@ impl MappedFile {
         StablePages::from_index(self.stable_pages.load(Ordering::Relaxed))
     }
 
-    /// Overrides what the device asks for; counts from the next write on.
-    pub fn set_stable_pages(&self, to: StablePages) {
+    /// Overrides what the map asks for; counts from the next write on. `Off` is `Unsupported` while the
+    /// map keeps sums: they would be of other bytes than are written.
+    pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
+        if to == StablePages::Off && self.ops.limits().sums {
+            let text = "stable_pages=off: the map keeps checksums of what is written";
+            return Err(Error::new(ErrorKind::Unsupported, "tune", text));
+        }
         self.stable_pages.store(to as u8, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Frames that a write to `blocks` needs beside the missing ones, because it hits blocks in
@@ -43,7 +50,7 @@ impl MappedFile {
         &self,
         folio: &FolioWrite<'_>,
         blocks: Blocks,
-    ) -> Result<usize, Obstacle> {
+    ) -> std::result::Result<usize, Obstacle> {
         if !folio.any(State::Writing, blocks) {
             return Ok(0);
         }
@@ -90,14 +97,12 @@ impl MappedFile {
         self.wait_stable(index, blocks).await;
     }
 
-    /// Pieces just taken for write-out, their folio still locked: copies of themselves if that is the
-    /// strategy and the device needs it.
-    pub(crate) fn snapshot(&self, folio: &FolioWrite<'_>, pieces: &mut [WritePiece]) {
+    /// A piece just taken for write-out, its folio still locked: a copy of itself if that is the strategy
+    /// and the device needs it.
+    pub(crate) fn snapshot(&self, folio: &FolioWrite<'_>, piece: &mut WritePiece) {
         let wanted = self.cache.strategies.stable() == StableStrategy::Snapshot;
-        if wanted && !pieces.is_empty() && self.stable_need().required {
-            pieces.iter_mut().for_each(|piece| {
-                folio.snapshot(piece);
-            });
+        if wanted && self.stable_need().required {
+            folio.snapshot(piece);
         }
     }
 }

@@ -9,11 +9,10 @@
 //! for the next, together.
 
 use crate::file::{Handle, MappedFile};
-use forebay_base::buf::DataRef;
+use crate::ops::Commit;
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, flush_here, io};
 use forebay_cache::rangeset::RangeSet;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::{Which, WriteOutPass};
@@ -125,6 +124,7 @@ impl MappedFile {
         };
         self.write_out_pass_on(&pass, here).await;
         self.mapping.wait_write_outs().await;
+        self.write_below(range.end.min(self.size()), here).await;
         let flushed = self.flush_on(here).await;
         self.check_failed(&range, handle)?;
         flushed
@@ -159,24 +159,22 @@ impl MappedFile {
             Turn::Run(number) => number,
         };
         let mut running = Running { group: &self.flush, number, over: false };
-        let taken = std::mem::take(&mut *self.mapping.unflushed.lock());
+        let taken = self.mapping.unflushed.begin_flush();
         Counters::add(&self.cache.counters.flushes, 1);
-        let done = match here {
-            true => flush_here(&**self.device()).await,
-            false => io(&**self.device(), BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
-        };
-        match &done.result {
+        self.publish_size();
+        let done = self.ops.commit(Commit::Data, here).await;
+        match &done {
             Ok(()) => self.flush_worked(&taken.pinned),
             Err(error) => {
                 // Also what was written out after the flush had begun may be gone.
-                let later = std::mem::take(&mut *self.mapping.unflushed.lock());
+                let later = self.mapping.unflushed.flush_failed();
                 self.flush_failed(&taken.pinned, taken.unpinned, error);
                 self.flush_failed(&later.pinned, later.unpinned, error);
             }
         }
         running.over = true;
-        self.flush.end(number, &done.result);
-        done.result
+        self.flush.end(number, &done);
+        done
     }
 
     fn each_pinned(
@@ -200,7 +198,7 @@ impl MappedFile {
             let (mut free, numbers) = (RangeSet::default(), part.start / block..part.end / block);
             free.insert(numbers.clone());
             // Written again while the flush ran: kept for the next one.
-            for again in self.mapping.unflushed.lock().pinned.within(numbers) {
+            for again in self.mapping.unflushed.pinned_within(numbers) {
                 free.remove(again);
             }
             for run in free.iter() {

@@ -20,6 +20,7 @@
 use crate::file::{Handle, MappedFile, Source, Target};
 use crate::fill::FillMode;
 use crate::read::Private;
+use crate::write::Beyond;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{IoFlags, Result};
@@ -117,10 +118,12 @@ impl MappedFile {
     pub(crate) async fn write_uncached(&self, range: &Range<u64>, src: &Source<'_>) -> Result<()> {
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => {
-                self.write_buffered(range, range.start, src, Passing::Untouched).await
+                self.write_buffered(range, range.start, src, Passing::Untouched, Beyond::Grow)
+                    .await?;
+                Ok(())
             }
             UncachedStrategy::DropBehind => {
-                self.write_buffered(range, range.start, src, Passing::Marked).await?;
+                self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow).await?;
                 let (which, max_bytes) = (Which::All, u64::MAX);
                 let range = range.clone();
                 let pass = WriteOutPass { range, which, max_bytes, sync: true, fua: false };
@@ -131,7 +134,8 @@ impl MappedFile {
             }
             UncachedStrategy::Private => self.write_private(range, src).await,
             UncachedStrategy::Ours => {
-                self.write_buffered(range, range.start, src, Passing::Marked).await
+                self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow).await?;
+                Ok(())
             }
         }
     }
@@ -150,7 +154,7 @@ impl MappedFile {
                 }
                 self.write_past(&absent, range.start, src).await?;
                 absent = run.end..run.end;
-                self.write_buffered(&run, range.start, src, Passing::Marked).await?;
+                self.write_buffered(&run, range.start, src, Passing::Marked, Beyond::Grow).await?;
             }
         }
         self.write_past(&absent, range.start, src).await
@@ -163,18 +167,26 @@ impl MappedFile {
         let mut at = run.start;
         while at < run.end {
             let end = run.end.min(round_down(at, block) + PRIVATE_MAX);
-            self.write_past_once(at..end, base, src).await?;
-            at = end;
+            if self.write_past_once(at..end, base, src).await? {
+                at = end;
+            }
         }
         Ok(())
     }
 
-    async fn write_past_once(&self, run: Range<u64>, base: u64, src: &Source<'_>) -> Result<()> {
+    /// False, and nothing was written: a truncate came before it, and the file has grown again.
+    async fn write_past_once(&self, run: Range<u64>, base: u64, src: &Source<'_>) -> Result<bool> {
         let block = self.mapping.block_size();
-        let eof = self.size().max(run.end);
-        let whole = round_down(run.start, block)..round_up(run.end, block).min(eof);
-        let held = self.mapping.exclusive(whole.clone()).await;
-        self.evict_for_direct(&whole).await?;
+        let held = self.mapping.bounds.exclusive(run.clone()).await;
+        // The size stands while its block is held (E5).
+        let size = self.size();
+        if run.end > size {
+            drop(held);
+            return self.grow_again(run.end).await.map(|()| false);
+        }
+        let whole = round_down(run.start, block)..round_up(run.end, block).min(size);
+        self.evict_for_direct(&held.range()).await?;
+        let epoch = self.mapping.unflushed.epoch();
         let len = whole.end - whole.start;
         let _counted = Private::new(&self.cache, len);
         Counters::add(&self.cache.counters.uncached_write_bytes, run.end - run.start);
@@ -191,8 +203,8 @@ impl MappedFile {
         data[(run.start - whole.start) as usize..][..bytes.len()].copy_from_slice(bytes);
         let mut from = if src.blocking() { Source::Slice(&data) } else { Source::Owned(&mut data) };
         self.write_reserved(&whole, &mut from, BioFlags::SYNC).await?;
-        self.mapping.unflushed.lock().unpinned = true;
+        self.remember_unpinned(epoch);
         drop(held);
-        Ok(())
+        Ok(true)
     }
 }

@@ -3,7 +3,9 @@
 
 use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
+use crate::resize::Placed;
 use crate::uncached::Passing;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
@@ -29,6 +31,19 @@ pub(crate) enum Obstacle {
     Stable,
     /// A partly written block has to be read first.
     Fill(Range<u64>),
+    /// A truncate came before it: the file ends within the piece.
+    Shrunk,
+    /// The map has no room for what would become dirty.
+    NoRoom(Error),
+}
+
+/// What a buffered write does when a truncate has cut its range off meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beyond {
+    /// It counts as later, and grows the file again.
+    Grow,
+    /// It stops.
+    Stop,
 }
 
 impl MappedFile {
@@ -81,34 +96,50 @@ impl MappedFile {
         &self,
         handle: &Handle,
         offset: u64,
-        mut src: Source<'_>,
+        src: Source<'_>,
         flags: IoFlags,
     ) -> Result<usize> {
-        let range = self.place_write(offset, src.bytes().len(), flags)?;
-        let len = src.bytes().len();
+        let written = self.write_placed(handle, offset, src, flags).await?;
+        Ok((written.end - written.start) as usize)
+    }
+
+    /// [`MappedFile::write`]; returns where the bytes went, which an append learns only now.
+    pub async fn write_placed(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        mut src: Source<'_>,
+        flags: IoFlags,
+    ) -> Result<Range<u64>> {
+        let Placed { range, size } = self.place_write(offset, src.bytes().len(), flags).await?;
         if range.is_empty() {
-            return Ok(0);
+            return Ok(range);
         }
         if flags.contains(IoFlags::NOWAIT) {
-            return self.write_nowait(&range, src.bytes(), flags);
+            let len = self.write_nowait(&range, src.bytes(), flags)?;
+            return Ok(range.start..range.start + len as u64);
         }
-        if flags.contains(IoFlags::DIRECT) && !self.direct_write_fallback(&range, &src, flags)? {
-            return self.write_direct(&range, &mut src, flags).await.map(|()| len);
+        if flags.contains(IoFlags::DIRECT)
+            && !self.direct_write_fallback(&range, size, &src, flags)?
+            && self.write_direct(&range, &mut src, flags).await?
+        {
+            return Ok(range);
         }
         if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
             self.write_uncached(&range, &src).await?;
         } else {
-            self.write_buffered(&range, range.start, &src, Passing::Cached).await?;
+            let (passing, beyond) = (Passing::Cached, Beyond::Grow);
+            self.write_buffered(&range, range.start, &src, passing, beyond).await?;
         }
         if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
             self.sync_range(handle, range.clone(), src.blocking()).await?;
         } else if flags.contains(IoFlags::START_WRITEBACK) {
             let max_bytes = u64::MAX;
-            let pass =
-                WriteOutPass { range, which: Which::All, max_bytes, sync: false, fua: false };
+            let (range, which) = (range.clone(), Which::All);
+            let pass = WriteOutPass { range, which, max_bytes, sync: false, fua: false };
             self.write_out_pass(&pass).await;
         }
-        Ok(len)
+        Ok(range)
     }
 
     fn write_nowait(&self, range: &Range<u64>, src: &[u8], flags: IoFlags) -> Result<usize> {
@@ -130,14 +161,16 @@ impl MappedFile {
         }
     }
 
-    /// Writes `range` into the cache; the first byte of `src` belongs at `base`.
+    /// Writes `range` into the cache; the first byte of `src` belongs at `base`. False: stopped, by a
+    /// truncate.
     pub(crate) async fn write_buffered(
         &self,
         range: &Range<u64>,
         base: u64,
         src: &Source<'_>,
         passing: Passing,
-    ) -> Result<()> {
+        beyond: Beyond,
+    ) -> Result<bool> {
         if passing != Passing::Cached {
             Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
         }
@@ -156,6 +189,9 @@ impl MappedFile {
                 else {
                     break;
                 };
+                if matches!(obstacle, Obstacle::Shrunk) && beyond == Beyond::Stop {
+                    return Ok(false);
+                }
                 fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
                 if fills > 2 && pressure.is_none() {
                     // Both edges were read, and one is gone again: almost all of the cache is held by
@@ -166,7 +202,7 @@ impl MappedFile {
             }
         }
         self.cache.kick_above(&self.mapping);
-        Ok(())
+        Ok(true)
     }
 
     /// Writes into one folio, or says what has to be waited for, having changed nothing.
@@ -187,12 +223,20 @@ impl MappedFile {
         if mapping.is_exclusive(piece) {
             return Err(Obstacle::Exclusive);
         }
+        // One look at the size, under the lock: what follows is decided by it alone.
+        let eof = self.size();
+        if piece.end > eof {
+            return Err(Obstacle::Shrunk);
+        }
         let blocks = mapping.blocks_touched(index, piece);
         if folio.any(State::Reading, blocks) {
             return Err(Obstacle::Reading(blocks));
         }
-        if let Some(fill) = self.must_read_first(&folio, index, piece) {
+        if let Some(fill) = self.must_read_first(&folio, index, piece, eof) {
             return Err(Obstacle::Fill(fill));
+        }
+        if !folio.all(State::Dirty, blocks) {
+            self.admit(&folio, blocks)?;
         }
         let missing = folio.frames_missing(blocks);
         let fresh = self.resolve_hits(&folio, blocks)?;
@@ -204,12 +248,21 @@ impl MappedFile {
             folio.detach_in_flight(blocks, &(at..at + src.len()), pool);
         }
         folio.install_frames(blocks, pool);
-        self.zero_behind_eof(&folio, index, piece, blocks);
+        self.zero_behind_eof(&folio, index, piece, eof);
         folio.write(at, src, passing == Passing::Marked);
         if passing == Passing::Cached {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
         }
         Ok(())
+    }
+
+    /// Asks the map for room for the blocks that are not dirty yet.
+    fn admit(&self, folio: &FolioWrite<'_>, blocks: Blocks) -> std::result::Result<(), Obstacle> {
+        let mapping = &*self.mapping;
+        let dirty = folio.runs_with(blocks, State::Dirty).iter().map(|run| run.len()).sum::<u32>();
+        let new = u64::from(blocks.len() - dirty) * mapping.block_size();
+        let held = mapping.dirty_bytes.load(Ordering::Relaxed);
+        self.ops.admit(new, held).map_err(Obstacle::NoRoom)
     }
 
     /// The block that has to be up to date before `piece` changes a part of it (D9): read that
@@ -219,10 +272,10 @@ impl MappedFile {
         folio: &FolioWrite<'_>,
         index: u64,
         piece: &Range<u64>,
+        eof: u64,
     ) -> Option<Range<u64>> {
         let mapping = &*self.mapping;
         let touched = mapping.blocks_touched(index, piece);
-        let eof = self.size();
         let end =
             if piece.end >= eof { round_up(piece.end, mapping.block_size()) } else { piece.end };
         let whole = mapping.blocks_inside(index, &(piece.start..end));
@@ -237,16 +290,11 @@ impl MappedFile {
 
     /// A last block that is written up to the end of file and was not there: what lies behind reads
     /// as zeros (D14).
-    fn zero_behind_eof(
-        &self,
-        folio: &FolioWrite<'_>,
-        index: u64,
-        piece: &Range<u64>,
-        blocks: Blocks,
-    ) {
+    fn zero_behind_eof(&self, folio: &FolioWrite<'_>, index: u64, piece: &Range<u64>, eof: u64) {
+        let blocks = self.mapping.blocks_touched(index, piece);
         let last = Blocks { start: blocks.end - 1, end: blocks.end };
         let end = self.mapping.range_of(index, last).end;
-        if piece.end < end && piece.end >= self.size() && !folio.all(State::Uptodate, last) {
+        if piece.end < end && piece.end >= eof && !folio.all(State::Uptodate, last) {
             let base = self.mapping.folio_start(index);
             folio.zero_bytes((piece.end - base) as usize..(end - base) as usize);
         }
@@ -265,7 +313,9 @@ impl MappedFile {
         let blocks = mapping.blocks_touched(index, piece);
         match obstacle {
             Obstacle::Slots => self.cache.wait_slot(mapping).await,
-            Obstacle::Exclusive => mapping.wait_not_exclusive(piece.clone()).await,
+            Obstacle::Exclusive => mapping.bounds.wait_not_exclusive(piece.clone()).await,
+            Obstacle::Shrunk => return self.grow_again(piece.end).await,
+            Obstacle::NoRoom(error) => return self.make_room(error, piece).await,
             Obstacle::Reading(blocks) => {
                 self.cache.wait_while(mapping, index, blocks, State::Reading).await
             }
@@ -283,11 +333,29 @@ impl MappedFile {
         Ok(())
     }
 
+    /// What is dirty may be counted twice while it is written out, and places that it leaves come free
+    /// then: an error only if there is no room after that either.
+    async fn make_room(&self, error: Error, piece: &Range<u64>) -> Result<()> {
+        let range = 0..u64::MAX >> 1;
+        let pass =
+            WriteOutPass { range, which: Which::All, max_bytes: u64::MAX, sync: true, fua: false };
+        self.write_out_pass(&pass).await;
+        self.mapping.wait_write_outs().await;
+        let held = self.mapping.dirty_bytes.load(Ordering::Relaxed);
+        let new = round_up(piece.end - piece.start, self.mapping.block_size());
+        self.ops.admit(new, held).map_err(|_| error)
+    }
+
     /// Reads one block and waits for it.
-    async fn fill_block(&self, index: u64, range: Range<u64>, mode: FillMode) -> Result<()> {
+    pub(crate) async fn fill_block(
+        &self,
+        index: u64,
+        range: Range<u64>,
+        mode: FillMode,
+    ) -> Result<()> {
         let blocks = self.mapping.blocks_touched(index, &range);
         match self.start_fill(range, mode).await {
-            Filling::Exclusive(held) => self.mapping.wait_not_exclusive(held).await,
+            Filling::Exclusive(held) => self.mapping.bounds.wait_not_exclusive(held).await,
             Filling::NoFrames => drop(self.cache.wait_frames(&self.mapping, 1).await),
             Filling::Started(error) => {
                 self.cache.wait_while(&self.mapping, index, blocks, State::Reading).await;

@@ -1,23 +1,25 @@
-//! Write-out: dirty blocks become runs, runs are reserved, issued, published or aborted.
+//! Write-out: dirty runs are looked at, room for them is reserved, then they are captured, issued, and
+//! published as each bio ends. The steps and their rules (O1..O6) are in [`crate::ops`].
 
 use crate::file::MappedFile;
-use crate::ops::{MapOps, Reservation};
-use forebay_base::Error;
+use crate::ops::{Class, MapOps, Place, Reservation, Written};
+use crate::published::publishable_size;
 use forebay_base::buf::DataRef;
-use forebay_base::sync::{Arc, Mutex};
+use forebay_base::checksum::crc32c;
+use forebay_base::sync::Arc;
 use forebay_base::task::BoxFuture;
-use forebay_base::units::round_up;
+use forebay_base::units::{round_down, round_up};
 use forebay_block::{Bio, BioFlags, BioOp};
 use forebay_cache::folio::Blocks;
 use forebay_cache::writeback::dirt::DirtyCursor;
-use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, end_write};
-use forebay_cache::{FrameList, Mapping, PageCache, State};
+use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, end_write, untake};
+use forebay_cache::{FRAME_SIZE, FrameList, Mapping, PageCache, State};
 use std::ops::Range;
 
-/// Longest run of one reservation, bytes.
-const MAX_RUN: u64 = 256 << 10;
 /// Longest write of one bio, bytes: many of them under way fill a device and end one after another.
 const MAX_BIO: u64 = 256 << 10;
+/// Longest reservation, bytes, unless a single run of a folio is longer.
+const MAX_RESERVATION: u64 = 1 << 20;
 /// Folios looked at between two looks at the device's queue.
 const BATCH: usize = 16;
 
@@ -44,8 +46,9 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    pub fn new(mapping: &Arc<Mapping>) -> Arc<Self> {
-        Arc::new(Self { number: mapping.issue_ticket(), mapping: mapping.clone() })
+    /// `range`: what it may write.
+    pub fn new(mapping: &Arc<Mapping>, range: Range<u64>) -> Arc<Self> {
+        Arc::new(Self { number: mapping.issue_ticket(range), mapping: mapping.clone() })
     }
 }
 
@@ -55,48 +58,46 @@ impl Drop for Ticket {
     }
 }
 
-/// The completion side of one reservation: publishes or aborts when its last bio is over.
-struct EndRun {
+/// A piece captured, and where it goes.
+struct Captured {
+    piece: WritePiece,
+    /// Bytes of the file that are written, and where.
+    place: Place,
+    sequence: u64,
+}
+
+/// The completion side of one bio: publishes its pieces, or makes them dirty again.
+struct EndWrite {
     cache: Arc<PageCache>,
     mapping: Arc<Mapping>,
     ops: std::sync::Arc<dyn MapOps>,
-    /// Given back after the error, if there is one, was recorded.
-    _ticket: Arc<Ticket>,
-    fua: bool,
-    state: Mutex<RunState>,
-}
-
-struct RunState {
-    bios_left: usize,
-    error: Option<Error>,
+    reservation: std::sync::Arc<Reservation>,
     pieces: Vec<WritePiece>,
-    reservation: Option<Reservation>,
+    written: Vec<Written>,
+    fua: bool,
+    /// Given back after the error, if there is one, was recorded.
+    ticket: Arc<Ticket>,
 }
 
-impl EndRun {
-    /// One bio is over.
-    fn end_bio(&self, result: forebay_base::Result<()>) {
-        let mut state = self.state.lock();
-        if let Err(error) = result {
-            state.error.get_or_insert(error);
+impl EndWrite {
+    fn end(self, result: forebay_base::Result<()>) {
+        let Self { cache, mapping, ops, reservation, pieces, written, fua, ticket } = self;
+        match result {
+            Ok(()) => {
+                let size = publishable_size(&mapping, &*ops);
+                ops.publish(&reservation, &written, size);
+                end_write(&cache, &mapping, &pieces, true, fua);
+            }
+            Err(error) => {
+                log::warn!("write-out failed: {error}");
+                // The error first: a writer that is refused for it says why. Dirty again before the places
+                // go back: dirt is what room is counted by.
+                mapping.errseq.set(error);
+                end_write(&cache, &mapping, &pieces, false, fua);
+            }
         }
-        state.bios_left -= 1;
-        if state.bios_left > 0 {
-            return;
-        }
-        let (pieces, reservation) = (std::mem::take(&mut state.pieces), state.reservation.take());
-        let mut error = state.error.take();
-        drop(state);
-        let reservation = reservation.expect("a run ends once (O3)");
-        match &error {
-            Some(e) => self.ops.abort(reservation, e),
-            None => error = self.ops.publish(reservation).err(),
-        }
-        end_write(&self.cache, &self.mapping, &pieces, error.is_none(), self.fua);
-        if let Some(error) = error {
-            log::warn!("write-out failed: {error}");
-            self.mapping.errseq.set(error);
-        }
+        drop(reservation);
+        drop(ticket);
     }
 }
 
@@ -124,56 +125,41 @@ impl MappedFile {
         issued
     }
 
-    /// Captures the dirty blocks of some folios and writes them in runs that are as long as the file
-    /// allows.
+    /// Writes what the pass wants of some folios, a reservation at a time.
     async fn write_out_folios(&self, batch: &[u64], pass: &WriteOutPass, here: bool) -> u64 {
         let mut issued = 0;
-        let mut bios: Vec<Bio> = Vec::new();
-        let ticket = Ticket::new(&self.mapping);
-        let mut run: Vec<WritePiece> = Vec::new();
-        let mut bytes: Range<u64> = 0..0;
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut bytes = 0;
         for &index in batch {
-            let mut taken = self.capture(index, pass);
-            if taken.is_err() {
-                // Nothing that was taken is held back meanwhile.
-                if !run.is_empty() {
-                    let run = std::mem::take(&mut run);
-                    issued += self.plan_run(run, &bytes, pass.fua, &ticket, &mut bios);
-                }
-                self.device().submit_batch(&mut bios);
+            let mut wanted = self.dirty_runs(index, pass);
+            if wanted.is_err() {
+                // Nothing that could go is held back meanwhile.
+                issued += self.write_runs(std::mem::take(&mut runs), pass, false).await;
+                bytes = 0;
             }
-            while let Err(blocks) = taken {
+            while let Err(blocks) = wanted {
                 self.cache.wait_while(&self.mapping, index, blocks, State::Writing).await;
-                taken = self.capture(index, pass);
+                wanted = self.dirty_runs(index, pass);
             }
-            for piece in taken.unwrap_or_default() {
-                let part = self.mapping.range_of(piece.index, piece.blocks);
-                let fits = part.start == bytes.end && part.end - bytes.start <= MAX_RUN;
-                if !run.is_empty() && !fits {
-                    let run = std::mem::take(&mut run);
-                    issued += self.plan_run(run, &bytes, pass.fua, &ticket, &mut bios);
+            for run in wanted.unwrap_or_default() {
+                bytes += run.end - run.start;
+                match runs.last_mut() {
+                    Some(last) if last.end == run.start => last.end = run.end,
+                    _ => runs.push(run),
                 }
-                if run.is_empty() {
-                    bytes = part.start..part.start;
+                if bytes >= MAX_RESERVATION {
+                    issued += self.write_runs(std::mem::take(&mut runs), pass, false).await;
+                    bytes = 0;
                 }
-                bytes.end = part.end;
-                run.push(piece);
             }
         }
-        if !run.is_empty() {
-            issued += self.plan_run(run, &bytes, pass.fua, &ticket, &mut bios);
-        }
-        let last = if here { bios.pop() } else { None };
-        self.device().submit_batch(&mut bios);
-        if let Some(bio) = last {
-            self.device().execute(bio);
-        }
-        issued
+        issued + self.write_runs(runs, pass, here).await
     }
 
-    /// Takes what the pass wants of a folio. `Err`: a sync has to write blocks that were dirtied while
-    /// they were in write-out, and these have to be waited for.
-    fn capture(&self, index: u64, pass: &WriteOutPass) -> Result<Vec<WritePiece>, Blocks> {
+    /// What the pass wants of a folio, as bytes of the file, whole blocks: where the file ends is seen
+    /// when they are captured. `Err`: a sync has to write blocks
+    /// that were dirtied while they were in write-out, and these have to be waited for.
+    fn dirty_runs(&self, index: u64, pass: &WriteOutPass) -> Result<Vec<Range<u64>>, Blocks> {
         let Some(folio) = self.cache.lock_folio(&self.mapping, index) else {
             return Ok(Vec::new());
         };
@@ -182,104 +168,240 @@ impl MappedFile {
         match folio.write_conflict(blocks, tracking) {
             Some(blocks) if pass.sync => Err(blocks),
             _ => {
-                let mut pieces = folio.begin_write(blocks, tracking);
-                self.snapshot(&folio, &mut pieces);
-                Ok(pieces)
+                let runs = folio.writable(blocks, tracking).into_iter();
+                Ok(runs.map(|run| self.mapping.range_of(index, run)).collect())
             }
         }
     }
 
-    /// Reserves room for a run and makes its bios; returns the bytes.
-    fn plan_run(
-        &self,
-        pieces: Vec<WritePiece>,
-        bytes: &Range<u64>,
-        fua: bool,
-        ticket: &Arc<Ticket>,
-        bios: &mut Vec<Bio>,
-    ) -> u64 {
-        let device_block = u64::from(self.device().limits().logical_block);
-        // Behind the end of file there is nothing to write, save to fill a device block.
-        let eof = round_up(self.size(), device_block);
-        let range = bytes.start..bytes.end.min(eof);
-        let reservation = match self.ops.reserve(range.clone()) {
-            Ok(reservation) => reservation,
+    /// Behind the end of file there is nothing to write, save to fill a unit of the map: what a place
+    /// held before must not show when the file grows (E1).
+    fn end_of_units(&self) -> u64 {
+        let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
+        round_up(self.size(), unit)
+    }
+
+    /// Reserves room for the runs, captures what is still dirty of them, and issues it; returns the bytes.
+    async fn write_runs(&self, runs: Vec<Range<u64>>, pass: &WriteOutPass, here: bool) -> u64 {
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return 0 };
+        let range = first.start..last.end;
+        let class = if pass.sync { Class::Sync } else { Class::Background };
+        let reservation = match self.ops.reserve(&runs, class).await {
+            Ok(reservation) => std::sync::Arc::new(reservation),
             Err(error) => {
-                end_write(&self.cache, &self.mapping, &pieces, false, false);
                 log::warn!("no room for write-out: {error}");
                 self.mapping.errseq.set(error);
+                self.no_room(&runs);
                 return 0;
             }
         };
-        let mut lists = Vec::new();
-        for place in &reservation.places {
-            self.lend(
-                &pieces,
-                place.offset..place.offset + place.len,
-                place.device_offset,
-                &mut lists,
-            );
+        let ticket = Ticket::new(&self.mapping, range);
+        let captured = self.capture(&reservation);
+        let flags = match (pass.fua, pass.sync) {
+            (true, _) => BioFlags::FUA | BioFlags::SYNC,
+            (false, true) => BioFlags::SYNC,
+            (false, false) => BioFlags::BACKGROUND,
+        };
+        let (mut bios, bytes) = self.plan_writes(captured, &reservation, &ticket, flags);
+        let last = if here { bios.pop() } else { None };
+        self.device().submit_batch(&mut bios);
+        if let Some(bio) = last {
+            self.device().execute(bio);
         }
-        let end = Arc::new(EndRun {
-            cache: self.cache.clone(),
-            mapping: self.mapping.clone(),
-            ops: self.ops.clone(),
-            _ticket: ticket.clone(),
-            fua,
-            state: Mutex::new(RunState {
-                bios_left: lists.len(),
-                error: None,
-                pieces,
-                reservation: Some(reservation),
-            }),
-        });
-        let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::BACKGROUND };
-        bios.extend(lists.into_iter().map(|(at, list)| {
-            let (len, end) = (list.bytes() as u64, end.clone());
-            let data = DataRef::Mem(Box::new(list));
-            let done = Box::new(move |c: forebay_block::Completion| end.end_bio(c.result));
-            Bio::new(BioOp::Write, at, len, data, done).with_flags(flags)
-        }));
-        range.end - range.start
+        bytes
     }
 
-    /// The captured frames of a file range, as lists for bios at `device_offset` and on.
-    fn lend(
-        &self,
-        pieces: &[WritePiece],
-        range: Range<u64>,
-        device_offset: u64,
-        lists: &mut Vec<(u64, FrameList)>,
-    ) {
-        let limits = self.device().limits();
-        let max = MAX_BIO.min(u64::from(limits.max_transfer)) as usize;
-        let block = self.mapping.block_size();
-        let (mut list, mut list_at, mut at) =
-            (FrameList::new(self.cache.arena()), device_offset, device_offset);
-        for piece in pieces {
-            for b in piece.blocks.start..piece.blocks.end {
-                let one = Blocks { start: b, end: b + 1 };
-                let bytes = self.mapping.range_of(piece.index, one);
-                let part = bytes.start.max(range.start)..bytes.end.min(range.end);
-                if part.is_empty() {
-                    continue;
-                }
-                let len = (part.end - part.start) as usize;
-                let full = list.bytes() + len > max
-                    || list.segment_count() >= limits.max_segments as usize;
-                if full && list.bytes() > 0 {
-                    let fresh = FrameList::new(self.cache.arena());
-                    lists.push((list_at, std::mem::replace(&mut list, fresh)));
-                    list_at = at;
-                }
-                let (frame, offset) = piece.place(b, &self.mapping);
-                list.push(frame, offset + (part.start - bytes.start) as usize, len);
-                at += len as u64;
-                debug_assert!(u64::from(one.len()) * block >= len as u64);
+    /// The runs stay dirty, and a sync has to say that they could not be written.
+    fn no_room(&self, runs: &[Range<u64>]) {
+        let tracking = self.cache.strategies.dirty_tracking();
+        for run in runs {
+            for (index, part) in self.pieces(run.clone()) {
+                let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { continue };
+                let blocks = self.mapping.blocks_touched(index, &part);
+                let pieces = folio.begin_write(blocks, tracking);
+                drop(folio);
+                end_write(&self.cache, &self.mapping, &pieces, false, false);
             }
         }
-        if list.bytes() > 0 {
-            lists.push((list_at, list));
+    }
+
+    /// Takes what is dirty of the places: its content is fixed now, and so is its sequence (O1).
+    fn capture(&self, reservation: &Reservation) -> Vec<Captured> {
+        let mapping = &*self.mapping;
+        let tracking = self.cache.strategies.dirty_tracking();
+        let mut captured = Vec::new();
+        let places = reservation.places().iter();
+        let parts: Vec<(u64, Range<u64>, &Place)> = places
+            .flat_map(|place| self.pieces(place.range()).map(move |(i, part)| (i, part, place)))
+            .collect();
+        for parts in parts.chunk_by(|a, b| a.0 == b.0) {
+            let Some(folio) = self.cache.lock_folio(mapping, parts[0].0) else { continue };
+            let first = captured.len();
+            let sequence = self.ops.sequence();
+            let mut taken = Vec::new();
+            for (index, part, _) in parts {
+                // Where folios are written whole, the first part takes all of it.
+                taken.extend(folio.begin_write(mapping.blocks_inside(*index, part), tracking));
+            }
+            // The size as it is under the lock, with the content.
+            let eof = self.end_of_units();
+            for (_, part, place) in parts {
+                let part = part.start..part.end.min(eof);
+                self.cut(&mut taken, &part, place, sequence, &mut captured);
+            }
+            captured[first..].iter_mut().for_each(|c| self.snapshot(&folio, &mut c.piece));
+            drop(folio);
+            // Up-to-date blocks that joined a folio written whole after room was reserved for it, and what
+            // a truncate is about to drop.
+            untake(&self.cache, mapping, &taken, true);
         }
+        captured
+    }
+
+    /// Moves what of the pieces lies within `part` of a place over to `captured`, in portions of a bio.
+    fn cut(
+        &self,
+        held: &mut Vec<WritePiece>,
+        part: &Range<u64>,
+        place: &Place,
+        sequence: u64,
+        captured: &mut Vec<Captured>,
+    ) {
+        let mapping = &*self.mapping;
+        let longest = self.longest_bio();
+        for mut piece in std::mem::take(held) {
+            let inside = mapping.blocks_inside(
+                piece.index,
+                &(part.start..round_up(part.end, mapping.block_size())),
+            );
+            let (start, end) =
+                (inside.start.max(piece.blocks.start), inside.end.min(piece.blocks.end));
+            if start >= end {
+                held.push(piece);
+                continue;
+            }
+            if start > piece.blocks.start {
+                let rest = piece.split_off(start, &self.cache, mapping);
+                held.push(std::mem::replace(&mut piece, rest));
+            }
+            if end < piece.blocks.end {
+                held.push(piece.split_off(end, &self.cache, mapping));
+            }
+            loop {
+                let bytes = mapping.range_of(piece.index, piece.blocks);
+                let most = (longest / mapping.block_size()).max(1) as u32;
+                let rest = (piece.blocks.len() > most)
+                    .then(|| piece.split_off(piece.blocks.start + most, &self.cache, mapping));
+                let bytes =
+                    bytes.start..mapping.range_of(piece.index, piece.blocks).end.min(part.end);
+                let device_offset = place.device_offset + (bytes.start - place.offset);
+                let place =
+                    Place { offset: bytes.start, len: bytes.end - bytes.start, device_offset };
+                captured.push(Captured { piece, place, sequence });
+                let Some(rest) = rest else { break };
+                piece = rest;
+            }
+        }
+    }
+
+    fn longest_bio(&self) -> u64 {
+        let limits = self.device().limits();
+        let segments = u64::from(limits.max_segments) * FRAME_SIZE as u64;
+        let most = MAX_BIO.min(u64::from(limits.max_transfer)).min(segments / 2);
+        round_down(most, self.mapping.block_size())
+    }
+
+    /// Makes bios of pieces that lie one behind the other on the device; returns the bytes, too.
+    fn plan_writes(
+        &self,
+        captured: Vec<Captured>,
+        reservation: &std::sync::Arc<Reservation>,
+        ticket: &Arc<Ticket>,
+        flags: BioFlags,
+    ) -> (Vec<Bio>, u64) {
+        let longest = self.longest_bio();
+        let segments = self.device().limits().max_segments as usize;
+        let (mut bios, mut bytes) = (Vec::new(), 0);
+        let mut open: Option<RunBuilder<'_>> = None;
+        for next in captured {
+            bytes += next.place.len;
+            if open.as_ref().is_some_and(|open| !open.takes(&next, longest, segments)) {
+                bios.extend(open.take().map(|open| open.close(reservation, ticket, flags)));
+            }
+            open.get_or_insert_with(|| RunBuilder::new(self, &next)).push(next);
+        }
+        bios.extend(open.map(|open| open.close(reservation, ticket, flags)));
+        (bios, bytes)
+    }
+}
+
+/// A bio being put together.
+struct RunBuilder<'a> {
+    file: &'a MappedFile,
+    sums: bool,
+    start: u64,
+    end: u64,
+    frames: FrameList,
+    pieces: Vec<WritePiece>,
+    written: Vec<Written>,
+}
+
+impl<'a> RunBuilder<'a> {
+    fn new(file: &'a MappedFile, first: &Captured) -> Self {
+        let at = first.place.device_offset;
+        let frames = FrameList::new(file.cache.arena());
+        let sums = file.ops.limits().sums;
+        Self { file, sums, start: at, end: at, frames, pieces: Vec::new(), written: Vec::new() }
+    }
+
+    fn takes(&self, next: &Captured, longest: u64, segments: usize) -> bool {
+        let blocks = next.piece.blocks.len() as usize;
+        next.place.device_offset == self.end
+            && self.end - self.start + next.place.len <= longest
+            && self.frames.segment_count() + blocks <= segments
+    }
+
+    fn push(&mut self, next: Captured) {
+        let Captured { piece, place, sequence } = next;
+        let (mapping, arena) = (&self.file.mapping, self.file.cache.arena());
+        let block = mapping.block_size();
+        let (mut left, mut sums) = (place.len, Vec::new());
+        for b in piece.blocks.start..piece.blocks.end {
+            let (frame, offset) = piece.place(b, mapping);
+            let len = left.min(block) as usize;
+            self.frames.push(frame, offset, len);
+            if self.sums {
+                let mut bytes = [0; FRAME_SIZE];
+                arena.copy_out(frame, offset, &mut bytes[..len]);
+                sums.push(crc32c(&bytes[..len]));
+            }
+            left -= len as u64;
+        }
+        assert_eq!(left, 0, "a piece is as long as its place");
+        self.end += place.len;
+        self.pieces.push(piece);
+        self.written.push(Written { place, sequence, sums });
+    }
+
+    fn close(
+        self,
+        reservation: &std::sync::Arc<Reservation>,
+        ticket: &Arc<Ticket>,
+        flags: BioFlags,
+    ) -> Bio {
+        let Self { file, start, end, frames, pieces, written, .. } = self;
+        let end_write = EndWrite {
+            cache: file.cache.clone(),
+            mapping: file.mapping.clone(),
+            ops: file.ops.clone(),
+            reservation: reservation.clone(),
+            pieces,
+            written,
+            fua: flags.contains(BioFlags::FUA),
+            ticket: ticket.clone(),
+        };
+        let data = DataRef::Mem(Box::new(frames));
+        let done = Box::new(move |c: forebay_block::Completion| end_write.end(c.result));
+        Bio::new(BioOp::Write, start, end - start, data, done).with_flags(flags)
     }
 }

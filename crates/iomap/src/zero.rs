@@ -1,25 +1,19 @@
 //! Zeroing and trimming: partly covered blocks are written with zeros in the cache, whole ones are
 //! dropped from it and zeroed on the device, with the range held exclusively (D4, L7).
 
-use crate::file::{Handle, MappedFile, Source, ZeroFlags};
+use crate::file::{MappedFile, Source, ZeroFlags};
+use crate::taken::Taken;
+use crate::uncached::Passing;
+use crate::write::Beyond;
 use crate::writeout::Ticket;
-use forebay_base::units::{round_down, round_up};
-use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_cache::folio::Blocks;
-use forebay_cache::strategy::DirtyTracking;
-use forebay_cache::writeback::{WritePiece, untake};
-use forebay_cache::{FolioWrite, State};
+use forebay_base::units::{is_aligned, round_down, round_up};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_cache::State;
 use std::ops::Range;
 
 impl MappedFile {
     /// The range reads as zeros afterwards. Past the end of file it is `OutOfRange`.
-    pub async fn zero(
-        &self,
-        handle: &Handle,
-        offset: u64,
-        len: u64,
-        flags: ZeroFlags,
-    ) -> Result<()> {
+    pub async fn zero(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         let end = offset.checked_add(len).filter(|&end| end < 1 << 63);
         let Some(end) = end else {
             let error = Error::new(ErrorKind::OutOfRange, "zero", "the range overflows");
@@ -32,84 +26,77 @@ impl MappedFile {
             let text = format!("the object ends at {}", self.size());
             return Err(Error::new(ErrorKind::OutOfRange, "zero", text).with_range(offset, len));
         }
-        let range = offset..end;
-        if range.start >= range.end {
-            return Ok(());
-        }
         if flags.fast_only && !self.ops.can_zero().0 {
             return Err(Error::new(ErrorKind::Unsupported, "zero", "the device cannot zero fast"));
         }
         let block = self.mapping.block_size();
-        let start = round_up(range.start, block);
-        let end = if range.end == self.size() { range.end } else { round_down(range.end, block) };
-        if start >= end {
-            return self.write_zeros(handle, range).await;
+        loop {
+            // One snapshot; `zero_whole` looks again once the size stands, and has us begin anew if
+            // the last block was not the last any more.
+            let size = self.size();
+            let range = offset..end.min(size).max(offset);
+            if range.is_empty() {
+                return Ok(());
+            }
+            let first = round_up(range.start, block);
+            let last = if range.end == size { range.end } else { round_down(range.end, block) };
+            if first >= last {
+                if self.write_zeros(range).await? {
+                    return Ok(());
+                }
+            } else if self.write_zeros(range.start..first).await?
+                && self.write_zeros(last..range.end).await?
+                && self.zero_whole(first..last, flags).await?
+            {
+                return Ok(());
+            }
         }
-        self.write_zeros(handle, range.start..start).await?;
-        self.write_zeros(handle, end..range.end).await?;
-        self.zero_whole(start..end, flags).await
     }
 
-    async fn write_zeros(&self, handle: &Handle, range: Range<u64>) -> Result<()> {
+    /// Zeros into part of a block, in the cache. False: the file was cut meanwhile.
+    async fn write_zeros(&self, range: Range<u64>) -> Result<bool> {
         let zeros = [0u8; 4096];
         let mut at = range.start;
         while at < range.end {
-            let len = (range.end - at).min(zeros.len() as u64) as usize;
-            self.write(handle, at, Source::Slice(&zeros[..len]), IoFlags::empty()).await?;
-            at += len as u64;
+            let end = range.end.min(at + zeros.len() as u64);
+            let src = Source::Slice(&zeros[..(end - at) as usize]);
+            if !self.write_buffered(&(at..end), at, &src, Passing::Cached, Beyond::Stop).await? {
+                return Ok(false);
+            }
+            at = end;
         }
-        Ok(())
+        Ok(true)
     }
 
-    async fn zero_whole(&self, range: Range<u64>, flags: ZeroFlags) -> Result<()> {
-        let _held = self.mapping.exclusive(range.clone()).await;
-        let _ticket = Ticket::new(&self.mapping);
+    /// False, and nothing was zeroed: the file no longer ends where the range does, and the range ends
+    /// within a block.
+    async fn zero_whole(&self, range: Range<u64>, flags: ZeroFlags) -> Result<bool> {
+        let mapping = &*self.mapping;
+        let held = mapping.bounds.exclusive(range.clone()).await;
+        // The size stands while its block is held (E5).
+        let size = self.size();
+        if range.end > size || (range.end != size && !is_aligned(range.end, mapping.block_size())) {
+            return Ok(false);
+        }
+        let _ticket = Ticket::new(&self.mapping, range.clone());
         // Dirt is taken so that nobody writes it out meanwhile, and comes back if the device fails.
-        let mut taken = Taken { file: self, pieces: Vec::new() };
+        let mut taken = Taken::new(self);
         self.each_idle(&range, |folio, blocks| {
-            taken.pieces.extend(folio.begin_write(blocks, DirtyTracking::Block));
+            taken.take(folio, blocks);
             // What is clean goes now: a write-out of its whole folio would bring it back.
             for clean in folio.runs(blocks, |t, s, g| !t.bits(s, State::Writing, g)) {
                 folio.discard(clean);
             }
         })
         .await;
-        self.mapping.unflushed.lock().unpinned = true;
-        self.ops.zero(range.clone(), flags.keep_allocated, flags.fast_only).await?;
-        untake(&self.cache, &self.mapping, &std::mem::take(&mut taken.pieces), false);
+        let epoch = mapping.unflushed.epoch();
+        let done = self.ops.zero(range.clone(), flags.keep_allocated, flags.fast_only).await;
+        // Also when it failed: part of it may have happened.
+        self.remember_unpinned(epoch);
+        done?;
+        taken.drop_dirt();
         self.each_idle(&range, |folio, blocks| folio.discard(blocks)).await;
-        Ok(())
-    }
-
-    /// Calls `f` for the blocks of each cached folio of the range, when none of them is being read
-    /// or written out.
-    async fn each_idle(&self, range: &Range<u64>, mut f: impl FnMut(&FolioWrite<'_>, Blocks)) {
-        let mapping = &*self.mapping;
-        for index in self.cache.folios_present(mapping, range) {
-            let blocks = mapping.blocks_touched(index, range);
-            loop {
-                let Some(folio) = self.cache.lock_folio(mapping, index) else { break };
-                let busy =
-                    [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
-                let Some(state) = busy else {
-                    f(&folio, blocks);
-                    break;
-                };
-                drop(folio);
-                self.cache.wait_while(mapping, index, blocks, state).await;
-            }
-        }
-    }
-}
-
-/// Dirty blocks taken for a zeroing; dirty again unless it has worked.
-struct Taken<'a> {
-    file: &'a MappedFile,
-    pieces: Vec<WritePiece>,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        untake(&self.file.cache, &self.file.mapping, &self.pieces, true);
+        drop(held);
+        Ok(true)
     }
 }

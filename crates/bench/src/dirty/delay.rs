@@ -4,16 +4,17 @@
 //! on; the two do not add up, as on a device that overlaps latency and transfer. Requests end in
 //! order. A flush costs nothing: there is no cache to flush.
 //!
-//! The decorators of the block layer make the same device of the system's timers, which are late by
-//! more than the 50 us to be measured. This one waits for the last stretch in a loop.
+//! `DelayDevice` of the block layer is another disk: there latency and transfer add up, requests are
+//! served one at a time, and the system's timers end them, which are late by more than the 50 us to
+//! be measured. This one overlaps them and waits for the last stretch in a loop.
 
 use super::counted::Counted;
 use super::drive::{self, Drive};
+use super::figures::{SMALL, WRITE};
 use super::subject::{Subject, fill, new_cache};
-use super::{SMALL, WRITE};
-use crate::harness::{Plan, Turn, Variant, alternate};
-use crate::options::Options;
-use crate::report::{Good, Report};
+use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report};
 use forebay::{Cache, DirtyTracking, File, RawOptions};
 use forebay_base::Result;
 use forebay_base::units::MIB;
@@ -236,6 +237,10 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     outcome.add_rows(report, "fsync_delay_device");
     let ratio = outcome.ratio("ours-block-64k", "ours-folio-64k");
     report.ratio_with_bar("fsync_iops_vs_folio_delay_device", ratio, Good::AtLeast, 8.0);
+    let cell = "1 job, folios of 64 KiB, a device of 50 us and 100 MB/s";
+    let folio = [("ours-folio-64k", "written back by folio")];
+    outcome.compare(report, cell, "ours-block-64k", &folio);
+    outcome.compare(report, cell, "ours-block-64k", &[("device-4k", "O_DIRECT")]);
     let bare = outcome.ratio("device-4k", "device-64k");
     report.ratio("direct_iops_4k_vs_64k_delay_device", bare);
     let title = "4 KiB random writes, each synced, 50 us and 100 MB/s, folios of 64 KiB";

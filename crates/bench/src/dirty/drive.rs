@@ -1,9 +1,9 @@
 //! One slice: jobs that write at random places, each write synced before the next.
 
 use super::subject::Subject;
-use crate::image::Rng;
-use crate::load::Slice;
-use crate::meter::Usage;
+use crate::harness::image::Rng;
+use crate::harness::load::Slice;
+use crate::harness::meter::Usage;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::hist::Hist;

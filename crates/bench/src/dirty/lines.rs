@@ -1,49 +1,29 @@
 //! The three lines on the real disk: dd, fio with one job, fio with eight.
 
 use super::drive::{self, Drive};
+use super::figures::{Found, LARGE, SMALL, Tally, WRITE, exactly};
 use super::subject::{Bare, Buffered, Cached, Subject};
-use super::{Found, LARGE, SMALL, WRITE, exactly};
-use crate::harness::{Outcome, Plan, Turn, Variant, alternate};
-use crate::image::Image;
-use crate::load::Slice;
-use crate::loopdev::{FsKind, LoopFs};
-use crate::options::Options;
-use crate::report::{Good, Report, median};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::image::Image;
+use crate::harness::load::Slice;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report, median};
+use crate::rivals::loopdev::{FsKind, LoopFs};
 use forebay::DirtyTracking;
 use forebay_base::Result;
 use forebay_base::units::{KIB, MIB};
-use std::cell::Cell;
 use std::path::PathBuf;
 
 const JOBS: usize = 8;
 /// Rounds of the dd line.
 const DD_COUNT: u64 = 16;
 
-/// Bytes changed and bytes that the device was asked to write.
-#[derive(Default)]
-pub struct Tally {
-    changed: Cell<u64>,
-    written: Cell<u64>,
-}
-
-impl Tally {
-    /// Bytes written per byte changed.
-    pub fn amplification(&self) -> f64 {
-        self.written.get() as f64 / self.changed.get() as f64
-    }
-
-    fn add(&self, changed: u64, written: u64) {
-        self.changed.set(self.changed.get() + changed);
-        self.written.set(self.written.get() + written);
-    }
-
-    /// A slice, with the device's bytes before and after.
-    fn slice(&self, subject: &dyn Subject, drive: &Drive) -> Result<Slice> {
-        let before = subject.device_bytes()?;
-        let slice = drive::run(subject, drive)?;
-        self.add(slice.bytes, subject.device_bytes()? - before);
-        Ok(slice)
-    }
+/// A slice, with the device's bytes before and after.
+fn counted_slice(tally: &Tally, subject: &dyn Subject, drive: &Drive) -> Result<Slice> {
+    let before = subject.device_bytes()?;
+    let slice = drive::run(subject, drive)?;
+    tally.add(slice.bytes, subject.device_bytes()? - before);
+    Ok(slice)
 }
 
 /// Everybody who takes part, each under its name and with its count.
@@ -63,7 +43,11 @@ impl<'a> Field<'a> {
         for (name, subject, tally) in &self.subjects {
             variants.push(Variant::new(name, move |turn: &Turn| {
                 let (time, seed) = (turn.time, turn.seed);
-                tally.slice(&**subject, &Drive { jobs: part.jobs, size: part.size, time, seed })
+                counted_slice(
+                    tally,
+                    &**subject,
+                    &Drive { jobs: part.jobs, size: part.size, time, seed },
+                )
             }));
         }
         let outcome = alternate(&mut variants, &part.plan(options))?;
@@ -223,7 +207,21 @@ pub fn fio(options: &Options, report: &mut Report, found: &mut Found) -> Result<
     Ok(())
 }
 
+/// Others in a cell of ours by block.
+const OTHERS: [(&str, &str); 4] = [
+    ("direct-4k", "O_DIRECT"),
+    ("ext4", "kernel ext4"),
+    ("xfs-on-loop", "kernel xfs on loop"),
+    ("ext4-on-loop", "kernel ext4 on loop"),
+];
+
 fn fio_ratios(outcome: &Outcome, report: &mut Report) {
+    outcome.compare(report, "1 job", "ours-block-64k", &OTHERS);
+    let folio = |folio| [(folio, "written back by folio")];
+    let small = "1 job, folios of 64 KiB (the patch's own case)";
+    outcome.compare(report, small, "ours-block-64k", &folio("ours-folio-64k"));
+    let large = "1 job, folios of 2 MiB";
+    outcome.compare(report, large, "ours-block-2m", &folio("ours-folio-2m"));
     let of = |ours, other| outcome.ratio(ours, other);
     report.ratio("fsync_iops_vs_folio", of("ours-block-64k", "ours-folio-64k"));
     report.ratio("fsync_iops_vs_folio_2m", of("ours-block-2m", "ours-folio-2m"));
@@ -288,6 +286,9 @@ pub fn jobs(options: &Options, report: &mut Report) -> Result<()> {
     let outcome = field.run(options, report, &part)?;
     let ratio = outcome.ratio("ours-block-2m", "ours-folio-2m");
     report.ratio_with_bar("fdatasync8_vs_folio_2m", ratio, Good::AtLeast, 5.0);
+    outcome.compare(report, "8 jobs", "ours-block-2m", &OTHERS);
+    let folio = [("ours-folio-2m", "written back by folio")];
+    outcome.compare(report, "8 jobs, folios of 2 MiB", "ours-block-2m", &folio);
     report.ratio("fdatasync8_vs_direct_4k", outcome.ratio("ours-block-2m", "direct-4k"));
     report.ratio("fdatasync8_vs_ext4", outcome.ratio("ours-block-2m", "ext4"));
     report.ratio("fdatasync8_vs_xfs", outcome.ratio("ours-block-2m", "xfs-on-loop"));

@@ -3,15 +3,14 @@
 //!
 //! Invariant: all of the image is in the server's cache before the first slice (Y2 of the bench).
 
+use super::figures::{SMALL, WRITE};
 use super::subject::written_by;
-use super::{SMALL, WRITE};
-use crate::fio::{self, FioJob};
-use crate::harness::{Plan, Turn, Variant, alternate};
-use crate::image::Image;
-use crate::nbd::nbdcopy;
-use crate::options::Options;
-use crate::report::Report;
-use crate::server::{Kind, Server, forebay_binary};
+use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::image::Image;
+use crate::harness::options::Options;
+use crate::report::model::Report;
+use crate::rivals::fio::{self, FioJob};
+use crate::rivals::server::{Kind, Server, forebay_binary, nbdcopy};
 use forebay_base::Result;
 use forebay_base::units::MIB;
 use std::cell::Cell;

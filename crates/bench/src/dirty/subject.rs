@@ -2,10 +2,10 @@
 //! device below is asked to write for it.
 
 use super::counted::Counted;
-use crate::image::Image;
-use crate::kernel::KernelFile;
-use crate::load::Target;
-use crate::options::Options;
+use crate::harness::image::Image;
+use crate::harness::load::Target;
+use crate::harness::options::Options;
+use crate::rivals::kernel::KernelFile;
 use forebay::{Aio, Cache, CacheConfig, DirtyTracking, File, IoFlags, RawOptions};
 use forebay_base::units::MIB;
 use forebay_base::{Error, Result};
@@ -24,7 +24,7 @@ pub trait Subject: Sync {
 
     /// Bytes of an operation, which starts at a multiple of it.
     fn unit(&self) -> u64 {
-        super::WRITE
+        super::figures::WRITE
     }
 }
 
@@ -171,7 +171,7 @@ impl Buffered {
         let mut files = Vec::new();
         let mut buf = vec![0; MIB as usize];
         for path in paths {
-            let file = KernelFile::new(crate::image::open_with(path, OFlags::empty())?);
+            let file = KernelFile::new(crate::harness::image::open_with(path, OFlags::empty())?);
             let len = file.file.metadata().map_err(|e| Error::from_io("stat", e))?.len();
             for at in (0..len).step_by(buf.len()) {
                 file.read(&mut buf, at)?;

@@ -2,11 +2,11 @@
 //! not; under the same mix, and under dbench.
 
 use super::mix::{self, Flushes, Mix, Store};
-use crate::kernel::KernelFile;
-use crate::load::{Slice, Target};
-use crate::loopdev::{FsKind, LoopFs};
-use crate::options::Options;
-use crate::report::Report;
+use crate::harness::load::{Slice, Target};
+use crate::harness::options::Options;
+use crate::report::model::Report;
+use crate::rivals::kernel::KernelFile;
+use crate::rivals::loopdev::{FsKind, LoopFs};
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::OFlags;
 use std::path::PathBuf;
@@ -51,8 +51,10 @@ impl Kernel {
     /// One slice, with the device's knob set.
     pub fn slice(&self, stable: bool, mix: &Mix) -> Result<(Slice, Flushes)> {
         self.fs.stable_writes(stable)?;
-        let file =
-            OnFile(KernelFile::new(crate::image::open_with(&self.image(), OFlags::empty())?));
+        let file = OnFile(KernelFile::new(crate::harness::image::open_with(
+            &self.image(),
+            OFlags::empty(),
+        )?));
         let done = mix::run(&file, mix)?;
         file.flush()?;
         Ok(done)
@@ -118,7 +120,7 @@ impl Figures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::loopdev::tests::requires;
+    use crate::rivals::loopdev::tests::requires;
     use forebay::{Cache, CacheConfig, DirectIo, RawOptions};
 
     /// Knobs of the kernel are followed by a file on a file system on the device, opened before.
@@ -140,12 +142,19 @@ mod tests {
             assert_eq!(file.stable_pages_required(), (false, "the device below does not ask"));
             for on in [true, false] {
                 fs.device().stable_writes(on).unwrap();
-                // An answer may be 100 ms old.
-                std::thread::sleep(std::time::Duration::from_millis(150));
-                assert_eq!(file.stable_pages_required().0, on);
+                // An answer may be a little old, and comes in the end.
+                let limit = std::time::Instant::now() + std::time::Duration::from_secs(20);
+                while file.stable_pages_required().0 != on {
+                    assert!(std::time::Instant::now() < limit, "still {}", !on);
+                    std::thread::yield_now();
+                }
             }
         } else {
-            assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "{:?}", made.err());
+            assert!(
+                std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1"),
+                "{:?}",
+                made.err()
+            );
         }
         std::fs::remove_dir(&dir).expect("nothing is left in it");
     }

@@ -5,9 +5,9 @@
 //! Invariants: M1 the mix of a seed is the same for every variant. M2 each write is timed, rewrites
 //! among them; throughput counts the clients' writes only, because rewrites come at a set rate.
 
-use crate::image::Rng;
-use crate::load::{Slice, Target};
-use crate::meter::Usage;
+use crate::harness::image::Rng;
+use crate::harness::load::{Slice, Target};
+use crate::harness::meter::Usage;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::hist::Hist;
@@ -110,6 +110,7 @@ pub fn run(store: &dyn Store, mix: &Mix) -> Result<(Slice, Flushes)> {
         seconds: start.elapsed().as_secs_f64(),
         usage: Usage::own().since(&before),
         hist: shared.writes,
+        ..Slice::default()
     };
     Ok((slice, Flushes { hist: shared.flushes }))
 }

@@ -1,8 +1,8 @@
 //! The verifying device under concurrent writers: blocks of 512 bytes are checksummed when a
 //! write-out is submitted and again when it completes.
 
-use crate::image::Rng;
-use crate::options::Options;
+use crate::harness::image::Rng;
+use crate::harness::options::Options;
 use forebay::{Cache, CacheConfig, File, IoFlags, RawOptions, StablePages, StableStrategy};
 use forebay_base::Result;
 use forebay_base::world::RealWorld;
@@ -46,7 +46,7 @@ impl Verified {
         limit: Duration,
     ) -> Result<ChecksumStats> {
         self.cache.tune("stable", &strategy.to_string())?;
-        self.file.set_stable_pages(stable);
+        self.file.set_stable_pages(stable)?;
         let before = self.device.stats();
         let (stop, deadline) = (AtomicBool::new(false), Instant::now() + limit);
         std::thread::scope(|scope| {

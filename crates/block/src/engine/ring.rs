@@ -1,48 +1,79 @@
 //! One io_uring, driven by one thread, with the table of what the kernel has in hand.
 //!
-//! Invariants: N1 an op is in exactly one place: waiting, or in the table from before its entry
-//! is pushed until its answer is taken. N2 what is in the table when the ring goes away is
-//! leaked, never freed: the kernel may still write to it. N3 background ops go after others,
-//! hold at most [`BACKGROUND_MAX`] slots, and get each [`TURN`]th slot if they wait.
+//! Invariants: N1 a request is in exactly one place: waiting, or in the table from before its
+//! entry is pushed until its answer is taken. N2 what is in the table when the ring goes away is
+//! leaked, never freed: the kernel may still write to it. N3 background requests hold at most
+//! [`BACKGROUND_MAX`] slots.
 
-use super::op::{After, Op, Planned};
-use crate::file::Job;
-use forebay_base::Result;
-use io_uring::{IoUring, squeue};
-use std::collections::VecDeque;
+use super::queue::Queue;
+use super::request::{Boxed, Call, Next, guarded};
+use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Entries of the submission queue.
 const ENTRIES: u32 = 256;
-/// Most ops in the kernel's hands; the completion queue has room for all of them.
+/// Most requests in the kernel's hands; the completion queue has room for all of them.
 const IN_FLIGHT: usize = 1024;
-/// Most background ops among them.
+/// Most background requests among them.
 const BACKGROUND_MAX: usize = 64;
-/// Most ops that wait; the submitter of one more carries it out himself.
-pub(crate) const WAITING: usize = 8192;
-const TURN: u32 = 16;
-/// `user_data` of entries that are not ops.
-pub(crate) const NOT_AN_OP: u64 = u64::MAX;
+/// `user_data` of entries that are not requests.
+pub(crate) const NOT_A_REQUEST: u64 = u64::MAX;
+/// Best effort, lowest level (see ioprio_set(2)): for background requests.
+const BACKGROUND_PRIO: u16 = (2 << 13) | 7;
 
 /// What came out of the ring; to be dealt with while the ring is not borrowed.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    pub(crate) over: Vec<(Job, Result<()>)>,
-    pub(crate) pool: Vec<Job>,
-    /// Entries with [`NOT_AN_OP`] that completed.
+    pub(crate) over: Vec<Boxed>,
+    pub(crate) blocking: Vec<Boxed>,
+    /// Entries with [`NOT_A_REQUEST`] that completed.
     pub(crate) others: usize,
+}
+
+impl Outcome {
+    /// Sorts a request by what follows; gives it back if that is a call.
+    pub(crate) fn sort(&mut self, request: Boxed, next: Next) -> Option<Boxed> {
+        match next {
+            Next::Call => return Some(request),
+            Next::Blocking => self.blocking.push(request),
+            Next::Over => self.over.push(request),
+        }
+        None
+    }
 }
 
 pub(crate) struct Ring {
     ring: IoUring,
-    table: Vec<Option<Op>>,
+    table: Vec<Option<Boxed>>,
     free: Vec<u32>,
     in_flight: usize,
-    background: usize,
-    waiting: VecDeque<Op>,
-    waiting_background: VecDeque<Op>,
-    picks: u32,
+    queue: Queue,
+    /// Over before they came to the kernel.
+    failed: Vec<Boxed>,
+    answers: Vec<(u64, i32)>,
+}
+
+/// The call as the kernel wants it.
+fn entry(call: Call, background: bool) -> squeue::Entry {
+    let prio = if background { BACKGROUND_PRIO } else { 0 };
+    match call {
+        Call::Read { fd, iovs, count, pos } => {
+            opcode::Readv::new(types::Fd(fd), iovs, count).offset(pos).ioprio(prio).build()
+        }
+        Call::Write { fd, iovs, count, pos, rwf } => {
+            let call = opcode::Writev::new(types::Fd(fd), iovs, count);
+            call.offset(pos).rw_flags(rwf).ioprio(prio).build()
+        }
+        Call::Sync { fd, data_only } => {
+            let data = types::FsyncFlags::DATASYNC;
+            let flags = if data_only { data } else { types::FsyncFlags::empty() };
+            opcode::Fsync::new(types::Fd(fd)).flags(flags).build()
+        }
+        Call::Fallocate { fd, mode, pos, len } => {
+            opcode::Fallocate::new(types::Fd(fd), len).offset(pos).mode(mode).build()
+        }
+    }
 }
 
 impl Ring {
@@ -77,10 +108,9 @@ impl Ring {
             table: Vec::new(),
             free: Vec::new(),
             in_flight: 0,
-            background: 0,
-            waiting: VecDeque::new(),
-            waiting_background: VecDeque::new(),
-            picks: 0,
+            queue: Queue::new(BACKGROUND_MAX),
+            failed: Vec::new(),
+            answers: Vec::new(),
         })
     }
 
@@ -90,65 +120,52 @@ impl Ring {
         self.ring.submitter().register_eventfd(fd.as_raw_fd())
     }
 
-    /// Adds a planned op; `fill` and `enter` bring it to the kernel.
-    pub(crate) fn add(&mut self, op: Op) {
-        if op.is_background() {
-            self.waiting_background.push_back(op);
-        } else {
-            self.waiting.push_back(op);
-        }
-    }
-
-    /// Ops that wait for a slot.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.len() + self.waiting_background.len()
+    /// Adds a request whose plan says `Call`; `fill` and `enter` bring it to the kernel.
+    pub(crate) fn add(&mut self, request: Boxed) {
+        self.queue.push(request);
     }
 
     /// Whether it has nothing at all to do.
     pub(crate) fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.waiting() == 0
+        self.in_flight == 0 && self.queue.len() == 0 && self.failed.is_empty()
     }
 
-    fn next(&mut self) -> Option<Op> {
-        let may = self.background < BACKGROUND_MAX && !self.waiting_background.is_empty();
-        if may && (self.waiting.is_empty() || self.picks >= TURN) {
-            self.picks = 0;
-            return self.waiting_background.pop_front();
-        }
-        self.picks += 1;
-        self.waiting.pop_front()
-    }
-
-    /// Puts waiting ops into the submission queue, as far as there is room.
+    /// Puts waiting requests into the submission queue, as far as there is room.
     pub(crate) fn fill(&mut self) {
         while self.in_flight < IN_FLIGHT && !self.ring.submission().is_full() {
-            let Some(op) = self.next() else { return };
-            self.background += usize::from(op.is_background());
+            let Some(mut request) = self.queue.pick() else { return };
+            let class = request.class();
+            let Some(call) = guarded(&mut request, None, |request| Some(request.call())) else {
+                self.queue.done(class);
+                self.failed.push(request);
+                continue;
+            };
             self.in_flight += 1;
             let index = self.free.pop().unwrap_or_else(|| {
                 self.table.push(None);
                 self.table.len() as u32 - 1
             });
-            let entry = op.entry().user_data(u64::from(index));
-            self.table[index as usize] = Some(op);
+            let entry = entry(call, class.is_background()).user_data(u64::from(index));
+            assert!(self.table[index as usize].is_none(), "N1: a free place of the table is free");
+            self.table[index as usize] = Some(request);
             self.push(&entry);
         }
     }
 
     /// Pushes an entry; there is room.
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: an op's entry points to memory that the table owns until the answer (N1);
+        // SAFETY: a request's entry points to memory that the table keeps until the answer (N1);
         // other entries point to none.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.expect("there is room in the submission queue");
     }
 
-    /// Pushes an entry that is not an op and points to no memory; false if there is no room.
+    /// Pushes an entry that is not a request and points to no memory; false if there is no room.
     pub(crate) fn push_other(&mut self, entry: squeue::Entry) -> bool {
         if self.ring.submission().is_full() {
             return false;
         }
-        self.push(&entry.user_data(NOT_AN_OP));
+        self.push(&entry.user_data(NOT_A_REQUEST));
         true
     }
 
@@ -190,31 +207,35 @@ impl Ring {
 
     /// Takes the answers that are there.
     pub(crate) fn collect(&mut self, out: &mut Outcome) -> usize {
-        let answers: Vec<(u64, i32)> =
-            self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
+        out.over.append(&mut self.failed);
+        let mut answers = std::mem::take(&mut self.answers);
+        answers.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
         let count = answers.len();
-        for (data, res) in answers {
-            if data == NOT_AN_OP {
+        for (data, res) in answers.drain(..) {
+            if data == NOT_A_REQUEST {
                 out.others += 1;
                 continue;
             }
-            let op = self.table[data as usize].take().expect("an answer belongs to an op (N1)");
+            let mut request =
+                self.table[data as usize].take().expect("N1: an answer belongs to a request");
             self.free.push(data as u32);
             self.in_flight -= 1;
-            self.background -= usize::from(op.is_background());
-            match op.answer(res) {
-                After::Again(op) => self.waiting.push_front(op),
-                After::Pool(job) => out.pool.push(job),
-                After::Over(job, result) => out.over.push((job, result)),
+            let outcome = usize::try_from(res)
+                .map_err(|_| io::Error::from_raw_os_error(res.unsigned_abs() as i32));
+            let next = guarded(&mut request, Next::Over, |request| request.answer(outcome));
+            let class = request.class();
+            match out.sort(request, next) {
+                Some(request) => self.queue.push_again(request),
+                None => self.queue.done(class),
             }
         }
+        self.answers = answers;
         count
     }
 
-    /// Gives up the ops that the kernel has not seen, for the pool.
-    pub(crate) fn abandon(&mut self) -> Vec<Job> {
-        let waiting = self.waiting.drain(..).chain(self.waiting_background.drain(..));
-        waiting.map(Op::into_job).collect()
+    /// Gives up the requests that the kernel has not seen.
+    pub(crate) fn abandon(&mut self) -> Vec<Boxed> {
+        self.queue.drain().collect()
     }
 }
 
@@ -225,14 +246,4 @@ impl Drop for Ring {
             std::mem::forget(std::mem::take(&mut self.table));
         }
     }
-}
-
-/// Plans jobs and sorts them.
-pub(crate) fn plan(job: Job, out: &mut Outcome) -> Option<Op> {
-    match Op::plan(job) {
-        Planned::Ring(op) => return Some(op),
-        Planned::Pool(job) => out.pool.push(job),
-        Planned::Over(job, result) => out.over.push((job, result)),
-    }
-    None
 }

@@ -1,54 +1,35 @@
 //! The engine that works everywhere: a bounded pool of threads that make blocking system calls.
 //!
-//! Invariants: T1 a job that was accepted runs, also after the engine is dropped. T2 BACKGROUND
-//! jobs go after all others, but each [`TURN`]th pick is theirs if they wait, and they never
-//! hold more than half of the workers. T3 the pool can always make progress: if no thread can
-//! be started, the submitter runs the job.
-//! Lock rule: the mutex is not held while a job runs.
+//! Invariants: T1 a request that was accepted runs and ends, also after the engine is dropped, and
+//! also if it panics. T2 background requests never hold more than half of the workers. T3 while
+//! something is queued there is a worker that will take it, or the thread that submits tries to
+//! start one until it can: a submitter never makes the blocking call itself.
+//! Lock rule: the mutex is not held while a request runs or ends.
 
-use crate::bio::BioFlags;
-use crate::file::Job;
-use std::collections::VecDeque;
+use super::queue::Queue;
+use super::request::{Boxed, end, guarded};
+use super::room::Room;
+use forebay_base::io_flusher;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Most workers of one engine.
 const WORKERS: usize = 16;
-/// A waiting background job is picked after this many others.
-const TURN: u32 = 16;
 /// A worker that finds nothing to do for this long ends.
 const IDLE: Duration = Duration::from_secs(10);
 
-#[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
-    background: VecDeque<Job>,
+    queue: Queue,
     workers: usize,
     idle: usize,
-    background_runs: usize,
-    /// Picks since the last background job.
-    picks: u32,
     closing: bool,
 }
 
-impl State {
-    /// The next job, and whether it is a background one (T2).
-    fn pick(&mut self) -> Option<(Job, bool)> {
-        let may = self.background_runs < WORKERS / 2 && !self.background.is_empty();
-        if may && (self.jobs.is_empty() || self.picks >= TURN) {
-            self.picks = 0;
-            self.background_runs += 1;
-            return self.background.pop_front().map(|job| (job, true));
-        }
-        self.picks += 1;
-        self.jobs.pop_front().map(|job| (job, false))
-    }
-}
-
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
+    workers_max: usize,
+    room: Arc<Room>,
 }
 
 impl Shared {
@@ -58,22 +39,26 @@ impl Shared {
 }
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Pool {
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    /// Queues a job.
-    pub(crate) fn submit(&self, job: Job) {
+    pub(crate) fn new(room: Arc<Room>) -> Self {
+        Self::with_workers(room, WORKERS)
+    }
+
+    pub(crate) fn with_workers(room: Arc<Room>, workers_max: usize) -> Self {
+        let queue = Queue::new((workers_max / 2).max(1));
+        let state = Mutex::new(State { queue, workers: 0, idle: 0, closing: false });
+        Self { shared: Arc::new(Shared { state, work: Condvar::new(), workers_max, room }) }
+    }
+
+    /// Queues a request.
+    pub(crate) fn submit(&self, request: Boxed) {
         let mut state = self.shared.lock();
-        if job.flags().contains(BioFlags::BACKGROUND) {
-            state.background.push_back(job);
-        } else {
-            state.jobs.push_back(job);
-        }
-        let queued = state.jobs.len() + state.background.len();
-        if state.idle >= queued || state.workers == WORKERS {
+        state.queue.push(request);
+        if state.idle >= state.queue.len() || state.workers == self.shared.workers_max {
             drop(state);
             self.shared.work.notify_one();
             return;
@@ -84,22 +69,30 @@ impl Pool {
     }
 
     fn start_worker(&self) {
-        let shared = self.shared.clone();
-        let name = "forebay-io".to_string();
-        let started = std::thread::Builder::new().name(name).spawn(move || work(&shared));
-        if let Err(e) = started {
-            log::warn!("cannot start an I/O thread: {e}");
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let shared = self.shared.clone();
+            let name = "forebay-io".to_string();
+            let Err(e) = std::thread::Builder::new().name(name).spawn(move || work(&shared)) else {
+                return;
+            };
             let mut state = self.shared.lock();
-            state.workers -= 1;
-            if state.workers == 0 {
-                let next = state.pick();
-                drop(state);
-                if let Some((job, background)) = next {
-                    job.run();
-                    self.shared.lock().background_runs -= usize::from(background);
-                }
+            if state.workers > 1 {
+                log::warn!("no further I/O thread: {e}");
+                state.workers -= 1;
+                return;
             }
+            drop(state);
+            log::error!("no I/O thread, trying again in {pause:?} (T3): {e}");
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(1));
         }
+    }
+
+    /// Ends a request that was submitted to the engine.
+    pub(crate) fn end(&self, request: Boxed) {
+        end(request);
+        self.shared.room.leave();
     }
 }
 
@@ -111,19 +104,23 @@ impl Drop for Pool {
 }
 
 fn work(shared: &Shared) {
+    io_flusher::mark_thread();
     let mut state = shared.lock();
     loop {
-        if let Some((job, background)) = state.pick() {
+        if let Some(mut request) = state.queue.pick() {
             drop(state);
-            job.run();
+            let class = request.class();
+            guarded(&mut request, (), |request| request.run());
+            end(request);
+            shared.room.leave();
             state = shared.lock();
-            if background {
-                state.background_runs -= 1;
+            state.queue.done(class);
+            if class.is_background() {
                 shared.work.notify_one();
             }
             continue;
         }
-        // Background jobs above their share are left to the workers that run the others.
+        // Background requests above their share are left to the workers that run the others.
         if state.closing {
             break;
         }
@@ -132,7 +129,7 @@ fn work(shared: &Shared) {
             shared.work.wait_timeout(state, IDLE).unwrap_or_else(|p| p.into_inner());
         state = next;
         state.idle -= 1;
-        if waited.timed_out() && state.jobs.is_empty() && state.background.is_empty() {
+        if waited.timed_out() && state.queue.len() == 0 {
             break;
         }
     }

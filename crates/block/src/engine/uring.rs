@@ -9,10 +9,10 @@
 //! something in, wakes it. U2 it ends when the engine is closed and nothing is left. U3 no
 //! completion runs while a ring is borrowed or a lock is held (E2).
 
-use super::op::Op;
-use super::ring::{Outcome, Ring, WAITING, plan};
+use super::request::{Boxed, Next, guarded};
+use super::ring::{Outcome, Ring};
 use super::threads::Pool;
-use crate::file::Job;
+use forebay_base::io_flusher;
 use forebay_base::sync::Mutex;
 use forebay_base::task::LocalQueue;
 use io_uring::{opcode, types};
@@ -26,7 +26,7 @@ use std::sync::mpsc;
 
 #[derive(Default)]
 struct Inbox {
-    ops: Vec<Op>,
+    requests: Vec<Boxed>,
     sleeping: bool,
     closing: bool,
     broken: bool,
@@ -45,6 +45,8 @@ pub(crate) struct Uring {
 }
 
 thread_local! {
+    /// Empty between two submissions.
+    static BATCH: RefCell<Vec<Boxed>> = const { RefCell::new(Vec::new()) };
     /// The rings attached to this thread, by engine.
     static LOCAL: RefCell<Vec<(u64, Rc<RefCell<Ring>>)>> = const { RefCell::new(Vec::new()) };
 }
@@ -66,13 +68,10 @@ fn clear(fd: &OwnedFd) {
 }
 
 /// Ends what is over and passes on what is for the pool.
-fn settle(out: Outcome, pool: &Pool) {
-    for job in out.pool {
-        pool.submit(job);
-    }
-    for (job, result) in out.over {
-        job.finish(result);
-    }
+fn settle(out: &mut Outcome, pool: &Pool) {
+    out.blocking.drain(..).for_each(|request| pool.submit(request));
+    out.over.drain(..).for_each(|request| pool.end(request));
+    out.others = 0;
 }
 
 impl Uring {
@@ -96,35 +95,39 @@ impl Uring {
         Ok(Self { id, shared, pool })
     }
 
-    /// Starts jobs: on this thread's ring if it has one, else on the shared one.
-    pub(crate) fn submit(&self, jobs: impl IntoIterator<Item = Job>) {
+    /// Starts requests: on this thread's ring if it has one, else on the shared one.
+    pub(crate) fn submit(&self, requests: impl IntoIterator<Item = Boxed>) {
         let mut out = Outcome::default();
-        let mut ops: Vec<_> = jobs.into_iter().filter_map(|job| plan(job, &mut out)).collect();
-        if let Some(local) = local_ring(self.id) {
-            let mut ring = local.borrow_mut();
-            let room = WAITING.saturating_sub(ring.waiting()).min(ops.len());
-            ops.drain(..room).for_each(|op| ring.add(op));
-        } else if !ops.is_empty() {
-            self.put(&mut ops);
+        {
+            let mut planned = requests.into_iter().filter_map(|mut request| {
+                let next = guarded(&mut request, Next::Over, |request| request.plan());
+                out.sort(request, next)
+            });
+            if let Some(local) = local_ring(self.id) {
+                // Planning does not submit: the ring may be borrowed meanwhile.
+                let mut ring = local.borrow_mut();
+                planned.for_each(|request| ring.add(request));
+            } else if let Some(first) = planned.next() {
+                self.put(std::iter::once(first).chain(planned));
+            }
         }
-        settle(out, &self.pool);
-        // No room: whoever floods the queue works it off.
-        for op in ops {
-            op.into_job().run();
-        }
+        settle(&mut out, &self.pool);
     }
 
-    fn put(&self, ops: &mut Vec<Op>) {
+    fn put(&self, requests: impl Iterator<Item = Boxed>) {
+        // Planned before the lock is taken, in memory that is used again.
+        let mut batch = BATCH.take();
+        batch.extend(requests);
         let mut inbox = self.shared.inbox.lock();
         if inbox.broken {
             drop(inbox);
-            ops.drain(..).for_each(|op| self.pool.submit(op.into_job()));
+            batch.drain(..).for_each(|request| self.pool.submit(request));
             return;
         }
-        let room = WAITING.saturating_sub(inbox.ops.len()).min(ops.len());
-        inbox.ops.extend(ops.drain(..room));
+        inbox.requests.append(&mut batch);
         let wake = std::mem::take(&mut inbox.sleeping);
         drop(inbox);
+        BATCH.set(batch);
         if wake {
             self.shared.wake_up();
         }
@@ -141,9 +144,16 @@ impl Uring {
             Ok::<_, io::Error>((ring, ready))
         };
         let (ring, ready) = make().map_err(|e| log::warn!("no ring for this thread: {e}")).ok()?;
+        io_flusher::mark_thread();
         let ring = Rc::new(RefCell::new(ring));
         LOCAL.with_borrow_mut(|all| all.push((self.id, ring.clone())));
-        Some(Box::new(Local { id: self.id, ring, ready, pool: self.pool.clone() }))
+        Some(Box::new(Local {
+            id: self.id,
+            ring,
+            ready,
+            pool: self.pool.clone(),
+            spare: Outcome::default(),
+        }))
     }
 }
 
@@ -162,7 +172,8 @@ impl Shared {
 
 /// The thread of the shared ring.
 fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
-    let mut armed = false;
+    io_flusher::mark_thread();
+    let (mut armed, mut out) = (false, Outcome::default());
     loop {
         if !armed {
             let poll =
@@ -170,26 +181,24 @@ fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
             armed = ring.push_other(poll.build());
         }
         let mut inbox = shared.inbox.lock();
-        let room = WAITING.saturating_sub(ring.waiting()).min(inbox.ops.len());
-        inbox.ops.drain(..room).for_each(|op| ring.add(op));
-        if inbox.closing && inbox.ops.is_empty() && ring.is_idle() {
+        inbox.requests.drain(..).for_each(|request| ring.add(request));
+        if inbox.closing && ring.is_idle() {
             return;
         }
-        inbox.sleeping = inbox.ops.is_empty();
+        inbox.sleeping = true;
         drop(inbox);
         ring.fill();
         if let Err(e) = ring.enter(1) {
             give_up(shared, &mut ring, pool, &e);
             return;
         }
-        let mut out = Outcome::default();
         ring.collect(&mut out);
         shared.inbox.lock().sleeping = false;
         if out.others > 0 {
             armed = false;
             clear(&shared.wake);
         }
-        settle(out, pool);
+        settle(&mut out, pool);
     }
 }
 
@@ -198,9 +207,9 @@ fn give_up(shared: &Shared, ring: &mut Ring, pool: &Pool, e: &io::Error) {
     log::error!("io_uring failed, its requests go to threads from now on: {e}");
     let mut inbox = shared.inbox.lock();
     inbox.broken = true;
-    let ops = std::mem::take(&mut inbox.ops);
+    let requests = std::mem::take(&mut inbox.requests);
     drop(inbox);
-    ops.into_iter().map(Op::into_job).chain(ring.abandon()).for_each(|job| pool.submit(job));
+    requests.into_iter().chain(ring.abandon()).for_each(|request| pool.submit(request));
 }
 
 fn local_ring(id: u64) -> Option<Rc<RefCell<Ring>>> {
@@ -218,6 +227,7 @@ struct Local {
     /// Readable when there is something to reap.
     ready: OwnedFd,
     pool: Arc<Pool>,
+    spare: Outcome,
 }
 
 impl Local {
@@ -232,7 +242,7 @@ impl Local {
 
     fn give_up(&self, ring: &mut Ring, e: &io::Error) {
         log::error!("io_uring of this thread failed: {e}");
-        ring.abandon().into_iter().for_each(|job| self.pool.submit(job));
+        ring.abandon().into_iter().for_each(|request| self.pool.submit(request));
     }
 }
 
@@ -246,18 +256,18 @@ impl LocalQueue for Local {
     }
 
     fn reap(&mut self) -> usize {
-        let mut count = 0;
+        let (mut count, mut out) = (0, std::mem::take(&mut self.spare));
         loop {
             // First: what comes later signals again.
             clear(&self.ready);
-            let mut out = Outcome::default();
             let mut ring = self.ring.borrow_mut();
             self.hand_over(&mut ring);
             let taken = ring.collect(&mut out);
             drop(ring);
-            settle(out, &self.pool);
+            settle(&mut out, &self.pool);
             count += taken;
             if taken == 0 {
+                self.spare = out;
                 return count;
             }
         }
@@ -280,7 +290,7 @@ impl Drop for Local {
             let mut out = Outcome::default();
             ring.collect(&mut out);
             drop(ring);
-            settle(out, &self.pool);
+            settle(&mut out, &self.pool);
         }
     }
 }

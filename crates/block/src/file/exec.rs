@@ -3,8 +3,8 @@
 //! Invariants: V1 whoever calls `run` is inside the gate. V2 an operation that the file system
 //! does not know is tried once, remembered, not advertised any more, and replaced (L7).
 
-use super::xfer::{Next, Xfer};
-use super::{Inner, Kind};
+use super::xfer::{Next, View, Xfer};
+use super::{Edge, Inner, Kind};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::check::{check_range, verb};
 use crate::sys::{self, IoVecs};
@@ -16,26 +16,46 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Inner {
-    /// Carries out one request, which came when `seen` syncs had failed.
-    pub(crate) fn run(&self, bio: &mut Bio, seen: u64) -> Result<()> {
+    /// The file as a request sees it that this thread is about to carry out, with the right to
+    /// the last page if it needs that: then the file does not grow meanwhile (F7).
+    pub(crate) fn view_to(&self, op: BioOp, offset: u64, len: u64) -> (View, Option<Edge<'_>>) {
+        let view = View::of(self);
+        if matches!(op, BioOp::Read | BioOp::Flush) || !view.at_edge(self, offset, len) {
+            return (view, None);
+        }
+        let edge = self.edge();
+        (View::of(self), Some(edge))
+    }
+
+    /// Carries out one request, which came when `seen` syncs had failed. `spare` is memory for a
+    /// list, used again.
+    pub(crate) fn run(&self, bio: &mut Bio, seen: u64, spare: &mut IoVecs) -> Result<()> {
         let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
+        let (view, edge) = self.view_to(bio.op, offset, len);
         if bio.op != BioOp::Read && bio.op != BioOp::Write {
-            check_range(bio.op, offset, len, &self.limits(), self.size())?;
+            check_range(bio.op, offset, len, &view.limits, view.size)?;
         }
         match bio.op {
             BioOp::Read | BioOp::Write => {
                 // SAFETY: the bio owns the memory, and outlives this list, which ends here (Y1).
-                let iovs = unsafe { IoVecs::new(&bio.data.segments()) };
-                self.transfer(Xfer::plan(self, bio.op, offset, len, flags, iovs)?)
+                let iovs = unsafe { IoVecs::of(&mut bio.data, std::mem::take(spare)) };
+                let mut xfer = Xfer::plan(self, &view, bio.op, (offset, len), flags, iovs)?;
+                let done = self.transfer(&mut xfer);
+                *spare = xfer.iovs.emptied();
+                done
             }
             BioOp::Flush => self.flush(seen),
-            BioOp::Discard => self.discard(offset, len),
-            BioOp::WriteZeroes => self.write_zeroes(offset, len, flags, seen),
+            BioOp::Discard => self.discard(offset, view.clip(offset, len)),
+            BioOp::WriteZeroes => {
+                self.write_zeroes(&view, (offset, len), flags)?;
+                drop(edge);
+                if flags.contains(BioFlags::FUA) { self.flush(seen) } else { Ok(()) }
+            }
         }
     }
 
     /// Moves all bytes of a planned transfer.
-    pub(crate) fn transfer(&self, mut xfer: Xfer) -> Result<()> {
+    pub(crate) fn transfer(&self, xfer: &mut Xfer) -> Result<()> {
         while !xfer.is_over() {
             let fd = xfer.fd(self);
             let outcome = if xfer.write {
@@ -47,8 +67,8 @@ impl Inner {
                 break;
             }
         }
-        match xfer.tail {
-            Some(tail) => self.transfer(*tail),
+        match &mut xfer.tail {
+            Some(tail) => self.transfer(tail),
             None => Ok(()),
         }
     }
@@ -93,13 +113,8 @@ impl Inner {
         self.sync_failures.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The range in the file, without what lies beyond the device's end.
-    pub(crate) fn in_file(&self, offset: u64, len: u64) -> (u64, u64) {
-        (self.offset + offset, len.min(self.size().saturating_sub(offset)))
-    }
-
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        let (pos, len) = self.in_file(offset, len);
+        let pos = self.offset + offset;
         if len == 0 || !self.punch_ok.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -111,20 +126,20 @@ impl Inner {
         self.supported(&self.punch_ok, "discard", done).map(drop)
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, flags: BioFlags, seen: u64) -> Result<()> {
-        let (pos, len) = self.in_file(offset, len);
-        if len == 0 {
+    fn write_zeroes(&self, view: &View, (offset, len): (u64, u64), flags: BioFlags) -> Result<()> {
+        let there = view.clip(offset, len);
+        if there == 0 {
             return Ok(());
         }
-        if !self.zero_by_call(pos, len, flags)? {
+        if !self.zero_by_call(self.offset + offset, there, flags)? {
             if flags.contains(BioFlags::FAST_ONLY) {
                 let text = "the file system below cannot zero without writing";
                 return Err(Error::new(ErrorKind::Unsupported, verb(BioOp::WriteZeroes), text)
                     .with_path(&self.path));
             }
-            self.zero_by_writing(pos, len)?;
+            self.zero_by_writing(view, offset, there)?;
         }
-        if flags.contains(BioFlags::FUA) { self.flush(seen) } else { Ok(()) }
+        Ok(())
     }
 
     /// Zeroes by one system call; false if there is none for this file.
@@ -187,8 +202,11 @@ impl Inner {
         }
     }
 
-    fn zero_by_writing(&self, pos: u64, len: u64) -> Result<()> {
+    /// Zeroes `[offset, offset + len)` of the device, which ends at a block or at its end.
+    fn zero_by_writing(&self, view: &View, offset: u64, len: u64) -> Result<()> {
         const PIECE: usize = 64 << 10;
+        // The last, partial block is planned whole, as every write of it.
+        let len = len.next_multiple_of(u64::from(view.limits.logical_block));
         let mut zeros = AlignedBuf::new(PIECE.min(len as usize).next_multiple_of(4096));
         let mut done = 0;
         while done < len {
@@ -201,36 +219,18 @@ impl Inner {
             }
             // SAFETY: zeros outlives the list; it is only read.
             let iovs = unsafe { IoVecs::new(&segments) };
-            let padded = self.pad(iovs, pos + done, take, &mut zeros);
-            let offset = pos + done - self.offset;
-            let flags = BioFlags::empty();
-            self.transfer(Xfer::plan(self, BioOp::Write, offset, padded.1, flags, padded.0)?)?;
+            let (range, flags) = ((offset + done, take), BioFlags::empty());
+            let mut xfer = Xfer::plan(self, view, BioOp::Write, range, flags, iovs)?;
+            self.transfer(&mut xfer)?;
             done += take;
         }
         Ok(())
     }
 
-    /// A direct write of the last, partial block is planned with the whole block.
-    fn pad(&self, iovs: IoVecs, pos: u64, take: u64, zeros: &mut AlignedBuf) -> (IoVecs, u64) {
-        let block = u64::from(self.limits().logical_block);
-        let whole = take.next_multiple_of(block);
-        if whole == take || pos + take != self.offset + self.size() {
-            return (iovs, take);
-        }
-        let mut segments = Vec::new();
-        let mut left = whole;
-        while left > 0 {
-            let piece = left.min(zeros.len() as u64);
-            segments.push(Segment { ptr: zeros.as_mut_ptr(), len: piece as usize });
-            left -= piece;
-        }
-        // SAFETY: as for the caller's list.
-        (unsafe { IoVecs::new(&segments) }, whole)
-    }
-
     /// See [`crate::BlockDevice::extents`].
     pub(crate) fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        let (start, mut rest) = self.in_file(offset, len);
+        let start = self.offset + offset;
+        let mut rest = len.min(self.size().saturating_sub(offset));
         if self.kind == Kind::Block {
             return Ok(vec![(offset, len, true)]);
         }

@@ -24,7 +24,7 @@ impl Inner {
                 return Err(Error::new(ErrorKind::InvalidInput, "open", text));
             }
         };
-        lock(&fd, options.read_only)?;
+        super::lock::lock(path, &fd, options)?;
         let resized = resize_new(&fd, kind, options, resized)?;
         let file_size = size_of(fd.as_fd(), kind)?;
         let Some(after) = file_size.checked_sub(options.offset) else {
@@ -53,18 +53,21 @@ impl Inner {
             announced: AtomicBool::new(false),
             direct_reason: Mutex::default(),
             switching: Mutex::default(),
+            edge: Mutex::default(),
             gate: super::gate::Gate::default(),
             offset: options.offset,
             size: AtomicU64::new(after.min(options.size_limit.unwrap_or(u64::MAX))),
             file_size: AtomicU64::new(file_size),
             growable: kind == Kind::Regular && options.size_limit.is_none() && !options.read_only,
             inode: (stat.st_dev, stat.st_ino),
+            disk: if kind == Kind::Block { stat.st_rdev } else { stat.st_dev },
             punch_ok: AtomicBool::new(true),
             zero_ok: AtomicBool::new(true),
             fast_zero_ok: AtomicBool::new(true),
             resized: AtomicBool::new(resized),
             sync_failures: AtomicU64::new(0),
             owed: AtomicBool::new(false),
+            spares: super::op::Spares::default(),
         };
         file.set_direct(options.direct_io)?;
         Ok(file)
@@ -102,15 +105,6 @@ fn resize_new(fd: &OwnedFd, kind: Kind, options: &FileOptions, new: bool) -> Res
     }
     rustix::fs::ftruncate(fd, size).map_err(|e| Error::from_io("create", e.into()))?;
     Ok(true)
-}
-
-fn lock(fd: &OwnedFd, read_only: bool) -> Result<()> {
-    sys::lock_file(fd.as_fd(), !read_only).map_err(|e| match e.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => {
-            Error::new(ErrorKind::Busy, "lock", "somebody else holds this file")
-        }
-        _ => Error::from_io("lock", e),
-    })
 }
 
 pub(crate) fn size_of(fd: BorrowedFd<'_>, kind: Kind) -> Result<u64> {

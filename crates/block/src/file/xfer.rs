@@ -2,9 +2,13 @@
 //!
 //! Invariants: X1 a transfer is over when `pos` has reached `end`; a call that moves nothing
 //! before that is an error (checklist L3). X2 a read leaves zeros in the memory beyond `end`.
-//! X3 no call writes at or beyond `end`, so a write never makes the file longer.
+//! X3 no call writes at or beyond `end`, so a write never makes the file longer. X4 a request
+//! looks at the file's size once: the file may grow at any time, and what is behind the size
+//! that the request saw does not exist for it. X5 main part, tail and padding of a transfer
+//! are together as long as it.
 
 use super::Inner;
+use crate::bdev::{Limits, StableWrites};
 use crate::bio::{BioFlags, BioOp};
 use crate::check::{check_range, verb};
 use crate::sys::IoVecs;
@@ -36,6 +40,66 @@ pub(crate) struct Xfer {
     /// What has to be written through the page cache, once the rest is done: the part of a
     /// write that lies in the file's last, partial block.
     pub(crate) tail: Option<Box<Xfer>>,
+    /// It has to keep out of the way of others in the file's last page (F7).
+    pub(crate) edge: bool,
+}
+
+/// Bytes of a page of the system's page cache.
+const PAGE: u64 = 4096;
+
+/// What one request sees of its file, taken once (X4).
+#[derive(Clone, Copy)]
+pub(crate) struct View {
+    pub(crate) limits: Limits,
+    /// Of the device, bytes.
+    pub(crate) size: u64,
+    pub(crate) direct: bool,
+}
+
+impl View {
+    /// As it is now. The caller is inside the gate, so `direct` stays as it is.
+    pub(crate) fn of(file: &Inner) -> Self {
+        // For the request its writer has taken care of stable bytes already.
+        let stable = StableWrites { required: false, reason: "not asked" };
+        let limits = file.limits_with(stable);
+        Self { limits, size: file.size(), direct: file.is_direct() }
+    }
+
+    /// The part of a device range that lies before the end, bytes.
+    pub(crate) fn clip(&self, offset: u64, len: u64) -> u64 {
+        len.min(self.size.saturating_sub(offset))
+    }
+
+    /// Whether a change of this device range may meet in a page with what growing and tails do
+    /// there through the page cache (F7): direct, and in the page of an unaligned end.
+    pub(crate) fn at_edge(&self, file: &Inner, offset: u64, len: u64) -> bool {
+        let (pos, end) = (file.offset + offset, file.offset + self.size);
+        self.direct && !end.is_multiple_of(PAGE) && pos + len > round_down(end, PAGE)
+    }
+}
+
+/// How many bytes of a transfer go which way, in order; the sum is its length (X5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Spans {
+    /// By the calls of the transfer itself.
+    main: u64,
+    /// Through the page cache afterwards: the file's last, partial block of a direct write.
+    tail: u64,
+    /// Beyond the end: zeros for a read, nothing for a write.
+    pad: u64,
+}
+
+impl Spans {
+    /// Of a device range that [`check_range`] has accepted for this view.
+    fn of(view: &View, write: bool, offset: u64, len: u64) -> Self {
+        let there = view.clip(offset, len);
+        let pad = len - there;
+        let block = u64::from(view.limits.logical_block);
+        let tail = if write && view.direct && pad > 0 { there % block } else { 0 };
+        let spans = Self { main: there - tail, tail, pad };
+        assert!(spans.main + spans.tail + spans.pad == len, "X5: {spans:?} of {len} bytes");
+        spans
+    }
 }
 
 impl Xfer {
@@ -43,48 +107,46 @@ impl Xfer {
     /// inside the gate.
     pub(crate) fn plan(
         file: &Inner,
+        view: &View,
         op: BioOp,
-        offset: u64,
-        len: u64,
+        range: (u64, u64),
         flags: BioFlags,
         mut iovs: IoVecs,
     ) -> Result<Self> {
-        let limits = file.limits();
-        check_range(op, offset, len, &limits, file.size())?;
+        let (offset, len) = range;
+        check_range(op, offset, len, &view.limits, view.size)?;
         if iovs.total() != len {
             let text = format!("the data has {} bytes, not {len}", iovs.total());
             return Err(Error::new(ErrorKind::InvalidInput, verb(op), text));
         }
-        let direct = file.is_direct();
-        let (block, memory) = (limits.logical_block as usize, limits.memory_align as usize);
+        let (direct, write) = (view.direct, op == BioOp::Write);
+        let block = view.limits.logical_block as usize;
+        let memory = view.limits.memory_align as usize;
         if direct && !iovs.aligned(memory, block) {
             let text = format!(
                 "direct I/O needs memory at multiples of {memory} and pieces of {block} bytes"
             );
             return Err(Error::new(ErrorKind::Unaligned, verb(op), text));
         }
-        let write = op == BioOp::Write;
+        let spans = Spans::of(view, write, offset, len);
         let pos = file.offset + offset;
-        let end = (pos + len).min(file.offset + file.size());
-        let excess = (pos + len - end) as usize;
+        let end = pos + spans.main;
         let rwf = if write && flags.contains(BioFlags::FUA) { libc::RWF_DSYNC } else { 0 };
-        let mut xfer = Self { iovs, write, pos, end, excess, rwf, direct, tail: None };
-        if write && excess > 0 {
-            let cut =
-                if direct { file.offset + round_down(file.size(), block as u64) } else { end };
-            iovs = xfer.iovs.split_off((cut - pos) as usize);
-            if direct {
-                iovs.split_off((end - cut) as usize);
-                // L2: nothing dirty stays in the page cache while direct I/O is on.
-                let rwf = libc::RWF_DSYNC;
-                let tail =
-                    Self { iovs, write, pos: cut, end, excess: 0, rwf, direct: false, tail: None };
-                xfer.end = cut;
-                xfer.tail = Some(Box::new(tail));
-            }
-            xfer.excess = 0;
+        let mut tail = None;
+        if write && spans.pad > 0 {
+            let mut rest = iovs.split_off(spans.main as usize);
+            rest.split_off(spans.tail as usize);
+            // L2: nothing dirty stays in the page cache while direct I/O is on.
+            let (start, rwf) = (end, libc::RWF_DSYNC);
+            tail = (spans.tail > 0).then(|| {
+                let end = start + spans.tail;
+                let (iovs, direct, tail, edge) = (rest, false, None, false);
+                Box::new(Self { iovs, write, pos: start, end, excess: 0, rwf, direct, tail, edge })
+            });
         }
-        Ok(xfer)
+        let excess = if write { 0 } else { spans.pad as usize };
+        let edge = write && view.at_edge(file, offset, len);
+        Ok(Self { iovs, write, pos, end, excess, rwf, direct, tail, edge })
     }
 
     /// The file descriptor for the next call.
@@ -114,12 +176,13 @@ impl Xfer {
         };
         self.iovs.advance(moved);
         self.pos += moved as u64;
+        assert!(!self.write || self.pos <= self.end, "X3: a write went beyond its end");
         if self.pos >= self.end {
             self.iovs.zero_last(self.excess);
             return Ok(Next::Done);
         }
         // The kernel cuts a direct read at an odd place only where the file ends.
-        let block = u64::from(file.limits().logical_block);
+        let block = u64::from(View::of(file).limits.logical_block);
         let odd = self.direct && !self.write && !self.pos.is_multiple_of(block);
         if moved > 0 && !odd {
             return Ok(Next::More);
@@ -137,6 +200,7 @@ impl Xfer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bdev::BlockDevice;
     use crate::file::DirectIo;
     use crate::file::FileOptions;
     use forebay_base::buf::{AlignedBuf, Segment};
@@ -148,7 +212,8 @@ mod tests {
         let segment = Segment { ptr: buf.as_mut_ptr(), len: buf.len() };
         // SAFETY: buf outlives the list, which is only used in this function.
         let iovs = unsafe { IoVecs::new(&[segment]) };
-        let planned = Xfer::plan(file, op, offset, 8192, BioFlags::empty(), iovs);
+        let range = (offset, 8192);
+        let planned = Xfer::plan(file, &View::of(file), op, range, BioFlags::empty(), iovs);
         let mut xfer = planned.unwrap();
         let mut result = Err(Error::new(ErrorKind::Io, "test", "not over yet"));
         for &bytes in calls {
@@ -159,6 +224,32 @@ mod tests {
             }
         }
         (result, buf)
+    }
+
+    /// Each length of the file's last block, each start before it.
+    #[test]
+    fn x5_spans_cover_the_range() {
+        for (block, direct, write, size) in [512u64, 4096].into_iter().flat_map(|block| {
+            [(true, true), (true, false), (false, true), (false, false)].into_iter().flat_map(
+                move |(direct, write)| {
+                    (1..=2 * block + 1).map(move |size| (block, direct, write, size))
+                },
+            )
+        }) {
+            let limits =
+                Limits { logical_block: block as u32, ..crate::RamDevice::new(0).limits() };
+            let view = View { limits, size, direct };
+            let end = size.next_multiple_of(block);
+            for offset in (0..end).step_by(block as usize) {
+                let spans = Spans::of(&view, write, offset, end - offset);
+                let there = size - offset;
+                assert_eq!(spans.pad, end - size);
+                assert_eq!(spans.main + spans.tail, there);
+                let aligned = there - there % block;
+                let cut = direct && write && spans.pad > 0;
+                assert_eq!(spans.main, if cut { aligned } else { there });
+            }
+        }
     }
 
     /// L3: a short transfer is tried again for the rest; one that moves nothing is an error, and

@@ -16,7 +16,7 @@ use crate::check::check_bio;
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::Mutex;
-use forebay_base::task::LocalQueue;
+use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -273,6 +273,14 @@ impl BlockDevice for ChecksumDevice {
         if let Some(bio) = self.prepare(bio) {
             self.lower.execute(bio);
         }
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

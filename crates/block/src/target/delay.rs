@@ -9,7 +9,7 @@ use crate::bdev::{BlockDevice, DeviceRef, Limits};
 use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
-use forebay_base::task::{LocalQueue, block_on};
+use forebay_base::task::{BoxFuture, LocalQueue, block_on};
 use forebay_base::world::{Nanos, WorldRef};
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,6 +96,14 @@ impl BlockDevice for DelayDevice {
         let mut state = self.state.lock();
         let at = self.book(&mut state, bio.op, bio.offset, bio.len);
         self.pacer.put(at, bio);
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::bdev::{BlockDevice, DeviceRef, Limits};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::check::verb;
 use forebay_base::sync::Mutex;
-use forebay_base::task::LocalQueue;
+use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, Result};
 use std::io;
 use std::sync::Arc;
@@ -164,6 +164,14 @@ impl BlockDevice for ErrorDevice {
         if let Some(bio) = self.pass(bio) {
             self.lower.execute(bio);
         }
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::check::{check_bio, check_range, verb};
 use forebay_base::sync::Mutex;
-use forebay_base::task::LocalQueue;
+use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -140,6 +140,14 @@ impl BlockDevice for LimitsDevice {
         if let Some(bio) = self.pass(bio) {
             self.lower.execute(bio);
         }
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -6,7 +6,7 @@
 use crate::bdev::{BlockDevice, DeviceRef, Limits};
 use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::sync::Mutex;
-use forebay_base::task::LocalQueue;
+use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{ErrorKind, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -114,6 +114,14 @@ impl BlockDevice for LogDevice {
 
     fn execute(&self, bio: Bio) {
         self.lower.execute(self.wrap(bio));
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

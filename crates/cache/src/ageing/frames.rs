@@ -91,6 +91,14 @@ impl PageCache {
         self.frame_wait.wake_all();
     }
 
+    /// A frame loses its owner; see [`crate::Config::poison_frames`].
+    #[inline]
+    pub(crate) fn disown(&self, frame: Frame, id: u32) {
+        if self.config.poison_frames {
+            self.arena.fill(frame, 0x80 | id as u8);
+        }
+    }
+
     pub(crate) fn capture_frame(&self, frame: Frame) {
         self.captured[frame as usize].fetch_add(1, Ordering::AcqRel);
     }

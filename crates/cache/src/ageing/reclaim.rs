@@ -271,7 +271,9 @@ impl PageCache {
             if some_left && used.iter().any(|&s| table.any(slot, s, run)) {
                 continue;
             }
-            freed.extend(table.replace_frame(slot, at, None));
+            let frame = table.replace_frame(slot, at, None).expect("looked at it");
+            self.disown(frame, table.key(slot).0);
+            freed.push(frame);
             self.queued[queue].fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -231,6 +231,7 @@ impl FolioWrite<'_> {
             }
             if let Some(frame) = self.cache.table.replace_frame(self.slot, at, None) {
                 self.count_frames(-1);
+                self.cache.disown(frame, self.mapping.id);
                 freed.push(frame);
             }
         }
@@ -433,11 +434,7 @@ impl FolioWrite<'_> {
             self.undirty(cleared);
         }
         let numbers = self.mapping.block_numbers(self.index, blocks);
-        let mut unflushed = self.mapping.unflushed.lock();
-        unflushed.pinned.remove(numbers.clone());
-        // What takes the blocks' place may be less than whole blocks.
-        unflushed.unpinned |= forgotten;
-        drop(unflushed);
+        self.mapping.unflushed.drop_blocks(numbers.clone(), forgotten);
         self.mapping.unfail(numbers, self.cache.world.now());
         let mut freed = Vec::new();
         self.strip_frames(blocks, &mut freed);

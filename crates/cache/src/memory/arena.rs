@@ -180,6 +180,13 @@ impl Arena {
         unsafe { std::ptr::write_bytes(dst, 0, len) }
     }
 
+    /// Sets all bytes of a frame.
+    pub fn fill(&self, frame: Frame, value: u8) {
+        let dst = self.at(frame, 0, FRAME_SIZE);
+        // SAFETY: as in copy_out.
+        unsafe { std::ptr::write_bytes(dst, value, FRAME_SIZE) }
+    }
+
     /// Copies part of a frame to the same place of another.
     pub fn copy_between(&self, from: Frame, to: Frame, offset: usize, len: usize) {
         assert!(from != to && offset + len <= FRAME_SIZE);

@@ -97,6 +97,11 @@ impl Dirt {
         wanted.take(limit).collect()
     }
 
+    /// The first dirty folio from this index on.
+    pub(crate) fn first_from(&self, index: u64) -> Option<u64> {
+        self.set.lock().folios.range(index..).next().map(|(&i, _)| i)
+    }
+
     /// The next folios of ages after `after` and up to `until`, at most `limit` of each list.
     fn by_age(&self, which: Which, after: Option<(Nanos, u64)>, until: Nanos) -> Vec<(Nanos, u64)> {
         let set = self.set.lock();

@@ -478,3 +478,28 @@ impl Drop for Place<'_> {
         self.domain.wake_writers(false);
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use crate::config::Config;
+    use crate::writeback::control::DirtyControl;
+    use forebay_base::sync::atomic::Ordering;
+
+    #[test]
+    fn m2_a_domain_in_use_is_active_once() {
+        let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
+        let (one, two) = (control.domain(None), control.domain(None));
+        let active = || control.active.load(Ordering::Relaxed);
+        one.add_dirty(4096);
+        one.add_dirty(4096);
+        assert_eq!(active(), 1, "M2");
+        two.add_dirty(512);
+        // As write-out does it: taken first, clean then.
+        one.begin_write(8192);
+        one.sub_dirty(8192);
+        assert_eq!((active(), one.dirty_bytes(), one.writeback_bytes()), (2, 0, 8192), "M2");
+        one.end_write(8192);
+        two.sub_dirty(512);
+        assert_eq!((active(), control.dirty_bytes()), (0, 0), "M1, M2");
+    }
+}

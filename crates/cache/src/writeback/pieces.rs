@@ -7,6 +7,7 @@ use crate::mapping::Mapping;
 use crate::memory::arena::{FRAME_SIZE, Frame};
 use crate::stats::Counters;
 use crate::strategy::DirtyTracking;
+use crate::writeback::unflushed::Epoch;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{MIB, round_up};
 use forebay_base::world::Nanos;
@@ -46,9 +47,33 @@ pub struct WritePiece {
     pub(crate) snapshot: bool,
     /// When it was taken.
     since: Nanos,
+    /// Failed flushes by then (W1).
+    epoch: Epoch,
 }
 
 impl WritePiece {
+    /// Cuts the piece: the blocks from `at` on become one of their own. A frame that both have a part
+    /// of is captured twice.
+    pub fn split_off(&mut self, at: u32, cache: &PageCache, mapping: &Mapping) -> Self {
+        assert!(self.blocks.start < at && at < self.blocks.end, "both parts have blocks");
+        assert!(!self.snapshot, "a copy is made of what is written as one");
+        let per = mapping.blocks_per_frame();
+        let first_frame = (at / per) as usize;
+        let keep = at.div_ceil(per) as usize - self.first_frame;
+        let frames = self.frames[first_frame - self.first_frame..].to_vec();
+        if !at.is_multiple_of(per) {
+            cache.capture_frame(frames[0]);
+        }
+        self.frames.truncate(keep);
+        let blocks = Blocks { start: at, end: self.blocks.end };
+        self.blocks.end = at;
+        // How many of which were dirty is not known any more: those of a part, as far as they go.
+        let dirty = self.dirty.min(self.blocks.len());
+        let rest = self.dirty - dirty;
+        self.dirty = dirty;
+        Self { blocks, dirty: rest, frames, first_frame, ..*self }
+    }
+
     /// Frame and offset of a block.
     pub fn place(&self, block: u32, mapping: &Mapping) -> (Frame, usize) {
         let per = mapping.blocks_per_frame();
@@ -83,8 +108,14 @@ impl FolioWrite<'_> {
     /// up-to-date blocks written, up to the end of file, wherever the run is; and nothing while
     /// any block of the folio is in write-out.
     pub fn begin_write(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<WritePiece> {
+        let runs = self.writable(blocks, tracking);
+        runs.into_iter().map(|run| self.capture(run)).collect()
+    }
+
+    /// What [`FolioWrite::begin_write`] would take.
+    pub fn writable(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<Blocks> {
         let table = &self.cache.table;
-        let runs = match tracking {
+        match tracking {
             DirtyTracking::Block => self
                 .runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g)),
             DirtyTracking::Folio
@@ -98,8 +129,7 @@ impl FolioWrite<'_> {
                 let blocks = self.mapping.blocks_touched(self.index, &(0..eof));
                 self.runs_with(blocks, State::Uptodate)
             }
-        };
-        runs.into_iter().map(|run| self.capture(run)).collect()
+        }
     }
 
     /// All blocks of the folio.
@@ -126,6 +156,7 @@ impl FolioWrite<'_> {
             first_frame: frames.start,
             snapshot: false,
             since: self.cache.world.now(),
+            epoch: self.mapping.unflushed.epoch(),
             frames: frames
                 .map(|at| {
                     let frame = table.frame(self.slot, at).expect("dirty has a frame (F3)");
@@ -148,19 +179,18 @@ impl FolioWrite<'_> {
         self.free_detached(piece);
         let (numbers, now) =
             (self.mapping.block_numbers(self.index, piece.blocks), self.cache.world.now());
-        if !ok && !self.mapping.is_dead() {
+        let dead = self.mapping.is_dead();
+        if !dead && !(ok && (durable || self.keep_until_flush(piece, numbers.clone()))) {
             // Blocks redirtied meanwhile are dirty anyway.
             self.mark_failed(piece.blocks);
             self.mapping.fail(numbers, now);
             self.mapping.domain.end_write(bytes);
             return;
         }
-        self.mapping.unfail(numbers.clone(), now);
-        if self.mapping.is_dead() {
+        self.mapping.unfail(numbers, now);
+        if dead {
             // Nobody would write them again, or flush.
             self.discard(piece.blocks);
-        } else if !durable {
-            self.keep_until_flush(piece.blocks, numbers);
         }
         self.mapping.domain.end_write(bytes);
         self.drop_uncached(piece.blocks);
@@ -177,17 +207,19 @@ impl FolioWrite<'_> {
         }
     }
 
-    fn keep_until_flush(&self, blocks: Blocks, numbers: Range<u64>) {
+    /// False if a flush failed since the blocks were taken (W1): they have to be written again.
+    fn keep_until_flush(&self, piece: &WritePiece, numbers: Range<u64>) -> bool {
+        let blocks = piece.blocks;
         let bytes = u64::from(blocks.len()) * self.mapping.block_size();
         let window = self.cache.unflushed_window();
-        let pinned = self.cache.dirty.unflushed_bytes();
-        let mut unflushed = self.mapping.unflushed.lock();
-        if pinned + bytes > window || self.any(State::Uncached, blocks) {
-            unflushed.unpinned = true;
-            return;
+        let room = self.cache.dirty.unflushed_bytes() + bytes <= window;
+        let pin = room && !self.any(State::Uncached, blocks);
+        if !self.mapping.unflushed.completed(piece.epoch, numbers, pin) {
+            return false;
         }
-        unflushed.pinned.insert(numbers);
-        drop(unflushed);
+        if !pin {
+            return true;
+        }
         let mut added = 0;
         for (g, mask) in blocks.masks() {
             added += self.cache.table.set_bits(self.slot, State::Unflushed, g, mask).count_ones();
@@ -195,6 +227,7 @@ impl FolioWrite<'_> {
         let added = u64::from(added) * self.mapping.block_size();
         let (id, dirt) = (self.mapping.id, &self.mapping.dirty);
         self.mapping.domain.keep_unflushed(id, dirt, added, window / 8);
+        true
     }
 
     /// The blocks need no keeping any more; true if any was kept.
@@ -235,6 +268,7 @@ impl FolioWrite<'_> {
             let at = piece.first_frame + i;
             let last = self.cache.release_frame(frame);
             if last && self.cache.table.frame(self.slot, at) != Some(frame) {
+                self.cache.disown(frame, self.mapping.id);
                 freed.push(frame);
             }
         }
@@ -315,15 +349,22 @@ pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty
     cache.wake_frame_waiters();
 }
 
-/// Ends a fill of blocks of one folio: zeroes what lies behind the end of file, wakes who waits.
-pub fn end_fill(cache: &PageCache, mapping: &Mapping, index: u64, blocks: Blocks, ok: bool) {
+/// Ends a fill of blocks of one folio; wakes who waits. `read_to`: the file's bytes from there on did not
+/// come from storage, and read as zeros: the size at the fill's plan, or less (E6, D14).
+pub fn end_fill(
+    cache: &PageCache,
+    mapping: &Mapping,
+    index: u64,
+    blocks: Blocks,
+    read_to: u64,
+    ok: bool,
+) {
     let folio = cache.lock_folio(mapping, index);
     let folio = folio.expect("a folio with blocks being read is not evicted (F4)");
-    let (range, eof) = (mapping.range_of(index, blocks), mapping.size());
-    if ok && range.end > eof {
-        // What lies behind the end of file reads as zeros, whatever the device held (D14).
+    let range = mapping.range_of(index, blocks);
+    if ok && range.end > read_to {
         let base = mapping.folio_start(index);
-        folio.zero_bytes((eof.max(range.start) - base) as usize..(range.end - base) as usize);
+        folio.zero_bytes((read_to.max(range.start) - base) as usize..(range.end - base) as usize);
     }
     folio.end_fill(blocks, ok);
     drop(folio);

@@ -364,7 +364,7 @@ mod tests {
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 200, 200, 200, 200, 200]);
         queue.healed(2, 100, 50);
-        assert_eq!(order(&mut queue)[0], 2);
+        assert_eq!(order(&mut queue)[0], 2, "Q-a");
         assert!(dirts[2].unlist(0));
         queue.requeue(2, 101, 50);
         assert!(!dirts[2].is_queued() && order(&mut queue) == [1, 0]);

@@ -176,7 +176,7 @@ fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Served> {
         create_size: None,
     };
     let file: File = cache.open_raw(&spec.path, &options)?;
-    file.set_stable_pages(args.stable_pages.parse()?);
+    file.set_stable_pages(args.stable_pages.parse()?)?;
     let (direct, reason) = file.direct_io();
     log::info!("{shown}: direct-io {}: {reason}", if direct { "on" } else { "off" });
     Ok(Served {

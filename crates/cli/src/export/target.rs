@@ -135,8 +135,7 @@ impl Target {
             "mode" => return value.parse().map(|mode| self.mode.set(mode)),
             "stable_pages" => {
                 let to = value.parse()?;
-                self.served.iter().for_each(|served| served.file.set_stable_pages(to));
-                return Ok(());
+                return self.served.iter().try_for_each(|served| served.file.set_stable_pages(to));
             }
             _ => return self.cache.tune(name, value),
         }

@@ -10,7 +10,7 @@ pub mod nbd;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -115,6 +115,9 @@ pub fn stderr(output: &Output) -> String {
 /// A running `forebay export`; killed when dropped.
 pub struct Server {
     child: Child,
+    /// Standard error, and what was read of it.
+    errors: BufReader<ChildStderr>,
+    seen: String,
     /// The first URI it printed.
     pub uri: String,
     /// Its Unix socket.
@@ -126,16 +129,28 @@ impl Server {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let out = child.stdout.take().expect("it is piped");
+        let mut errors = BufReader::new(child.stderr.take().expect("it is piped"));
         let mut uri = String::new();
         BufReader::new(out).read_line(&mut uri).expect("it can be read");
         if uri.is_empty() {
             let mut text = String::new();
-            let err = child.stderr.take();
-            err.map(|mut e| e.read_to_string(&mut text));
+            let _ = errors.read_to_string(&mut text);
             let _ = child.wait();
             panic!("no URI; standard error: {text}");
         }
-        Self { child, uri: uri.trim().to_string(), socket }
+        Self { child, errors, seen: String::new(), uri: uri.trim().to_string(), socket }
+    }
+
+    /// Waits until it says a line with this in it on standard error.
+    pub fn until_it_says(&mut self, what: &str) {
+        loop {
+            let from = self.seen.len();
+            let length = self.errors.read_line(&mut self.seen).expect("it can be read");
+            assert!(length > 0, "it ended without `{what}`: {}", self.seen);
+            if self.seen[from..].contains(what) {
+                return;
+            }
+        }
     }
 
     /// Process id.
@@ -157,10 +172,8 @@ impl Server {
     /// Waits for its end; gives status and standard error.
     pub fn wait(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child);
-        let mut text = String::new();
-        if let Some(mut err) = self.child.stderr.take() {
-            err.read_to_string(&mut text).expect("standard error can be read");
-        }
+        let mut text = std::mem::take(&mut self.seen);
+        self.errors.read_to_string(&mut text).expect("standard error can be read");
         (status, text)
     }
 

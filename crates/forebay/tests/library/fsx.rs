@@ -1,12 +1,13 @@
 //! Seeded mixed-flag workloads on real files: each engine, direct I/O below on and off, one thread
-//! and four with spans that meet in one folio.
+//! and four with spans that meet in one folio, every stable strategy, folios of 4 KiB to 2 MiB.
 //!
-//! `FOREBAY_SEED` sets the seed.
+//! `FOREBAY_SEED` sets the first seed (default 11). A twentieth of `FOREBAY_FSX_RUNS` is the number of
+//! seeds on each engine, four without it. The step `fsx` of `make test` runs fifty.
 
 use crate::dir::{Dir, config, options};
 use forebay::{
-    Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, IoFlags, RawOptions, Result,
-    UncachedStrategy,
+    Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, IoFlags, RawOptions, Result, StablePages,
+    StableStrategy, UncachedStrategy,
 };
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
@@ -94,16 +95,58 @@ fn spans(threads: u64) -> Vec<Range<u64>> {
     borders.windows(2).map(|w| w[0]..w[1]).collect()
 }
 
-/// Says that a way of running is not to be had here; in CI that is a failure.
-fn skip(why: &forebay::Error) {
-    assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{why}");
+/// A way of running is not to be had here: a failure, or with `FOREBAY_ALLOW_SKIP=1` a skip that is said.
+pub fn skip(why: &forebay::Error) {
+    assert_eq!(std::env::var("FOREBAY_ALLOW_SKIP").as_deref(), Ok("1"), "{why}");
     println!("skipped: {why}");
 }
 
-fn run(aio: Aio, direct_io: DirectIo, threads: u64) {
-    let seed = std::env::var("FOREBAY_SEED").map_or(11, |s| s.parse().unwrap());
-    let dir = Dir::new(&format!("fsx-{aio}-{direct_io}-{threads}"));
-    let cache = match Cache::new(CacheConfig { aio, ..config(4 << 20) }) {
+fn env(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
+}
+
+/// The seeds of one engine.
+fn seeds() -> Range<u64> {
+    let first = env("FOREBAY_SEED", 11);
+    first..first + env("FOREBAY_FSX_RUNS", 80).div_ceil(20)
+}
+
+/// What one run is made of. Each pair of the first two, and of the others, comes in turn.
+#[derive(Debug, Clone, Copy)]
+struct Setup {
+    seed: u64,
+    direct_io: DirectIo,
+    threads: u64,
+    stable: StableStrategy,
+    folio_size: u32,
+    need: StablePages,
+}
+
+impl Setup {
+    fn from_seed(seed: u64) -> Self {
+        let turn = seed as usize;
+        let strategies = StableStrategy::ALL;
+        Self {
+            seed,
+            direct_io: [DirectIo::Off, DirectIo::On][turn % 2],
+            threads: [1, 4][turn / 2 % 2],
+            stable: strategies[(turn + turn / 4) % strategies.len()],
+            folio_size: [4096, 16384, 65536, 2 << 20][(turn + turn / 16) % 4],
+            need: if turn.is_multiple_of(5) { StablePages::Auto } else { StablePages::On },
+        }
+    }
+
+    fn cache(&self, aio: Aio) -> Result<Cache> {
+        let (stable, folio_size) = (self.stable, self.folio_size);
+        let budget = if folio_size == 2 << 20 { 8 << 20 } else { 4 << 20 };
+        Cache::new(CacheConfig { aio, stable, folio_size, ..config(budget) })
+    }
+}
+
+fn run(aio: Aio, setup: Setup) {
+    let Setup { seed, direct_io, threads, .. } = setup;
+    let dir = Dir::new(&format!("fsx-{aio}-{seed}"));
+    let cache = match setup.cache(aio) {
         Ok(cache) => cache,
         // Containers forbid io_uring; the threads run in any case.
         Err(e) if aio == Aio::IoUring && e.kind() == ErrorKind::Unsupported => return skip(&e),
@@ -118,6 +161,7 @@ fn run(aio: Aio, direct_io: DirectIo, threads: u64) {
         Err(e) => panic!("{e}"),
     };
     let direct_align = direct_unit(&file);
+    file.set_stable_pages(setup.need).unwrap();
     let subject = Blocking(Subject { cache, file: RwLock::new(file), turns: AtomicUsize::new(0) });
     std::thread::scope(|scope| {
         for (i, span) in spans(threads).into_iter().enumerate() {
@@ -126,13 +170,14 @@ fn run(aio: Aio, direct_io: DirectIo, threads: u64) {
                 span,
                 direct_align,
                 block: 512,
+                folio: u64::from(setup.folio_size),
                 trim: TrimReads::Zeros,
                 ..workload::Config::fixed(SIZE)
             };
-            let mut runner = Runner::new(seed + i as u64, config, vec![0; SIZE as usize]);
+            let mut runner = Runner::new(seed * 1000 + i as u64, config, vec![0; SIZE as usize]);
             scope.spawn(move || {
                 if let Err(mismatch) = block_on(runner.run(subject, 800 / threads)) {
-                    panic!("{aio}, direct I/O {direct_io}, {threads} threads\n{mismatch}");
+                    panic!("{aio}, {setup:?}\n{mismatch}");
                 }
             });
         }
@@ -144,30 +189,24 @@ fn run(aio: Aio, direct_io: DirectIo, threads: u64) {
     file.sync_all().unwrap();
     drop(file);
     drop(subject);
-    assert!(std::fs::read(dir.path("image")).unwrap() == cached, "the file differs");
+    assert!(std::fs::read(dir.path("image")).unwrap() == cached, "the file differs: {setup:?}");
 }
 
 #[test]
 fn threads_engine() {
-    for threads in [1, 4] {
-        run(Aio::Threads, DirectIo::Off, threads);
-        run(Aio::Threads, DirectIo::On, threads);
-    }
+    seeds().for_each(|seed| run(Aio::Threads, Setup::from_seed(seed)));
 }
 
 #[test]
 fn io_uring_engine() {
-    for threads in [1, 4] {
-        run(Aio::IoUring, DirectIo::Off, threads);
-        run(Aio::IoUring, DirectIo::On, threads);
-    }
+    seeds().for_each(|seed| run(Aio::IoUring, Setup::from_seed(seed)));
 }
 
 /// A file that grows: writes past the end, appends, everything else mixed in.
-fn run_growing(aio: Aio, direct_io: DirectIo) {
-    let seed = std::env::var("FOREBAY_SEED").map_or(12, |s| s.parse().unwrap());
-    let dir = Dir::new(&format!("grow-{aio}-{direct_io}"));
-    let cache = match Cache::new(CacheConfig { aio, ..config(4 << 20) }) {
+fn run_growing(aio: Aio, setup: Setup) {
+    let Setup { seed, direct_io, .. } = setup;
+    let dir = Dir::new(&format!("fsx-grow-{aio}-{seed}"));
+    let cache = match setup.cache(aio) {
         Ok(cache) => cache,
         Err(e) if aio == Aio::IoUring && e.kind() == ErrorKind::Unsupported => return skip(&e),
         Err(e) => panic!("{e}"),
@@ -181,17 +220,19 @@ fn run_growing(aio: Aio, direct_io: DirectIo) {
         Err(e) => panic!("{e}"),
     };
     let direct_align = direct_unit(&file);
+    file.set_stable_pages(setup.need).unwrap();
     file.write_at(&[0; 4096], 0).unwrap();
     let config = workload::Config {
         direct_align,
         block: 512,
+        folio: u64::from(setup.folio_size),
         trim: TrimReads::Zeros,
         ..workload::Config::growing(2 << 20)
     };
     let subject = Blocking(Subject { cache, file: RwLock::new(file), turns: AtomicUsize::new(0) });
     let mut runner = Runner::new(seed, config, vec![0; 4096]);
     if let Err(mismatch) = block_on(runner.run(&subject, 800)) {
-        panic!("{aio}, direct I/O {direct_io}\n{mismatch}");
+        panic!("{aio}, {setup:?}\n{mismatch}");
     }
     subject.0.file().sync_all().unwrap();
     drop(subject);
@@ -202,7 +243,6 @@ fn run_growing(aio: Aio, direct_io: DirectIo) {
 #[test]
 fn growing_files() {
     for aio in [Aio::Threads, Aio::IoUring] {
-        run_growing(aio, DirectIo::Off);
-        run_growing(aio, DirectIo::On);
+        seeds().for_each(|seed| run_growing(aio, Setup::from_seed(seed)));
     }
 }

@@ -9,4 +9,5 @@ mod growing;
 mod looped;
 mod many;
 mod registry;
+mod stacked;
 mod trouble;

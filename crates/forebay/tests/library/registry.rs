@@ -15,12 +15,16 @@ fn resident(file: &File) -> u64 {
 fn settled(cache: &Cache, path: &Path, value: u8) -> File {
     let file = open(cache, path, SIZE);
     file.write_at(&vec![value; SIZE as usize], 0).unwrap();
+    settle(&file, path);
+    file
+}
+
+fn settle(file: &File, path: &Path) {
     file.sync_data().unwrap();
     let modified = std::fs::metadata(path).unwrap().modified().unwrap();
     until("the file's times are past", || {
         SystemTime::now().duration_since(modified).is_ok_and(|age| age > Duration::from_millis(50))
     });
-    file
 }
 
 /// Every close threw the file's blocks away: opened again, it was read from the device again.
@@ -54,6 +58,7 @@ fn clean_blocks_survive_a_close() {
     assert_eq!(back, [5; 4096]);
 }
 
+/// What a closed file left in the cache is its content only as long as nobody changed it (R2).
 #[test]
 fn a_file_changed_from_outside_since_its_close_is_read_anew() {
     let dir = Dir::new("changed");
@@ -105,6 +110,42 @@ fn a_fresh_file_is_not_trusted() {
     }
 }
 
+/// The size is the file's, not an opener's: what the last one left is what the next one finds, with zeros
+/// where the file was cut off and grown again, whether its blocks are in the cache still or not.
+#[test]
+fn a_size_that_was_changed_outlives_the_openers() {
+    let dir = Dir::new("sizes");
+    let cache = cache(8 << 20);
+    for (round, settles) in [(1u8, true), (2, false)] {
+        let path = dir.path(&format!("{round}"));
+        std::fs::write(&path, vec![round; SIZE as usize]).unwrap();
+        let options = RawOptions { direct_io: DirectIo::Off, ..RawOptions::default() };
+        let file = cache.open_raw(&path, &options).unwrap();
+        file.read_at(&mut vec![0; SIZE as usize], 0).unwrap();
+        let (cut, end) = (300_000, SIZE + 100_000);
+        file.set_len(cut).unwrap();
+        file.set_len(end).unwrap();
+        if settles {
+            settle(&file, &path);
+        }
+        drop(file);
+        let mut want = vec![round; cut as usize];
+        want.resize(end as usize, 0);
+        assert!(std::fs::read(&path).unwrap() == want);
+        let file = cache.open_raw(&path, &options).unwrap();
+        assert_eq!(file.size(), end);
+        let there = file.residency(0, end).resident_blocks;
+        assert!(!settles || there >= cut / 4096, "{there}: what was not cut off stays");
+        let mut back = vec![9; want.len() + 10];
+        assert_eq!(file.read_at(&mut back, 0).unwrap(), want.len());
+        assert!(back[..want.len()] == want);
+        // Appended where the file ends now.
+        assert_eq!(file.append(&[7; 10], forebay::IoFlags::empty()).unwrap(), end);
+        drop(file);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), end + 10);
+    }
+}
+
 #[test]
 fn openers_share_what_they_agree_on() {
     let dir = Dir::new("share");
@@ -125,6 +166,8 @@ fn openers_share_what_they_agree_on() {
             reader.write_at(&[1], 0).unwrap_err(),
             reader.trim(0, 4096).unwrap_err(),
             reader.discard_failed().unwrap_err(),
+            reader.set_len(0).unwrap_err(),
+            reader.append(&[1], forebay::IoFlags::empty()).unwrap_err(),
         ];
         assert!(refused.iter().all(|e| e.kind() == ErrorKind::ReadOnly));
         let export = reader.export(forebay::ExportMode::Cached);
@@ -156,7 +199,7 @@ fn openers_share_what_they_agree_on() {
     open(&cache, &path, SIZE).write_at(&[8; 512], 0).unwrap();
 }
 
-/// Many threads open, write and close the same few files: no open fails, and no write is lost.
+/// Many threads open, write and close the same few files: no open fails, and no write is lost (R1).
 #[test]
 fn opens_and_closes_race() {
     let dir = Dir::new("races");

@@ -1,7 +1,7 @@
 //! What the world below does to a file: it is full, it is cut off.
 
 use crate::dir::{Dir, cache, open, until};
-use forebay::{ErrorKind, IoFlags, RawOptions};
+use forebay::{DirectIo, ErrorKind, IoFlags, RawOptions};
 use forebay_block::target::{ErrorDevice, Fault};
 use forebay_block::{BioOp, RamDevice};
 use std::process::Command;
@@ -51,6 +51,41 @@ fn l8_a_full_file_system_is_reported_and_nothing_is_lost() {
     drop(file);
     let stored = std::fs::read(small.0.join("sparse")).unwrap();
     assert!(stored[4096..4096 + data.len()] == data[..]);
+}
+
+/// A file that owes something lives on without openers, with the size that they gave it.
+#[test]
+fn a_kept_file_keeps_its_size() {
+    let dir = Dir::new("kept-size");
+    let small = Small::mount(&dir);
+    std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
+    let (cache, path) = (cache(16 << 20), small.0.join("sparse"));
+    std::fs::write(&path, []).unwrap();
+    let options = RawOptions { direct_io: DirectIo::Off, ..RawOptions::default() };
+    let open = || cache.open_raw(&path, &options).unwrap();
+    let mut want = vec![3; 3 << 19];
+    let file = open();
+    file.write_at(&want, 0).unwrap();
+    file.sync_data().unwrap_err();
+    drop(file);
+    assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
+    // Each opener finds what the one before it left, and leaves another size.
+    for len in [(3usize << 19) - 5000, 5_000_000, 4_000_001] {
+        let file = open();
+        assert_eq!(file.size(), want.len() as u64);
+        file.set_len(len as u64).unwrap();
+        want.resize(len, 0);
+    }
+    let file = open();
+    assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
+    let mut back = vec![1; want.len() + 1];
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), want.len());
+    assert!(back[..want.len()] == want);
+    drop(file);
+    std::fs::remove_file(small.0.join("ballast")).unwrap();
+    until("all of it is written", || cache.unwritten_bytes() == 0);
+    assert!(std::fs::read(&path).unwrap() == want);
+    assert_eq!(open().size(), want.len() as u64);
 }
 
 #[test]

@@ -4,12 +4,13 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
+use forebay_base::world::WorldRef;
 use forebay_base::{IoFlags, Result};
-use forebay_cache::strategy::UncachedStrategy;
+use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_cache::{Config, PageCache};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::Remap;
+use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{Handle, MapOps, MappedFile, Source, Target};
 use forebay_sim::workload::{self, Subject};
 use forebay_sim::{SimConfig, SimDisk};
@@ -32,33 +33,48 @@ pub struct Setup {
     pub block_size: u32,
     pub stable: bool,
     pub folio_tracking: bool,
-    pub wait_strategy: bool,
+    pub strategy: StableStrategy,
+    /// The out-of-place map keeps sums, and waits.
+    pub sums: bool,
+    pub waits: bool,
     /// Bytes of the file, before rounding.
     pub bytes: u64,
 }
 
 impl Setup {
+    /// Strategies and folio sizes in turn, so that a run of seeds holds each of the sixteen pairs
+    /// equally often; the rest by chance.
     pub fn from_seed(seed: u64, map: Map) -> Self {
         let mut state = seed;
         let mut pick = |n: u64| forebay_base::world::split_mix(&mut state) % n;
         let block_size = 512u32 << pick(4);
+        let folio_size = [4096, 16384, 65536, 2 << 20][seed as usize / 4 % 4];
+        // From a cache that holds a fraction of the file to one that holds all of it. Folios of 2 MiB
+        // need one that can hold one of them.
+        let budgets = match folio_size {
+            0x20_0000 => [3 << 20, 7 << 19, 4 << 20, 8 << 20],
+            _ => [1 << 20, 3 << 19, 2 << 20, 8 << 20],
+        };
         Self {
             seed,
             map,
-            // From a cache that holds a fraction of the file to one that holds all of it.
-            budget: [1 << 20, 3 << 19, 2 << 20, 8 << 20][pick(4) as usize],
-            folio_size: [4096, 16384, 65536][pick(3) as usize],
+            budget: budgets[pick(4) as usize],
+            folio_size,
             block_size,
-            stable: pick(2) == 0,
+            stable: pick(4) != 0,
             folio_tracking: pick(4) == 0,
-            wait_strategy: pick(2) == 0,
+            strategy: StableStrategy::ALL[seed as usize % StableStrategy::ALL.len()],
             bytes: SIZE,
+            sums: pick(2) == 0,
+            waits: pick(2) == 0,
         }
     }
 
     pub fn sim_config(&self) -> SimConfig {
         let sector = 512;
-        let factor = if self.map == Map::Remap { 2 } else { 1 };
+        // Out of place: what is mapped, what is on its way (with large folios all of it again), and what
+        // readers still pin.
+        let factor = if self.map == Map::Remap { 4 } else { 1 };
         let size = self.bytes.next_multiple_of(4096) * factor;
         SimConfig { size, sector, stable_writes: self.stable, ..SimConfig::default() }
     }
@@ -98,10 +114,14 @@ impl File {
             Map::Identity => std::sync::Arc::new(Identity::new(disk.clone())),
             Map::Remap => {
                 let unit = setup.block_size;
-                Remap::new(disk.clone(), unit)
+                let options = RemapOptions {
+                    grows: false,
+                    sums: setup.sums,
+                    waits: setup.waits.then(|| world.clone() as WorldRef),
+                };
+                Remap::with_options(disk.clone(), unit, options)
             }
         };
-        use forebay_cache::strategy::{DirtyTracking, StableStrategy};
         let config = Config {
             folio_size: setup.folio_size,
             huge_pages: false,
@@ -110,7 +130,7 @@ impl File {
             } else {
                 DirtyTracking::Block
             },
-            stable: if setup.wait_strategy { StableStrategy::Wait } else { StableStrategy::Cow },
+            stable: setup.strategy,
             ..Config::with_budget(setup.budget)
         };
         let cache = PageCache::new(config, world.clone()).unwrap();
@@ -184,15 +204,13 @@ impl Subject for File {
     }
 
     fn trim(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
-        Box::pin(
-            async move { self.file.zero(&self.handle(), offset, len, ZeroFlags::default()).await },
-        )
+        Box::pin(async move { self.file.zero(offset, len, ZeroFlags::default()).await })
     }
 
     fn zero(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let flags = ZeroFlags { keep_allocated: true, fast_only: false };
-            self.file.zero(&self.handle(), offset, len, flags).await
+            self.file.zero(offset, len, flags).await
         })
     }
 

@@ -9,9 +9,10 @@ use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, State};
 use forebay_iomap::MapOps;
 use forebay_iomap::remap::Remap;
-use forebay_sim::{Fault, FaultRule};
+use forebay_sim::{Fault, FaultRule, SimConfig};
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 fn io_error(op: BioOp) -> FaultRule {
     FaultRule::on(op, Fault::Fail(ErrorKind::Io))
@@ -152,28 +153,82 @@ fn d11_a_block_is_uptodate_when_its_own_read_is_in() {
     });
 }
 
-/// A reader that looked at the map when there was a hole does not zero over what was written there
-/// since: at every delay between the two.
+/// The two halves of a folio are read by two requests, one much slower: each half is there when its own
+/// request is over, the folio as a whole not before the last, and a request that fails takes nothing
+/// with it but its own blocks.
 #[test]
-fn d13_a_stale_hole_is_never_zeroed_over_new_data() {
-    for delay in 0..40u64 {
-        let (lab, _) = remapped(4096, 1 << 20);
+fn d11_the_last_request_makes_the_folio_uptodate() {
+    for (fails, slow_first) in [(false, true), (false, false), (true, true), (true, false)] {
+        let sim = SimConfig { max_transfer: 32768, ..Lab::sim(4 << 20) };
+        let lab = Lab::new(Config::with_budget(8 << 20), 4096, sim);
         lab.run(async {
-            let reader = async {
-                lab.world.sleep(std::time::Duration::from_micros(delay * 5)).await;
-                lab.read(0, 65536, NONE).await
+            let (slow, fast) = if slow_first { (0u64, 32768u64) } else { (32768, 0) };
+            let rule = FaultRule::on(BioOp::Read, Fault::Slow(5_000_000));
+            lab.disk.inject(rule.within(slow..slow + 32768));
+            if fails {
+                lab.disk.inject(io_error(BioOp::Read).within(fast..fast + 32768));
+            }
+            let reading = lab.try_read(0, 65536, NONE);
+            let watching = async {
+                lab.sleep_ms(2).await;
+                let blocks = |at: u64| (at / 4096..(at + 32768) / 4096).collect::<BTreeSet<_>>();
+                let there = lab.blocks(State::Uptodate);
+                let half: BTreeSet<_> = there.into_iter().filter(|b| *b < 16).collect();
+                assert_eq!(half, if fails { BTreeSet::new() } else { blocks(fast) });
+                let reading = lab.blocks(State::Reading);
+                assert!(reading.is_superset(&blocks(slow)) && reading.is_disjoint(&blocks(fast)));
+                let now = lab.try_read(slow, 4096, IoFlags::NOWAIT).await;
+                assert_eq!(now.unwrap_err().kind(), ErrorKind::WouldBlock);
+                let now = lab.try_read(fast, 4096, IoFlags::NOWAIT).await;
+                assert_eq!(now.is_ok(), !fails);
             };
-            let writer = async {
-                lab.write(4096, &[7; 4096], IoFlags::DSYNC).await;
-                lab.cache.drop_clean();
-                lab.write(8192, &[8; 100], IoFlags::DIRECT | IoFlags::FALLBACK).await;
-            };
-            both(reader, writer).await;
-            for _ in 0..2 {
-                assert_eq!(lab.read(4096, 4096, NONE).await, [7; 4096], "delay {delay}");
-                assert_eq!(lab.read(8192, 100, NONE).await, [8; 100], "delay {delay}");
-                lab.sync().await.unwrap();
-                lab.cache.drop_clean();
+            let (done, ()) = both(reading, watching).await;
+            assert_eq!(done.is_err(), fails);
+            lab.sleep_ms(10).await;
+            assert!(lab.blocks(State::Reading).is_empty());
+            let want: Vec<u8> = (0..65536).map(Lab::old).collect();
+            assert_eq!(lab.read(0, 65536, NONE).await, want);
+        });
+    }
+}
+
+/// A reader that looked at the map when there was a hole, or another place, does not put that over what
+/// was written since: whole blocks, parts, uncached and direct writes, all while the map's answer is on
+/// its way.
+#[test]
+fn d13_a_stale_answer_of_the_map_is_never_used_over_new_data() {
+    let writes = [NONE, IoFlags::DSYNC, IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK];
+    let reads = [NONE, IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK];
+    for seed in 0..48usize {
+        let (write, read) = (writes[seed % 4], reads[seed % 3]);
+        let config = Config::with_budget(8 << 20);
+        let lab = Lab::with_late_map(seed as u64, config, 1 << 20);
+        lab.run(async {
+            let mut want = vec![0; 65536];
+            for round in 1..30u8 {
+                let delay = Duration::from_nanos(lab.world.random() % 300_000);
+                // Whole blocks, which need no read first, and parts.
+                let (at, len) = match round % 2 {
+                    0 => (lab.world.random() % 12 * 4096, (1 + lab.world.random() % 4) * 4096),
+                    _ => (lab.world.random() % 60_000, 1 + lab.world.random() % 5000),
+                };
+                let (from, upto) = (at as usize, (at + len) as usize);
+                let reader = lab.read(0, 65536, read);
+                let writer = async {
+                    lab.world.sleep(delay).await;
+                    lab.write(at, &vec![round; len as usize], write).await;
+                };
+                let (seen, ()) = both(reader, writer).await;
+                let (before, after) = (want.clone(), &mut want);
+                after[from..upto].fill(round);
+                for (i, byte) in seen.iter().enumerate() {
+                    assert!([before[i], after[i]].contains(byte), "seed {seed} round {round} {i}");
+                }
+                assert!(lab.read(0, 65536, NONE).await == want, "seed {seed} round {round}");
+                if round % 3 == 0 {
+                    lab.sync().await.unwrap();
+                    lab.cache.drop_clean();
+                }
             }
         });
     }

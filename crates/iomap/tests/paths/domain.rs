@@ -77,7 +77,7 @@ fn a_dead_device_stops_only_its_own_files() {
         let held = dead.mapping.domain.failed_bytes();
         assert!(refused > 0 && accepted > 0, "the dead device's writers are told");
         assert!((512 << 10..=1 << 20).contains(&held), "{held} bytes are held of the dead device");
-        assert_eq!(lab.cache.dirty.failed_bytes(), held);
+        assert_eq!(lab.cache.dirty.failed_bytes(), held, "M1");
         // It heals: all that was accepted is written, and nothing is counted failed any more.
         disk.heal();
         let handle = dead.open_handle();
@@ -90,7 +90,8 @@ fn a_dead_device_stops_only_its_own_files() {
     });
 }
 
-/// A device that answers nothing holds what it has; the others have their share all the same.
+/// A device that answers nothing holds what it has; the others have their share all the same: room is made
+/// for their writers in line (M4), by a flusher that does not wait for it (Z2).
 #[test]
 fn a_device_that_hangs_leaves_the_others_their_share() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
@@ -133,7 +134,7 @@ fn a_failing_file_does_not_delay_its_neighbours() {
         for round in 1..20u64 {
             put(&lab.file, round * 65536, 4096).await.unwrap();
             lab.sleep_ms(30).await;
-            assert_eq!(lab.writes().1 as u64, round, "written when it is of age");
+            assert_eq!(lab.writes().1 as u64, round, "written when it is of age (K2, Z3)");
         }
         let tries = disk.log().iter().filter(|e| e.op == BioOp::Write).count();
         assert!((8..40).contains(&tries), "{tries} tries");
@@ -171,6 +172,6 @@ fn one_flusher_takes_the_files_by_their_oldest_dirt() {
     let Lab { world, cache, file, disk, handle, .. } = lab;
     drop((file, disk, handle));
     world.clone().run(async { world.sleep(Duration::from_millis(1)).await });
-    assert!(weak.upgrade().is_none(), "the flusher goes with the last file");
+    assert!(weak.upgrade().is_none(), "the flusher goes with the last file (Z1)");
     drop(cache);
 }

@@ -2,13 +2,14 @@
 
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
-use forebay_base::world::World;
+use forebay_base::world::{World, WorldRef};
 use forebay_base::{IoFlags, Result};
 use forebay_block::{BioOp, BlockDevice, DeviceRef};
 use forebay_cache::folio::Blocks;
 use forebay_cache::{Config, PageCache, State};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
+use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{Handle, MapOps, MappedFile, Source, Target};
 use forebay_sim::{SimConfig, SimDisk};
 use std::collections::BTreeSet;
@@ -44,13 +45,32 @@ impl Lab {
         size: u64,
         map: impl FnOnce(DeviceRef) -> Arc<dyn MapOps>,
     ) -> Self {
-        let world = SimWorld::new(7);
+        Self::in_world(SimWorld::new(7), config, block_size, sim, size, |disk, _| map(disk))
+    }
+
+    /// A map that writes elsewhere each time, with blocks of 4 KiB, and whose answers wait at times.
+    pub fn with_late_map(seed: u64, config: Config, size: u64) -> Self {
+        let late = |disk, world: &Arc<SimWorld>| -> Arc<dyn MapOps> {
+            let waits = Some(world.clone() as WorldRef);
+            Remap::with_options(disk, 4096, RemapOptions { grows: false, sums: false, waits })
+        };
+        Self::in_world(SimWorld::new(seed), config, 4096, Self::sim(2 * size), size, late)
+    }
+
+    fn in_world(
+        world: Arc<SimWorld>,
+        config: Config,
+        block_size: u32,
+        sim: SimConfig,
+        size: u64,
+        map: impl FnOnce(DeviceRef, &Arc<SimWorld>) -> Arc<dyn MapOps>,
+    ) -> Self {
         let disk = Arc::new(SimDisk::new(world.clone(), sim));
         let content: Vec<u8> = (0..disk.size()).map(Self::old).collect();
         disk.poke(0, &content);
         let config = Config { huge_pages: false, ..config };
         let cache = PageCache::new(config, world.clone()).unwrap();
-        let ops = map(disk.clone());
+        let ops = map(disk.clone(), &world);
         let file = MappedFile::new(&cache, ops, block_size, size, false).unwrap();
         let handle = file.open_handle();
         Self { world, disk, cache, file, handle, size }
@@ -68,6 +88,24 @@ impl Lab {
     /// What the disk held in the beginning.
     pub fn old(at: u64) -> u8 {
         (at % 251) as u8 | 1
+    }
+
+    /// Leaves bytes of another file in every frame of the cache: whoever shows a byte that it has not
+    /// written shows 0xee.
+    pub async fn foul_frames(&self) {
+        let size = self.cache.stats().frames_total * 8192;
+        let disk = SimDisk::new(self.world.clone(), Self::sim(size));
+        disk.poke(0, &vec![0xee; size as usize]);
+        let ops = Arc::new(Identity::new(Arc::new(disk)));
+        let file = MappedFile::new(&self.cache, ops, 4096, size, true).unwrap();
+        let handle = file.open_handle();
+        let mut buf = AlignedBuf::new(65536);
+        for at in (0..size).step_by(65536) {
+            file.read(&handle, at, Target::Owned(&mut buf), NONE).await.unwrap();
+        }
+        self.world.sleep(Duration::from_millis(50)).await;
+        self.cache.drop_clean();
+        assert_eq!(self.cache.stats().frames_free, self.cache.stats().frames_total);
     }
 
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
@@ -105,7 +143,7 @@ impl Lab {
 
     pub async fn zero(&self, at: u64, len: u64, fast_only: bool) -> Result<()> {
         let flags = ZeroFlags { keep_allocated: false, fast_only };
-        self.file.zero(&self.handle, at, len, flags).await
+        self.file.zero(at, len, flags).await
     }
 
     pub async fn sleep_ms(&self, ms: u64) {

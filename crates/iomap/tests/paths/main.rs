@@ -2,6 +2,8 @@
 //! dirty tracking, sync and errors, stable writes, `NOWAIT`. Names such as `u1` are the promises
 //! that docs/behaviours.md lists.
 
+mod ageing;
+mod crowd;
 mod dirty;
 mod dirty_exact;
 mod dirty_more;

@@ -161,12 +161,12 @@ fn s5_a_change_of_the_need_reaches_a_file_that_is_open() {
     lab.run(async {
         assert!(lab.file.stable_need().required);
         assert_eq!(hit(1).await, 1);
-        lab.file.set_stable_pages(StablePages::Off);
+        lab.file.set_stable_pages(StablePages::Off).unwrap();
         assert_eq!(lab.file.stable_need().reason, "switched off");
         assert_eq!(hit(3).await, 1, "nobody waits");
-        lab.file.set_stable_pages(StablePages::On);
+        lab.file.set_stable_pages(StablePages::On).unwrap();
         assert_eq!(hit(5).await, 2);
-        lab.file.set_stable_pages(StablePages::Auto);
+        lab.file.set_stable_pages(StablePages::Auto).unwrap();
         assert_eq!(hit(7).await, 3);
         // The strategy too changes while blocks are in flight.
         lab.sync().await.unwrap();
@@ -248,7 +248,7 @@ fn legs_agree(strategy: StableStrategy, stable: StablePages) -> bool {
     let lab = Lab::with_map(config, 4096, sim, 1 << 20, |lower| {
         Arc::new(Identity::new(Arc::new(Mirror { lower, legs: theirs })))
     });
-    lab.file.set_stable_pages(stable);
+    lab.file.set_stable_pages(stable).unwrap();
     let mut rng = 11;
     lab.run(async {
         let mut same = true;

@@ -1,0 +1,63 @@
+//! PR_SET_IO_FLUSHER: a thread that writes data out must not wait, for memory, for its own
+//! write-out. The kernel then neither starts I/O on its behalf when it needs memory nor throttles
+//! it as it throttles those who make pages dirty. Allowed with CAP_SYS_RESOURCE.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+const UNTRIED: i32 = -1;
+/// What came of the first try: [`UNTRIED`], 0, or an errno.
+static OUTCOME: AtomicI32 = AtomicI32::new(UNTRIED);
+
+/// Marks the calling thread, if that is allowed. Where it is not, the log says so once.
+pub fn mark_thread() {
+    let outcome = match rustix::process::configure_io_flusher_behavior(true) {
+        Ok(()) => 0,
+        Err(e) => e.raw_os_error(),
+    };
+    if OUTCOME.swap(outcome, Ordering::Relaxed) == UNTRIED && outcome != 0 {
+        log::info!("threads that write out are ordinary ones: {}", explain(outcome));
+    }
+}
+
+fn explain(errno: i32) -> String {
+    let e = std::io::Error::from_raw_os_error(errno);
+    match e.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            "PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE".to_string()
+        }
+        _ => format!("PR_SET_IO_FLUSHER: {e}"),
+    }
+}
+
+/// Whether threads that write out can be marked here, and why not. Tries it on a thread that ends
+/// at once, so that the caller's own stays as it is.
+///
+/// # Errors
+/// The reason in words.
+pub fn probe() -> Result<(), String> {
+    let tried = std::thread::Builder::new().spawn(|| {
+        rustix::process::configure_io_flusher_behavior(true).map_err(|e| explain(e.raw_os_error()))
+    });
+    let tried = tried.map_err(|e| format!("no thread to try it on: {e}"))?;
+    tried.join().unwrap_or_else(|_| Err("the thread that tried it died".to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marked_thread_is_one_where_the_probe_says_so() {
+        let marked = std::thread::spawn(|| {
+            let before = rustix::process::is_io_flusher();
+            mark_thread();
+            (before, rustix::process::is_io_flusher())
+        });
+        let (before, after) = marked.join().unwrap();
+        match probe() {
+            Ok(()) => assert_eq!((before, after), (Ok(false), Ok(true))),
+            // Who may not set it may not ask either.
+            Err(why) => assert!(after != Ok(true) && why.contains("PR_SET_IO_FLUSHER"), "{why}"),
+        }
+    }
+}

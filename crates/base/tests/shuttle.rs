@@ -1,0 +1,131 @@
+//! Random interleavings of waiting and waking, in a build of its own:
+//! `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target directory apart.
+//!
+//! Held in every schedule: nobody sleeps while its condition holds and nobody is left to wake it.
+//! Shuttle reports such a schedule as a deadlock.
+//!
+//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 8000).
+#![cfg(shuttle)]
+
+use forebay_base::sync::atomic::{AtomicUsize, Ordering};
+use forebay_base::sync::{Arc, Mutex, thread};
+use forebay_base::task::{Pick, WaitQueue, block_on};
+use std::future::{Future, poll_fn};
+use std::ops::Range;
+use std::pin::pin;
+use std::task::Poll;
+
+fn check(test: impl Fn() + Send + Sync + 'static) {
+    let runs = std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(8000, |v| v.parse().unwrap());
+    let test = std::sync::Arc::new(test);
+    let other = test.clone();
+    shuttle::check_random(move || test(), runs / 2);
+    shuttle::check_pct(move || other(), runs / 2, 3);
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+fn together(jobs: Vec<Job>) {
+    let threads: Vec<_> = jobs.into_iter().map(thread::spawn).collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+#[test]
+fn nobody_sleeps_through_a_wake_of_all() {
+    check(|| {
+        let (queue, value) = (Arc::new(WaitQueue::new()), Arc::new(AtomicUsize::new(0)));
+        let waiter = |want: usize| -> Job {
+            let (queue, value) = (queue.clone(), value.clone());
+            Box::new(move || {
+                let reached = || (value.load(Ordering::Acquire) >= want).then_some(());
+                block_on(queue.wait_until(reached));
+            })
+        };
+        let waker = || -> Job {
+            let (queue, value) = (queue.clone(), value.clone());
+            Box::new(move || {
+                value.fetch_add(1, Ordering::AcqRel);
+                queue.wake_all();
+            })
+        };
+        together(vec![waiter(1), waiter(2), waker(), waker()]);
+        assert_eq!(queue.waiters(), 0);
+    });
+}
+
+/// Ranges held by one at a time, as mappings have them.
+#[derive(Default)]
+struct Ranges {
+    held: Mutex<Vec<Range<u64>>>,
+    queue: WaitQueue<Range<u64>>,
+}
+
+impl Ranges {
+    fn take(&self, range: &Range<u64>) -> Option<()> {
+        let mut held = self.held.lock();
+        let free = held.iter().all(|r| r.end <= range.start || range.end <= r.start);
+        free.then(|| held.push(range.clone()))
+    }
+
+    fn give(&self, range: &Range<u64>) {
+        self.held.lock().retain(|r| r != range);
+        self.queue.wake_matching(|key| {
+            if key.end <= range.start || range.end <= key.start {
+                Pick::Skip
+            } else if key.start <= range.start && range.end <= key.end {
+                Pick::WakeAndStop
+            } else {
+                Pick::Wake
+            }
+        });
+    }
+
+    /// Takes a range and gives it back. One that is `hasty` goes away when it is woken.
+    async fn hold(&self, range: Range<u64>, hasty: bool) {
+        let mut wait = pin!(self.queue.wait_for(range.clone(), || self.take(&range)));
+        let mut polls = 0;
+        let taken = poll_fn(|cx| {
+            polls += 1;
+            if hasty && polls > 1 {
+                return Poll::Ready(false);
+            }
+            wait.as_mut().poll(cx).map(|()| true)
+        });
+        if taken.await {
+            self.give(&range);
+        }
+    }
+}
+
+fn ranges(plan: &'static [(Range<u64>, bool)]) {
+    check(move || {
+        let ranges = Arc::new(Ranges::default());
+        let job = |(range, hasty): (Range<u64>, bool)| -> Job {
+            let ranges = ranges.clone();
+            Box::new(move || {
+                block_on(ranges.hold(range.clone(), hasty));
+                // One that went away is not seen again, to make good what it left undone.
+                if !hasty {
+                    block_on(ranges.hold(range, false));
+                }
+            })
+        };
+        together(plan.iter().cloned().map(job).collect());
+        assert!(ranges.held.lock().is_empty() && ranges.queue.waiters() == 0);
+    });
+}
+
+#[test]
+fn a_range_is_handed_on_from_one_to_the_next() {
+    ranges(&[(0..4, false), (0..4, false), (0..4, false)]);
+}
+
+#[test]
+fn ranges_that_overlap_in_parts_reach_everybody() {
+    ranges(&[(0..4, false), (2..6, false), (4..8, false), (0..8, false)]);
+}
+
+#[test]
+fn who_goes_away_when_chosen_hands_the_wake_on() {
+    ranges(&[(0..4, true), (0..4, false), (2..4, true)]);
+}

@@ -1,0 +1,94 @@
+//! What the parts have in common: sizes, the tally of bytes, and what line and pictures are made of.
+
+use crate::report::model::{Good, Plot, Report, Summary, median, number};
+use forebay_base::units::{KIB, MIB};
+use std::cell::Cell;
+
+/// Folios of the machines that the patch was made on.
+pub const SMALL: u64 = 64 * KIB;
+/// The largest there are.
+pub const LARGE: u64 = 2 * MIB;
+/// Bytes of a write.
+pub const WRITE: u64 = 4 * KIB;
+
+/// Bytes changed and bytes that the device was asked to write.
+#[derive(Default)]
+pub struct Tally {
+    changed: Cell<u64>,
+    written: Cell<u64>,
+}
+
+impl Tally {
+    /// Bytes written per byte changed.
+    pub fn amplification(&self) -> f64 {
+        self.written.get() as f64 / self.changed.get() as f64
+    }
+
+    /// Adds to both.
+    pub fn add(&self, changed: u64, written: u64) {
+        self.changed.set(self.changed.get() + changed);
+        self.written.set(self.written.get() + written);
+    }
+}
+
+/// What the line and the pictures are made of: per variant operations per second and bytes written per
+/// byte changed.
+#[derive(Default)]
+pub struct Found {
+    /// Of the fio line.
+    pub fio: Vec<(&'static str, f64, f64)>,
+    /// Of the dd line.
+    pub dd: Vec<(String, f64)>,
+}
+
+impl Found {
+    /// Notes a variant of the fio line.
+    pub fn note(&mut self, name: &'static str, rates: &[f64], tally: &Tally) {
+        self.fio.push((name, median(rates), tally.amplification()));
+    }
+
+    fn text(&self, name: &str) -> String {
+        match self.fio.iter().find(|f| f.0 == name) {
+            Some((_, rate, times)) => format!("{} IOPS, {}x", number(*rate), number(*times)),
+            None => "-".into(),
+        }
+    }
+
+    /// The line and the pictures.
+    pub fn add_to(self, report: &mut Report) {
+        if !self.fio.is_empty() {
+            report.summaries.push(Summary {
+                behaviour: "dirty",
+                promise: "4 KiB changed is 4 KiB written, whatever the folio".into(),
+                baseline: self.text("ours-folio-64k"),
+                patch: format!("{} (a raw image: as ours)", self.text("ours-block-64k")),
+                ours: self.text("ours-block-64k"),
+                kernel: format!("ext4 {}; xfs {}", self.text("ext4"), self.text("xfs-on-loop")),
+            });
+            let plot = |title: &str, unit: &str, value: fn(&(&str, f64, f64)) -> f64| Plot {
+                behaviour: "dirty",
+                title: title.into(),
+                unit: unit.into(),
+                series: self.fio.iter().map(|f| (f.0.to_string(), vec![value(f)])).collect(),
+                x: String::new(),
+            };
+            let rates = plot("4 KiB random writes, each synced", "operations/s", |f| f.1);
+            let bytes = plot("the same: bytes written per byte changed", "x", |f| f.2);
+            report.plots.extend([rates, bytes]);
+        }
+        if !self.dd.is_empty() {
+            report.plots.push(Plot {
+                behaviour: "dirty",
+                title: "dd bs=4k count=16 oflag=sync: bytes written per byte changed".into(),
+                unit: "x".into(),
+                series: self.dd.into_iter().map(|(name, v)| (name, vec![v])).collect(),
+                x: String::new(),
+            });
+        }
+    }
+}
+
+/// A bar that a figure has to meet on the point.
+pub fn exactly(report: &mut Report, name: &str, value: f64, bar: f64) {
+    report.ratio_with_bar(name, value, Good::Exactly, bar);
+}

@@ -1,0 +1,120 @@
+//! A memory cgroup for one child process: version 2 where its memory controller is handed down,
+//! else version 1.
+//!
+//! Invariant: C1 the cgroup is empty of processes when it is removed, so whoever owns the child
+//! ends it first.
+
+use forebay_base::{Error, ErrorKind, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const V1: &str = "/sys/fs/cgroup/memory";
+/// Where version 2 is mounted: alone, or beside version 1.
+const V2: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// Where cgroups with a memory controller are made, and whether that is version 1.
+fn root() -> Option<(&'static Path, bool)> {
+    let handed_down = |root: &&str| {
+        let text = fs::read_to_string(Path::new(root).join("cgroup.subtree_control"));
+        text.is_ok_and(|text| text.split_whitespace().any(|name| name == "memory"))
+    };
+    let v2 = V2.iter().find(|root| handed_down(root)).map(|root| (Path::new(*root), false));
+    let v1 = || Path::new(V1).join("memory.limit_in_bytes").exists();
+    v2.or_else(|| v1().then_some((Path::new(V1), true)))
+}
+
+/// Version of the memory cgroups of this machine, for people: the two hold writers back in
+/// different ways.
+pub fn version() -> &'static str {
+    match root() {
+        Some((_, false)) => "version 2",
+        Some((_, true)) => "version 1",
+        None => "none",
+    }
+}
+
+/// A memory limit for processes. The cgroup is removed on drop.
+pub struct Memcg {
+    dir: PathBuf,
+    v1: bool,
+}
+
+impl Memcg {
+    /// Makes a cgroup with a limit in bytes. Unsupported where no cgroup may be made.
+    pub fn create(name: &str, limit: u64) -> Result<Self> {
+        let Some((root, v1)) = root() else {
+            let text = "no memory controller for cgroups of ours";
+            return Err(Error::new(ErrorKind::Unsupported, "memory cgroup", text));
+        };
+        let dir = root.join(format!("forebay-bench-{name}-{}", std::process::id()));
+        let fail = |e| Error::from_io("memory cgroup", e).with_path(&dir);
+        fs::create_dir(&dir).map_err(fail)?;
+        let group = Self { dir: dir.clone(), v1 };
+        let file = if v1 { "memory.limit_in_bytes" } else { "memory.max" };
+        fs::write(dir.join(file), limit.to_string()).map_err(fail)?;
+        Ok(group)
+    }
+
+    /// Moves a process in.
+    pub fn add(&self, pid: u32) -> Result<()> {
+        let path = self.procs();
+        fs::write(&path, pid.to_string()).map_err(|e| Error::from_io("join", e).with_path(path))
+    }
+
+    /// The file that a process writes its id into to join.
+    pub fn procs(&self) -> PathBuf {
+        self.dir.join("cgroup.procs")
+    }
+
+    /// Processes killed for want of memory since the cgroup was made.
+    pub fn oom_kills(&self) -> u64 {
+        let file = if self.v1 { "memory.oom_control" } else { "memory.events" };
+        let text = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
+        crate::harness::meter::field(&text, "oom_kill ")
+    }
+
+    /// How often the limit was run into.
+    pub fn limit_hits(&self) -> u64 {
+        let file = if self.v1 { "memory.failcnt" } else { "memory.events" };
+        let text = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
+        if self.v1 {
+            text.trim().parse().unwrap_or(0)
+        } else {
+            crate::harness::meter::field(&text, "max ")
+        }
+    }
+}
+
+impl Drop for Memcg {
+    fn drop(&mut self) {
+        for _ in 0..50 {
+            let _ = fs::write(self.dir.join("memory.force_empty"), "0");
+            if fs::remove_dir(&self.dir).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_can_be_limited_where_the_system_allows_it() {
+        let Ok(group) = Memcg::create("self", 64 << 20) else { return };
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let joined = group.add(child.id());
+        let inside = fs::read_to_string(group.procs()).unwrap_or_default();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        joined.unwrap();
+        assert!(inside.contains(&child.id().to_string()));
+        assert_eq!(group.oom_kills(), 0);
+        assert_eq!(version(), if group.v1 { "version 1" } else { "version 2" });
+        let dir = group.dir.clone();
+        drop(group);
+        assert!(!dir.exists());
+    }
+}

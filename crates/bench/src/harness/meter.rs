@@ -1,0 +1,262 @@
+//! What a stretch of work cost: CPU time and context switches of a process, memory, page cache.
+
+use crate::harness::sys;
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashMap;
+use std::fs;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// CPU and context switches of a process so far, or, as a difference, of a stretch of work.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// CPU seconds of all threads, user and system.
+    pub cpu_seconds: f64,
+    /// Voluntary context switches of all threads.
+    pub voluntary: u64,
+    /// Involuntary ones.
+    pub involuntary: u64,
+}
+
+impl Usage {
+    /// This process, ended threads included.
+    pub fn own() -> Self {
+        let now = clock_gettime(ClockId::ProcessCPUTime);
+        let (voluntary, involuntary) = sys::own_switches();
+        let cpu_seconds = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9;
+        Self { cpu_seconds, voluntary, involuntary }
+    }
+
+    /// All of the machine since boot, every switch as a voluntary one.
+    pub fn of_machine() -> Self {
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        Self { cpu_seconds: busy_seconds(&stat), voluntary: field(&stat, "ctxt "), involuntary: 0 }
+    }
+
+    /// Adds what something else used.
+    pub fn add(&mut self, other: &Self) {
+        self.cpu_seconds += other.cpu_seconds;
+        self.voluntary += other.voluntary;
+        self.involuntary += other.involuntary;
+    }
+
+    /// What was used since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            cpu_seconds: (self.cpu_seconds - before.cpu_seconds).max(0.0),
+            voluntary: self.voluntary.saturating_sub(before.voluntary),
+            involuntary: self.involuntary.saturating_sub(before.involuntary),
+        }
+    }
+}
+
+/// Usage of another process, or of the kernel's workers. CPU of a process is that of all its threads,
+/// ended ones included, by the kernel's own sum. Switches are counted by thread: threads that end
+/// between two looks keep what they had at the last look, so for a server with a thread per
+/// connection, look while it works.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    whose: Whose,
+    threads: HashMap<String, Usage>,
+    start: Usage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Whose {
+    Process(u32),
+    /// Where the kernel's loop driver submits its I/O, and where write-back runs.
+    Kworkers,
+}
+
+impl Watch {
+    /// Watches a process from here on.
+    pub fn start(pid: u32) -> Self {
+        Self::of(Whose::Process(pid))
+    }
+
+    /// Watches the kernel's workers, whoever gave them their work.
+    pub fn kworkers() -> Self {
+        Self::of(Whose::Kworkers)
+    }
+
+    fn of(whose: Whose) -> Self {
+        let mut watch = Self { whose, threads: HashMap::new(), start: Usage::default() };
+        watch.look();
+        watch.start = watch.sum();
+        watch
+    }
+
+    /// Notes what each live thread has used so far.
+    pub fn look(&mut self) {
+        let (folder, kernel) = match self.whose {
+            Whose::Process(pid) => (format!("/proc/{pid}/task"), false),
+            Whose::Kworkers => ("/proc".to_string(), true),
+        };
+        let Ok(tasks) = fs::read_dir(folder) else { return };
+        for task in tasks.flatten() {
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            if kernel && !read("comm").starts_with("kworker/") {
+                continue;
+            }
+            let (sched, status) = (read("schedstat"), read("status"));
+            let nanos = sched.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+            let Some(nanos) = nanos else { continue };
+            let now = Usage {
+                cpu_seconds: nanos as f64 / 1e9,
+                voluntary: field(&status, "voluntary_ctxt_switches:"),
+                involuntary: field(&status, "nonvoluntary_ctxt_switches:"),
+            };
+            self.threads.insert(task.file_name().to_string_lossy().into_owned(), now);
+        }
+    }
+
+    fn sum(&self) -> Usage {
+        let mut sum = Usage::default();
+        for usage in self.threads.values() {
+            sum.add(usage);
+        }
+        if let Whose::Process(pid) = self.whose {
+            sum.cpu_seconds = process_cpu_seconds(pid).unwrap_or(sum.cpu_seconds);
+        }
+        sum
+    }
+
+    /// What was used since the start, up to now.
+    pub fn used(&mut self) -> Usage {
+        self.look();
+        self.sum().since(&self.start)
+    }
+}
+
+/// utime and stime of a process, all its threads, ended ones included; in steps of a clock tick.
+pub fn process_cpu_seconds(pid: u32) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // After the name in parentheses: the state is the first field, utime and stime the 12th and 13th.
+    let rest = stat.rsplit(')').next()?;
+    let times = rest.split_whitespace().skip(11).take(2);
+    let ticks: u64 = times.map(|n| n.parse::<u64>().unwrap_or(0)).sum();
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Has `work` done on a thread of its own and calls `look` every so often until it is over.
+pub fn looking<R: Send>(
+    every: Duration,
+    mut look: impl FnMut(),
+    work: impl FnOnce() -> R + Send,
+) -> R {
+    std::thread::scope(|scope| {
+        let (working, over) = mpsc::channel::<()>();
+        let worker = scope.spawn(move || {
+            // Gone when the work is over, also when it panics.
+            let _working = working;
+            work()
+        });
+        while over.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+            look();
+        }
+        worker.join().expect("the work returns")
+    })
+}
+
+/// The number in the line of `text` that starts with `name`; 0 if there is none.
+pub fn field(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_whitespace().next()).map_or(0, |n| n.parse().unwrap_or(0))
+}
+
+/// One of `user nice system idle iowait irq softirq steal` of all CPUs in /proc/stat, in seconds.
+fn tick_seconds(stat: &str, index: usize) -> f64 {
+    let line = stat.lines().next().unwrap_or_default();
+    let tick = line.split_whitespace().nth(index + 1).and_then(|n| n.parse::<f64>().ok());
+    tick.unwrap_or(0.0) / rustix::param::clock_ticks_per_second() as f64
+}
+
+fn busy_seconds(stat: &str) -> f64 {
+    [0, 1, 2, 5, 6].into_iter().map(|index| tick_seconds(stat, index)).sum()
+}
+
+/// CPU seconds of the machine since boot: used by anybody, used by this process and the children
+/// it has waited for, and stolen by the hypervisor.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineTime {
+    busy: f64,
+    own: f64,
+    stolen: f64,
+    at: Instant,
+}
+
+impl MachineTime {
+    /// Up to now.
+    pub fn now() -> Self {
+        let hertz = rustix::param::clock_ticks_per_second() as f64;
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let (busy, stolen) = (busy_seconds(&stat), tick_seconds(&stat, 7));
+        let own = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        // After the name in parentheses: state is the first field, utime the 12th; four in a row.
+        let rest = own.rsplit(')').next().unwrap_or_default();
+        let fields = rest.split_whitespace().skip(11).take(4);
+        let own = fields.map(|n| n.parse().unwrap_or(0.0)).sum::<f64>() / hertz;
+        Self { busy, own, stolen, at: Instant::now() }
+    }
+
+    /// Since then.
+    pub fn elapsed(&self) -> Duration {
+        self.at.elapsed()
+    }
+
+    /// Share of all CPUs, in percent, that others used since `before`, and that was stolen.
+    pub fn others_percent(&self, before: &Self) -> (f64, f64) {
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
+        let all = ((self.at - before.at).as_secs_f64() * cpus).max(1e-9);
+        let others = (self.busy - before.busy) - (self.own - before.own);
+        (others.max(0.0) / all * 100.0, (self.stolen - before.stolen) / all * 100.0)
+    }
+}
+
+/// CPU seconds that the kernel's reclaim threads have used since boot.
+pub fn kswapd_seconds() -> f64 {
+    let mut nanos = 0;
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if name.starts_with("kswapd") {
+            let sched = fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
+            nanos += sched.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    nanos as f64 / 1e9
+}
+
+/// RssAnon + RssShmem of a process, bytes; `None` once it is gone.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status
+        .contains("RssAnon:")
+        .then(|| (field(&status, "RssAnon:") + field(&status, "RssShmem:")) * 1024)
+}
+
+/// Number of threads of a process.
+pub fn threads_of(pid: u32) -> u64 {
+    fs::read_to_string(format!("/proc/{pid}/status")).map_or(0, |text| field(&text, "Threads:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sees_this_process() {
+        let pid = std::process::id();
+        assert!(resident_bytes(pid).unwrap() > 0);
+        assert!(threads_of(pid) >= 1);
+        let machine = MachineTime::now();
+        let (before, mut watch) = (Usage::own(), Watch::start(pid));
+        let mut sum = 0u64;
+        for n in 0..3_000_000u64 {
+            sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(n));
+        }
+        assert!(Usage::own().since(&before).cpu_seconds > 0.0);
+        let (others, stolen) = MachineTime::now().others_percent(&machine);
+        assert!((0.0..=200.0).contains(&others) && (0.0..=200.0).contains(&stolen));
+        assert!(watch.used().cpu_seconds > 0.0);
+    }
+}

@@ -1,0 +1,103 @@
+//! The child's side of [`crate::rivals::worker`]: does one job for each line of its standard input.
+//!
+//! Invariant: W2 a job that fails is answered by an error, and the next one is done all the same.
+
+use crate::harness::load::{Load, Pattern, Slice, run};
+use crate::hotset::measure::{HotSpec, measure};
+use crate::hotset::targets::KernelHot;
+use crate::rivals::fileset::{kernel_parts, timed};
+use crate::rivals::kernel::{DONTCACHE, KernelFile, open_random};
+use crate::rivals::worker::slice_to;
+use crate::uncached::compete;
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::fs::{Advice, fadvise};
+use rustix::io::ReadWriteFlags;
+use serde_json::{Value, json};
+use std::io::BufRead;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The child's side of [`crate::rivals::worker::Worker::set_slice`].
+fn set_here(job: &Value) -> Result<Slice> {
+    let count = |key: &str| job[key].as_u64().unwrap_or(0);
+    let paths = job["paths"].as_array().into_iter().flatten();
+    let paths: Vec<PathBuf> = paths.filter_map(|p| p.as_str().map(PathBuf::from)).collect();
+    let random = job["random"] == true;
+    let load = Load {
+        write: job["write"] == true,
+        pattern: if random { Pattern::Random } else { Pattern::Sequential },
+        threads: count("threads") as usize,
+        block: count("block") as usize,
+        start: 0,
+        len: count("len"),
+        time: Duration::from_millis(count("millis")),
+        seed: count("seed"),
+        sample_every: 1,
+    };
+    let dontcache = job["dontcache"] == true;
+    let flags = if dontcache { DONTCACHE } else { ReadWriteFlags::empty() };
+    let open = rustix::fs::OFlags::empty();
+    let parts = kernel_parts(&paths, count("each"), open, flags)?;
+    if load.write {
+        return timed(&parts, &load, || parts.sync());
+    }
+    for part in &parts.parts {
+        let advised = fadvise(&part.file, 0, None, Advice::Random);
+        advised.map_err(|e| Error::from_io("fadvise", e.into()))?;
+    }
+    run(&parts, &load)
+}
+
+/// The child's side: answers until its input ends. Returns the exit code.
+pub fn serve() -> i32 {
+    let mut open: Option<(PathBuf, KernelFile)> = None;
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { return 1 };
+        let job: Value = serde_json::from_str(&line).unwrap_or(Value::Null);
+        let answer = do_job(&job, &mut open).unwrap_or_else(|e| json!({ "error": e.to_string() }));
+        println!("{answer}");
+    }
+    0
+}
+
+fn do_job(job: &Value, open: &mut Option<(PathBuf, KernelFile)>) -> Result<Value> {
+    let path = PathBuf::from(job["path"].as_str().unwrap_or_default());
+    let count = |key: &str| job[key].as_u64().unwrap_or(0);
+    match job["job"].as_str() {
+        Some("randread") => {
+            if open.as_ref().is_none_or(|(was, _)| *was != path) {
+                *open = Some((path.clone(), KernelFile::new(open_random(&path)?)));
+            }
+            let (_, file) = open.as_ref().expect("opened above");
+            let load = Load {
+                write: false,
+                pattern: Pattern::Random,
+                threads: count("threads") as usize,
+                block: count("block") as usize,
+                start: 0,
+                len: count("len"),
+                time: Duration::from_millis(count("millis")),
+                seed: count("seed"),
+                sample_every: 1,
+            };
+            Ok(slice_to(&run(file, &load)?))
+        }
+        Some("set") => set_here(job).map(|slice| slice_to(&slice)),
+        Some("compete") => compete::compete_here(job),
+        Some("hotset") => {
+            let target = KernelHot::open(&path, job["dontcache"] == true)?;
+            measure(&target, &HotSpec::from_json(job)).map(|result| result.to_json())
+        }
+        _ => Err(Error::new(ErrorKind::Unsupported, "worker", format!("job {job}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_job_is_an_error() {
+        assert!(do_job(&json!({ "job": "nonsense" }), &mut None).is_err());
+    }
+}

@@ -1,0 +1,117 @@
+//! One fio run of the bench `loop`: jobs side by side in one image, over NBD or on a loop device,
+//! timed until what they wrote is synced.
+//!
+//! Invariant: J1 the time of a slice is fio's run time and the sync's after it; what fio needs to
+//! start, connect and report is not in it.
+
+use crate::harness::load::Slice;
+use crate::harness::meter::looking;
+use crate::rivals::connection::Connection;
+use crate::rivals::fio;
+use forebay_base::{Error, ErrorKind, Result};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Jobs of one kind, each in a part of the image of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Jobs {
+    /// fio's `rw`.
+    pub rw: &'static str,
+    /// Bytes of a request.
+    pub block: u64,
+    /// How many jobs, each with a connection of its own.
+    pub count: u32,
+    /// Requests in flight of each.
+    pub depth: u32,
+    /// Bytes of the image that each job has.
+    pub each: u64,
+    /// Time at most; a sequential job ends at its end.
+    pub millis: u64,
+    /// Offsets follow from this.
+    pub seed: u64,
+}
+
+/// What fio reads and writes.
+pub enum Place<'a> {
+    /// An NBD server on this socket.
+    Nbd(&'a Path),
+    /// A block device, through the kernel's page cache.
+    Device(&'a Path),
+}
+
+impl Default for Jobs {
+    /// One job of 4 KiB reads, one at a time, of nothing.
+    fn default() -> Self {
+        Self { rw: "read", block: 4096, count: 1, depth: 1, each: 0, millis: 0, seed: 0 }
+    }
+}
+
+impl Jobs {
+    /// The same for one slice.
+    pub fn for_turn(&self, time: Duration, seed: u64) -> Self {
+        Self { millis: time.as_millis() as u64, seed, ..*self }
+    }
+
+    /// Whether there is anything to sync.
+    pub fn writes(&self) -> bool {
+        self.rw.ends_with("write")
+    }
+
+    fn command(&self, place: &Place<'_>, procs: Option<&Path>) -> Command {
+        let mut command = Command::new("sh");
+        // The shell joins the cgroup before it becomes fio.
+        command.args(["-c", "test -z \"$0\" || echo $$ > \"$0\" || exit 1; exec fio \"$@\""]);
+        command.arg(procs.unwrap_or(Path::new("")));
+        match place {
+            Place::Nbd(socket) => {
+                let uri = format!("nbd+unix:///?socket={}", socket.display());
+                command.arg("--ioengine=nbd").arg(format!("--uri={uri}"));
+            }
+            Place::Device(path) => {
+                command.arg("--ioengine=psync").arg("--direct=0");
+                command.arg(format!("--filename={}", path.display()));
+            }
+        }
+        command.args(["--name=job", "--thread=1", "--group_reporting=1", "--norandommap=1"]);
+        command.args(["--randrepeat=0", "--allow_file_create=0"]);
+        let Self { rw, block, count, depth, each, millis, seed } = self;
+        command.arg(format!("--rw={rw}")).arg(format!("--bs={block}"));
+        command.arg(format!("--numjobs={count}")).arg(format!("--iodepth={depth}"));
+        command.arg(format!("--size={each}")).arg(format!("--offset_increment={each}"));
+        command.arg(format!("--runtime={millis}ms")).arg(format!("--randseed={seed}"));
+        if rw.starts_with("rand") {
+            command.arg("--time_based=1");
+        }
+        command
+    }
+
+    /// Runs the jobs, then `sync`, whose time counts. `each_look` is called every 50 ms.
+    pub fn run(
+        &self,
+        place: &Place<'_>,
+        procs: Option<&Path>,
+        mut each_look: impl FnMut(),
+        sync: impl FnOnce() -> Result<()>,
+    ) -> Result<Slice> {
+        let command = self.command(place, procs);
+        let time = Duration::from_millis(self.millis);
+        let client = move || fio::run_command(command, time);
+        let ran = looking(Duration::from_millis(50), &mut each_look, client);
+        let mut slice = ran?.pop().unwrap_or_default();
+        if slice.ops == 0 {
+            return Err(Error::new(ErrorKind::Io, "fio", "it transferred nothing"));
+        }
+        if self.writes() {
+            let start = Instant::now();
+            sync()?;
+            slice.seconds += start.elapsed().as_secs_f64();
+        }
+        Ok(slice)
+    }
+}
+
+/// Connects to an NBD server's default export and has everything flushed.
+pub fn nbd_flush(socket: &Path) -> Result<()> {
+    Connection::open(socket)?.flush()
+}

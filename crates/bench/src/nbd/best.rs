@@ -1,0 +1,77 @@
+//! Each rival at its best: the ways in which it can be told to serve are tried out, and the fastest
+//! one is measured.
+
+use crate::harness::alternate::Turn;
+use crate::harness::load::Slice;
+use crate::harness::options::Options;
+use crate::report::model::{Report, number};
+use crate::rivals::server::{Kind, Way};
+use forebay_base::Result;
+
+/// The fastest of these ways by `rate`, named in a note with the rates of all. `None`, and a line of
+/// what was not run, when none of them works here.
+pub fn best(
+    ways: Vec<Way>,
+    what: &str,
+    report: &mut Report,
+    mut rate: impl FnMut(&Kind) -> Result<f64>,
+) -> Option<Kind> {
+    let (mut tried, mut kept, mut why) = (Vec::new(), None, None);
+    for way in ways {
+        match rate(&way.kind) {
+            Ok(rate) => {
+                tried.push(format!("{} {}/s", way.how, number(rate)));
+                if kept.as_ref().is_none_or(|(most, _)| rate > *most) {
+                    kept = Some((rate, way));
+                }
+            }
+            Err(e) => {
+                tried.push(format!("{} failed", way.how));
+                why = Some(e);
+            }
+        }
+    }
+    let Some((_, way)) = kept else {
+        let none = "no way to start it".to_string();
+        report.not_run(what, why.map_or(none, |e| e.to_string()));
+        return None;
+    };
+    report.note(format!("{what}: at its best with {} (tried: {})", way.how, tried.join("; ")));
+    Some(way.kind)
+}
+
+/// The better of two short slices, operations per second.
+pub fn try_out(options: &Options, mut slice: impl FnMut(&Turn) -> Result<Slice>) -> Result<f64> {
+    let time = options.millis(60, 700);
+    let mut most = 0.0;
+    for seed in 1..=if options.quick { 1 } else { 2 } {
+        most = slice(&Turn { seed, cycle: 0, time })?.rate().max(most);
+    }
+    Ok(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::{Error, ErrorKind};
+
+    #[test]
+    fn the_fastest_way_is_kept_and_what_fails_is_named() {
+        let way = |how: &str| Way { how: how.into(), kind: Kind::Qemu(vec![how.into()]) };
+        let mut report = Report::default();
+        let rate = |kind: &Kind| match kind {
+            Kind::Qemu(words) if words[0] == "broken" => {
+                Err(Error::new(ErrorKind::Io, "start", "no such option"))
+            }
+            Kind::Qemu(words) => Ok(words[0].len() as f64),
+            _ => unreachable!("only these are tried"),
+        };
+        let ways = vec![way("ab"), way("broken"), way("abc"), way("a")];
+        let Some(Kind::Qemu(kept)) = best(ways, "x", &mut report, rate) else { panic!("none") };
+        assert_eq!(kept, ["abc"]);
+        let table = report.table();
+        assert!(table.contains("at its best with abc") && table.contains("broken failed"));
+        assert!(best(vec![way("broken")], "y", &mut report, rate).is_none());
+        assert!(report.table().contains("not run  y: "));
+    }
+}

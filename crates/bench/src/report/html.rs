@@ -1,0 +1,379 @@
+//! One page of what benches found: tables, pictures, verdicts, and the command behind each.
+//!
+//! Invariants: W1 the page needs nothing from elsewhere: style and pictures are in it, there is
+//! no script. W2 every text that comes from a result is escaped. W3 a missing or odd value in a
+//! saved result shows as `n/a` and is never a panic. W4 a quick run says so at the top and at
+//! its bench.
+
+use crate::report::five::{self, ALLOC, BEHAVIOURS, COLUMNS, TO_COME};
+use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
+use crate::report::svg::{Picture, draw, escape};
+use serde_json::Value;
+use std::fmt::Write;
+
+const STYLE: &str = include_str!("page.css");
+/// Benches that are no behaviour of the five, in the order in which they are shown.
+const MORE: [(&str, &str); 3] =
+    [("hit", "More: cached data"), ("nbd", "More: over NBD"), ("memcg", "More: memory bound")];
+const QUICK: &str = "Quick run: small and short: not for quoting.";
+
+/// The page, from one JSON object for each bench.
+pub fn page(found: &[Value]) -> String {
+    let mut out = String::new();
+    out.push_str("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    out.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+    let _ =
+        write!(out, "<title>Forebay benches</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n");
+    head(&mut out, found);
+    five_rows(&mut out, found);
+    for (n, behaviour) in BEHAVIOURS.iter().enumerate() {
+        let title = format!("{}. {}", n + 1, behaviour.title);
+        section(&mut out, behaviour.bench, &title, behaviour.promise, found);
+    }
+    let others = found.iter().filter_map(|value| value["bench"].as_str());
+    let known = |name: &str| MORE.iter().find(|(bench, _)| *bench == name);
+    let shown = |name: &str| BEHAVIOURS.iter().any(|b| b.bench == name);
+    for name in others.filter(|name| !shown(name)) {
+        let title = known(name).map_or_else(|| format!("More: {name}"), |(_, t)| (*t).to_string());
+        section(&mut out, name, &title, "", found);
+    }
+    out.push_str("</body>\n</html>\n");
+    out
+}
+
+/// The text under a key; empty if there is none.
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_default()
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A number as people read it; thousands are set apart.
+fn figure(value: &Value) -> String {
+    let plain = number(value.as_f64().unwrap_or(f64::NAN));
+    let digits = plain.trim_start_matches('-');
+    if digits.len() < 5 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return plain;
+    }
+    let mut out = plain[..plain.len() - digits.len()].to_string();
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+fn head(out: &mut String, found: &[Value]) {
+    let _ = writeln!(out, "<h1>Forebay benches</h1>");
+    let mut machines: Vec<String> = Vec::new();
+    for value in found {
+        let line = machine_line(&value["machine"]);
+        if !machines.contains(&line) {
+            machines.push(line);
+        }
+    }
+    let dates: Vec<&str> =
+        found.iter().map(|v| text(v, "date")).filter(|date| !date.is_empty()).collect();
+    let (first, last) = (dates.iter().min(), dates.iter().max());
+    let when = match (first, last) {
+        (Some(first), Some(last)) if first != last => format!("{first} to {last}"),
+        (Some(first), _) => (*first).to_string(),
+        _ => "no date".to_string(),
+    };
+    let mut versions: Vec<&str> = found.iter().map(|value| text(value, "version")).collect();
+    versions.sort_unstable();
+    versions.dedup();
+    let versions = escape(&versions.join(", "));
+    let _ = writeln!(out, "<p class=\"soft\">Forebay {versions}, {}</p>", escape(&when));
+    for line in machines {
+        let _ = writeln!(out, "<p class=\"soft\">{}</p>", escape(&line));
+    }
+    let is_quick = |value: &&Value| value["quick"] == true;
+    let quick: Vec<&str> = found.iter().filter(is_quick).map(|v| text(v, "bench")).collect();
+    if !quick.is_empty() {
+        let all = quick.len() == found.len();
+        let of = if all { String::new() } else { format!(" ({})", escape(&quick.join(", "))) };
+        let _ = writeln!(
+            out,
+            "<p class=\"quick\"><b>{QUICK}</b>{of} It shows that the benches work.</p>"
+        );
+    }
+    out.push_str("<nav>");
+    let names = found.iter().filter_map(|value| value["bench"].as_str());
+    for name in names.map(escape) {
+        let _ = write!(out, "<a href=\"#{name}\">{name}</a> ");
+    }
+    out.push_str("</nav>\n");
+}
+
+fn five_rows(out: &mut String, found: &[Value]) {
+    out.push_str("<table class=\"five\">\n<thead><tr><th></th>");
+    for name in COLUMNS {
+        let _ = write!(out, "<th>{name}</th>");
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for line in five::lines(found) {
+        let _ = write!(out, "<tr><td><a href=\"#{0}\"><b>{0}</b></a></td>", line.bench);
+        for (name, column) in COLUMNS.iter().zip(&line.columns) {
+            let (column, missed) = (escape(column), *name == "ours" && !line.missed.is_empty());
+            let _ = write!(out, "<td data-name=\"{name}\">{column}");
+            if missed {
+                for missed in &line.missed {
+                    let _ = write!(out, "<br><span class=\"miss\">MISS</span> {}", escape(missed));
+                }
+            }
+            out.push_str("</td>");
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody>\n</table>\n");
+}
+
+fn section(out: &mut String, bench: &str, title: &str, promise: &str, found: &[Value]) {
+    let _ = writeln!(out, "<h2 id=\"{}\">{}</h2>", escape(bench), escape(title));
+    let own = found.iter().find(|value| value["bench"] == bench);
+    let summary =
+        own.and_then(|own| list(own, "summaries").iter().find(|s| s["behaviour"] == bench));
+    let promise = summary.map(|s| text(s, "promise")).filter(|p| !p.is_empty()).unwrap_or(promise);
+    if !promise.is_empty() {
+        let _ = writeln!(out, "<p>Promise: {}</p>", escape(promise));
+    }
+    let Some(own) = own else {
+        let why = if bench == ALLOC { TO_COME } else { "not run" };
+        let _ = writeln!(out, "<p class=\"soft\">{why}</p>");
+        return;
+    };
+    let _ = writeln!(out, "<p class=\"soft\">{}</p>", escape(text(own, "title")));
+    if own["quick"] == true {
+        let _ = writeln!(out, "<p class=\"soft\"><b>{QUICK}</b></p>");
+    }
+    let _ = writeln!(out, "<pre>{}</pre>", escape(text(own, "command")));
+    ratios(out, own);
+    cells(out, own);
+    pictures(out, bench, own);
+    rows(out, own);
+    items(out, own);
+}
+
+/// Every ratio, and how far it is from its bar.
+fn ratios(out: &mut String, own: &Value) {
+    let (ratios, bars) = (list(own, "ratios"), list(own, "bars"));
+    if ratios.is_empty() {
+        return;
+    }
+    out.push_str("<h3>Ratios</h3>\n<div class=\"wide\"><table class=\"ratios\">\n");
+    out.push_str("<tr><th>ratio</th><th class=\"n\">value</th><th class=\"n\">bar</th>");
+    out.push_str("<th></th><th></th></tr>\n");
+    for ratio in ratios {
+        let name = text(ratio, "name");
+        let mut value = figure(&ratio["value"]);
+        let Some(bar) = bars.iter().find(|bar| bar["name"] == name) else {
+            let _ = writeln!(
+                out,
+                "<tr><td>{}</td><td class=\"n\">{value}</td><td></td><td></td><td></td></tr>",
+                escape(name)
+            );
+            continue;
+        };
+        if let (Some(is), Some(limit)) = (ratio["value"].as_f64(), bar["bar"].as_f64())
+            && is.abs() < 1000.0
+        {
+            value = number_beside(is, limit);
+        }
+        let (class, verdict) = match bar["met"].as_bool() {
+            Some(true) => ("met", "<span class=\"good\">met</span>"),
+            Some(false) => ("missed", "<span class=\"miss\">MISS</span>"),
+            None if own["quick"] == true && ratio["value"].is_number() => ("unjudged", ""),
+            None => ("unjudged", "not run"),
+        };
+        let _ = writeln!(
+            out,
+            "<tr class=\"{class}\"><td>{}</td><td class=\"n\">{value}</td>\
+             <td class=\"n\">{} {}</td><td>{verdict}</td><td>{}</td></tr>",
+            escape(name),
+            escape(text(bar, "good")),
+            figure_of_bar(&bar["bar"]),
+            meter(ratio["value"].as_f64(), bar["bar"].as_f64())
+        );
+    }
+    out.push_str("</table></div>\n");
+}
+
+/// Per rival the worst and the best cell.
+fn cells(out: &mut String, own: &Value) {
+    let all = extremes(own);
+    if all.is_empty() {
+        return;
+    }
+    out.push_str("<h3>Worst and best cell</h3>\n<div class=\"wide\"><table>\n");
+    out.push_str("<tr><th>ours over</th><th>ahead in</th><th class=\"n\">worst</th><th></th>");
+    out.push_str("<th class=\"n\">best</th><th></th></tr>\n");
+    for Extremes { rival, count, ahead, worst, best } in all {
+        let _ = write!(out, "<tr><td>{}</td><td>{ahead} of {count}</td>", escape(&rival));
+        for (cell, value) in [worst, best] {
+            let value = number(value);
+            let _ = write!(out, "<td class=\"n\">{value}</td><td>{}</td>", escape(&cell));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+}
+
+/// A bar is written as it was set: `0.97`, `1`, `250`.
+fn figure_of_bar(bar: &Value) -> String {
+    bar.as_f64().map_or_else(|| "n/a".to_string(), |bar| bar.to_string())
+}
+
+/// The value beside its bar, which is the mark in the middle; nothing where that says nothing.
+fn meter(value: Option<f64>, bar: Option<f64>) -> String {
+    let (Some(value), Some(bar)) = (value, bar) else { return String::new() };
+    if bar <= 0.0 || value < 0.0 {
+        return String::new();
+    }
+    let percent = (value / bar * 50.0).min(100.0);
+    format!("<span class=\"meter\"><i style=\"width:{percent:.1}%\"></i><b></b></span>")
+}
+
+fn pictures(out: &mut String, bench: &str, own: &Value) {
+    out.push_str("<div class=\"pictures\">\n");
+    for plot in list(own, "plots").iter().filter(|plot| plot["behaviour"] == bench) {
+        let series = list(plot, "series").iter().map(|series| {
+            let values = list(series, "values").iter().map(|v| v.as_f64().unwrap_or(f64::NAN));
+            (text(series, "label").to_string(), values.collect())
+        });
+        let series: Vec<(String, Vec<f64>)> = series.collect();
+        let (title, unit, x) = (text(plot, "title"), text(plot, "unit"), text(plot, "x"));
+        let svg = draw(&Picture { title, unit, x, series: &series });
+        if !svg.is_empty() {
+            let title = escape(title);
+            let _ = writeln!(out, "<figure><figcaption>{title}</figcaption>\n{svg}</figure>");
+        }
+    }
+    out.push_str("</div>\n");
+}
+
+fn rows(out: &mut String, own: &Value) {
+    let rows = list(own, "rows");
+    if rows.is_empty() {
+        return;
+    }
+    let open = if rows.len() <= 24 { " open" } else { "" };
+    let _ = writeln!(out, "<details{open}><summary>All {} rows</summary>", rows.len());
+    out.push_str("<div class=\"wide\"><table class=\"rows\">\n<tr><th>variant</th><th>metric</th>");
+    for name in ["median", "min", "max"] {
+        let _ = write!(out, "<th class=\"n\">{name}</th>");
+    }
+    out.push_str("<th>unit</th><th class=\"n\">runs</th></tr>\n");
+    for row in rows {
+        let [variant, metric, unit] =
+            ["variant", "metric", "unit"].map(|key| escape(text(row, key)));
+        let [mid, low, high] = ["median", "min", "max"].map(|key| figure(&row[key]));
+        let runs = row["runs"].as_u64().unwrap_or(0);
+        let _ = writeln!(
+            out,
+            "<tr><td>{variant}</td><td>{metric}</td><td class=\"n\"><b>{mid}</b></td>\
+             <td class=\"n\">{low}</td><td class=\"n\">{high}</td><td>{unit}</td>\
+             <td class=\"n\">{runs}</td></tr>"
+        );
+    }
+    out.push_str("</table></div></details>\n");
+}
+
+/// What was not run, and the notes.
+fn items(out: &mut String, own: &Value) {
+    let not_run = list(own, "not_run");
+    if !not_run.is_empty() {
+        out.push_str("<h3>Not run</h3>\n<ul>\n");
+        for item in not_run {
+            let (what, why) = (escape(text(item, "what")), escape(text(item, "why")));
+            let _ = writeln!(out, "<li><b>{what}</b>: {why}</li>");
+        }
+        out.push_str("</ul>\n");
+    }
+    let notes = list(own, "notes");
+    if !notes.is_empty() {
+        out.push_str("<h3>Notes</h3>\n<ul>\n");
+        for note in notes.iter().filter_map(Value::as_str) {
+            let _ = writeln!(out, "<li>{}</li>", escape(note));
+        }
+        out.push_str("</ul>\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::model::{Good, Plot, Report};
+    use crate::report::results::describe;
+    use serde_json::json;
+
+    fn result(quick: bool) -> Value {
+        let mut report = Report::default();
+        report.row("ours<b>", "rate", "1/s", &[1234567.0, f64::NAN]);
+        report.row("gone", "rate", "1/s", &[f64::NAN]);
+        report.ratio_with_bar("met_ratio", 2.0, Good::AtLeast, 1.0);
+        report.ratio_with_bar("missed_ratio", 0.5, Good::AtLeast, 0.97);
+        report.ratio_with_bar("no_ratio", f64::NAN, Good::AtMost, 0.0);
+        report.note("a < b & \"c\"");
+        report.not_run("<script>alert(1)</script>", "it's not here");
+        let series = vec![("ours".to_string(), vec![1.0]), ("x".to_string(), vec![f64::NAN])];
+        let (title, unit) = ("rate <1>".into(), "1/s".into());
+        report.plots.push(Plot { behaviour: "dirty", title, unit, series, x: String::new() });
+        let flag = if quick { "--quick" } else { "--lines" };
+        let args = ["dirty", "--dir", "a<b", flag].map(str::to_string);
+        describe("dirty", "what <it> is", &args, &report, json!({ "cpu": "Xeon <3>", "cpus": 2 }))
+    }
+
+    #[test]
+    fn what_comes_from_results_is_escaped() {
+        let page = page(&[result(false)]);
+        for bad in
+            ["<script", "ours<b>", "a < b", "rate <1>", "what <it>", "a<b", "Xeon <3>", "NaN"]
+        {
+            assert!(!page.contains(bad), "{bad}");
+        }
+        for good in ["&lt;script&gt;", "ours&lt;b&gt;", "a &lt; b &amp; &quot;c&quot;", "it&#39;s"]
+        {
+            assert!(page.contains(good), "{good}");
+        }
+        assert!(page.contains("1,234,567") && page.contains("no value"), "{page}");
+        assert!(!page.contains("http:") && !page.contains("https:"), "nothing from elsewhere");
+        assert!(!page.contains("not for quoting"), "it was no quick run");
+    }
+
+    #[test]
+    fn verdicts_are_marked() {
+        let page = page(&[result(true)]);
+        let line = |name: &str| {
+            let cell = format!("<td>{name}</td>");
+            page.lines().find(|line| line.contains(&cell)).unwrap()
+        };
+        assert!(line("met_ratio").contains("class=\"good\">met"));
+        assert!(line("met_ratio").contains("width:100.0%"));
+        assert!(line("missed_ratio").starts_with("<tr class=\"missed\">"));
+        assert!(line("missed_ratio").contains("class=\"miss\">MISS"));
+        assert!(line("no_ratio").contains("n/a") && line("no_ratio").contains("not run"));
+        assert!(
+            page.contains("MISS</span> missed_ratio 0.500 (&gt;= 0.97)"),
+            "the five rows say it"
+        );
+        assert_eq!(page.matches("not for quoting").count(), 2, "at the top and at the bench");
+        assert!(page.contains("forebay bench dirty --dir &#39;a&lt;b&#39; --quick"));
+        assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+        assert_eq!(page.matches(TO_COME).count(), 2, "the fifth behaviour");
+    }
+
+    #[test]
+    fn odd_results_make_a_page() {
+        let odd = json!({ "bench": "x<y", "rows": [{}, 3, null], "ratios": [{ "name": 1 }], "bars": 7,
+            "plots": [{ "behaviour": "x<y", "series": [{ "label": 3, "values": ["a", null] }] }],
+            "summaries": [{}], "notes": [1, "fine"], "not_run": [{}] });
+        let page = page(&[odd, json!(null)]);
+        assert!(page.contains("More: x&lt;y") && page.contains("fine"));
+        assert!(!page.contains("x<y") && !page.contains("NaN"));
+    }
+}

@@ -1,0 +1,126 @@
+//! The figures of the README as markdown, from saved results: per rival the worst and the best cell
+//! and in how many cells ours is ahead; then what is no ratio of rates, beside its goal.
+//!
+//! Invariants: R1 nothing is shown that is not in the results; what did not run has no row. R2 what
+//! missed its goal is bold, with as many digits as show it. R3 a quick run gives no figures to quote,
+//! so it is refused.
+
+use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
+use serde_json::Value;
+use std::fmt::Write;
+
+/// Figures that are no ratio of rates: bench, name of the ratio, what it is.
+const FACTS: [(&str, &str, &str); 27] = [
+    ("dirty", "write_amplification_raw", "bytes written per byte changed, random writes of 4 KiB"),
+    ("dirty", "write_amplification_folio_mode", "the same, written back by folio of 64 KiB"),
+    ("loop", "direct_cache_growth_mib", "MiB of the image in the kernel's cache"),
+    ("loop", "memory_used_share", "memory used, over the image opened buffered"),
+    ("loop", "switches_per_io", "context switches per read, depth 16"),
+    ("stable", "cow_max_vs_wait", "longest write, over waiting"),
+    ("stable", "cow_p999_vs_not_needed", "p99.9 of a write, over no need for stable pages"),
+    ("uncached", "seqwrite_p999_vs_dontcache", "p99.9 of a sequential write, over RWF_DONTCACHE"),
+    ("uncached", "randwrite_p999_vs_dontcache", "p99.9 of a random write, over RWF_DONTCACHE"),
+    ("uncached", "hot_set_evicted_blocks", "hot blocks lost beside an uncached stream"),
+    ("uncached", "hot_set_evicted_blocks_dd4k_stream", "hot blocks lost beside `dd bs=4k`"),
+    ("uncached", "kernel_hot_set_lost_percent", "% of the hot set the kernel loses: RWF_DONTCACHE"),
+    ("uncached", "kernel_hot_set_lost_percent_cached_stream", "the same beside a buffered stream"),
+    ("uncached", "kernel_hot_set_lost_percent_dd4k_stream", "the same beside `dd bs=4k`"),
+    ("uncached", "competing_writers_fairness", "bytes of an uncached writer over a buffered one's"),
+    ("nbd", "server_cpu_per_io_vs_nbdkit_memory", "CPU of the server per hit, over nbdkit memory"),
+    ("nbd", "server_cpu_per_io_vs_nbdkit_file", "CPU of the server per miss, over nbdkit file"),
+    ("nbd", "server_cpu_per_io_vs_qemu_nbd", "CPU of the server per miss, over qemu-nbd"),
+    ("memcg", "memcg_kills_io_uring", "kills in a memory cgroup of budget + 64 MiB"),
+    ("memcg", "memcg_peak_over_budget_mib_io_uring", "MiB over the budget at the peak"),
+    ("files", "files_threads", "threads with 10,000 files open"),
+    ("files", "files_memory_over_budget_mib", "MiB over the budget with 10,000 files open"),
+    ("files", "open_write_close_at_10000_vs_10", "cost of one more file at 10,000 open, over 10"),
+    ("files", "healthy_beside_dead_vs_alone", "rate beside a dead device, over alone"),
+    ("start", "start_seconds", "seconds until the first answer, any `--cache-size` to 64 GiB"),
+    (
+        "resize",
+        "resize_seconds_until_memory_is_back",
+        "seconds until memory is back, 4 GiB to 256 MiB",
+    ),
+    ("resize", "resize_hot_blocks_lost", "hot blocks lost by that"),
+];
+
+/// The markdown; the text of an error is for people.
+pub fn markdown(found: &[Value]) -> Result<String, String> {
+    let quick = found.iter().find(|value| value["quick"] == true);
+    if let Some(quick) = quick {
+        return Err(format!("{}: a quick run gives no figures to quote", quick["bench"]));
+    }
+    let mut out = String::new();
+    let mut machines: Vec<String> = found.iter().map(|v| machine_line(&v["machine"])).collect();
+    machines.dedup();
+    let _ =
+        writeln!(out, "{}; medians of one run each, `forebay bench NAME`:\n", machines.join("; "));
+    out.push_str("| `bench` | ours over | worst cell | best cell | ours ahead in |\n");
+    out.push_str("|---|---|---|---|---|\n");
+    for value in found {
+        let bench = value["bench"].as_str().unwrap_or("?");
+        for Extremes { rival, count, ahead, worst, best } in extremes(value) {
+            let cell = |(name, value): &(String, f64)| format!("{} ({name})", times(*value));
+            let _ = writeln!(
+                out,
+                "| `{bench}` | {rival} | {} | {} | {ahead} of {count} |",
+                cell(&worst),
+                cell(&best)
+            );
+        }
+    }
+    out.push_str("\n| `bench` | figure | value | goal |\n|---|---|---|---|\n");
+    for (bench, name, what) in FACTS {
+        let Some(own) = found.iter().find(|value| value["bench"] == bench) else { continue };
+        let list = |key: &str| own[key].as_array().cloned().unwrap_or_default();
+        let of = |list: &[Value]| list.iter().find(|item| item["name"] == name).cloned();
+        let Some(value) = of(&list("ratios")).and_then(|ratio| ratio["value"].as_f64()) else {
+            continue;
+        };
+        let (shown, goal) = match of(&list("bars")) {
+            None => (number(value), String::new()),
+            Some(bar) => {
+                let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
+                let shown = number_beside(value, limit);
+                let missed = bar["met"] == false;
+                let shown = if missed { format!("**{shown}**") } else { shown };
+                (shown, format!("{} {limit}", bar["good"].as_str().unwrap_or("?")))
+            }
+        };
+        let _ = writeln!(out, "| `{bench}` | {what} | {shown} | {goal} |");
+    }
+    Ok(out)
+}
+
+/// A ratio of rates: two digits, or as many as show on which side of 1 it is.
+fn times(value: f64) -> String {
+    let short = if value >= 10.0 { format!("{value:.0}") } else { format!("{value:.2}") };
+    let side = |v: f64| v.partial_cmp(&1.0);
+    let same = short.parse::<f64>().is_ok_and(|v| side(v) == side(value));
+    if same { format!("{short}x") } else { format!("{}x", number_beside(value, 1.0)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn worst_and_best_and_what_missed_are_shown() {
+        let cells = [("reads", 1.25), ("writes", 0.9996), ("both", 24.7)];
+        let cells = cells.map(|(cell, v)| json!({ "rival": "the loop", "cell": cell, "value": v }));
+        let name = "randwrite_p999_vs_dontcache";
+        let found = json!({ "bench": "uncached", "quick": false, "machine": {}, "cells": cells,
+            "ratios": [{ "name": name, "value": 1.004 }],
+            "bars": [{ "name": name, "bar": 1.0, "good": "<=", "met": false }] });
+        let text = markdown(std::slice::from_ref(&found)).unwrap();
+        let row = "| `uncached` | the loop | 0.9996x (writes) | 25x (both) | 2 of 3 |";
+        assert!(text.contains(row), "{text}");
+        let row = "| `uncached` | p99.9 of a random write, over RWF_DONTCACHE | **1.004** | <= 1 |";
+        assert!(text.contains(row), "{text}");
+        assert!(!text.contains("`memcg`"), "what did not run has no row");
+        let mut quick = found;
+        quick["quick"] = true.into();
+        assert!(markdown(&[quick]).is_err());
+    }
+}

@@ -1,0 +1,166 @@
+//! What benches found, as JSON values: one object per bench, made live or read from files of
+//! earlier runs, and shown as five lines and as a page.
+
+use crate::harness::options::Options;
+use crate::report::model::{Report, write_json};
+use crate::report::{five, html, readme, screen};
+use forebay_base::{Error, ErrorKind, Result};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The object of one bench: its report, and what a reader needs to run it again.
+pub fn describe(
+    name: &str,
+    title: &str,
+    args: &[String],
+    report: &Report,
+    machine: Value,
+) -> Value {
+    let mut json = report.to_json(name, machine);
+    json["title"] = title.into();
+    json["command"] = command(name, args).into();
+    json["quick"] = args.iter().any(|arg| arg == "--quick").into();
+    json["date"] = utc(SystemTime::now()).into();
+    json["version"] = env!("CARGO_PKG_VERSION").into();
+    json
+}
+
+/// The command that runs this bench alone as it was run; where results went does not matter.
+fn command(name: &str, args: &[String]) -> String {
+    let mut words = vec!["forebay".to_string(), "bench".into(), name.into()];
+    // The first word without a dash that is no flag's value is the name that was asked for.
+    let (mut named, mut args) = (false, args.iter());
+    while let Some(arg) = args.next() {
+        let flag = arg.split('=').next().unwrap_or(arg);
+        let valued = arg.starts_with("--") && !arg.contains('=') && !SWITCHES.contains(&flag);
+        let value = if valued { args.next() } else { None };
+        match flag {
+            "--json" | "--html" => {}
+            _ if !arg.starts_with('-') && !named => named = true,
+            _ => words.extend([Some(arg), value].into_iter().flatten().map(|word| quoted(word))),
+        }
+    }
+    words.join(" ")
+}
+
+/// Flags without a value.
+const SWITCHES: [&str; 3] = ["--quick", "--keep", "--lines"];
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:+,".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_string();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// Writes what `--json` and `--html` ask for. `all` is the report of all benches together.
+pub fn write(options: &Options, all: &Report, found: Vec<Value>, machine: Value) -> Result<()> {
+    if let Some(path) = &options.html {
+        write_page(path, &found)?;
+    }
+    let Some(path) = &options.json else { return Ok(()) };
+    if let [only] = &found[..] {
+        return write_json(path, only);
+    }
+    let mut json = all.to_json(&options.name, machine);
+    json["benches"] = found.into();
+    write_json(path, &json)
+}
+
+fn write_page(path: &Path, found: &[Value]) -> Result<()> {
+    let page = html::page(found);
+    std::fs::write(path, page).map_err(|e| Error::from_io("write", e).with_path(path))?;
+    println!("\npage: {}", path.display());
+    Ok(())
+}
+
+/// `bench report`: the page and the five lines, or the figures of the README, from saved files.
+pub fn report(options: &Options) -> Result<()> {
+    let found = load(&options.inputs)?;
+    if options.readme {
+        let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
+        print!("{}", readme::markdown(&found).map_err(bad)?);
+    } else if options.screen {
+        screen::lines(&found).iter().for_each(|line| println!("{line}"));
+    } else {
+        print!("\n{}", five::table(&found));
+    }
+    match &options.html {
+        Some(path) => write_page(path, &found),
+        None => Ok(()),
+    }
+}
+
+/// The benches in these files; of two runs of one bench the later in the list counts.
+fn load(paths: &[PathBuf]) -> Result<Vec<Value>> {
+    let mut found: Vec<Value> = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|e| Error::from_io("read", e).with_path(path))?;
+        let bad = |what: String| Error::new(ErrorKind::InvalidInput, "read", what).with_path(path);
+        let json: Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        let list = match json["benches"].as_array() {
+            Some(list) => list.clone(),
+            None => vec![json],
+        };
+        for value in list {
+            if !value["bench"].is_string() || !value["rows"].is_array() {
+                return Err(bad("no result of forebay bench".into()));
+            }
+            found.retain(|other| other["bench"] != value["bench"]);
+            found.push(value);
+        }
+    }
+    Ok(found)
+}
+
+/// Date and time as `2026-11-20 16:40 UTC`.
+fn utc(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (mut days, minutes) = (seconds / 86_400, seconds / 60 % 1440);
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, minutes / 60, minutes % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        let at = |seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "1970-01-01 00:00 UTC");
+        assert_eq!(at(951_782_399), "2000-02-28 23:59 UTC");
+        assert_eq!(at(951_782_400), "2000-02-29 00:00 UTC");
+        assert_eq!(at(1_735_689_540), "2024-12-31 23:59 UTC");
+        assert_eq!(at(1_795_192_800), "2026-11-20 16:40 UTC");
+    }
+
+    #[test]
+    fn the_command_runs_the_bench_alone() {
+        let words = |line: &str| line.split(' ').map(str::to_string).collect::<Vec<_>>();
+        let all = words("all --quick --dir /d --json x --html=y --rounds 3");
+        assert_eq!(command("hit", &all), "forebay bench hit --quick --dir /d --rounds 3");
+        let all = words("--dir a&b nbd --lines");
+        assert_eq!(command("nbd", &all), "forebay bench nbd --dir 'a&b' --lines");
+    }
+}

@@ -1,0 +1,243 @@
+//! `resize`: the cache is made small and large again (`tune cache_size=`) while a client reads and
+//! writes with checksums over NBD and another keeps a hot set warm.
+//!
+//! Invariants: Z1 the hot set is cached whole and was just read when the cache shrinks, and fits the
+//! smaller one. Z2 nothing is waited for by time: memory, fio and the hot set by their own state.
+
+use crate::harness::image::Image;
+use crate::harness::meter::{looking, resident_bytes};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report, median};
+use crate::rivals::connection::Connection;
+use crate::rivals::fio;
+use crate::rivals::server::{Kind, Server, forebay_binary};
+use forebay_base::units::{GIB, KIB, MIB, format_size};
+use forebay_base::{Error, ErrorKind, Result};
+use serde_json::Value;
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const KNOB: &str = "cache_size";
+const PIECE: u64 = 256 * KIB;
+/// What may stay beside the cache itself.
+const ROOM: u64 = 32 * MIB;
+/// Longer than this nobody waits for memory to come back.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sizes, bytes.
+struct Sizes {
+    large: u64,
+    small: u64,
+    hot: u64,
+    image: u64,
+    times: usize,
+}
+
+impl Sizes {
+    fn of(options: &Options) -> Self {
+        let times = options.rounds_or(1, 3);
+        if options.quick {
+            let (large, small) = (128 * MIB, 32 * MIB);
+            return Self { large, small, hot: 16 * MIB, image: 128 * MIB, times };
+        }
+        let (large, small) = (4 * GIB, 256 * MIB);
+        Self { large, small, hot: 128 * MIB, image: 2 * GIB, times }
+    }
+}
+
+struct Bench<'a> {
+    image: &'a Image,
+    server: Server,
+    control: PathBuf,
+    sizes: Sizes,
+}
+
+/// What happened.
+#[derive(Default)]
+struct Found {
+    shrink_seconds: Vec<f64>,
+    grow_seconds: Vec<f64>,
+    hot: Vec<f64>,
+    lost: Vec<f64>,
+    resident: Vec<f64>,
+}
+
+/// Runs it.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut report = Report::default();
+    if let Err(e) = fio::available().and_then(|()| forebay_binary().map(drop)) {
+        report.not_run("resize", e);
+        return Ok(report);
+    }
+    let sizes = Sizes::of(options);
+    let image = Image::create(&options.dir, "resize", sizes.image, options.keep)?;
+    let control = options.dir.join(format!("forebay-bench-ctl-{}", std::process::id()));
+    let more = vec!["--control".into(), control.display().to_string()];
+    let kind = Kind::Ours { cache: sizes.large, mode: "cached", aio: options.aio.clone(), more };
+    let server = Server::start(&kind, image.path(), None, None)?;
+    let bench = Bench { image: &image, server, control, sizes };
+    bench.wait_for_control()?;
+    report.note(format!(
+        "resize: {} to {} and back, hot set {}, image {}",
+        format_size(bench.sizes.large),
+        format_size(bench.sizes.small),
+        format_size(bench.sizes.hot),
+        format_size(bench.sizes.image)
+    ));
+    // A build without the knob says so and is not judged.
+    if let Err(e) = bench.tune(bench.sizes.large) {
+        if e.to_string().contains("no knob") {
+            report.not_run("resize", format!("no such knob: {e}"));
+            return Ok(report);
+        }
+        return Err(e);
+    }
+    let (found, errors) = bench.under_load(options)?;
+    if let Some(error) = &errors {
+        report.note(format!("resize: {error}"));
+    }
+    add(&mut report, &found, f64::from(u8::from(errors.is_some())));
+    Ok(report)
+}
+
+fn add(report: &mut Report, found: &Found, errors: f64) {
+    report.row("ours", "resize_shrink", "s", &found.shrink_seconds);
+    report.row("ours", "resize_grow", "s", &found.grow_seconds);
+    report.row("ours", "resize_resident_after_shrink", "MiB", &found.resident);
+    report.row("ours", "resize_hot_blocks_before", "blocks", &found.hot);
+    report.row("ours", "resize_hot_blocks_lost", "blocks", &found.lost);
+    let most = |values: &[f64]| values.iter().copied().fold(f64::NAN, f64::max);
+    let at_most = Good::AtMost;
+    report.ratio_with_bar("resize_errors", errors, at_most, 0.0);
+    let name = "resize_seconds_until_memory_is_back";
+    report.ratio_with_bar(name, most(&found.shrink_seconds), at_most, 5.0);
+    report.ratio_with_bar("resize_hot_blocks_lost", most(&found.lost), at_most, 0.0);
+    report.ratio("resize_grow_seconds", median(&found.grow_seconds));
+}
+
+impl Bench<'_> {
+    fn command(&self, words: &[&str]) -> Result<String> {
+        let mut command = Command::new(forebay_binary()?);
+        command.args(words).arg("--control").arg(&self.control);
+        let output = command.output().map_err(|e| Error::from_io("run forebay", e))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
+        Err(Error::new(ErrorKind::Unsupported, "run forebay", said))
+    }
+
+    /// The server may answer NBD a moment before it listens here.
+    fn wait_for_control(&self) -> Result<()> {
+        let start = Instant::now();
+        while !self.control.exists() {
+            if start.elapsed() > PATIENCE {
+                let text = "the server has no control socket";
+                return Err(Error::new(ErrorKind::NotFound, "resize", text));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn tune(&self, bytes: u64) -> Result<()> {
+        self.command(&["tune", &format!("{KNOB}={bytes}")]).map(drop)
+    }
+
+    /// Blocks of 4 KiB of the hot set that are cached.
+    fn hot_blocks(&self) -> Result<u64> {
+        let path = self.image.path().display().to_string();
+        let text = self.command(&["fincore", "--json", "--runs", &path])?;
+        let found: Value = serde_json::from_str(&text)
+            .map_err(|e| Error::new(ErrorKind::Corrupt, "read fincore", e.to_string()))?;
+        let runs = found["runs"].as_array().into_iter().flatten();
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        let inside = runs.map(|run| {
+            let (start, len) = (number(&run[0]), number(&run[1]));
+            (start + len).min(self.sizes.hot).saturating_sub(start)
+        });
+        Ok(inside.sum::<u64>() / 4096)
+    }
+
+    fn read_all(&self, connection: &mut Connection, from: u64, to: u64) -> Result<()> {
+        let mut buf = vec![0; PIECE as usize];
+        (from..to).step_by(PIECE as usize).try_for_each(|at| connection.read(&mut buf, at))
+    }
+
+    /// fio writes and checks all that lies behind the hot set, one thread keeps the hot set warm, and
+    /// the cache is resized meanwhile, as long as fio runs or until all times are done. The second
+    /// value says what went wrong with fio.
+    fn under_load(&self, options: &Options) -> Result<(Found, Option<String>)> {
+        let mut connection = Connection::open(&self.server.socket())?;
+        for _ in 0..3 {
+            self.read_all(&mut connection, 0, self.sizes.hot)?;
+        }
+        self.read_all(&mut connection, self.sizes.hot, self.sizes.image)?;
+        let (found, over) = (RefCell::new(Found::default()), AtomicBool::new(false));
+        let verified = std::thread::scope(|scope| {
+            let over = &over;
+            let hot = scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    self.read_all(&mut connection, 0, self.sizes.hot)?;
+                }
+                Ok::<(), Error>(())
+            });
+            let mut resized = Ok(());
+            let load = || self.verify(options);
+            let resize = || {
+                if resized.is_ok() && found.borrow().grow_seconds.len() < self.sizes.times {
+                    resized = self.once(&mut found.borrow_mut());
+                }
+            };
+            let verified = looking(Duration::from_millis(100), resize, load);
+            over.store(true, Ordering::Relaxed);
+            let hot = hot.join().expect("the hot thread returns");
+            resized.and(hot).map(|()| verified)
+        })?;
+        Ok((found.into_inner(), verified.err().map(|e| e.to_string())))
+    }
+
+    /// Small, and large again.
+    fn once(&self, found: &mut Found) -> Result<()> {
+        let before = self.hot_blocks()?;
+        let start = Instant::now();
+        self.tune(self.sizes.small)?;
+        let limit = self.sizes.small + ROOM;
+        let resident = || resident_bytes(self.server.pid()).unwrap_or(0);
+        while resident() > limit && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        found.shrink_seconds.push(start.elapsed().as_secs_f64());
+        found.resident.push(resident() as f64 / MIB as f64);
+        found.hot.push(before as f64);
+        found.lost.push(before.saturating_sub(self.hot_blocks()?) as f64);
+        let start = Instant::now();
+        self.tune(self.sizes.large)?;
+        found.grow_seconds.push(start.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// Random writes with a checksum in each block, read back while they go and at the end.
+    fn verify(&self, options: &Options) -> Result<()> {
+        let size = self.sizes.image - self.sizes.hot;
+        let bytes = if options.quick { size / 2 } else { size };
+        let mut command = Command::new("fio");
+        command.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--bs=4k"]);
+        command.args(["--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--thread=1"]);
+        command.args(["--verify_backlog=1024", "--verify_state_save=0", "--randseed=7"]);
+        command.arg(format!("--uri=nbd+unix:///?socket={}", self.server.socket().display()));
+        command.arg(format!("--offset={}", self.sizes.hot)).arg(format!("--size={size}"));
+        command.arg(format!("--io_size={bytes}"));
+        fio::run_command(command, Duration::from_secs(600)).map(drop)
+    }
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        // The server removes it when it ends in good order; this is for when it did not.
+        let _ = std::fs::remove_file(Path::new(&self.control));
+    }
+}

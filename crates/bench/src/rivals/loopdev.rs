@@ -1,0 +1,346 @@
+//! Loop devices of the kernel and file systems on them, for rows of the kernel beside ours.
+//!
+//! Invariants: P1 a device is detached and a file system unmounted on drop, also while a panic
+//! unwinds. P2 all of it lies in a folder whose name ends in our process id; [`sweep`] ends what
+//! a killed process has left, and touches nothing of a live one. P3 a device that should be
+//! direct and is not is an error and never a silent fall-back.
+
+use crate::harness::sys::page_cache_bytes;
+use forebay_base::{Error, ErrorKind, Result};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const PREFIX: &str = "forebay-bench-loopfs-";
+
+/// A loop device over a file, detached on drop. The file stays.
+pub struct LoopDev {
+    path: PathBuf,
+    backing: PathBuf,
+}
+
+/// Which file system [`LoopFs`] makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FsKind {
+    /// `mkfs.xfs`; at least 300 MiB.
+    Xfs,
+    /// `mkfs.ext4`.
+    Ext4,
+}
+
+impl FsKind {
+    /// Name as mount knows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Xfs => "xfs",
+            Self::Ext4 => "ext4",
+        }
+    }
+}
+
+/// A file system on a loop device on a file of its own; unmounted, detached and removed on drop.
+pub struct LoopFs {
+    folder: PathBuf,
+    kind: FsKind,
+    /// `None` only while dropping or after a failed start.
+    device: Option<LoopDev>,
+}
+
+/// Runs a program and returns what it printed; the error carries what it complained about.
+fn call<S: AsRef<OsStr>>(program: &'static str, args: &[S]) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null());
+    let output = command.output().map_err(|e| Error::from_io(program, e))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_string());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let text = format!("{}: {}", output.status, said.trim());
+    Err(Error::new(ErrorKind::Unsupported, program, text))
+}
+
+impl LoopDev {
+    /// Attaches the next free loop device to `backing`, opened with O_DIRECT if `direct`.
+    /// Unsupported where no loop device can be had or the file does not do direct I/O.
+    pub fn attach(backing: &Path, direct: bool) -> Result<Self> {
+        let how = if direct { "--direct-io=on" } else { "--direct-io=off" };
+        let args = [OsStr::new("--find"), "--show".as_ref(), how.as_ref(), backing.as_os_str()];
+        let path = call("losetup", &args).map_err(|e| e.with_path(backing))?;
+        let device = Self { path: path.into(), backing: backing.to_path_buf() };
+        if device.direct() != direct {
+            let text = format!("{}: direct I/O is {}", device.name(), device.direct());
+            return Err(Error::new(ErrorKind::Unsupported, "losetup", text).with_path(backing));
+        }
+        // A device keeps the claim of whoever had it before.
+        let _ = device.stable_writes(false);
+        Ok(device)
+    }
+
+    /// `/dev/loopN`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `loopN`.
+    pub fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    fn sys(&self, what: &str) -> PathBuf {
+        Path::new("/sys/block").join(self.name()).join(what)
+    }
+
+    fn backing(&self) -> Option<PathBuf> {
+        let text = fs::read_to_string(self.sys("loop/backing_file")).ok()?;
+        Some(PathBuf::from(text.trim()))
+    }
+
+    /// Whether the kernel reads and writes the file with O_DIRECT.
+    pub fn direct(&self) -> bool {
+        fs::read_to_string(self.sys("loop/dio")).is_ok_and(|text| text.trim() == "1")
+    }
+
+    /// Says whether the device claims to need stable pages. A file system asks when it is
+    /// mounted, see [`LoopFs::stable_writes`].
+    pub fn stable_writes(&self, on: bool) -> Result<()> {
+        let file = self.sys("queue/stable_writes");
+        let text = if on { "1" } else { "0" };
+        fs::write(&file, text).map_err(|e| Error::from_io("set", e).with_path(file))
+    }
+
+    /// Bytes of the backing file that are in the kernel's page cache.
+    pub fn backing_cache_bytes(&self) -> Result<u64> {
+        let fail = |e| Error::from_io("page cache", e).with_path(&self.backing);
+        let file = File::open(&self.backing).map_err(fail)?;
+        let len = file.metadata().map_err(fail)?.len();
+        page_cache_bytes(&file, 0, len).map_err(fail)
+    }
+}
+
+impl Drop for LoopDev {
+    fn drop(&mut self) {
+        let _ = self.stable_writes(false);
+        let _ = call("losetup", &[OsStr::new("--detach"), self.path.as_os_str()]);
+        // The kernel detaches at the last close, which may come a moment later.
+        let ours = self.backing.canonicalize().unwrap_or_else(|_| self.backing.clone());
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.backing().is_some_and(|is| is == ours) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl LoopFs {
+    /// Makes a sparse file of `size` bytes below `dir`, a loop device on it, and a mounted file
+    /// system on that. `name` tells apart what several benches make.
+    pub fn new(dir: &Path, name: &str, size: u64, kind: FsKind, direct: bool) -> Result<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        sweep(dir);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let folder = dir.join(format!("{PREFIX}{name}-{serial}-{}", std::process::id()));
+        let mut this = Self { folder, kind, device: None };
+        let fail = |e| Error::from_io("make", e).with_path(this.folder.clone());
+        fs::create_dir(&this.folder).map_err(fail)?;
+        fs::create_dir(this.path()).map_err(fail)?;
+        let image = File::create(image_in(&this.folder)).map_err(fail)?;
+        image.set_len(size).map_err(fail)?;
+        this.device = Some(LoopDev::attach(&image_in(&this.folder), direct)?);
+        let device = this.device().path().as_os_str();
+        match kind {
+            FsKind::Xfs => call("mkfs.xfs", &["-q".as_ref(), "-f".as_ref(), device])?,
+            FsKind::Ext4 => {
+                // Tables at once: the kernel would write them in the background of a bench.
+                let now = "lazy_itable_init=0,lazy_journal_init=0";
+                call(
+                    "mkfs.ext4",
+                    &["-q".as_ref(), "-F".as_ref(), "-E".as_ref(), now.as_ref(), device],
+                )?
+            }
+        };
+        this.mount()?;
+        Ok(this)
+    }
+
+    fn mount(&self) -> Result<()> {
+        let (device, at) = (self.device().path(), self.path());
+        let kind = self.kind.name();
+        call("mount", &["-t".as_ref(), kind.as_ref(), device.as_os_str(), at.as_os_str()])?;
+        Ok(())
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join("mnt")
+    }
+
+    /// The loop device below.
+    pub fn device(&self) -> &LoopDev {
+        self.device.as_ref().expect("there from new to drop")
+    }
+
+    /// Says whether the device needs stable pages, and mounts anew, because the file system asks
+    /// only then. Nothing on it may be open.
+    pub fn stable_writes(&self, on: bool) -> Result<()> {
+        call("umount", &[self.path()])?;
+        let set = self.device().stable_writes(on);
+        self.mount()?;
+        set
+    }
+}
+
+impl Drop for LoopFs {
+    fn drop(&mut self) {
+        unmount(&self.folder.join("mnt"));
+        drop(self.device.take());
+        remove(&self.folder);
+    }
+}
+
+fn image_in(folder: &Path) -> PathBuf {
+    folder.join("image")
+}
+
+/// Unmounts; lazily when something still holds it, so that no mount outlives its bench.
+fn unmount(at: &Path) {
+    if mounted(at) && call("umount", &[at]).is_err() {
+        let _ = call("umount", &[OsStr::new("--lazy"), at.as_os_str()]);
+    }
+}
+
+fn mounted(at: &Path) -> bool {
+    let at = at.canonicalize().unwrap_or_else(|_| at.to_path_buf());
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(1).is_some_and(|dir| Path::new(dir) == at))
+}
+
+/// Removes the folder, never what is below a mount that stays.
+fn remove(folder: &Path) {
+    let _ = fs::remove_file(image_in(folder));
+    let _ = fs::remove_dir(folder.join("mnt"));
+    let _ = fs::remove_dir(folder);
+}
+
+/// Ends the loop file systems below `dir` whose process is gone (P2).
+pub fn sweep(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let rest = name.strip_prefix(PREFIX).and_then(|rest| rest.rsplit('-').next());
+        let pid = rest.and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_none_or(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+            continue;
+        }
+        unmount(&entry.path().join("mnt"));
+        let image = image_in(&entry.path());
+        let list = call(
+            "losetup",
+            &["-n".as_ref(), "-O".as_ref(), "NAME".as_ref(), "-j".as_ref(), image.as_os_str()],
+        );
+        for device in list.unwrap_or_default().lines() {
+            let _ = call("losetup", &["--detach", device.trim()]);
+        }
+        remove(&entry.path());
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    /// Whether a test may go on; without `FOREBAY_ALLOW_SKIP=1` nothing may be missing.
+    pub(crate) fn requires(what: &str, there: bool) -> bool {
+        if !there {
+            assert!(
+                std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1"),
+                "this test requires {what}"
+            );
+            eprintln!("skipped: requires {what}");
+        }
+        there
+    }
+
+    fn root() -> bool {
+        requires("root, to attach loop devices", rustix::process::geteuid().is_root())
+    }
+
+    #[test]
+    fn a_device_is_direct_or_not_and_goes_at_the_end() {
+        if !root() {
+            return;
+        }
+        let image = std::env::temp_dir().join(format!("forebay-loopdev-{}", std::process::id()));
+        fs::write(&image, vec![7u8; 4 << 20]).unwrap();
+        for direct in [false, true] {
+            let device = LoopDev::attach(&image, direct);
+            if !requires(&format!("a loop device: {:?}", device.as_ref().err()), device.is_ok()) {
+                continue;
+            }
+            let device = device.unwrap();
+            assert_eq!(device.direct(), direct);
+            let mut bytes = [0; 4096];
+            File::open(device.path()).unwrap().read_exact_at(&mut bytes, 8192).unwrap();
+            assert_eq!(bytes, [7; 4096]);
+            for on in [true, false] {
+                device.stable_writes(on).unwrap();
+                let said = fs::read_to_string(device.sys("queue/stable_writes")).unwrap();
+                assert_eq!(said.trim() == "1", on);
+            }
+            assert!(device.backing_cache_bytes().unwrap() <= 4 << 20);
+            let backing = device.sys("loop/backing_file");
+            drop(device);
+            assert!(fs::read_to_string(backing).map_or(true, |b| !b.contains("forebay-loopdev")));
+        }
+        fs::remove_file(&image).unwrap();
+    }
+
+    #[test]
+    fn a_file_system_holds_files_and_leaves_nothing_even_after_a_panic() {
+        if !root() {
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("forebay-loopfs-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        for kind in [FsKind::Ext4, FsKind::Xfs] {
+            let made = LoopFs::new(&dir, "self", 320 << 20, kind, true);
+            if !requires(&format!("{kind:?} on loop: {:?}", made.as_ref().err()), made.is_ok()) {
+                continue;
+            }
+            let made = made.unwrap();
+            made.stable_writes(true).unwrap();
+            fs::write(made.path().join("file"), "bytes").unwrap();
+            let (at, name) = (made.path(), made.device().name());
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                let _held = made;
+                panic!("on purpose");
+            }));
+            assert!(panicked.is_err() && !mounted(&at));
+            let backing = format!("/sys/block/{name}/loop/backing_file");
+            assert!(fs::read_to_string(backing).map_or(true, |b| !b.contains("loopfs-self")));
+        }
+        fs::remove_dir(&dir).expect("nothing is left in it");
+    }
+
+    #[test]
+    fn a_sweep_ends_what_a_killed_process_left() {
+        if !root() {
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("forebay-sweep-{}", std::process::id()));
+        // Process ids end at 2^22.
+        let folder = dir.join(format!("{PREFIX}x-0-4194305"));
+        fs::create_dir_all(folder.join("mnt")).unwrap();
+        fs::write(image_in(&folder), vec![0u8; 1 << 20]).unwrap();
+        let device = LoopDev::attach(&image_in(&folder), false);
+        if requires(&format!("a loop device: {:?}", device.as_ref().err()), device.is_ok()) {
+            let device = std::mem::ManuallyDrop::new(device.unwrap());
+            sweep(&dir);
+            let backing = fs::read_to_string(device.sys("loop/backing_file"));
+            assert!(backing.map_or(true, |b| !b.contains("forebay-sweep")));
+            assert!(!folder.exists());
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,94 @@
+//! Which of the requests that wait goes next.
+//!
+//! Invariants: J1 SYNC goes before readahead, readahead before write-back, and within a class the
+//! order is that of arrival. J2 but each [`TURN`]th pick is for the background if it waits, and
+//! of those each [`TURN_BACK`]th for write-back: nobody starves. J3 at most `background_max`
+//! background requests are out at a time. J4 what is picked is given back by `done`, once.
+
+use super::request::{Boxed, Class};
+use std::collections::VecDeque;
+
+/// A waiting background request is picked after this many others.
+const TURN: u32 = 16;
+/// And write-back after this many of readahead.
+const TURN_BACK: u32 = 4;
+
+pub(crate) struct Queue {
+    /// Requests that were under way already, and those that are SYNC.
+    front: VecDeque<Boxed>,
+    readahead: VecDeque<Boxed>,
+    write_back: VecDeque<Boxed>,
+    background_max: usize,
+    background_out: usize,
+    /// Picks since the last background one; background picks since the last write-back.
+    picks: u32,
+    picks_back: u32,
+}
+
+impl Queue {
+    pub(crate) fn new(background_max: usize) -> Self {
+        Self {
+            front: VecDeque::new(),
+            readahead: VecDeque::new(),
+            write_back: VecDeque::new(),
+            background_max,
+            background_out: 0,
+            picks: 0,
+            picks_back: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.front.len() + self.readahead.len() + self.write_back.len()
+    }
+
+    pub(crate) fn push(&mut self, request: Boxed) {
+        match request.class() {
+            Class::Sync => self.front.push_back(request),
+            Class::Readahead => self.readahead.push_back(request),
+            Class::WriteBack => self.write_back.push_back(request),
+        }
+    }
+
+    /// One that was picked and has more to do.
+    pub(crate) fn push_again(&mut self, request: Boxed) {
+        self.done(request.class());
+        self.front.push_front(request);
+    }
+
+    pub(crate) fn pick(&mut self) -> Option<Boxed> {
+        let waits = !self.readahead.is_empty() || !self.write_back.is_empty();
+        let may = waits && self.background_out < self.background_max;
+        let picked = if may && (self.front.is_empty() || self.picks >= TURN) {
+            self.picks = 0;
+            self.pick_background()
+        } else {
+            self.picks += 1;
+            self.front.pop_front()
+        }?;
+        self.background_out += usize::from(picked.class().is_background());
+        Some(picked)
+    }
+
+    fn pick_background(&mut self) -> Option<Boxed> {
+        let turn = self.picks_back >= TURN_BACK && !self.write_back.is_empty();
+        if turn || self.readahead.is_empty() {
+            self.picks_back = 0;
+            return self.write_back.pop_front();
+        }
+        self.picks_back += 1;
+        self.readahead.pop_front()
+    }
+
+    /// What was picked is over.
+    pub(crate) fn done(&mut self, class: Class) {
+        assert!(!class.is_background() || self.background_out > 0, "J4: given back what was out");
+        self.background_out -= usize::from(class.is_background());
+    }
+
+    /// All that wait, in no order that matters.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Boxed> + '_ {
+        let back = self.readahead.drain(..).chain(self.write_back.drain(..));
+        self.front.drain(..).chain(back)
+    }
+}

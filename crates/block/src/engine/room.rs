@@ -1,0 +1,40 @@
+//! How much an engine has accepted and not ended, so that whoever plans many requests can wait.
+//!
+//! Invariant: M1 `held` is the number of requests accepted and not ended. An engine never refuses
+//! one and never carries it out on the submitter's thread; above [`CROWD`] it says that it is
+//! crowded, and who can wait waits until it is not. What waits inside takes the memory of its
+//! bios, which their makers account for, and a pointer each.
+
+use forebay_base::task::WaitQueue;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// So many are enough to keep any device busy.
+pub(crate) const CROWD: usize = 8192;
+
+#[derive(Default)]
+pub(crate) struct Room {
+    held: AtomicUsize,
+    wait: WaitQueue,
+}
+
+impl Room {
+    pub(crate) fn enter(&self) {
+        self.held.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn leave(&self) {
+        let before = self.held.fetch_sub(1, Ordering::AcqRel);
+        assert!(before > 0, "M1: who leaves has entered");
+        if before == CROWD {
+            self.wait.wake_all();
+        }
+    }
+
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.held.load(Ordering::Acquire) >= CROWD
+    }
+
+    pub(crate) async fn free(&self) {
+        self.wait.wait_until(|| (!self.is_crowded()).then_some(())).await;
+    }
+}

@@ -1,0 +1,209 @@
+//! Engines with requests made for the test: order on a device that stands still, and panics.
+
+use super::queue::Queue;
+use super::request::{Boxed, Call, Class, Next, Request};
+use super::room::{CROWD, Room};
+use super::threads::Pool;
+use super::{Aio, Engine};
+use forebay_base::task::{block_on, oneshot};
+use forebay_base::{Error, Result};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+/// Where a request panics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Panics {
+    Never,
+    Plan,
+    Call,
+    Answer,
+    Run,
+    End,
+}
+
+struct Fake {
+    name: usize,
+    class: Class,
+    panics: Panics,
+    file: Arc<std::fs::File>,
+    /// `run` waits for it, as a call to a device that stands still.
+    stalled: Option<Receiver<()>>,
+    log: Arc<Mutex<Vec<usize>>>,
+    result: Result<()>,
+    done: Sender<(usize, bool)>,
+}
+
+impl Fake {
+    fn at(&self, place: Panics) {
+        assert!(self.panics != place, "on purpose");
+    }
+}
+
+// SAFETY: the call names a file that is never closed before the end, and no memory.
+unsafe impl Request for Fake {
+    fn class(&self) -> Class {
+        self.class
+    }
+    fn plan(&mut self) -> Next {
+        self.at(Panics::Plan);
+        if self.panics == Panics::Run { Next::Blocking } else { Next::Call }
+    }
+    fn call(&self) -> Call {
+        self.at(Panics::Call);
+        Call::Sync { fd: self.file.as_raw_fd(), data_only: true }
+    }
+    fn answer(&mut self, _: io::Result<usize>) -> Next {
+        self.at(Panics::Answer);
+        Next::Over
+    }
+    fn run(&mut self) {
+        self.log.lock().unwrap().push(self.name);
+        if let Some(stalled) = self.stalled.take() {
+            stalled.recv().unwrap();
+        }
+        self.at(Panics::Run);
+    }
+    fn fail(&mut self, error: Error) {
+        self.result = Err(error);
+    }
+    fn end(self: Box<Self>) {
+        self.done.send((self.name, self.result.is_ok())).unwrap();
+        self.at(Panics::End);
+    }
+}
+
+struct Lab {
+    file: Arc<std::fs::File>,
+    log: Arc<Mutex<Vec<usize>>>,
+    done: Sender<(usize, bool)>,
+    ended: Receiver<(usize, bool)>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let (done, ended) = channel();
+        let file = Arc::new(std::fs::File::open("/proc/self/exe").unwrap());
+        Self { file, log: Arc::default(), done, ended }
+    }
+
+    fn make(&self, name: usize, class: Class, panics: Panics) -> Box<Fake> {
+        let (file, log, done) = (self.file.clone(), self.log.clone(), self.done.clone());
+        Box::new(Fake { name, class, panics, file, stalled: None, log, result: Ok(()), done })
+    }
+}
+
+/// The story: a request that panicked ended the ring's thread, with all that was in flight, or
+/// took a worker along that was counted for ever, so that the pool ran dry.
+#[test]
+fn d5_requests_that_panic_end_and_the_engine_goes_on() {
+    let places = [Panics::Plan, Panics::Call, Panics::Answer, Panics::Run, Panics::End];
+    for aio in [Aio::Threads, Aio::Auto] {
+        let (lab, engine) = (Lab::new(), Engine::new(aio).unwrap());
+        let ring = engine.kind().0 == "io_uring";
+        for round in 0..100 {
+            let panics = places[round % places.len()];
+            let class = [Class::Sync, Class::Readahead, Class::WriteBack][round % 3];
+            engine.submit([lab.make(round, class, panics) as Boxed], aio);
+        }
+        for _ in 0..100 {
+            let (name, ok) = lab.ended.recv().unwrap();
+            let panics = places[name % places.len()];
+            let reached = panics == Panics::Run || (ring && panics != Panics::End);
+            assert_eq!(ok, !reached, "{panics:?}");
+        }
+        assert!(!engine.is_crowded());
+        engine.submit((0..50).map(|n| lab.make(n, Class::Sync, Panics::Never) as Boxed), aio);
+        assert!((0..50).all(|_| lab.ended.recv().unwrap().1));
+    }
+}
+
+#[test]
+fn waiting_reads_go_before_write_back_on_a_device_that_stands_still() {
+    let lab = Lab::new();
+    let room = Arc::new(Room::default());
+    let pool = Pool::with_workers(room.clone(), 1);
+    let submit = |request: Box<Fake>| {
+        room.enter();
+        pool.submit(request);
+    };
+    let (go, stalled) = channel();
+    let mut first = lab.make(0, Class::Sync, Panics::Never);
+    first.stalled = Some(stalled);
+    submit(first);
+    for name in 1..=30 {
+        let class = match name {
+            1..=10 => Class::WriteBack,
+            11..=20 => Class::Readahead,
+            _ => Class::Sync,
+        };
+        submit(lab.make(name, class, Panics::Never));
+    }
+    go.send(()).unwrap();
+    (0..=30).for_each(|_| assert!(lab.ended.recv().unwrap().1));
+    let order = lab.log.lock().unwrap().clone();
+    // Write-back gets a turn after four of readahead, and what is left at the end.
+    let want = [0, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30];
+    assert_eq!(order[..11], want);
+    assert_eq!(order[11..17], [11, 12, 13, 14, 1, 15]);
+    assert_eq!(order[27..], [7, 8, 9, 10]);
+}
+
+#[test]
+fn nobody_starves_in_the_queue() {
+    let lab = Lab::new();
+    let mut queue = Queue::new(2);
+    let mut picked = Vec::new();
+    (0..3).for_each(|n| queue.push(lab.make(1000 + n, Class::WriteBack, Panics::Never)));
+    for name in 0..100 {
+        queue.push(lab.make(name, Class::Sync, Panics::Never));
+        let request = queue.pick().unwrap();
+        picked.push(request.class());
+        drop(request);
+    }
+    let back: Vec<_> = (0..100).filter(|n| picked[*n] == Class::WriteBack).collect();
+    assert_eq!(back, [16, 33], "each 17th, and no more than two at a time (J3)");
+    queue.done(Class::WriteBack);
+    queue.push(lab.make(0, Class::Sync, Panics::Never));
+    assert_eq!(queue.pick().unwrap().class(), Class::WriteBack);
+}
+
+/// The story: with 8,192 requests waiting, the next was carried out by blocking calls on the
+/// thread that submitted it, which may be an event loop's.
+#[test]
+fn n3_a_crowded_engine_queues_and_says_so() {
+    let lab = Lab::new();
+    for aio in [Aio::Threads, Aio::Auto] {
+        let engine = Engine::new(aio).unwrap();
+        // Sixteen stand still and hold all workers.
+        let mut go = Vec::new();
+        for name in 0..16 {
+            let (send, stalled) = channel();
+            let mut request = lab.make(name, Class::Sync, Panics::Never);
+            request.stalled = Some(stalled);
+            go.push(send);
+            engine.submit([request as Boxed], Aio::Threads);
+        }
+        assert!(!engine.is_crowded());
+        block_on(engine.room());
+        let count = CROWD + 500;
+        let many = (0..count).map(|n| lab.make(n, Class::Sync, Panics::Never) as Boxed);
+        engine.submit(many, Aio::Threads);
+        assert!(engine.is_crowded());
+        let (tx, rx) = oneshot();
+        let waits = engine.clone();
+        let waiter = std::thread::spawn(move || {
+            block_on(waits.room());
+            tx.send(());
+        });
+        go.iter().for_each(|go| go.send(()).unwrap());
+        (0..count + 16).for_each(|_| assert!(lab.ended.recv().unwrap().1));
+        assert!(block_on(rx).is_some());
+        waiter.join().unwrap();
+        // The same flood on the engine's own way: each ends, none on this thread.
+        let many = (0..count).map(|n| lab.make(n, Class::Readahead, Panics::Never) as Boxed);
+        engine.submit(many, aio);
+        (0..count).for_each(|_| assert!(lab.ended.recv().unwrap().1));
+    }
+}

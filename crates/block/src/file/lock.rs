@@ -1,0 +1,153 @@
+//! The lock on a file, which keeps a second process out, and waiting for it.
+//!
+//! The lock belongs to the open file (OFD lock), so it goes when the last reference does. After a
+//! kill -9 that may be some time after the process has gone: the system still has to take
+//! its io_uring down. A restart at once would be refused for nobody's sake. So whoever finds
+//! the file locked looks for a living process that holds the lock: if there is one it is refused,
+//! else it waits for a while.
+//!
+//! Invariant: K1 a file is refused before the wait is over only if a living process was seen to
+//! hold a lock on it twice. Where that cannot be told (another user's process, another container)
+//! it is refused after the wait.
+
+use super::FileOptions;
+use crate::sys;
+use forebay_base::{Error, ErrorKind, Result};
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Pauses between tries: from this to that.
+const PAUSE_FIRST: Duration = Duration::from_millis(10);
+const PAUSE_LAST: Duration = Duration::from_millis(200);
+/// The process is on its way out (PF_EXITING, see proc_pid_stat(5), field `flags`).
+const EXITING: u64 = 0x4;
+/// SIGKILL in a mask of pending signals.
+const KILLED: u64 = 1 << 8;
+
+/// Locks the file for as long as it is open, waiting up to `options.lock_wait` for a holder that
+/// is gone.
+pub(super) fn lock(path: &Path, fd: &OwnedFd, options: &FileOptions) -> Result<()> {
+    let (start, mut pause, mut seen) = (Instant::now(), PAUSE_FIRST, None);
+    loop {
+        match sys::lock_file(fd.as_fd(), !options.read_only) {
+            Ok(()) => {
+                if pause > PAUSE_FIRST {
+                    log::warn!("{}: the lock is free now", path.display());
+                }
+                return Ok(());
+            }
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {}
+            Err(e) => return Err(Error::from_io("lock", e)),
+        }
+        let holder = holder(fd, !options.read_only);
+        if let Some((pid, name)) = &holder
+            && seen == Some(*pid)
+        {
+            let text = format!("process {pid} ({name}) holds this file");
+            return Err(Error::new(ErrorKind::Busy, "lock", text));
+        }
+        let left = options.lock_wait.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            let text = match (options.lock_wait, holder) {
+                (_, Some((pid, name))) => format!("process {pid} ({name}) holds this file"),
+                (Duration::ZERO, None) => "somebody else holds this file".to_string(),
+                (wait, None) => format!("somebody else holds this file, also after {wait:?}"),
+            };
+            return Err(Error::new(ErrorKind::Busy, "lock", text));
+        }
+        if holder.is_none() && (seen.is_some() || pause == PAUSE_FIRST) {
+            log::warn!(
+                "{}: locked, but no living process is seen to hold it; waiting up to {:?} for \
+                 the system to let it go",
+                path.display(),
+                options.lock_wait
+            );
+        }
+        seen = holder.map(|(pid, _)| pid);
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 2).min(PAUSE_LAST);
+    }
+}
+
+/// A living process that has the file open with a lock that keeps us out, and its name; as far
+/// as /proc shows us.
+fn holder(fd: &OwnedFd, exclusive: bool) -> Option<(u32, String)> {
+    let ours = rustix::fs::fstat(fd).ok()?;
+    let pids = fs::read_dir("/proc").ok()?.flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    for pid in pids {
+        let Ok(infos) = fs::read_dir(format!("/proc/{pid}/fdinfo")) else { continue };
+        let locks = infos.flatten().any(|info| {
+            let text = fs::read_to_string(info.path()).unwrap_or_default();
+            let number = info.file_name();
+            let same = || {
+                let link = Path::new("/proc").join(pid.to_string()).join("fd").join(&number);
+                rustix::fs::stat(&link)
+                    .is_ok_and(|s| (s.st_dev, s.st_ino) == (ours.st_dev, ours.st_ino))
+            };
+            keeps_out(&text, ours.st_ino, exclusive) && same()
+        });
+        if locks && is_living(pid) {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            return Some((pid, name.trim().to_string()));
+        }
+    }
+    None
+}
+
+/// Whether an open file, by its fdinfo, has a lock on this inode that conflicts with ours.
+fn keeps_out(fdinfo: &str, inode: u64, exclusive: bool) -> bool {
+    let inode = format!(":{inode}");
+    fdinfo.lines().filter_map(|line| line.strip_prefix("lock:")).any(|lock| {
+        let words: Vec<&str> = lock.split_whitespace().collect();
+        let kind = words.iter().any(|word| *word == "WRITE" || (exclusive && *word == "READ"));
+        let ofd = words.iter().any(|word| matches!(*word, "OFDLCK" | "POSIX"));
+        ofd && kind && words.iter().any(|word| word.ends_with(&inode))
+    })
+}
+
+/// Neither dead nor dying.
+fn is_living(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in brackets, may have anything in it.
+    let mut words = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let state = words.next().unwrap_or("X");
+    let flags = words.nth(5).and_then(|word| word.parse::<u64>().ok()).unwrap_or(EXITING);
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let killed = status.lines().any(|line| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & KILLED != 0)
+    });
+    !matches!(state, "Z" | "X" | "x") && flags & EXITING == 0 && !killed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fdinfo_is_read_as_the_kernel_writes_it() {
+        let text = "pos:\t0\nflags:\t0100002\nmnt_id:\t30\nino:\t77\n\
+                    lock:\t1: OFDLCK ADVISORY  WRITE -1 08:01:77 0 EOF\n";
+        assert!(keeps_out(text, 77, true) && keeps_out(text, 77, false));
+        assert!(!keeps_out(text, 7, true) && !keeps_out(text, 177, true));
+        let shared = text.replace("WRITE", "READ ");
+        assert!(keeps_out(&shared, 77, true) && !keeps_out(&shared, 77, false));
+        assert!(!keeps_out("pos:\t0\nino:\t77\n", 77, true));
+    }
+
+    #[test]
+    fn this_process_lives_and_none_does_not() {
+        assert!(is_living(std::process::id()));
+        assert!(!is_living(u32::MAX));
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        assert!(is_living(child.id()));
+        child.kill().unwrap();
+        // Not reaped yet: dying or a zombie, and either way not living.
+        assert!(!is_living(child.id()));
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,340 @@
+//! A request as io_uring sees it: what it asks of the kernel, and what the answer means.
+//!
+//! Invariants: O1 what io_uring cannot do at once, or answers oddly, is carried out again from
+//! the start by blocking calls on the pool; reads and writes may be repeated. O2 the list of
+//! memory that the kernel got lives in the op, which lives until the kernel has answered. O3 an op
+//! is about one bio at a time, and about none between two.
+
+use super::Pass;
+use super::pace::{self, Pace};
+use super::xfer::{Next as Step, View, Xfer};
+use crate::bio::{Bio, BioFlags, BioOp};
+use crate::check::check_range;
+use crate::engine::request::{Boxed, Call, Class, Next, Request};
+use crate::engine::{Aio, Engine};
+use crate::sys::IoVecs;
+use forebay_base::{Error, Result};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, Weak};
+
+/// Calls for one transfer after which the rest goes to blocking calls.
+const CALLS: u32 = 64;
+
+enum Work {
+    /// Not planned, or for blocking calls.
+    Whole,
+    Move(Xfer),
+    Flush {
+        resized: bool,
+    },
+    Fallocate {
+        mode: i32,
+        pos: u64,
+        len: u64,
+    },
+}
+
+/// A request inside the gate of its file, with its plan.
+pub(crate) struct Op {
+    // Before `inside`: the memory goes after the list of it (O2).
+    work: Work,
+    calls: u32,
+    result: Result<()>,
+    /// Empty, with the memory of the list that `work` had last.
+    spare: IoVecs,
+    /// None in an op that waits to be used again.
+    inside: Option<Inside>,
+}
+
+/// What an op is about.
+struct Inside {
+    bio: Bio,
+    pass: Pass,
+    /// Of the pace of its disk. Last: its drop submits others.
+    share: Option<Share>,
+}
+
+/// Ops of one file that are over, to be used again.
+#[derive(Default)]
+pub(crate) struct Spares(Mutex<VecDeque<Box<Op>>>);
+
+impl Spares {
+    /// So many are kept.
+    const KEEP: usize = 256;
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Box<Op>>> {
+        self.0.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    fn put(&self, op: Box<Op>) {
+        debug_assert!(op.inside.is_none(), "O3: a spare op is about nothing");
+        let mut spares = self.lock();
+        if spares.len() < Self::KEEP {
+            spares.push_back(op);
+        }
+    }
+}
+
+impl Op {
+    pub(crate) fn new(bio: Bio, pass: Pass) -> Box<Self> {
+        let spare = pass.file().spares.lock().pop_back();
+        let mut op = spare.unwrap_or_else(|| {
+            let (work, spare) = (Work::Whole, IoVecs::default());
+            Box::new(Self { work, calls: 0, result: Ok(()), spare, inside: None })
+        });
+        op.inside = Some(Inside { bio, pass, share: None });
+        op
+    }
+
+    fn inside(&self) -> &Inside {
+        self.inside.as_ref().expect("O3: an op in use is about something")
+    }
+
+    pub(crate) fn bio(&self) -> &Bio {
+        &self.inside().bio
+    }
+
+    fn set_share(&mut self, share: Share) {
+        let inside = self.inside.as_mut().expect("O3: an op in use is about something");
+        inside.share = Some(share);
+    }
+
+    fn file(&self) -> &super::Inner {
+        self.inside().pass.file()
+    }
+
+    /// Sets the work aside, and keeps the memory of its list. The kernel has no hold on it.
+    fn take_work(&mut self) -> Work {
+        match std::mem::replace(&mut self.work, Work::Whole) {
+            Work::Move(xfer) => {
+                self.spare = xfer.iovs.emptied();
+                Work::Whole
+            }
+            other => other,
+        }
+    }
+
+    fn work(&mut self) -> Result<Option<Work>> {
+        let Inside { bio, pass, .. } =
+            self.inside.as_mut().expect("O3: an op in use is about something");
+        let file = pass.file();
+        let view = View::of(file);
+        if bio.op != BioOp::Read && bio.op != BioOp::Write {
+            check_range(bio.op, bio.offset, bio.len, &view.limits, view.size)?;
+        }
+        Ok(match bio.op {
+            BioOp::Read | BioOp::Write => {
+                let old = std::mem::take(&mut self.spare);
+                // SAFETY: the op keeps the bio, which owns the memory, longer than the list (O2).
+                let iovs = unsafe { IoVecs::of(&mut bio.data, old) };
+                let range = (bio.offset, bio.len);
+                let xfer = Xfer::plan(file, &view, bio.op, range, bio.flags, iovs)?;
+                let simple = xfer.tail.is_none() && !xfer.edge && !xfer.is_over();
+                simple.then_some(Work::Move(xfer))
+            }
+            BioOp::Flush => Some(Work::Flush { resized: file.take_resized() }),
+            BioOp::Discard | BioOp::WriteZeroes if bio.flags.contains(BioFlags::FUA) => None,
+            _ if view.at_edge(file, bio.offset, bio.len) => None,
+            BioOp::Discard | BioOp::WriteZeroes => {
+                let keep = bio.flags.contains(BioFlags::NO_UNMAP);
+                file.fallocate_mode(bio.op == BioOp::Discard, keep).map(|mode| {
+                    let (pos, len) = (file.offset + bio.offset, view.clip(bio.offset, bio.len));
+                    Work::Fallocate { mode: mode.bits() as i32, pos, len }
+                })
+            }
+        })
+    }
+
+    /// From the start, by blocking calls (O1). The kernel has no hold on it any more.
+    fn whole(&mut self) -> Next {
+        if let Work::Flush { resized } = self.take_work() {
+            self.file().set_resized(resized);
+        }
+        Next::Blocking
+    }
+
+    fn over(&mut self, result: Result<()>) -> Next {
+        self.take_work();
+        self.result = result;
+        Next::Over
+    }
+}
+
+/// The pace of the disk of one file, and how to submit to it.
+#[derive(Clone)]
+pub(crate) struct Lane {
+    pace: Arc<Pace<Box<Op>>>,
+    engine: Engine,
+    aio: Aio,
+}
+
+impl Lane {
+    /// For a file on the disk with this number (`st_dev`, or `st_rdev` of a disk itself).
+    pub(crate) fn new(disk: u64, engine: &Engine, aio: Aio) -> Self {
+        static DISKS: Mutex<BTreeMap<u64, Weak<Pace<Box<Op>>>>> = Mutex::new(BTreeMap::new());
+        let mut disks = DISKS.lock().unwrap_or_else(|p| p.into_inner());
+        disks.retain(|_, pace| pace.strong_count() > 0);
+        let known = disks.get(&disk).and_then(Weak::upgrade);
+        let pace = known.unwrap_or_else(|| Arc::new(Pace::new()));
+        disks.insert(disk, Arc::downgrade(&pace));
+        Self { pace, engine: engine.clone(), aio }
+    }
+
+    /// A read is on its way to the disk.
+    pub(crate) fn note(&self, op: BioOp) {
+        if op == BioOp::Read {
+            self.pace.note_read(pace::now());
+        }
+    }
+
+    /// Whether a bio is subject to the pace, and with how many bytes.
+    fn paced(bio: &Bio) -> Option<u64> {
+        let back = bio.op == BioOp::Write && class_of(bio) == Class::WriteBack && bio.len > 0;
+        back.then_some(bio.len)
+    }
+
+    /// Lets a request go to the engine, or holds it.
+    pub(crate) fn admit(&self, mut op: Box<Op>) -> Option<Box<Op>> {
+        self.note(op.bio().op);
+        let Some(bytes) = Self::paced(op.bio()) else { return Some(op) };
+        op.set_share(Share { lane: self.clone(), bytes });
+        // A share in a request that is held is not counted yet; it stays in there until `next`.
+        self.pace.admit(bytes, op, pace::now())
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn aio(&self) -> Aio {
+        self.aio
+    }
+}
+
+/// The part of a request in what is on its way.
+pub(crate) struct Share {
+    lane: Lane,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let lane = &self.lane;
+        if lane.pace.over(self.bytes) {
+            // One request's end must not end the next within itself, and so on: whoever is
+            // draining submits all.
+            while let Some((_, op)) = lane.pace.next(pace::now()) {
+                // Of a file of the same disk, maybe with another engine.
+                let Lane { engine, aio, .. } =
+                    op.inside().share.as_ref().map_or(lane, |share| &share.lane).clone();
+                engine.submit([op as Boxed], aio);
+            }
+        }
+    }
+}
+
+/// How urgent a bio is. SYNC counts more than BACKGROUND.
+fn class_of(bio: &Bio) -> Class {
+    let waited_for = bio.flags.contains(BioFlags::SYNC);
+    match bio.flags.contains(BioFlags::BACKGROUND) && !waited_for {
+        false => Class::Sync,
+        true if bio.op == BioOp::Read => Class::Readahead,
+        true => Class::WriteBack,
+    }
+}
+
+// SAFETY: the list of memory lives in `work`, the memory in `bio`, the descriptors in the file
+// that `pass` holds; `work` is replaced by `plan`, and otherwise only once an answer has come (O2).
+unsafe impl Request for Op {
+    fn class(&self) -> Class {
+        class_of(self.bio())
+    }
+
+    fn plan(&mut self) -> Next {
+        match self.work() {
+            Ok(Some(work)) => {
+                self.work = work;
+                Next::Call
+            }
+            Ok(None) => Next::Blocking,
+            Err(e) => self.over(Err(e)),
+        }
+    }
+
+    fn call(&self) -> Call {
+        let file = self.file();
+        let fd = |direct| file.fd(direct).as_raw_fd();
+        match &self.work {
+            Work::Move(xfer) => {
+                let (window, _) = xfer.iovs.window();
+                let (iovs, count) = (window.as_ptr(), window.len() as u32);
+                let (fd, pos, rwf) = (fd(xfer.direct), xfer.pos, xfer.rwf);
+                if xfer.write {
+                    Call::Write { fd, iovs, count, pos, rwf }
+                } else {
+                    Call::Read { fd, iovs, count, pos }
+                }
+            }
+            Work::Flush { resized } => Call::Sync { fd: fd(false), data_only: !resized },
+            Work::Fallocate { mode, pos, len } => {
+                Call::Fallocate { fd: fd(false), mode: *mode, pos: *pos, len: *len }
+            }
+            Work::Whole => unreachable!("O1: only what was planned is called"),
+        }
+    }
+
+    fn answer(&mut self, outcome: io::Result<usize>) -> Next {
+        self.calls += 1;
+        let errno = outcome.as_ref().err().and_then(io::Error::raw_os_error);
+        let again = matches!(errno, Some(libc::EAGAIN | libc::EINTR | libc::ECANCELED));
+        let Some(Inside { pass, .. }) = &self.inside else {
+            unreachable!("O3: an op in use is about something")
+        };
+        match &mut self.work {
+            Work::Move(_) if again || self.calls >= CALLS => self.whole(),
+            Work::Move(xfer) => match xfer.note(pass.file(), outcome) {
+                Ok(Step::More) => Next::Call,
+                Ok(Step::Done) => self.over(Ok(())),
+                Err(e) => self.over(Err(e)),
+            },
+            Work::Flush { .. } if again => self.whole(),
+            Work::Flush { resized } => {
+                let (file, seen) = (pass.file(), pass.seen());
+                let result = file.note_flush(seen, *resized, outcome.map(drop));
+                self.over(result)
+            }
+            // The blocking way knows what to do instead.
+            Work::Fallocate { .. } if errno.is_some() => self.whole(),
+            Work::Fallocate { .. } => self.over(Ok(())),
+            Work::Whole => unreachable!("O1: only what was planned is answered"),
+        }
+    }
+
+    fn run(&mut self) {
+        self.whole();
+        let Inside { bio, pass, .. } =
+            self.inside.as_mut().expect("O3: an op in use is about something");
+        self.result = pass.file().run(bio, pass.seen(), &mut self.spare);
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.whole();
+        self.result = Err(error);
+    }
+
+    /// The request is out of the gate, and the file let go, when `end_io` runs.
+    fn end(mut self: Box<Self>) {
+        self.take_work();
+        self.calls = 0;
+        let inside = self.inside.take().expect("O3: an op in use is about something");
+        let Inside { bio, pass, share } = inside;
+        let result = std::mem::replace(&mut self.result, Ok(()));
+        let result = result.map_err(|e| e.with_path(&pass.file().path));
+        pass.file().spares.put(self);
+        drop(pass);
+        drop(share);
+        bio.complete(result);
+    }
+}

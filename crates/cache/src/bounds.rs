@@ -1,0 +1,212 @@
+//! The end of a file, and the ranges of it that somebody holds exclusively.
+//!
+//! ```text
+//!              grow(to > size)                               shrink(to < size)
+//!   standing ─────────────────▶ growing                  standing ─────────────────▶ shrinking
+//!      ▲      the block of the old end is held, and idle    ▲     blocks from `to` on are held, and idle
+//!      │                          │                         │       their dirt is taken, the size is moved
+//!      ├── refused: no room ◀─────┤                         ├── failed: size and dirt come back ◀──┤
+//!      └── room made, size moved ◀┘                         └── storage cut, dirt dropped ◀────────┘
+//! ```
+//! One [`Resize`] at a time: it is the only way to move the size. An operation takes one snapshot of the
+//! size for each look at a folio, under that folio's lock.
+//!
+//! Invariants:
+//! E1 bytes behind the size in an up-to-date block are zero, in the cache and on storage.
+//! E2 the size moves only in the hands of a [`Resize`] that holds the block of the old end, and of
+//!    the new one if that is lower, unless they are borders of blocks.
+//! E3 exclusive ranges are whole blocks and disjoint: work at the end of file is done in whole blocks.
+//! E4 nobody but the holder changes or fills a block that is held: writers and fills ask under the folio
+//!    lock, the holder looks at each folio after it registered.
+//! E5 so whoever holds the last block while the size is within it sees a size that stands.
+//! E6 a fill zeroes what of its blocks lies behind the size at its plan; no later size counts.
+//!
+//! Locks: `held` and `resizing` are leaves.
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::task::WaitQueue;
+use forebay_base::units::{is_aligned, round_down, round_up};
+use std::ops::Range;
+
+/// See the module.
+pub struct Bounds {
+    block: u64,
+    size: AtomicU64,
+    /// Times the file became shorter.
+    cuts: AtomicU64,
+    resizing: AtomicBool,
+    resize_wait: WaitQueue,
+    held: Mutex<Vec<Range<u64>>>,
+    held_count: AtomicU64,
+    held_wait: WaitQueue,
+}
+
+impl Bounds {
+    /// A file of `size` bytes, in blocks of `block` bytes.
+    pub(crate) fn new(block: u64, size: u64) -> Self {
+        Self {
+            block,
+            size: AtomicU64::new(size),
+            cuts: AtomicU64::new(0),
+            resizing: AtomicBool::new(false),
+            resize_wait: WaitQueue::new(),
+            held: Mutex::default(),
+            held_count: AtomicU64::new(0),
+            held_wait: WaitQueue::new(),
+        }
+    }
+
+    /// End of file, bytes.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// How often the file became shorter. Who reads storage without holding anything samples it, then the
+    /// size, and looks again afterwards: what was read counts if it is the same.
+    pub fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::Acquire)
+    }
+
+    fn rounded(&self, range: &Range<u64>) -> Range<u64> {
+        round_down(range.start, self.block)..round_up(range.end, self.block)
+    }
+
+    /// Whether a block of `range` is held exclusively. Ask under the folio lock, before bytes or
+    /// states of the folio change (E4).
+    #[inline]
+    pub fn is_exclusive(&self, range: &Range<u64>) -> bool {
+        self.held_count.load(Ordering::SeqCst) != 0 && self.overlaps(range)
+    }
+
+    fn overlaps(&self, range: &Range<u64>) -> bool {
+        let range = self.rounded(range);
+        self.held.lock().iter().any(|r| r.start < range.end && range.start < r.end)
+    }
+
+    /// Takes the blocks of a range for exclusive use, if nobody holds one of them.
+    pub fn try_exclusive(&self, range: Range<u64>) -> Option<Exclusive<'_>> {
+        let range = self.rounded(&range);
+        let mut held = self.held.lock();
+        if held.iter().any(|r| r.start < range.end && range.start < r.end) {
+            return None;
+        }
+        held.push(range.clone());
+        self.held_count.fetch_add(1, Ordering::SeqCst);
+        Some(Exclusive { bounds: self, range })
+    }
+
+    /// Takes the blocks of a range for exclusive use; waits for those who hold one of them.
+    pub async fn exclusive(&self, range: Range<u64>) -> Exclusive<'_> {
+        self.held_wait.wait_until(|| self.try_exclusive(range.clone())).await
+    }
+
+    /// Waits until nobody holds a block of `range`.
+    pub async fn wait_not_exclusive(&self, range: Range<u64>) {
+        self.held_wait.wait_until(|| (!self.overlaps(&range)).then_some(())).await;
+    }
+
+    /// The right to move the size; waits for whoever has it.
+    pub async fn resize(&self) -> Resize<'_> {
+        let free = || !self.resizing.swap(true, Ordering::AcqRel);
+        self.resize_wait.wait_until(|| free().then(|| Resize { bounds: self })).await
+    }
+}
+
+/// A range held exclusively, whole blocks; given back on drop.
+pub struct Exclusive<'a> {
+    bounds: &'a Bounds,
+    range: Range<u64>,
+}
+
+impl Exclusive<'_> {
+    /// The bytes of the blocks.
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    fn covers_block_of(&self, at: u64) -> bool {
+        is_aligned(at, self.bounds.block) || self.range.contains(&at)
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        let mut held = self.bounds.held.lock();
+        let at = held.iter().position(|r| *r == self.range).expect("E3: registered once, alone");
+        held.swap_remove(at);
+        self.bounds.held_count.fetch_sub(1, Ordering::SeqCst);
+        drop(held);
+        self.bounds.held_wait.wake_all();
+    }
+}
+
+/// The right to move the size; given back on drop.
+pub struct Resize<'a> {
+    bounds: &'a Bounds,
+}
+
+impl Resize<'_> {
+    /// Moves the size. `held` is what the caller holds of the file: the block of the old end, and the
+    /// one of the new end if that is lower.
+    pub fn move_to(&self, size: u64, held: Option<&Exclusive<'_>>) {
+        let (old, block) = (self.bounds.size(), self.bounds.block);
+        let aligned = is_aligned(old, block) && (size >= old || is_aligned(size, block));
+        let holds = held
+            .is_some_and(|h| h.covers_block_of(old) && (size >= old || h.covers_block_of(size)));
+        assert!(
+            aligned && size >= old || holds,
+            "E2: the size moves under its block: {old} {size}"
+        );
+        self.bounds.size.store(size, Ordering::Release);
+        if size < old {
+            self.bounds.cuts.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Resize<'_> {
+    fn drop(&mut self) {
+        self.bounds.resizing.store(false, Ordering::Release);
+        self.bounds.resize_wait.wake_all();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use forebay_base::task::block_on;
+
+    #[test]
+    fn exclusive_ranges_are_whole_blocks_and_exclude() {
+        let bounds = Bounds::new(4096, 1 << 20);
+        let held = bounds.try_exclusive(100..200).unwrap();
+        assert_eq!(held.range(), 0..4096);
+        assert!(bounds.is_exclusive(&(4095..5000)) && !bounds.is_exclusive(&(4096..5000)));
+        assert!(bounds.try_exclusive(4000..4001).is_none(), "the same block (D-3)");
+        let other = bounds.try_exclusive(4096..4097).unwrap();
+        drop(held);
+        assert!(bounds.try_exclusive(100..200).is_some());
+        drop(other);
+    }
+
+    #[test]
+    fn the_size_moves_with_its_block_held() {
+        let bounds = Bounds::new(4096, 5000);
+        let resize = block_on(bounds.resize());
+        let held = bounds.try_exclusive(5000..5001).unwrap();
+        resize.move_to(9000, Some(&held));
+        drop(held);
+        let held = bounds.try_exclusive(100..u64::MAX >> 1).unwrap();
+        resize.move_to(100, Some(&held));
+        assert_eq!(bounds.size(), 100);
+    }
+
+    #[test]
+    #[should_panic(expected = "E2")]
+    fn the_size_does_not_move_past_a_block_that_is_not_held() {
+        let bounds = Bounds::new(4096, 5000);
+        block_on(bounds.resize()).move_to(9000, None);
+    }
+}

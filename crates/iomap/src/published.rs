@@ -1,0 +1,41 @@
+//! How much of a file's size may be made recoverable (O5): a size is published with, or after, the bytes
+//! below it. Only maps that keep a size of their own ask.
+
+use crate::file::MappedFile;
+use crate::ops::{MapOps, Reservation};
+use forebay_cache::Mapping;
+use forebay_cache::writeback::{Which, WriteOutPass};
+
+/// The size that may be published now: up to the lowest folio that is dirty, or block that a write-out has
+/// on its way, beyond what is published already. While a write-out runs that is where it began: a sync
+/// publishes the rest.
+pub(crate) fn publishable_size(mapping: &Mapping, ops: &dyn MapOps) -> u64 {
+    let Some(published) = ops.published_size() else { return 0 };
+    // The size first: what it covers was dirty before, or is on its way.
+    let size = mapping.size();
+    size.min(mapping.lowest_unwritten(published.min(size)))
+}
+
+impl MappedFile {
+    /// Publishes as much of the size as there are bytes for.
+    pub(crate) fn publish_size(&self) {
+        if self.ops.published_size().is_some() {
+            let size = publishable_size(&self.mapping, &*self.ops);
+            self.ops.publish(&Reservation::in_place(Vec::new()), &[], size);
+        }
+    }
+
+    /// A write that ends beyond the published size first has written what is dirty below it (O5).
+    pub(crate) async fn write_below(&self, end: u64, here: bool) {
+        let Some(published) = self.ops.published_size().filter(|&p| p < end) else { return };
+        let pass = WriteOutPass {
+            range: published..end,
+            which: Which::All,
+            max_bytes: u64::MAX,
+            sync: true,
+            fua: false,
+        };
+        self.write_out_pass_on(&pass, here).await;
+        self.mapping.wait_write_outs().await;
+    }
+}

@@ -1,0 +1,175 @@
+//! The end of file moves: growth ahead of a write, and [`MappedFile::set_len`]. The state machine and its
+//! invariants (E1..E6) are in [`forebay_cache::bounds`].
+
+use crate::file::MappedFile;
+use crate::fill::FillMode;
+use crate::taken::Taken;
+use forebay_base::units::{is_aligned, round_down, round_up};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_cache::State;
+use forebay_cache::bounds::{Exclusive, Resize};
+use std::ops::Range;
+
+/// Where a write goes.
+pub(crate) struct Placed {
+    pub range: Range<u64>,
+    /// The end of file when it was placed.
+    pub size: u64,
+}
+
+impl MappedFile {
+    /// The range that a write goes to, with the file grown to hold it. An append takes its range
+    /// and moves the end of file in one step, so two never overlap.
+    pub(crate) async fn place_write(
+        &self,
+        offset: u64,
+        len: usize,
+        flags: IoFlags,
+    ) -> Result<Placed> {
+        let append = flags.contains(IoFlags::APPEND);
+        let first = if append { self.size() } else { offset };
+        let (range, size) = (self.check_write(first, len, flags)?, self.size());
+        if range.is_empty() || (!append && range.end <= size) {
+            return Ok(Placed { range, size });
+        }
+        if flags.contains(IoFlags::NOWAIT) {
+            return Err(Error::new(ErrorKind::WouldBlock, "write", "the file has to grow"));
+        }
+        let resize = self.mapping.bounds.resize().await;
+        let size = self.size();
+        let range = self.check_write(if append { size } else { offset }, len, flags)?;
+        if range.end > size {
+            if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
+                self.check_direct_start(range.start)?;
+            }
+            self.grow(&resize, range.end).await?;
+        }
+        Ok(Placed { size: size.max(range.end), range })
+    }
+
+    /// The file is at least so long again: a truncate came between the placing of a write and its bytes,
+    /// so the write counts as later.
+    pub(crate) async fn grow_again(&self, to: u64) -> Result<()> {
+        let resize = self.mapping.bounds.resize().await;
+        if to > self.size() { self.grow(&resize, to).await } else { Ok(()) }
+    }
+
+    /// Sets the size. What is cut off is gone, what is added reads as zeros. Errors: `ReadOnly`,
+    /// `Unsupported` where the size is fixed, what the storage says.
+    pub async fn set_len(&self, to: u64) -> Result<()> {
+        if self.read_only() {
+            return Err(Error::new(ErrorKind::ReadOnly, "truncate", "opened for reading only"));
+        }
+        if to >= 1 << 63 {
+            return Err(Error::new(ErrorKind::OutOfRange, "truncate", "the size overflows"));
+        }
+        let resize = self.mapping.bounds.resize().await;
+        let size = self.size();
+        if to == size {
+            return Ok(());
+        }
+        if !self.ops.can_grow() {
+            let text = format!("the object has a fixed size of {size}, not {to}");
+            return Err(Error::new(ErrorKind::Unsupported, "truncate", text));
+        }
+        if to > size { self.grow(&resize, to).await } else { self.shrink(&resize, to).await }
+    }
+
+    /// The block of the old end is held, and nobody reads it, when the size moves (E2, E5).
+    async fn grow(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
+        let size = self.size();
+        let held = match is_aligned(size, self.mapping.block_size()) {
+            true => None,
+            false => Some(self.hold_end(size).await),
+        };
+        self.ops.grow(to)?;
+        resize.move_to(to, held.as_ref());
+        Ok(())
+    }
+
+    /// Holds the block of the end of file when it is not being read.
+    async fn hold_end(&self, size: u64) -> Exclusive<'_> {
+        let mapping = &*self.mapping;
+        let held = mapping.bounds.exclusive(size..size + 1).await;
+        let (index, range) = (mapping.folio_index(size), held.range());
+        let blocks = mapping.blocks_touched(index, &range);
+        self.cache.wait_while(mapping, index, blocks, State::Reading).await;
+        #[cfg(debug_assertions)]
+        if let Some(folio) = self.cache.lock_folio(mapping, index)
+            && folio.all(State::Uptodate, blocks)
+        {
+            let mut tail = vec![0; (range.end - size) as usize];
+            folio.copy_out((size - mapping.folio_start(index)) as usize, &mut tail);
+            assert!(tail.iter().all(|&b| b == 0), "E1: bytes behind the end of file are zero");
+        }
+        held
+    }
+
+    async fn shrink(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
+        let mapping = &*self.mapping;
+        let (size, block) = (self.size(), mapping.block_size());
+        let first = round_down(to, block);
+        let (held, edge) = self.hold_cut(to, first).await?;
+        let cut = round_up(to, block)..u64::MAX >> 1;
+        let mut dirt = Taken::new(self);
+        self.each_idle(&cut, |folio, blocks| {
+            dirt.take(folio, blocks);
+            let clean = folio.runs(blocks, |t, s, g| !t.bits(s, State::Writing, g));
+            clean.into_iter().for_each(|run| folio.discard(run));
+        })
+        .await;
+        let epoch = mapping.unflushed.epoch();
+        resize.move_to(to, Some(&held));
+        if let Err(error) = self.ops.truncate(to).await {
+            resize.move_to(size, Some(&held));
+            return Err(error);
+        }
+        self.remember_unpinned(epoch);
+        dirt.drop_dirt();
+        self.each_idle(&cut, |folio, blocks| folio.discard(blocks)).await;
+        if edge.is_some() {
+            self.zero_tail(to);
+        }
+        drop(edge);
+        Ok(())
+    }
+
+    /// Holds everything from the block of the new end on. If the end lies within it, that block is in
+    /// the cache, dirty and in our hands: its tail is zeroed there and written (E1).
+    async fn hold_cut(&self, to: u64, first: u64) -> Result<(Exclusive<'_>, Option<Taken<'_>>)> {
+        let mapping = &*self.mapping;
+        let all = first..u64::MAX >> 1;
+        if to == first {
+            return Ok((mapping.bounds.exclusive(all).await, None));
+        }
+        let edge = first..first + mapping.block_size();
+        loop {
+            let held = mapping.bounds.exclusive(all.clone()).await;
+            let mut taken = None;
+            self.each_idle(&edge, |folio, blocks| {
+                if folio.all(State::Uptodate, blocks) {
+                    folio.mark_dirty(blocks, false);
+                    taken.insert(Taken::new(self)).take(folio, blocks);
+                }
+            })
+            .await;
+            if taken.is_some() {
+                return Ok((held, taken));
+            }
+            drop(held);
+            self.fill_block(mapping.folio_index(first), edge.clone(), FillMode::default()).await?;
+        }
+    }
+
+    /// Bytes of the last block that are behind the end become zeros (E1). The block's dirt is in our
+    /// hands, so it is neither in flight nor evicted.
+    fn zero_tail(&self, to: u64) {
+        let mapping = &*self.mapping;
+        let index = mapping.folio_index(to);
+        let folio =
+            self.cache.lock_folio(mapping, index).expect("dirt in hand is not evicted (F4)");
+        let base = mapping.folio_start(index);
+        let end = round_up(to, mapping.block_size());
+        folio.zero_bytes((to - base) as usize..(end - base) as usize);
+    }
+}

@@ -1,0 +1,65 @@
+//! Dirt taken out of the hands of write-out while something else happens to its place: it is dirty again
+//! afterwards, or gone. The caller holds the range exclusively, so that no new dirt appears.
+
+use crate::file::MappedFile;
+use forebay_cache::folio::Blocks;
+use forebay_cache::strategy::DirtyTracking;
+use forebay_cache::writeback::{WritePiece, untake};
+use forebay_cache::{FolioWrite, State};
+use std::ops::Range;
+
+/// Dirty blocks taken; dirty again on drop.
+pub(crate) struct Taken<'a> {
+    file: &'a MappedFile,
+    pieces: Vec<WritePiece>,
+}
+
+impl<'a> Taken<'a> {
+    /// Nothing taken.
+    pub fn new(file: &'a MappedFile) -> Self {
+        Self { file, pieces: Vec::new() }
+    }
+
+    /// Takes what is dirty of the blocks, none of which is in write-out.
+    pub fn take(&mut self, folio: &FolioWrite<'_>, blocks: Blocks) {
+        self.pieces.extend(folio.begin_write(blocks, DirtyTracking::Block));
+    }
+
+    /// The dirt is not wanted any more.
+    pub fn drop_dirt(mut self) {
+        let pieces = std::mem::take(&mut self.pieces);
+        untake(&self.file.cache, &self.file.mapping, &pieces, false);
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        untake(&self.file.cache, &self.file.mapping, &self.pieces, true);
+    }
+}
+
+impl MappedFile {
+    /// Calls `f` for the blocks of each cached folio of the range, when none of them is being read
+    /// or written out.
+    pub(crate) async fn each_idle(
+        &self,
+        range: &Range<u64>,
+        mut f: impl FnMut(&FolioWrite<'_>, Blocks),
+    ) {
+        let mapping = &*self.mapping;
+        for index in self.cache.folios_present(mapping, range) {
+            let blocks = mapping.blocks_touched(index, range);
+            loop {
+                let Some(folio) = self.cache.lock_folio(mapping, index) else { break };
+                let busy =
+                    [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
+                let Some(state) = busy else {
+                    f(&folio, blocks);
+                    break;
+                };
+                drop(folio);
+                self.cache.wait_while(mapping, index, blocks, state).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Random interleavings of whole operations, with completions and flushes on threads of their own, in a
+//! build of its own: `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target
+//! directory apart.
+//!
+//! Held in every schedule: no sync returns success while an accepted byte is not durable, whichever flush
+//! fails (W1, W2); no foreign and no lost byte at an end of file that several move at once (E1..E6).
+//! Story: a write that the device had completed before a flush failed, but whose bookkeeping ran after it,
+//! was certified by the next flush; so was a trim that was noted before it had happened. Two appenders
+//! looked at the size twice each.
+//!
+//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 2000).
+#![cfg(shuttle)]
+
+#[path = "eof/driver.rs"]
+mod driver;
+#[path = "eof/history.rs"]
+mod history;
+
+use driver::{Driver, Subject, verify};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::thread;
+use forebay_base::task::{BoxFuture, block_on};
+use forebay_base::world::{Nanos, World, split_mix};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Limits, StableWrites};
+use forebay_cache::{Config, PageCache};
+use forebay_iomap::file::ZeroFlags;
+use forebay_iomap::identity::Identity;
+use forebay_iomap::{MappedFile, Source};
+use history::History;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+const BLOCK: u64 = 512;
+
+fn runs() -> usize {
+    std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(2000, |v| v.parse().expect("a number"))
+}
+
+/// A world without background tasks: nobody flushes but who is told to.
+struct Quiet(AtomicU64);
+
+impl World for Quiet {
+    fn now(&self) -> Nanos {
+        self.0.fetch_add(1000, Ordering::Relaxed)
+    }
+    fn random(&self) -> u64 {
+        let mut state = self.0.fetch_add(1, Ordering::Relaxed);
+        split_mix(&mut state)
+    }
+    fn spawn(&self, _name: &str, _task: BoxFuture<'static, ()>) {}
+    fn sleep_until(&self, _at: Nanos) -> BoxFuture<'static, ()> {
+        Box::pin(async {})
+    }
+}
+
+#[derive(Default)]
+struct Content {
+    bytes: Vec<u8>,
+    durable: Vec<u8>,
+    /// Written since the last flush, good or bad.
+    pending: Vec<std::ops::Range<usize>>,
+    flushes: u32,
+}
+
+/// A device that does each request on a thread of its own. The flush with the number `fails` fails, and what
+/// was completed before it is never made durable by a later one.
+#[derive(Clone)]
+struct Racing {
+    content: Arc<Mutex<Content>>,
+    fails: u32,
+}
+
+impl Racing {
+    fn new(bytes: Vec<u8>, fails: u32) -> Self {
+        let durable = bytes.clone();
+        let content = Content { bytes, durable, ..Content::default() };
+        Self { content: Arc::new(Mutex::new(content)), fails }
+    }
+
+    fn durable(&self, at: u64) -> u8 {
+        self.content.lock().unwrap().durable[at as usize]
+    }
+
+    fn carry_out(&self, bio: &mut Bio) -> Result<()> {
+        let mut content = self.content.lock().unwrap();
+        let end = content.bytes.len();
+        let range = (bio.offset as usize).min(end)..((bio.offset + bio.len) as usize).min(end);
+        match bio.op {
+            BioOp::Read => {
+                let mut bytes = vec![0xee; bio.len as usize];
+                bytes[..range.len()].copy_from_slice(&content.bytes[range]);
+                bio.data.copy_in(0, &bytes);
+            }
+            BioOp::Write => {
+                bio.data.copy_out(0, &mut content.bytes[range.clone()]);
+                if bio.flags.contains(BioFlags::FUA) {
+                    let new = content.bytes[range.clone()].to_vec();
+                    content.durable.resize(end, 0);
+                    content.durable[range].copy_from_slice(&new);
+                } else {
+                    content.pending.push(range);
+                }
+            }
+            BioOp::WriteZeroes | BioOp::Discard => {
+                content.bytes[range.clone()].fill(0);
+                content.pending.push(range);
+            }
+            BioOp::Flush => {
+                content.flushes += 1;
+                let (failed, pending) =
+                    (content.flushes == self.fails, std::mem::take(&mut content.pending));
+                if failed {
+                    return Err(Error::new(ErrorKind::Io, "flush", "this one fails"));
+                }
+                content.durable.resize(end, 0);
+                for range in pending {
+                    let range = range.start.min(end)..range.end.min(end);
+                    let new = content.bytes[range.clone()].to_vec();
+                    content.durable[range].copy_from_slice(&new);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl BlockDevice for Racing {
+    fn name(&self) -> String {
+        "racing".into()
+    }
+    fn limits(&self) -> Limits {
+        Limits {
+            logical_block: BLOCK as u32,
+            physical_block: BLOCK as u32,
+            memory_align: 1,
+            max_transfer: 1 << 20,
+            max_segments: 256,
+            stable_writes: StableWrites { required: false, reason: "none" },
+            discard: true,
+            write_zeroes: true,
+            read_only: false,
+        }
+    }
+    fn size(&self) -> u64 {
+        self.content.lock().unwrap().bytes.len() as u64
+    }
+    fn can_grow(&self) -> bool {
+        true
+    }
+    fn grow(&self, size: u64) -> Result<()> {
+        self.content.lock().unwrap().bytes.resize(size as usize, 0);
+        Ok(())
+    }
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.content.lock().unwrap().bytes.truncate(size as usize);
+        Ok(())
+    }
+    fn submit(&self, mut bio: Bio) {
+        let device = self.clone();
+        thread::spawn(move || {
+            let result = device.carry_out(&mut bio);
+            // What was done is done; that it was is told later.
+            thread::yield_now();
+            bio.complete(result);
+        });
+    }
+}
+
+fn cache() -> forebay_base::sync::Arc<PageCache> {
+    let config = Config {
+        folio_size: 4096,
+        huge_pages: false,
+        poison_frames: true,
+        ..Config::with_budget(1 << 20)
+    };
+    PageCache::new(config, Arc::new(Quiet(AtomicU64::new(1)))).unwrap()
+}
+
+/// Blocks 0: buffered, 1: direct, 2: trimmed. Accepted and durable values only grow; a trim counts as 1.
+fn lying_syncs(fails: u32) {
+    let mut bytes = vec![0; 8 * BLOCK as usize];
+    bytes[2 * BLOCK as usize..3 * BLOCK as usize].fill(9);
+    let device = Racing::new(bytes, fails);
+    let cache = cache();
+    let ops = Arc::new(Identity::new(Arc::new(device.clone())));
+    let file = MappedFile::new(&cache, ops, BLOCK as u32, 8 * BLOCK, false).unwrap();
+    let accepted: Arc<[AtomicU64; 3]> = Arc::default();
+    let sync = move |file: &MappedFile, device: &Racing, accepted: &[AtomicU64; 3]| {
+        let handle = file.open_handle();
+        let before: Vec<u64> = accepted.iter().map(|a| a.load(Ordering::SeqCst)).collect();
+        if block_on(file.sync(&handle)).is_err() {
+            return;
+        }
+        let durable = [device.durable(0), device.durable(BLOCK)].map(u64::from);
+        assert!(durable[0] >= before[0], "block 0: {durable:?} {before:?}, flush {fails} fails");
+        assert!(durable[1] >= before[1], "block 1: {durable:?} {before:?}, flush {fails} fails");
+        let trimmed = device.durable(2 * BLOCK) == 0;
+        assert!(before[2] == 0 || trimmed, "the trim is not durable, flush {fails} fails");
+    };
+    let write = |file: &MappedFile, block: u64, value: u8, flags: IoFlags| {
+        let handle = file.open_handle();
+        let mut data = AlignedBuf::copy_of(&[value; BLOCK as usize]);
+        let source = Source::Owned(&mut data);
+        block_on(file.write(&handle, block * BLOCK, source, flags)).is_ok()
+    };
+    let mut threads = Vec::new();
+    for part in 0..3u64 {
+        let (file, device, accepted) = (file.clone(), device.clone(), accepted.clone());
+        threads.push(thread::spawn(move || {
+            for value in 1..3u8 {
+                let done = match part {
+                    0 => write(&file, 0, value, IoFlags::empty()),
+                    1 => write(&file, 1, value, IoFlags::DIRECT),
+                    _ => {
+                        let len = BLOCK;
+                        block_on(file.zero(2 * BLOCK, len, ZeroFlags::default())).is_ok()
+                    }
+                };
+                if done {
+                    accepted[part as usize].fetch_max(u64::from(value), Ordering::SeqCst);
+                }
+                sync(&file, &device, &accepted);
+            }
+        }));
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    sync(&file, &device, &accepted);
+    sync(&file, &device, &accepted);
+}
+
+#[test]
+fn no_sync_lies_whichever_flush_fails() {
+    for fails in 1..=6 {
+        shuttle::check_random(move || lying_syncs(fails), runs() / 4);
+    }
+}
+
+/// Two who append and one who reads, trims and truncates, at an end within a block.
+#[test]
+fn the_end_of_file_is_moved_by_several_at_once() {
+    let seed = Arc::new(AtomicU64::new(1));
+    let run = move || {
+        let seed = seed.fetch_add(1, Ordering::Relaxed);
+        let mut rng = seed;
+        let cache = cache();
+        let size = 1 + split_mix(&mut rng) % 1500;
+        let device = Racing::new(vec![0; size as usize], u32::MAX);
+        let ops = Arc::new(Identity::new(Arc::new(device)));
+        let file = MappedFile::new(&cache, ops, 4096, size, false).unwrap();
+        let history = History::new(0);
+        let subject = Subject { file, history, first_size: size, truncates: seed % 2 == 0 };
+        let files = Arc::new(vec![subject]);
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (cache, files, rng) = (cache.clone(), files.clone(), split_mix(&mut rng));
+                thread::spawn(move || {
+                    let mut driver = Driver { cache, files, rng, unit: BLOCK, blocks: false };
+                    for _ in 0..4 {
+                        block_on(driver.step()).unwrap();
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        block_on(verify(&files[0], &cache)).unwrap();
+    };
+    shuttle::check_random(run, runs());
+}
