@@ -6,6 +6,9 @@ use forebay_base::task::{BoxFuture, LocalQueue, block_on, oneshot};
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
+/// Runs of a map: `(offset, length, is_data)`, bytes.
+pub type MapRuns = Vec<(u64, u64, bool)>;
+
 /// Whether bytes must not change between submission and completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StableWrites {
@@ -119,10 +122,11 @@ pub trait BlockDevice: Send + Sync {
         block_on(io(self, BioOp::Write, offset, src.len() as u64, data, flags)).result
     }
 
-    /// The ranges of `[offset, offset + len)` that hold data, as far as the device knows:
-    /// `(offset, length, is_data)` runs that cover the range in order.
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        Ok(vec![(offset, len, true)])
+    /// Which ranges of `[offset, offset + len)` hold data, as far as the device knows: runs in order
+    /// from `offset` on, at most `max` (1 or more) of them and perhaps fewer, so that no call is long.
+    /// The system calls that it takes are made on another thread: event loops may ask.
+    fn extents(&self, offset: u64, len: u64, _max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        Box::pin(std::future::ready(Ok(vec![(offset, len, true)])))
     }
 
     /// An I/O queue for the calling event-loop thread, if the engine has such a thing.

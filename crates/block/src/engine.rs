@@ -5,6 +5,7 @@
 //! dropped meanwhile. E2 the completion runs without any lock of the engine held, so it may
 //! submit again. E3 an engine makes no blocking call on the thread that submits.
 
+mod calls;
 mod queue;
 pub(crate) mod request;
 mod ring;
@@ -14,6 +15,7 @@ mod tests;
 mod threads;
 mod uring;
 
+use calls::{Call, Calls};
 use forebay_base::task::LocalQueue;
 use forebay_base::{Error, ErrorKind, Result};
 use request::Boxed;
@@ -69,6 +71,7 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     ring: Option<Uring>,
     pool: Arc<Pool>,
+    calls: Calls,
     room: Arc<Room>,
     reason: String,
 }
@@ -95,7 +98,7 @@ impl Engine {
                 }
             },
         };
-        Ok(Self(Arc::new(Inner { ring, pool, room, reason })))
+        Ok(Self(Arc::new(Inner { ring, pool, calls: Calls::default(), room, reason })))
     }
 
     /// The engine's name, `io_uring` or `threads`, and why it is that one.
@@ -122,6 +125,11 @@ impl Engine {
     /// queue; none is refused.
     pub async fn room(&self) {
         self.0.room.free().await;
+    }
+
+    /// Makes a call on a thread for such calls, one at a time.
+    pub(crate) fn call(&self, call: Call) {
+        self.0.calls.call(call);
     }
 
     /// Starts requests, in order within their class. `aio` is the device's wish.

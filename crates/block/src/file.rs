@@ -29,13 +29,13 @@ mod open;
 mod pace;
 pub(crate) mod xfer;
 
-use crate::bdev::{BlockDevice, Limits, StableWrites};
+use crate::bdev::{BlockDevice, Limits, MapRuns, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::engine::request::{self, Boxed};
 use crate::engine::{Aio, Engine};
 use crate::sys::{IoVecs, MAX_SEGMENTS, MAX_TRANSFER};
 use forebay_base::buf::Segment;
-use forebay_base::task::{BoxFuture, LocalQueue};
+use forebay_base::task::{BoxFuture, LocalQueue, oneshot};
 use forebay_base::{Error, ErrorKind, Result};
 use op::{Lane, Op, Spares};
 use rustix::fs::Advice;
@@ -494,8 +494,13 @@ impl BlockDevice for FileDevice {
         self.transfer(BioOp::Write, offset, segment, flags)
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.file.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        let (file, (tx, rx)) = (self.file.clone(), oneshot());
+        self.lane.engine().call(Box::new(move || tx.send(file.extents(offset, len, max))));
+        Box::pin(async move {
+            let gone = || Err(Error::new(ErrorKind::Io, "map", "the I/O threads are gone"));
+            rx.await.unwrap_or_else(gone)
+        })
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

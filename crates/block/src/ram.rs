@@ -4,11 +4,12 @@
 //! that is absent reads as zeros. R3 a request is atomic per chunk, not as a whole.
 //! Lock rule: one chunk's lock at a time; no lock is held while a bio completes.
 
-use crate::bdev::{BlockDevice, Limits, StableWrites};
+use crate::bdev::{BlockDevice, Limits, MapRuns, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::check::{SECTOR, check_bio, check_range};
 use forebay_base::Result;
 use forebay_base::sync::RwLock;
+use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 
 /// Bytes per chunk.
@@ -156,9 +157,10 @@ impl BlockDevice for RamDevice {
         Ok(())
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        let most = max.max(1);
         let end = (offset + len).min(round_up(self.size, CHUNK));
-        let mut runs: Vec<(u64, u64, bool)> = Vec::new();
+        let mut runs: MapRuns = Vec::new();
         Self::pieces(offset, end.saturating_sub(offset), |chunk, _, skip, take| {
             let data = self.chunks[chunk].read().is_some();
             match runs.last_mut() {
@@ -166,7 +168,8 @@ impl BlockDevice for RamDevice {
                 _ => runs.push((offset + skip as u64, take as u64, data)),
             }
         });
-        Ok(runs)
+        runs.truncate(most);
+        Box::pin(std::future::ready(Ok(runs)))
     }
 }
 
@@ -174,6 +177,7 @@ impl BlockDevice for RamDevice {
 mod tests {
     use super::*;
     use forebay_base::ErrorKind;
+    use forebay_base::task::block_on;
 
     #[test]
     fn copies_zeroes_and_forgets() {
@@ -187,7 +191,7 @@ mod tests {
         ram.zero(CHUNK, CHUNK);
         assert_eq!(ram.allocated(), 2 * CHUNK);
         assert_eq!(
-            ram.extents(0, 3 * CHUNK).unwrap(),
+            block_on(ram.extents(0, 3 * CHUNK, 9)).unwrap(),
             [(0, CHUNK, true), (CHUNK, CHUNK, false), (2 * CHUNK, CHUNK, true)]
         );
     }

@@ -162,7 +162,7 @@ fn holes_are_reported() {
     device.write_from(1 << 20, &pattern(65536, 0), BioFlags::empty()).unwrap();
     let flush = io(&*device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::empty());
     block_on(flush).result.unwrap();
-    let runs = device.extents(0, 4 << 20).unwrap();
+    let runs = block_on(device.extents(0, 4 << 20, 99)).unwrap();
     assert_eq!(
         runs,
         [
@@ -171,10 +171,10 @@ fn holes_are_reported() {
             ((1 << 20) + 65536, (3 << 20) - 65536, false)
         ]
     );
-    assert_eq!(device.extents(1 << 20, 4096).unwrap(), [(1 << 20, 4096, true)]);
+    assert_eq!(block_on(device.extents(1 << 20, 4096, 99)).unwrap(), [(1 << 20, 4096, true)]);
     let punch = io(&*device, BioOp::Discard, 0, 4 << 20, DataRef::None, BioFlags::empty());
     block_on(punch).result.unwrap();
-    assert_eq!(device.extents(0, 4 << 20).unwrap(), [(0, 4 << 20, false)]);
+    assert_eq!(block_on(device.extents(0, 4 << 20, 99)).unwrap(), [(0, 4 << 20, false)]);
 }
 
 #[test]

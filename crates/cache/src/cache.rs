@@ -2,43 +2,47 @@
 //! states and invariants, the crate for the lock order.
 
 use crate::ageing::queues::Age;
-use crate::config::{Config, DIRTY_FOLIO_BYTES, Division};
+use crate::config::{Config, DIRTY_FOLIO_BYTES, FRAME_BOOKS, SLOT_BOOKS};
 use crate::folio::index::Index;
 use crate::folio::owners::Owners;
-use crate::folio::table::{Slot, Table};
+use crate::folio::table::Table;
 use crate::mapping::Mapping;
 use crate::memory::arena::{Arena, FRAME_SIZE};
 use crate::memory::frames::FrameAlloc;
+use crate::memory::private::{CounterRef, FileShare, MoreRows, Row};
+use crate::memory::sizes::Sizes;
+use crate::memory::slots::SlotAlloc;
+use crate::memory::zeroed::ZeroTable;
 use crate::stats::{Counters, Stats, Striped};
 use crate::strategy::Strategies;
-use crate::writeback::control::DirtyControl;
+use crate::writeback::control::{DirtyControl, DirtyWishes};
 use crate::writeback::domain::Domain;
-use forebay_base::Result;
-use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::WorldRef;
+use forebay_base::{ErrorKind, Result};
 
 const WAIT_QUEUES: usize = 256;
 
 /// The cache. Shared by all files and front ends of a process that use one budget.
 pub struct PageCache {
     pub(crate) config: Config,
-    pub(crate) division: Division,
+    pub(crate) sizes: Sizes,
     /// Clock and tasks.
     pub world: WorldRef,
     pub(crate) arena: std::sync::Arc<Arena>,
     pub(crate) frames: Mutex<FrameAlloc>,
     /// Per frame: write-outs in flight that captured it. A frame is given back when it is in no
     /// folio and no write-out (A1).
-    pub(crate) captured: Box<[AtomicU32]>,
+    pub(crate) captured: ZeroTable<AtomicU32>,
     /// Frames that are copies in flight.
     pub(crate) snapshot_frames: AtomicU64,
     pub(crate) table: Table,
     pub(crate) index: Index,
     /// Files that are open or own folios.
     pub owners: Arc<Owners>,
-    pub(crate) free_slots: Mutex<Vec<Slot>>,
+    pub(crate) free_slots: Mutex<SlotAlloc>,
     pub(crate) age: Mutex<Age>,
     /// Held by the one thread that reclaims.
     pub(crate) reclaim_turn: Mutex<()>,
@@ -48,6 +52,17 @@ pub struct PageCache {
     pub(crate) frame_wait: WaitQueue,
     /// Tasks that wait for frames or folio descriptors.
     pub(crate) starved: AtomicU32,
+    /// Requests that wait for private memory.
+    pub(crate) private_wait: WaitQueue,
+    /// Bytes that open files take.
+    pub(crate) files: CounterRef,
+    /// Parts of the budget that others use.
+    pub(crate) more_rows: Mutex<MoreRows>,
+    /// Dirty limits as they were asked for.
+    pub(crate) dirty_wishes: Mutex<DirtyWishes>,
+    /// The budget is being changed.
+    pub(crate) resizing: AtomicBool,
+    pub(crate) resize_wait: WaitQueue,
     next_mapping: AtomicU32,
     /// Counters.
     pub counters: Counters,
@@ -62,28 +77,48 @@ pub struct PageCache {
 }
 
 impl PageCache {
-    /// A cache within `config.budget`.
+    /// A cache within `config.budget`. Address space is reserved for the largest budget; where
+    /// there is none, the cache cannot grow.
     pub fn new(config: Config, world: WorldRef) -> Result<Arc<Self>> {
-        let division = config.divide()?;
-        let slots = division.slots;
-        let arena = Arena::new(division.frames, config.huge_pages)?;
-        let arena_bytes = (division.frames * FRAME_SIZE) as u64;
-        Ok(Arc::new(Self {
-            dirty: DirtyControl::new(&config, arena_bytes),
-            arena,
-            frames: Mutex::new(FrameAlloc::new(division.frames)),
-            captured: (0..division.frames).map(|_| AtomicU32::new(0)).collect(),
+        let max = config.budget_max.unwrap_or(0).max(config.budget);
+        match Self::sized(&config, max, &world) {
+            Err(e) if max > config.budget && e.kind() != ErrorKind::InvalidInput => {
+                log::info!("no address space to grow into: {e}");
+                Self::sized(&config, config.budget, &world)
+            }
+            made => made,
+        }
+    }
+
+    fn sized(config: &Config, budget_max: u64, world: &WorldRef) -> Result<Arc<Self>> {
+        let sizes = Sizes::new(config, budget_max)?;
+        let (slots, frames) = (sizes.slots(), sizes.frames());
+        let max = sizes.max;
+        let cache = Arc::new(Self {
+            dirty: DirtyControl::new(config, sizes.frame_bytes()),
+            arena: Arena::new(frames, max.frames, config.huge_pages)?,
+            frames: Mutex::new(FrameAlloc::new(frames, max.frames)),
+            captured: ZeroTable::new(max.frames)?,
             snapshot_frames: AtomicU64::new(0),
-            table: Table::new(division.layout, slots),
-            index: Index::new(slots),
+            table: Table::new(sizes.layout, max.slots)?,
+            index: Index::new(slots, max.slots)?,
             owners: Arc::new(Owners::new()),
-            free_slots: Mutex::new((1..=slots as Slot).rev().collect()),
-            age: Mutex::new(Age::new(slots, division.frames)),
+            free_slots: Mutex::new(SlotAlloc::new(slots)),
+            age: Mutex::new(Age::new(slots, frames)),
             reclaim_turn: Mutex::new(()),
             queued: [const { AtomicI64::new(0) }; 3],
             waits: (0..WAIT_QUEUES).map(|_| WaitQueue::new()).collect(),
             frame_wait: WaitQueue::new(),
             starved: AtomicU32::new(0),
+            private_wait: WaitQueue::new(),
+            files: CounterRef::default(),
+            more_rows: Mutex::default(),
+            dirty_wishes: Mutex::new(DirtyWishes {
+                limit: config.dirty_bytes,
+                background: config.dirty_background_bytes,
+            }),
+            resizing: AtomicBool::new(false),
+            resize_wait: WaitQueue::new(),
             next_mapping: AtomicU32::new(1),
             counters: Counters::default(),
             hits: Striped::default(),
@@ -93,10 +128,13 @@ impl PageCache {
                 config.stable,
                 config.uncached_strategy,
             ),
-            config,
-            division,
-            world,
-        }))
+            config: config.clone(),
+            sizes,
+            world: world.clone(),
+        });
+        cache.advise_tables();
+        cache.prefault();
+        Ok(cache)
     }
 
     /// The configuration it was made with.
@@ -120,7 +158,8 @@ impl PageCache {
         assert!(id != 0, "mapping ids are used up");
         self.owners.open(id);
         let owner = (self.owners.clone(), domain);
-        Mapping::new(id, owner, block_size, self.config.folio_size, size)
+        let share = Some(FileShare::new(&self.files));
+        Mapping::new(id, owner, block_size, self.config.folio_size, size, share)
     }
 
     /// A file whose mapping is gone and whose folios are not: mapping `id` again, with the same block size.
@@ -137,25 +176,30 @@ impl PageCache {
             return None;
         }
         let owner = (self.owners.clone(), domain);
-        Some(Mapping::new(id, owner, block_size, self.config.folio_size, size))
+        let share = Some(FileShare::new(&self.files));
+        Some(Mapping::new(id, owner, block_size, self.config.folio_size, size, share))
     }
 
     /// Largest number of frames that one operation should hold at a time.
     pub fn frames_per_operation(&self) -> usize {
-        (self.division.frames / 16).clamp(self.division.layout.frames.min(64), 512)
+        // However small the cache becomes meanwhile, it can have that many.
+        let most = (self.sizes.floor.frames / 2).min(512);
+        let least = self.sizes.layout.frames.min(64).min(most);
+        (self.sizes.frames() / 16).clamp(least, most)
     }
 
     /// A snapshot of counters and gauges.
     pub fn stats(&self) -> Stats {
         let mut s = self.counters.snapshot();
         s.hits = self.hits.total();
-        s.budget_bytes = self.config.budget;
-        s.arena_bytes = (self.division.frames * FRAME_SIZE) as u64;
-        s.arena_page_bytes = self.arena.page_size() as u64;
-        s.arena_huge_bytes = self.arena.huge_bytes() as u64;
-        s.frames_total = self.division.frames as u64;
+        let (page, huge) = self.arena.pages();
+        s.budget_bytes = self.sizes.budget();
+        s.arena_bytes = self.sizes.frame_bytes();
+        s.arena_page_bytes = page as u64;
+        s.arena_huge_bytes = huge as u64;
+        s.frames_total = self.sizes.frames() as u64;
         s.frames_free = self.frames.lock().free() as u64;
-        s.folios = (self.division.slots - self.free_slots.lock().len()) as u64;
+        s.folios = self.free_slots.lock().used() as u64;
         s.ghosts = self.age.lock().ghosts();
         s.dirty_bytes = self.dirty.dirty_bytes();
         s.writeback_bytes = self.dirty.writeback_bytes();
@@ -163,35 +207,34 @@ impl PageCache {
         s
     }
 
-    /// What the budget is spent on: (what, bytes now, bound in bytes).
-    pub fn budget(&self) -> Vec<(String, u64, u64)> {
-        let s = self.stats();
-        let d = &self.division;
-        let slot_bytes = (d.layout.stride * 8) as u64;
+    /// What the budget is spent on: (what, bytes now, bound in bytes). *Now* is what is in use, and
+    /// may be resident; the bound is what it may come to under the budget as it is now.
+    pub fn budget(&self) -> Vec<Row> {
+        let (frames, slots) = (self.sizes.frames() as u64, self.sizes.slots() as u64);
+        let (used, touched) = {
+            let alloc = self.frames.lock();
+            (alloc.used() as u64, alloc.touched().min(alloc.total()) as u64)
+        };
+        let folios = self.free_slots.lock().used() as u64;
+        let slot_bytes = (self.sizes.layout.stride * 8) as u64;
+        let private = self.counters.private_bytes.load(Ordering::Relaxed);
         let line = |what: &str, now, bound| (what.to_string(), now, bound);
-        vec![
-            line("frames", (s.frames_total - s.frames_free) * FRAME_SIZE as u64, s.arena_bytes),
-            line("folio descriptors", s.folios * slot_bytes, d.slots as u64 * slot_bytes),
+        let mut rows = vec![
+            line("frames", used * FRAME_SIZE as u64, frames * FRAME_SIZE as u64),
+            line("folio descriptors", folios * slot_bytes, slots * slot_bytes),
             line("index", self.index.bytes(), self.index.bytes()),
-            line("age queues and ghosts", d.slots as u64 * 16, d.slots as u64 * 16),
+            line("age queues and ghosts", slots * SLOT_BOOKS, slots * SLOT_BOOKS),
             line(
                 "dirty sets",
                 self.dirty.dirty_folios() * DIRTY_FOLIO_BYTES,
-                d.slots as u64 * DIRTY_FOLIO_BYTES,
+                slots * DIRTY_FOLIO_BYTES,
             ),
-            line("frame maps", d.frames as u64 * 5, d.frames as u64 * 5),
-            line("buffers of requests in flight", s.private_bytes, d.io_reserve),
-        ]
-    }
-
-    /// Counts a buffer outside the arena that a request in flight needs; negative when it goes.
-    pub fn private_bytes(&self, change: i64) {
-        let counter = &self.counters.private_bytes;
-        if change < 0 {
-            counter.fetch_sub(change.unsigned_abs(), Ordering::Relaxed);
-        } else {
-            let now = counter.fetch_add(change as u64, Ordering::Relaxed) + change as u64;
-            self.counters.private_bytes_max.fetch_max(now, Ordering::Relaxed);
-        }
+            line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),
+            line("open files", self.file_bytes(), self.file_bytes()),
+            line("buffers of requests in flight", private, self.private_limit()),
+        ];
+        let more = self.more_rows.lock().clone();
+        rows.extend(more.iter().flat_map(|part| part()));
+        rows
     }
 }

@@ -13,15 +13,26 @@ pub const MAX_BLOCK: u32 = FRAME_SIZE as u32;
 
 /// Bytes that a dirty folio costs beside its slot: its entries by index and by age.
 pub(crate) const DIRTY_FOLIO_BYTES: u64 = 72;
+/// Ghosts and queues, bytes for each folio descriptor.
+pub(crate) const SLOT_BOOKS: u64 = 16 + 8;
+/// What is kept for each frame, bytes.
+pub(crate) const FRAME_BOOKS: u64 = 6;
+/// Frames and slots are numbered in 32 bits, zero and the topmost bit apart.
+const NUMBERS: u64 = u32::MAX as u64 / 2;
 
 /// Configuration. `budget` bounds everything that grows with data or load.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bytes for everything.
+    /// Bytes for everything. A limit: memory is taken as it is used.
     pub budget: u64,
+    /// Largest budget that the cache can be given while it runs, bytes; address space is kept for
+    /// it. Default: the budget.
+    pub budget_max: Option<u64>,
+    /// Take all of the memory at start.
+    pub prefault: bool,
     /// Bytes of a folio: a power of two, 4 KiB..2 MiB.
     pub folio_size: u32,
-    /// Collapse the arena to huge pages.
+    /// Frames and tables on huge pages.
     pub huge_pages: bool,
     /// Write-out starts above this many dirty bytes. Default: a tenth of the arena.
     pub dirty_background_bytes: Option<u64>,
@@ -49,6 +60,8 @@ impl Config {
     pub fn with_budget(budget: u64) -> Self {
         Self {
             budget,
+            budget_max: None,
+            prefault: false,
             folio_size: 64 * KIB as u32,
             huge_pages: true,
             dirty_background_bytes: None,
@@ -65,23 +78,29 @@ impl Config {
 
     /// Divides the budget, or says why it cannot.
     pub(crate) fn divide(&self) -> Result<Division> {
+        self.divide_of(self.budget)
+    }
+
+    /// The same for another budget than the one at start.
+    pub(crate) fn divide_of(&self, budget: u64) -> Result<Division> {
         let bad = |text: String| Err(Error::new(ErrorKind::InvalidInput, "configure cache", text));
         let size = self.folio_size;
         if !size.is_power_of_two() || !(FRAME_SIZE as u32..=2 * MIB as u32).contains(&size) {
             return bad(format!("folio_size {size}: a power of two from 4 KiB to 2 MiB"));
         }
-        if self.budget < MIB {
-            return bad(format!("budget {}: at least 1 MiB", self.budget));
+        if budget < MIB {
+            return bad(format!("budget {budget}: at least 1 MiB"));
         }
         let layout = Layout::new(size);
         // Requests in flight and front-end buffers.
-        let io_reserve = (self.budget / 16).min(16 * MIB);
-        let rest = self.budget - io_reserve;
+        let io_reserve = (budget / 16).min(16 * MIB);
+        let rest = budget - io_reserve;
         // Per frame, if each frame had a folio of its own: the frame, its folio, two index heads
-        // (the table is rounded up to a power of two), a ghost, an entry on an age queue, a
-        // share of a dirty-set node; per frame a capture count and a chunk's map and positions.
-        let per_folio = (layout.stride * 8 + 8 + 8 + 8) as u64 + DIRTY_FOLIO_BYTES;
-        let per_frame = FRAME_SIZE as u64 + 5;
+        // (the table is rounded up to a power of two), ghosts, an entry on an age queue or among
+        // the free, its entries in a dirty set; per frame a capture count and its share of a
+        // chunk's map, position, and place on a list.
+        let per_folio = layout.stride as u64 * 8 + 8 + SLOT_BOOKS + DIRTY_FOLIO_BYTES;
+        let per_frame = FRAME_SIZE as u64 + FRAME_BOOKS;
         let one_each = rest / (per_folio + per_frame);
         let (slots, frames) = if per_folio * 16 <= per_frame * 2 {
             (one_each, one_each)
@@ -90,17 +109,18 @@ impl Config {
             let slots = (rest / 16 / per_folio).max(4);
             (slots, (rest - slots * per_folio) / per_frame)
         };
-        let slots = slots.min(frames).min(u32::MAX as u64 / 2);
+        let (slots, frames) = (slots.min(frames).min(NUMBERS), frames.min(NUMBERS));
         if frames < u64::from(size) / FRAME_SIZE as u64 || frames < 64 {
-            return bad(format!("budget {} is too small for folios of {size}", self.budget));
+            return bad(format!("budget {budget} is too small for folios of {size}"));
         }
-        Ok(Division { layout, slots: slots as usize, frames: frames as usize, io_reserve })
+        Ok(Division { budget, layout, slots: slots as usize, frames: frames as usize, io_reserve })
     }
 }
 
 /// The outcome of [`Config::divide`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Division {
+    pub budget: u64,
     pub layout: Layout,
     pub slots: usize,
     pub frames: usize,
@@ -122,7 +142,10 @@ mod tests {
                     continue;
                 };
                 let heads = d.slots.next_power_of_two() * 4;
-                let sum = d.frames * FRAME_SIZE + d.slots * (d.layout.stride * 8 + 16) + heads;
+                let sum = d.frames * FRAME_SIZE
+                    + d.slots * (d.layout.stride * 8 + 24 + 40)
+                    + heads
+                    + d.frames * 6;
                 assert!(sum as u64 + d.io_reserve <= budget);
                 assert!(d.frames as u64 * 4096 >= budget * 7 / 10, "{folio_size} {budget} {d:?}");
             }

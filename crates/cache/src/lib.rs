@@ -3,9 +3,10 @@
 //! and devices not at all: reading and writing out are done by the mapping layer above, which
 //! this crate calls through [`writeback::WriteOut`].
 //!
-//! Reading order: [`memory`] (arena and frames), [`folio`] (states, the folio lock, finding one),
-//! [`mapping`] (per file), [`mod@cache`] (all of it together), [`ageing`] (queues, reclaim, readahead),
-//! [`writeback`] (limits, writers above them, pieces in write-out, flushers, errors).
+//! Reading order: [`memory`] (arena, frames, and how much there may be of each), [`folio`] (states,
+//! the folio lock, finding one), [`mapping`] (per file), [`mod@cache`] (all of it together), [`ageing`]
+//! (queues, reclaim, readahead), [`writeback`] (limits, writers above them, pieces in write-out,
+//! flushers, errors).
 //!
 //! # Lock order
 //! An arrow means: may be taken while the one on the left is held.
@@ -13,16 +14,22 @@
 //! reclaim turn ─┬▶ age (queues) ──▶ (nothing)
 //!               └▶ folio lock (try only, by reclaim) ─┬▶ index bucket
 //!                                                     ├▶ a file's dirt ──▶ (nothing)
-//!                                                     ├▶ a file's list of folios ──▶ (nothing)
+//!                                                     ├▶ a file's list of folios ──▶ index bucket (a move)
 //!                                                     ├▶ mapping.failed ──▶ domain's queue ──▶ a file's dirt
 //!                                                     ├▶ mapping.unflushed
 //!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
 //! domain's line, pace ──▶ (nothing)   index bucket ──▶ (nothing)
 //! free slots ──▶ (nothing)       wait queues ──▶ (nothing)
+//! all index buckets (a rehash) ──▶ (nothing)      arena's `ahead` ──▶ (nothing)
 //! ```
 //! No lock of this crate is held across a wait or an I/O. A holder of a folio lock takes no
 //! second folio lock, and never the age lock: new folios are queued after their lock is released.
+//! Moving a folio to a lower slot ([`PageCache::resize`]) is the one exception: it takes the lock of
+//! the free slot too, which others hold only to see that it is not theirs.
+//!
+//! Whoever waits for a permit for private memory ([`memory::private`]) holds no lock and no other
+//! permit.
 
 pub mod ageing;
 pub mod bounds;
@@ -43,5 +50,6 @@ pub use folio::State;
 pub use folio::guard::{FolioRead, FolioWrite, FramePool};
 pub use mapping::Mapping;
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
+pub use memory::private::{Permit, Row, RowSource};
 pub use stats::Stats;
 pub use writeback::{WriteOut, WriteOutPass, errseq, flusher, stable};

@@ -6,6 +6,7 @@ use crate::bounds::Bounds;
 use crate::folio::owners::Owners;
 use crate::folio::table::Blocks;
 use crate::memory::arena::FRAME_SIZE;
+use crate::memory::private::FileShare;
 use crate::rangeset::RangeSet;
 use crate::writeback::dirt::Dirt;
 use crate::writeback::domain::Domain;
@@ -63,6 +64,8 @@ pub struct Mapping {
     ticket_wait: WaitQueue,
     /// Nobody is left to write its dirt: what is in write-out is dropped when that ends.
     dead: AtomicBool,
+    /// What it takes of the budget; given back on drop.
+    _share: Option<FileShare>,
 }
 
 impl Mapping {
@@ -72,6 +75,7 @@ impl Mapping {
         block_size: u32,
         folio_size: u32,
         size: u64,
+        share: Option<FileShare>,
     ) -> Self {
         assert!(block_size.is_power_of_two() && (512..=FRAME_SIZE as u32).contains(&block_size));
         Self {
@@ -94,6 +98,7 @@ impl Mapping {
             tickets: Mutex::default(),
             ticket_wait: WaitQueue::new(),
             dead: AtomicBool::new(false),
+            _share: share,
         }
     }
 
@@ -338,7 +343,7 @@ mod tests {
     fn mapping(block_size: u32) -> Mapping {
         let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
         let owner = (Arc::new(Owners::new()), control.domain(None));
-        Mapping::new(1, owner, block_size, 65536, 1 << 20)
+        Mapping::new(1, owner, block_size, 65536, 1 << 20, None)
     }
 
     #[test]

@@ -55,9 +55,24 @@ pub struct ExportArgs {
     /// Address to listen on with --port [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS", requires = "port")]
     pub bind: Option<std::net::IpAddr>,
+    /// Folder with server-cert.pem, server-key.pem and perhaps ca-cert.pem: clients use TLS
+    #[arg(long, value_name = "DIR")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Whether clients may use TLS, or must [default: require if there are certificates]
+    #[arg(long, value_name = "MODE", value_parser = PossibleValuesParser::new(["off", "on", "require"]))]
+    pub tls: Option<String>,
+    /// Serve only clients with a certificate that ca-cert.pem has signed
+    #[arg(long, requires = "tls_certificates")]
+    pub tls_verify_peer: bool,
+    /// Allow an address that others can reach although nothing protects the images there
+    #[arg(long, requires = "bind")]
+    pub insecure: bool,
     /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub cache_size: Option<u64>,
+    /// Take all of the memory at start, not as it is used
+    #[arg(long)]
+    pub prefault: bool,
     /// What requests do with the cache
     #[arg(long, value_name = "MODE", default_value = "cached",
           value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]
@@ -104,6 +119,15 @@ pub struct ExportArgs {
     /// Threads that serve clients, 1 to 64 [default: the CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Option<u16>,
+    /// Most connections at a time [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub clients: Option<u16>,
+    /// Idle for this long, a connection makes room for a new one when there are too many [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub idle_timeout: Option<u32>,
+    /// Longest look around for work before a thread sleeps; 0 is off [default: 50]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub poll_us: Option<u32>,
     /// Control socket [default: one per process in the user's runtime folder]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
@@ -252,6 +276,7 @@ mod tests {
             "forebay export x --mode sometimes",
             "forebay export x -U a -p 1",
             "forebay export x --bind ::1",
+            "forebay export x -p 1 --insecure",
             "forebay export x -p 70000",
             "forebay export x --threads 0",
             "forebay tune novalue",

@@ -186,7 +186,7 @@ fn huge_pages() -> Finding {
 
 /// Page size that the arena of a small cache reaches here, bytes.
 fn arena_page() -> forebay::Result<u64> {
-    let config = forebay::CacheConfig { budget: 64 << 20, ..Default::default() };
+    let config = forebay::CacheConfig { budget: 16 << 20, prefault: true, ..Default::default() };
     Ok(forebay::Cache::new(config)?.stats().arena_page_bytes)
 }
 

@@ -1,7 +1,10 @@
 //! An image can be read and written by real clients, and is what they wrote afterwards.
 
+#[path = "../../nbd/tests/common/certificates.rs"]
+mod certificates;
 mod common;
 
+use certificates::Certificates;
 use common::{Folder, bytes, tool};
 
 const SIZE: u64 = 8 << 20;
@@ -50,6 +53,38 @@ fn over_tcp_with_a_port_of_the_systems_choice() {
     let run = "nbdinfo --size \"$uri\" && test -n \"$port\" && test -z \"$unixsocket\"";
     let out = folder.ok(&["export", "disk.img", "-p", "0", "--cache-size", "16M", "--run", run]);
     assert!(out.starts_with("nbd://127.0.0.1:"), "{out}");
+    assert!(out.trim().ends_with(&SIZE.to_string()), "{out}");
+}
+
+#[test]
+fn an_address_that_others_reach_only_by_name() {
+    let folder = Folder::new();
+    folder.image("disk.img", SIZE);
+    let open = ["export", "disk.img", "-p", "0", "--bind", "0.0.0.0", "--cache-size", "16M"];
+    let run = ["--insecure", "--run", "nbdinfo --size nbd://127.0.0.1:$port"];
+    let out = folder.ok(&[&open[..], &run[..]].concat());
+    assert!(out.trim().ends_with(&SIZE.to_string()), "{out}");
+}
+
+#[test]
+fn by_tls() {
+    let folder = Folder::new();
+    let image = folder.image("disk.img", SIZE);
+    let certificates = Certificates::new();
+    let dir = certificates.path().to_str().unwrap();
+    let secure =
+        ["disk.img", "--cache-size", "16M", "--tls-verify-peer", "--tls-certificates", dir];
+    let server = folder.export(&secure);
+    assert!(server.uri.starts_with("nbds+unix:///?socket="), "{}", server.uri);
+    let uri = format!("{}&tls-certificates={dir}&tls-hostname=localhost", server.uri);
+    let copy = folder.path("copy.img");
+    tool("nbdcopy", &[&uri, &copy.display().to_string()]);
+    assert_eq!(bytes(&copy), bytes(&image));
+    server.stop();
+    // An address that others can reach, then, is not insecure.
+    let open = ["export", "disk.img", "-p", "0", "--bind", "0.0.0.0", "--cache-size", "16M"];
+    let run = format!("nbdinfo --size 'nbds://127.0.0.1:'$port'?tls-certificates={dir}'");
+    let out = folder.ok(&[&open[..], &secure[3..], &["--run", &run]].concat());
     assert!(out.trim().ends_with(&SIZE.to_string()), "{out}");
 }
 

@@ -24,6 +24,11 @@ fn a_setting_changes_on_the_running_process() {
     let wrong = tune(&["no_such_thing=1"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("no_such_thing"), "{}", stderr(&wrong));
+    assert!(all.contains("poll_us=50"), "{all}");
+    assert_eq!(folder.ok(&["tune", "--control", "ctl", "poll_us=0"]).trim(), "poll_us=0");
+    for wrong in ["poll_us=1001", "poll_us=long"] {
+        assert_eq!(tune(&[wrong]).status.code(), Some(2), "{wrong}");
+    }
     let wrong = tune(&["dirty_bytes=many"]);
     assert_eq!(wrong.status.code(), Some(2), "{}", stderr(&wrong));
     server.stop();

@@ -1,7 +1,7 @@
 //! The cache as a user sees it: a budget, files on it, numbers, knobs.
 
 use crate::file::{Closing, File};
-use crate::memory::default_budget;
+use crate::memory::{default_budget, total_ram};
 use crate::registry::{Claim, Found, Registry, Resident, View};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use forebay_block::{
 };
 use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_cache::writeback::{Domain, DomainKey};
-use forebay_cache::{Config, PageCache, Stats};
+use forebay_cache::{Config, PageCache, RowSource, Stats};
 use forebay_iomap::MappedFile;
 use forebay_iomap::file::Geometry;
 use forebay_iomap::identity::Identity;
@@ -25,8 +25,14 @@ use std::sync::{Mutex, MutexGuard, Weak};
 /// How to make a cache. All sizes in bytes.
 #[derive(Clone, Debug)]
 pub struct CacheConfig {
-    /// Bytes for everything that grows with data or load.
+    /// Bytes for everything that grows with data or load. A limit, not a reservation: memory is
+    /// taken as it is used.
     pub budget: u64,
+    /// Largest budget that [`Cache::resize`] can give it; address space is kept for it, which costs
+    /// next to nothing. Default: all of RAM.
+    pub budget_max: Option<u64>,
+    /// Take all of the memory at start.
+    pub prefault: bool,
     /// Bytes of a folio, 4 KiB..2 MiB.
     pub folio_size: u32,
     /// I/O engine.
@@ -55,6 +61,8 @@ impl CacheConfig {
         let base = Config::with_budget(budget);
         Self {
             budget,
+            budget_max: None,
+            prefault: false,
             folio_size: base.folio_size,
             aio: Aio::Auto,
             dirty_bytes: None,
@@ -144,6 +152,8 @@ impl Cache {
     pub fn in_world(config: CacheConfig, world: WorldRef) -> Result<Self> {
         let pages = PageCache::new(
             Config {
+                budget_max: config.budget_max.or_else(total_ram),
+                prefault: config.prefault,
                 folio_size: config.folio_size,
                 dirty_bytes: config.dirty_bytes,
                 dirty_background_bytes: config.dirty_background_bytes,
@@ -351,6 +361,21 @@ impl Cache {
         self.shared.pages.budget()
     }
 
+    /// Adds parts to [`Cache::budget`] that somebody else uses and that count in the same number, such
+    /// as a server. The source must not keep files of this cache open.
+    pub fn add_rows(&self, source: RowSource) {
+        self.shared.pages.add_rows(source);
+    }
+
+    /// Makes the budget `bytes`, up or down, while files are in use. What does not fit any more is
+    /// evicted, the coldest first; dirt among it is written out. Waits until the memory has gone back
+    /// to the system. Errors: a size out of range (4 MiB, or what it was made with if that was less,
+    /// to [`CacheConfig::budget_max`]); dirty blocks that cannot be written out: then the budget is as
+    /// before.
+    pub fn resize(&self, bytes: u64) -> Result<()> {
+        forebay_base::task::block_on(self.shared.pages.resize(bytes))
+    }
+
     /// Name of the I/O engine, and why it was chosen.
     pub fn engine(&self) -> (&'static str, String) {
         self.shared.engine.kind()
@@ -361,6 +386,7 @@ impl Cache {
         let pages = &self.shared.pages;
         let dirty = &pages.dirty;
         vec![
+            ("cache_size", pages.stats().budget_bytes.to_string()),
             ("dirty_background_bytes", dirty.background.load(Ordering::Relaxed).to_string()),
             ("dirty_bytes", dirty.limit.load(Ordering::Relaxed).to_string()),
             ("dirty_expire_centisecs", dirty.expire_centisecs.load(Ordering::Relaxed).to_string()),
@@ -390,16 +416,10 @@ impl Cache {
         let dirty = &pages.dirty;
         let bad = |text: String| Err(Error::new(ErrorKind::InvalidInput, "tune", text));
         let number = parse_size(value)?;
-        let arena = self.stats().arena_bytes;
         match name {
-            "dirty_bytes" | "dirty_background_bytes" if number > arena => {
-                return bad(format!("{name}={value}: the cache holds {arena} bytes"));
-            }
-            "dirty_bytes" if number == 0 => {
-                return bad("dirty_bytes=0: nothing could be written".into());
-            }
-            "dirty_bytes" => dirty.limit.store(number, Ordering::Relaxed),
-            "dirty_background_bytes" => dirty.background.store(number, Ordering::Relaxed),
+            "cache_size" => return self.resize(number),
+            "dirty_bytes" => return pages.set_dirty_bytes(number),
+            "dirty_background_bytes" => return pages.set_dirty_background_bytes(number),
             "dirty_expire_centisecs" => {
                 let value = u32::try_from(number).unwrap_or(u32::MAX);
                 dirty.expire_centisecs.store(value, Ordering::Relaxed);

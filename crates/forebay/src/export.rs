@@ -218,8 +218,13 @@ impl Export for FileExport {
         })
     }
 
-    fn extents(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        Box::pin(async move { extents(&self.file.opener.file, offset, len) })
+    fn extents(
+        self: Arc<Self>,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
+        Box::pin(async move { extents(&self.file.opener.file, offset, len, max).await })
     }
 
     fn for_client(&self) -> Option<Arc<dyn Export>> {

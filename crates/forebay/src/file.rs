@@ -3,7 +3,7 @@
 use crate::cache::{Cache, Shared};
 use crate::export::{ExportMode, FileExport, LiveMode};
 use crate::registry::{Lingering, Resident, View};
-use forebay_base::task::block_on;
+use forebay_base::task::{block_on, yield_now};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{DirectIo, FileDevice, FileIdentity};
 use forebay_cache::State;
@@ -303,7 +303,7 @@ impl File {
 
     /// Map of a range: which runs hold data.
     pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
-        extents(&self.opener.file, offset, len)
+        block_on(extents(&self.opener.file, offset, len, usize::MAX))
     }
 
     /// Whether bytes in flight are kept from changing on this file, and why: what its device asks for
@@ -341,37 +341,82 @@ impl File {
     }
 }
 
-/// The map of a range, with blocks that are dirty in the cache counted as data.
-pub(crate) fn extents(file: &MappedFile, offset: u64, len: u64) -> Result<Vec<Extent>> {
+/// Runs of the map below that are asked for at once.
+const RUNS_STEP: usize = 256;
+/// Folios that are looked at in one poll.
+const FOLIOS_STEP: u64 = 512;
+
+/// The map of a range from its start on, at most `max` extents, with blocks that are dirty in the
+/// cache counted as data. Gives way between its steps, so that an event loop may drive it.
+pub(crate) async fn extents(
+    file: &MappedFile,
+    offset: u64,
+    len: u64,
+    max: usize,
+) -> Result<Vec<Extent>> {
     let end = offset.checked_add(len).filter(|&end| end <= file.size());
     let Some(end) = end else {
         let error = Error::new(ErrorKind::OutOfRange, "map", "past the end");
         return Err(error.with_range(offset, len));
     };
-    let mut out: Vec<Extent> = Vec::new();
-    let mut push = |len: u64, hole: bool| {
-        if len > 0 {
-            match out.last_mut() {
-                Some(last) if last.hole == hole => last.len += len,
-                _ => out.push(Extent { len, hole, zero: hole }),
+    let mut out = Extents { list: Vec::new(), max: max.max(1), full: false };
+    let mut at = offset;
+    while at < end && !out.full {
+        let runs = file.ops.extents(at..end, RUNS_STEP).await?;
+        if runs.is_empty() {
+            return Err(Error::new(ErrorKind::Io, "map", "the device gave no map"));
+        }
+        for (start, len, data) in runs {
+            at = start + len;
+            if data {
+                out.push(len, false);
+            } else {
+                hole(file, start..at, &mut out).await;
             }
         }
-    };
-    for (at, len, data) in file.ops.extents(offset..end)? {
-        if data {
-            push(len, false);
-            continue;
-        }
-        // A hole below may have dirt above it.
-        let mut from = at;
-        for run in dirty_runs(file, at..at + len) {
-            push(run.start - from, true);
-            push(run.end - run.start, false);
-            from = run.end;
-        }
-        push(at + len - from, true);
+        yield_now().await;
     }
-    Ok(out)
+    Ok(out.list)
+}
+
+/// A hole below may have dirt above it.
+async fn hole(file: &MappedFile, range: std::ops::Range<u64>, out: &mut Extents) {
+    let step = file.mapping.folio_size() * FOLIOS_STEP;
+    let mut at = range.start;
+    while at < range.end && !out.full {
+        let part = at..range.end.min((at / step + 1) * step);
+        for run in dirty_runs(file, part.clone()) {
+            out.push(run.start - at, true);
+            out.push(run.end - run.start, false);
+            at = run.end;
+        }
+        out.push(part.end - at, true);
+        at = part.end;
+        if at < range.end {
+            yield_now().await;
+        }
+    }
+}
+
+/// Extents so far; neighbours of one kind are one.
+struct Extents {
+    list: Vec<Extent>,
+    max: usize,
+    full: bool,
+}
+
+impl Extents {
+    fn push(&mut self, len: u64, hole: bool) {
+        if len == 0 || self.full {
+            return;
+        }
+        let at_most = self.list.len() == self.max;
+        match self.list.last_mut() {
+            Some(last) if last.hole == hole => last.len += len,
+            _ if at_most => self.full = true,
+            _ => self.list.push(Extent { len, hole, zero: hole }),
+        }
+    }
 }
 
 fn dirty_runs(file: &MappedFile, range: std::ops::Range<u64>) -> Vec<std::ops::Range<u64>> {

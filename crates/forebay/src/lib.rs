@@ -35,5 +35,5 @@ pub use export::{ExportMode, LiveMode};
 pub use file::{File, Residency};
 pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
 pub use forebay_block::{Aio, DirectIo};
-pub use forebay_cache::Stats;
 pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};
+pub use forebay_cache::{Row, RowSource, Stats};

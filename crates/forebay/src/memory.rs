@@ -10,7 +10,8 @@ pub(crate) fn default_budget() -> u64 {
     total.min(cgroup).max(16 * MIB)
 }
 
-fn total_ram() -> Option<u64> {
+/// Bytes of RAM.
+pub(crate) fn total_ram() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|l| l.starts_with("MemTotal:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;

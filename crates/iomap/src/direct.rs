@@ -102,7 +102,7 @@ impl MappedFile {
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
         // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-        self.write_reserved(range, src, bio_flags).await?;
+        self.write_reserved(range, src, bio_flags, false).await?;
         if durable && !self.ops.fua_suffices() {
             self.write_below(range.end, src.blocking()).await;
             self.publish_size();
@@ -123,12 +123,14 @@ impl MappedFile {
         }
     }
 
-    /// Reserves room for a range that is held exclusively, writes it, publishes it.
+    /// Reserves room for a range that is held exclusively, writes it, publishes it. `covered`: the
+    /// caller has a permit for copies of it.
     pub(crate) async fn write_reserved(
         &self,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
+        covered: bool,
     ) -> Result<()> {
         let limits = self.ops.limits();
         let unit = u64::from(limits.unit.max(self.device().limits().logical_block));
@@ -147,7 +149,7 @@ impl MappedFile {
             sums: if limits.sums { sums(place) } else { Vec::new() },
         };
         let written: Vec<Written> = reservation.places().iter().map(written).collect();
-        self.write_places(&reservation, range, src, flags).await?;
+        self.write_places(&reservation, range, src, flags, covered).await?;
         self.ops.publish(&reservation, &written, publishable_size(&self.mapping, &*self.ops));
         drop(ticket);
         Ok(())
@@ -197,6 +199,7 @@ impl MappedFile {
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
+        covered: bool,
     ) -> Result<()> {
         let device = self.device();
         let tail = self.ops.unit().max(device.limits().logical_block) as usize;
@@ -213,6 +216,11 @@ impl MappedFile {
             let part = (offset - range.start) as usize..(end - range.start) as usize;
             let whole = part.len() == src.bytes().len();
             let aligned = part.len() % tail == 0;
+            let copied = !aligned || (!whole && matches!(src, Source::Owned(_)));
+            let _permit = match copied && !covered {
+                true => Some(self.cache.private(len + tail as u64).await),
+                false => None,
+            };
             match src {
                 Source::Slice(bytes) if aligned => {
                     device.write_from(device_offset, &bytes[part], flags)?

@@ -6,18 +6,22 @@ use crate::ops::Sums;
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::{Arc, Mutex};
+use forebay_base::task::yield_now;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, Limits};
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::end_fill;
-use forebay_cache::{FRAME_SIZE, FolioWrite, FrameList, Mapping, PageCache};
+use forebay_cache::{FRAME_SIZE, FolioWrite, FrameList, Mapping, PageCache, State};
 use std::any::Any;
 use std::ops::Range;
 
 /// Longest read of one bio, bytes.
 const MAX_BIO: u64 = 512 << 10;
+
+/// Most frames of a step of a prefetch.
+const PREFETCH_FRAMES: usize = 128;
 
 /// How a fill is wanted.
 #[derive(Debug, Clone, Copy, Default)]
@@ -139,19 +143,37 @@ impl MappedFile {
         Filling::Started(error)
     }
 
-    /// Brings a range into the cache, as far as frames can be had without waiting; returns when
-    /// the reads are issued.
+    /// Brings a range into the cache, as far as frames can be had without waiting; returns when the
+    /// last reads are issued. Goes in steps, gives way between them, waits where the device's
+    /// engine is crowded, and has at most two in flight: neither an event loop nor the device's
+    /// queue is held by a long range.
     pub async fn prefetch(&self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.size());
-        let step = (self.cache.frames_per_operation() * forebay_cache::FRAME_SIZE) as u64;
+        let frames = self.cache.frames_per_operation().min(PREFETCH_FRAMES);
+        let step = (frames * FRAME_SIZE) as u64;
         let mode = FillMode { background: true, ..FillMode::default() };
-        let mut at = offset;
+        let (mut at, mut before) = (offset, None);
         while at < end {
+            if self.device().is_crowded() {
+                self.device().room().await;
+            }
             let part = at..end.min(at + step);
             at = part.end;
-            if !matches!(self.start_fill(part, mode).await, Filling::Started(_)) {
+            if !matches!(self.start_fill(part.clone(), mode).await, Filling::Started(_)) {
                 return;
             }
+            if let Some(before) = before.replace(part) {
+                self.wait_filled(before).await;
+            }
+            yield_now().await;
+        }
+    }
+
+    /// Waits until nothing of a range is being read.
+    async fn wait_filled(&self, range: Range<u64>) {
+        for (index, part) in self.pieces(range) {
+            let blocks = self.mapping.blocks_touched(index, &part);
+            self.cache.wait_while(&self.mapping, index, blocks, State::Reading).await;
         }
     }
 

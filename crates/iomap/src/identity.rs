@@ -7,11 +7,11 @@ use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, flush_here, io};
+use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, flush_here, io};
 use std::ops::Range;
 
 /// Longest run of zeros written at once where the device cannot zero, bytes.
-const ZERO_CHUNK: u64 = 1 << 20;
+const ZERO_CHUNK: u64 = 256 << 10;
 
 /// See the module.
 pub struct Identity {
@@ -123,7 +123,7 @@ impl MapOps for Identity {
         (limits.write_zeroes, limits.discard)
     }
 
-    fn extents(&self, range: Range<u64>) -> Result<Vec<(u64, u64, bool)>> {
-        self.device.extents(range.start, range.end - range.start)
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
+        self.device.extents(range.start, range.end - range.start, max)
     }
 }

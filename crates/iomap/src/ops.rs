@@ -21,7 +21,7 @@
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
-use forebay_block::{DeviceRef, StableWrites};
+use forebay_block::{DeviceRef, MapRuns, StableWrites};
 use std::any::Any;
 use std::future::Future;
 use std::ops::Range;
@@ -268,6 +268,7 @@ pub trait MapOps: Send + Sync {
     /// Whether `zero` is faster than writing zeros, and whether it gives space back.
     fn can_zero(&self) -> (bool, bool);
 
-    /// Map of a range for people: runs `(offset, length, is_data)` in order, covering it.
-    fn extents(&self, range: Range<u64>) -> Result<Vec<(u64, u64, bool)>>;
+    /// Map of a range: runs in order from its start on, at most `max` (1 or more) of them and perhaps
+    /// fewer, so that no call is long. What would block is done on another thread.
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>>;
 }

@@ -15,8 +15,9 @@ use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use std::ops::Range;
 
-/// Requests longer than this gain nothing from uncached readahead.
-const UNCACHED_READAHEAD_LIMIT: u64 = 512 << 10;
+/// A long uncached request goes in steps of this many bytes, so that the next one is on its way while
+/// this one is copied.
+const UNCACHED_STEP: u64 = 1 << 20;
 
 impl MappedFile {
     /// Reads if it needs no waiting: `None` says that it does, and that nothing has changed. Returns
@@ -89,7 +90,7 @@ impl MappedFile {
         }
         if direct {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
-            self.read_around(&range, &mut dst, false).await?;
+            self.read_around(&range, range.start, &mut dst, Past::Straight).await?;
         } else if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
             self.read_uncached(handle, &range, &mut dst).await?;
         } else {
@@ -143,7 +144,7 @@ impl MappedFile {
             folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
             if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
                 folio.keep(blocks);
-                folio.touch(blocks, false);
+                folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
             }
         }
         Some(Ok((range.end - range.start) as usize))
@@ -223,7 +224,7 @@ impl MappedFile {
                     let into = &mut dst.bytes()
                         [(piece.start - base) as usize..(piece.end - base) as usize];
                     folio.copy_out((piece.start - mapping.folio_start(index)) as usize, into);
-                    passing.read(&folio, blocks);
+                    passing.read(&folio, blocks, !is_aligned(piece.start, mapping.block_size()));
                     Counters::add(&self.cache.counters.misses, u64::from(blocks.len()));
                     return Ok(());
                 }
@@ -244,8 +245,11 @@ impl MappedFile {
         }
         // No frames, or it is evicted as fast as it comes: past the cache then.
         let into = (piece.start - base) as usize..(piece.end - base) as usize;
+        // This buffer, and what the device needs around it.
+        let _permit = self.cache.private(2 * (into.len() as u64 + 4096)).await;
         let mut part = AlignedBuf::new(into.len());
-        self.read_around(&piece, &mut Target::Owned(&mut part), false).await?;
+        let mut target = Target::Owned(&mut part);
+        self.read_around(&piece, piece.start, &mut target, Past::Covered).await?;
         dst.bytes()[into].copy_from_slice(&part);
         Ok(())
     }
@@ -258,13 +262,30 @@ impl MappedFile {
         run.start..end
     }
 
-    /// A sequential uncached stream gets a window of its own ahead; a random reader gets none.
-    pub(crate) async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>) {
-        if range.end - range.start > UNCACHED_READAHEAD_LIMIT {
-            return;
+    /// An uncached read straight past the cache, with what a stream has read ahead of it.
+    pub(crate) async fn read_ahead_and_around(
+        &self,
+        handle: &Handle,
+        range: &Range<u64>,
+        dst: &mut Target<'_>,
+    ) -> Result<()> {
+        // A request that continues no stream is none by itself: nothing is read ahead behind its end.
+        let stream = handle.streams.continues(range.start);
+        let limit = if stream { self.size() } else { range.end.min(self.size()) };
+        let mut at = range.start;
+        while at < range.end {
+            let step = at..range.end.min(at + UNCACHED_STEP);
+            self.uncached_readahead(handle, &step, limit).await;
+            self.read_around(&step, range.start, dst, Past::Straight).await?;
+            at = step.end;
         }
+        Ok(())
+    }
+
+    /// A sequential uncached stream gets a window of its own ahead; a random reader gets none.
+    async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>, limit: u64) {
         let max = self.readahead_limit();
-        let plan = handle.streams.plan(range.start, range.end, max, self.size(), true);
+        let plan = handle.streams.plan(range.start, range.end, max, limit, true);
         self.drop_uncached(plan.abandoned);
         if !plan.ahead.is_empty() {
             let mode = FillMode { background: true, ..Passing::Marked.fill() };
@@ -278,13 +299,13 @@ impl MappedFile {
 
     /// Past the cache, but coherent: what is cached is served from there and keeps its age (U1), what
     /// an uncached window brought is dropped when consumed (U2), the rest is read from the device
-    /// and leaves nothing. Hits and misses are told apart block by block (U3). `private`: it never
-    /// goes straight into the caller's memory.
+    /// and leaves nothing. Hits and misses are told apart block by block (U3).
     pub(crate) async fn read_around(
         &self,
         range: &Range<u64>,
+        base: u64,
         dst: &mut Target<'_>,
-        private: bool,
+        past: Past,
     ) -> Result<()> {
         let mut absent: Option<Range<u64>> = None;
         for (index, part) in self.pieces(range.clone()) {
@@ -293,9 +314,9 @@ impl MappedFile {
                 let (run, there) = self.next_run(index, at..part.end).await;
                 if there {
                     if let Some(gone) = absent.take() {
-                        self.read_absent(gone, range.start, dst, private).await?;
+                        self.read_absent(gone, base, dst, past).await?;
                     }
-                    if !self.consume(index, run.clone(), range.start, dst) {
+                    if !self.consume(index, run.clone(), base, dst) {
                         continue;
                     }
                 } else {
@@ -306,7 +327,7 @@ impl MappedFile {
             }
         }
         if let Some(gone) = absent {
-            self.read_absent(gone, range.start, dst, private).await?;
+            self.read_absent(gone, base, dst, past).await?;
         }
         Ok(())
     }
@@ -371,29 +392,42 @@ impl MappedFile {
         run: Range<u64>,
         base: u64,
         dst: &mut Target<'_>,
-        private: bool,
+        past: Past,
     ) -> Result<()> {
         Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
         let mut at = run.start;
         let mut cuts = self.mapping.bounds.cuts();
         let mut run = self.clip_to_size(&run, base, dst);
+        let mut permit = None;
         while at < run.end {
             let limits = self.ops.limits();
             let device_block = u64::from(self.device().limits().logical_block);
             // Sums are of whole units.
             let unit = if limits.sums { u64::from(limits.unit) } else { device_block };
             let start = round_down(at, unit);
-            let longest = u64::from(self.device().limits().max_transfer);
-            let end = round_up(run.end, unit).min(start + round_down(longest, unit));
+            let longest = round_down(self.longest_past(past), unit).max(unit);
+            let end = round_up(run.end, unit).min(start + longest);
             let extent = self.ops.map(start..end).await?;
             let upto = (extent.offset + extent.len).min(run.end);
             assert!(upto > at, "a map makes progress");
             let into = (at - base) as usize..(upto - base) as usize;
+            if extent.device_offset.is_some()
+                && permit.is_none()
+                && self.needs_permit(at - start, unit, &into, dst, past)
+            {
+                permit = self.cache.try_private(end - start);
+                if permit.is_none() {
+                    // Nothing is pinned by who waits for memory.
+                    drop(extent);
+                    permit = Some(self.cache.private(end - start).await);
+                    continue;
+                }
+            }
             match extent.device_offset {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
                     let done =
-                        self.read_device(device_at, at - start, into, dst, private, &extent).await;
+                        self.read_device(device_at, at - start, into, dst, past, &extent).await;
                     let now = self.mapping.bounds.cuts();
                     if now != cuts {
                         // Storage was cut under the read: once more, of what is left.
@@ -405,9 +439,38 @@ impl MappedFile {
                 }
             }
             drop(extent.pin);
+            drop(permit.take());
             at = upto;
         }
         Ok(())
+    }
+
+    /// Longest read past the cache, bytes: through private memory no more than a fair part of it.
+    fn longest_past(&self, past: Past) -> u64 {
+        let longest = u64::from(self.device().limits().max_transfer);
+        match past {
+            Past::Private => longest.min(self.cache.private_limit() / 4),
+            Past::Straight | Past::Covered => longest,
+        }
+    }
+
+    /// Whether the read of `into`, from `skip` bytes into a unit on, needs memory that the caller has no
+    /// permit for: it is not lent the caller's own.
+    fn needs_permit(
+        &self,
+        skip: u64,
+        unit: u64,
+        into: &Range<usize>,
+        dst: &mut Target<'_>,
+        past: Past,
+    ) -> bool {
+        let aligned = skip == 0 && is_aligned(into.len() as u64, unit);
+        let memory = dst.bytes()[into.clone()].as_ptr() as u64;
+        let lent = match dst {
+            Target::Slice(_) => is_aligned(memory, u64::from(self.device().limits().memory_align)),
+            Target::Owned(buf) => into.len() == buf.len(),
+        };
+        past != Past::Covered && (past == Past::Private || !aligned || !lent)
     }
 
     /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. What came
@@ -419,7 +482,7 @@ impl MappedFile {
         skip: u64,
         into: Range<usize>,
         dst: &mut Target<'_>,
-        private: bool,
+        past: Past,
         extent: &Extent,
     ) -> Result<()> {
         let unit = match &extent.sums {
@@ -427,7 +490,7 @@ impl MappedFile {
             None => u64::from(self.device().limits().logical_block),
         };
         let want = into.len() as u64;
-        let aligned = !private && skip == 0 && is_aligned(want, unit);
+        let aligned = past != Past::Private && skip == 0 && is_aligned(want, unit);
         if aligned && self.read_straight(device_at, into.clone(), dst).await? {
             if self.matches(extent, &dst.bytes()[into.clone()]) {
                 return Ok(());
@@ -435,7 +498,6 @@ impl MappedFile {
             Counters::add(&self.cache.counters.reread_bytes, want);
         }
         let len = round_up(skip + want, unit);
-        let private = Private::new(&self.cache, len);
         let mut part = AlignedBuf::new(len as usize);
         if dst.blocking() {
             self.device().read_into(device_at, &mut part)?;
@@ -450,7 +512,6 @@ impl MappedFile {
             return Err(corrupt(&(extent.offset..extent.offset + len)));
         }
         dst.bytes()[into].copy_from_slice(&part[skip as usize..(skip + want) as usize]);
-        drop(private);
         Ok(())
     }
 
@@ -488,21 +549,13 @@ impl MappedFile {
     }
 }
 
-/// Counts a private buffer while it lives.
-pub(crate) struct Private<'a> {
-    cache: &'a forebay_cache::PageCache,
-    bytes: u64,
-}
-
-impl<'a> Private<'a> {
-    pub fn new(cache: &'a forebay_cache::PageCache, bytes: u64) -> Self {
-        cache.private_bytes(bytes as i64);
-        Self { cache, bytes }
-    }
-}
-
-impl Drop for Private<'_> {
-    fn drop(&mut self) {
-        self.cache.private_bytes(-(self.bytes as i64));
-    }
+/// How bytes get past the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Past {
+    /// Straight into the caller's memory, where that is aligned.
+    Straight,
+    /// Always through private memory.
+    Private,
+    /// Straight, or through memory that the caller has a permit for.
+    Covered,
 }

@@ -18,11 +18,14 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, StableWrites, flush_here, io};
+use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, StableWrites, flush_here, io};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Weak;
 use std::time::Duration;
+
+/// Most blocks looked up in one call for the map.
+const LOOKUPS_MAX: usize = 1 << 16;
 
 /// An epoch: pins are clones of it.
 struct Epoch;
@@ -349,19 +352,22 @@ impl MapOps for Remap {
         (true, true)
     }
 
-    fn extents(&self, range: Range<u64>) -> Result<Vec<(u64, u64, bool)>> {
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
         let unit = self.shared.unit;
         let state = self.shared.state.lock();
-        let mut runs: Vec<(u64, u64, bool)> = Vec::new();
-        for block in self.blocks(&range) {
+        let mut runs = MapRuns::new();
+        for block in self.blocks(&range).take(LOOKUPS_MAX) {
             let start = (block * unit).max(range.start);
             let len = ((block + 1) * unit).min(range.end) - start;
             let data = state.map.contains_key(&block);
+            let full = runs.len() == max.max(1);
             match runs.last_mut() {
                 Some(last) if last.2 == data => last.1 += len,
+                _ if full => break,
                 _ => runs.push((start, len, data)),
             }
         }
-        Ok(runs)
+        drop(state);
+        Box::pin(std::future::ready(Ok(runs)))
     }
 }

@@ -19,7 +19,7 @@
 
 use crate::file::{Handle, MappedFile, Source, Target};
 use crate::fill::FillMode;
-use crate::read::Private;
+use crate::read::Past;
 use crate::write::Beyond;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{round_down, round_up};
@@ -58,11 +58,12 @@ impl Passing {
     }
 
     /// Blocks of the folio have been copied out.
-    pub fn read(self, folio: &FolioWrite<'_>, blocks: Blocks) {
+    /// `same`: it goes on within the block that the read before ended in, and is one touch with it.
+    pub fn read(self, folio: &FolioWrite<'_>, blocks: Blocks, same: bool) {
         match self {
             Self::Cached => {
                 folio.keep(blocks);
-                folio.touch(blocks, false);
+                folio.touch(blocks, same);
             }
             Self::Untouched => {}
             Self::Marked => folio.drop_uncached(blocks),
@@ -94,11 +95,10 @@ impl MappedFile {
                 let _behind = Behind(self, range.clone());
                 self.read_through(handle, range, dst, Passing::Marked).await
             }
-            UncachedStrategy::Private => self.read_around(range, dst, true).await,
-            UncachedStrategy::Ours => {
-                self.uncached_readahead(handle, range).await;
-                self.read_around(range, dst, false).await
+            UncachedStrategy::Private => {
+                self.read_around(range, range.start, dst, Past::Private).await
             }
+            UncachedStrategy::Ours => self.read_ahead_and_around(handle, range, dst).await,
         }
     }
 
@@ -166,7 +166,9 @@ impl MappedFile {
         let block = self.mapping.block_size();
         let mut at = run.start;
         while at < run.end {
-            let end = run.end.min(round_down(at, block) + PRIVATE_MAX);
+            // Its buffer, and copies of parts of it: an eighth of what there is for all, twice.
+            let part = round_down(self.cache.private_limit() / 8, block).clamp(block, PRIVATE_MAX);
+            let end = run.end.min(round_down(at, block) + part);
             if self.write_past_once(at..end, base, src).await? {
                 at = end;
             }
@@ -188,7 +190,7 @@ impl MappedFile {
         self.evict_for_direct(&held.range()).await?;
         let epoch = self.mapping.unflushed.epoch();
         let len = whole.end - whole.start;
-        let _counted = Private::new(&self.cache, len);
+        let _permit = self.cache.private(2 * len + 4 * block).await;
         Counters::add(&self.cache.counters.uncached_write_bytes, run.end - run.start);
         let mut data = AlignedBuf::new(len as usize);
         let last = round_down(whole.end - 1, block);
@@ -196,13 +198,13 @@ impl MappedFile {
         for (at, _) in edges.into_iter().filter(|&(_, partial)| partial) {
             let edge = at..(at + block).min(whole.end);
             let mut old = AlignedBuf::new((edge.end - edge.start) as usize);
-            self.read_absent(edge.clone(), at, &mut Target::Owned(&mut old), true).await?;
+            self.read_absent(edge.clone(), at, &mut Target::Owned(&mut old), Past::Covered).await?;
             data[(at - whole.start) as usize..][..old.len()].copy_from_slice(&old);
         }
         let bytes = &src.bytes()[(run.start - base) as usize..(run.end - base) as usize];
         data[(run.start - whole.start) as usize..][..bytes.len()].copy_from_slice(bytes);
         let mut from = if src.blocking() { Source::Slice(&data) } else { Source::Owned(&mut data) };
-        self.write_reserved(&whole, &mut from, BioFlags::SYNC).await?;
+        self.write_reserved(&whole, &mut from, BioFlags::SYNC, true).await?;
         self.remember_unpinned(epoch);
         drop(held);
         Ok(true)

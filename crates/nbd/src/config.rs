@@ -1,7 +1,26 @@
 //! What bounds a server, and why a client may be cut off.
 
+use crate::stream::CIPHER_LEN;
+use crate::tls::{SESSION_BYTES, TlsIdentity, TlsMode};
 use forebay_base::IoFlags;
 use std::time::Duration;
+
+/// Least that is received at once, bytes, however much is stashed.
+pub(crate) const RECEIVE_MIN: usize = 4096;
+
+/// Least memory over all clients, bytes.
+const TOTAL_MIN: usize = 2 << 20;
+
+/// Buffers kept for reuse by all threads, bytes at most, beside the `total` of requests.
+pub(crate) fn pool_memory(total: usize) -> usize {
+    total / 16
+}
+
+/// Received bytes that wait to be parsed, bytes at most, save [`RECEIVE_MIN`] per client; beside the
+/// `total` of requests.
+pub(crate) fn stash_memory(total: usize) -> usize {
+    total / 16
+}
 
 /// Limits of a server. Every one of them is enforced against every client.
 #[derive(Debug, Clone)]
@@ -24,14 +43,28 @@ pub struct ServerConfig {
     /// Memory of one client in requests in flight and replies not yet sent, bytes. At the limit
     /// its socket is not read. A client with nothing in use may always start one request.
     pub client_memory: usize,
-    /// The same over all clients, bytes. The upper half is kept for clients below their fair
+    /// The same over all clients, bytes, at start;
+    /// [`Server::set_total_memory`](crate::Server::set_total_memory) changes it live. The upper half is kept for clients below their fair
     /// share (half of it divided by `clients_max`), so that hoarders cannot starve others.
     pub total_memory: usize,
-    /// While others wait for memory, a client that takes none of its replies for this long is
-    /// cut off.
+    /// While others wait for memory, a client that owes us something (takes no replies, or does not
+    /// send the rest of a write) is cut off if it moved less than `rate_min` over this time.
     pub stall_timeout: Duration,
+    /// Least progress of a client that owes us something, bytes per second.
+    pub rate_min: u64,
+    /// When the table of clients is full, the one that said nothing for longest makes room for a
+    /// newcomer if that is at least this long. Who has a request under way is not idle.
+    pub idle_timeout: Duration,
+    /// A TCP peer that says nothing for this long is probed, and cut off if it does not answer six
+    /// probes ten seconds apart. Zero: never.
+    pub keepalive: Duration,
     /// Time for requests in flight to finish when the server is stopped.
     pub drain_timeout: Duration,
+    /// Certificate and key for TLS, and whether clients may or must use it.
+    pub tls: Option<(TlsIdentity, TlsMode)>,
+    /// Longest time that a thread looks around for work before it sleeps, as long as that pays off.
+    /// Zero: never. [`Server::set_poll`](crate::Server::set_poll) changes it live.
+    pub poll: Duration,
     /// Flags of every read and write, such as `UNCACHED`.
     pub io_flags: IoFlags,
 }
@@ -49,13 +82,21 @@ impl Default for ServerConfig {
             client_memory: 32 << 20,
             total_memory: 256 << 20,
             stall_timeout: Duration::from_secs(10),
+            rate_min: 4096,
+            idle_timeout: Duration::from_secs(60),
+            keepalive: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(5),
+            tls: None,
+            poll: Duration::from_micros(50),
             io_flags: IoFlags::empty(),
         }
     }
 }
 
 impl ServerConfig {
+    /// Most that `poll` may be.
+    pub const POLL_MAX: Duration = Duration::from_millis(1);
+
     /// The same, with values that contradict each other brought into line: at least one thread
     /// and one client, and a request that fits a client's memory and, together with a
     /// hoarder's, the half of all memory that is for everybody.
@@ -65,16 +106,51 @@ impl ServerConfig {
         self.clients_max = self.clients_max.max(1);
         self.inflight_max = self.inflight_max.max(1);
         self.option_len_max = self.option_len_max.min(128 << 10);
-        self.total_memory = self.total_memory.max(2 << 20);
+        self.total_memory = self.total_memory.max(TOTAL_MIN);
         self.client_memory = self.client_memory.max(64 << 10);
+        if self.tls_mode() != TlsMode::Off {
+            // Sessions may use a quarter of it.
+            let fit = (self.total_memory / 4 / SESSION_BYTES).max(1);
+            self.clients_max = self.clients_max.min(fit);
+        }
         let fits = self.client_memory.min(self.total_memory / 4).min(1 << 30);
         self.request_max = self.request_max.min(fits as u32).max(4096);
         self
     }
 
-    /// Memory that any client may use whatever the others do, bytes.
-    pub fn fair_share(&self) -> usize {
-        self.total_memory / 2 / self.clients_max
+    /// Least that `total_memory` can be set to while the server runs, bytes: the sessions of all
+    /// clients must leave most of it to requests.
+    pub(crate) fn total_least(&self) -> usize {
+        let sessions = if self.tls_mode() == TlsMode::Off { 0 } else { self.clients_max };
+        (sessions * SESSION_BYTES * 4).max(TOTAL_MIN)
+    }
+
+    /// Received at once by a thread, bytes at most.
+    pub(crate) fn scratch_len(&self) -> usize {
+        // Room for the longest partial option and a record of TLS.
+        (self.total_memory / 64).clamp(256 << 10, 512 << 10)
+    }
+
+    /// What the threads receive into, bytes; stays as it is at start.
+    pub(crate) fn scratch_memory(&self) -> usize {
+        let cipher = if self.tls_mode() == TlsMode::Off { 0 } else { CIPHER_LEN };
+        self.threads * (self.scratch_len() + cipher)
+    }
+
+    /// All memory that a server of this configuration may use for its clients, bytes.
+    pub fn memory_bound(&self) -> usize {
+        self.memory_bound_at(self.total_memory)
+    }
+
+    /// The same, with another total set while it runs.
+    pub(crate) fn memory_bound_at(&self, total: usize) -> usize {
+        let stash = stash_memory(total) + self.clients_max * RECEIVE_MIN;
+        total + pool_memory(total) + stash + self.scratch_memory()
+    }
+
+    /// Whether clients may or must use TLS.
+    pub fn tls_mode(&self) -> TlsMode {
+        self.tls.as_ref().map_or(TlsMode::Off, |(_, mode)| *mode)
     }
 }
 
@@ -93,14 +169,18 @@ pub enum DropReason {
     UnknownExport,
     /// The handshake took too long.
     HandshakeTimeout,
+    /// No TLS where it is required, or something that is not TLS where it was agreed on.
+    Tls,
     /// Made room for a newer client before its handshake was done.
     Evicted,
     /// Refused because there are too many clients.
     TooManyClients,
     /// A write longer than the limit: its data cannot be skipped in good faith.
     WriteTooLong,
-    /// Took no replies while others waited for memory.
+    /// Took no replies, or did not send the rest of a write, while others waited for memory.
     Stalled,
+    /// Said nothing for long and made room for a newer client.
+    Idle,
     /// The socket failed, or the client went away in the middle of something.
     ConnectionLost,
     /// The server was stopped and this client's requests did not finish in time.
@@ -109,17 +189,19 @@ pub enum DropReason {
 
 impl DropReason {
     /// All reasons, in the order of the counters.
-    pub const ALL: [DropReason; 12] = [
+    pub const ALL: [DropReason; 14] = [
         Self::BadMagic,
         Self::BadClientFlags,
         Self::OptionTooLong,
         Self::TooManyOptions,
         Self::UnknownExport,
         Self::HandshakeTimeout,
+        Self::Tls,
         Self::Evicted,
         Self::TooManyClients,
         Self::WriteTooLong,
         Self::Stalled,
+        Self::Idle,
         Self::ConnectionLost,
         Self::ServerStopped,
     ];
@@ -133,10 +215,12 @@ impl DropReason {
             Self::TooManyOptions => "too many options",
             Self::UnknownExport => "unknown export",
             Self::HandshakeTimeout => "handshake timed out",
+            Self::Tls => "no TLS, or TLS that is wrong",
             Self::Evicted => "made room for a newer client",
             Self::TooManyClients => "too many clients",
             Self::WriteTooLong => "write too long",
-            Self::Stalled => "takes no replies while memory is short",
+            Self::Stalled => "makes no progress while memory is short",
+            Self::Idle => "idle, made room for a newer client",
             Self::ConnectionLost => "connection lost",
             Self::ServerStopped => "server stopped",
         }

@@ -4,20 +4,24 @@
 //! 1. `Book::charged` is what this connection adds to the server's memory: chunks of replies,
 //!    data waiting to be sent, payloads being received, and `in_tasks` for requests under way.
 //! 2. `stash` holds received bytes that were not consumed: a partial message, or whole requests
-//!    while the connection is blocked. While it is blocked the socket is not read.
+//!    while the connection is blocked. While it is blocked the socket is not read. Its memory is
+//!    in books of its own (`Memory::stashed`), so that it never stands in the way of its requests.
 //! 3. A connection with nothing charged is never blocked on its own account.
 
 use crate::config::DropReason;
-use crate::exec::Key;
+use crate::exec::{Key, Ticket};
 use crate::handshake::Handshake;
 use crate::out::OutQueue;
+use crate::stash::Stash;
 use crate::stats::Verdict;
+use crate::stream::Stream;
 use crate::transmission::Transmission;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use forebay_vfs::Export;
 use rustix::event::epoll::EventFlags;
-use rustix::fd::OwnedFd;
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Where a connection stands.
 pub(crate) enum Phase {
@@ -35,6 +39,10 @@ pub(crate) struct Book {
     pub in_tasks: usize,
     /// Requests under way.
     pub inflight: u32,
+    /// Requests that take many steps: one of a connection is under way, the others wait here,
+    /// charged and counted as under way.
+    pub lane: VecDeque<Ticket>,
+    pub lane_busy: bool,
     /// Why the next request in the stash may not start.
     pub blocked: Option<Verdict>,
     /// In the loop's list of connections to be settled.
@@ -51,6 +59,8 @@ impl Book {
             charged: 0,
             in_tasks: 0,
             inflight: 0,
+            lane: VecDeque::new(),
+            lane_busy: false,
             blocked: None,
             dirty: false,
             export: None,
@@ -63,13 +73,77 @@ impl Book {
     }
 }
 
+/// What all loops know of a connection, wherever it is.
+pub(crate) struct Life {
+    /// The loop that it is on or moves to.
+    pub at: AtomicUsize,
+    /// Milliseconds from the server's start to when bytes moved last; [`Life::BUSY`] while it is
+    /// not idle.
+    pub idle_since: AtomicU64,
+    /// It is not counted any more: it is gone, or was told to go.
+    pub gone: AtomicBool,
+}
+
+impl Life {
+    /// A request is under way, or the handshake is not over.
+    pub const BUSY: u64 = u64::MAX;
+
+    /// A connection on loop `at`.
+    pub fn new(at: usize) -> Arc<Self> {
+        let (at, idle_since) = (AtomicUsize::new(at), AtomicU64::new(Self::BUSY));
+        Arc::new(Self { at, idle_since, gone: AtomicBool::new(false) })
+    }
+
+    /// Takes it out of the count. False: somebody did.
+    pub fn leave(&self) -> bool {
+        !self.gone.swap(true, Ordering::SeqCst)
+    }
+}
+
+/// How fast a peer does what only it can do, such as taking its replies.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    since: Option<Instant>,
+    moved: u64,
+    /// Too slow over the last whole period.
+    pub slow: bool,
+}
+
+impl Pace {
+    /// `bytes` went over the wire.
+    pub fn count(&mut self, bytes: usize) {
+        self.moved += bytes as u64;
+    }
+
+    /// Judges. `owes`: there is something that only the peer can do.
+    pub fn look(&mut self, owes: bool, now: Instant, period: Duration, rate_min: u64) {
+        if !owes {
+            *self = Self::default();
+            return;
+        }
+        let Some(since) = self.since else {
+            (self.since, self.moved) = (Some(now), 0);
+            return;
+        };
+        let passed = now.saturating_duration_since(since);
+        if passed >= period {
+            self.slow = u128::from(self.moved) * 1000 < u128::from(rate_min) * passed.as_millis();
+            (self.since, self.moved) = (Some(now), 0);
+        }
+    }
+}
+
 /// See the module.
 pub(crate) struct Conn {
-    pub fd: OwnedFd,
+    pub stream: Stream,
+    /// TLS begins when everything before it has been sent; what is stashed belongs to it.
+    pub starting_tls: bool,
     /// For the log.
     pub label: String,
     pub phase: Phase,
-    pub stash: Vec<u8>,
+    pub stash: Stash,
+    /// What of it is in the server's books, bytes.
+    pub stash_counted: usize,
     pub book: Book,
     /// When it was accepted.
     pub since: Instant,
@@ -79,6 +153,12 @@ pub(crate) struct Conn {
     pub doom: Option<Option<DropReason>>,
     /// The socket takes no more; since when it takes nothing.
     pub send_full: Option<Instant>,
+    pub life: Arc<Life>,
+    /// When bytes moved last.
+    pub moved_at: Instant,
+    /// How it sends the rest of a write, and how it takes replies.
+    pub sending: Pace,
+    pub taking: Pace,
     /// What epoll was told.
     pub interest: EventFlags,
 }
@@ -90,11 +170,49 @@ impl Conn {
 
     /// Whether its socket should be read now.
     pub fn wants_input(&self) -> bool {
-        self.reading && self.book.blocked.is_none() && self.doom.is_none()
+        self.reading && self.book.blocked.is_none() && self.doom.is_none() && !self.starting_tls
+    }
+
+    /// Judges its pace, and says when it moved last.
+    pub fn look(&mut self, start: Instant, now: Instant, period: Duration, rate_min: u64) {
+        let half = matches!(&self.phase, Phase::Live(live) if live.is_mid_request());
+        self.sending.look(half && self.wants_input(), now, period, rate_min);
+        self.taking.look(self.send_full.is_some(), now, period, rate_min);
+        let idle = self.book.inflight == 0 && !self.is_handshaking();
+        let at = self.moved_at.saturating_duration_since(start).as_millis() as u64;
+        self.life.idle_since.store(if idle { at } else { Life::BUSY }, Ordering::Relaxed);
     }
 
     /// Nothing more will come and nothing more is to be sent.
     pub fn is_finished(&self) -> bool {
-        !self.reading && self.book.inflight == 0 && self.book.out.is_empty()
+        !self.reading
+            && self.book.inflight == 0
+            && self.book.out.is_empty()
+            && !self.stream.wants_send()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pace_is_judged_over_whole_periods() {
+        let (start, period) = (Instant::now(), Duration::from_secs(10));
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut pace = Pace::default();
+        pace.look(true, at(0), period, 100);
+        pace.count(999);
+        pace.look(true, at(9), period, 100);
+        assert!(!pace.slow, "the period is not over");
+        pace.look(true, at(10), period, 100);
+        assert!(pace.slow);
+        pace.count(1000);
+        pace.look(true, at(20), period, 100);
+        assert!(!pace.slow);
+        pace.look(true, at(3600), period, 100);
+        assert!(pace.slow, "nobody looked for long");
+        pace.look(false, at(3601), period, 100);
+        assert!(!pace.slow, "it owes nothing");
     }
 }

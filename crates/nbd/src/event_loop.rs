@@ -3,25 +3,27 @@
 //! ```text
 //! turn:  wait -> receive + parse + serve hits -> run woken tasks -> flush and reap queues
 //!          ^         -> run woken tasks -> settle: send all replies, unblock, close
-//!          `---- without sleeping if anything happened, else sleep
+//!          `---- without sleeping if a task is woken, else look around for a moment, then sleep
 //! ```
 //!
 //! Invariants:
-//! 1. No call here waits except `epoll_wait`, and that only when there was nothing to do.
+//! 1. No call here waits except `epoll_wait`, and that only when there is nothing to do.
 //! 2. A connection is read only if its next request may start (`Conn::wants_input`).
 //! 3. A connection whose state changed is in `core.dirty` until it is settled in the same turn.
 //! 4. One receive per readable connection and turn, so a busy one cannot starve the others.
 
 mod clients;
+mod poll;
+mod wire;
 
-use crate::config::DropReason;
-use crate::conn::{Conn, Phase};
+use crate::config::{DropReason, pool_memory, stash_memory};
+use crate::conn::Conn;
 use crate::exec::{Executor, Key, Outcome, Ticket};
 use crate::listen::Listener;
-use crate::out::SLICES_MAX;
 use crate::pool::Pool;
 use crate::serve::Core;
 use crate::server::{LoopHandle, Shared};
+use crate::stash::Stash;
 use crate::stats::{Verdict, bump};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::LocalQueue;
@@ -30,13 +32,9 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
-use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Received at once, bytes. A stash always leaves room behind it (see [`EventLoop::receive`]).
-const SCRATCH_LEN: usize = 512 << 10;
 const EVENTS_MAX: usize = 256;
 const ACCEPTS_MAX: usize = 64;
 const TICK: Duration = Duration::from_millis(50);
@@ -67,11 +65,16 @@ pub(crate) struct EventLoop {
     /// The server's memory in use when they were last asked, bytes, and when.
     waiting_since: (usize, Instant),
     scratch: Box<[u8]>,
+    /// Received through TLS and not decrypted; empty as long as nobody uses TLS.
+    cipher: Vec<u8>,
     queues: Vec<Box<dyn LocalQueue>>,
     listeners: Vec<Listener>,
     accept_paused: bool,
     done: Vec<(Ticket, Outcome)>,
+    poller: poll::Poller,
     next_tick: Instant,
+    /// When the last tick or sleep ended: for what need not be exact.
+    now: Instant,
     stop_at: Option<Instant>,
     serial: u64,
 }
@@ -100,9 +103,10 @@ impl EventLoop {
         for (i, listener) in listeners.iter().enumerate() {
             add(listener.fd(), LISTENER + i as u32)?;
         }
+        let scratch_len = shared.config.scratch_len();
         let core = Core {
             stats: shared.loops[me].stats.clone(),
-            pool: Pool::default(),
+            pool: Pool::new(pool_memory(shared.memory.total()) / shared.config.threads),
             exec: Executor::new(home),
             dirty: Vec::new(),
             text: Vec::new(),
@@ -117,12 +121,15 @@ impl EventLoop {
             handshakes: 0,
             waiting: Vec::new(),
             waiting_since: (0, Instant::now()),
-            scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
+            scratch: vec![0; scratch_len].into_boxed_slice(),
+            cipher: Vec::new(),
             queues,
             listeners,
             accept_paused: false,
             done: Vec::new(),
+            poller: poll::Poller::default(),
             next_tick: Instant::now(),
+            now: Instant::now(),
             stop_at: None,
             serial: 0,
         })
@@ -145,12 +152,27 @@ impl EventLoop {
         }
     }
 
+    /// Whether there is nothing to do until a socket, a queue or another thread says so.
+    fn is_quiet(&self) -> bool {
+        self.handle().inbox.lock().is_empty()
+            && !self.handle().evict.load(Ordering::SeqCst)
+            && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst))
+    }
+
     fn wait(&mut self, events: &mut Vec<Event>, busy: bool) -> Result<()> {
         events.clear();
-        let sleep = !busy
-            && self.core.exec.may_sleep()
-            && self.handle().inbox.lock().is_empty()
-            && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst));
+        bump(&self.core.stats.turns, 1);
+        let quiet = !busy && !self.core.exec.is_woken() && self.is_quiet();
+        if quiet {
+            let stats = &self.core.stats;
+            let served = || stats.requests.iter().map(|n| n.load(Ordering::Relaxed)).sum();
+            self.poller.turn(self.now, served);
+        }
+        if quiet && self.look_around(events)? {
+            return Ok(());
+        }
+        // Whoever wants us from here on sees that we sleep, so we have to look once more.
+        let sleep = quiet && self.core.exec.may_sleep() && self.is_quiet();
         let timed = self.handshakes > 0
             || !self.waiting.is_empty()
             || self.accept_paused
@@ -163,44 +185,61 @@ impl EventLoop {
             (true, true) => Some(&short),
             (true, false) => None,
         };
-        bump(&self.core.stats.turns, 1);
         bump(&self.core.stats.sleeps, u64::from(sleep));
-        let spare = rustix::buffer::spare_capacity(events);
-        match epoll::wait(&self.epoll, spare, timeout) {
+        let before = self.now;
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(failed(e)),
         }
         let wake = u64::from(SPECIAL) << 32 | u64::from(WAKE);
         let woken = events.iter().any(|e| e.data.u64() == wake);
-        if sleep || woken {
+        if sleep {
+            self.now = Instant::now();
+            let limit = self.core.shared.poll_nanos.load(Ordering::Relaxed);
+            self.poller.slept((self.now - before).as_nanos() as u64, limit);
+        }
+        // Also where it turned out that we may not sleep: nobody need write the eventfd.
+        if quiet || woken {
             self.core.exec.awake(woken);
         }
         Ok(())
     }
 
-    /// One turn. True if there was anything to do: then it is worth another look.
+    /// One turn. True if it is worth another one before anything else happens.
     fn turn(&mut self, events: &[Event]) -> bool {
-        let mut busy = !events.is_empty();
+        let mut reap = self.core.exec.len() > 0;
         for event in events {
             let (data, flags) = (event.data.u64(), event.flags);
             let key = (data as u32, (data >> 32) as u32);
             match key {
                 (what, SPECIAL) if what >= LISTENER => self.accept((what - LISTENER) as usize),
-                (_, SPECIAL) => {}
+                (what, SPECIAL) => reap |= what == QUEUE,
                 _ => self.ready(key, flags),
             }
         }
         self.adopt();
-        busy |= self.run_tasks();
+        let mut busy = self.run_tasks();
         if !self.queues.is_empty() {
+            let reap = reap || self.core.exec.len() > 0;
             for queue in &mut self.queues {
                 queue.flush();
-                busy |= queue.reap() > 0;
+                busy |= reap && queue.reap() > 0;
             }
             busy |= self.run_tasks();
         }
         busy |= self.settle_all();
-        busy
+        let (config, memory) = (&self.core.shared.config, &self.core.shared.memory);
+        self.core.pool.limit(pool_memory(memory.total()) / config.threads);
+        self.core.stats.pool_bytes.store(self.core.pool.bytes() as u64, Ordering::Relaxed);
+        // Handshakes that are dragged out; others consume what they have sent.
+        let stashed = memory.stashed.load(Ordering::Relaxed);
+        if stashed > stash_memory(memory.total()) && self.handshakes > 0 {
+            self.evict_oldest();
+        }
+        // What the last steps submitted; nothing may wait here while we sleep.
+        self.queues.iter_mut().for_each(|queue| queue.flush());
+        // Those that wait for memory are asked again when somebody else's was given back.
+        busy && !self.waiting.is_empty()
     }
 
     fn conn(&mut self, key: Key) -> Option<&mut Conn> {
@@ -222,13 +261,14 @@ impl EventLoop {
         conn.book.dirty = false;
         conn.interest = EventFlags::IN;
         self.handshakes += usize::from(conn.is_handshaking());
-        if let Err(e) = epoll::add(&self.epoll, &conn.fd, token(key), EventFlags::IN) {
+        if let Err(e) = epoll::add(&self.epoll, &conn.stream, token(key), EventFlags::IN) {
             log::warn!("nbd: {}: epoll: {e}", conn.label);
             conn.doom = Some(Some(DropReason::ConnectionLost));
         }
         if self.stop_at.is_some() {
             conn.reading = false;
-            conn.stash.clear();
+            conn.stash = Stash::default();
+            self.core.count_stash(&mut conn);
         }
         self.core.mark(&mut conn.book);
         slot.conn = Some(conn);
@@ -241,7 +281,8 @@ impl EventLoop {
             return;
         }
         let moved = std::mem::take(&mut *self.handle().inbox.lock());
-        for conn in moved {
+        for mut conn in moved {
+            conn.moved_at = self.now;
             let key = self.insert(conn);
             self.resume(key);
         }
@@ -257,12 +298,16 @@ impl EventLoop {
         if conn.is_handshaking() {
             self.handshakes -= 1;
         }
-        self.handle().conns.fetch_sub(1, Ordering::Relaxed);
         Some(conn)
     }
 
     fn remove(&mut self, key: Key, reason: Option<DropReason>) {
         let Some(mut conn) = self.take(key) else { return };
+        conn.stream.close();
+        if conn.life.leave() {
+            self.handle().conns.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.core.shared.lives.lock().retain(|life| !Arc::ptr_eq(life, &conn.life));
         self.core.close_book(&mut conn, reason);
         // Closing the socket takes it out of epoll: nobody else has a copy of it.
     }
@@ -285,69 +330,6 @@ impl EventLoop {
         if let Some(conn) = &mut slots[key.0 as usize].conn {
             core.mark(&mut conn.book);
         }
-    }
-
-    /// One receive, and everything that follows from it without waiting.
-    fn receive(&mut self, key: Key) {
-        let Self { core, slots, scratch, .. } = self;
-        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
-        let was_handshaking = conn.is_handshaking();
-        // Not blocked, so the stash holds less than one header or one option.
-        let held = conn.stash.len();
-        scratch[..held].copy_from_slice(&conn.stash);
-        conn.stash.clear();
-        bump(&core.stats.receives, 1);
-        let payload = match &mut conn.phase {
-            Phase::Live(live) => live.payload_room(),
-            Phase::Handshake(_) => None,
-        };
-        let direct = payload.as_ref().map_or(0, |room| room.len());
-        let got = match payload {
-            Some(room) => {
-                let mut parts = [IoSliceMut::new(room), IoSliceMut::new(&mut scratch[held..])];
-                rustix::io::readv(&conn.fd, &mut parts)
-            }
-            None => rustix::io::read(&conn.fd, &mut scratch[held..]),
-        };
-        let direct = direct.min(got.unwrap_or(0));
-        if let Phase::Live(live) = &mut conn.phase {
-            live.filled(direct);
-        }
-        match got {
-            Ok(0) => {
-                conn.stash.extend_from_slice(&scratch[..held]);
-                end_of_input(conn);
-            }
-            Ok(n) => {
-                let input = &scratch[..held + n - direct];
-                Self::digest(core, conn, input);
-                self.after_parse(key, was_handshaking);
-            }
-            Err(Errno::AGAIN | Errno::INTR) => conn.stash.extend_from_slice(&scratch[..held]),
-            Err(_) => conn.doom = Some(Some(DropReason::ConnectionLost)),
-        }
-    }
-
-    /// Parses `input` and stashes the rest; says how much was used.
-    fn digest(core: &mut Core, conn: &mut Conn, input: &[u8]) -> usize {
-        let pause = core.shared.loops.len() > 1;
-        let used = core.parse(conn, input, pause);
-        conn.stash.extend_from_slice(&input[used..]);
-        used
-    }
-
-    /// Parses what is stashed. True if that led anywhere.
-    fn resume(&mut self, key: Key) -> bool {
-        let Self { core, slots, .. } = self;
-        let Some(conn) = &mut slots[key.0 as usize].conn else { return false };
-        let was_handshaking = conn.is_handshaking();
-        let stash = std::mem::take(&mut conn.stash);
-        let used = Self::digest(core, conn, &stash);
-        if used > 0 || conn.doom.is_some() {
-            core.mark(&mut conn.book);
-        }
-        self.after_parse(key, was_handshaking);
-        used > 0
     }
 
     /// Notes what parsing led to: the end of a handshake, a wait for memory.
@@ -376,7 +358,9 @@ impl EventLoop {
             return false;
         }
         let Some(conn) = self.take(key) else { return false };
-        if let Err(e) = epoll::delete(&self.epoll, &conn.fd) {
+        conn.life.at.store(target, Ordering::Relaxed);
+        self.handle().conns.fetch_sub(1, Ordering::Relaxed);
+        if let Err(e) = epoll::delete(&self.epoll, &conn.stream) {
             log::warn!("nbd: {}: epoll: {e}", conn.label);
         }
         let target = &shared.loops[target];
@@ -439,9 +423,12 @@ impl EventLoop {
         let key = (at, slot.generation);
         let Some(conn) = &mut slot.conn else { return false };
         conn.book.dirty = false;
-        if conn.send_full.is_none() && !conn.book.out.is_empty() {
-            send(core, conn);
+        let sends = !conn.book.out.is_empty() || conn.stream.wants_send();
+        if conn.send_full.is_none() && sends {
+            wire::send(core, conn, self.now);
         }
+        let config = &core.shared.config;
+        conn.look(core.shared.start, self.now, config.stall_timeout, config.rate_min);
         if let Some(reason) = conn.doom {
             self.remove(key, reason);
             return false;
@@ -450,7 +437,11 @@ impl EventLoop {
             self.remove(key, None);
             return false;
         }
-        if conn.book.blocked.is_some() && conn.reading {
+        if conn.starting_tls && conn.reading {
+            if conn.book.out.is_empty() {
+                self.begin_tls(key);
+            }
+        } else if conn.book.blocked.is_some() && conn.reading {
             // Whatever made it dirty may have made room. If it is still blocked nothing was
             // used, it is not marked again, and this ends.
             if self.resume(key) {
@@ -471,57 +462,10 @@ impl EventLoop {
             return;
         }
         conn.interest = want;
-        if let Err(e) = epoll::modify(&*epoll, &conn.fd, token(key), want) {
+        if let Err(e) = epoll::modify(&*epoll, &conn.stream, token(key), want) {
             log::warn!("nbd: {}: epoll: {e}", conn.label);
             conn.doom = Some(Some(DropReason::ConnectionLost));
             self.core.mark(&mut conn.book);
-        }
-    }
-}
-
-/// The peer sends nothing more.
-fn end_of_input(conn: &mut Conn) {
-    conn.reading = false;
-    let partial = match &conn.phase {
-        Phase::Handshake(_) => !conn.stash.is_empty(),
-        Phase::Live(live) => live.is_mid_request() || !conn.stash.is_empty(),
-    };
-    if partial {
-        conn.doom = Some(Some(DropReason::ConnectionLost));
-    } else if conn.is_handshaking() {
-        conn.doom = Some(None);
-    }
-}
-
-/// Sends the replies that wait, as far as the socket takes them.
-fn send(core: &mut Core, conn: &mut Conn) {
-    while !conn.book.out.is_empty() {
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let (n, bytes) = conn.book.out.slices(&mut slices);
-        if bytes == 0 {
-            core.sent(&mut conn.book, 0);
-            continue;
-        }
-        bump(&core.stats.sends, 1);
-        let mut control = SendAncillaryBuffer::default();
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match rustix::net::sendmsg(&conn.fd, &slices[..n], &mut control, flags) {
-            Ok(sent) => {
-                core.sent(&mut conn.book, sent);
-                if sent < bytes {
-                    conn.send_full = Some(Instant::now());
-                    return;
-                }
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                conn.send_full = Some(Instant::now());
-                return;
-            }
-            Err(_) => {
-                conn.doom.get_or_insert(Some(DropReason::ConnectionLost));
-                return;
-            }
         }
     }
 }

@@ -33,6 +33,8 @@ thread_local! {
 pub(crate) struct Home {
     id: u64,
     remote: Mutex<Vec<u32>>,
+    /// Something was put into `remote` since it was emptied last.
+    has_remote: AtomicBool,
     sleeping: AtomicBool,
     event: OwnedFd,
 }
@@ -41,7 +43,8 @@ impl Home {
     pub fn new() -> rustix::io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { id, remote: Mutex::new(Vec::new()), sleeping: AtomicBool::new(false), event })
+        let (has_remote, sleeping) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { id, remote: Mutex::new(Vec::new()), has_remote, sleeping, event })
     }
 
     /// Readable when somebody wants the loop to look around.
@@ -68,6 +71,7 @@ impl Home {
         });
         if !local {
             self.remote.lock().push(slot);
+            self.has_remote.store(true, Ordering::SeqCst);
             self.nudge();
         }
     }
@@ -180,7 +184,10 @@ impl Executor {
     pub fn run(&mut self, done: &mut Vec<(Ticket, Outcome)>) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         HERE.with_borrow_mut(|(_, ready)| std::mem::swap(ready, &mut batch));
-        batch.append(&mut self.home.remote.lock());
+        // Cleared first: what is put in later says so again.
+        if self.home.has_remote.swap(false, Ordering::AcqRel) {
+            batch.append(&mut self.home.remote.lock());
+        }
         let polled = !batch.is_empty();
         for at in batch.drain(..) {
             let slot = &mut self.slots[at as usize];
@@ -197,11 +204,17 @@ impl Executor {
         polled
     }
 
+    /// Whether a task was woken.
+    pub fn is_woken(&self) -> bool {
+        HERE.with_borrow(|(_, ready)| !ready.is_empty())
+            || self.home.has_remote.load(Ordering::Acquire)
+    }
+
     /// Says that the loop is about to sleep. False: something was woken meanwhile, do not.
     pub fn may_sleep(&self) -> bool {
         self.home.sleeping.store(true, Ordering::SeqCst);
-        let idle =
-            HERE.with_borrow(|(_, ready)| ready.is_empty()) && self.home.remote.lock().is_empty();
+        let idle = HERE.with_borrow(|(_, ready)| ready.is_empty())
+            && !self.home.has_remote.load(Ordering::SeqCst);
         if !idle {
             self.home.sleeping.store(false, Ordering::SeqCst);
         }

@@ -6,6 +6,7 @@
 //!  Flags ---- bad flags ----------------------------> Close(BadClientFlags)
 //!    | 4 bytes
 //!  Options -- LIST, INFO, *_META_CONTEXT, ... ------> Options (an answer each)
+//!    |  |---- STARTTLS, where it is offered ----------> StartTls, then Options once more
 //!    |  |---- ABORT --------------------------------> Close(None)
 //!    |  |---- too long, too many, wrong magic ------> Close(reason)
 //!    | GO of a known export (or EXPORT_NAME)
@@ -17,9 +18,12 @@
 //! 2. Names from the network are only compared with the names of exports; nothing is built of them.
 //! 3. Metadata contexts hold only for the export named with them, and only if structured
 //!    replies had been agreed on before.
+//! 4. Where TLS is required nothing is told to who does not use it, and nothing that was agreed on
+//!    before it holds afterwards.
 
 use crate::config::DropReason;
 use crate::proto::{self, HandshakeFlags, OptionError, TransmissionFlags, info, opt, rep};
+use crate::tls::TlsMode;
 use forebay_vfs::ExportInfo;
 
 /// The exports, as the handshake sees them.
@@ -41,6 +45,8 @@ pub struct HandshakeLimits {
     pub option_len_max: usize,
     /// Longest read or write, bytes.
     pub request_max: u32,
+    /// Whether TLS may or must be used.
+    pub tls: TlsMode,
 }
 
 /// What was agreed on.
@@ -67,6 +73,8 @@ pub enum Step {
     More,
     /// Transmission begins.
     Enter(Session),
+    /// Send what is to be sent; everything after that is TLS, in both directions.
+    StartTls,
     /// Send what is to be sent, then close. `None`: the client asked for it.
     Close(Option<DropReason>),
 }
@@ -78,6 +86,8 @@ pub struct Handshake {
     flags: Option<HandshakeFlags>,
     options: u32,
     structured: bool,
+    /// Everything goes through TLS.
+    secure: bool,
     /// Export for which base:allocation was chosen.
     context_for: Option<usize>,
 }
@@ -86,7 +96,8 @@ impl Handshake {
     /// Starts a handshake: puts the greeting into `out`.
     pub fn new(limits: HandshakeLimits, out: &mut Vec<u8>) -> Self {
         proto::put_greeting(out, HandshakeFlags::all());
-        Self { limits, flags: None, options: 0, structured: false, context_for: None }
+        let (flags, options, structured, secure) = (None, 0, false, false);
+        Self { limits, flags, options, structured, secure, context_for: None }
     }
 
     /// Consumes at most one message of `input`; says how many bytes that was. Call again while
@@ -129,7 +140,14 @@ impl Handshake {
         out: &mut Vec<u8>,
         dir: &dyn Directory,
     ) -> Step {
+        let locked = self.limits.tls == TlsMode::Require && !self.secure;
         match code {
+            // It has no answer but the end.
+            opt::EXPORT_NAME if locked => return Step::Close(Some(DropReason::Tls)),
+            opt::STARTTLS => return self.start_tls(data, out),
+            _ if locked && code != opt::ABORT => {
+                refuse(out, code, rep::ERR_TLS_REQD, "TLS comes first on this server");
+            }
             opt::EXPORT_NAME => return self.export_name(data, flags, out, dir),
             opt::ABORT => {
                 proto::put_option_reply(out, code, rep::ACK, &[]);
@@ -143,8 +161,22 @@ impl Handshake {
             }
             opt::STRUCTURED_REPLY => refuse(out, code, rep::ERR_INVALID, "no data expected"),
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.meta(code, data, out, dir),
-            opt::STARTTLS => refuse(out, code, rep::ERR_POLICY, "no TLS on this server"),
             _ => refuse(out, code, rep::ERR_UNSUP, "option not supported"),
+        }
+        Step::More
+    }
+
+    fn start_tls(&mut self, data: &[u8], out: &mut Vec<u8>) -> Step {
+        let code = opt::STARTTLS;
+        if self.limits.tls == TlsMode::Off {
+            refuse(out, code, rep::ERR_POLICY, "no TLS on this server");
+        } else if self.secure || !data.is_empty() {
+            refuse(out, code, rep::ERR_INVALID, "once, and without data");
+        } else {
+            proto::put_option_reply(out, code, rep::ACK, &[]);
+            // What was agreed on before could have been anybody's wish.
+            (self.secure, self.structured, self.context_for) = (true, false, None);
+            return Step::StartTls;
         }
         Step::More
     }

@@ -23,10 +23,14 @@ mod pool;
 pub mod proto;
 mod serve;
 pub mod server;
+mod stash;
 mod stats;
+mod stream;
+pub mod tls;
 pub mod transmission;
 
 pub use config::{DropReason, ServerConfig};
 pub use mem::MemExport;
 pub use server::Server;
 pub use stats::{KINDS, Stats};
+pub use tls::{TlsIdentity, TlsMode};

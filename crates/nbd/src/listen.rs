@@ -13,8 +13,13 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const BACKLOG: i32 = 1024;
+/// Probes of a silent TCP peer: how far apart, how many, and the shortest silence before them.
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+const PROBES: u32 = 6;
+const PROBE_MIN: Duration = Duration::from_secs(1);
 
 /// A listening socket.
 pub(crate) struct Listener {
@@ -67,12 +72,18 @@ impl Listener {
         go().map_err(|e| Error::from_io("listen", e))
     }
 
-    /// The next connection. `AGAIN`: none is waiting.
-    pub fn accept(&self) -> rustix::io::Result<OwnedFd> {
+    /// The next connection, probed after `keepalive` of silence. `AGAIN`: none is waiting.
+    pub fn accept(&self, keepalive: Duration) -> rustix::io::Result<OwnedFd> {
         let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         if self.file.is_none() {
             // A peer that is gone already shows when the socket is read.
             let _ = sockopt::set_tcp_nodelay(&fd, true);
+            if !keepalive.is_zero() {
+                let _ = sockopt::set_socket_keepalive(&fd, true);
+                let _ = sockopt::set_tcp_keepidle(&fd, keepalive.max(PROBE_MIN));
+                let _ = sockopt::set_tcp_keepintvl(&fd, PROBE_EVERY);
+                let _ = sockopt::set_tcp_keepcnt(&fd, PROBES);
+            }
         }
         Ok(fd)
     }

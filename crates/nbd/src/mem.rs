@@ -170,7 +170,7 @@ impl MemExport {
         Ok(())
     }
 
-    fn map(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
+    fn map(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         let range = self.range("map", offset, len)?;
         let data = self.data.read();
         let (mut at, end) = (range.start as u64, range.end as u64);
@@ -178,8 +178,10 @@ impl MemExport {
         while at < end {
             let next = ((at / BLOCK + 1) * BLOCK).min(end);
             let hole = !data.allocated[(at / BLOCK) as usize];
+            let full = out.len() == max;
             match out.last_mut() {
                 Some(e) if e.hole == hole => e.len += next - at,
+                _ if full => break,
                 _ => out.push(Extent { len: next - at, hole, zero: hole }),
             }
             at = next;
@@ -258,8 +260,13 @@ impl Export for MemExport {
         ready(self.range("prefetch", offset, len).map(|_| ()))
     }
 
-    fn extents(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        ready(self.map(offset, len))
+    fn extents(
+        self: Arc<Self>,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
+        ready(self.map(offset, len, max.max(1)))
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

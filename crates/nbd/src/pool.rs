@@ -2,7 +2,7 @@
 //! allocated again for each request.
 //!
 //! Invariants:
-//! 1. What is kept is bounded: [`CHUNKS_MAX`] chunks and [`BUF_BYTES_MAX`] bytes of buffers.
+//! 1. What is kept, chunks and buffers together, is bounded, in bytes.
 //! 2. A buffer handed out has exactly the length asked for and stale content: its user fills it
 //!    whole before any byte of it is sent or stored.
 
@@ -11,25 +11,49 @@ use forebay_base::buf::AlignedBuf;
 /// Length of a chunk of gathered replies, bytes.
 pub(crate) const CHUNK_LEN: usize = 160 << 10;
 const CHUNKS_MAX: usize = 16;
-const BUF_BYTES_MAX: usize = 16 << 20;
 const BUFS_MAX: usize = 64;
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Pool {
     chunks: Vec<Box<[u8]>>,
     bufs: Vec<AlignedBuf>,
     bytes: usize,
+    bytes_max: usize,
 }
 
 impl Pool {
+    /// Keeps at most so many bytes.
+    pub fn new(bytes_max: usize) -> Self {
+        Self { chunks: Vec::new(), bufs: Vec::new(), bytes: 0, bytes_max }
+    }
+
+    /// From now on at most so many.
+    #[inline]
+    pub fn limit(&mut self, bytes_max: usize) {
+        if bytes_max != self.bytes_max {
+            self.bytes_max = bytes_max;
+            self.trim();
+        }
+    }
+
+    /// What is kept now, bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub fn chunk(&mut self) -> Box<[u8]> {
-        self.chunks.pop().unwrap_or_else(|| vec![0; CHUNK_LEN].into_boxed_slice())
+        let Some(chunk) = self.chunks.pop() else {
+            return vec![0; CHUNK_LEN].into_boxed_slice();
+        };
+        self.bytes -= CHUNK_LEN;
+        chunk
     }
 
     pub fn put_chunk(&mut self, chunk: Box<[u8]>) {
         if self.chunks.len() < CHUNKS_MAX {
+            self.bytes += CHUNK_LEN;
             self.chunks.push(chunk);
+            self.trim();
         }
     }
 
@@ -42,13 +66,22 @@ impl Pool {
     }
 
     pub fn put_buf(&mut self, buf: AlignedBuf) {
-        if buf.len() > BUF_BYTES_MAX / 2 {
+        if buf.len() > self.bytes_max / 2 {
             return;
         }
         self.bytes += buf.len();
         self.bufs.push(buf);
-        while self.bytes > BUF_BYTES_MAX || self.bufs.len() > BUFS_MAX {
-            self.bytes -= self.bufs.swap_remove(0).len();
+        self.trim();
+    }
+
+    /// Buffers go before chunks: every small reply needs a chunk.
+    fn trim(&mut self) {
+        while self.bytes > self.bytes_max || self.bufs.len() > BUFS_MAX {
+            if !self.bufs.is_empty() {
+                self.bytes -= self.bufs.swap_remove(0).len();
+            } else if self.chunks.pop().is_some() {
+                self.bytes -= CHUNK_LEN;
+            }
         }
     }
 }
@@ -59,7 +92,8 @@ mod tests {
 
     #[test]
     fn reuses_by_length_and_stays_bounded() {
-        let mut pool = Pool::default();
+        let limit = 16 << 20;
+        let mut pool = Pool::new(limit);
         let mut buf = pool.buf(4096);
         buf[0] = 9;
         pool.put_buf(buf);
@@ -68,7 +102,12 @@ mod tests {
         for _ in 0..100 {
             pool.put_buf(AlignedBuf::new(1 << 20));
         }
-        assert!(pool.bytes <= BUF_BYTES_MAX && pool.bufs.len() <= BUFS_MAX);
-        assert_eq!(pool.bytes, pool.bufs.iter().map(|b| b.len()).sum::<usize>());
+        (0..20).for_each(|_| pool.put_chunk(vec![0; CHUNK_LEN].into_boxed_slice()));
+        assert!(pool.bytes <= limit && pool.bufs.len() <= BUFS_MAX);
+        assert_eq!(pool.chunks.len(), CHUNKS_MAX);
+        let bufs = pool.bufs.iter().map(|b| b.len()).sum::<usize>();
+        assert_eq!(pool.bytes, bufs + CHUNKS_MAX * CHUNK_LEN);
+        pool.limit(1 << 20);
+        assert!(pool.bytes <= 1 << 20 && pool.bytes + CHUNK_LEN > 1 << 20);
     }
 }

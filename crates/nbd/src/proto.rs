@@ -128,6 +128,8 @@ pub mod rep {
     pub const ERR_UNSUP: u32 = (1 << 31) + 1;
     /// The server's policy forbids it.
     pub const ERR_POLICY: u32 = (1 << 31) + 2;
+    /// Not without TLS.
+    pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
     /// The option's data makes no sense.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
     /// No such export.

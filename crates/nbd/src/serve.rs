@@ -8,7 +8,7 @@
 //! 3. What a task was charged is released when it ends, or passes to the reply that holds its
 //!    buffer, whether its connection is still there or not.
 
-use crate::config::DropReason;
+use crate::config::{DropReason, RECEIVE_MIN, stash_memory};
 use crate::conn::{Book, Conn, Phase};
 use crate::exec::{Executor, Outcome, Ticket, Work};
 use crate::handshake::{Session, Step};
@@ -16,7 +16,9 @@ use crate::out::Freed;
 use crate::pool::{CHUNK_LEN, Pool};
 use crate::proto::{self, Command, CommandFlags, READ_HEADER_MAX, Request, errno};
 use crate::server::Shared;
+use crate::stash::Stash;
 use crate::stats::{LoopStats, Verdict, bump, kind};
+use crate::tls::SESSION_BYTES;
 use crate::transmission::{Gate, Incoming};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::Ordering;
@@ -30,6 +32,8 @@ const SMALL_READ: usize = 64 << 10;
 const COPY_MAX: usize = 16 << 10;
 /// What a request costs beside its data, bytes.
 const OVERHEAD: usize = 512;
+/// Memory of zeros that an export may write instead of zeroing, bytes.
+const ZEROS_MAX: usize = 256 << 10;
 /// Most extents in an answer to BLOCK_STATUS.
 const EXTENTS_MAX: usize = 8192;
 /// Replies of a handshake that may wait to be sent, bytes.
@@ -78,10 +82,7 @@ impl Core {
 
     /// Whether the request may start; otherwise the connection is blocked with the reason.
     fn admit(&self, book: &mut Book, request: &Request) -> bool {
-        let cost = match request.command {
-            Command::Read | Command::Write => request.len as usize + OVERHEAD,
-            _ => OVERHEAD,
-        };
+        let cost = cost(request);
         let waits = book.blocked == Some(Verdict::ServerFull);
         let verdict = if book.inflight >= self.shared.config.inflight_max {
             Verdict::ClientFull
@@ -92,13 +93,35 @@ impl Core {
         verdict == Verdict::Yes
     }
 
+    /// Puts a change of what is stashed into the books.
+    pub fn count_stash(&self, conn: &mut Conn) {
+        let now = conn.stash.memory();
+        if now != conn.stash_counted {
+            let stashed = &self.shared.memory.stashed;
+            stashed.fetch_add(now, Ordering::Relaxed);
+            stashed.fetch_sub(conn.stash_counted, Ordering::Relaxed);
+            conn.stash_counted = now;
+        }
+    }
+
+    /// How much may be received at once, given that all of it may have to be stashed.
+    pub fn receive_max(&self) -> usize {
+        let Shared { config, memory, .. } = &*self.shared;
+        let stashed = memory.stashed.load(Ordering::Relaxed);
+        let room = stash_memory(memory.total()).saturating_sub(stashed);
+        (room / config.threads).max(RECEIVE_MIN)
+    }
+
     pub fn set_blocked(&self, book: &mut Book, now: Option<Verdict>) {
         if book.blocked == now {
             return;
         }
         let waiting = &self.shared.memory.waiting;
         if now == Some(Verdict::ServerFull) {
-            waiting.fetch_add(1, Ordering::Relaxed);
+            if waiting.fetch_add(1, Ordering::SeqCst) == 0 {
+                // Others may hold what this one waits for, and sleep.
+                self.shared.loops.iter().for_each(|l| l.home.nudge());
+            }
         } else if book.blocked == Some(Verdict::ServerFull) {
             waiting.fetch_sub(1, Ordering::Relaxed);
         }
@@ -118,7 +141,8 @@ impl Core {
                 Phase::Handshake(_) => {
                     let before = rest.len();
                     let entered = self.negotiate(conn, &mut rest);
-                    if conn.doom.is_some() || before == rest.len() || (entered && pause) {
+                    let stop = conn.doom.is_some() || conn.starting_tls;
+                    if stop || before == rest.len() || (entered && pause) {
                         break;
                     }
                 }
@@ -161,6 +185,10 @@ impl Core {
                 conn.book.export = Some(export.for_client().unwrap_or_else(|| export.clone()));
                 conn.phase = Phase::Live(Box::new(crate::transmission::Transmission::new(session)));
                 true
+            }
+            Step::StartTls => {
+                conn.starting_tls = true;
+                false
             }
             Step::Close(reason) => {
                 conn.doom = Some(reason);
@@ -229,12 +257,8 @@ impl Core {
             Incoming::Disconnect | Incoming::Blocked | Incoming::More => return,
         };
         bump(&self.stats.requests[kind(request.command)], 1);
-        let ticket = Ticket {
-            key: book.key,
-            request,
-            cost: request.len as usize + OVERHEAD,
-            structured: session.structured,
-        };
+        let ticket =
+            Ticket { key: book.key, request, cost: cost(&request), structured: session.structured };
         if let Some(buf) = buf {
             return self.write_buf(book, ticket, buf);
         }
@@ -324,13 +348,13 @@ impl Core {
 
     fn other(&mut self, book: &mut Book, ticket: Ticket) {
         let Request { flags, command, offset, len, .. } = ticket.request;
-        let ticket = Ticket { cost: OVERHEAD, ..ticket };
+        let ticket = Ticket { cost: cost(&ticket.request), ..ticket };
         let export: Arc<dyn Export> = book.export();
         let (len, fua) = (u64::from(len), flags.contains(CommandFlags::FUA));
         let work = match command {
             Command::Flush => Work::Unit(export.flush()),
             Command::Trim => Work::Unit(export.trim(offset, len, fua)),
-            Command::Cache => Work::Unit(export.prefetch(offset, len)),
+            Command::Cache | Command::BlockStatus => return self.line_up(book, ticket),
             Command::WriteZeroes => {
                 let mode = ZeroMode {
                     keep_allocated: flags.contains(CommandFlags::NO_HOLE),
@@ -339,11 +363,41 @@ impl Core {
                 };
                 Work::Unit(export.zero(offset, len, mode))
             }
-            Command::BlockStatus => Work::Map(export.extents(offset, len)),
             _ => return self.status(book, &ticket.request, ticket.structured, errno::EINVAL),
         };
         self.charge(book, ticket.cost);
         self.start(book, ticket, work);
+    }
+
+    /// Queues a request of many steps behind the others of its kind.
+    fn line_up(&mut self, book: &mut Book, ticket: Ticket) {
+        self.charge(book, ticket.cost);
+        book.inflight += 1;
+        book.in_tasks += ticket.cost;
+        book.lane.push_back(ticket);
+        self.run_lane(book);
+    }
+
+    /// Starts the next request of many steps if none is under way: one client's cannot take all
+    /// turns, nor fill the queue of the device.
+    fn run_lane(&mut self, book: &mut Book) {
+        while !book.lane_busy
+            && let Some(ticket) = book.lane.pop_front()
+        {
+            let Request { flags, command, offset, len, .. } = ticket.request;
+            let export: Arc<dyn Export> = book.export();
+            let work = match command {
+                Command::Cache => Work::Unit(export.prefetch(offset, u64::from(len))),
+                _ => Work::Map(export.extents(offset, u64::from(len), extents_max(flags))),
+            };
+            match self.exec.start(ticket, work) {
+                Some(outcome) => self.finish(book, &ticket, outcome),
+                None => {
+                    book.lane_busy = true;
+                    bump(&self.stats.late, 1);
+                }
+            }
+        }
     }
 
     /// Starts a task whose cost is charged already.
@@ -351,13 +405,21 @@ impl Core {
         book.inflight += 1;
         book.in_tasks += ticket.cost;
         match self.exec.start(ticket, work) {
-            Some(outcome) => self.complete(book, &ticket, outcome),
+            Some(outcome) => self.finish(book, &ticket, outcome),
             None => bump(&self.stats.late, 1),
         }
     }
 
     /// A task of a connection that is still there has ended.
     pub fn complete(&mut self, book: &mut Book, ticket: &Ticket, outcome: Outcome) {
+        self.finish(book, ticket, outcome);
+        if in_lane(ticket.request.command) {
+            book.lane_busy = false;
+            self.run_lane(book);
+        }
+    }
+
+    fn finish(&mut self, book: &mut Book, ticket: &Ticket, outcome: Outcome) {
         debug_assert!(book.inflight > 0 && book.in_tasks >= ticket.cost);
         book.inflight -= 1;
         book.in_tasks -= ticket.cost;
@@ -438,6 +500,13 @@ impl Core {
     /// A connection is gone: gives back what it was charged, except for its tasks.
     pub fn close_book(&mut self, conn: &mut Conn, reason: Option<DropReason>) {
         self.set_blocked(&mut conn.book, None);
+        conn.stash = Stash::default();
+        self.count_stash(conn);
+        if conn.stream.is_tls() {
+            self.shared.memory.release(SESSION_BYTES);
+        }
+        // Those that have not begun hold nothing.
+        conn.book.in_tasks -= conn.book.lane.drain(..).map(|t| t.cost).sum::<usize>();
         self.shared.memory.release(conn.book.charged - conn.book.in_tasks);
         conn.book.charged = conn.book.in_tasks;
         if let Some(reason) = reason {
@@ -445,6 +514,27 @@ impl Core {
             log::warn!("nbd: {}: cut off: {}", conn.label, reason.as_str());
         }
     }
+}
+
+/// Takes many steps: see `run_lane`.
+fn in_lane(command: Command) -> bool {
+    matches!(command, Command::Cache | Command::BlockStatus)
+}
+
+/// What a request may use, bytes.
+fn cost(request: &Request) -> usize {
+    let len = request.len as usize;
+    OVERHEAD
+        + match request.command {
+            Command::Read | Command::Write => len,
+            // Where the device cannot zero, zeros are written.
+            Command::WriteZeroes => len.min(ZEROS_MAX),
+            _ => 0,
+        }
+}
+
+fn extents_max(flags: CommandFlags) -> usize {
+    if flags.contains(CommandFlags::REQ_ONE) { 1 } else { EXTENTS_MAX }
 }
 
 /// The extents of an answer: neighbours of one kind merged, clipped to the request, bounded in
@@ -459,7 +549,7 @@ fn block_status(request: &Request, extents: &[Extent]) -> Option<Vec<(u32, u32)>
         }
         let hole = if extent.hole { proto::state::HOLE } else { 0 };
         let bits = hole | if extent.zero { proto::state::ZERO } else { 0 };
-        let most = if request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { EXTENTS_MAX };
+        let most = extents_max(request.flags);
         let full = out.len() == most;
         match out.last_mut() {
             Some((len, last)) if *last == bits => *len += take,

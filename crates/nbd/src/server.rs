@@ -4,22 +4,23 @@
 //! and holds all handshakes; a connection moves to the least busy thread when its transmission
 //! begins, and stays there.
 //!
-//! Locks: `LoopHandle::inbox` and `Server::listeners` are leaves.
+//! Locks: `LoopHandle::inbox`, `Shared::lives` and `Server::listeners` are leaves.
 
-use crate::config::{DropReason, ServerConfig};
-use crate::conn::Conn;
+use crate::config::{DropReason, RECEIVE_MIN, ServerConfig, pool_memory, stash_memory};
+use crate::conn::{Conn, Life};
 use crate::event_loop::EventLoop;
 use crate::exec::Home;
 use crate::handshake::Directory;
 use crate::listen::Listener;
 use crate::stats::{LoopStats, Memory, Stats};
 use forebay_base::sync::Mutex;
-use forebay_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::{Export, ExportInfo};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What others know of a loop.
 pub(crate) struct LoopHandle {
@@ -29,6 +30,8 @@ pub(crate) struct LoopHandle {
     pub inbox: Mutex<Vec<Conn>>,
     /// Connections that are here or on their way.
     pub conns: AtomicUsize,
+    /// Some of its connections were told to go ([`Life::gone`]).
+    pub evict: AtomicBool,
 }
 
 /// What all loops share.
@@ -38,12 +41,40 @@ pub(crate) struct Shared {
     pub memory: Memory,
     pub stop: AtomicBool,
     pub loops: Vec<LoopHandle>,
+    /// Longest look around before a sleep, nanoseconds; 0 is off.
+    pub poll_nanos: AtomicU64,
+    /// Loops that look around now, and how many may.
+    pub pollers: AtomicUsize,
+    pub pollers_max: usize,
+    /// Every connection.
+    pub lives: Mutex<Vec<Arc<Life>>>,
+    pub start: Instant,
 }
 
 impl Shared {
     /// Connections on all loops.
     pub fn clients(&self) -> usize {
         self.loops.iter().map(|l| l.conns.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Tells the connection that has been idle for longest to go, if it was for `least`. Its place
+    /// is free at once; says which loop is to close it.
+    pub fn evict_idle(&self, now: Instant, least: Duration) -> Option<usize> {
+        let lives = self.lives.lock();
+        let since = |life: &&Arc<Life>| life.idle_since.load(Ordering::Relaxed);
+        let idle = lives.iter().filter(|l| since(l) != Life::BUSY);
+        let life = idle.filter(|l| !l.gone.load(Ordering::Relaxed)).min_by_key(since)?.clone();
+        drop(lives);
+        let passed =
+            now.saturating_duration_since(self.start + Duration::from_millis(since(&&life)));
+        if passed < least || !life.leave() {
+            return None;
+        }
+        let at = life.at.load(Ordering::Relaxed);
+        self.loops[at].conns.fetch_sub(1, Ordering::Relaxed);
+        self.loops[at].evict.store(true, Ordering::SeqCst);
+        self.loops[at].home.nudge();
+        Some(at)
     }
 }
 
@@ -57,6 +88,10 @@ impl Directory for Shared {
     fn info(&self, index: usize) -> ExportInfo {
         self.exports[index].1.info()
     }
+}
+
+fn nanos(poll: Duration) -> u64 {
+    poll.min(ServerConfig::POLL_MAX).as_nanos() as u64
 }
 
 /// An NBD server. See the module.
@@ -90,11 +125,24 @@ impl Server {
                 stats: Arc::default(),
                 inbox: Mutex::default(),
                 conns: AtomicUsize::new(0),
+                evict: AtomicBool::new(false),
             });
         }
         let memory = Memory::new(&config);
         let stop = AtomicBool::new(false);
-        let shared = Arc::new(Shared { config, exports, memory, stop, loops });
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(Shared {
+            poll_nanos: AtomicU64::new(nanos(config.poll)),
+            pollers: AtomicUsize::new(0),
+            pollers_max: cpus / 2,
+            config,
+            exports,
+            memory,
+            stop,
+            loops,
+            lives: Mutex::default(),
+            start: Instant::now(),
+        });
         Ok(Self { shared, listeners: Mutex::default() })
     }
 
@@ -151,6 +199,7 @@ impl Server {
                 one.inbox.lock().clear();
                 one.conns.store(0, Ordering::Relaxed);
             }
+            self.shared.lives.lock().clear();
             result
         })
     }
@@ -160,6 +209,17 @@ impl Server {
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.loops.iter().for_each(|l| l.home.nudge());
+    }
+
+    /// How long a thread looks around for work at most before it sleeps; as `config.poll`, which is
+    /// where it begins. At most [`ServerConfig::POLL_MAX`].
+    pub fn set_poll(&self, poll: Duration) {
+        self.shared.poll_nanos.store(nanos(poll), Ordering::Relaxed);
+    }
+
+    /// As it was set last.
+    pub fn poll(&self) -> Duration {
+        Duration::from_nanos(self.shared.poll_nanos.load(Ordering::Relaxed))
     }
 
     /// The counters now.
@@ -172,7 +232,51 @@ impl Server {
         }
     }
 
-    /// The limits in force.
+    /// What the memory is used for: purpose, bytes now, bytes at most. The bounds sum to
+    /// [`Server::memory_bound`].
+    pub fn memory_rows(&self) -> Vec<(&'static str, u64, u64)> {
+        let Shared { config, memory, loops, .. } = &*self.shared;
+        let kept = loops.iter().map(|l| l.stats.pool_bytes.load(Ordering::Relaxed)).sum();
+        let stashed = memory.stashed.load(Ordering::Relaxed) as u64;
+        let total = memory.total();
+        let stash_max = stash_memory(total) + config.clients_max * RECEIVE_MIN;
+        let scratch = config.scratch_memory() as u64;
+        vec![
+            ("client requests and replies", memory.used() as u64, total as u64),
+            ("client buffers kept for reuse", kept, pool_memory(total) as u64),
+            ("received from clients and not parsed", stashed, stash_max as u64),
+            ("buffers to receive into", scratch, scratch),
+        ]
+    }
+
+    /// Bytes for requests and replies over all clients from now on, in place of
+    /// [`ServerConfig::total_memory`]; at least 2 MiB, and with TLS four times what the sessions of
+    /// `clients_max` need. What is kept beside it follows. Requests in flight stay; one that is longer
+    /// than half of it, which clients were told they may send, is served when the others use less than
+    /// half, one at a time.
+    pub fn set_total_memory(&self, bytes: usize) {
+        self.shared.memory.set_total(bytes.max(self.shared.config.total_least()));
+        // They give back what is kept beyond it.
+        self.shared.loops.iter().for_each(|l| l.home.nudge());
+    }
+
+    /// As it was set last, bytes.
+    pub fn total_memory(&self) -> usize {
+        self.shared.memory.total()
+    }
+
+    /// All memory that it may use for its clients now, bytes.
+    pub fn memory_bound(&self) -> usize {
+        self.shared.config.memory_bound_at(self.total_memory())
+    }
+
+    /// What [`Server::memory_bound`] would be after [`Server::set_total_memory`] with `bytes`.
+    pub fn memory_bound_with(&self, bytes: usize) -> usize {
+        let config = &self.shared.config;
+        config.memory_bound_at(bytes.max(config.total_least()))
+    }
+
+    /// The limits in force at start.
     pub fn config(&self) -> &ServerConfig {
         &self.shared.config
     }

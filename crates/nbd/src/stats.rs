@@ -24,6 +24,10 @@ pub(crate) struct LoopStats {
     pub late: AtomicU64,
     pub turns: AtomicU64,
     pub sleeps: AtomicU64,
+    pub poll_hits: AtomicU64,
+    pub poll_misses: AtomicU64,
+    pub poll_nanos: AtomicU64,
+    pub pool_bytes: AtomicU64,
     pub receives: AtomicU64,
     pub sends: AtomicU64,
     pub accepted: AtomicU64,
@@ -58,6 +62,12 @@ pub struct Stats {
     pub turns: u64,
     /// Turns that began with a sleep.
     pub sleeps: u64,
+    /// Looks around before a sleep that found work, and those that did not.
+    pub poll_hits: u64,
+    /// See `poll_hits`.
+    pub poll_misses: u64,
+    /// Time that they took, nanoseconds of CPU.
+    pub poll_nanos: u64,
     /// System calls that received.
     pub receives: u64,
     /// System calls that sent.
@@ -93,6 +103,9 @@ impl Stats {
             all.late += get(&one.late);
             all.turns += get(&one.turns);
             all.sleeps += get(&one.sleeps);
+            all.poll_hits += get(&one.poll_hits);
+            all.poll_misses += get(&one.poll_misses);
+            all.poll_nanos += get(&one.poll_nanos);
             all.receives += get(&one.receives);
             all.sends += get(&one.sends);
         }
@@ -120,11 +133,13 @@ pub(crate) enum Verdict {
 pub(crate) struct Memory {
     used: AtomicUsize,
     peak: AtomicUsize,
+    /// Memory of received bytes that wait to be parsed.
+    pub stashed: AtomicUsize,
     /// How many connections wait for memory of the server.
     pub waiting: AtomicUsize,
     client_max: usize,
-    total_max: usize,
-    share: usize,
+    total_max: AtomicUsize,
+    clients: usize,
 }
 
 impl Memory {
@@ -132,11 +147,27 @@ impl Memory {
         Self {
             used: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
+            stashed: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             client_max: config.client_memory,
-            total_max: config.total_memory,
-            share: config.fair_share(),
+            total_max: AtomicUsize::new(config.total_memory),
+            clients: config.clients_max,
         }
+    }
+
+    /// Bytes over all clients from now on. Requests in flight stay.
+    pub fn set_total(&self, bytes: usize) {
+        self.total_max.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes over all clients.
+    pub fn total(&self) -> usize {
+        self.total_max.load(Ordering::Relaxed)
+    }
+
+    /// Memory that any client may use whatever the others do, bytes.
+    pub fn fair_share(&self) -> usize {
+        self.total() / 2 / self.clients
     }
 
     /// Whether a client that uses `used` may use `cost` more. `waited`: it waits already.
@@ -145,15 +176,20 @@ impl Memory {
         if used > 0 && used + cost > self.client_max {
             return Verdict::ClientFull;
         }
-        let total = self.used.load(Ordering::Relaxed) + cost;
-        let fair = used + cost <= self.share;
+        let (others, total_max) = (self.used.load(Ordering::Relaxed), self.total());
+        let (total, half) = (others + cost, total_max / 2);
+        let fair = used + cost <= self.fair_share();
         // The lower half is for everybody, unless somebody waits: then first come those who
         // wait. The upper half is for clients below their fair share.
         let others_wait = !waited && self.waiting.load(Ordering::Relaxed) > 0;
-        if total <= self.total_max / 2 && (fair || !others_wait) {
+        if total <= half && (fair || !others_wait) {
             return Verdict::Yes;
         }
-        if fair && total <= self.total_max { Verdict::Yes } else { Verdict::ServerFull }
+        // Only where the total was lowered after this client had been told how long a request may be.
+        if cost > half && others <= half {
+            return Verdict::Yes;
+        }
+        if fair && total <= total_max { Verdict::Yes } else { Verdict::ServerFull }
     }
 
     pub fn charge(&self, bytes: usize) {
@@ -190,16 +226,34 @@ mod tests {
             ..Default::default()
         };
         let memory = Memory::new(&config);
-        assert_eq!(memory.admits(0, 32 << 20, false), Verdict::ServerFull);
         assert_eq!(memory.admits(4 << 20, 1, false), Verdict::ClientFull);
         memory.charge(8 << 20);
         assert_eq!(memory.admits(3 << 20, 1, false), Verdict::ServerFull);
         assert_eq!(memory.admits(0, 1 << 20, false), Verdict::Yes);
         assert_eq!(memory.admits(0, 2 << 20, false), Verdict::ServerFull);
-        memory.release(4 << 20);
+        memory.charge(1);
+        assert_eq!(memory.admits(0, 32 << 20, true), Verdict::ServerFull);
+        memory.release((4 << 20) + 1);
         memory.waiting.store(1, Ordering::Relaxed);
         assert_eq!(memory.admits(1 << 20, 1 << 20, false), Verdict::ServerFull);
         assert_eq!(memory.admits(1 << 20, 1 << 20, true), Verdict::Yes);
-        assert_eq!(memory.peak(), 8 << 20);
+        assert_eq!(memory.peak(), (8 << 20) + 1);
+    }
+
+    /// A client that was told of requests of 4 MiB waited for ever once the total was 4 MiB and others
+    /// went on.
+    #[test]
+    fn a_request_from_before_the_total_was_lowered_is_served_one_at_a_time() {
+        let config = ServerConfig { total_memory: 16 << 20, ..Default::default() };
+        let memory = Memory::new(&config.normalized());
+        memory.set_total(4 << 20);
+        memory.charge(1 << 20);
+        memory.waiting.store(2, Ordering::Relaxed);
+        assert_eq!(memory.admits(0, 4 << 20, true), Verdict::Yes);
+        memory.charge(4 << 20);
+        assert_eq!(memory.admits(0, 4 << 20, true), Verdict::ServerFull);
+        memory.release(4 << 20);
+        memory.set_total(16 << 20);
+        assert_eq!(memory.admits(0, 4 << 20, true), Verdict::Yes);
     }
 }

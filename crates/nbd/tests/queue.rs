@@ -119,8 +119,13 @@ impl Export for Queued {
     fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
         self.memory.clone().prefetch(offset, len)
     }
-    fn extents(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        self.memory.clone().extents(offset, len)
+    fn extents(
+        self: Arc<Self>,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
+        self.memory.clone().extents(offset, len, max)
     }
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
@@ -160,4 +165,29 @@ fn a_server_without_listeners_does_not_run() {
     let server =
         Server::new(ServerConfig::default(), vec![("x".into(), Arc::new(MemExport::new(1)))]);
     assert!(server.unwrap().run().is_err());
+}
+
+/// A loop went to sleep after each request of a client that sends one at a time, and waking it took
+/// longer than serving it. It looks around for a moment now, while that pays off.
+#[test]
+fn one_request_at_a_time_finds_the_loop_awake() {
+    let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
+    let config = ServerConfig { poll: ServerConfig::POLL_MAX, ..Default::default() };
+    let running = Running::with(config, vec![("disk", Arc::new(MemExport::new(1 << 20)))]);
+    let mut client = running.client();
+    common::eventually("a look found work", || {
+        (0..100).for_each(|_| assert_eq!(client.read(0, 512).error, 0));
+        running.stats().poll_hits > 0 || alone
+    });
+    // Off: nobody looks, whatever paid off before.
+    running.server.set_poll(std::time::Duration::ZERO);
+    assert_eq!(client.read(0, 512).error, 0);
+    let before = running.stats();
+    for _ in 0..100 {
+        assert_eq!(client.read(0, 512).error, 0);
+    }
+    let after = running.stats();
+    let looks = |s: &forebay_nbd::Stats| s.poll_hits + s.poll_misses;
+    assert_eq!(looks(&after), looks(&before));
+    assert!(after.sleeps > before.sleeps);
 }

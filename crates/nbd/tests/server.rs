@@ -278,3 +278,32 @@ fn requests_that_come_together_are_served_together() {
     assert!(after.sends - before.sends <= 400, "{after:?}");
     assert!(after.sleeps - before.sleeps <= 800, "{after:?}");
 }
+
+/// The memory of all clients follows the size of the whole while it is served. What was kept for reuse
+/// stayed; and a client that had been told of longer requests waited for ever.
+#[test]
+fn the_memory_of_clients_goes_down_and_up() {
+    let config = ServerConfig { total_memory: 16 << 20, ..Default::default() };
+    let running = Running::with(config, vec![("disk", memory())]);
+    let server = &running.server;
+    let bounds = || server.memory_rows().iter().map(|(_, _, bound)| *bound as usize).sum::<usize>();
+    let kept = || {
+        let rows = server.memory_rows();
+        let row = rows.iter().find(|(what, _, _)| *what == "client buffers kept for reuse");
+        row.map(|(_, now, bound)| (*now, *bound)).unwrap()
+    };
+    assert_eq!(server.memory_bound(), server.config().memory_bound());
+    let mut client = running.client();
+    let long = vec![5; 4 << 20];
+    assert_eq!(client.write(0, &vec![4; 256 << 10]), 0);
+    eventually("a buffer is kept", || kept().0 > 128 << 10);
+    for total in [2 << 20, 0, 64 << 20, 2 << 20] {
+        let bound = server.memory_bound_with(total);
+        server.set_total_memory(total);
+        assert_eq!(server.total_memory(), total.max(2 << 20));
+        assert_eq!((server.memory_bound(), bounds()), (bound, bound));
+        eventually("what is kept is within its bound", || kept().0 <= kept().1);
+        assert_eq!(client.write(4096, &long), 0);
+        assert!(client.read(4096, 4 << 20).data == long);
+    }
+}

@@ -18,9 +18,10 @@ use crate::media::{Media, Pending};
 use forebay_base::checksum::crc32c;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Mutex;
+use forebay_base::task::BoxFuture;
 use forebay_base::world::{Nanos, World, split_mix};
 use forebay_base::{ErrorKind, Result};
-use forebay_block::bdev::{BlockDevice, Limits};
+use forebay_block::bdev::{BlockDevice, Limits, MapRuns};
 use forebay_block::bio::{Bio, BioFlags, BioOp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -468,12 +469,18 @@ impl BlockDevice for SimDisk {
         })
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        Box::pin(std::future::ready(self.runs(offset, len, max.max(1))))
+    }
+}
+
+impl SimDisk {
+    fn runs(&self, offset: u64, len: u64, max: usize) -> Result<MapRuns> {
         self.0.config.check(BioOp::Read, BioFlags::empty(), offset, 0)?;
         let end = offset.saturating_add(len).min(self.0.config.size);
         let sector = u64::from(self.0.config.sector);
         let numbers = self.0.state.lock().media.current.numbers();
-        let mut runs: Vec<(u64, u64, bool)> = Vec::new();
+        let mut runs = MapRuns::new();
         let mut at = offset;
         for number in numbers {
             let (from, to) = ((number * sector).max(at), ((number + 1) * sector).min(end));
@@ -492,6 +499,7 @@ impl BlockDevice for SimDisk {
         if at < end {
             runs.push((at, end - at, false));
         }
+        runs.truncate(max);
         Ok(runs)
     }
 }

@@ -2,6 +2,7 @@
 
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::sim_world::SimWorld;
+use forebay_base::task::block_on;
 use forebay_base::world::World;
 use forebay_base::{ErrorKind, Result};
 use forebay_block::bdev::{BlockDevice, io};
@@ -145,7 +146,10 @@ fn discard_and_zeroes() {
         bare(&d, BioOp::WriteZeroes, 2048, 1024, BioFlags::NO_UNMAP).await.unwrap();
         let got = read(&d, 0, 4096).await.unwrap();
         assert!(all(&got[..3072], 0) && all(&got[3072..], 9));
-        assert_eq!(d.extents(0, 4096).unwrap(), [(0, 2048, false), (2048, 2048, true)]);
+        assert_eq!(
+            block_on(d.extents(0, 4096, 9)).unwrap(),
+            [(0, 2048, false), (2048, 2048, true)]
+        );
         assert_eq!(d.allocated(), 2048);
     });
     let kinds: Vec<u8> = (0..30)

@@ -101,8 +101,14 @@ pub trait Export: Send + Sync {
     /// Brings the range into the cache.
     fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>>;
 
-    /// The map of the range, in order, covering it whole.
-    fn extents(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<Vec<Extent>>>;
+    /// The map of the range, in order from its start on, at most `max` (1 or more) extents, so it may
+    /// end early. No poll of it is long, however many extents there are.
+    fn extents(
+        self: Arc<Self>,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> BoxFuture<'static, Result<Vec<Extent>>>;
 
     /// The same export for one client of its own: streams are told apart by client, and each
     /// client is told of a write error once. `None`: there is nothing to tell apart.

@@ -1,8 +1,8 @@
 //! A device that counts the bytes it is asked to write, and changes nothing.
 
 use forebay_base::Result;
-use forebay_base::task::LocalQueue;
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits};
+use forebay_base::task::{BoxFuture, LocalQueue};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, MapRuns};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -67,8 +67,8 @@ impl BlockDevice for Counted {
         self.lower.write_from(offset, src, flags)
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.lower.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

@@ -5,6 +5,7 @@
 
 use super::xfer::{Next, View, Xfer};
 use super::{Edge, Inner, Kind};
+use crate::bdev::MapRuns;
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::check::{check_range, verb};
 use crate::sys::{self, IoVecs};
@@ -14,6 +15,9 @@ use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Most runs of a map per call: two system calls each.
+const EXTENTS_MAX: usize = 256;
 
 impl Inner {
     /// The file as a request sees it that this thread is about to carry out, with the right to
@@ -228,7 +232,7 @@ impl Inner {
     }
 
     /// See [`crate::BlockDevice::extents`].
-    pub(crate) fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
+    pub(crate) fn extents(&self, offset: u64, len: u64, max: usize) -> Result<MapRuns> {
         let start = self.offset + offset;
         let mut rest = len.min(self.size().saturating_sub(offset));
         if self.kind == Kind::Block {
@@ -236,7 +240,8 @@ impl Inner {
         }
         let end = start + rest;
         let mut runs = Vec::new();
-        while rest > 0 {
+        let most = max.clamp(1, EXTENTS_MAX);
+        while rest > 0 && runs.len() < most {
             let pos = end - rest;
             let data = match rustix::fs::seek(self.fd(false), SeekFrom::Data(pos)) {
                 Ok(at) => at.min(end),
@@ -254,7 +259,7 @@ impl Inner {
         }
         // What the last block has beyond the end of the file reads as zeros.
         let covered = end - start;
-        if covered < len {
+        if rest == 0 && covered < len && runs.len() < most {
             runs.push((offset + covered, len - covered, false));
         }
         Ok(runs)

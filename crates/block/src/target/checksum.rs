@@ -10,7 +10,7 @@
 //! touched between its submission and its completion.
 //! Lock rule: one shard at a time; none while a bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp, Completion};
 use crate::check::check_bio;
 use forebay_base::buf::DataRef;
@@ -300,8 +300,8 @@ impl BlockDevice for ChecksumDevice {
         result
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.lower.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

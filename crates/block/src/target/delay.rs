@@ -5,7 +5,7 @@
 //! one before is over (or when it comes, if that is later).
 
 use super::pace::Pacer;
-use crate::bdev::{BlockDevice, DeviceRef, Limits};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
 use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
@@ -116,8 +116,8 @@ impl BlockDevice for DelayDevice {
         self.lower.write_from(offset, src, flags)
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.lower.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

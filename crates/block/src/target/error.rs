@@ -3,7 +3,7 @@
 //! Invariant: a request that fails by injection does not reach the device below.
 //! Lock rule: the faults' lock is not held while a bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::check::verb;
 use forebay_base::sync::Mutex;
@@ -184,8 +184,8 @@ impl BlockDevice for ErrorDevice {
         self.lower.write_from(offset, src, flags)
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.lower.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

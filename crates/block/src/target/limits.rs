@@ -3,7 +3,7 @@
 //! Invariant: units and alignments only get stricter than below; abilities only fewer. The need
 //! for stable writes may be forced either way, which is meant for measuring what it costs.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::check::{check_bio, check_range, verb};
 use forebay_base::sync::Mutex;
@@ -160,8 +160,8 @@ impl BlockDevice for LimitsDevice {
         self.lower.write_from(offset, src, flags)
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.lower.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

@@ -3,7 +3,7 @@
 //! Invariants: records stand in the order of submission; the oldest go when there is no room.
 //! Lock rule: the records' lock is not held while a bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
 use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::sync::Mutex;
 use forebay_base::task::{BoxFuture, LocalQueue};
@@ -138,8 +138,8 @@ impl BlockDevice for LogDevice {
         result
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.lower.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

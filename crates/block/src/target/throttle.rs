@@ -3,7 +3,7 @@
 //! Invariant: over any time t, at most `rate * (t + burst)` passes, plus one request.
 
 use super::pace::Pacer;
-use crate::bdev::{BlockDevice, DeviceRef, Limits};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
 use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
@@ -115,8 +115,8 @@ impl BlockDevice for ThrottleDevice {
         self.lower.write_from(offset, src, flags)
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64, bool)>> {
-        self.lower.extents(offset, len)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

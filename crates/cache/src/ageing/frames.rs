@@ -15,11 +15,12 @@ impl PageCache {
         if count == 0 {
             return Some(pool);
         }
-        let (taken, free) = {
+        let (taken, free, touched) = {
             let mut alloc = self.frames.lock();
-            (alloc.take(count, &mut pool.frames), alloc.free())
+            (alloc.take(count, &mut pool.frames), alloc.free(), alloc.touched())
         };
         if taken {
+            self.arena.stay_ahead(touched, &*self.world);
             pool.frames.reverse();
             self.reclaim_ahead(free);
             return Some(pool);

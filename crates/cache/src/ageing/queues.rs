@@ -7,7 +7,7 @@
 //! slot twice; a folio that lost its blocks some other way waits, empty, until it comes up.
 
 use crate::folio::table::Slot;
-use std::collections::VecDeque;
+use crate::memory::slots::SlotQueue;
 
 /// Not queued.
 pub const NONE: u32 = 0;
@@ -18,29 +18,31 @@ pub const MAIN: u32 = 2;
 
 /// The queues. Behind one lock; touched on insertion and reclaim only.
 pub struct Age {
-    small: VecDeque<Slot>,
-    main: VecDeque<Slot>,
+    small: SlotQueue,
+    main: SlotQueue,
     ghosts: Ghosts,
 }
 
 impl Age {
-    /// Queues for `slots` folios; no growth after that.
+    /// Queues for `slots` folios of `frames` frames in all.
     pub fn new(slots: usize, frames: usize) -> Self {
-        Self {
-            small: VecDeque::with_capacity(slots),
-            main: VecDeque::new(),
-            ghosts: Ghosts::new(slots, frames),
-        }
+        let (small, main) = (SlotQueue::default(), SlotQueue::default());
+        Self { small, main, ghosts: Ghosts::new(slots, frames) }
+    }
+
+    /// The cache is going to hold as much. What left it is forgotten.
+    pub fn resize(&mut self, slots: usize, frames: usize) {
+        self.ghosts = Ghosts::new(slots, frames);
     }
 
     /// Puts a folio at the young end of a queue.
     pub fn push(&mut self, queue: u32, slot: Slot) {
-        self.queue_mut(queue).push_back(slot);
+        self.queue_mut(queue).push(slot);
     }
 
     /// Takes the oldest folio of a queue.
     pub fn pop(&mut self, queue: u32) -> Option<Slot> {
-        self.queue_mut(queue).pop_front()
+        self.queue_mut(queue).pop()
     }
 
     /// Folios on a queue.
@@ -48,7 +50,7 @@ impl Age {
         if queue == MAIN { self.main.len() } else { self.small.len() }
     }
 
-    fn queue_mut(&mut self, queue: u32) -> &mut VecDeque<Slot> {
+    fn queue_mut(&mut self, queue: u32) -> &mut SlotQueue {
         if queue == MAIN { &mut self.main } else { &mut self.small }
     }
 
@@ -62,13 +64,18 @@ impl Age {
         self.ghosts.take(id, index)
     }
 
+    /// Bytes of the ghosts of so many folios.
+    pub fn ghost_bytes(slots: usize) -> u64 {
+        slots.max(8) as u64 * 2 * size_of::<u64>() as u64
+    }
+
     /// Ghosts held, for statistics.
     pub fn ghosts(&self) -> u64 {
         self.ghosts.count
     }
 }
 
-/// Ghosts: a table of fingerprints, two places per folio, with the time of entry measured in
+/// Ghosts: a table of fingerprints in sets of two, one set per folio, with the time of entry measured in
 /// frames that left the small queue. A ghost is as old as the main queue is long, at most.
 struct Ghosts {
     /// Fingerprint (high 32 bits) and time (low 32 bits, wraps); 0 is empty.
@@ -80,14 +87,17 @@ struct Ghosts {
 
 impl Ghosts {
     fn new(slots: usize, frames: usize) -> Self {
-        let table = vec![0; slots.next_power_of_two().max(16) / 2 * 2].into_boxed_slice();
+        // Zeros come untouched from the system: it is resident as far as it was used.
+        let table = vec![0; slots.max(8) * 2].into_boxed_slice();
         Self { table, clock: 1, lifetime: frames.min(u32::MAX as usize / 2) as u32, count: 0 }
     }
 
     fn place(&self, id: u32, index: u64) -> (usize, u32) {
         let hash = (index ^ u64::from(id) << 44).wrapping_mul(0xd6e8_feb8_6659_fd93);
         let hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        ((hash as usize & (self.table.len() - 1)) & !1, (hash >> 32) as u32 | 1)
+        // The low half says which set, the high half is what is remembered.
+        let set = ((hash & 0xffff_ffff) * (self.table.len() as u64 / 2)) >> 32;
+        (set as usize * 2, (hash >> 32) as u32 | 1)
     }
 
     fn alive(&self, entry: u64) -> bool {

@@ -23,8 +23,6 @@ const BATCH: usize = 1024;
 
 /// Folios taken off the queues at a time.
 const ROUND: usize = 64;
-/// In place of the frames of a folio that leaves no ghost.
-const NOT_REMEMBERED: u32 = u32::MAX;
 
 /// What happens to a folio that came up.
 enum Verdict {
@@ -34,6 +32,63 @@ enum Verdict {
     Stays(u32),
     /// It stays in main, and may go the next time it comes up.
     Again,
+}
+
+/// What reclaim has freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Evicted {
+    frames: usize,
+    /// Folio descriptors.
+    slots: usize,
+}
+
+impl Evicted {
+    fn add(&mut self, more: Self) {
+        self.frames += more.frames;
+        self.slots += more.slots;
+    }
+
+    fn total(self) -> usize {
+        self.frames + self.slots
+    }
+}
+
+/// A folio that is gone: its descriptor; mapping, index and frames if a ghost of it stays.
+struct Gone {
+    slot: Slot,
+    ghost: Option<(u32, u64, u32)>,
+}
+
+/// How far reclaim has come round the queues.
+struct Sweep {
+    /// Folios on the queues when it began.
+    all: usize,
+    /// Looks that are left: each folio may come up a few times (frequency is at most 3), then all
+    /// is busy.
+    left: usize,
+    /// Folios looked at since the last time round.
+    looked: usize,
+    /// Something changed since then.
+    changed: bool,
+}
+
+impl Sweep {
+    fn over(all: usize) -> Self {
+        Self { all, left: 4 * all, looked: 0, changed: false }
+    }
+
+    /// `count` folios were looked at. False once it has been all round without a change: another
+    /// round would find the same, as where all is dirty.
+    fn looked_at(&mut self, count: usize, changed: bool) -> bool {
+        self.left -= count;
+        self.looked += count;
+        self.changed |= changed;
+        if self.looked < self.all {
+            return true;
+        }
+        self.looked = 0;
+        std::mem::replace(&mut self.changed, false)
+    }
 }
 
 impl PageCache {
@@ -59,7 +114,7 @@ impl PageCache {
 
     /// Frames that the small queue may hold before it gives some up: a tenth.
     pub fn small_target(&self) -> usize {
-        self.division.frames / 10
+        self.sizes.frames() / 10
     }
 
     /// Frees at least `want` frames if it can; returns how many frames and folio descriptors. One
@@ -79,19 +134,25 @@ impl PageCache {
         self.reclaim_timed(want)
     }
 
+    /// Evicts about `want` frames or folio descriptors, the coldest first.
+    pub(crate) fn evict(&self, want: usize) {
+        let _turn = self.reclaim_turn.lock();
+        self.reclaim_timed(want);
+    }
+
     fn reclaim_timed(&self, want: usize) -> usize {
         let start = self.world.now();
-        let batch = want.max(BATCH.min(self.division.frames / 8));
-        let (frames, slots) = self.reclaim_batch(batch);
+        let batch = want.max(BATCH.min(self.sizes.frames() / 8));
+        let evicted = self.reclaim_batch(batch);
         Counters::add(&self.counters.reclaim_nanos, self.world.now() - start);
         Counters::add(&self.counters.reclaim_runs, 1);
-        frames + slots
+        evicted.total()
     }
 
     /// Called with the number of frames left: reclaims ahead of need, on one thread, while the others
     /// go on with what is left.
     pub(crate) fn reclaim_ahead(&self, free: usize) {
-        if free >= (BATCH / 2).min(self.division.frames / 32) {
+        if free >= (BATCH / 2).min(self.sizes.frames() / 32) {
             return;
         }
         if let Some(_turn) = self.reclaim_turn.try_lock() {
@@ -99,37 +160,27 @@ impl PageCache {
         }
     }
 
-    /// Frees up to about `batch` frames; returns the frames and the folio descriptors it freed.
-    fn reclaim_batch(&self, batch: usize) -> (usize, usize) {
-        let (mut frames, mut slots) = (0, 0);
-        // Each folio may come up a few times (frequency is at most 3), then all is busy.
-        let all = {
+    /// Frees up to about `batch` frames.
+    fn reclaim_batch(&self, batch: usize) -> Evicted {
+        let mut evicted = Evicted::default();
+        let mut sweep = {
             let age = self.age.lock();
-            age.len(SMALL) + age.len(MAIN) + 1
+            Sweep::over(age.len(SMALL) + age.len(MAIN) + 1)
         };
-        let mut left = 4 * all;
-        // Once round without a change: another round would find the same, as where all is dirty.
-        let (mut looked, mut changed) = (0, false);
         let mut round = Vec::with_capacity(ROUND);
-        while frames < batch && slots < batch && left > 0 {
-            self.pop_round(&mut round, left.min(ROUND));
+        while evicted.frames < batch && evicted.slots < batch && sweep.left > 0 {
+            self.pop_round(&mut round, sweep.left.min(ROUND));
             if round.is_empty() {
                 break;
             }
-            left -= round.len();
-            looked += round.len();
-            let (more_frames, more_slots, again) = self.reclaim_round(&mut round);
-            frames += more_frames;
-            slots += more_slots;
-            changed |= again || more_frames + more_slots > 0;
-            if looked >= all {
-                if !changed {
-                    break;
-                }
-                (looked, changed) = (0, false);
+            let looked = round.len();
+            let (more, again) = self.reclaim_round(&mut round);
+            evicted.add(more);
+            if !sweep.looked_at(looked, again || more.total() > 0) {
+                break;
             }
         }
-        (frames, slots)
+        evicted
     }
 
     /// Takes the next candidates off the queues: the age lock is held for that only.
@@ -138,7 +189,7 @@ impl PageCache {
         while round.len() < count {
             let small_frames = self.queued[SMALL as usize].load(Ordering::Relaxed);
             let small_first = small_frames > self.small_target() as i64
-                || age.len(SMALL) > self.division.slots / 8
+                || age.len(SMALL) > self.sizes.slots() / 8
                 || age.len(MAIN) == 0;
             let queue = if small_first && age.len(SMALL) > 0 { SMALL } else { MAIN };
             let Some(slot) = age.pop(queue).or_else(|| age.pop(SMALL)) else { return };
@@ -146,12 +197,12 @@ impl PageCache {
         }
     }
 
-    /// Looks at each candidate and puts it where it belongs; returns the frames and descriptors freed,
-    /// and whether another look may free more.
-    fn reclaim_round(&self, round: &mut Vec<Slot>) -> (usize, usize, bool) {
+    /// Looks at each candidate and puts it where it belongs; returns what was freed, and whether
+    /// another look may free more.
+    fn reclaim_round(&self, round: &mut Vec<Slot>) -> (Evicted, bool) {
         let mut again = false;
         let mut freed: Vec<Frame> = Vec::with_capacity(ROUND * 2);
-        let mut gone: Vec<(Slot, u32, u64, u32)> = Vec::new();
+        let mut gone: Vec<Gone> = Vec::new();
         let mut stays: Vec<(u32, Slot)> = Vec::with_capacity(ROUND);
         for slot in round.drain(..) {
             if !self.table.try_lock(slot) {
@@ -162,7 +213,7 @@ impl PageCache {
             let ((id, index), had) = (self.table.key(slot), freed.len());
             // No ghost of what nobody but uncached requests and readahead touched.
             let touched = self.table.any_at_all(slot, State::Referenced);
-            let from_small = self.table.queue(slot) == SMALL && touched;
+            let remembered = self.table.queue(slot) == SMALL && touched;
             let verdict = self.age_one(slot, &mut freed);
             self.table.unlock(slot);
             match verdict {
@@ -172,22 +223,27 @@ impl PageCache {
                     stays.push((MAIN, slot));
                 }
                 Verdict::Evicted => {
-                    let frames =
-                        if from_small { (freed.len() - had) as u32 } else { NOT_REMEMBERED };
-                    gone.push((slot, id, index, frames));
+                    let ghost = remembered.then_some((id, index, (freed.len() - had) as u32));
+                    gone.push(Gone { slot, ghost });
                 }
             }
         }
         let mut age = self.age.lock();
         stays.iter().for_each(|&(queue, slot)| age.push(queue, slot));
-        for &(_, id, index, frames) in gone.iter().filter(|g| g.3 != NOT_REMEMBERED) {
+        for (id, index, frames) in gone.iter().filter_map(|gone| gone.ghost) {
             age.remember(id, index, frames);
         }
         drop(age);
         Counters::add(&self.counters.evicted_folios, gone.len() as u64);
-        self.free_slots.lock().extend(gone.iter().map(|g| g.0));
+        self.give_slots(gone.iter().map(|gone| gone.slot));
         self.give_frames(&freed);
-        (freed.len(), gone.len(), again)
+        (Evicted { frames: freed.len(), slots: gone.len() }, again)
+    }
+
+    /// Folio descriptors that nothing leads to any more are free again.
+    pub(crate) fn give_slots(&self, slots: impl Iterator<Item = Slot>) {
+        let mut free = self.free_slots.lock();
+        slots.for_each(|slot| free.push(slot));
     }
 
     /// Looks at one folio, whose exclusive lock is held.
@@ -210,6 +266,13 @@ impl PageCache {
         if busy.iter().any(|&s| table.any_at_all(slot, s)) {
             return Verdict::Stays(queue);
         }
+        self.bury(slot);
+        Verdict::Evicted
+    }
+
+    /// Takes a folio without blocks, whose lock is held, out of the index.
+    fn bury(&self, slot: Slot) {
+        let table = &self.table;
         self.owners.unlink(table, table.key(slot).0, slot);
         self.index.remove(table, slot);
         for g in 0..table.layout().groups {
@@ -218,7 +281,48 @@ impl PageCache {
         }
         table.set_freq(slot, 0);
         table.set_queue(slot, NONE);
-        Verdict::Evicted
+    }
+
+    /// Takes every folio off the queues once and puts what `f` makes of it back to the same end, so
+    /// that all keep their age; `None`: it is gone.
+    pub(crate) fn rotate(&self, mut f: impl FnMut(Slot) -> Option<Slot>) {
+        let _turn = self.reclaim_turn.lock();
+        for queue in [SMALL, MAIN] {
+            let mut left = self.age.lock().len(queue);
+            while left > 0 {
+                let mut round: Vec<Slot> = Vec::with_capacity(ROUND);
+                {
+                    let mut age = self.age.lock();
+                    round.extend((0..ROUND.min(left)).map_while(|_| age.pop(queue)));
+                }
+                left = if round.is_empty() { 0 } else { left - round.len() };
+                let stay: Vec<Slot> = round.into_iter().filter_map(&mut f).collect();
+                let mut age = self.age.lock();
+                stay.into_iter().for_each(|slot| age.push(queue, slot));
+            }
+        }
+    }
+
+    /// Gives up the descriptors of folios that have lost their blocks some other way than by reclaim.
+    pub(crate) fn drop_empty(&self) {
+        let states = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
+        let mut gone = Vec::new();
+        self.rotate(|slot| {
+            if !self.table.try_lock(slot) {
+                return Some(slot);
+            }
+            let mut frames = 0..self.table.layout().frames;
+            let empty = !states.iter().any(|&s| self.table.any_at_all(slot, s))
+                && frames.all(|at| self.table.frame(slot, at).is_none());
+            if empty {
+                self.bury(slot);
+                gone.push(slot);
+            }
+            self.table.unlock(slot);
+            (!empty).then_some(slot)
+        });
+        Counters::add(&self.counters.evicted_folios, gone.len() as u64);
+        self.give_slots(gone.into_iter());
     }
 
     fn requeue(&self, slot: Slot, queue: u32) {
@@ -284,9 +388,9 @@ impl PageCache {
         let _turn = self.reclaim_turn.lock();
         loop {
             // Frequencies run down as the folios come round.
-            let (frames, slots) = self.reclaim_batch(self.division.frames);
-            total += frames as u64;
-            if frames + slots == 0 {
+            let evicted = self.reclaim_batch(self.sizes.frames());
+            total += evicted.frames as u64;
+            if evicted.total() == 0 {
                 return total * crate::FRAME_SIZE as u64;
             }
         }

@@ -5,9 +5,10 @@
 //! lock. "There" is decided by comparing the key again under the folio lock.
 
 use crate::folio::table::{Slot, Table};
-use crate::memory::arena::huge_vec;
-use forebay_base::sync::Mutex;
-use forebay_base::sync::atomic::{AtomicU32, Ordering};
+use crate::memory::zeroed::ZeroTable;
+use forebay_base::Result;
+use forebay_base::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use forebay_base::sync::{Mutex, MutexGuard};
 
 const LOCKS: usize = 64;
 /// Longest chain that the lockless lookup follows.
@@ -15,23 +16,38 @@ const MAX_STEPS: u32 = 64;
 
 /// The hash heads.
 pub struct Index {
-    heads: Box<[AtomicU32]>,
+    heads: ZeroTable<AtomicU32>,
+    /// Heads in use, less one: a power of two, less one. Changes with all locks held.
+    mask: AtomicUsize,
     locks: Box<[Mutex<()>]>,
 }
 
 impl Index {
-    /// Heads for `slots` slots: at least one each.
-    pub fn new(slots: usize) -> Self {
-        let heads = slots.next_power_of_two().max(LOCKS);
-        Self {
-            heads: huge_vec(heads, || AtomicU32::new(0)).into_boxed_slice(),
+    /// Heads for `slots` slots, at least one each; there may come to be `max` slots. Errors: no
+    /// address space.
+    pub fn new(slots: usize, max: usize) -> Result<Self> {
+        let heads = ZeroTable::new(Self::heads_for(max))?;
+        let index = Self {
+            heads,
+            mask: AtomicUsize::new(Self::heads_for(slots) - 1),
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
-        }
+        };
+        index.heads.advise(Self::heads_for(slots));
+        Ok(index)
     }
 
-    /// Bytes of the heads.
+    fn heads_for(slots: usize) -> usize {
+        slots.next_power_of_two().max(LOCKS)
+    }
+
+    /// Bytes of the heads in use.
     pub fn bytes(&self) -> u64 {
-        self.heads.len() as u64 * 4
+        (self.mask.load(Ordering::Relaxed) as u64 + 1) * 4
+    }
+
+    /// Puts memory under the heads in use.
+    pub(crate) fn prefault(&self) {
+        self.heads.prefault(self.mask.load(Ordering::Relaxed) + 1);
     }
 
     #[inline]
@@ -39,9 +55,43 @@ impl Index {
         // Neighbours in a file are neighbours here: the heads of a file that is in use stay in the
         // processor's cache. Files start at places of their own, and so does each stretch of a
         // file that is as long as the table.
-        let stretch = index >> self.heads.len().trailing_zeros();
+        let mask = self.mask.load(Ordering::Relaxed);
+        let stretch = index >> (!mask).trailing_zeros();
         let place = (stretch ^ u64::from(id) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-        (index.wrapping_add(place)) as usize & (self.heads.len() - 1)
+        (index.wrapping_add(place)) as usize & mask
+    }
+
+    /// The bucket of a key, its lock held: it is not moved meanwhile.
+    fn lock_bucket(&self, id: u32, index: u64) -> (usize, MutexGuard<'_, ()>) {
+        loop {
+            let bucket = self.bucket(id, index);
+            let guard = self.locks[bucket % LOCKS].lock();
+            if self.bucket(id, index) == bucket {
+                return (bucket, guard);
+            }
+        }
+    }
+
+    /// Makes it heads for `slots` slots, and chains all folios anew: those of the slots below
+    /// `used`. Lookups without a lock find nothing meanwhile, which is but a hint; all others wait.
+    pub(crate) fn rehash(&self, table: &Table, used: usize, slots: usize) {
+        let (old, new) = (self.mask.load(Ordering::Relaxed) + 1, Self::heads_for(slots));
+        if old == new {
+            return;
+        }
+        let _all: Vec<_> = self.locks.iter().map(Mutex::lock).collect();
+        self.heads[..old.max(new)].iter().for_each(|h| h.store(0, Ordering::Relaxed));
+        self.mask.store(new - 1, Ordering::Release);
+        self.heads.advise(new);
+        self.heads.forget(new);
+        for slot in 1..used as Slot {
+            let (id, index) = table.key(slot);
+            if id != 0 {
+                let head = &self.heads[self.bucket(id, index)];
+                table.set_next(slot, head.load(Ordering::Relaxed));
+                head.store(slot, Ordering::Release);
+            }
+        }
     }
 
     /// Lookup without a lock: a hint.
@@ -66,16 +116,14 @@ impl Index {
 
     /// Lookup under the bucket lock: definite at that moment.
     pub fn find_locked(&self, table: &Table, id: u32, index: u64) -> Option<Slot> {
-        let bucket = self.bucket(id, index);
-        let _guard = self.locks[bucket % LOCKS].lock();
+        let (bucket, _guard) = self.lock_bucket(id, index);
         self.walk(table, bucket, id, index, u32::MAX)
     }
 
     /// Inserts `slot`, whose key is not set yet and whose exclusive lock the caller holds; if the
     /// key is there already, inserts nothing and returns the slot that has it.
     pub fn insert(&self, table: &Table, slot: Slot, id: u32, index: u64) -> Option<Slot> {
-        let bucket = self.bucket(id, index);
-        let _guard = self.locks[bucket % LOCKS].lock();
+        let (bucket, _guard) = self.lock_bucket(id, index);
         if let Some(other) = self.walk(table, bucket, id, index, u32::MAX) {
             return Some(other);
         }
@@ -88,20 +136,32 @@ impl Index {
     /// Takes `slot` out and clears its key. The caller holds its exclusive lock.
     pub fn remove(&self, table: &Table, slot: Slot) {
         let (id, index) = table.key(slot);
-        let bucket = self.bucket(id, index);
-        let _guard = self.locks[bucket % LOCKS].lock();
-        let next = table.next(slot);
+        let (bucket, _guard) = self.lock_bucket(id, index);
+        self.splice(table, bucket, slot, table.next(slot));
+        table.set_key(slot, 0, 0);
+    }
+
+    /// Moves a folio from one slot to another, a free one. The caller holds the locks of both.
+    pub(crate) fn relocate(&self, table: &Table, from: Slot, to: Slot) {
+        let (id, index) = table.key(from);
+        let (bucket, _guard) = self.lock_bucket(id, index);
+        table.set_next(to, table.next(from));
+        table.move_slot(from, to);
+        self.splice(table, bucket, from, to);
+    }
+
+    /// Puts `with` where the chain of `bucket` leads to `slot`. Bucket lock held.
+    fn splice(&self, table: &Table, bucket: usize, slot: Slot, with: Slot) {
         let mut at = self.heads[bucket].load(Ordering::Relaxed);
         if at == slot {
-            self.heads[bucket].store(next, Ordering::Release);
-        } else {
-            while table.next(at) != slot {
-                at = table.next(at);
-                assert!(at != 0, "slot {slot} is not on the chain of its key");
-            }
-            table.set_next(at, next);
+            self.heads[bucket].store(with, Ordering::Release);
+            return;
         }
-        table.set_key(slot, 0, 0);
+        while table.next(at) != slot {
+            at = table.next(at);
+            assert!(at != 0, "slot {slot} is not on the chain of its key");
+        }
+        table.set_next(at, with);
     }
 }
 
@@ -112,8 +172,8 @@ mod tests {
 
     #[test]
     fn finds_what_is_there() {
-        let table = Table::new(Layout::new(65536), 500);
-        let index = Index::new(8);
+        let table = Table::new(Layout::new(65536), 500).unwrap();
+        let index = Index::new(8, 500).unwrap();
         for slot in 1..=500u32 {
             assert_eq!(index.insert(&table, slot, 1 + slot % 3, u64::from(slot) * 7), None);
         }
@@ -124,6 +184,33 @@ mod tests {
         for slot in 1..=500u32 {
             let found = index.find_locked(&table, 1 + slot % 3, u64::from(slot) * 7);
             assert_eq!(found, (slot % 2 == 0).then_some(slot));
+        }
+    }
+
+    #[test]
+    fn folios_are_found_after_the_heads_were_made_more_and_fewer_and_slots_moved() {
+        let table = Table::new(Layout::new(65536), 1000).unwrap();
+        let index = Index::new(8, 1000).unwrap();
+        for slot in 1..=500u32 {
+            index.insert(&table, slot, 1 + slot % 3, u64::from(slot) * 7);
+        }
+        for slots in [1000, 200, 8, 600] {
+            index.rehash(&table, 501, slots);
+            for slot in 1..=500u32 {
+                let found = index.find_locked(&table, 1 + slot % 3, u64::from(slot) * 7);
+                assert_eq!(found, Some(slot), "{slots}");
+            }
+        }
+        table.set_bits(500, crate::State::Uptodate, 1, 0x55);
+        for slot in 1..=500u32 {
+            index.relocate(&table, slot, slot + 500);
+            assert_eq!(table.key(slot).0, 0);
+        }
+        assert_eq!(table.bits(1000, crate::State::Uptodate, 1), 0x55);
+        assert_eq!(table.bits(500, crate::State::Uptodate, 1), 0);
+        for slot in 501..=1000u32 {
+            let found = index.find_locked(&table, 1 + (slot - 500) % 3, u64::from(slot - 500) * 7);
+            assert_eq!(found, Some(slot));
         }
     }
 }

@@ -5,7 +5,8 @@
 //! Invariants: H1 a slot whose key names a file is on that file's list, save under its folio lock while it
 //! is made or evicted. H2 the count of a file is the length of its list. H3 a file that is neither open
 //! nor owns a folio is forgotten.
-//! Locks: one per shard of files, leaves, taken inside the folio lock when a folio is made or evicted.
+//! Locks: one per shard of files, taken inside the folio lock when a folio is made, evicted or moved; an
+//! index bucket is taken inside it when a folio moves.
 
 use crate::folio::table::{Slot, Table};
 use forebay_base::sync::Mutex;
@@ -104,6 +105,32 @@ impl Owners {
         }
     }
 
+    /// The folio in slot `from` moves to `to`, which `relocate` carries out: no walk along the list sees
+    /// it in neither or in both. The folio locks of both are held.
+    pub(crate) fn relocate(
+        &self,
+        table: &Table,
+        (from, to): (Slot, Slot),
+        relocate: impl FnOnce(),
+    ) {
+        let id = table.key(from).0;
+        let mut shard = self.shard(id).lock();
+        let hot = shard.get_mut(&id).expect("the owner of a folio is known (H3)");
+        let (before, after) = table.links(from);
+        relocate();
+        table.set_links(to, (before, after));
+        match before {
+            0 => {
+                assert_eq!(hot.head, from, "H1: slot {from} is not on the list of file {id}");
+                hot.head = to;
+            }
+            before => table.set_links(before, (table.links(before).0, to)),
+        }
+        if after != 0 {
+            table.set_links(after, (to, table.links(after).1));
+        }
+    }
+
     /// Indices of the file's folios that `wanted` holds, in no order.
     pub(crate) fn indices(
         &self,
@@ -137,7 +164,7 @@ mod tests {
     #[test]
     fn lists_hold_what_was_linked_in_every_layout() {
         for shift in 12..=21 {
-            let (table, owners) = (Table::new(Layout::new(1 << shift), 40), Owners::new());
+            let (table, owners) = (Table::new(Layout::new(1 << shift), 40).unwrap(), Owners::new());
             assert!(!owners.open(7) && !owners.open(8) && owners.open(7));
             let (mut seed, mut model) = (u64::from(shift as u32), [0u32; 41]);
             for _ in 0..2000 {

@@ -31,7 +31,9 @@
 //! operations, each of which would keep the processor from overlapping one copy with the next.
 
 use crate::config::MIN_BLOCK;
-use crate::memory::arena::{FRAME_SIZE, Frame, huge_vec, prefetch_line};
+use crate::memory::arena::{FRAME_SIZE, Frame, prefetch_line};
+use crate::memory::zeroed::{ZeroTable, Zeroed};
+use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicU64, Ordering, fence};
 use forebay_base::sync::relax;
 
@@ -165,23 +167,58 @@ impl Blocks {
 }
 
 /// Two cache lines, which the processor fetches as a pair.
+#[derive(Default)]
 #[repr(align(128))]
 struct Pair([AtomicU64; PAIR]);
+
+// SAFETY: nothing but atomic integers, all zero by default.
+unsafe impl Zeroed for Pair {}
 
 const PAIR: usize = 16;
 
 /// The table.
 pub struct Table {
-    pairs: Box<[Pair]>,
+    pairs: ZeroTable<Pair>,
     layout: Layout,
 }
 
 impl Table {
-    /// `slots` slots, numbered from 1.
-    pub fn new(layout: Layout, slots: usize) -> Self {
-        let pairs = ((slots + 1) * layout.stride).div_ceil(PAIR);
-        let pairs = huge_vec(pairs, || Pair([const { AtomicU64::new(0) }; PAIR]));
-        Self { pairs: pairs.into_boxed_slice(), layout }
+    /// Room for `max` slots, numbered from 1; resident as far as they are used. Errors: no address
+    /// space.
+    pub fn new(layout: Layout, max: usize) -> Result<Self> {
+        Ok(Self { pairs: ZeroTable::new(Self::pairs(&layout, max))?, layout })
+    }
+
+    /// Pairs that the first `slots` slots take.
+    fn pairs(layout: &Layout, slots: usize) -> usize {
+        ((slots + 1) * layout.stride).div_ceil(PAIR)
+    }
+
+    /// The first `slots` slots may be used from now on.
+    pub(crate) fn advise(&self, slots: usize) {
+        self.pairs.advise(Self::pairs(&self.layout, slots));
+    }
+
+    /// Gives the memory of the slots above `slots` back. None of them is in use.
+    pub(crate) fn forget_above(&self, slots: usize) {
+        self.pairs.forget(Self::pairs(&self.layout, slots));
+    }
+
+    /// Puts memory under the first `slots` slots.
+    pub(crate) fn prefault(&self, slots: usize) {
+        self.pairs.prefault(Self::pairs(&self.layout, slots));
+    }
+
+    /// Copies everything that a slot says of its folio, save its place in the index, to another,
+    /// and empties it. The locks of both are held; the key of the other is stored last.
+    pub(crate) fn move_slot(&self, from: Slot, to: Slot) {
+        for word in (BITS..self.layout.stride).chain([INDEX, OWNER]) {
+            let value = self.word(from, word).load(Ordering::Relaxed);
+            self.word(to, word).store(value, Ordering::Release);
+        }
+        for word in (BITS..self.layout.stride).chain([OWNER, INDEX]) {
+            self.word(from, word).store(0, Ordering::Release);
+        }
     }
 
     /// The layout.
@@ -454,7 +491,7 @@ mod tests {
 
     #[test]
     fn frames_and_freq() {
-        let table = Table::new(Layout::new(65536), 4);
+        let table = Table::new(Layout::new(65536), 4).unwrap();
         table.set_key(2, 9, 77);
         assert_eq!(table.replace_frame(2, 3, Some(0)), None);
         assert_eq!(table.replace_frame(2, 2, Some(41)), None);
@@ -474,7 +511,7 @@ mod tests {
 
     #[test]
     fn lock_excludes_and_moves_the_version() {
-        let table = Table::new(Layout::new(65536), 1);
+        let table = Table::new(Layout::new(65536), 1).unwrap();
         let version = table.version(1).unwrap();
         assert!(table.unchanged_since(1, version) && table.try_lock(1));
         assert!(!table.try_lock(1) && table.version(1).is_none());

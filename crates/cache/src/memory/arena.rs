@@ -1,144 +1,184 @@
-//! The memory that cached bytes live in: one memfd-backed mapping, cut into frames of 4 KiB.
+//! The memory that cached bytes live in: one mapping, cut into frames of 4 KiB, sized for the
+//! largest budget and resident as far as it is used.
+//!
+//! Memory comes as it is used, in huge pages, and a step ahead of use: whoever takes frames that
+//! were never used before has the next ones populated in the background. Where that is late, the
+//! first touch does it. It goes back when the budget is made smaller.
 //!
 //! Invariants: M1 the mapping lives as long as any [`Arena`] handle, so an address handed to a
 //! device stays valid even if its frame has been given to somebody else. M2 no Rust reference
 //! into the arena is ever made: bytes move by raw copies only. M3 who may copy is decided by the
 //! folio lock and the block states (see [`crate::folio::table`]); a device reading a frame that a writer
-//! is changing gets a torn block, which is what the stable-write strategies are for.
+//! is changing gets a torn block, which is what the stable-write strategies are for. M4 nothing
+//! above the current limit is populated, and nothing of it is released while a frame there is in
+//! use.
+//! Lock: `ahead`, a leaf, held while a huge page is populated.
 
+use crate::memory::region::{HUGE, Region, huge_on_touch};
+use forebay_base::Result;
 use forebay_base::buf::{IoMem, Segment};
-use forebay_base::{Error, Result};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-use std::ffi::c_void;
-use std::sync::Arc;
+use forebay_base::world::World;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bytes of a frame.
 pub const FRAME_SIZE: usize = 4096;
 /// Number of a frame in the arena.
 pub type Frame = u32;
 
-/// Huge page size that the arena is aligned to and collapsed into, bytes.
-const HUGE: usize = 2 << 20;
-/// `MADV_COLLAPSE` (Linux 6.1): synchronously makes huge pages, also where THP for shmem is off.
-const MADV_COLLAPSE: i32 = 25;
-/// Bytes collapsed by one call.
-const COLLAPSE_STEP: usize = 256 << 20;
+/// Bytes that are kept populated ahead of use, at least, while there are that many.
+const STEP: usize = 16 << 20;
+
+/// How far the arena is populated, in bytes from its beginning.
+#[derive(Default)]
+struct Ahead {
+    done: usize,
+    wanted: usize,
+    limit: usize,
+}
 
 /// The mapping. Shared; unmapped when the last handle goes.
 pub struct Arena {
-    base: *mut u8,
+    region: Region,
     bytes: usize,
-    map_base: *mut c_void,
-    map_bytes: usize,
-    huge_bytes: usize,
+    huge: bool,
+    on_touch: bool,
+    // std's: populating is never part of a shuttle test.
+    ahead: Mutex<Ahead>,
+    /// A hint of `Ahead::done`.
+    done: AtomicUsize,
+    populating: AtomicBool,
 }
 
-// SAFETY: the arena is plain memory; access goes through raw copies under rule M3.
-unsafe impl Send for Arena {}
-// SAFETY: as above.
-unsafe impl Sync for Arena {}
-
 impl Arena {
-    /// Maps `frames` frames. With `huge`, the memory is faulted in and collapsed to huge pages
-    /// now; without, pages are faulted in as they are used.
-    pub fn new(frames: usize, huge: bool) -> Result<Arc<Self>> {
-        let err = |e: rustix::io::Errno| Error::from_io("map arena", e.into());
-        let bytes = frames * FRAME_SIZE;
-        let fd = memfd_create("forebay-arena", MemfdFlags::CLOEXEC).map_err(err)?;
-        ftruncate(&fd, bytes as u64).map_err(err)?;
-        let map_bytes = bytes + HUGE;
-        // Address space first, larger by one huge page, so that the arena can start on a huge
-        // page boundary.
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
-        let map_base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                map_bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }
-        .map_err(err)?;
-        let base = map_base.cast::<u8>().wrapping_add((map_base as usize).wrapping_neg() % HUGE);
-        // SAFETY: [base, base + bytes) lies inside the mapping just made, which nobody uses yet.
-        unsafe {
-            mmap(
-                base.cast(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::FIXED,
-                &fd,
-                0,
-            )
-        }
-        .map_err(err)?;
-        let mut arena = Self { base, bytes, map_base, map_bytes, huge_bytes: 0 };
-        arena.advise(huge);
+    /// Maps room for `max` frames, of which the first `frames` may be used. With `huge`, on huge
+    /// pages.
+    pub fn new(frames: usize, max: usize, huge: bool) -> Result<Arc<Self>> {
+        let bytes = max * FRAME_SIZE;
+        let arena = Self {
+            region: Region::new(bytes)?,
+            bytes,
+            huge,
+            on_touch: huge_on_touch(),
+            ahead: Mutex::default(),
+            done: AtomicUsize::new(0),
+            populating: AtomicBool::new(false),
+        };
+        arena.set_limit(frames);
         Ok(Arc::new(arena))
     }
 
-    fn advise(&mut self, huge: bool) {
-        // SAFETY: the range is the whole arena; this advice does not change its content.
-        let _ = unsafe { madvise(self.base.cast(), self.bytes, Advice::LinuxDontDump) };
-        if !huge {
+    fn ahead(&self) -> MutexGuard<'_, Ahead> {
+        self.ahead.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// The first `frames` frames may be used from now on, and populated.
+    pub fn set_limit(&self, frames: usize) {
+        let mut ahead = self.ahead();
+        ahead.limit = frames * FRAME_SIZE;
+        ahead.wanted = ahead.wanted.min(ahead.limit);
+        if self.huge {
+            self.region.advise(ahead.limit);
+        }
+    }
+
+    /// Gives the memory of the frames above the limit back to the system. None of them is in use
+    /// (M4).
+    pub fn release_above(&self) {
+        let mut ahead = self.ahead();
+        self.region.release(ahead.limit);
+        ahead.done = ahead.done.min(ahead.limit);
+        self.done.store(ahead.done, Ordering::Relaxed);
+    }
+
+    /// The first `touched` frames are used, or about to be: has what comes next populated by a
+    /// task of the world, unless that is done.
+    pub fn stay_ahead(self: &Arc<Self>, touched: usize, world: &dyn World) {
+        let used = touched * FRAME_SIZE;
+        if !self.huge || used + STEP <= self.done.load(Ordering::Relaxed) {
             return;
         }
-        // One call for many huge pages: each call has a price of its own, of milliseconds.
-        let whole = self.bytes / HUGE * HUGE;
-        for at in (0..whole).step_by(COLLAPSE_STEP) {
-            let len = COLLAPSE_STEP.min(whole - at);
-            if self.collapse(at, len) {
-                self.huge_bytes += len;
-                continue;
-            }
-            let single = (at..at + len).step_by(HUGE).filter(|&at| self.collapse(at, HUGE)).count();
-            self.huge_bytes += single * HUGE;
-            if single == 0 {
-                let why = std::io::Error::last_os_error();
-                log::info!(
-                    "arena: {} bytes on huge pages, then none to be had: {why}",
-                    self.huge_bytes
-                );
+        let more = {
+            let Ok(mut ahead) = self.ahead.try_lock() else { return };
+            ahead.wanted = ahead.wanted.max((used + 2 * STEP).min(ahead.limit));
+            ahead.done < ahead.wanted
+        };
+        if more && !self.populating.swap(true, Ordering::AcqRel) {
+            let arena = self.clone();
+            world.spawn("forebay-memory", Box::pin(async move { arena.catch_up() }));
+        }
+    }
+
+    fn catch_up(&self) {
+        loop {
+            while self.populate_next() {}
+            self.populating.store(false, Ordering::Release);
+            let ahead = self.ahead();
+            let done = ahead.done >= ahead.wanted;
+            drop(ahead);
+            if done || self.populating.swap(true, Ordering::AcqRel) {
                 return;
             }
         }
     }
 
-    /// Puts huge pages under a part of the arena. One page of each is touched first, because a range
-    /// that has none is not collapsed; the kernel fills the rest with zeros.
-    fn collapse(&self, at: usize, len: usize) -> bool {
-        let start = self.base.wrapping_add(at);
-        let touched = (0..len).step_by(HUGE).all(|at| {
-            let page = start.wrapping_add(at).cast();
-            // SAFETY: the page lies inside the arena; the call keeps its content.
-            unsafe { libc::madvise(page, FRAME_SIZE, libc::MADV_POPULATE_WRITE) == 0 }
-        });
-        // SAFETY: the range lies inside the arena; the call keeps its content. libc's wrapper is
-        // used because rustix knows no COLLAPSE.
-        touched && unsafe { libc::madvise(start.cast(), len, MADV_COLLAPSE) == 0 }
+    /// Populates the next huge page that is wanted; false if none is, or none is to be had.
+    fn populate_next(&self) -> bool {
+        let mut ahead = self.ahead();
+        if ahead.done >= ahead.wanted {
+            return false;
+        }
+        let range = ahead.done..(ahead.done + HUGE).min(ahead.limit);
+        if !self.populate(range.clone()) {
+            // Who touches it finds out what the system says to that.
+            let why = std::io::Error::last_os_error();
+            log::info!("arena: nothing populated ahead of use from {} on: {why}", range.start);
+            ahead.done = ahead.wanted;
+            return false;
+        }
+        ahead.done = range.end;
+        self.done.store(ahead.done, Ordering::Relaxed);
+        ahead.done < ahead.wanted
     }
 
-    /// Number of frames.
+    fn populate(&self, range: std::ops::Range<usize>) -> bool {
+        if !self.huge || self.on_touch || range.len() < HUGE {
+            return self.region.populate(range);
+        }
+        // Where huge pages are switched off, one is still made on demand, of a range that has a page.
+        self.region.populate(range.start..range.start + FRAME_SIZE)
+            && (self.region.collapse(range.clone()) || self.region.populate(range))
+    }
+
+    /// Populates all that may be used, now.
+    pub fn prefault(&self) {
+        let mut ahead = self.ahead();
+        ahead.wanted = ahead.limit;
+        drop(ahead);
+        while self.populate_next() {}
+    }
+
+    /// Number of frames that there is room for.
     pub fn frames(&self) -> usize {
         self.bytes / FRAME_SIZE
     }
 
-    /// Size of the pages that back most of it: 2 MiB where the collapse worked, else the system's.
-    pub fn page_size(&self) -> usize {
-        if self.huge_bytes > self.bytes / 2 { HUGE } else { rustix::param::page_size() }
-    }
-
-    /// Bytes that are on huge pages.
-    pub fn huge_bytes(&self) -> usize {
-        self.huge_bytes
+    /// Size of the pages that back most of what is used of it, and the bytes on huge ones. Asks
+    /// the kernel, which takes a while on small pages.
+    pub fn pages(&self) -> (usize, usize) {
+        if !self.huge {
+            return (rustix::param::page_size(), 0);
+        }
+        let (resident, huge) = self.region.resident();
+        let page = if huge > resident / 2 { HUGE } else { rustix::param::page_size() };
+        (page, huge)
     }
 
     #[inline]
     fn at(&self, frame: Frame, offset: usize, len: usize) -> *mut u8 {
         let start = frame as usize * FRAME_SIZE + offset;
         assert!(start + len <= self.bytes, "frame {frame} + {offset} + {len} leaves the arena");
-        self.base.wrapping_add(start)
+        self.region.base().wrapping_add(start)
     }
 
     /// Has the processor fetch the beginning of a frame; a hint, for any frame number.
@@ -147,7 +187,7 @@ impl Arena {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let at = self.base.wrapping_add(frame as usize * FRAME_SIZE + offset);
+            let at = self.region.base().wrapping_add(frame as usize * FRAME_SIZE + offset);
             for line in 0..4 {
                 // SAFETY: a prefetch reads nothing that the program can see, at any address.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line * 64).cast()) };
@@ -196,13 +236,6 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and no address of it is in use any more (M1).
-        let _ = unsafe { munmap(self.map_base, self.map_bytes) };
-    }
-}
-
 /// Has the processor fetch the cache line of a value; a hint.
 #[inline]
 pub(crate) fn prefetch_line<T>(value: &T) {
@@ -214,23 +247,6 @@ pub(crate) fn prefetch_line<T>(value: &T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = value;
-}
-
-/// A vector of `len` values in memory that is asked to be huge pages before it is touched: the
-/// folio table and the index are read at random, and a miss in the TLB costs as much as the copy
-/// of a small block.
-pub(crate) fn huge_vec<T>(len: usize, mut value: impl FnMut() -> T) -> Vec<T> {
-    let mut vec: Vec<T> = Vec::with_capacity(len);
-    let start = (vec.as_ptr() as usize).next_multiple_of(HUGE);
-    let end = (vec.as_ptr() as usize + len * size_of::<T>()) / HUGE * HUGE;
-    if start < end {
-        let at = vec.as_mut_ptr().cast::<u8>().wrapping_add(start - vec.as_ptr() as usize);
-        // SAFETY: [start, end) lies inside the vector's own allocation, whole pages of it; the
-        // advice changes no content.
-        let _ = unsafe { madvise(at.cast(), end - start, Advice::LinuxHugepage) };
-    }
-    vec.resize_with(len, &mut value);
-    vec
 }
 
 /// Bytes of frames lent to a device, in order. Adjacent frames become one segment.
@@ -279,7 +295,7 @@ mod tests {
 
     #[test]
     fn copies_and_lends() {
-        let arena = Arena::new(64, false).unwrap();
+        let arena = Arena::new(64, 64, false).unwrap();
         arena.copy_in(3, 10, b"hello");
         let mut out = [0; 5];
         arena.copy_out(3, 10, &mut out);
@@ -295,10 +311,33 @@ mod tests {
         assert_eq!((list.segment_count(), list.bytes()), (2, 8704));
     }
 
+    /// The arena was populated whole before the first request: 12 s and 5.6 GiB by default.
     #[test]
-    fn huge_arena_is_usable_either_way() {
-        let arena = Arena::new(1024, true).unwrap();
-        arena.copy_in(1023, 4095, &[1]);
-        assert!(arena.page_size() == HUGE || arena.page_size() == 4096);
+    fn memory_comes_with_use_a_step_ahead_and_goes_with_the_limit() {
+        const MIB: usize = 1 << 20;
+        let frames = |mib: usize| mib * MIB / FRAME_SIZE;
+        let arena = Arena::new(frames(1024), frames(64 << 10), true).unwrap();
+        assert_eq!(arena.region.resident().0, 0);
+        let world = forebay_base::world::RealWorld::with_seed(1);
+        arena.stay_ahead(frames(1), &*world);
+        while arena.populating.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let (resident, _) = arena.region.resident();
+        assert!((17 * MIB..64 * MIB).contains(&resident), "{resident}");
+        arena.copy_in(frames(1024) as Frame - 1, 4095, &[1]);
+        arena.set_limit(frames(3));
+        arena.prefault();
+        arena.release_above();
+        assert!(arena.region.resident().0 <= 3 * MIB, "M4");
+        let (page, huge) = arena.pages();
+        assert!(page == 4096 || huge > 0);
+    }
+
+    #[test]
+    fn all_of_it_at_once_where_that_is_asked_for() {
+        let arena = Arena::new(1024 + 100, 4096, true).unwrap();
+        arena.prefault();
+        assert!(arena.region.resident().0 >= 1124 * FRAME_SIZE);
     }
 }

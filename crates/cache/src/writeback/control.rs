@@ -16,6 +16,13 @@ const KICK_EVERY: Nanos = 5_000_000;
 /// Bytes of a request that pass for one place in the line, at most.
 const PORTION: u64 = 256 << 10;
 
+/// Dirty limits in bytes as the owner asked for them; none: a share of the cache, whatever its size.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DirtyWishes {
+    pub limit: Option<u64>,
+    pub background: Option<u64>,
+}
+
 /// See the module. The limits are its own ([`Limits`]).
 pub struct DirtyControl {
     limits: Arc<Limits>,
@@ -94,7 +101,12 @@ impl DirtyControl {
         self.domains().iter().for_each(|domain| domain.kick());
     }
 
-    /// The same, unless they were asked a moment ago and are at work.
+    /// The limits have changed: whoever waits at them looks again.
+    pub(crate) fn wake_all_writers(&self) {
+        self.domains().iter().for_each(|domain| domain.wake_writers(true));
+    }
+
+    /// The same as [`Self::kick_all`], unless they were asked a moment ago and are at work.
     pub(super) fn kick_all_at(&self, now: Nanos) {
         let last = self.last_kick.load(Ordering::Relaxed);
         if self.writeback_bytes() > 0 && now < last.saturating_add(KICK_EVERY) {

@@ -29,6 +29,11 @@ impl ErrSeq {
         *state = State { number: state.number + 1, latest: Some(error), told: false };
     }
 
+    /// What happened last, whoever has been told of it.
+    pub fn latest(&self) -> Option<Error> {
+        self.state.lock().latest.clone()
+    }
+
     /// A cursor for a new opener: it sees errors from now on, and the latest one if nobody has been
     /// told of it yet.
     pub fn sample(&self) -> Cursor {

@@ -4,7 +4,7 @@ use crate::cache::PageCache;
 use crate::folio::guard::FolioWrite;
 use crate::folio::table::{Blocks, State, Table};
 use crate::mapping::Mapping;
-use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::memory::arena::Frame;
 use crate::stats::Counters;
 use crate::strategy::DirtyTracking;
 use crate::writeback::unflushed::Epoch;
@@ -21,13 +21,13 @@ impl PageCache {
 
     /// Bytes that the flusher of a domain keeps in flight.
     pub fn write_depth(&self) -> u64 {
-        (self.division.frames as u64 * FRAME_SIZE as u64 / 10).clamp(MIB, 32 * MIB)
+        (self.sizes.frame_bytes() / 10).clamp(MIB, 32 * MIB)
     }
 
     /// Bytes of written but unflushed blocks that are kept, of all files, in case a flush fails. They
     /// cannot be reclaimed: with what is dirty they must leave room for everything else.
     pub(crate) fn unflushed_window(&self) -> u64 {
-        self.dirty.dirty_limit().min(self.division.frames as u64 * FRAME_SIZE as u64 / 4)
+        self.dirty.dirty_limit().min(self.sizes.frame_bytes() / 4)
     }
 }
 

@@ -147,7 +147,7 @@ impl PageCache {
     /// Frames below which they are scarce: a 64th, but no more than 512. Reclaim, which keeps more
     /// than that free, has not kept up, or finds nothing clean.
     fn scarce_below(&self) -> usize {
-        (self.division.frames / 64).clamp(8, 512)
+        (self.sizes.frames() / 64).clamp(8, 512)
     }
 
     /// What a writer does about a hit of `frames` frames, by the strategy as it is now.
@@ -184,7 +184,7 @@ impl PageCache {
 
     /// Free frames for a snapshot; never by reclaim (S-c).
     fn take_for_snapshot(&self, count: usize) -> Option<Vec<Frame>> {
-        let reserve = self.division.frames / 16;
+        let reserve = self.sizes.frames() / 16;
         let mut fresh = Vec::with_capacity(count);
         let mut alloc = self.frames.lock();
         let held = self.snapshot_frames.load(Ordering::Relaxed);

@@ -28,7 +28,7 @@ impl PageCache {
         self.kick_above(mapping);
         let refused = || domain.refuses(mapping.is_failing());
         if refused() {
-            return Err(too_many_failures());
+            return Err(too_many_failures(mapping));
         }
         if domain.free_run() {
             return Ok(());
@@ -43,7 +43,7 @@ impl PageCache {
         let outcome = std::future::poll_fn(|cx| {
             let first = place.first(cx.waker());
             if refused() {
-                return Poll::Ready(Err(too_many_failures()));
+                return Poll::Ready(Err(too_many_failures(mapping)));
             }
             if first && domain.has_room() {
                 return Poll::Ready(Ok(()));
@@ -77,7 +77,9 @@ impl PageCache {
     }
 }
 
-fn too_many_failures() -> Error {
+/// Of the kind of the latest failure: a full file system is not a broken disk.
+fn too_many_failures(mapping: &Mapping) -> Error {
     let text = "write-outs that failed fill this device's part of the dirty limit";
-    Error::new(ErrorKind::Io, "write", text)
+    let kind = mapping.errseq.latest().map_or(ErrorKind::Io, |e| e.kind());
+    Error::new(kind, "write", text)
 }

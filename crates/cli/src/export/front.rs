@@ -2,15 +2,18 @@
 
 use super::Event;
 use super::listen::Wanted;
-use super::spec::Place;
+use super::spec::{Place, Socket};
 use super::target::Front;
+use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
+use forebay::RowSource;
 use forebay_base::ErrorKind;
-use forebay_nbd::{Server, ServerConfig};
+use forebay_nbd::{Server, ServerConfig, TlsIdentity, TlsMode};
 use forebay_vfs::Export;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A server that listens and does not serve yet.
 pub struct Listening {
@@ -29,30 +32,25 @@ pub struct Running {
 pub type Named = (String, Arc<dyn Export>);
 
 /// Binds the socket. From then on clients can connect; they wait until [`Listening::serve`].
-pub fn listen(
-    wanted: Wanted,
-    exports: Vec<Named>,
-    threads: usize,
-    memory: u64,
-) -> Outcome<Listening> {
-    let total_memory = usize::try_from(memory).unwrap_or(usize::MAX);
-    let config = ServerConfig { threads, total_memory, ..ServerConfig::default() };
+pub fn listen(wanted: Wanted, exports: Vec<Named>, config: ServerConfig) -> Outcome<Listening> {
     // Busy means the socket here, not an image.
     let failed = |e: forebay_base::Error| match e.kind() {
         ErrorKind::Busy => Failure::new(e.to_string()),
         _ => Failure::from(e),
     };
+    let tls = config.tls_mode() == TlsMode::Require;
     let server = Server::new(config, exports).map_err(failed)?;
-    let place = match wanted {
+    let socket = match wanted {
         Wanted::Unix(path) => {
             server.listen_unix(&path).map_err(failed)?;
-            Place::Unix(path)
+            Socket::Unix(path)
         }
         Wanted::Tcp(address) => {
             let failed = |e| Failure::new(format!("{address}: {e}"));
-            Place::Tcp(server.listen_tcp(address).map_err(failed)?)
+            Socket::Tcp(server.listen_tcp(address).map_err(failed)?)
         }
     };
+    let place = Place { socket, tls };
     Ok(Listening { server: Arc::new(server), place })
 }
 
@@ -77,6 +75,15 @@ impl Listening {
     pub fn numbers(&self) -> Numbers {
         Numbers(self.server.clone())
     }
+
+    /// Its parts of the budget. They do not hold the server, whose exports hold the cache.
+    pub fn rows(&self) -> RowSource {
+        let server = Arc::downgrade(&self.server);
+        Arc::new(move || {
+            let rows = server.upgrade().map_or_else(Vec::new, |server| server.memory_rows());
+            rows.into_iter().map(|(what, now, bound)| (what.to_string(), now, bound)).collect()
+        })
+    }
 }
 
 impl Running {
@@ -88,6 +95,49 @@ impl Running {
             Err(_) => Err(Failure::new("the NBD server ended by a bug; the cache is written out")),
         }
     }
+}
+
+/// The server's settings: what the command line says, the rest by default.
+pub fn config(args: &ExportArgs, memory: u64) -> Outcome<ServerConfig> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut config = ServerConfig {
+        threads: args.threads.map_or(cpus.min(4), usize::from),
+        total_memory: clamped(memory),
+        ..ServerConfig::default()
+    };
+    if let Some(clients) = args.clients {
+        config.clients_max = clients.into();
+    }
+    if let Some(seconds) = args.idle_timeout {
+        config.idle_timeout = Duration::from_secs(seconds.into());
+    }
+    if let Some(micros) = args.poll_us {
+        config.poll = Duration::from_micros(micros.into());
+    }
+    let mode = tls_mode(args)?;
+    if let Some(folder) = args.tls_certificates.as_ref().filter(|_| mode != TlsMode::Off) {
+        config.tls = Some((TlsIdentity::load(folder, args.tls_verify_peer)?, mode));
+    }
+    Ok(config.normalized())
+}
+
+/// Whether clients may or must use TLS: must, if there are certificates and nothing else is said.
+pub fn tls_mode(args: &ExportArgs) -> Outcome<TlsMode> {
+    let mode = match args.tls.as_deref() {
+        Some("off") => TlsMode::Off,
+        Some("on") => TlsMode::On,
+        None if args.tls_certificates.is_none() => TlsMode::Off,
+        _ => TlsMode::Require,
+    };
+    if mode != TlsMode::Off && args.tls_certificates.is_none() {
+        let text = "export: --tls without --tls-certificates";
+        return Err(Failure::usage(text).hint("a folder with server-cert.pem and server-key.pem"));
+    }
+    Ok(mode)
+}
+
+fn clamped(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// What the control socket shows of a server.
@@ -109,6 +159,9 @@ impl Front for Numbers {
             ("late_requests", stats.late),
             ("loop_turns", stats.turns),
             ("loop_sleeps", stats.sleeps),
+            ("poll_hits", stats.poll_hits),
+            ("poll_misses", stats.poll_misses),
+            ("poll_nanos", stats.poll_nanos),
             ("receive_calls", stats.receives),
             ("send_calls", stats.sends),
             ("clients_cut_off", stats.dropped.iter().map(|(_, n)| n).sum()),
@@ -116,7 +169,27 @@ impl Front for Numbers {
         ]
     }
 
-    fn memory(&self) -> (u64, u64) {
-        (self.0.stats().memory_used as u64, self.0.config().total_memory as u64)
+    fn poll_us(&self) -> u64 {
+        self.0.poll().as_micros() as u64
+    }
+
+    fn set_poll_us(&self, micros: u64) {
+        self.0.set_poll(Duration::from_micros(micros));
+    }
+
+    fn requests_memory(&self) -> u64 {
+        self.0.total_memory() as u64
+    }
+
+    fn set_requests_memory(&self, bytes: u64) {
+        self.0.set_total_memory(clamped(bytes));
+    }
+
+    fn memory_bound(&self) -> u64 {
+        self.0.memory_bound() as u64
+    }
+
+    fn memory_bound_with(&self, requests: u64) -> u64 {
+        self.0.memory_bound_with(clamped(requests)) as u64
     }
 }

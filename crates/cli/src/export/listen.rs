@@ -1,7 +1,9 @@
 //! Where clients come in: the Unix socket or TCP port, and what has to be removed at the end.
 
+use super::front;
 use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
+use forebay_nbd::TlsMode;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -50,9 +52,7 @@ pub enum Wanted {
 pub fn wanted(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<Wanted> {
     if let Some(port) = args.port {
         let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        if !ip.is_loopback() {
-            log::warn!("{ip}: everybody who can reach this address can use the images");
-        }
+        check_address(ip, args)?;
         return Ok(Wanted::Tcp(SocketAddr::new(ip, port)));
     }
     let path = match &args.unix {
@@ -64,6 +64,21 @@ pub fn wanted(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<Wanted> {
         _ => private_folder(cleanup)?.join("nbd.sock"),
     };
     Ok(Wanted::Unix(path))
+}
+
+/// Others can reach an address that is not loopback: that must be meant.
+fn check_address(ip: IpAddr, args: &ExportArgs) -> Outcome {
+    if ip.is_loopback() || front::tls_mode(args)? == TlsMode::Require {
+        return Ok(());
+    }
+    let text = format!("{ip}: everybody who can reach this address can use the images");
+    if !args.insecure {
+        let text = format!("export: --bind {text}");
+        return Err(Failure::usage(text)
+            .hint("--tls-certificates, or `--insecure` if that is what you want"));
+    }
+    log::warn!("{text}");
+    Ok(())
 }
 
 /// URIs outlive the folder they were made in.

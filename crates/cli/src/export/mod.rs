@@ -22,9 +22,10 @@ use crate::failure::{Failure, Outcome, status};
 use crate::{output, signals};
 use forebay::{Cache, CacheConfig, File, LiveMode, RawOptions};
 use forebay_base::units::{MIB, format_size};
+use forebay_nbd::ServerConfig;
 use listen::{Cleanup, CleanupGuard};
 use run::Child;
-use spec::{ImageSpec, Place};
+use spec::{ImageSpec, Socket};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -33,8 +34,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use target::{Served, Target};
 
-/// Smallest `--cache-size`, bytes: half of it for requests of clients, half for data.
+/// Smallest `--cache-size`, bytes: half of it for requests of clients, a third or so for data.
 const CACHE_MIN: u64 = 16 * MIB;
+/// Least that is left of it for data, bytes.
+const DATA_MIN: u64 = 4 * MIB;
 
 /// Why the wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,14 +59,15 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let _guard = CleanupGuard(cleanup.clone());
     let wanted = listen::wanted(args, &cleanup)?;
     let mode = LiveMode::new(args.mode.parse()?);
-    let (config, client_memory) = config(args)?;
-    log::info!("making a cache of {}", format_size(config.budget));
+    let (config, server) = config(args)?;
+    log::info!("a cache of up to {}", format_size(config.budget));
     let cache = Cache::new(config)?;
     let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
     let exports = opened.iter().map(|s| (s.name.clone(), s.file.export_live(&mode))).collect();
-    let listening = front::listen(wanted, exports, threads(args), client_memory)?;
+    let listening = front::listen(wanted, exports, server)?;
+    cache.add_rows(listening.rows());
     let place = listening.place.clone();
-    if let Place::Unix(path) = &place {
+    if let Socket::Unix(path) = &place.socket {
         cleanup.add(path);
     }
     let target = Arc::new(Target {
@@ -73,6 +77,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         mode,
         front: Box::new(listening.numbers()),
         direct_io: Mutex::new(args.direct_io.parse()?),
+        resizing: Mutex::new(()),
         start: Instant::now(),
     });
     let control = start_control(args, &target, &cleanup)?;
@@ -125,14 +130,19 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
     Ok(())
 }
 
-/// The cache's settings, and the share of `--cache-size` that requests of clients may use.
-fn config(args: &ExportArgs) -> Outcome<(CacheConfig, u64)> {
+/// The cache's settings and the server's: together they use `--cache-size`.
+fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     let mut config = CacheConfig::default();
     let whole = args.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
-    // The server takes requests of up to a quarter of it. Clients that do not ask for the limit
-    // send 32 MiB at most by the protocol, and 1 MiB in practice (nbdfuse).
-    let client_memory = (whole / 8).clamp(8 * MIB, 128 * MIB);
-    config.budget = whole - client_memory;
+    let server = front::config(args, client_memory(whole))?;
+    let least = server.memory_bound() as u64 + DATA_MIN;
+    if whole < least {
+        let (size, least) = (format_size(whole), format_size(least));
+        let text = format!("--cache-size {size}: so many threads and clients need {least}");
+        return Err(Failure::usage(text).hint("fewer --threads or --clients"));
+    }
+    config.budget = whole - server.memory_bound() as u64;
+    config.prefault = args.prefault;
     config.aio = args.aio.parse()?;
     if let Some(word) = &args.dirty_tracking {
         config.dirty_tracking = word.parse()?;
@@ -146,15 +156,17 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, u64)> {
     if let Some(size) = args.folio_size {
         config.folio_size = u32::try_from(size).expect("checked to be 2 MiB at most");
     }
-    Ok((config, client_memory))
+    Ok((config, server))
 }
 
-fn threads(args: &ExportArgs) -> usize {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    args.threads.map_or(cpus.min(4), usize::from)
+/// What requests of clients may use of `--cache-size`. The server takes requests of up to a quarter
+/// of it. Clients that do not ask for the limit send 32 MiB at most by the protocol, and 1 MiB in
+/// practice (nbdfuse).
+fn client_memory(whole: u64) -> u64 {
+    (whole / 8).clamp(8 * MIB, 128 * MIB)
 }
 
-/// What can be said of an image before the cache is there: making a large one takes seconds.
+/// What can be said of an image before the cache is there.
 fn look_at(spec: &ImageSpec) -> Outcome<Metadata> {
     let shown = spec.path.display().to_string();
     let meta = std::fs::metadata(&spec.path).map_err(|e| Failure::io(&shown, &e))?;

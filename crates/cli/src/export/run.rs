@@ -1,7 +1,7 @@
 //! The command of `--run`.
 
 use super::Event;
-use super::spec::Place;
+use super::spec::{Place, Socket};
 use crate::failure::{Failure, Outcome};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::ExitStatusExt;
@@ -19,9 +19,9 @@ impl Child {
         let mut shell = Command::new("/bin/sh");
         shell.arg("-c").arg(command);
         shell.env("uri", place.uri(name)).env("exportname", name);
-        match place {
-            Place::Unix(path) => shell.env("unixsocket", path).env("port", ""),
-            Place::Tcp(address) => {
+        match &place.socket {
+            Socket::Unix(path) => shell.env("unixsocket", path).env("port", ""),
+            Socket::Tcp(address) => {
                 shell.env("unixsocket", "").env("port", address.port().to_string())
             }
         };

@@ -56,23 +56,33 @@ fn check(spec: &ImageSpec, others: &[ImageSpec]) -> Outcome {
 
 /// Where the server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum Socket {
     /// A Unix socket.
     Unix(PathBuf),
     /// A TCP address with its real port.
     Tcp(std::net::SocketAddr),
 }
 
+/// A socket, and how clients talk there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Where.
+    pub socket: Socket,
+    /// By TLS only.
+    pub tls: bool,
+}
+
 impl Place {
     /// The NBD URI of an export there.
     pub fn uri(&self, name: &str) -> String {
         let name = escape(name.as_bytes(), b"");
-        match self {
-            Self::Unix(path) => {
+        let scheme = if self.tls { "nbds" } else { "nbd" };
+        match &self.socket {
+            Socket::Unix(path) => {
                 let path = escape(path.as_os_str().as_encoded_bytes(), b"/");
-                format!("nbd+unix:///{name}?socket={path}")
+                format!("{scheme}+unix:///{name}?socket={path}")
             }
-            Self::Tcp(address) => format!("nbd://{address}/{name}"),
+            Socket::Tcp(address) => format!("{scheme}://{address}/{name}"),
         }
     }
 }
@@ -122,10 +132,10 @@ mod tests {
 
     #[test]
     fn uris() {
-        let unix = Place::Unix("/tmp/a b.sock".into());
+        let unix = Place { socket: Socket::Unix("/tmp/a b.sock".into()), tls: false };
         assert_eq!(unix.uri(""), "nbd+unix:///?socket=/tmp/a%20b.sock");
         assert_eq!(unix.uri("x/y"), "nbd+unix:///x%2Fy?socket=/tmp/a%20b.sock");
-        let tcp = Place::Tcp("[::1]:10809".parse().unwrap());
-        assert_eq!(tcp.uri("disk"), "nbd://[::1]:10809/disk");
+        let tcp = Place { socket: Socket::Tcp("[::1]:10809".parse().unwrap()), tls: true };
+        assert_eq!(tcp.uri("disk"), "nbds://[::1]:10809/disk");
     }
 }

@@ -1,9 +1,11 @@
 //! What a running export answers on its control socket.
 
 use super::spec::Place;
+use super::{CACHE_MIN, DATA_MIN, client_memory};
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
-use forebay::{Cache, DirectIo, ErrorKind, File, LiveMode};
+use forebay::{Cache, DirectIo, Error, ErrorKind, File, LiveMode};
+use forebay_base::units::{format_size, parse_size};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -27,8 +29,18 @@ pub struct Served {
 pub trait Front: Send + Sync + 'static {
     /// Counters by name.
     fn counters(&self) -> Vec<(&'static str, u64)>;
-    /// Bytes of memory in use, and their bound.
-    fn memory(&self) -> (u64, u64);
+    /// Longest look around before a sleep, microseconds; 0 is off.
+    fn poll_us(&self) -> u64;
+    /// Changes it live.
+    fn set_poll_us(&self, micros: u64);
+    /// Bytes for requests and replies of clients.
+    fn requests_memory(&self) -> u64;
+    /// Changes it live.
+    fn set_requests_memory(&self, bytes: u64);
+    /// All memory that it may use, bytes.
+    fn memory_bound(&self) -> u64;
+    /// What that would be with so many bytes for requests.
+    fn memory_bound_with(&self, requests: u64) -> u64;
 }
 
 /// Everything the control socket shows and changes.
@@ -45,6 +57,8 @@ pub struct Target {
     pub front: Box<dyn Front>,
     /// As it was set last.
     pub direct_io: Mutex<DirectIo>,
+    /// The turn of the one who changes the size.
+    pub resizing: Mutex<()>,
     /// When the process began to serve.
     pub start: Instant,
 }
@@ -91,15 +105,9 @@ impl Target {
     }
 
     fn budget(&self) -> Value {
-        let mut parts: Vec<Value> = self
-            .cache
-            .budget()
-            .into_iter()
-            .map(|(what, now, bound)| json!({ "what": what, "now": now, "bound": bound }))
-            .collect();
-        let (now, bound) = self.front.memory();
-        parts.push(json!({ "what": "client requests and replies", "now": now, "bound": bound }));
-        Value::Array(parts)
+        let row = |what: String, now: u64, bound: u64| json!({ "what": what, "now": now, "bound": bound });
+        let rows = self.cache.budget().into_iter();
+        Value::Array(rows.map(|(what, now, bound)| row(what, now, bound)).collect())
     }
 
     fn prometheus(&self) -> String {
@@ -122,17 +130,29 @@ impl Target {
             self.cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
         let mode = *self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
         all.insert("direct_io".into(), mode.to_string().into());
+        all.insert("cache_size".into(), self.cache_size().to_string().into());
         if let Some(served) = self.served.first() {
             all.insert("stable_pages".into(), served.file.stable_pages().to_string().into());
         }
         all.insert("mode".into(), self.mode.get().to_string().into());
+        all.insert("poll_us".into(), self.front.poll_us().to_string().into());
         Value::Object(all)
     }
 
     fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
         match name {
             "direct_io" => {}
+            "cache_size" => return self.resize(parse_size(value)?),
             "mode" => return value.parse().map(|mode| self.mode.set(mode)),
+            "poll_us" => {
+                let bad = || {
+                    let text = format!("poll_us={value}: microseconds, 0 to 1000");
+                    Error::new(ErrorKind::InvalidInput, "tune", text)
+                };
+                let micros = value.parse().ok().filter(|n| *n <= 1000).ok_or_else(bad)?;
+                self.front.set_poll_us(micros);
+                return Ok(());
+            }
             "stable_pages" => {
                 let to = value.parse()?;
                 return self.served.iter().try_for_each(|served| served.file.set_stable_pages(to));
@@ -146,6 +166,28 @@ impl Target {
         }
         *current = mode;
         Ok(())
+    }
+
+    /// The one number: the cache and the server.
+    fn cache_size(&self) -> u64 {
+        self.cache.stats().budget_bytes + self.front.memory_bound()
+    }
+
+    fn resize(&self, whole: u64) -> forebay::Result<()> {
+        let _turn = self.resizing.lock().unwrap_or_else(|p| p.into_inner());
+        let requests = client_memory(whole);
+        let bound = self.front.memory_bound_with(requests);
+        let least = CACHE_MIN.max(bound + DATA_MIN);
+        if whole < least {
+            let text = format!("cache_size={whole}: at least {}", format_size(least));
+            return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
+        }
+        let before = self.front.requests_memory();
+        // Both parts are within the larger of the two numbers meanwhile.
+        self.front.set_requests_memory(requests.min(before));
+        let resized = self.cache.resize(whole - bound);
+        self.front.set_requests_memory(if resized.is_ok() { requests } else { before });
+        resized
     }
 
     fn residency(&self, identity: (u64, u64)) -> Result<Value, Refusal> {

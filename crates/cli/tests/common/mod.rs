@@ -79,6 +79,19 @@ impl Folder {
     }
 }
 
+impl Folder {
+    /// The same, in a cgroup from the first instruction on: its `cgroup.procs` is named.
+    pub fn export_in(&self, procs: &Path, words: &[&str]) -> Server {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(procs);
+        shell.arg(env!("CARGO_BIN_EXE_forebay"));
+        shell.args(["export", "-U", "sock", "--control", "ctl"]).args(words);
+        shell.current_dir(&self.0).env("XDG_RUNTIME_DIR", self.path("run"));
+        shell.env("TMPDIR", &self.0).env_remove("FOREBAY_LOG").stdin(Stdio::null());
+        Server::start(shell, self.path("sock"))
+    }
+}
+
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);

@@ -4,11 +4,15 @@ use std::io::{Error, Read, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-const READ: u16 = 0;
-const WRITE: u16 = 1;
+/// NBD_CMD_READ.
+pub const READ: u16 = 0;
+/// NBD_CMD_WRITE.
+pub const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
+/// NBD_CMD_WRITE_ZEROES.
+pub const WRITE_ZEROES: u16 = 6;
 
 /// A connection in its transmission phase.
 pub struct Client {
@@ -101,14 +105,31 @@ impl Client {
 
     /// Sends a write and does not wait for the answer.
     pub fn write_and_forget(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        self.send(WRITE, 0, offset, data.len() as u32, data)
+    }
+
+    /// Sends a request, with as much of its data as there is, and does not wait for the answer.
+    pub fn send(&mut self, kind: u16, flags: u16, at: u64, len: u32, data: &[u8]) -> Result<()> {
         let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-        bytes.extend(0_u16.to_be_bytes());
-        bytes.extend(WRITE.to_be_bytes());
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
         bytes.extend(u64::MAX.to_be_bytes());
-        bytes.extend(offset.to_be_bytes());
-        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(at.to_be_bytes());
+        bytes.extend(len.to_be_bytes());
         bytes.extend(data);
         self.stream.write_all(&bytes)
+    }
+
+    /// Takes an answer without data, whatever it says.
+    pub fn reply(&mut self) -> Result<()> {
+        let reply = self.take(16)?;
+        assert_eq!(reply[..4], 0x6744_6698_u32.to_be_bytes());
+        Ok(())
+    }
+
+    /// How long it tries to send what the server does not take.
+    pub fn patience(&mut self, time: std::time::Duration) {
+        self.stream.set_write_timeout(Some(time)).expect("a time above zero");
     }
 
     /// Leaves politely.

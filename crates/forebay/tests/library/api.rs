@@ -1,7 +1,8 @@
 //! What the calls promise.
 
 use crate::dir::{Dir, cache, config, open, options};
-use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, IoFlags, RawOptions};
+use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, ExportMode, IoFlags, RawOptions};
+use forebay_base::task::block_on;
 use std::os::unix::fs::MetadataExt;
 
 #[test]
@@ -25,6 +26,46 @@ fn residency_and_extents() {
     assert_eq!(file.extents(4 << 20, 1).unwrap_err().kind(), ErrorKind::OutOfRange);
 }
 
+/// A map of many extents was made in one go, however many were wanted, and a prefetch planned its whole
+/// range in one poll: an event loop stood still meanwhile.
+#[test]
+fn n2_n3_maps_and_prefetches_go_in_steps() {
+    let dir = Dir::new("steps");
+    let cache = cache(64 << 20);
+    let file = open(&cache, dir.path("a"), 32 << 20);
+    for block in (0..4096).step_by(2) {
+        file.write_at(&[1; 4096], block * 4096).unwrap();
+    }
+    file.sync_data().unwrap();
+    let all = file.extents(0, 32 << 20).unwrap();
+    assert_eq!(all.len(), 4096, "a checkerboard, and the hole behind it as part of its last");
+    let export = file.export(ExportMode::Cached);
+    let (some, polls) = counted(export.clone().extents(0, 32 << 20, 1000));
+    assert_eq!(some.unwrap(), all[..1000]);
+    assert!(polls >= 4, "{polls}");
+    assert_eq!(counted(export.clone().extents(8192, 1 << 20, 1)).0.unwrap().len(), 1);
+    // Dirt above a hole, far away.
+    file.write_at(&[1; 4096], 31 << 20).unwrap();
+    let (one, polls) = counted(export.clone().extents(4095 * 4096, 16 << 20, 1));
+    assert_eq!(one.unwrap()[0].len, (31 << 20) - 4095 * 4096);
+    assert!(polls >= 1);
+    cache.drop_clean();
+    let (done, polls) = counted(export.prefetch(0, 32 << 20));
+    done.unwrap();
+    assert!(polls >= 64, "{polls}");
+    assert!(file.residency(0, 16 << 20).resident_blocks > 2000);
+}
+
+/// Runs a future to its end; how many polls that took.
+fn counted<T>(future: impl Future<Output = T>) -> (T, usize) {
+    let (mut future, mut polls) = (std::pin::pin!(future), 0);
+    let value = block_on(std::future::poll_fn(|cx| {
+        polls += 1;
+        future.as_mut().poll(cx)
+    }));
+    (value, polls)
+}
+
 #[test]
 fn knobs_turn_and_wrong_ones_are_named() {
     let cache = cache(16 << 20);
@@ -33,19 +74,51 @@ fn knobs_turn_and_wrong_ones_are_named() {
             "dirty_tracking" => ("folio", "folio"),
             "stable" => ("snapshot", "snapshot"),
             "uncached_strategy" => ("private", "private"),
+            "cache_size" => ("12M", "12582912"),
             _ => ("1M", "1048576"),
         };
         cache.tune(name, value).unwrap();
         let now = cache.tunables().into_iter().find(|(n, _)| *n == name).unwrap();
         assert_eq!(now.1, shown, "{name}");
     }
-    let bad = [("dirty_byte", "1M"), ("dirty_bytes", "0"), ("dirty_bytes", "1T"), ("stable", "1")];
+    let bad = [
+        ("dirty_byte", "1M"),
+        ("dirty_bytes", "0"),
+        ("dirty_bytes", "1T"),
+        ("dirty_background_bytes", "2M"),
+        ("stable", "1"),
+    ];
     for (name, value) in bad {
         let error = cache.tune(name, value).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(name), "{error}");
     }
     assert!(cache.tune("dirty_bytes", "lots").unwrap_err().to_string().contains("lots"));
+}
+
+/// `dirty_bytes` could be set below the background limit: writers then waited for write-out that
+/// nobody had started.
+#[test]
+fn l3_the_background_limit_is_never_above_the_limit() {
+    let cache = cache(16 << 20);
+    let limits = |cache: &forebay::Cache| -> Vec<u64> {
+        let all = cache.tunables();
+        let of = |name| all.iter().find(|(n, _)| *n == name).unwrap().1.parse().unwrap();
+        vec![of("dirty_background_bytes"), of("dirty_bytes")]
+    };
+    let before = limits(&cache);
+    cache.tune("dirty_bytes", "64k").unwrap();
+    assert_eq!(limits(&cache), [65536, 65536]);
+    assert_eq!(
+        cache.tune("dirty_background_bytes", "65537").unwrap_err().kind(),
+        ErrorKind::InvalidInput
+    );
+    // It comes down with the limit, and goes up with it again, to where it was.
+    cache.tune("dirty_bytes", "8M").unwrap();
+    assert_eq!(limits(&cache), [before[0], 8 << 20]);
+    cache.tune("dirty_background_bytes", "6M").unwrap();
+    cache.tune("dirty_bytes", "4M").unwrap();
+    assert_eq!(limits(&cache), [4 << 20, 4 << 20]);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! What the world below does to a file: it is full, it is cut off.
 
 use crate::dir::{Dir, cache, open, until};
-use forebay::{DirectIo, ErrorKind, IoFlags, RawOptions};
+use forebay::{DirectIo, ErrorKind, ExportMode, IoFlags, RawOptions};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::block_on;
 use forebay_block::target::{ErrorDevice, Fault};
 use forebay_block::{BioOp, RamDevice};
 use std::process::Command;
@@ -86,6 +88,32 @@ fn a_kept_file_keeps_its_size() {
     until("all of it is written", || cache.unwritten_bytes() == 0);
     assert!(std::fs::read(&path).unwrap() == want);
     assert_eq!(open().size(), want.len() as u64);
+}
+
+/// Once failed write-outs filled half of the dirty limit, further writes were refused with EIO whatever
+/// had failed: a guest on a full host file system saw a broken disk instead of a full one.
+#[test]
+fn l8_writes_refused_for_want_of_space_say_so() {
+    let dir = Dir::new("enospc");
+    let small = Small::mount(&dir);
+    let cache = cache(16 << 20);
+    let file = open(&cache, small.0.join("sparse"), 64 << 20);
+    let data = vec![7; 64 << 10];
+    let mut refused = None;
+    for at in 0..1024 {
+        if let Err(error) = file.write_at(&data, at << 16) {
+            refused = Some(error);
+            break;
+        }
+        // What fails stays dirty; without this the writer could get ahead of the failures.
+        let _fails_when_full = file.sync_data();
+    }
+    let error = refused.expect("2 MiB do not hold 64");
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    // The same as a front end sees it.
+    let write =
+        file.export(ExportMode::Cached).write(32 << 20, AlignedBuf::new(4096), IoFlags::empty());
+    assert_eq!(block_on(write).1.unwrap_err().kind(), ErrorKind::NoSpace);
 }
 
 #[test]

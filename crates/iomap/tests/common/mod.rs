@@ -29,6 +29,8 @@ pub struct Setup {
     pub seed: u64,
     pub map: Map,
     pub budget: u64,
+    /// Bytes that the cache can be given later.
+    pub budget_max: Option<u64>,
     pub folio_size: u32,
     pub block_size: u32,
     pub stable: bool,
@@ -59,6 +61,7 @@ impl Setup {
             seed,
             map,
             budget: budgets[pick(4) as usize],
+            budget_max: None,
             folio_size,
             block_size,
             stable: pick(4) != 0,
@@ -124,6 +127,7 @@ impl File {
         };
         let config = Config {
             folio_size: setup.folio_size,
+            budget_max: setup.budget_max,
             huge_pages: false,
             dirty_tracking: if setup.folio_tracking {
                 DirtyTracking::Folio

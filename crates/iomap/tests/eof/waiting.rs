@@ -5,7 +5,7 @@ use forebay_base::Result;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::BoxFuture;
 use forebay_base::world::World;
-use forebay_block::DeviceRef;
+use forebay_block::{DeviceRef, MapRuns};
 use forebay_iomap::{Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written};
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ impl MapOps for Waiting {
     fn can_zero(&self) -> (bool, bool) {
         self.map.can_zero()
     }
-    fn extents(&self, range: Range<u64>) -> Result<Vec<(u64, u64, bool)>> {
-        self.map.extents(range)
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
+        self.map.extents(range, max)
     }
 }

@@ -24,7 +24,8 @@ fn promoted_by_dropping(lab: &Lab) -> u64 {
 #[test]
 fn a_pass_in_small_pieces_is_one_touch() {
     let folios = 8;
-    for (piece, writes) in [(4096u64, false), (4096, true), (700, true)] {
+    let cases = [(4096u64, false), (512, false), (700, false), (4096, true), (700, true)];
+    for (piece, writes) in cases {
         for passes in 1..3u64 {
             let lab = Lab::plain(4096);
             lab.run(async {

@@ -2,6 +2,7 @@
 //! half way, reads and maps that race with write-out.
 
 use crate::lab::{Lab, NONE, both};
+use forebay_base::task::block_on;
 use forebay_base::world::World;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
@@ -31,7 +32,7 @@ fn remapped(block_size: u32, size: u64) -> (Lab, Arc<Remap>) {
 }
 
 fn data_bytes(map: &Remap, size: u64) -> u64 {
-    map.extents(0..size).unwrap().iter().filter(|e| e.2).map(|e| e.1).sum()
+    block_on(map.extents(0..size, usize::MAX)).unwrap().iter().filter(|e| e.2).map(|e| e.1).sum()
 }
 
 /// A hole that was punched is not allocated again by the write-out of its folio.

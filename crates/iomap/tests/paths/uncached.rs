@@ -282,3 +282,32 @@ fn x3_only_clean_idle_blocks_of_a_folio_go() {
         assert_eq!(lab.read(0, 1024, NONE).await, [[1; 512], [2; 512]].concat());
     });
 }
+
+/// Each private request took as much memory as it liked beside the budget, however many there were.
+#[test]
+fn v1_private_requests_share_what_is_kept_for_them() {
+    use forebay_cache::strategy::UncachedStrategy;
+    let config = forebay_cache::Config::with_budget(4 << 20);
+    let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
+    lab.cache.strategies.set_uncached(UncachedStrategy::Private);
+    let limit = lab.cache.private_limit();
+    lab.run(async {
+        let mut all: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
+        for i in 0..24u64 {
+            let lab = &lab;
+            all.push(Box::pin(async move {
+                let (at, len) = (i * 150_000 + 77, 120_000);
+                lab.write(at, &vec![i as u8 + 1; len], UNCACHED).await;
+                assert_eq!(lab.read(at, len, UNCACHED).await, vec![i as u8 + 1; len]);
+            }));
+        }
+        std::future::poll_fn(|cx| {
+            all.retain_mut(|one| one.as_mut().poll(cx).is_pending());
+            if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+    });
+    let stats = lab.cache.stats();
+    assert!(stats.private_bytes == 0 && stats.private_bytes_max > limit / 4, "{stats:?}");
+    assert!(stats.private_bytes_max <= limit, "{} of {limit}", stats.private_bytes_max);
+}

@@ -7,10 +7,12 @@
 
 use super::{ACCEPTS_MAX, EventLoop, LISTENER, SPECIAL, TICK, token};
 use crate::config::DropReason;
-use crate::conn::{Book, Conn, Phase};
+use crate::conn::{Book, Conn, Life, Pace, Phase};
 use crate::exec::Key;
 use crate::handshake::{Handshake, HandshakeLimits};
+use crate::stash::Stash;
 use crate::stats::bump;
+use crate::stream::Stream;
 use forebay_base::sync::atomic::Ordering;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::fd::OwnedFd;
@@ -22,7 +24,7 @@ impl EventLoop {
         for _ in 0..ACCEPTS_MAX {
             let Some(listener) = self.listeners.get(index) else { return };
             let kind = listener.kind();
-            match listener.accept() {
+            match listener.accept(self.core.shared.config.keepalive) {
                 Ok(fd) => self.welcome(fd, kind),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
@@ -52,8 +54,7 @@ impl EventLoop {
     fn welcome(&mut self, fd: OwnedFd, kind: &str) {
         bump(&self.core.stats.accepted, 1);
         self.serial += 1;
-        let config = &self.core.shared.config;
-        if self.core.shared.clients() >= config.clients_max && !self.evict_oldest() {
+        if self.core.shared.clients() >= self.core.shared.config.clients_max && !self.make_room() {
             let reason = DropReason::TooManyClients;
             bump(&self.core.stats.dropped[reason as usize], 1);
             log::warn!("nbd: {kind} client {}: refused: {}", self.serial, reason.as_str());
@@ -64,28 +65,60 @@ impl EventLoop {
             options_max: config.options_max,
             option_len_max: config.option_len_max,
             request_max: config.request_max,
+            tls: config.tls_mode(),
         };
         let mut greeting = Vec::new();
         let handshake = Handshake::new(limits, &mut greeting);
         let mut conn = Conn {
-            fd,
+            stream: Stream::plain(fd),
+            starting_tls: false,
             label: format!("{kind} client {}", self.serial),
             phase: Phase::Handshake(handshake),
-            stash: Vec::new(),
+            stash: Stash::default(),
+            stash_counted: 0,
             book: Book::new(),
             since: Instant::now(),
             reading: true,
             doom: None,
             send_full: None,
+            life: Life::new(self.me),
+            moved_at: Instant::now(),
+            sending: Pace::default(),
+            taking: Pace::default(),
             interest: EventFlags::IN,
         };
+        self.core.shared.lives.lock().push(conn.life.clone());
         self.core.put_bytes(&mut conn.book, &greeting);
         self.handle().conns.fetch_add(1, Ordering::Relaxed);
         self.insert(conn);
     }
 
+    /// A place for a newcomer: of the oldest handshake, or of a client that is idle for long.
+    fn make_room(&mut self) -> bool {
+        if self.evict_oldest() {
+            return true;
+        }
+        let least = self.core.shared.config.idle_timeout;
+        match self.core.shared.evict_idle(Instant::now(), least) {
+            Some(at) => {
+                if at == self.me {
+                    self.close_evicted();
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Closes the connections that were told to go.
+    fn close_evicted(&mut self) {
+        if self.handle().evict.swap(false, Ordering::SeqCst) {
+            self.remove_where(DropReason::Idle, |c| c.life.gone.load(Ordering::SeqCst));
+        }
+    }
+
     /// Cuts off the connection that has been in its handshake for longest.
-    fn evict_oldest(&mut self) -> bool {
+    pub(super) fn evict_oldest(&mut self) -> bool {
         let handshaking = self.slots.iter().filter_map(|s| s.conn.as_ref());
         let oldest = handshaking.filter(|c| c.is_handshaking()).min_by_key(|c| c.since);
         let Some(key) = oldest.map(|c| c.book.key) else { return false };
@@ -96,6 +129,10 @@ impl EventLoop {
     /// What depends on time, and the end. True: the loop is done.
     pub(super) fn tick(&mut self) -> bool {
         let now = Instant::now();
+        self.now = now;
+        if self.handle().evict.load(Ordering::Relaxed) {
+            self.close_evicted();
+        }
         if self.stop_at.is_none() && self.core.shared.stop.load(Ordering::SeqCst) {
             self.begin_stop(now);
         }
@@ -125,15 +162,30 @@ impl EventLoop {
             });
         }
         if self.core.shared.memory.waiting.load(Ordering::Relaxed) > 0 {
-            let share = config.fair_share();
-            self.remove_where(DropReason::Stalled, |c| {
-                c.book.charged > share && full_for(c, config.stall_timeout)
-            });
+            self.cut_off_slow();
         }
         self.remove_where(DropReason::ConnectionLost, |c| {
             !c.reading && full_for(c, config.drain_timeout)
         });
         false
+    }
+
+    /// Memory is short: whoever owes us something and makes no progress goes. First those above their
+    /// fair share; if there are none, the one that holds most.
+    fn cut_off_slow(&mut self) {
+        let Self { core, slots, now, .. } = self;
+        let config = &core.shared.config;
+        let (share, mut most) = (core.shared.memory.fair_share(), None);
+        for conn in slots.iter_mut().filter_map(|s| s.conn.as_mut()) {
+            conn.look(core.shared.start, *now, config.stall_timeout, config.rate_min);
+            if (conn.sending.slow || conn.taking.slow) && conn.book.charged > 0 {
+                most = most.max(Some(conn.book.charged));
+            }
+        }
+        let Some(most) = most else { return };
+        self.remove_where(DropReason::Stalled, |c| {
+            (c.sending.slow || c.taking.slow) && c.book.charged >= most.min(share + 1)
+        });
     }
 
     fn remove_where(&mut self, reason: DropReason, pick: impl Fn(&Conn) -> bool) {
@@ -149,7 +201,8 @@ impl EventLoop {
         let Self { core, slots, .. } = self;
         for conn in slots.iter_mut().filter_map(|s| s.conn.as_mut()) {
             conn.reading = false;
-            conn.stash.clear();
+            conn.stash = Stash::default();
+            core.count_stash(conn);
             core.set_blocked(&mut conn.book, None);
             if conn.is_handshaking() {
                 conn.doom = Some(None);

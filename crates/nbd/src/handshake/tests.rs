@@ -27,8 +27,12 @@ impl Directory for Two {
     }
 }
 
-const LIMITS: HandshakeLimits =
-    HandshakeLimits { options_max: 20, option_len_max: 9000, request_max: 1 << 20 };
+const LIMITS: HandshakeLimits = HandshakeLimits {
+    options_max: 20,
+    option_len_max: 9000,
+    request_max: 1 << 20,
+    tls: TlsMode::Off,
+};
 
 /// Feeds everything in pieces of `piece` bytes; the replies after the greeting as (option, reply,
 /// data), and how it ended.

@@ -242,6 +242,16 @@ impl Client {
         self.call(Command::Read, CommandFlags::empty(), offset, len)
     }
 
+    /// A read of one byte, if the server is still there.
+    pub fn try_read(&mut self) -> Option<u8> {
+        let mut bytes = Vec::new();
+        self.put(&mut bytes, Command::Read, CommandFlags::empty(), 0, 1);
+        self.socket.write_all(&bytes).ok()?;
+        let mut reply = [0; 20 + 8 + 1];
+        self.socket.read_exact(&mut reply).ok()?;
+        Some(reply[28])
+    }
+
     pub fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
         self.write_flags(offset, data, CommandFlags::empty())
     }

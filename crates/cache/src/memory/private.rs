@@ -1,0 +1,160 @@
+//! Memory outside the arena that requests in flight need for a while: counted, and bounded by the
+//! share of the budget that is kept for them.
+//!
+//! Invariant: V1 the bytes of all permits are within the share, except that a permit that is more
+//! than the share is given while there is no other, and that one that must not wait is given at
+//! once. Lock rule: whoever waits for a permit holds no lock and no other permit: one permit covers
+//! all the buffers of a request at a time. It may hold a range of a file exclusively: who has a
+//! permit waits for the device only.
+
+use crate::cache::PageCache;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// What a part of the budget is for, bytes of it in use, and its bound in bytes.
+pub type Row = (String, u64, u64);
+
+/// Says what parts of the budget somebody outside the cache uses.
+pub type RowSource = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;
+
+pub(crate) type MoreRows = Vec<RowSource>;
+
+/// What a file takes beside its blocks, bytes: its mapping, what the layer above keeps for it, and
+/// handles. What grows with its blocks (dirty sets) is counted with these.
+const FILE_BYTES: u64 = 1024 + size_of::<crate::Mapping>() as u64;
+
+/// A file's share of the memory of requests and files; given back on drop.
+pub(crate) struct FileShare(CounterRef);
+
+pub(crate) type CounterRef = forebay_base::sync::Arc<AtomicU64>;
+
+impl FileShare {
+    pub fn new(counter: &CounterRef) -> Self {
+        counter.fetch_add(FILE_BYTES, Ordering::Relaxed);
+        Self(counter.clone())
+    }
+}
+
+impl Drop for FileShare {
+    fn drop(&mut self) {
+        self.0.fetch_sub(FILE_BYTES, Ordering::Relaxed);
+    }
+}
+
+/// Leave to use so many bytes; given back on drop.
+#[must_use]
+pub struct Permit<'a> {
+    cache: &'a PageCache,
+    bytes: u64,
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.cache.counters.private_bytes.fetch_sub(self.bytes, Ordering::SeqCst);
+        self.cache.private_wait.wake_all();
+    }
+}
+
+impl PageCache {
+    /// Bytes that open files take beside their blocks.
+    pub fn file_bytes(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that private memory may come to: what files leave of the share of both, at least a
+    /// quarter of it.
+    pub fn private_limit(&self) -> u64 {
+        let share = self.sizes.io_reserve();
+        share - self.file_bytes().min(share / 4 * 3)
+    }
+
+    /// Leave to use `bytes` bytes; waits for others to give theirs back while there is no room.
+    pub async fn private(&self, bytes: u64) -> Permit<'_> {
+        self.private_wait.wait_until(|| self.try_private(bytes)).await
+    }
+
+    /// The same, if it can be had without waiting.
+    pub fn try_private(&self, bytes: u64) -> Option<Permit<'_>> {
+        let counter = &self.counters.private_bytes;
+        let mut held = counter.load(Ordering::SeqCst);
+        loop {
+            if held > 0 && held + bytes > self.private_limit() {
+                return None;
+            }
+            let taken =
+                counter.compare_exchange(held, held + bytes, Ordering::SeqCst, Ordering::SeqCst);
+            match taken {
+                Ok(_) => break,
+                Err(now) => held = now,
+            }
+        }
+        self.counters.private_bytes_max.fetch_max(held + bytes, Ordering::Relaxed);
+        Some(Permit { cache: self, bytes })
+    }
+
+    /// Adds parts to [`PageCache::budget`] that are not the cache's own.
+    pub fn add_rows(&self, source: RowSource) {
+        self.more_rows.lock().push(source);
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use crate::{Config, PageCache};
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Private memory was counted, but nobody was ever held back: a thousand private writes took a
+    /// gigabyte beside a budget of sixteen megabytes.
+    #[test]
+    fn v1_permits_are_within_the_share_and_everybody_gets_one() {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let (limit, most) = (cache.private_limit(), AtomicU64::new(0));
+        assert_eq!(limit, 1 << 20);
+        std::thread::scope(|scope| {
+            for i in 0..16u64 {
+                let (cache, most) = (&cache, &most);
+                scope.spawn(move || {
+                    for j in 0..200 {
+                        let permit = block_on(cache.private((i * 77 + j) % 5 * (300 << 10)));
+                        most.fetch_max(cache.stats().private_bytes, Ordering::Relaxed);
+                        std::thread::yield_now();
+                        drop(permit);
+                    }
+                });
+            }
+        });
+        // One alone may be more than the share.
+        assert!(most.into_inner() <= limit.max(1200 << 10));
+        assert_eq!(cache.stats().private_bytes, 0);
+        let alone = cache.try_private(limit * 2).unwrap();
+        assert!(cache.try_private(1).is_none());
+        drop(alone);
+        assert!(cache.try_private(limit).is_some());
+    }
+
+    #[test]
+    fn open_files_are_counted_and_leave_the_rest_to_requests() {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let all: Vec<_> = (0..100).map(|_| cache.new_mapping(4096, 0)).collect();
+        let each = cache.file_bytes() / 100;
+        assert!(each > 1024 && each * 100 == cache.file_bytes());
+        assert_eq!(cache.private_limit() + cache.file_bytes(), 1 << 20);
+        let rows = cache.budget();
+        assert!(rows.contains(&("open files".into(), each * 100, each * 100)), "{rows:?}");
+        drop(all);
+        assert_eq!((cache.file_bytes(), cache.private_limit()), (0, 1 << 20));
+    }
+
+    #[test]
+    fn the_parts_of_others_are_shown_with_ours() {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        cache.add_rows(Arc::new(|| vec![("clients".into(), 3, 5)]));
+        assert_eq!(cache.budget().last(), Some(&("clients".into(), 3, 5)));
+    }
+}

@@ -1,0 +1,248 @@
+//! The budget changed while it is in use.
+//!
+//! Smaller: first nobody gets more than the new share; then the coldest go, as reclaim has it, until
+//! what is left fits; then what lies above the new limits is moved below; then the memory above goes
+//! back to the system. Larger: the tables are told, and the limits raised.
+//!
+//! Invariants: Y1 one resize at a time. Y2 memory is given back only when no frame and no slot in it
+//! is in use (A1, B1). Y3 the budget shown is never less than what the parts may hold. Y4 a resize
+//! that fails, because something dirty cannot be written out, leaves the budget as it was.
+//! Locks: the allocators' and the index', one after the other, none across a wait.
+
+use crate::cache::PageCache;
+use crate::config::Division;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::task::yield_now;
+use forebay_base::units::format_size;
+use forebay_base::{Error, ErrorKind, Result};
+use std::time::Duration;
+
+/// Frames evicted at a time: others get a turn in between.
+const PORTION: usize = 16384;
+/// A resize gives up when it has not come closer to its end for this long.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at what is in somebody's hands.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The turn of the one who resizes (Y1).
+struct Turn<'a>(&'a PageCache);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.resizing.store(false, Ordering::SeqCst);
+        self.0.resize_wait.wake_all();
+    }
+}
+
+impl PageCache {
+    /// Smallest and largest budget that the cache can be given now, bytes.
+    pub fn budget_range(&self) -> (u64, u64) {
+        (self.sizes.floor.budget, self.sizes.max.budget)
+    }
+
+    /// Makes the budget `bytes`, up or down, while the cache is in use. What does not fit any more is
+    /// evicted, the coldest first; dirt among it is written out. Returns when the memory has gone
+    /// back to the system. Errors: a size out of [`PageCache::budget_range`] (`InvalidInput`); dirty
+    /// blocks that cannot be written out (`Busy`): the budget is as before then.
+    pub async fn resize(&self, bytes: u64) -> Result<()> {
+        let (least, most) = self.budget_range();
+        if !(least..=most).contains(&bytes) {
+            let (least, most) = (format_size(least), format_size(most));
+            let text = format!("{bytes}: a running cache can be given {least} to {most}");
+            return Err(Error::new(ErrorKind::InvalidInput, "resize", text));
+        }
+        let to = self.config.divide_of(bytes)?;
+        let _turn = self.resize_turn().await;
+        let from = Division {
+            budget: self.sizes.budget(),
+            frames: self.sizes.frames(),
+            slots: self.sizes.slots(),
+            io_reserve: self.sizes.io_reserve(),
+            ..to
+        };
+        if to.budget > from.budget {
+            self.grow(&to);
+            return Ok(());
+        }
+        self.set_limits(&to);
+        let fitted = self.make_fit(&to).await;
+        if let Err(error) = fitted {
+            self.set_limits(&from);
+            self.frame_wait.wake_all();
+            return Err(error);
+        }
+        self.give_back(&to);
+        self.sizes.set_budget(&to);
+        log::info!("cache size {} (was {})", format_size(bytes), format_size(from.budget));
+        Ok(())
+    }
+
+    async fn resize_turn(&self) -> Turn<'_> {
+        let free = || (!self.resizing.swap(true, Ordering::SeqCst)).then_some(());
+        self.resize_wait.wait_until(free).await;
+        Turn(self)
+    }
+
+    /// From now on nobody gets more than this; who has more keeps it for now.
+    fn set_limits(&self, to: &Division) {
+        self.sizes.set_parts(to.frames, to.slots, to.io_reserve);
+        self.frames.lock().set_limit(to.frames);
+        self.free_slots.lock().set_limit(to.slots);
+        self.arena.set_limit(to.frames);
+        self.apply_dirty_wishes();
+    }
+
+    fn grow(&self, to: &Division) {
+        self.sizes.set_budget(to);
+        self.index.rehash(&self.table, self.free_slots.lock().fresh(), to.slots);
+        self.age.lock().resize(to.slots, to.frames);
+        self.set_limits(to);
+        self.advise_tables();
+        self.prefault();
+        self.frame_wait.wake_all();
+        self.private_wait.wake_all();
+        log::info!("cache size {}", format_size(to.budget));
+    }
+
+    /// Evicts and moves until everything is below the limits.
+    async fn make_fit(&self, to: &Division) -> Result<()> {
+        let (mut best, mut since) = (usize::MAX, self.world.now());
+        let mut pressing = None;
+        loop {
+            let left = self.too_much(to);
+            if left == 0 {
+                return Ok(());
+            }
+            let now = self.world.now();
+            if left < best {
+                (best, since) = (left, now);
+                yield_now().await;
+            } else {
+                // The rest is dirty, or in somebody's hands for a moment.
+                pressing.get_or_insert_with(|| self.press_for_frames());
+                self.world.sleep(PAUSE).await;
+            }
+            if now - since > PATIENCE.as_nanos() as u64 {
+                let text = format!("{left} frames and folios are in use and cannot be evicted");
+                return Err(Error::new(ErrorKind::Busy, "resize", text));
+            }
+            self.fit_once(to);
+        }
+    }
+
+    /// Frames, folio descriptors and bytes of buffers that are too many, or too high up.
+    fn too_much(&self, to: &Division) -> usize {
+        let frames = {
+            let alloc = self.frames.lock();
+            alloc.used().saturating_sub(to.frames) + alloc.above()
+        };
+        let slots = {
+            let slots = self.free_slots.lock();
+            slots.used().saturating_sub(to.slots) + slots.above()
+        };
+        let buffers = self.counters.private_bytes.load(Ordering::Relaxed);
+        frames + slots + buffers.saturating_sub(to.io_reserve) as usize
+    }
+
+    fn fit_once(&self, to: &Division) {
+        let frames = self.frames.lock().used().saturating_sub(to.frames);
+        let slots = self.free_slots.lock().used().saturating_sub(to.slots);
+        if slots > 0 && frames == 0 {
+            self.drop_empty();
+        }
+        let slots = self.free_slots.lock().used().saturating_sub(to.slots);
+        let over = frames.max(slots);
+        if over > 0 {
+            self.evict(over.min(PORTION));
+            return;
+        }
+        if self.free_slots.lock().above() > 0 {
+            self.migrate_slots(to.slots);
+        }
+        if self.frames.lock().above() > 0 {
+            self.migrate_frames(to.frames);
+        }
+    }
+
+    /// Gives the memory above the limits back (Y2: the allocators assert it).
+    fn give_back(&self, to: &Division) {
+        self.frames.lock().forget_above();
+        self.free_slots.lock().forget_above();
+        self.arena.release_above();
+        self.table.forget_above(to.slots);
+        self.captured.forget(to.frames);
+        self.index.rehash(&self.table, self.free_slots.lock().fresh(), to.slots);
+        self.age.lock().resize(to.slots, to.frames);
+        self.advise_tables();
+    }
+
+    /// Huge pages under the tables as far as they may be used.
+    pub(crate) fn advise_tables(&self) {
+        if self.config.huge_pages {
+            self.table.advise(self.sizes.slots());
+            self.captured.advise(self.sizes.frames());
+        }
+    }
+
+    /// Takes all memory now, where the owner wants that.
+    pub(crate) fn prefault(&self) {
+        if self.config.prefault {
+            self.arena.prefault();
+            self.table.prefault(self.sizes.slots());
+            self.captured.prefault(self.sizes.frames());
+            self.index.prefault();
+        }
+    }
+
+    /// Writers wait above so many dirty bytes, whatever the size of the cache; a background limit
+    /// above that comes down with it. Errors: none at all, more than the cache holds.
+    pub fn set_dirty_bytes(&self, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            let text = "dirty_bytes=0: nothing could be written";
+            return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
+        }
+        self.check_dirty("dirty_bytes", bytes)?;
+        self.dirty_wishes.lock().limit = Some(bytes);
+        self.apply_dirty_wishes();
+        Ok(())
+    }
+
+    /// Write-out starts above so many dirty bytes, whatever the size of the cache. Errors: more than
+    /// the dirty limit.
+    pub fn set_dirty_background_bytes(&self, bytes: u64) -> Result<()> {
+        self.check_dirty("dirty_background_bytes", bytes)?;
+        let limit = self.dirty.limit.load(Ordering::Relaxed);
+        if bytes > limit {
+            let text = format!("dirty_background_bytes={bytes}: dirty_bytes is {limit}");
+            return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
+        }
+        self.dirty_wishes.lock().background = Some(bytes);
+        self.apply_dirty_wishes();
+        Ok(())
+    }
+
+    fn check_dirty(&self, name: &str, bytes: u64) -> Result<()> {
+        let arena = self.sizes.frame_bytes();
+        if bytes > arena {
+            let text = format!("{name}={bytes}: the cache holds {arena} bytes");
+            return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
+        }
+        Ok(())
+    }
+
+    /// The dirty limits for the cache as large as it is: a share of it, or what was asked for as far
+    /// as that fits.
+    fn apply_dirty_wishes(&self) {
+        let (arena, wishes) = (self.sizes.frame_bytes(), *self.dirty_wishes.lock());
+        if let Some(wish) = wishes.limit.filter(|&wish| wish > arena) {
+            log::warn!("dirty_bytes={wish} is more than the cache holds: {arena} as long as it is");
+        }
+        let limit = wishes.limit.unwrap_or(arena / 5).min(arena);
+        let background = wishes.background.unwrap_or(arena / 10).min(limit);
+        self.dirty.set_arena(arena);
+        self.dirty.limit.store(limit, Ordering::Relaxed);
+        self.dirty.background.store(background, Ordering::Relaxed);
+        self.dirty.kick_all();
+        self.dirty.wake_all_writers();
+    }
+}

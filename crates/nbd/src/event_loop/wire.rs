@@ -1,0 +1,163 @@
+//! Between the sockets and the protocol: receive, stash, parse, begin TLS, send.
+//!
+//! Invariants:
+//! 1. A receive takes no more than may be stashed if nothing of it can be consumed.
+//! 2. What comes before TLS is sent and consumed in the clear, what comes after only through it.
+
+use super::EventLoop;
+use crate::config::DropReason;
+use crate::conn::{Conn, Phase};
+use crate::exec::Key;
+use crate::out::SLICES_MAX;
+use crate::serve::Core;
+use crate::stats::bump;
+use crate::stream::{CIPHER_LEN, Received, Sent};
+use crate::tls::SESSION_BYTES;
+use std::io::IoSlice;
+use std::time::Instant;
+
+impl EventLoop {
+    /// One receive, and everything that follows from it without waiting.
+    pub(super) fn receive(&mut self, key: Key) {
+        let Self { core, slots, scratch, cipher, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
+        let was_handshaking = conn.is_handshaking();
+        // Not blocked, so the stash holds less than one header or one option.
+        let stash = std::mem::take(&mut conn.stash);
+        let held = stash.bytes().len();
+        scratch[..held].copy_from_slice(stash.bytes());
+        let most = core.receive_max();
+        bump(&core.stats.receives, 1);
+        let payload = match &mut conn.phase {
+            Phase::Live(live) => live.payload_room(),
+            Phase::Handshake(_) => None,
+        };
+        let got = conn.stream.receive(payload, &mut scratch[held..], most, cipher);
+        self.received(key, got, held, was_handshaking);
+    }
+
+    /// Parses what was received: `held` bytes of the scratch, and what came behind them.
+    fn received(&mut self, key: Key, got: Received, held: usize, was_handshaking: bool) {
+        let Self { core, slots, scratch, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
+        match got {
+            Received::Bytes(direct, behind) => {
+                if let Phase::Live(live) = &mut conn.phase {
+                    live.filled(direct);
+                }
+                conn.sending.count(direct + behind);
+                conn.moved_at = self.now;
+                Self::digest(core, conn, &scratch[..held + behind]);
+                if conn.stream.has_ended() {
+                    end_of_input(conn);
+                }
+                self.after_parse(key, was_handshaking);
+            }
+            Received::End => {
+                conn.stash.push(&scratch[..held]);
+                core.count_stash(conn);
+                end_of_input(conn);
+            }
+            Received::Nothing => {
+                conn.stash.push(&scratch[..held]);
+                core.count_stash(conn);
+            }
+            Received::Lost => conn.doom = Some(Some(DropReason::ConnectionLost)),
+            Received::BadTls => conn.doom = Some(Some(DropReason::Tls)),
+        }
+    }
+
+    /// Everything before TLS has been sent: what is stashed is the first of it.
+    pub(super) fn begin_tls(&mut self, key: Key) {
+        let Self { core, slots, scratch, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return };
+        let config = &core.shared.config;
+        let session = config.tls.as_ref().and_then(|(identity, _)| identity.session());
+        // Who sends that much without waiting for our answer has no handshake in mind.
+        let Some(session) = session.filter(|_| conn.stash.bytes().len() <= CIPHER_LEN) else {
+            conn.doom = Some(Some(DropReason::Tls));
+            return self.core.mark(&mut conn.book);
+        };
+        core.shared.memory.charge(SESSION_BYTES);
+        conn.starting_tls = false;
+        let early = std::mem::take(&mut conn.stash);
+        core.count_stash(conn);
+        let got = conn.stream.begin_tls(session, early.bytes(), scratch);
+        self.received(key, got, 0, true);
+        if let Some(conn) = &mut self.slots[key.0 as usize].conn {
+            self.core.mark(&mut conn.book);
+        }
+    }
+
+    /// Parses `input` and stashes the rest; says how much was used.
+    fn digest(core: &mut Core, conn: &mut Conn, input: &[u8]) -> usize {
+        let pause = core.shared.loops.len() > 1;
+        let used = core.parse(conn, input, pause);
+        if used < input.len() {
+            conn.stash.push(&input[used..]);
+        }
+        core.count_stash(conn);
+        used
+    }
+
+    /// Parses what is stashed. True if that led anywhere.
+    pub(super) fn resume(&mut self, key: Key) -> bool {
+        let Self { core, slots, .. } = self;
+        let Some(conn) = &mut slots[key.0 as usize].conn else { return false };
+        let was_handshaking = conn.is_handshaking();
+        let mut stash = std::mem::take(&mut conn.stash);
+        let used = core.parse(conn, stash.bytes(), core.shared.loops.len() > 1);
+        stash.consume(used);
+        conn.stash = stash;
+        core.count_stash(conn);
+        if used > 0 || conn.doom.is_some() {
+            core.mark(&mut conn.book);
+        }
+        self.after_parse(key, was_handshaking);
+        used > 0
+    }
+}
+
+/// The peer sends nothing more.
+fn end_of_input(conn: &mut Conn) {
+    conn.reading = false;
+    let partial = match &conn.phase {
+        Phase::Handshake(_) => !conn.stash.is_empty(),
+        Phase::Live(live) => live.is_mid_request() || !conn.stash.is_empty(),
+    };
+    if partial {
+        conn.doom = Some(Some(DropReason::ConnectionLost));
+    } else if conn.is_handshaking() {
+        conn.doom = Some(None);
+    }
+}
+
+/// Sends the replies that wait, as far as the socket takes them.
+pub(super) fn send(core: &mut Core, conn: &mut Conn, now: Instant) {
+    while !conn.book.out.is_empty() || conn.stream.wants_send() {
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let (n, bytes) = conn.book.out.slices(&mut slices);
+        if bytes == 0 && !conn.stream.wants_send() {
+            core.sent(&mut conn.book, 0);
+            continue;
+        }
+        bump(&core.stats.sends, 1);
+        let (sent, full) = match conn.stream.send(&slices[..n]) {
+            Sent::Some(sent) => (sent, false),
+            Sent::Full(sent) => (sent, true),
+            Sent::Lost => {
+                conn.doom.get_or_insert(Some(DropReason::ConnectionLost));
+                return;
+            }
+        };
+        if sent > 0 {
+            core.sent(&mut conn.book, sent);
+            conn.taking.count(sent);
+            conn.moved_at = now;
+        }
+        if full {
+            conn.send_full = Some(now);
+            return;
+        }
+    }
+}

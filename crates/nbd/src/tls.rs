@@ -1,0 +1,160 @@
+//! TLS: what the operator gives, and the session of one connection, without I/O.
+//!
+//! Invariants:
+//! 1. What a session holds is bounded by [`SESSION_BYTES`]: received bytes are decrypted and taken
+//!    out at once, and at most [`OUT_BYTES`] of encrypted bytes wait to be sent.
+//! 2. Nothing that came before the session began is taken for part of it, or the other way round.
+
+use forebay_base::{Error, ErrorKind, Result};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoClientAuth, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConnection};
+use std::io::{ErrorKind as IoKind, IoSlice, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Encrypted bytes that may wait to be sent, per session.
+const OUT_BYTES: usize = 32 << 10;
+/// What a session may hold, bytes: what waits to be sent, records that are not complete, keys.
+pub(crate) const SESSION_BYTES: usize = 128 << 10;
+
+/// What an unfinished record from earlier receives may add to a receive, bytes.
+pub(crate) const RECORD_MAX: usize = 18 << 10;
+
+/// Whether clients may, or must, use TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TlsMode {
+    /// They may not.
+    #[default]
+    Off,
+    /// They may.
+    On,
+    /// Nothing else is served.
+    Require,
+}
+
+/// The server's certificate and key, and who may be a client.
+#[derive(Debug, Clone)]
+pub struct TlsIdentity(Arc<rustls::ServerConfig>);
+
+fn bad(path: &Path, why: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::InvalidInput, "read certificates", why.to_string()).with_path(path)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let all: std::result::Result<Vec<_>, _> =
+        CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let all = all.map_err(|e| bad(path, e))?;
+    if all.is_empty() { Err(bad(path, "no certificate in it")) } else { Ok(all) }
+}
+
+impl TlsIdentity {
+    /// Reads `server-cert.pem` and `server-key.pem` of a folder, the layout of QEMU and nbdkit. With
+    /// `verify_peer` clients need a certificate that one of `ca-cert.pem` has signed.
+    /// `InvalidInput`: a file is missing, or does not hold what it should.
+    pub fn load(folder: &Path, verify_peer: bool) -> Result<Self> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let chain = certificates(&folder.join("server-cert.pem"))?;
+        let path = folder.join("server-key.pem");
+        let key = PrivateKeyDer::from_pem_file(&path).map_err(|e| bad(&path, e))?;
+        let verifier = if verify_peer {
+            let path = folder.join("ca-cert.pem");
+            let mut roots = RootCertStore::empty();
+            for root in certificates(&path)? {
+                roots.add(root).map_err(|e| bad(&path, e))?;
+            }
+            WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone())
+                .build()
+                .map_err(|e| bad(&path, e))?
+        } else {
+            Arc::new(NoClientAuth)
+        };
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|e| bad(folder, e))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)
+            .map_err(|e| bad(folder, e))?;
+        Ok(Self(Arc::new(config)))
+    }
+
+    /// A session of one client; `None` if it cannot be made.
+    pub(crate) fn session(&self) -> Option<Session> {
+        let made = ServerConnection::new(self.0.clone());
+        let mut inner = made.map_err(|e| log::warn!("nbd: TLS: {e}")).ok()?;
+        inner.set_buffer_limit(Some(OUT_BYTES));
+        Some(Session { inner, ended: false })
+    }
+}
+
+/// See the module.
+pub(crate) struct Session {
+    inner: ServerConnection,
+    /// The peer said that nothing more comes.
+    ended: bool,
+}
+
+impl Session {
+    /// Decrypts what was received; the bytes that are in it go to the front of `plain`, which is
+    /// longer by [`RECORD_MAX`] at least. `Err`: this is no TLS, or a client that we do not want.
+    pub fn decrypt(
+        &mut self,
+        mut cipher: &[u8],
+        plain: &mut [u8],
+    ) -> std::result::Result<usize, rustls::Error> {
+        debug_assert!(plain.len() >= cipher.len() + RECORD_MAX);
+        let mut got = 0;
+        while !cipher.is_empty() && !self.ended {
+            // From memory: fails only if something was not taken out, which is done below.
+            let fed = self.inner.read_tls(&mut cipher).unwrap_or(0);
+            let state = self.inner.process_new_packets()?;
+            self.ended = state.peer_has_closed();
+            let mut left = state.plaintext_bytes_to_read();
+            while left > 0 {
+                match self.inner.reader().read(&mut plain[got..]) {
+                    Ok(n) if n > 0 => (got, left) = (got + n, left.saturating_sub(n)),
+                    _ => break,
+                }
+            }
+            if fed == 0 {
+                return Err(rustls::Error::General("a record that cannot be".into()));
+            }
+        }
+        Ok(got)
+    }
+
+    /// Nothing more will come.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Takes bytes to be sent, as many as there is room for.
+    pub fn encrypt(&mut self, slices: &[IoSlice<'_>]) -> usize {
+        // Into memory: it does not fail, and takes less when it is full.
+        self.inner.writer().write_vectored(slices).unwrap_or(0)
+    }
+
+    /// Encrypted bytes wait to be sent.
+    pub fn wants_send(&self) -> bool {
+        self.inner.wants_write()
+    }
+
+    /// Sends them, as far as `wire` takes them. Says whether it took all.
+    pub fn send(&mut self, wire: &mut dyn Write) -> std::io::Result<bool> {
+        while self.inner.wants_write() {
+            match self.inner.write_tls(wire) {
+                Ok(_) => {}
+                Err(e) if e.kind() == IoKind::Interrupted => {}
+                Err(e) if e.kind() == IoKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The peer is told that nothing more comes.
+    pub fn close(&mut self) {
+        self.inner.send_close_notify();
+    }
+}
