@@ -21,6 +21,7 @@
 
 pub(crate) mod exec;
 pub(crate) mod gate;
+mod identity;
 mod lock;
 mod need;
 pub(crate) mod op;
@@ -43,9 +44,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use xfer::Xfer;
+
+pub use identity::{FileIdentity, FileStamp};
 
 /// How long a switch of the I/O mode waits for the requests in flight.
 const SWITCH_LIMIT: Duration = Duration::from_secs(30);
@@ -133,7 +136,8 @@ pub(crate) enum Kind {
 
 /// What direct I/O on this file needs.
 pub(crate) struct Dio {
-    fd: OwnedFd,
+    /// Opened when it is needed first.
+    fd: OnceLock<OwnedFd>,
     offset_align: u32,
     memory_align: u32,
 }
@@ -232,10 +236,8 @@ impl Inner {
     }
 
     pub(crate) fn fd(&self, direct: bool) -> BorrowedFd<'_> {
-        match &self.dio {
-            Ok(dio) if direct => dio.fd.as_fd(),
-            _ => self.buffered.as_fd(),
-        }
+        let dio = self.dio.as_ref().ok().filter(|_| direct).and_then(|dio| dio.fd.get());
+        dio.unwrap_or(&self.buffered).as_fd()
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -284,6 +286,10 @@ impl Inner {
         let (on, reason) = mode.decide(&self.dio)?;
         if on && !self.is_direct() {
             let fail = |e: rustix::io::Errno| Error::from_io("turn direct I/O on", e.into());
+            if let Ok(dio) = &self.dio {
+                dio.open(&self.path, self.buffered.as_fd(), self.read_only)
+                    .map_err(|e| Error::from_io("turn direct I/O on", e))?;
+            }
             exec::retry(|| rustix::fs::fsync(&self.buffered)).map_err(fail)?;
             let len = std::num::NonZeroU64::new(self.size());
             rustix::fs::fadvise(&self.buffered, self.offset, len, Advice::DontNeed)

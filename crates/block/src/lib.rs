@@ -16,5 +16,5 @@ pub mod target;
 pub use bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_here, io};
 pub use bio::{Bio, BioFlags, BioOp, Completion, EndBio};
 pub use engine::{Aio, Engine};
-pub use file::{DirectIo, FileDevice, FileOptions};
+pub use file::{DirectIo, FileDevice, FileIdentity, FileOptions, FileStamp};
 pub use ram::RamDevice;

@@ -2,8 +2,9 @@
 //! states and invariants, the crate for the lock order.
 
 use crate::ageing::queues::Age;
-use crate::config::{Config, DIRTY_NODE, FRAME_BOOKS, SLOT_BOOKS};
+use crate::config::{Config, DIRTY_FOLIO_BYTES, FRAME_BOOKS, SLOT_BOOKS};
 use crate::folio::index::Index;
+use crate::folio::owners::Owners;
 use crate::folio::table::Table;
 use crate::mapping::Mapping;
 use crate::memory::arena::{Arena, FRAME_SIZE};
@@ -15,6 +16,7 @@ use crate::memory::zeroed::ZeroTable;
 use crate::stats::{Counters, Stats, Striped};
 use crate::strategy::Strategies;
 use crate::writeback::control::{DirtyControl, DirtyWishes};
+use crate::writeback::domain::Domain;
 use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
@@ -38,6 +40,8 @@ pub struct PageCache {
     pub(crate) snapshot_frames: AtomicU64,
     pub(crate) table: Table,
     pub(crate) index: Index,
+    /// Files that are open or own folios.
+    pub owners: Arc<Owners>,
     pub(crate) free_slots: Mutex<SlotAlloc>,
     pub(crate) age: Mutex<Age>,
     /// Held by the one thread that reclaims.
@@ -98,6 +102,7 @@ impl PageCache {
             snapshot_frames: AtomicU64::new(0),
             table: Table::new(sizes.layout, max.slots)?,
             index: Index::new(slots, max.slots)?,
+            owners: Arc::new(Owners::new()),
             free_slots: Mutex::new(SlotAlloc::new(slots)),
             age: Mutex::new(Age::new(slots, frames)),
             reclaim_turn: Mutex::new(()),
@@ -142,13 +147,37 @@ impl PageCache {
         &self.arena
     }
 
-    /// A new file in the cache. `block_size`: a power of two, 512..4096 bytes.
+    /// A new file in the cache, in a domain of its own. `block_size`: a power of two, 512..4096 bytes.
     pub fn new_mapping(&self, block_size: u32, size: u64) -> Mapping {
+        self.new_mapping_in(self.dirty.domain(None), block_size, size)
+    }
+
+    /// The same, in a domain that there is.
+    pub fn new_mapping_in(&self, domain: Arc<Domain>, block_size: u32, size: u64) -> Mapping {
         let id = self.next_mapping.fetch_add(1, Ordering::Relaxed);
         assert!(id != 0, "mapping ids are used up");
-        let mut mapping = Mapping::new(id, block_size, self.config.folio_size, size);
-        mapping.share = Some(FileShare::new(&self.files));
-        mapping
+        self.owners.open(id);
+        let owner = (self.owners.clone(), domain);
+        let share = Some(FileShare::new(&self.files));
+        Mapping::new(id, owner, block_size, self.config.folio_size, size, share)
+    }
+
+    /// A file whose mapping is gone and whose folios are not: mapping `id` again, with the same block size.
+    /// `None` if it was forgotten.
+    pub fn revive_mapping(
+        &self,
+        id: u32,
+        domain: Arc<Domain>,
+        block_size: u32,
+        size: u64,
+    ) -> Option<Mapping> {
+        if !self.owners.open(id) {
+            self.owners.close(id);
+            return None;
+        }
+        let owner = (self.owners.clone(), domain);
+        let share = Some(FileShare::new(&self.files));
+        Some(Mapping::new(id, owner, block_size, self.config.folio_size, size, share))
     }
 
     /// Largest number of frames that one operation should hold at a time.
@@ -195,7 +224,11 @@ impl PageCache {
             line("folio descriptors", folios * slot_bytes, slots * slot_bytes),
             line("index", self.index.bytes(), self.index.bytes()),
             line("age queues and ghosts", slots * SLOT_BOOKS, slots * SLOT_BOOKS),
-            line("dirty sets", self.dirty.dirty_folios() * DIRTY_NODE, slots * DIRTY_NODE),
+            line(
+                "dirty sets",
+                self.dirty.dirty_folios() * DIRTY_FOLIO_BYTES,
+                slots * DIRTY_FOLIO_BYTES,
+            ),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),
             line("open files", self.file_bytes(), self.file_bytes()),
             line("buffers of requests in flight", private, self.private_limit()),

@@ -11,10 +11,10 @@ pub const MIN_BLOCK: u32 = 512;
 /// Largest block, bytes: a block never spans frames.
 pub const MAX_BLOCK: u32 = FRAME_SIZE as u32;
 
+/// Bytes that a dirty folio costs beside its slot: its entries by index and by age.
+pub(crate) const DIRTY_FOLIO_BYTES: u64 = 72;
 /// Ghosts and queues, bytes for each folio descriptor.
 pub(crate) const SLOT_BOOKS: u64 = 16 + 8;
-/// A place in a dirty set, bytes.
-pub(crate) const DIRTY_NODE: u64 = 40;
 /// What is kept for each frame, bytes.
 pub(crate) const FRAME_BOOKS: u64 = 6;
 /// Frames and slots are numbered in 32 bits, zero and the topmost bit apart.
@@ -97,9 +97,9 @@ impl Config {
         let rest = budget - io_reserve;
         // Per frame, if each frame had a folio of its own: the frame, its folio, two index heads
         // (the table is rounded up to a power of two), ghosts, an entry on an age queue or among
-        // the free, a share of a dirty-set node; per frame a capture count and its share of a
+        // the free, its entries in a dirty set; per frame a capture count and its share of a
         // chunk's map, position, and place on a list.
-        let per_folio = layout.stride as u64 * 8 + 8 + SLOT_BOOKS + DIRTY_NODE;
+        let per_folio = layout.stride as u64 * 8 + 8 + SLOT_BOOKS + DIRTY_FOLIO_BYTES;
         let per_frame = FRAME_SIZE as u64 + FRAME_BOOKS;
         let one_each = rest / (per_folio + per_frame);
         let (slots, frames) = if per_folio * 16 <= per_frame * 2 {

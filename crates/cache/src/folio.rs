@@ -1,9 +1,11 @@
 //! Folios: [`table`] (states, invariants and the folio lock), [`index`] (finding one), [`guard`]
-//! (reading and changing one), `lookup` (the operations of the cache that hand guards out).
+//! (reading and changing one), [`owners`] (the folios of a file), `lookup` (the operations
+//! of the cache that hand guards out).
 
 pub mod guard;
 pub mod index;
 mod lookup;
+pub mod owners;
 pub mod table;
 
 pub use table::{Blocks, Layout, STATES, Slot, State, Table};

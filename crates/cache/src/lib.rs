@@ -13,11 +13,14 @@
 //! ```text
 //! reclaim turn ─┬▶ age (queues) ──▶ (nothing)
 //!               └▶ folio lock (try only, by reclaim) ─┬▶ index bucket
-//!                                                     ├▶ mapping.dirty ──▶ (nothing)
-//!                                                     ├▶ mapping.unflushed / failed
+//!                                                     ├▶ a file's dirt ──▶ (nothing)
+//!                                                     ├▶ a file's list of folios ──▶ index bucket (a move)
+//!                                                     ├▶ mapping.failed ──▶ domain's queue ──▶ a file's dirt
+//!                                                     ├▶ mapping.unflushed
 //!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
-//! index bucket ──▶ (nothing)        free slots ──▶ (nothing)       wait queues ──▶ (nothing)
+//! domain's line, pace ──▶ (nothing)   index bucket ──▶ (nothing)
+//! free slots ──▶ (nothing)       wait queues ──▶ (nothing)
 //! all index buckets (a rehash) ──▶ (nothing)      arena's `ahead` ──▶ (nothing)
 //! ```
 //! No lock of this crate is held across a wait or an I/O. A holder of a folio lock takes no

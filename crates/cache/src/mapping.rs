@@ -3,28 +3,22 @@
 //! [`crate::writeback::unflushed`].
 
 use crate::bounds::Bounds;
+use crate::folio::owners::Owners;
 use crate::folio::table::Blocks;
 use crate::memory::arena::FRAME_SIZE;
 use crate::memory::private::FileShare;
 use crate::rangeset::RangeSet;
+use crate::writeback::dirt::Dirt;
+use crate::writeback::domain::Domain;
 use crate::writeback::errseq::ErrSeq;
 use crate::writeback::unflushed::Unflushed;
-use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind};
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// A folio with dirty blocks.
-#[derive(Debug, Clone, Copy)]
-pub struct DirtyFolio {
-    /// When it became dirty.
-    pub since: Nanos,
-    /// It has blocks of uncached writes.
-    pub uncached: bool,
-}
 
 /// Write-outs in flight, numbered in order of issue.
 #[derive(Debug, Default)]
@@ -42,12 +36,13 @@ pub struct Mapping {
     folio_shift: u32,
     /// End of file, and ranges held exclusively.
     pub bounds: Bounds,
+    /// Who takes its dirt.
+    pub domain: Arc<Domain>,
     /// Folios that have dirty blocks.
-    pub(crate) dirty: Mutex<BTreeMap<u64, DirtyFolio>>,
+    pub dirty: Arc<Dirt>,
+    owners: Arc<Owners>,
     /// Bytes of dirty blocks.
     pub dirty_bytes: AtomicU64,
-    /// Bytes of dirty blocks made by uncached writes and not yet picked for write-out.
-    pub uncached_dirty: AtomicU64,
     /// How long a write-out takes from capture to end, ns, smoothed.
     pub(crate) write_nanos: AtomicU64,
     /// Errors for fsync.
@@ -67,27 +62,31 @@ pub struct Mapping {
     pub(crate) pause_debt: AtomicU64,
     tickets: Mutex<Tickets>,
     ticket_wait: WaitQueue,
-    /// The flusher of this mapping sleeps here.
-    pub kick: WaitQueue,
-    kicked: AtomicBool,
-    /// When the flusher looks again without being asked; none: `u64::MAX`.
-    next_look: AtomicU64,
-    last_kick: AtomicU64,
-    /// What it takes of the budget.
-    pub(crate) share: Option<FileShare>,
+    /// Nobody is left to write its dirt: what is in write-out is dropped when that ends.
+    dead: AtomicBool,
+    /// What it takes of the budget; given back on drop.
+    _share: Option<FileShare>,
 }
 
 impl Mapping {
-    pub(crate) fn new(id: u32, block_size: u32, folio_size: u32, size: u64) -> Self {
+    pub(crate) fn new(
+        id: u32,
+        (owners, domain): (Arc<Owners>, Arc<Domain>),
+        block_size: u32,
+        folio_size: u32,
+        size: u64,
+        share: Option<FileShare>,
+    ) -> Self {
         assert!(block_size.is_power_of_two() && (512..=FRAME_SIZE as u32).contains(&block_size));
         Self {
             id,
             block_shift: block_size.trailing_zeros(),
             folio_shift: folio_size.trailing_zeros(),
             bounds: Bounds::new(u64::from(block_size), size),
-            dirty: Mutex::default(),
+            domain,
+            dirty: Arc::default(),
+            owners,
             dirty_bytes: AtomicU64::new(0),
-            uncached_dirty: AtomicU64::new(0),
             write_nanos: AtomicU64::new(0),
             errseq: ErrSeq::default(),
             unflushed: Unflushed::default(),
@@ -98,11 +97,8 @@ impl Mapping {
             pause_debt: AtomicU64::new(0),
             tickets: Mutex::default(),
             ticket_wait: WaitQueue::new(),
-            kick: WaitQueue::new(),
-            kicked: AtomicBool::new(false),
-            next_look: AtomicU64::new(u64::MAX),
-            last_kick: AtomicU64::new(0),
-            share: None,
+            dead: AtomicBool::new(false),
+            _share: share,
         }
     }
 
@@ -239,7 +235,7 @@ impl Mapping {
     /// The lowest byte from `from` on that may not be written yet: in a dirty folio, or on its way.
     pub fn lowest_unwritten(&self, from: u64) -> u64 {
         // Dirt first: what leaves it for a write-out after that has its ticket already.
-        let dirty = self.dirty.lock().range(self.folio_index(from)..).next().map(|(&i, _)| i);
+        let dirty = self.dirty.first_from(self.folio_index(from));
         let dirty = dirty.map_or(u64::MAX, |index| self.folio_start(index));
         let tickets = self.tickets.lock();
         let on_the_way = tickets.in_flight.values().filter(|r| r.end > from).map(|r| r.start).min();
@@ -251,60 +247,29 @@ impl Mapping {
         self.tickets.lock().in_flight.len()
     }
 
-    // ---- flusher ----
+    // ---- the end of its life ----
 
-    /// Asks the flusher to look now. Cheap when it has been asked already.
-    pub fn kick_flusher(&self) {
-        if !self.kicked.swap(true, Ordering::AcqRel) {
-            self.kick.wake_all();
-        }
+    /// Nobody is left who could write what is dirty, or try again what fails.
+    pub fn die(&self) {
+        self.dead.store(true, Ordering::Release);
     }
 
-    /// The same, but not if it was asked less than `every` ago.
-    pub(crate) fn kick_at(&self, now: Nanos, every: Nanos) {
-        if now >= self.last_kick.load(Ordering::Relaxed).saturating_add(every) {
-            self.last_kick.store(now, Ordering::Relaxed);
-            self.kick_flusher();
-        }
+    /// See [`Mapping::die`]. Under the folio lock.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
     }
 
-    /// Whether the flusher was asked; forgets it.
-    pub fn take_kick(&self) -> bool {
-        self.kicked.swap(false, Ordering::AcqRel)
+    /// Whether all that was accepted is durable, or given up.
+    pub fn is_settled(&self) -> bool {
+        // Dirt becomes a write-out in flight, that becomes unflushed or fails: looked at in this order.
+        self.dirty_bytes.load(Ordering::SeqCst) == 0
+            && self.write_outs() == 0
+            && self.unflushed.is_empty()
+            && !self.is_failing()
+            && self.dirty_bytes.load(Ordering::SeqCst) == 0
     }
 
-    /// The flusher will look at this time; `u64::MAX` if it is to be asked. Before it decides that
-    /// nothing is dirty it has to say so: dirt that it does not see then sees `u64::MAX`.
-    pub(crate) fn set_next_look(&self, at: Nanos) {
-        self.next_look.store(at, Ordering::SeqCst);
-    }
-
-    /// Whether the flusher looks by then without being asked.
-    pub(crate) fn looks_by(&self, at: Nanos) -> bool {
-        self.next_look.load(Ordering::SeqCst) <= at
-    }
-
-    /// Looks for a kick without forgetting it.
-    pub fn is_kicked(&self) -> bool {
-        self.kicked.load(Ordering::Acquire)
-    }
-
-    /// Dirty folios in `range` (folio indices), ascending, that `pick` wants.
-    pub fn dirty_folios(
-        &self,
-        range: Range<u64>,
-        limit: usize,
-        mut pick: impl FnMut(&DirtyFolio) -> bool,
-    ) -> Vec<u64> {
-        let dirty = self.dirty.lock();
-        let wanted = dirty.range(range).filter(|(_, d)| pick(d)).map(|(&i, _)| i);
-        wanted.take(limit).collect()
-    }
-
-    /// The time the oldest dirt was made, if there is any.
-    pub fn oldest_dirt(&self) -> Option<Nanos> {
-        self.dirty.lock().values().map(|d| d.since).min()
-    }
+    // ---- what failed ----
 
     /// Bytes of blocks whose last write-out failed.
     pub fn failed_bytes(&self) -> u64 {
@@ -325,18 +290,32 @@ impl Mapping {
         self.is_failing() && self.failed.lock().overlaps(numbers)
     }
 
-    pub(crate) fn fail(&self, numbers: Range<u64>) {
+    /// File blocks whose last write-out failed.
+    pub fn failed_blocks(&self) -> Vec<Range<u64>> {
+        self.failed.lock().iter().collect()
+    }
+
+    /// Those of the blocks whose last write-out failed.
+    pub fn failed_within(&self, numbers: Range<u64>) -> Vec<Range<u64>> {
+        self.failed.lock().within(numbers).collect()
+    }
+
+    pub(crate) fn fail(&self, numbers: Range<u64>, now: Nanos) {
         let mut failed = self.failed.lock();
-        failed.insert(numbers);
+        let fresh = failed.insert(numbers) << self.block_shift;
         self.failing.store(true, Ordering::Release);
+        // Under the lock, so that the domain hears of failure and healing in their order.
+        self.domain.add_failed(self.id, fresh, now);
     }
 
     /// The blocks were written after all, or are not wanted any more.
-    pub(crate) fn unfail(&self, numbers: Range<u64>) {
+    pub(crate) fn unfail(&self, numbers: Range<u64>, now: Nanos) {
         if self.is_failing() {
             let mut failed = self.failed.lock();
-            failed.remove(numbers);
-            self.failing.store(!failed.is_empty(), Ordering::Release);
+            let gone = failed.remove(numbers) << self.block_shift;
+            let healed = failed.is_empty();
+            self.failing.store(!healed, Ordering::Release);
+            self.domain.sub_failed(self.id, gone, healed.then_some(now));
         }
     }
 
@@ -348,13 +327,28 @@ impl Mapping {
     }
 }
 
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        debug_assert_eq!(self.write_outs(), 0, "a write-out holds its mapping");
+        self.owners.close(self.id);
+    }
+}
+
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::writeback::control::DirtyControl;
+
+    fn mapping(block_size: u32) -> Mapping {
+        let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
+        let owner = (Arc::new(Owners::new()), control.domain(None));
+        Mapping::new(1, owner, block_size, 65536, 1 << 20, None)
+    }
 
     #[test]
     fn d3_rounding() {
-        let m = Mapping::new(1, 512, 65536, 1 << 20);
+        let m = mapping(512);
         assert_eq!(m.blocks_touched(1, &(65536 + 511..65536 + 1025)), Blocks { start: 0, end: 3 });
         assert_eq!(m.blocks_inside(1, &(65536 + 511..65536 + 1025)), Blocks { start: 1, end: 2 });
         assert!(m.blocks_inside(1, &(65536 + 1..65536 + 511)).is_empty());

@@ -1,19 +1,26 @@
 //! The cache as a user sees it: a budget, files on it, numbers, knobs.
 
-use crate::file::File;
+use crate::file::{Closing, File};
 use crate::memory::{default_budget, total_ram};
+use crate::registry::{Claim, Found, Registry, Resident, View};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
+use forebay_base::task::block_on;
 use forebay_base::units::parse_size;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Aio, DeviceRef, DirectIo, Engine, FileDevice, FileOptions};
+use forebay_block::{
+    Aio, BlockDevice, DeviceRef, DirectIo, Engine, FileDevice, FileIdentity, FileOptions,
+};
 use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
+use forebay_cache::writeback::{Domain, DomainKey};
 use forebay_cache::{Config, PageCache, RowSource, Stats};
 use forebay_iomap::MappedFile;
+use forebay_iomap::file::Geometry;
 use forebay_iomap::identity::Identity;
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Mutex, Weak};
+use std::sync::{Mutex, MutexGuard, Weak};
 
 /// How to make a cache. All sizes in bytes.
 #[derive(Clone, Debug)]
@@ -97,7 +104,36 @@ pub struct RawOptions {
 pub(crate) struct Shared {
     pub pages: Arc<PageCache>,
     pub engine: Engine,
-    files: Mutex<Vec<Weak<MappedFile>>>,
+    pub registry: Registry,
+    /// Files that are open or owe something, by the number of their mapping.
+    files: Mutex<HashMap<u32, Weak<MappedFile>>>,
+}
+
+impl Shared {
+    fn files(&self) -> MutexGuard<'_, HashMap<u32, Weak<MappedFile>>> {
+        self.files.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// The file was closed; it stays listed while it lives.
+    pub fn forget(&self, id: u32, file: &Weak<MappedFile>) {
+        let mut files = self.files();
+        if file.strong_count() == 0 && files.get(&id).is_some_and(|listed| listed.ptr_eq(file)) {
+            files.remove(&id);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // No file is open any more. What is kept of closed ones has nobody left who could ask for it.
+        let lost = self.pages.dirty.failed_bytes();
+        if lost > 0 {
+            log::error!("the cache goes with {lost} bytes that could not be written");
+        }
+        for domain in self.pages.dirty.domains() {
+            domain.kept().into_iter().for_each(|(id, _)| domain.let_go(id));
+        }
+    }
 }
 
 /// A cache. Clones share it.
@@ -132,12 +168,46 @@ impl Cache {
             world,
         )?;
         let engine = Engine::new(config.aio)?;
-        let shared = Shared { pages, engine, files: Mutex::default() };
+        let (registry, files) = (Registry::default(), Mutex::default());
+        let shared = Shared { pages, engine, registry, files };
         Ok(Self { shared: std::sync::Arc::new(shared) })
     }
 
-    /// Opens a file or block special file. It is locked for as long as it is open.
+    /// Opens a file or block special file. It is locked against other processes and caches for as long as
+    /// it is open. A file that this cache has open already is shared, as it is; what it left in the cache
+    /// when it was closed is found again unless it was changed meanwhile. Errors: `Busy` if somebody else
+    /// holds it, or it is open here for another range, with other blocks, or for reading only.
     pub fn open_raw(&self, path: impl AsRef<Path>, options: &RawOptions) -> Result<File> {
+        let path = path.as_ref();
+        // Once, almost always: again if the path leads to another file by now.
+        for _ in 0..8 {
+            if let Some(file) = self.open_once(path, options)? {
+                return Ok(file);
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, "open", "the path leads elsewhere each time")
+            .with_path(path))
+    }
+
+    fn open_once(&self, path: &Path, options: &RawOptions) -> Result<Option<File>> {
+        let key = match FileIdentity::of_path(path) {
+            Err(e) if e.kind() == ErrorKind::NotFound && options.create_size.is_some() => {
+                create(path, options)?;
+                FileIdentity::of_path(path)?
+            }
+            other => other?,
+        };
+        let (offset, size_limit) = (options.offset, options.size_limit);
+        let view = View { offset, size_limit, block_size: options.block_size.unwrap_or(4096) };
+        let mut claim = match self.shared.registry.claim(key) {
+            Found::Open(closing) => return self.share(path, closing, view, options).map(Some),
+            Found::Free(claim) => claim,
+        };
+        if let Some(closing) = self.revived(&claim) {
+            let file = self.share(path, closing.clone(), view, options);
+            claim.opened(&closing);
+            return file.map(Some);
+        }
         let file_options = FileOptions {
             read_only: options.read_only,
             direct_io: options.direct_io,
@@ -148,35 +218,137 @@ impl Cache {
             logical_block: options.block_size.unwrap_or(0),
             ..FileOptions::default()
         };
-        let device = FileDevice::open(path.as_ref(), &file_options, &self.shared.engine)?;
-        self.open(device.clone(), Some(device), options)
+        let device = FileDevice::open(path, &file_options, &self.shared.engine)?;
+        if device.identity()? != key {
+            return Ok(None);
+        }
+        let pages = &self.shared.pages;
+        let domain = pages.dirty.domain(Some(match key {
+            FileIdentity::Inode(dev, _) => DomainKey::HostFs(dev),
+            FileIdentity::Block(dev) => DomainKey::Block(dev),
+        }));
+        let same = |r: &Resident| r.view == view && device.stamp() == Some(r.stamp);
+        let resident = match claim.resident.filter(same) {
+            Some(resident) => Some(resident.id),
+            None => {
+                self.drop_resident(path, claim.forget(), &domain);
+                None
+            }
+        };
+        let geometry = Geometry {
+            block_size: view.block_size,
+            size: device.size(),
+            read_only: options.read_only,
+        };
+        let ops = std::sync::Arc::new(Identity::new(device.clone()));
+        let file = MappedFile::open_in(pages, domain, ops, geometry, resident)?;
+        let closing = Closing::new(&self.shared, file, Some((device, key, view)));
+        self.list(closing.file());
+        claim.opened(&closing);
+        self.shared.registry.sweep(|id| pages.owners.knows(id));
+        Ok(Some(File::opened(self.clone(), closing, options.read_only)))
     }
 
-    /// Opens a block device object: RAM, or a decorated one.
-    pub fn open_device(&self, device: DeviceRef, options: &RawOptions) -> Result<File> {
-        self.open(device, None, options)
+    /// A file without openers that lives still gets one.
+    fn revived(&self, claim: &Claim<'_>) -> Option<std::sync::Arc<Closing>> {
+        let lingering = claim.lingering.as_ref()?;
+        let (file, raw) = (lingering.file.upgrade()?, lingering.raw.upgrade()?);
+        file.mapping.domain.let_go(file.mapping.id);
+        let key = raw.identity().ok()?;
+        self.list(&file);
+        Some(Closing::new(&self.shared, file, Some((raw, key, lingering.view))))
     }
 
-    fn open(
+    /// Another opener of an open file.
+    fn share(
         &self,
-        device: DeviceRef,
-        raw: Option<std::sync::Arc<FileDevice>>,
+        path: &Path,
+        closing: std::sync::Arc<Closing>,
+        view: View,
         options: &RawOptions,
     ) -> Result<File> {
-        let size = device.size();
-        let block_size = options.block_size.unwrap_or(4096);
-        let ops = std::sync::Arc::new(Identity::new(device));
-        let pages = &self.shared.pages;
-        let file = MappedFile::new(pages, ops, block_size, size, options.read_only)?;
-        let mut files = self.files();
-        files.retain(|f| f.strong_count() > 0);
-        files.push(std::sync::Arc::downgrade(&file));
-        drop(files);
-        Ok(File::new(self.clone(), file, raw))
+        let busy = |why: &str| Err(Error::new(ErrorKind::Busy, "open", why).with_path(path));
+        if closing.raw().is_some_and(|(_, open)| open != view) {
+            return busy("it is open already, for another range or with other blocks");
+        }
+        if closing.file().read_only() && !options.read_only {
+            return busy("it is open already, for reading only");
+        }
+        let direct = closing.raw().is_some_and(|(raw, _)| raw.direct_io().0);
+        let wanted = options.direct_io;
+        if (wanted == DirectIo::On && !direct) || (wanted == DirectIo::Off && direct) {
+            return busy("it is open already, with direct I/O the other way");
+        }
+        Ok(File::opened(self.clone(), closing, options.read_only))
     }
 
-    fn files(&self) -> std::sync::MutexGuard<'_, Vec<Weak<MappedFile>>> {
-        self.shared.files.lock().unwrap_or_else(|p| p.into_inner())
+    /// What is in the cache of a closed file is not its content any more.
+    fn drop_resident(&self, path: &Path, resident: Option<Resident>, domain: &Arc<Domain>) {
+        let Some(Resident { id, view, .. }) = resident else { return };
+        let pages = &self.shared.pages;
+        let all = 0..u64::MAX >> 1;
+        let Some(old) = pages.revive_mapping(id, domain.clone(), view.block_size, all.end) else {
+            return;
+        };
+        let path = path.display();
+        log::info!(
+            "{path}: changed since it was closed, or opened another way: its cached blocks go"
+        );
+        pages.drop_range(&old, all);
+    }
+
+    /// Opens a block device object: RAM, or a decorated one. Files on the same object share a flush domain.
+    pub fn open_device(&self, device: DeviceRef, options: &RawOptions) -> Result<File> {
+        let address = std::sync::Arc::as_ptr(&device).cast::<()>() as usize;
+        self.open_object(device, options, DomainKey::Object(address))
+    }
+
+    /// The same in a flush domain of the caller's choice: objects that stand on the same device get the same
+    /// number, so that they share its part of the dirty limits.
+    pub fn open_device_in(
+        &self,
+        device: DeviceRef,
+        options: &RawOptions,
+        domain: u64,
+    ) -> Result<File> {
+        self.open_object(device, options, DomainKey::Named(domain))
+    }
+
+    fn open_object(&self, device: DeviceRef, options: &RawOptions, key: DomainKey) -> Result<File> {
+        let pages = &self.shared.pages;
+        let geometry = Geometry {
+            block_size: options.block_size.unwrap_or(4096),
+            size: device.size(),
+            read_only: options.read_only,
+        };
+        let ops = std::sync::Arc::new(Identity::new(device));
+        let file = MappedFile::open_in(pages, pages.dirty.domain(Some(key)), ops, geometry, None)?;
+        let closing = Closing::new(&self.shared, file, None);
+        self.list(closing.file());
+        Ok(File::opened(self.clone(), closing, options.read_only))
+    }
+
+    fn list(&self, file: &std::sync::Arc<MappedFile>) {
+        self.shared.files().insert(file.mapping.id, std::sync::Arc::downgrade(file));
+    }
+
+    /// Files that are open or owe something.
+    fn live_files(&self) -> Vec<std::sync::Arc<MappedFile>> {
+        self.shared.files().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Gives up what could not be written of a file, open or closed: see [`File::discard_failed`]. `name` is
+    /// its path, or the name of the device object. Returns the bytes dropped. Errors: `NotFound` if no such
+    /// file is open or owes anything.
+    pub fn drop_failed(&self, name: impl AsRef<Path>) -> Result<u64> {
+        let name = name.as_ref();
+        let by_path = FileIdentity::of_path(name).ok().and_then(|k| self.shared.registry.find(k));
+        let named = |f: &std::sync::Arc<MappedFile>| Path::new(&f.device().name()) == name;
+        let Some(file) = by_path.or_else(|| self.live_files().into_iter().find(named)) else {
+            let text = "no such file is open or has bytes that could not be written";
+            return Err(Error::new(ErrorKind::NotFound, "discard", text).with_path(name));
+        };
+        Ok(block_on(file.discard_failed()))
     }
 
     /// Counters and gauges now.
@@ -268,14 +440,18 @@ impl Cache {
         self.shared.pages.drop_clean()
     }
 
-    /// Writes out and flushes every open file. The first error is returned, after all were tried.
+    /// Writes out and flushes every file that is open or owes something. The first error is returned, after
+    /// all were tried; [`Cache::unwritten_bytes`] says how much is left.
     pub fn shutdown(&self) -> Result<()> {
-        let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
         let mut outcome = Ok(());
-        for file in files {
+        for file in self.live_files() {
             let handle = file.open_handle();
-            let synced = forebay_base::task::block_on(file.sync(&handle));
+            let synced = block_on(file.sync(&handle));
             outcome = outcome.and(synced);
+        }
+        let left = self.unwritten_bytes();
+        if left > 0 {
+            log::error!("{left} bytes could not be written");
         }
         outcome
     }
@@ -285,4 +461,11 @@ impl Cache {
         let dirty = &self.shared.pages.dirty;
         dirty.dirty_bytes() + dirty.writeback_bytes()
     }
+}
+
+/// Makes an empty file; whoever opens it next gives it its size.
+fn create(path: &Path, options: &RawOptions) -> Result<()> {
+    let mut open = std::fs::OpenOptions::new();
+    let made = open.write(true).create(!options.read_only).truncate(false).open(path);
+    made.map(drop).map_err(|e| Error::from_io("open", e).with_path(path))
 }

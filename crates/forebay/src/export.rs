@@ -132,7 +132,7 @@ impl Export for FileExport {
             min_block: 1,
             preferred_block: self.file.block_size().max(limits.physical_block),
             max_request: MAX_REQUEST,
-            read_only: file.read_only(),
+            read_only: self.file.opener.read_only(),
             can_trim,
             fast_zero,
             description: format!("{} ({})", file.device().name(), self.mode.get()),
@@ -162,6 +162,9 @@ impl Export for FileExport {
     }
 
     fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>> {
+        if let Err(error) = self.file.opener.check_writable() {
+            return Some(Err(error));
+        }
         let done = self.file.opener.file.try_write(offset, src, flags | self.mode.flags())?;
         Some(done.map(drop))
     }
@@ -174,6 +177,9 @@ impl Export for FileExport {
     ) -> BoxFuture<'static, BufResult> {
         Box::pin(async move {
             let opener = &*self.file.opener;
+            if let Err(error) = opener.check_writable() {
+                return (buf, Err(error));
+            }
             let source = Source::Owned(&mut buf);
             let flags = flags | self.mode.flags();
             let done = opener.file.write(&opener.handle, offset, source, flags).await;
@@ -197,6 +203,7 @@ impl Export for FileExport {
     ) -> BoxFuture<'static, Result<()>> {
         Box::pin(async move {
             let opener = &*self.file.opener;
+            opener.check_writable()?;
             let flags =
                 ZeroFlags { keep_allocated: mode.keep_allocated, fast_only: mode.fast_only };
             opener.file.zero(offset, len, flags).await?;

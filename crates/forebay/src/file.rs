@@ -1,10 +1,11 @@
 //! One open file.
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Shared};
 use crate::export::{ExportMode, FileExport, LiveMode};
+use crate::registry::{Lingering, Resident, View};
 use forebay_base::task::{block_on, yield_now};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{DirectIo, FileDevice};
+use forebay_block::{DirectIo, FileDevice, FileIdentity};
 use forebay_cache::State;
 use forebay_cache::strategy::StablePages;
 use forebay_iomap::{Handle, MappedFile, Source, Target};
@@ -15,9 +16,26 @@ pub(crate) struct Opener {
     pub cache: Cache,
     pub file: Arc<MappedFile>,
     pub handle: Handle,
+    /// Opened for reading only, though others may write the file.
+    read_only: bool,
     raw: Option<Arc<FileDevice>>,
     /// Goes after the handle; shared by all openers of the file.
     closing: Arc<Closing>,
+}
+
+impl Opener {
+    /// Whether this opener may not write.
+    pub fn read_only(&self) -> bool {
+        self.read_only || self.file.read_only()
+    }
+
+    /// `ReadOnly` if this opener may not write.
+    pub fn check_writable(&self) -> Result<()> {
+        match self.read_only() {
+            true => Err(Error::new(ErrorKind::ReadOnly, "write", "opened for reading only")),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Drop for Opener {
@@ -28,18 +46,65 @@ impl Drop for Opener {
 
 /// What the last opener leaves to do. Openers are counted apart from the file itself, which
 /// background work holds at times too.
-struct Closing(Arc<MappedFile>);
+pub(crate) struct Closing {
+    shared: Arc<Shared>,
+    file: Option<Arc<MappedFile>>,
+    /// A raw file: its device, which file it is, and what of it is shown.
+    raw: Option<(Arc<FileDevice>, FileIdentity, View)>,
+}
+
+impl Closing {
+    pub fn new(
+        shared: &Arc<Shared>,
+        file: Arc<MappedFile>,
+        raw: Option<(Arc<FileDevice>, FileIdentity, View)>,
+    ) -> Arc<Self> {
+        Arc::new(Self { shared: shared.clone(), file: Some(file), raw })
+    }
+
+    pub fn file(&self) -> &Arc<MappedFile> {
+        self.file.as_ref().expect("there until it is dropped")
+    }
+
+    pub fn raw(&self) -> Option<(&Arc<FileDevice>, View)> {
+        self.raw.as_ref().map(|(raw, _, view)| (raw, *view))
+    }
+}
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        if self.0.read_only() {
-            return;
+        let file = self.file.take().expect("closed once");
+        let id = file.mapping.id;
+        if !file.read_only() {
+            // Whoever wants to know whether it worked has synced.
+            let handle = file.open_handle();
+            if let Err(error) = block_on(file.sync(&handle)) {
+                let (name, bytes) = (file.device().name(), file.mapping.failed_bytes());
+                log::warn!("closing {name}: {error}; {bytes} bytes are kept and tried again");
+            }
         }
-        // Whoever wants to know whether it worked has synced.
-        let handle = self.0.open_handle();
-        if let Err(error) = block_on(self.0.sync(&handle)) {
-            log::warn!("closing {}: {error}", self.0.device().name());
+        // They hold the device, and its lock.
+        block_on(file.wait_fills());
+        block_on(file.mapping.domain.wait_released(id));
+        let settled = file.mapping.is_settled();
+        if !settled {
+            file.keep_until_settled();
         }
+        let weak = Arc::downgrade(&file);
+        let Some((raw, key, view)) = self.raw.take() else {
+            drop(file);
+            return self.shared.forget(id, &weak);
+        };
+        let stamp = if settled { raw.final_stamp() } else { None };
+        let resident = stamp.map(|stamp| Resident { id, view, stamp });
+        if resident.is_some() {
+            file.leave_folios();
+        }
+        let weak_raw = Arc::downgrade(&raw);
+        drop((raw, file));
+        self.shared.forget(id, &weak);
+        let lingering = Lingering { file: weak, raw: weak_raw, view, resident };
+        self.shared.registry.closed(key, lingering);
     }
 }
 
@@ -68,19 +133,12 @@ pub struct Residency {
 }
 
 impl File {
-    pub(crate) fn new(cache: Cache, file: Arc<MappedFile>, raw: Option<Arc<FileDevice>>) -> Self {
-        let closing = Arc::new(Closing(file.clone()));
-        Self::opened(cache, file, raw, closing)
-    }
-
-    fn opened(
-        cache: Cache,
-        file: Arc<MappedFile>,
-        raw: Option<Arc<FileDevice>>,
-        closing: Arc<Closing>,
-    ) -> Self {
+    /// A new opener.
+    pub(crate) fn opened(cache: Cache, closing: Arc<Closing>, read_only: bool) -> Self {
+        let file = closing.file().clone();
+        let raw = closing.raw().map(|(raw, _)| raw.clone());
         let handle = file.open_handle();
-        Self { opener: Arc::new(Opener { cache, file, handle, raw, closing }) }
+        Self { opener: Arc::new(Opener { cache, file, handle, read_only, raw, closing }) }
     }
 
     /// Reads at `offset` through the cache; short only at the end of file.
@@ -108,6 +166,7 @@ impl File {
     /// Writes with flags. With `NOWAIT` it may write less than all. Errors: read-only, past the
     /// end, unknown flags, unaligned `DIRECT`, `NOWAIT` that would wait, I/O.
     pub fn write_at_with(&self, buf: &[u8], offset: u64, flags: IoFlags) -> Result<usize> {
+        self.opener.check_writable()?;
         let Opener { file, handle, .. } = &*self.opener;
         match file.try_write(offset, buf, flags) {
             Some(done) => done,
@@ -118,6 +177,7 @@ impl File {
     /// Writes at the end of file, whole, wherever that is by then; returns where the bytes went. `flags`
     /// as for [`File::write_at_with`].
     pub fn append(&self, buf: &[u8], flags: IoFlags) -> Result<u64> {
+        self.opener.check_writable()?;
         let Opener { file, handle, .. } = &*self.opener;
         let written = file.write_placed(handle, 0, Source::Slice(buf), flags | IoFlags::APPEND);
         block_on(written).map(|range| range.start)
@@ -126,6 +186,7 @@ impl File {
     /// Sets the size in bytes: what is cut off is gone, what is added reads as zeros. Errors: read-only,
     /// `Unsupported` where the size is fixed (block devices, images with a size limit), I/O.
     pub fn set_len(&self, size: u64) -> Result<()> {
+        self.opener.check_writable()?;
         block_on(self.opener.file.set_len(size))
     }
 
@@ -150,6 +211,7 @@ impl File {
     }
 
     fn zero_with(&self, offset: u64, len: u64, keep: bool, fast: bool) -> Result<()> {
+        self.opener.check_writable()?;
         let flags = forebay_iomap::file::ZeroFlags { keep_allocated: keep, fast_only: fast };
         block_on(self.opener.file.zero(offset, len, flags))
     }
@@ -166,8 +228,20 @@ impl File {
 
     /// A new opener of the same file.
     pub fn reopen(&self) -> File {
-        let Opener { cache, file, raw, closing, .. } = &*self.opener;
-        Self::opened(cache.clone(), file.clone(), raw.clone(), closing.clone())
+        let Opener { cache, closing, read_only, .. } = &*self.opener;
+        Self::opened(cache.clone(), closing.clone(), *read_only)
+    }
+
+    /// Bytes accepted whose write-out failed: they are kept and tried again.
+    pub fn failed_bytes(&self) -> u64 {
+        self.opener.file.mapping.failed_bytes()
+    }
+
+    /// Gives up what could not be written: it is dropped, and the file reads there as the device has it.
+    /// Returns the bytes dropped. The only way to lose accepted data but for dropping the cache.
+    pub fn discard_failed(&self) -> Result<u64> {
+        self.opener.check_writable()?;
+        Ok(block_on(self.opener.file.discard_failed()))
     }
 
     /// What of a range is cached.

@@ -28,6 +28,7 @@ mod cache;
 mod export;
 mod file;
 mod memory;
+mod registry;
 
 pub use cache::{Cache, CacheConfig, RawOptions};
 pub use export::{ExportMode, LiveMode};

@@ -7,16 +7,15 @@
 use crate::ops::MapOps;
 use crate::sync::FlushGroup;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::sync::atomic::{AtomicU8, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::DeviceRef;
 use forebay_cache::errseq::Cursor;
-use forebay_cache::flusher::run_flusher;
 use forebay_cache::folio::Table;
 use forebay_cache::readahead::Streams;
 use forebay_cache::strategy::StablePages;
-use forebay_cache::writeback::WriteOut;
+use forebay_cache::writeback::Domain;
 use forebay_cache::{Mapping, PageCache, State};
 use std::ops::Range;
 
@@ -95,10 +94,23 @@ pub struct MappedFile {
     read_only: bool,
     /// A [`forebay_cache::strategy::StablePages`].
     pub(crate) stable_pages: AtomicU8,
+    /// See [`MappedFile::leave_folios`].
+    leaves_folios: AtomicBool,
+}
+
+/// What an object is opened as.
+#[derive(Debug, Clone, Copy)]
+pub struct Geometry {
+    /// Unit of state in the cache, a power of two, 512..4096 bytes, a multiple of the map's unit.
+    pub block_size: u32,
+    /// Bytes.
+    pub size: u64,
+    /// For reading only.
+    pub read_only: bool,
 }
 
 impl MappedFile {
-    /// Opens an object of `size` bytes and starts its flusher. `block_size`: the unit of state in
+    /// Opens an object of `size` bytes in a flush domain of its own. `block_size`: the unit of state in
     /// the cache, a power of two, 512..4096, a multiple of the map's unit.
     pub fn new(
         cache: &Arc<PageCache>,
@@ -107,6 +119,29 @@ impl MappedFile {
         size: u64,
         read_only: bool,
     ) -> Result<std::sync::Arc<Self>> {
+        Self::check_blocks(&*ops, block_size)?;
+        let mapping = cache.new_mapping_in(cache.dirty.domain(None), block_size, size);
+        Ok(Self::with_mapping(cache, ops, Arc::new(mapping), read_only))
+    }
+
+    /// Opens an object in `domain`. `resident`: the number of its mapping when it was last open; what is
+    /// left of it in the cache is its content still. The block size is the same as then.
+    pub fn open_in(
+        cache: &Arc<PageCache>,
+        domain: Arc<Domain>,
+        ops: std::sync::Arc<dyn MapOps>,
+        geometry: Geometry,
+        resident: Option<u32>,
+    ) -> Result<std::sync::Arc<Self>> {
+        let Geometry { block_size, size, read_only } = geometry;
+        Self::check_blocks(&*ops, block_size)?;
+        let mapping = resident
+            .and_then(|id| cache.revive_mapping(id, domain.clone(), block_size, size))
+            .unwrap_or_else(|| cache.new_mapping_in(domain, block_size, size));
+        Ok(Self::with_mapping(cache, ops, Arc::new(mapping), read_only))
+    }
+
+    fn check_blocks(ops: &dyn MapOps, block_size: u32) -> Result<()> {
         let unit = ops.unit();
         if !block_size.is_power_of_two() || !(512..=4096).contains(&block_size) {
             let text = format!("block size {block_size}: a power of two from 512 to 4096");
@@ -120,23 +155,50 @@ impl MappedFile {
             let text = format!("block size {block_size} is smaller than the device's {unit}");
             return Err(Error::new(ErrorKind::InvalidInput, "open", text));
         }
+        Ok(())
+    }
+
+    fn with_mapping(
+        cache: &Arc<PageCache>,
+        ops: std::sync::Arc<dyn MapOps>,
+        mapping: Arc<Mapping>,
+        read_only: bool,
+    ) -> std::sync::Arc<Self> {
         let file = std::sync::Arc::new(Self {
-            mapping: Arc::new(cache.new_mapping(block_size, size)),
+            mapping,
             cache: cache.clone(),
             ops,
             flush: FlushGroup::default(),
             read_only,
             stable_pages: AtomicU8::new(StablePages::Auto as u8),
+            leaves_folios: AtomicBool::new(false),
         });
         if !read_only {
-            // Before the task runs: whoever kicks all flushers means this one too.
-            cache.dirty.register(&file.mapping);
-            let weak = std::sync::Arc::downgrade(&file);
-            let out: std::sync::Weak<dyn WriteOut> = weak;
-            let task = run_flusher(cache.clone(), file.mapping.clone(), out);
-            cache.world.spawn("forebay-flush", Box::pin(task));
+            let out = std::sync::Arc::downgrade(&file);
+            cache.join(&file.mapping, out);
         }
-        Ok(file)
+        file
+    }
+
+    /// Its clean blocks stay in the cache when it goes: whoever opens it again gives the number of its
+    /// mapping.
+    pub fn leave_folios(&self) {
+        self.leaves_folios.store(true, Ordering::Release);
+    }
+
+    /// Keeps the file, which has no openers any more, alive for as long as it owes something.
+    pub fn keep_until_settled(self: &std::sync::Arc<Self>) {
+        let now = self.cache.world.now();
+        self.mapping.domain.keep(self.mapping.id, self.clone(), now);
+    }
+
+    /// Waits until nothing is on its way into the cache.
+    pub async fn wait_fills(&self) {
+        let all = 0..u64::MAX >> 1;
+        for index in self.cache.folios_present(&self.mapping, &all) {
+            let blocks = self.mapping.blocks_touched(index, &all);
+            self.cache.wait_while(&self.mapping, index, blocks, State::Reading).await;
+        }
     }
 
     /// A handle for a new opener.
@@ -229,18 +291,26 @@ impl MappedFile {
 
 impl Drop for MappedFile {
     fn drop(&mut self) {
-        // The flusher looks once more, finds nobody and ends.
-        self.mapping.kick_flusher();
-        let all = 0..u64::MAX >> 1;
-        let lost = self.mapping.dirty_bytes.load(Ordering::Relaxed);
+        let (cache, mapping) = (&self.cache, &self.mapping);
+        if !self.read_only {
+            mapping.domain.leave(mapping.id);
+        }
+        // Nobody is left to write what is dirty, and it must not fill the cache: what is in write-out goes
+        // when that ends.
+        mapping.die();
+        let lost = mapping.dirty_bytes.load(Ordering::Relaxed);
         if lost > 0 {
             let name = self.device().name();
             log::error!("{name}: closed with {lost} bytes that could not be written");
         }
-        // Also what is dirty: nobody is left to write it, and it must not fill the cache.
-        for index in self.cache.folios_present(&self.mapping, &all) {
-            let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { continue };
-            let blocks = self.mapping.blocks_touched(index, &all);
+        let leaves = self.leaves_folios.load(Ordering::Acquire) && mapping.is_settled();
+        if leaves {
+            return;
+        }
+        let all = 0..u64::MAX >> 1;
+        for index in cache.folios_present(mapping, &all) {
+            let Some(folio) = cache.lock_folio(mapping, index) else { continue };
+            let blocks = mapping.blocks_touched(index, &all);
             let idle =
                 |t: &Table, s, g| !(t.bits(s, State::Reading, g) | t.bits(s, State::Writing, g));
             folio.runs(blocks, idle).into_iter().for_each(|run| folio.discard(run));

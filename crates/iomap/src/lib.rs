@@ -3,11 +3,12 @@
 //! here, the answer above.
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
-//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `uncached`, `sync`, `zero`, `resize`, then the two
-//! mappings: [`identity`] and [`remap`].
+//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `uncached`, `sync`, `zero`, `resize`,
+//! `discard`, then the two mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
 
 mod direct;
+mod discard;
 pub mod file;
 mod fill;
 pub mod identity;

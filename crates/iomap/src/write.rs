@@ -56,7 +56,7 @@ impl MappedFile {
             | IoFlags::START_WRITEBACK
             | IoFlags::APPEND
             | IoFlags::NOWAIT;
-        if flags.intersects(slow) || !self.cache.dirty.free_run() || self.mapping.is_failing() {
+        if flags.intersects(slow) || !self.mapping.domain.free_run() || self.mapping.is_failing() {
             return None;
         }
         let range = match self.check_write(offset, src.len(), flags) {
@@ -148,7 +148,7 @@ impl MappedFile {
         if flags.intersects(waits) {
             return fail("the flags ask for I/O");
         }
-        if !self.cache.dirty.free_run() {
+        if !self.mapping.domain.free_run() {
             return fail("too much is dirty");
         }
         let Some(passing) = self.write_now(range, flags) else {

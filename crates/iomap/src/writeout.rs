@@ -11,7 +11,8 @@ use forebay_base::task::BoxFuture;
 use forebay_base::units::{round_down, round_up};
 use forebay_block::{Bio, BioFlags, BioOp};
 use forebay_cache::folio::Blocks;
-use forebay_cache::writeback::{Which, WriteOut, WriteOutPass, WritePiece, end_write, untake};
+use forebay_cache::writeback::dirt::DirtyCursor;
+use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, end_write, untake};
 use forebay_cache::{FRAME_SIZE, FrameList, Mapping, PageCache, State};
 use std::ops::Range;
 
@@ -30,6 +31,10 @@ impl WriteOut for MappedFile {
     fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()> {
         // Whoever syncs next is told of a failure, by way of the error sequence.
         Box::pin(async move { drop(self.flush_shared().await) })
+    }
+
+    fn is_settled(&self) -> bool {
+        self.mapping.is_settled()
     }
 }
 
@@ -107,18 +112,14 @@ impl MappedFile {
     pub(crate) async fn write_out_pass_on(&self, pass: &WriteOutPass, here: bool) -> u64 {
         let mapping = &*self.mapping;
         let folios = mapping.folios(&pass.range);
-        let mut next = folios.start;
+        let mut cursor = DirtyCursor::new(pass, &folios, self.cache.world.now());
         let mut issued = 0;
         while issued < pass.max_bytes {
-            let want = |d: &forebay_cache::mapping::DirtyFolio| match pass.which {
-                Which::All => true,
-                Which::Uncached => d.uncached,
-                Which::Before(time) => d.since < time,
-            };
-            let batch = mapping.dirty_folios(next..folios.end, BATCH, want);
-            let Some(&last) = batch.last() else { break };
-            next = last + 1;
-            self.cache.wait_write_room().await;
+            let batch = mapping.dirty.next_of_pass(pass, &folios, &mut cursor, BATCH);
+            if batch.is_empty() {
+                break;
+            }
+            self.cache.wait_write_room(mapping).await;
             issued += self.write_out_folios(&batch, pass, here).await;
         }
         issued

@@ -9,8 +9,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Mutex, OnceLock};
 
 impl Inner {
     pub(crate) fn open(path: &Path, options: &FileOptions) -> Result<Self> {
@@ -172,8 +172,27 @@ fn direct(
     if memory_align as usize > BUF_ALIGN {
         return Err(format!("memory would have to be aligned to {memory_align} bytes"));
     }
-    let direct = reopen(path, fd, options.read_only).map_err(|e| format!("O_DIRECT: {e}"))?;
-    Ok(Dio { fd: direct, offset_align, memory_align })
+    let direct = Dio { fd: OnceLock::new(), offset_align, memory_align };
+    if options.direct_io != DirectIo::Off {
+        direct.open(path, fd, options.read_only).map_err(|e| format!("O_DIRECT: {e}"))?;
+    }
+    Ok(direct)
+}
+
+impl Dio {
+    /// Opens the file for direct I/O, once: a file that does without takes one descriptor, not two.
+    pub(super) fn open(
+        &self,
+        path: &Path,
+        fd: BorrowedFd<'_>,
+        read_only: bool,
+    ) -> std::io::Result<()> {
+        if self.fd.get().is_none() {
+            // One of two that open it at a time is closed again.
+            let _second = self.fd.set(reopen(path, fd, read_only)?);
+        }
+        Ok(())
+    }
 }
 
 fn below_is_block(fd: BorrowedFd<'_>) -> bool {

@@ -52,7 +52,7 @@ impl PageCache {
         let attempt = || {
             let got = self.take_frames(count);
             if got.is_none() {
-                mapping.kick_flusher();
+                mapping.domain.kick();
                 self.dirty.kick_all();
             }
             got
@@ -65,7 +65,7 @@ impl PageCache {
         let _starved = Starved::new(self);
         let attempt = || {
             let Some(slot) = self.take_slot() else {
-                mapping.kick_flusher();
+                mapping.domain.kick();
                 self.dirty.kick_all();
                 return None;
             };

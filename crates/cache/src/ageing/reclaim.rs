@@ -273,6 +273,7 @@ impl PageCache {
     /// Takes a folio without blocks, whose lock is held, out of the index.
     fn bury(&self, slot: Slot) {
         let table = &self.table;
+        self.owners.unlink(table, table.key(slot).0, slot);
         self.index.remove(table, slot);
         for g in 0..table.layout().groups {
             table.clear_bits(slot, State::Referenced, g, u64::MAX);
@@ -415,19 +416,16 @@ impl PageCache {
     }
 
     /// Indices of the folios in the cache that a byte range of a file touches, ascending. Walks the
-    /// range or the table, whichever is shorter.
+    /// range or the file's folios, whichever is shorter.
     pub fn folios_present(&self, mapping: &Mapping, range: &Range<u64>) -> Vec<u64> {
         let wanted = mapping.folios(range);
-        if wanted.end - wanted.start <= self.sizes.slots() as u64 {
+        // A step along the range may be had for less than one along the list, and holds no lock.
+        let walk = 4 * u64::from(self.owners.folios(mapping.id));
+        if wanted.end - wanted.start <= walk {
             let there = |&i: &u64| self.index.find_locked(&self.table, mapping.id, i).is_some();
             return wanted.filter(there).collect();
         }
-        let ever = self.free_slots.lock().fresh();
-        let mut found: Vec<u64> = (1..ever as Slot)
-            .map(|slot| self.table.key(slot))
-            .filter(|&(id, index)| id == mapping.id && wanted.contains(&index))
-            .map(|(_, index)| index)
-            .collect();
+        let mut found = self.owners.indices(&self.table, mapping.id, &wanted);
         found.sort_unstable();
         found
     }

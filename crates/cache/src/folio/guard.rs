@@ -4,9 +4,10 @@
 
 use crate::cache::PageCache;
 use crate::folio::table::{Blocks, Slot, State, Table};
-use crate::mapping::{DirtyFolio, Mapping};
+use crate::mapping::Mapping;
 use crate::memory::arena::{FRAME_SIZE, Frame};
 use crate::stats::Counters;
+use crate::writeback::flusher::UNCACHED_AGE;
 use forebay_base::sync::atomic::Ordering;
 use std::ops::Range;
 
@@ -374,30 +375,34 @@ impl FolioWrite<'_> {
             return 0;
         }
         self.mapping.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.cache.dirty.add_dirty(bytes);
+        self.mapping.domain.add_dirty(bytes);
         bytes
     }
 
-    /// Puts the folio on the list of dirty ones; wakes the flusher when it has to set its alarm by
-    /// the oldest dirt anew, or to start on a full window.
-    fn list_dirty(&self, bytes: u64, new: bool) {
+    /// Puts the folio on the list of dirty ones, and the file on its flusher's queue; wakes the flusher
+    /// when its alarm would come too late.
+    fn list_dirty(&self, bytes: u64, uncached: bool) {
         let now = self.cache.world.now();
-        let mut dirty = self.mapping.dirty.lock();
-        let first = dirty.is_empty();
-        let entry = dirty.entry(self.index).or_insert(DirtyFolio { since: now, uncached: false });
+        let (mapping, dirt) = (self.mapping, &self.mapping.dirty);
+        let listed = dirt.list(self.index, now, uncached);
+        if listed.fresh {
+            mapping.domain.count_dirty_folio(1);
+        }
+        // Between two syncs the file stays queued, and the flusher is not woken for each write.
+        if !dirt.is_queued() {
+            mapping.domain.dirtied(mapping.id, now);
+        }
+        if !uncached {
+            return;
+        }
         // At least a block, so that the flusher sees that there is something.
-        let bytes = if entry.uncached { bytes } else { bytes.max(self.mapping.block_size()) };
-        entry.uncached |= new;
-        drop(dirty);
-        let before = match new {
-            true => self.mapping.uncached_dirty.fetch_add(bytes, Ordering::Relaxed),
-            false => u64::MAX,
-        };
+        let bytes = if listed.uncached { bytes } else { bytes.max(mapping.block_size()) };
+        let before = dirt.more_uncached(bytes);
         let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
-        // Between two syncs the flusher is not woken for each write: it has an alarm that will do.
-        let late = first && !self.mapping.looks_by(now + self.cache.dirty.expire_nanos());
-        if late || before == 0 || (before < window && before + bytes >= window) {
-            self.mapping.kick_flusher();
+        if before < window && before + bytes >= window {
+            mapping.domain.look_by(mapping.id, now);
+        } else if before == 0 {
+            mapping.domain.look_by(mapping.id, now + UNCACHED_AGE);
         }
     }
 
@@ -405,10 +410,12 @@ impl FolioWrite<'_> {
     pub(crate) fn undirty(&self, cleared: u64) {
         let bytes = cleared * self.mapping.block_size();
         self.mapping.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.cache.dirty.sub_dirty(bytes);
-        if !self.cache.table.any_at_all(self.slot, State::Dirty) {
-            self.mapping.dirty.lock().remove(&self.index);
+        if !self.cache.table.any_at_all(self.slot, State::Dirty)
+            && self.mapping.dirty.unlist(self.index)
+        {
+            self.mapping.domain.count_dirty_folio(-1);
         }
+        self.mapping.domain.sub_dirty(bytes);
     }
 
     /// Drops blocks whatever they hold, dirt included: they are being overwritten, punched or cut
@@ -428,7 +435,7 @@ impl FolioWrite<'_> {
         }
         let numbers = self.mapping.block_numbers(self.index, blocks);
         self.mapping.unflushed.drop_blocks(numbers.clone(), forgotten);
-        self.mapping.unfail(numbers);
+        self.mapping.unfail(numbers, self.cache.world.now());
         let mut freed = Vec::new();
         self.strip_frames(blocks, &mut freed);
         self.cache.give_frames(&freed);
@@ -508,7 +515,7 @@ mod tests {
         drop(folio);
         // And a pass over a file looks at its dirty folios, not at the others.
         let mut looked = 0;
-        let listed = mapping.dirty_folios(0..u64::MAX, 64, |_| {
+        let listed = mapping.dirty.folios(0..u64::MAX, 64, |_| {
             looked += 1;
             true
         });

@@ -87,6 +87,7 @@ impl PageCache {
                 self.free_slots.lock().push(slot);
                 continue;
             }
+            self.owners.link(&self.table, mapping.id, slot);
             mapping.note_slot(index, slot);
             self.table.set_queue(slot, queue);
             self.table.set_blocks_per_frame(slot, mapping.blocks_per_frame());

@@ -108,7 +108,8 @@ impl Layout {
     pub fn new(folio_size: u32) -> Self {
         let frames = folio_size as usize / FRAME_SIZE;
         let groups = ((folio_size / MIN_BLOCK) as usize).div_ceil(64);
-        let words = BITS + groups * STATES.len() + frames.div_ceil(2);
+        // One more for the list of its file's folios, the last one: no hit reads it.
+        let words = BITS + groups * STATES.len() + frames.div_ceil(2) + 1;
         // Whole cache lines, so that two folios never share one.
         Self { folio_size, frames, groups, stride: words.next_multiple_of(8) }
     }
@@ -264,6 +265,18 @@ impl Table {
     /// See [`Table::next`].
     pub fn set_next(&self, slot: Slot, next: Slot) {
         self.word(slot, NEXT).store(u64::from(next), Ordering::Release);
+    }
+
+    /// The slots before and after on the list of the file's folios. The lock of that list held.
+    pub(crate) fn links(&self, slot: Slot) -> (Slot, Slot) {
+        let word = self.word(slot, self.layout.stride - 1).load(Ordering::Relaxed);
+        (word as Slot, (word >> 32) as Slot)
+    }
+
+    /// See [`Table::links`].
+    pub(crate) fn set_links(&self, slot: Slot, (before, after): (Slot, Slot)) {
+        let word = u64::from(before) | u64::from(after) << 32;
+        self.word(slot, self.layout.stride - 1).store(word, Ordering::Relaxed);
     }
 
     /// Takes the lock if nobody holds it.

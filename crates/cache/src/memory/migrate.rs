@@ -37,7 +37,9 @@ impl PageCache {
         if let Some(to) = to {
             self.table.lock(to);
             assert_eq!(self.table.key(to).0, 0, "slot {to} was free (B1)");
-            self.index.relocate(&self.table, from, to);
+            self.owners.relocate(&self.table, (from, to), || {
+                self.index.relocate(&self.table, from, to);
+            });
             self.table.unlock(to);
         }
         self.table.unlock(from);

@@ -239,9 +239,10 @@ impl PageCache {
         }
         let limit = wishes.limit.unwrap_or(arena / 5).min(arena);
         let background = wishes.background.unwrap_or(arena / 10).min(limit);
+        self.dirty.set_arena(arena);
         self.dirty.limit.store(limit, Ordering::Relaxed);
         self.dirty.background.store(background, Ordering::Relaxed);
         self.dirty.kick_all();
-        self.dirty.wake_writers(true);
+        self.dirty.wake_all_writers();
     }
 }

@@ -1,10 +1,16 @@
-//! The flusher of one file: a task that writes out what has come of age, what is above the limits, and
-//! what stands in the way of somebody who waits for frames; and flushes the device before the window
-//! of unflushed blocks is full.
+//! The flusher of a domain: one task that writes out what has come of age, what is above the limits, and
+//! what stands in the way of somebody who waits for frames; tries again what failed; flushes before the
+//! window of unflushed blocks is full; and lets go of closed files when they owe nothing any more.
+//!
+//! Invariants: Z1 it runs while the domain has files. Z2 what it waits for beside its own I/O is room for
+//! write-out in its own domain, never another one's. Z3 a file that was looked at is queued anew by its
+//! oldest dirt, or is clean.
 
 use crate::cache::PageCache;
-use crate::mapping::{DirtyFolio, Mapping};
-use crate::writeback::control::{Which, WriteOut, WriteOutPass};
+use crate::mapping::Mapping;
+use crate::writeback::domain::{Domain, Held};
+use crate::writeback::pass::{Which, WriteOut, WriteOutPass};
+use crate::writeback::queue::{Look, Why};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;
@@ -15,47 +21,53 @@ use std::pin::pin;
 use std::task::Poll;
 
 /// Uncached dirt waits no longer than this before its write-out starts.
-const UNCACHED_AGE: Nanos = 100_000_000;
-/// A flusher with data that could not be written waits this long before it tries again.
-const RETRY_FIRST: Nanos = 5_000_000;
-/// And this long in the end.
-const RETRY_LAST: Nanos = 1_000_000_000;
+pub(crate) const UNCACHED_AGE: Nanos = 100_000_000;
+/// Bytes of one file at a time, while there are others.
+const CHUNK: u64 = 16 * MIB;
 
-/// The flusher of one file: sleeps until it is kicked or dirt comes of age, then writes. Ends when
-/// the file is closed.
-pub async fn run_flusher(
-    cache: Arc<PageCache>,
-    mapping: Arc<Mapping>,
-    out: std::sync::Weak<dyn WriteOut>,
-) {
-    let mut pause = RETRY_FIRST;
-    loop {
-        wait_for_work(&cache, &mapping).await;
-        if mapping.failed_bytes() == 0 {
-            pause = RETRY_FIRST;
-        } else {
-            // What failed makes dirt, and dirt wakes the flusher: not at the pace of the failures.
-            cache.world.sleep(std::time::Duration::from_nanos(pause)).await;
-            pause = (pause * 2).min(RETRY_LAST);
+impl PageCache {
+    /// From now on the mapping's dirt is written out through `out`, by the flusher of its domain, which is
+    /// started if it is the first. [`Domain::leave`] ends it.
+    pub fn join(self: &Arc<Self>, mapping: &Mapping, out: std::sync::Weak<dyn WriteOut>) {
+        let domain = &mapping.domain;
+        if domain.join(mapping.id, mapping.dirty.clone(), out) {
+            let task = run_flusher(self.clone(), domain.clone());
+            self.world.spawn("forebay-flush", Box::pin(task));
         }
-        let Some(out) = out.upgrade() else { return };
-        flush_once(&cache, &mapping, out).await;
     }
 }
 
-async fn wait_for_work(cache: &PageCache, mapping: &Mapping) {
-    let kicked = || mapping.take_kick().then_some(());
-    mapping.set_next_look(u64::MAX);
-    let Some(oldest) = mapping.oldest_dirt() else {
-        return mapping.kick.wait_until(kicked).await;
-    };
-    let expire = cache.dirty.expire_nanos();
-    let mut alarm = (oldest + expire).max(cache.world.now() + 1_000_000);
-    if mapping.uncached_dirty.load(Ordering::Relaxed) > 0 {
-        alarm = alarm.min(cache.world.now() + UNCACHED_AGE);
+async fn run_flusher(cache: Arc<PageCache>, domain: Arc<Domain>) {
+    while !ended(&domain) {
+        let mut round = Round { cache: &cache, domain: &domain, at: (0, 0), issued: 0 };
+        let mut flush = Flush::default();
+        while round.step(&mut flush).await {}
+        flush.keep_window_open(&cache, &domain).await;
+        flush.end(&cache).await;
+        wait_for_work(&cache, &domain).await;
+        domain.awake();
     }
-    mapping.set_next_look(alarm);
-    let mut kick = pin!(mapping.kick.wait_until(kicked));
+}
+
+/// Whether the last file has gone (Z1). The next one to come starts a flusher anew.
+fn ended(domain: &Domain) -> bool {
+    let mut queue = domain.queue();
+    let empty = queue.is_empty();
+    queue.running = !empty;
+    empty
+}
+
+async fn wait_for_work(cache: &PageCache, domain: &Domain) {
+    let alarm = {
+        let queue = domain.queue();
+        let alarm = queue.next_look(cache.dirty.expire_nanos());
+        domain.set_next_look(&queue, alarm);
+        alarm
+    };
+    let mut kick = pin!(domain.kick.wait_until(|| domain.take_kick().then_some(())));
+    if alarm == u64::MAX {
+        return kick.await;
+    }
     let mut timer = cache.world.sleep_until(alarm);
     std::future::poll_fn(|cx| {
         if kick.as_mut().poll(cx).is_ready() || timer.as_mut().poll(cx).is_ready() {
@@ -66,52 +78,120 @@ async fn wait_for_work(cache: &PageCache, mapping: &Mapping) {
     .await;
 }
 
-async fn flush_once(cache: &PageCache, mapping: &Mapping, out: std::sync::Arc<dyn WriteOut>) {
-    let pass = |which, max_bytes| WriteOutPass {
-        range: 0..u64::MAX >> 1,
-        which,
-        max_bytes,
-        sync: false,
-        fua: false,
-    };
-    let now = cache.world.now();
-    let uncached = mapping.uncached_dirty.load(Ordering::Relaxed);
-    if uncached > 0 && uncached_due(cache, mapping, uncached, now) {
-        mapping.uncached_dirty.store(0, Ordering::Relaxed);
-        out.clone().write_out(pass(Which::Uncached, u64::MAX)).await;
-    }
-    let expire = cache.dirty.expire_nanos();
-    if mapping.oldest_dirt().is_some_and(|t| t + expire <= now) {
-        out.clone().write_out(pass(Which::Before(now.saturating_sub(expire) + 1), u64::MAX)).await;
-    }
-    let mut flush = Flush::default();
-    while cache.dirty.above_background() || cache.is_starved() {
-        flush.keep_window_open(cache, mapping, &out).await;
-        let issued = flush.beside(out.clone().write_out(pass(Which::All, 16 * MIB))).await;
-        // Only what has failed before: later.
-        if issued <= mapping.failed_bytes() {
-            break;
-        }
-        flush.beside(cache.wait_write_room()).await;
-    }
-    flush.keep_window_open(cache, mapping, &out).await;
-    flush.end(cache).await;
+fn pass(which: Which, max_bytes: u64) -> WriteOutPass {
+    WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes, sync: false, fua: false }
 }
 
-/// A flush of the device that write-out goes on beside.
+/// What the flusher does between two sleeps.
+struct Round<'a> {
+    cache: &'a PageCache,
+    domain: &'a Domain,
+    /// The place of the file that was written last for the limits' sake.
+    at: (Nanos, u32),
+    /// Bytes issued since the first of the files.
+    issued: u64,
+}
+
+impl<'a> Round<'a> {
+    /// Does the next thing that is due; false if nothing is.
+    async fn step(&mut self, flush: &mut Flush<'a>) -> bool {
+        let expire = self.cache.dirty.expire_nanos();
+        let due = self.domain.queue().due(self.cache.world.now(), expire);
+        if let Some(look) = due {
+            let _held = self.domain.hold(look.id);
+            self.look(look, flush).await;
+            return true;
+        }
+        if !self.domain.above_background() && !self.cache.is_starved() {
+            return false;
+        }
+        flush.keep_window_open(self.cache, self.domain).await;
+        let next = self.domain.queue().next_aged(self.at);
+        let Some((place, look)) = next else {
+            let again = self.issued > 0;
+            (self.at, self.issued) = ((0, 0), 0);
+            return again;
+        };
+        let _held = self.domain.hold(look.id);
+        // Goes before `_held`.
+        let look = look;
+        self.at = place;
+        self.issued += flush.beside(look.out.clone().write_out(pass(Which::All, CHUNK))).await;
+        self.requeue(look.id);
+        flush.beside(self.domain.wait_write_room(self.cache.write_depth())).await;
+        true
+    }
+
+    /// Z3.
+    fn requeue(&self, id: u32) {
+        let expire = self.cache.dirty.expire_nanos();
+        self.domain.queue().requeue(id, self.cache.world.now(), expire);
+    }
+
+    async fn look(&self, look: Look, flush: &mut Flush<'a>) {
+        let now = self.cache.world.now();
+        let which = match look.why {
+            Why::Retry => Some(Which::All),
+            Why::Alarm if look.kept && !look.waits => Some(Which::All),
+            Why::Alarm => None,
+            Why::Age => {
+                let expire = self.cache.dirty.expire_nanos();
+                Some(Which::Before(now.saturating_sub(expire) + 1))
+            }
+        };
+        self.write_uncached(&look, now).await;
+        if let Some(which) = which {
+            flush.beside(look.out.clone().write_out(pass(which, u64::MAX))).await;
+        }
+        self.requeue(look.id);
+        if look.kept {
+            self.settle(look, flush).await;
+        }
+    }
+
+    /// Writes uncached dirt whose window is full or whose time has come.
+    async fn write_uncached(&self, look: &Look, now: Nanos) {
+        let bytes = look.dirt.uncached.load(Ordering::Relaxed);
+        if bytes == 0 {
+            return;
+        }
+        let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
+        let due = look.dirt.oldest_uncached().map_or(now, |since| since + UNCACHED_AGE);
+        if bytes < window && due > now {
+            self.domain.queue().look_by(look.id, due);
+            return;
+        }
+        look.dirt.uncached.store(0, Ordering::Relaxed);
+        look.out.clone().write_out(pass(Which::Uncached, u64::MAX)).await;
+    }
+
+    /// Lets go of a file without openers if it owes nothing; else sees to it that it will.
+    async fn settle(&self, look: Look, flush: &mut Flush<'a>) {
+        if !look.out.is_settled() {
+            flush.beside(look.out.clone().flush()).await;
+        }
+        if look.out.is_settled() {
+            return self.domain.let_go(look.id);
+        }
+        self.domain.queue().look_at_kept_again(look.id, self.cache.world.now());
+    }
+}
+
+/// A flush of one file that write-out goes on beside.
 #[derive(Default)]
-struct Flush {
-    under_way: Option<BoxFuture<'static, ()>>,
-    /// Most of the window is other files', which may have nothing more to write.
+struct Flush<'a> {
+    /// The flush; goes before what says that its file is in hand.
+    under_way: Option<(BoxFuture<'static, ()>, Held<'a>)>,
+    /// Most of the window is other domains', which may have nothing more to write.
     others: bool,
 }
 
-impl Flush {
+impl<'a> Flush<'a> {
     /// Carries out `work`, and the flush while that waits.
     async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|cx| {
-            if self.under_way.as_mut().is_some_and(|flush| flush.as_mut().poll(cx).is_ready()) {
+            if self.under_way.as_mut().is_some_and(|flush| flush.0.as_mut().poll(cx).is_ready()) {
                 self.under_way = None;
             }
             work.as_mut().poll(cx)
@@ -119,41 +199,36 @@ impl Flush {
         .await
     }
 
-    /// Starts to flush when the window of written but unflushed blocks is half full, and waits for it
-    /// before the window is full: what does not fit could not be written again if a flush failed.
-    async fn keep_window_open(
-        &mut self,
-        cache: &PageCache,
-        mapping: &Mapping,
-        out: &std::sync::Arc<dyn WriteOut>,
-    ) {
-        let (all, window) = (cache.dirty.unflushed_bytes(), cache.unflushed_window());
-        let own = mapping.unflushed.pinned_blocks() * mapping.block_size();
-        if self.under_way.is_some() && (all > window / 4 * 3 || cache.is_starved()) {
-            self.end(cache).await;
-        }
-        if self.under_way.is_none() && own > 0 && (all > window / 2 || cache.is_starved()) {
-            self.under_way = Some(out.clone().flush());
-            self.others = own < all / 2;
-            if all > window / 4 * 3 || cache.is_starved() {
+    /// Starts to flush when the window of written but unflushed blocks is half full, file by file, and waits
+    /// for it before the window is full: what does not fit could not be written again if a flush failed.
+    async fn keep_window_open(&mut self, cache: &PageCache, domain: &'a Domain) {
+        let window = cache.unflushed_window();
+        loop {
+            let (all, own) = (cache.dirty.unflushed_bytes(), domain.unflushed_bytes());
+            let press = all > window / 4 * 3 || cache.is_starved();
+            if self.under_way.is_some() {
+                if !press {
+                    return;
+                }
                 self.end(cache).await;
+                continue;
             }
+            if own == 0 || (all <= window / 2 && !cache.is_starved()) {
+                return;
+            }
+            let Some((id, out)) = domain.queue().next_flush() else { return };
+            self.under_way = Some((out.flush(), domain.hold(id)));
+            self.others |= own < all / 2;
         }
     }
 
     /// Waits for the flush that is under way.
     async fn end(&mut self, cache: &PageCache) {
-        if let Some(flush) = self.under_way.take() {
+        if let Some((flush, _held)) = self.under_way.take() {
             flush.await;
         }
         if std::mem::take(&mut self.others) {
             cache.dirty.kick_all();
         }
     }
-}
-
-fn uncached_due(cache: &PageCache, mapping: &Mapping, bytes: u64, now: Nanos) -> bool {
-    let oldest = |d: &DirtyFolio| d.uncached && d.since + UNCACHED_AGE <= now;
-    bytes >= cache.dirty.uncached_window.load(Ordering::Relaxed) / 4
-        || !mapping.dirty_folios(0..u64::MAX, 1, oldest).is_empty()
 }

@@ -14,23 +14,12 @@ use forebay_base::world::Nanos;
 use std::ops::Range;
 
 impl PageCache {
-    /// Waits until there is room for more write-out, of all files.
-    pub async fn wait_write_room(&self) {
-        let depth = self.write_depth();
-        let room = || (self.dirty.writeback_bytes() < depth).then_some(());
-        self.dirty.progress.wait_until(room).await;
+    /// Waits until there is room for more write-out in the domain of the file.
+    pub async fn wait_write_room(&self, mapping: &Mapping) {
+        mapping.domain.wait_write_room(self.write_depth()).await;
     }
 
-    /// A write-out has ended. Flushers that wait for room hear of it when there is a fair part of it:
-    /// many of them, woken for each bio, would do nothing but wake up.
-    fn wake_flushers(&self) {
-        let depth = self.write_depth();
-        if self.dirty.writeback_bytes() <= depth - depth / 4 {
-            self.dirty.progress.wake_all();
-        }
-    }
-
-    /// Bytes that flushers keep in flight.
+    /// Bytes that the flusher of a domain keeps in flight.
     pub fn write_depth(&self) -> u64 {
         (self.sizes.frame_bytes() / 10).clamp(MIB, 32 * MIB)
     }
@@ -38,7 +27,7 @@ impl PageCache {
     /// Bytes of written but unflushed blocks that are kept, of all files, in case a flush fails. They
     /// cannot be reclaimed: with what is dirty they must leave room for everything else.
     pub(crate) fn unflushed_window(&self) -> u64 {
-        self.dirty.limits().1.min(self.sizes.frame_bytes() / 4)
+        self.dirty.dirty_limit().min(self.sizes.frame_bytes() / 4)
     }
 }
 
@@ -157,9 +146,8 @@ impl FolioWrite<'_> {
             assert_eq!(added, mask, "one write of a block in flight");
             table.check_block(self.slot, g);
         }
+        self.mapping.domain.begin_write(u64::from(run.len()) * self.mapping.block_size());
         self.undirty(cleared);
-        let bytes = u64::from(run.len()) * self.mapping.block_size();
-        self.cache.dirty.writeback.fetch_add(bytes as i64, Ordering::Relaxed);
         let frames = self.frames_of(run);
         WritePiece {
             index: self.index,
@@ -188,21 +176,23 @@ impl FolioWrite<'_> {
             let was = table.clear_bits(self.slot, State::Writing, g, mask);
             assert_eq!(was, mask, "a write-out ends once");
         }
-        self.cache.dirty.writeback.fetch_sub(bytes as i64, Ordering::Relaxed);
         self.free_detached(piece);
-        let numbers = self.mapping.block_numbers(self.index, piece.blocks);
-        if !ok {
+        let (numbers, now) =
+            (self.mapping.block_numbers(self.index, piece.blocks), self.cache.world.now());
+        let dead = self.mapping.is_dead();
+        if !dead && !(ok && (durable || self.keep_until_flush(piece, numbers.clone()))) {
             // Blocks redirtied meanwhile are dirty anyway.
             self.mark_failed(piece.blocks);
-            self.mapping.fail(numbers);
+            self.mapping.fail(numbers, now);
+            self.mapping.domain.end_write(bytes);
             return;
         }
-        if !durable && !self.keep_until_flush(piece, numbers.clone()) {
-            self.mark_failed(piece.blocks);
-            self.mapping.fail(numbers);
-            return;
+        self.mapping.unfail(numbers, now);
+        if dead {
+            // Nobody would write them again, or flush.
+            self.discard(piece.blocks);
         }
-        self.mapping.unfail(numbers);
+        self.mapping.domain.end_write(bytes);
         self.drop_uncached(piece.blocks);
     }
 
@@ -221,7 +211,8 @@ impl FolioWrite<'_> {
     fn keep_until_flush(&self, piece: &WritePiece, numbers: Range<u64>) -> bool {
         let blocks = piece.blocks;
         let bytes = u64::from(blocks.len()) * self.mapping.block_size();
-        let room = self.cache.dirty.unflushed_bytes() + bytes <= self.cache.unflushed_window();
+        let window = self.cache.unflushed_window();
+        let room = self.cache.dirty.unflushed_bytes() + bytes <= window;
         let pin = room && !self.any(State::Uncached, blocks);
         if !self.mapping.unflushed.completed(piece.epoch, numbers, pin) {
             return false;
@@ -233,8 +224,9 @@ impl FolioWrite<'_> {
         for (g, mask) in blocks.masks() {
             added += self.cache.table.set_bits(self.slot, State::Unflushed, g, mask).count_ones();
         }
-        let added = i64::from(added) * self.mapping.block_size() as i64;
-        self.cache.dirty.unflushed.fetch_add(added, Ordering::Relaxed);
+        let added = u64::from(added) * self.mapping.block_size();
+        let (id, dirt) = (self.mapping.id, &self.mapping.dirty);
+        self.mapping.domain.keep_unflushed(id, dirt, added, window / 8);
         true
     }
 
@@ -244,8 +236,10 @@ impl FolioWrite<'_> {
         for (g, mask) in blocks.masks() {
             gone += self.cache.table.clear_bits(self.slot, State::Unflushed, g, mask).count_ones();
         }
-        let bytes = i64::from(gone) * self.mapping.block_size() as i64;
-        self.cache.dirty.unflushed.fetch_sub(bytes, Ordering::Relaxed);
+        if gone > 0 {
+            let bytes = u64::from(gone) * self.mapping.block_size();
+            self.mapping.domain.sub_unflushed(&self.mapping.dirty, bytes);
+        }
         gone > 0
     }
 
@@ -256,11 +250,11 @@ impl FolioWrite<'_> {
             assert_eq!(was, mask, "taken once, given back once");
         }
         let bytes = u64::from(piece.blocks.len()) * self.mapping.block_size();
-        self.cache.dirty.writeback.fetch_sub(bytes as i64, Ordering::Relaxed);
         self.free_detached(piece);
         if dirty {
             self.mark_failed(piece.blocks);
         }
+        self.mapping.domain.end_write(bytes);
     }
 
     /// Lets go of the frames; gives back those that a writer has replaced in the folio meanwhile.
@@ -293,7 +287,7 @@ impl FolioWrite<'_> {
             self.clear_unflushed(run);
             self.mark_failed(run);
             let numbers = self.mapping.block_numbers(self.index, run);
-            self.mapping.fail(numbers);
+            self.mapping.fail(numbers, self.cache.world.now());
         }
     }
 }
@@ -323,17 +317,17 @@ pub fn end_write(
     }
     if again && cache.strategies.dirty_tracking() == DirtyTracking::Folio {
         // A pass that came meanwhile has left the folio alone.
-        mapping.kick_flusher();
+        mapping.domain.kick();
     }
     if ok {
-        cache.dirty.note_written(now, bytes);
+        mapping.domain.note_written(now, bytes);
         Counters::add(&cache.counters.written_bytes, bytes);
         Counters::add(&cache.counters.cleaned_bytes, cleaned);
     } else {
         Counters::add(&cache.counters.io_errors, 1);
     }
-    cache.dirty.wake_writers(!ok);
-    cache.wake_flushers();
+    mapping.domain.wake_writers(!ok);
+    mapping.domain.made_room(cache.write_depth());
     cache.wake_frame_waiters();
 }
 
@@ -350,8 +344,8 @@ pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty
         drop(folio);
         cache.wake_folio(mapping.id, piece.index);
     }
-    cache.dirty.wake_writers(false);
-    cache.wake_flushers();
+    mapping.domain.wake_writers(false);
+    mapping.domain.made_room(cache.write_depth());
     cache.wake_frame_waiters();
 }
 

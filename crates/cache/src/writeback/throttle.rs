@@ -1,6 +1,6 @@
-//! Writers above the background limit. They pause at the pace of write-out; at the dirty limit they
-//! wait in line, each woken alone, and go on when there is room, a portion of a request at a time: none
-//! overtakes another, whatever the size of its requests (U18).
+//! Writers above the background limit. They pause at the pace of their domain's write-out; at its part of
+//! the dirty limit they wait in line, each woken alone, and go on when there is room, a portion of a
+//! request at a time: none overtakes another, whatever the size of its requests (U18).
 
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
@@ -10,8 +10,8 @@ use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
 use std::task::Poll;
 
-/// Writers above the background limit wake their own not more often than this, unless it has
-/// [`MUCH`] to write: a wake-up for each small write costs more than the write.
+/// Writers above the background limit wake their flusher not more often than this, unless their file
+/// has [`MUCH`] to write: a wake-up for each small write costs more than the write.
 const KICK_OWN_EVERY: Nanos = 2_000_000;
 /// Bytes, see [`KICK_OWN_EVERY`].
 const MUCH: u64 = 1 << 20;
@@ -21,37 +21,37 @@ const MIN_PAUSE: Nanos = 100_000;
 const MAX_PAUSE: Nanos = 20_000_000;
 
 impl PageCache {
-    /// Holds a writer back that is about to dirty `bytes` of `mapping`. Fails when failed write-outs have
-    /// filled half of the dirty limit: the device does not take the data, so no more is accepted.
+    /// Holds a writer back that is about to dirty `bytes` of `mapping`. Fails when failed write-outs fill
+    /// the part of its domain: the device does not take the data, so no more is accepted.
     pub async fn throttle(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
-        let control = &self.dirty;
+        let domain = &*mapping.domain;
         self.kick_above(mapping);
-        let failing = || {
-            let failed = mapping.failed_bytes();
-            failed > 0 && failed * 2 >= control.limits().1
-        };
-        if failing() {
+        let refused = || domain.refuses(mapping.is_failing());
+        if refused() {
             return Err(too_many_failures(mapping));
         }
-        if control.free_run() {
+        if domain.free_run() {
             return Ok(());
         }
         let start = self.world.now();
         self.pause(mapping, bytes).await;
-        if control.below_limit() {
+        if domain.below_limit() {
             Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
             return Ok(());
         }
-        let place = control.line_up();
+        let place = domain.line_up();
         let outcome = std::future::poll_fn(|cx| {
             let first = place.first(cx.waker());
-            if failing() {
+            if refused() {
                 return Poll::Ready(Err(too_many_failures(mapping)));
             }
-            if first && control.has_room() {
+            if first && domain.has_room() {
                 return Poll::Ready(Ok(()));
             }
-            control.kick_all_at(self.world.now());
+            if domain.writeback_bytes() == 0 {
+                domain.kick();
+            }
+            self.dirty.kick_all_at(self.world.now());
             Poll::Pending
         })
         .await;
@@ -60,7 +60,7 @@ impl PageCache {
     }
 
     async fn pause(&self, mapping: &Mapping, bytes: u64) {
-        let pause = self.dirty.pause(bytes);
+        let pause = mapping.domain.pause(bytes);
         let debt = mapping.pause_debt.fetch_add(pause, Ordering::Relaxed) + pause;
         if debt >= MIN_PAUSE {
             mapping.pause_debt.store(0, Ordering::Relaxed);
@@ -70,16 +70,16 @@ impl PageCache {
 
     /// Wakes the flusher of a file that was written to, above the background limit.
     pub fn kick_above(&self, mapping: &Mapping) {
-        if self.dirty.above_background() {
+        if mapping.domain.above_background() {
             let much = mapping.dirty_bytes.load(Ordering::Relaxed) >= MUCH;
-            mapping.kick_at(self.world.now(), if much { 0 } else { KICK_OWN_EVERY });
+            mapping.domain.kick_at(self.world.now(), if much { 0 } else { KICK_OWN_EVERY });
         }
     }
 }
 
 /// Of the kind of the latest failure: a full file system is not a broken disk.
 fn too_many_failures(mapping: &Mapping) -> Error {
-    let text = "write-outs that failed fill half of the dirty limit";
+    let text = "write-outs that failed fill this device's part of the dirty limit";
     let kind = mapping.errseq.latest().map_or(ErrorKind::Io, |e| e.kind());
     Error::new(kind, "write", text)
 }

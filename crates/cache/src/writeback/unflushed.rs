@@ -5,7 +5,7 @@
 //!   dirty ────────────────────────────▶ writing ─────────▶ pinned ──────────────────────────────▶ durable
 //!     ▲                                    │         └───▶ unpinned (direct, trim, window full) ──▶ durable
 //!     │                                    │ completed, and a flush failed since it was submitted
-//!     └── pinned: written again ◀──────────┘                 flush failed: pinned ──▶ dirty, unpinned ──▶ poison
+//!     └── pinned: written again ◀──────────┘                 flush failed: pinned ──▶ dirty, else poison
 //! ```
 //! Invariants:
 //! W1 a write whose bookkeeping runs after a flush failed counts as failed, if it was submitted before:

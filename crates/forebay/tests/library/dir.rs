@@ -43,3 +43,12 @@ pub fn options(size: u64) -> RawOptions {
 pub fn open(cache: &Cache, path: impl AsRef<Path>, size: u64) -> File {
     cache.open_raw(path, &options(size)).unwrap()
 }
+
+/// Waits for what happens in the background.
+pub fn until(what: &str, done: impl Fn() -> bool) {
+    let given_up = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !done() {
+        assert!(std::time::Instant::now() < given_up, "{what}: not within 30 s");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}

@@ -130,7 +130,7 @@ fn l9_memory_full_of_dirt_makes_progress_and_no_cycle_can_be_made() {
         }
     });
     assert_eq!(small.unwritten_bytes(), 0);
-    let again = small.open_raw(dir.path("image"), &raw(DirectIo::Auto)).err().unwrap();
+    let again = cache(4 << 20).open_raw(dir.path("image"), &raw(DirectIo::Auto)).err().unwrap();
     assert_eq!(again.kind(), ErrorKind::Busy);
 }
 

@@ -1,7 +1,7 @@
 //! What the world below does to a file: it is full, it is cut off.
 
-use crate::dir::{Dir, cache, open};
-use forebay::{ErrorKind, ExportMode, IoFlags, RawOptions};
+use crate::dir::{Dir, cache, open, until};
+use forebay::{DirectIo, ErrorKind, ExportMode, IoFlags, RawOptions};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_block::target::{ErrorDevice, Fault};
@@ -55,6 +55,41 @@ fn l8_a_full_file_system_is_reported_and_nothing_is_lost() {
     assert!(stored[4096..4096 + data.len()] == data[..]);
 }
 
+/// A file that owes something lives on without openers, with the size that they gave it.
+#[test]
+fn a_kept_file_keeps_its_size() {
+    let dir = Dir::new("kept-size");
+    let small = Small::mount(&dir);
+    std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
+    let (cache, path) = (cache(16 << 20), small.0.join("sparse"));
+    std::fs::write(&path, []).unwrap();
+    let options = RawOptions { direct_io: DirectIo::Off, ..RawOptions::default() };
+    let open = || cache.open_raw(&path, &options).unwrap();
+    let mut want = vec![3; 3 << 19];
+    let file = open();
+    file.write_at(&want, 0).unwrap();
+    file.sync_data().unwrap_err();
+    drop(file);
+    assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
+    // Each opener finds what the one before it left, and leaves another size.
+    for len in [(3usize << 19) - 5000, 5_000_000, 4_000_001] {
+        let file = open();
+        assert_eq!(file.size(), want.len() as u64);
+        file.set_len(len as u64).unwrap();
+        want.resize(len, 0);
+    }
+    let file = open();
+    assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
+    let mut back = vec![1; want.len() + 1];
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), want.len());
+    assert!(back[..want.len()] == want);
+    drop(file);
+    std::fs::remove_file(small.0.join("ballast")).unwrap();
+    until("all of it is written", || cache.unwritten_bytes() == 0);
+    assert!(std::fs::read(&path).unwrap() == want);
+    assert_eq!(open().size(), want.len() as u64);
+}
+
 /// Once failed write-outs filled half of the dirty limit, further writes were refused with EIO whatever
 /// had failed: a guest on a full host file system saw a broken disk instead of a full one.
 #[test]
@@ -102,23 +137,132 @@ fn l8_a_file_that_was_cut_off_from_outside_is_named() {
     assert_eq!(buf, [1; 4096]);
 }
 
-/// Dirty data of a file that was closed with a broken device stayed in the cache for ever, counted
-/// as dirty, and slowed the other files down.
+fn broken() -> (Arc<ErrorDevice>, u64) {
+    let device = ErrorDevice::new(Arc::new(RamDevice::new(4 << 20)));
+    let fault = device.arm(Fault { ops: vec![BioOp::Write], ..Fault::default() });
+    (device, fault)
+}
+
+const LOST: u64 = 300_000_u64.next_multiple_of(4096);
+
+/// Closing a file threw away what could not be written, after one sync, with a line in the log. It is kept
+/// and tried again; when the device heals it is written, the file is let go, and nothing is left that counts.
 #[test]
-fn a_broken_file_leaves_nothing_in_the_cache_when_it_is_closed() {
+fn what_could_not_be_written_outlives_the_last_opener() {
     let cache = cache(8 << 20);
-    let broken = ErrorDevice::new(Arc::new(RamDevice::new(4 << 20)));
-    broken.arm(Fault { ops: vec![BioOp::Write], ..Fault::default() });
-    let file = cache.open_device(broken, &RawOptions::default()).unwrap();
-    file.write_at(&vec![1; 300_000], 0).unwrap();
+    let (device, fault) = broken();
+    let file = cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+    file.write_at(&vec![7; 300_000], 0).unwrap();
     assert!(file.sync_data().is_err());
-    assert_eq!(cache.unwritten_bytes(), 300_000_u64.next_multiple_of(4096));
+    assert_eq!(file.failed_bytes(), LOST);
     drop(file);
-    // The flusher may hold the file for a moment longer.
-    while cache.unwritten_bytes() > 0 {
-        std::thread::yield_now();
+    assert_eq!(cache.unwritten_bytes(), LOST, "accepted bytes were dropped");
+    assert!(cache.shutdown().is_err(), "and whoever shuts the cache down is told");
+    device.disarm(fault);
+    until("it was tried again", || {
+        let stats = cache.stats();
+        stats.dirty_bytes + stats.writeback_bytes + stats.unflushed_bytes == 0
+    });
+    let mut stored = vec![0; LOST as usize];
+    forebay_block::BlockDevice::read_into(&*device, 0, &mut stored).unwrap();
+    assert!(stored[..300_000].iter().all(|b| *b == 7));
+    cache.shutdown().unwrap();
+    until("the file is let go", || Arc::strong_count(&device) == 1);
+    cache.drop_clean();
+    let stats = cache.stats();
+    assert_eq!((stats.frames_free, stats.folios), (stats.frames_total, 0));
+}
+
+/// Data is only dropped on request: of an open file, of a closed one by its name, or with the cache.
+#[test]
+fn what_could_not_be_written_is_given_up_on_request() {
+    let cache = cache(8 << 20);
+    for close_first in [false, true] {
+        let (device, _) = broken();
+        let file = cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+        file.write_at(&vec![1; 300_000], 0).unwrap();
+        assert!(file.sync_data().is_err());
+        if close_first {
+            drop(file);
+            assert_eq!(cache.drop_failed("error(ram)").unwrap(), LOST);
+        } else {
+            assert_eq!(file.discard_failed().unwrap(), LOST);
+            assert_eq!((file.failed_bytes(), file.discard_failed().unwrap()), (0, 0));
+            let mut back = [9; 4096];
+            file.read_at(&mut back, 0).unwrap();
+            assert_eq!(back, [0; 4096], "the device's bytes are the file's again");
+            let _told = file.sync_data();
+            file.sync_data().unwrap();
+            drop(file);
+        }
+        assert_eq!(cache.unwritten_bytes(), 0);
+        until("the file is let go", || Arc::strong_count(&device) == 1);
+        cache.drop_clean();
+        let stats = cache.stats();
+        assert_eq!((stats.frames_free, stats.folios), (stats.frames_total, 0));
+        assert_eq!(cache.drop_failed("error(ram)").unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    // And with the cache: nothing is left that holds the device.
+    let (device, _) = broken();
+    let file = cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+    file.write_at(&vec![1; 300_000], 0).unwrap();
+    drop(file);
+    drop(cache);
+    until("the device is let go", || Arc::strong_count(&device) == 1);
+}
+
+/// The last opener went while a try was in flight: a try that failed dirtied folios of a file that nobody
+/// had any more, and one that worked left them unflushed, both for ever.
+#[test]
+fn a_file_closed_during_a_retry_leaves_nothing_behind() {
+    let cache = cache(8 << 20);
+    cache.tune("dirty_background_bytes", "0").unwrap();
+    for round in 0..60u32 {
+        let (device, fault) = broken();
+        let file = cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+        file.write_at(&vec![1; 300_000], 0).unwrap();
+        if round % 2 == 0 {
+            assert!(file.sync_data().is_err());
+        }
+        (0..round % 7).for_each(|_| std::thread::yield_now());
+        drop(file);
+        if round % 3 == 0 {
+            cache.drop_failed("error(ram)").unwrap();
+        }
+        device.disarm(fault);
+        until("nothing counts against the limits", || {
+            let stats = cache.stats();
+            stats.dirty_bytes + stats.writeback_bytes + stats.unflushed_bytes == 0
+        });
+        until("the file is let go", || Arc::strong_count(&device) == 1);
     }
     cache.drop_clean();
     let stats = cache.stats();
     assert_eq!((stats.frames_free, stats.folios), (stats.frames_total, 0));
+}
+
+/// A raw file that could not be written is found again when it is opened, with its data and its error.
+#[test]
+fn a_full_file_that_was_closed_is_found_again_with_its_data() {
+    let dir = Dir::new("full-again");
+    let small = Small::mount(&dir);
+    std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
+    let cache = cache(16 << 20);
+    let path = small.0.join("sparse");
+    let file = open(&cache, &path, 8 << 20);
+    let data: Vec<u8> = (0..(3usize << 19)).map(|i| (i % 251) as u8).collect();
+    file.write_at(&data, 4096).unwrap();
+    drop(file);
+    assert!(cache.unwritten_bytes() > 0);
+    let file = open(&cache, &path, 8 << 20);
+    let mut back = vec![0; data.len()];
+    file.read_at(&mut back, 4096).unwrap();
+    assert!(back == data, "accepted bytes were dropped");
+    assert!(file.sync_data().is_err(), "not durable yet");
+    std::fs::remove_file(small.0.join("ballast")).unwrap();
+    let _told = file.sync_data();
+    file.sync_data().unwrap();
+    drop(file);
+    let stored = std::fs::read(&path).unwrap();
+    assert!(stored[4096..4096 + data.len()] == data[..]);
 }

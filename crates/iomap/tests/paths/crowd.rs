@@ -8,6 +8,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::world::{Nanos, World};
 use forebay_block::BioOp;
 use forebay_cache::Config;
+use forebay_iomap::file::Geometry;
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{MappedFile, Source, Target};
 use forebay_sim::SimConfig;
@@ -52,10 +53,11 @@ async fn all<T: Unpin>(mut futures: Vec<BoxFuture<'_, T>>) -> Vec<T> {
     .await
 }
 
-/// Another file on the same disk. They share no bytes in what the tests write.
+/// Another file on the same disk, and of the same domain. They share no bytes in what the tests write.
 fn neighbour(lab: &Lab) -> Arc<MappedFile> {
     let ops = Arc::new(Identity::new(lab.disk.clone()));
-    MappedFile::new(&lab.cache, ops, 4096, lab.file.size(), false).unwrap()
+    let geometry = Geometry { block_size: 4096, size: lab.file.size(), read_only: false };
+    MappedFile::open_in(&lab.cache, lab.file.mapping.domain.clone(), ops, geometry, None).unwrap()
 }
 
 /// Writes a part of a file over and over.

@@ -7,6 +7,7 @@ mod crowd;
 mod dirty;
 mod dirty_exact;
 mod dirty_more;
+mod domain;
 mod lab;
 mod nowait;
 mod stable;

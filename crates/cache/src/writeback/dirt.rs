@@ -1,0 +1,257 @@
+//! The dirty folios of one file: by index, so that write-out makes long runs, and by age, so that the
+//! oldest is found without a walk.
+//!
+//! Invariants: K1 each listed folio is on one of the two lists of ages, under the time it became dirty.
+//! K2 whoever lists the first folio of a file sees to it that the file is queued with its flusher, which
+//! takes a file off its queue only by [`Dirt::leave_queue`].
+//! Lock: one, a leaf, held for a few steps of a tree.
+
+use crate::writeback::pass::{Which, WriteOutPass};
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use forebay_base::world::Nanos;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Bound, Range};
+
+/// Folios picked by age at a time; in between the lock is free.
+const PICK: usize = 256;
+
+/// A folio with dirty blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct DirtyFolio {
+    /// When it became dirty.
+    pub since: Nanos,
+    /// It has blocks of uncached writes.
+    pub uncached: bool,
+}
+
+#[derive(Default)]
+struct Set {
+    folios: BTreeMap<u64, DirtyFolio>,
+    /// (since, index): ordinary ones, and those with blocks of uncached writes.
+    aged: [BTreeSet<(Nanos, u64)>; 2],
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Dirt {
+    set: Mutex<Set>,
+    /// Bytes of dirty blocks made by uncached writes and not yet picked for write-out.
+    pub(super) uncached: AtomicU64,
+    /// Bytes kept until the next flush.
+    pub(super) unflushed: AtomicI64,
+    /// The flusher has the file on its queue.
+    queued: AtomicBool,
+    /// And among those that wait for a flush.
+    pub(super) flush_listed: AtomicBool,
+}
+
+/// What listing a folio changed.
+pub(crate) struct Listed {
+    /// The folio was not on the list.
+    pub fresh: bool,
+    /// It had blocks of uncached writes already.
+    pub uncached: bool,
+}
+
+impl Dirt {
+    /// Lists a folio that has become dirty, or was.
+    pub(crate) fn list(&self, index: u64, now: Nanos, uncached: bool) -> Listed {
+        let mut set = self.set.lock();
+        let set = &mut *set;
+        let mut fresh = false;
+        let entry = set.folios.entry(index).or_insert_with(|| {
+            fresh = true;
+            DirtyFolio { since: now, uncached: false }
+        });
+        let was = entry.uncached;
+        entry.uncached |= uncached;
+        if fresh {
+            set.aged[usize::from(entry.uncached)].insert((entry.since, index));
+        } else if was != entry.uncached {
+            let moved = set.aged[0].remove(&(entry.since, index));
+            set.aged[1].insert((entry.since, index));
+            debug_assert!(moved, "K1: folio {index} is dirty since {} on no list", entry.since);
+        }
+        Listed { fresh, uncached: was }
+    }
+
+    /// The folio has no dirty block left; whether it was listed.
+    pub(crate) fn unlist(&self, index: u64) -> bool {
+        let mut set = self.set.lock();
+        let Some(folio) = set.folios.remove(&index) else { return false };
+        let listed = set.aged[usize::from(folio.uncached)].remove(&(folio.since, index));
+        debug_assert!(listed, "K1: folio {index} is dirty since {} on no list", folio.since);
+        true
+    }
+
+    /// Dirty folios in `range` (folio indices), ascending, that `pick` wants.
+    pub fn folios(
+        &self,
+        range: Range<u64>,
+        limit: usize,
+        mut pick: impl FnMut(&DirtyFolio) -> bool,
+    ) -> Vec<u64> {
+        let set = self.set.lock();
+        let wanted = set.folios.range(range).filter(|(_, d)| pick(d)).map(|(&i, _)| i);
+        wanted.take(limit).collect()
+    }
+
+    /// The first dirty folio from this index on.
+    pub(crate) fn first_from(&self, index: u64) -> Option<u64> {
+        self.set.lock().folios.range(index..).next().map(|(&i, _)| i)
+    }
+
+    /// The next folios of ages after `after` and up to `until`, at most `limit` of each list.
+    fn by_age(&self, which: Which, after: Option<(Nanos, u64)>, until: Nanos) -> Vec<(Nanos, u64)> {
+        let set = self.set.lock();
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let from = (after, Bound::Included((until, u64::MAX)));
+        let some = |list: usize| set.aged[list].range(from).take(PICK).copied();
+        if which == Which::Uncached {
+            return some(1).collect();
+        }
+        let mut both: Vec<_> = some(0).chain(some(1)).collect();
+        both.sort_unstable();
+        both.truncate(PICK);
+        both
+    }
+
+    /// The time the oldest dirt was made, if there is any.
+    pub fn oldest(&self) -> Option<Nanos> {
+        let set = self.set.lock();
+        set.aged.iter().filter_map(|list| list.first()).map(|&(since, _)| since).min()
+    }
+
+    /// The same of folios with blocks of uncached writes.
+    pub(super) fn oldest_uncached(&self) -> Option<Nanos> {
+        self.set.lock().aged[1].first().map(|&(since, _)| since)
+    }
+
+    /// More bytes of uncached writes; returns what there were.
+    pub(crate) fn more_uncached(&self, bytes: u64) -> u64 {
+        self.uncached.fetch_add(bytes, Ordering::Relaxed)
+    }
+
+    /// Whether the file is on its flusher's queue already. After the folio was listed.
+    #[inline]
+    pub(crate) fn is_queued(&self) -> bool {
+        self.queued.load(Ordering::SeqCst)
+    }
+
+    /// The file is on the queue. Under the queue's lock.
+    pub(super) fn enter_queue(&self) {
+        self.queued.store(true, Ordering::SeqCst);
+    }
+
+    /// The file goes off the queue, unless it has become dirty meanwhile: then that is since when (K2).
+    /// Under the queue's lock.
+    pub(super) fn leave_queue(&self) -> Option<Nanos> {
+        self.queued.store(false, Ordering::SeqCst);
+        let oldest = self.oldest();
+        if oldest.is_some() {
+            self.enter_queue();
+        }
+        oldest
+    }
+}
+
+/// How far a pass of write-out has come.
+pub struct DirtyCursor {
+    next: u64,
+    after: Option<(Nanos, u64)>,
+    until: Nanos,
+    picked: std::vec::IntoIter<u64>,
+}
+
+impl DirtyCursor {
+    /// A pass over `folios` that begins at `now`.
+    pub fn new(pass: &WriteOutPass, folios: &Range<u64>, now: Nanos) -> Self {
+        let until = match pass.which {
+            Which::Before(time) => time.saturating_sub(1),
+            // What is dirtied while it runs is for the next one.
+            Which::All | Which::Uncached => now,
+        };
+        Self { next: folios.start, after: None, until, picked: Vec::new().into_iter() }
+    }
+}
+
+impl Dirt {
+    /// The next folios that a pass takes, ascending: by index if it takes all, else by age in portions.
+    /// Empty at its end.
+    pub fn next_of_pass(
+        &self,
+        pass: &WriteOutPass,
+        folios: &Range<u64>,
+        cursor: &mut DirtyCursor,
+        limit: usize,
+    ) -> Vec<u64> {
+        if pass.which == Which::All {
+            let batch = self.folios(cursor.next..folios.end, limit, |_| true);
+            cursor.next = batch.last().map_or(folios.end, |last| last + 1);
+            return batch;
+        }
+        loop {
+            let batch: Vec<u64> = cursor.picked.by_ref().take(limit).collect();
+            if !batch.is_empty() {
+                return batch;
+            }
+            let picked = self.by_age(pass.which, cursor.after, cursor.until);
+            let Some(&last) = picked.last() else { return Vec::new() };
+            cursor.after = Some(last);
+            let inside = picked.into_iter().map(|(_, i)| i).filter(|i| folios.contains(i));
+            let mut indices: Vec<u64> = inside.collect();
+            indices.sort_unstable();
+            cursor.picked = indices.into_iter();
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn pass(which: Which) -> WriteOutPass {
+        WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes: 0, sync: false, fua: false }
+    }
+
+    fn all_of(dirt: &Dirt, which: Which, now: Nanos) -> Vec<u64> {
+        let (pass, folios) = (pass(which), 0..u64::MAX);
+        let mut cursor = DirtyCursor::new(&pass, &folios, now);
+        let mut out = Vec::new();
+        loop {
+            let batch = dirt.next_of_pass(&pass, &folios, &mut cursor, 16);
+            if batch.is_empty() {
+                return out;
+            }
+            out.extend(batch);
+        }
+    }
+
+    #[test]
+    fn passes_by_age_take_what_is_old_and_the_oldest_is_at_hand() {
+        let dirt = Dirt::default();
+        // The higher the index, the older; every third uncached.
+        for i in 0..1000u64 {
+            assert!(dirt.list(i, 2000 - i, i % 3 == 0).fresh);
+        }
+        assert!(!dirt.list(5, 9, false).fresh);
+        assert_eq!((dirt.oldest(), dirt.oldest_uncached()), (Some(1001), Some(1001)));
+        let sorted = |mut v: Vec<u64>| {
+            v.sort_unstable();
+            v
+        };
+        assert_eq!(
+            sorted(all_of(&dirt, Which::Before(1500), 3000)),
+            (501..1000).collect::<Vec<_>>()
+        );
+        let thirds: Vec<u64> = (0..1000).step_by(3).collect();
+        assert_eq!(sorted(all_of(&dirt, Which::Uncached, 3000)), thirds);
+        assert_eq!(all_of(&dirt, Which::All, 3000), (0..1000).collect::<Vec<_>>());
+        // An ordinary one that gets uncached blocks is both.
+        assert!(!dirt.list(998, 5000, true).uncached);
+        assert!(all_of(&dirt, Which::Uncached, 3000).contains(&998));
+        (0..1000).for_each(|i| assert!(dirt.unlist(i)));
+        assert!(!dirt.unlist(1) && dirt.oldest().is_none());
+    }
+}

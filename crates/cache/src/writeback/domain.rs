@@ -1,0 +1,505 @@
+//! A flush domain: the files that one device (or volume, or host file system) takes the dirt of. It has its
+//! share of the dirty limits, its own line of waiting writers and pace, its failed bytes apart from the
+//! healthy ones, and one flusher, which takes its files by oldest dirt. So a device that is slow, dead or
+//! full stops its own files only.
+//!
+//! A mapping's life, as its domain sees it:
+//! ```text
+//!          first opener                last opener goes, nothing owed
+//!   gone ───────────────▶ open ──────────────────────────────────────▶ resident ──▶ gone
+//!                          ▲ │                                            ▲  (its last folio goes)
+//!                          │ │ last opener goes: closing (one last sync)  │
+//!            opened again  │ ▼                                            │
+//!                        retrying ────────────────────────────────────────┘
+//!                  (kept while dirty, writing,        all of it is durable, or was discarded
+//!                   unflushed or failed)              on request, or the cache was dropped
+//! ```
+//! Invariants: M1 what counts for a domain counts for all together too. M2 a domain with anything
+//! healthy in use is counted active once. M3 a file is kept by its domain only while it owes something,
+//! and one that owes something is open or kept. M4 the flusher works while anybody is in line: room is
+//! made for whoever waits.
+//! Locks: queue, line and pace, none inside another; the queue's before a file's dirt. Wakers are called
+//! after they are released.
+
+use super::dirt::Dirt;
+use super::limits::{Gauge, Limits, Share};
+use super::line::{Line, Pace};
+use super::pass::WriteOut;
+use super::queue::Queue;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use forebay_base::sync::{Arc, Mutex, MutexGuard};
+use forebay_base::task::WaitQueue;
+use forebay_base::world::Nanos;
+use std::task::Waker;
+
+/// Room in bytes that writers at the limit wait for before they go on.
+const ROOM: u64 = 128 << 10;
+
+/// What makes files belong together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DomainKey {
+    /// Regular files of one host file system: its device number.
+    HostFs(u64),
+    /// A block device: its number.
+    Block(u64),
+    /// A device object of the library: its address, which is its own while it lives.
+    Object(usize),
+    /// As the owner of the files says.
+    Named(u64),
+}
+
+/// See the module.
+pub struct Domain {
+    key: Option<DomainKey>,
+    pub(super) limits: Arc<Limits>,
+    gauge: Gauge,
+    queue: Mutex<Queue>,
+    line: Mutex<Line>,
+    /// Writers in line.
+    waiting: AtomicU32,
+    pace: Mutex<Pace>,
+    /// The flusher waits here for room for more write-out.
+    progress: WaitQueue,
+    pub(super) kick: WaitQueue,
+    /// Who waits for the flusher to let a file go.
+    released: WaitQueue,
+    kicked: AtomicBool,
+    last_kick: AtomicU64,
+    /// When the flusher looks without being asked; none: `u64::MAX`.
+    next_look: AtomicU64,
+}
+
+impl Domain {
+    pub(super) fn new(key: Option<DomainKey>, limits: Arc<Limits>) -> Arc<Self> {
+        Arc::new(Self {
+            key,
+            limits,
+            gauge: Gauge::default(),
+            queue: Mutex::default(),
+            line: Mutex::default(),
+            waiting: AtomicU32::new(0),
+            pace: Mutex::default(),
+            progress: WaitQueue::new(),
+            kick: WaitQueue::new(),
+            released: WaitQueue::new(),
+            kicked: AtomicBool::new(false),
+            last_kick: AtomicU64::new(0),
+            next_look: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// What its files have in common; `None` for a domain of one file.
+    pub fn key(&self) -> Option<DomainKey> {
+        self.key
+    }
+
+    /// Bytes of its files that are dirty.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.gauge.dirty()
+    }
+
+    /// In write-out.
+    pub fn writeback_bytes(&self) -> u64 {
+        self.gauge.writeback()
+    }
+
+    /// Kept until the next flush.
+    pub fn unflushed_bytes(&self) -> u64 {
+        self.gauge.unflushed()
+    }
+
+    /// Whose last write-out failed.
+    pub fn failed_bytes(&self) -> u64 {
+        self.gauge.failed()
+    }
+
+    // ---- what counts (M1, M2) ----
+
+    fn use_more(&self, bytes: i64) {
+        self.count_active(self.gauge.use_more(bytes), bytes);
+        self.limits.total.use_more(bytes);
+    }
+
+    fn fail_more(&self, bytes: i64) {
+        self.count_active(self.gauge.fail_more(bytes), -bytes);
+        self.limits.total.fail_more(bytes);
+    }
+
+    /// Healthy bytes went from `was` by `change`.
+    fn count_active(&self, was: i64, change: i64) {
+        let now = was + change;
+        if was <= 0 && now > 0 {
+            self.limits.active.fetch_add(1, Ordering::Relaxed);
+        } else if was > 0 && now <= 0 {
+            self.limits.active.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn add_dirty(&self, bytes: u64) {
+        self.use_more(bytes as i64);
+    }
+
+    pub(crate) fn sub_dirty(&self, bytes: u64) {
+        self.use_more(-(bytes as i64));
+        self.wake_writers(false);
+    }
+
+    /// Blocks are taken for write-out. Before they are counted clean.
+    pub(crate) fn begin_write(&self, bytes: u64) {
+        self.use_more(bytes as i64);
+        self.gauge.write_more(bytes as i64);
+        self.limits.total.write_more(bytes as i64);
+    }
+
+    /// Their write-out is over. Wake who waits after that.
+    pub(crate) fn end_write(&self, bytes: u64) {
+        self.gauge.write_more(-(bytes as i64));
+        self.limits.total.write_more(-(bytes as i64));
+        self.use_more(-(bytes as i64));
+    }
+
+    /// Bytes of file `id` are kept until the next flush. `much`: its share of the window is large.
+    pub(crate) fn keep_unflushed(&self, id: u32, dirt: &Dirt, bytes: u64, much: u64) {
+        let was = dirt.unflushed.fetch_add(bytes as i64, Ordering::SeqCst).max(0) as u64;
+        self.gauge.keep_more(bytes as i64);
+        self.limits.total.keep_more(bytes as i64);
+        let first = !dirt.flush_listed.swap(true, Ordering::SeqCst);
+        let much = was < much && was + bytes >= much;
+        if first || much {
+            self.queue.lock().wants_flush(id, much);
+        }
+    }
+
+    pub(crate) fn sub_unflushed(&self, dirt: &Dirt, bytes: u64) {
+        dirt.unflushed.fetch_sub(bytes as i64, Ordering::SeqCst);
+        self.gauge.keep_more(-(bytes as i64));
+        self.limits.total.keep_more(-(bytes as i64));
+    }
+
+    /// Bytes of file `id` failed that had not before.
+    pub(crate) fn add_failed(&self, id: u32, bytes: u64, now: Nanos) {
+        self.fail_more(bytes as i64);
+        let sooner = {
+            let mut queue = self.queue.lock();
+            queue.failed(id, now);
+            self.looks_too_late(&queue)
+        };
+        if sooner {
+            self.kick();
+        }
+    }
+
+    /// Bytes are failed no more; `healed`: none of the file are.
+    pub(crate) fn sub_failed(&self, id: u32, bytes: u64, healed: Option<Nanos>) {
+        self.fail_more(-(bytes as i64));
+        if let Some(now) = healed {
+            self.queue.lock().healed(id, now, self.limits.expire_nanos());
+        }
+    }
+
+    /// A folio joined or left the lists of dirty ones.
+    pub(crate) fn count_dirty_folio(&self, change: i64) {
+        self.limits.dirty_folios.fetch_add(change, Ordering::Relaxed);
+    }
+
+    // ---- limits ----
+
+    fn share(&self) -> Share {
+        self.limits.share(self.gauge.healthy() == 0)
+    }
+
+    /// Whether a writer may dirty more without pausing.
+    #[inline]
+    pub fn free_run(&self) -> bool {
+        let healthy = self.limits.total.healthy();
+        self.waiting.load(Ordering::SeqCst) == 0
+            && (healthy <= self.limits.for_healthy().0
+                || self.gauge.healthy() <= self.share().background)
+    }
+
+    /// Whether a writer may dirty more without waiting.
+    pub(super) fn below_limit(&self) -> bool {
+        let share = self.share();
+        self.waiting.load(Ordering::SeqCst) == 0 && self.fits(&share, share.limit, share.all)
+    }
+
+    fn fits(&self, share: &Share, own: u64, all: u64) -> bool {
+        // Its own failed bytes count for it, the others' do not.
+        let used = self.gauge.used();
+        used <= share.floor || (used <= own && self.limits.total.healthy() <= all)
+    }
+
+    /// Room for a writer in line.
+    pub(super) fn has_room(&self) -> bool {
+        let share = self.share();
+        // Below the background limit the flusher stops: nobody may wait for more room than that.
+        let mark = |limit: u64, background: u64| {
+            (limit - (limit / 8).min(ROOM)).max(background.min(limit))
+        };
+        let background = self.limits.for_healthy().0;
+        self.fits(&share, mark(share.limit, share.background), mark(share.all, background))
+    }
+
+    /// Whether the flusher should be writing, whatever the age of the dirt (M4).
+    pub fn above_background(&self) -> bool {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            return true;
+        }
+        let all = self.limits.total.healthy() > self.limits.for_healthy().0;
+        all && self.gauge.healthy() > self.share().background
+    }
+
+    /// Whether no more is accepted for a file (`failing`: it has data that failed itself), because what
+    /// failed before fills the domain's part.
+    pub(super) fn refuses(&self, failing: bool) -> bool {
+        let failed = self.gauge.failed();
+        if failed == 0 {
+            return false;
+        }
+        let limit = self.limits.limit.load(Ordering::Relaxed);
+        let others = self.limits.total.failed().saturating_sub(failed);
+        let active = self.limits.active.load(Ordering::Relaxed).max(1) as u64;
+        let part = (limit / 2).saturating_sub(others).max(limit / 16 / active);
+        // A healthy file beside a failing one on the same device has some more.
+        failed >= if failing { part } else { part + limit / 4 }
+    }
+
+    /// How long a writer of `bytes` pauses: nothing below the background limit, in the middle as long as
+    /// write-out takes for as much, at the limit twice that. So writers on the whole go as fast as
+    /// write-out, evenly, also where a device reports its completions in bursts.
+    pub(super) fn pause(&self, bytes: u64) -> Nanos {
+        let share = self.share();
+        let over = self.gauge.healthy().saturating_sub(share.background);
+        let rate = self.pace.lock().rate;
+        if over == 0 || rate == 0 {
+            return 0;
+        }
+        let width = share.limit.saturating_sub(share.background).max(1);
+        let part = (over as f64 / width as f64).min(1.0);
+        (bytes as f64 / rate as f64 * part * 2e9) as Nanos
+    }
+
+    /// Bytes were written out.
+    pub(crate) fn note_written(&self, now: Nanos, bytes: u64) {
+        self.pace.lock().count(now, bytes);
+    }
+
+    // ---- the line ----
+
+    pub(super) fn line_up(&self) -> Place<'_> {
+        let number = self.line.lock().line_up();
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        Place { domain: self, number }
+    }
+
+    /// Wakes the first writer in line, if there may be room; or all of them.
+    pub(crate) fn wake_writers(&self, all: bool) {
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) == 0 || (!all && !self.worth_a_look()) {
+            return;
+        }
+        let wakers = self.line.lock().first(if all { usize::MAX } else { 1 });
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Room for a writer in line, or nothing in flight that would make some.
+    fn worth_a_look(&self) -> bool {
+        self.has_room() || self.writeback_bytes() == 0
+    }
+
+    // ---- the flusher ----
+
+    /// Waits until less than `depth` bytes are in write-out.
+    pub(crate) async fn wait_write_room(&self, depth: u64) {
+        let room = || (self.writeback_bytes() < depth).then_some(());
+        self.progress.wait_until(room).await;
+    }
+
+    /// A write-out has ended. Who waits for room hears of it when there is a fair part of it: woken for
+    /// each bio it would do nothing but wake up.
+    pub(crate) fn made_room(&self, depth: u64) {
+        if self.writeback_bytes() <= depth - depth / 4 {
+            self.progress.wake_all();
+        }
+    }
+
+    /// Asks the flusher to look now. Cheap when it has been asked already.
+    pub fn kick(&self) {
+        if !self.kicked.swap(true, Ordering::AcqRel) {
+            self.kick.wake_all();
+        }
+    }
+
+    /// The same, but not if it was asked less than `every` ago.
+    pub(super) fn kick_at(&self, now: Nanos, every: Nanos) {
+        if now >= self.last_kick.load(Ordering::Relaxed).saturating_add(every) {
+            self.last_kick.store(now, Ordering::Relaxed);
+            self.kick();
+        }
+    }
+
+    /// Whether the flusher was asked; forgets it.
+    pub(super) fn take_kick(&self) -> bool {
+        self.kicked.swap(false, Ordering::AcqRel)
+    }
+
+    /// The flusher is awake: it looks at its queue before it sleeps, so nobody has to wake it.
+    pub(super) fn awake(&self) {
+        self.next_look.store(0, Ordering::SeqCst);
+    }
+
+    pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock()
+    }
+
+    /// The flusher goes to sleep until this time, decided under the queue's lock.
+    pub(super) fn set_next_look(&self, _queue: &Queue, at: Nanos) {
+        self.next_look.store(at, Ordering::SeqCst);
+    }
+
+    fn looks_too_late(&self, queue: &Queue) -> bool {
+        queue.next_look(self.limits.expire_nanos()) < self.next_look.load(Ordering::SeqCst)
+    }
+
+    /// File `id` has dirt and is not queued (see [`Dirt::is_queued`]). Wakes the flusher if its alarm
+    /// would come too late.
+    pub(crate) fn dirtied(&self, id: u32, since: Nanos) {
+        let late = {
+            let mut queue = self.queue.lock();
+            queue.dirtied(id, since);
+            self.looks_too_late(&queue)
+        };
+        if late {
+            self.kick();
+        }
+    }
+
+    /// File `id` is to be looked at by then.
+    pub(crate) fn look_by(&self, id: u32, at: Nanos) {
+        let late = {
+            let mut queue = self.queue.lock();
+            queue.look_by(id, at);
+            self.looks_too_late(&queue)
+        };
+        if late {
+            self.kick();
+        }
+    }
+
+    /// A file that writes out through `out`, from now on; true if a flusher has to be started.
+    pub(super) fn join(
+        &self,
+        id: u32,
+        dirt: Arc<Dirt>,
+        out: std::sync::Weak<dyn WriteOut>,
+    ) -> bool {
+        let mut queue = self.queue.lock();
+        queue.join(id, dirt, out);
+        !std::mem::replace(&mut queue.running, true)
+    }
+
+    /// The file is gone.
+    pub fn leave(&self, id: u32) {
+        let (kept, empty) = {
+            let mut queue = self.queue.lock();
+            (queue.leave(id), queue.is_empty())
+        };
+        debug_assert!(kept.is_none(), "M3: file {id} is gone and kept");
+        if empty {
+            // The flusher ends.
+            self.kick();
+        }
+    }
+
+    /// Keeps a file without openers alive until it owes nothing (M3).
+    pub fn keep(&self, id: u32, out: std::sync::Arc<dyn WriteOut>, now: Nanos) {
+        self.queue.lock().keep(id, out, now);
+        self.kick();
+    }
+
+    /// The file has an opener again, or is given up.
+    pub fn let_go(&self, id: u32) {
+        // Dropped after the lock: it may be the last, and leaves.
+        let kept = self.queue.lock().let_go(id);
+        drop(kept);
+    }
+
+    /// A file out of the queue is in the flusher's hands until the result goes, which is to outlive what was
+    /// handed out.
+    pub(super) fn hold(&self, id: u32) -> Held<'_> {
+        Held { domain: self, id }
+    }
+
+    /// Waits until the flusher has nothing to do with the file: whoever lets it go then is the last.
+    pub async fn wait_released(&self, id: u32) {
+        let free = || (!self.queue.lock().is_held(id)).then_some(());
+        self.released.wait_until(free).await;
+    }
+
+    /// Files without openers that owe something.
+    pub fn kept(&self) -> Vec<(u32, std::sync::Arc<dyn WriteOut>)> {
+        self.queue.lock().kept()
+    }
+}
+
+/// See [`Domain::hold`].
+pub(super) struct Held<'a> {
+    domain: &'a Domain,
+    id: u32,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.domain.queue.lock().release(self.id);
+        self.domain.released.wake_all();
+    }
+}
+
+/// A place in the line; given up on drop.
+pub(super) struct Place<'a> {
+    domain: &'a Domain,
+    number: u64,
+}
+
+impl Place<'_> {
+    /// Leaves word; true if nobody is before it.
+    pub fn first(&self, waker: &Waker) -> bool {
+        let first = self.domain.line.lock().wait(self.number, waker);
+        // Who makes room looks for waiters after that, and this one looks for room after this.
+        fence(Ordering::SeqCst);
+        first
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.domain.line.lock().leave(self.number);
+        self.domain.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.domain.wake_writers(false);
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use crate::config::Config;
+    use crate::writeback::control::DirtyControl;
+    use forebay_base::sync::atomic::Ordering;
+
+    #[test]
+    fn m2_a_domain_in_use_is_active_once() {
+        let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
+        let (one, two) = (control.domain(None), control.domain(None));
+        let active = || control.active.load(Ordering::Relaxed);
+        one.add_dirty(4096);
+        one.add_dirty(4096);
+        assert_eq!(active(), 1, "M2");
+        two.add_dirty(512);
+        // As write-out does it: taken first, clean then.
+        one.begin_write(8192);
+        one.sub_dirty(8192);
+        assert_eq!((active(), one.dirty_bytes(), one.writeback_bytes()), (2, 0, 8192), "M2");
+        one.end_write(8192);
+        two.sub_dirty(512);
+        assert_eq!((active(), control.dirty_bytes()), (0, 0), "M1, M2");
+    }
+}

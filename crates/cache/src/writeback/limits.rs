@@ -1,0 +1,185 @@
+//! The dirty limits of a cache, and what counts against them: plain numbers, one set for the whole cache
+//! and one for each flush domain.
+//!
+//! Limits count bytes of dirty *blocks* (D17). Below `background` nothing happens but the age
+//! limit; above it flushers write and writers pause at their pace; at `limit` writers wait in line.
+//!
+//! Invariants: W1 used = healthy + failed = dirty + in write-out. W2 a block is counted failed from the
+//! failure of its write-out until it is written or dropped, never twice. W3 healthy bytes stay below
+//! `limit` and a quarter of it, failed ones below `limit` and what was healthy when its device broke, and
+//! both together leave a quarter of the memory to everything else.
+//! No locks.
+
+use crate::config::Config;
+use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use forebay_base::world::Nanos;
+
+/// Bytes that are on their way to a device.
+#[derive(Default)]
+pub(crate) struct Gauge {
+    /// Dirty or in write-out, and not failed.
+    healthy: AtomicI64,
+    writeback: AtomicI64,
+    unflushed: AtomicI64,
+    failed: AtomicI64,
+}
+
+impl Gauge {
+    /// More, or less, dirty or in write-out; returns what of it was healthy.
+    pub(super) fn use_more(&self, bytes: i64) -> i64 {
+        self.healthy.fetch_add(bytes, Ordering::Relaxed)
+    }
+
+    pub(super) fn write_more(&self, bytes: i64) {
+        self.writeback.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn keep_more(&self, bytes: i64) {
+        self.unflushed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// More, or less, of what is in use failed; returns what of it was healthy.
+    pub(super) fn fail_more(&self, bytes: i64) -> i64 {
+        let was = self.failed.fetch_add(bytes, Ordering::Relaxed);
+        debug_assert!(was + bytes >= 0, "W2: {was} bytes failed, {bytes} more");
+        self.healthy.fetch_sub(bytes, Ordering::Relaxed)
+    }
+
+    fn get(value: &AtomicI64) -> u64 {
+        value.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        (self.healthy.load(Ordering::Relaxed) + self.failed.load(Ordering::Relaxed)).max(0) as u64
+    }
+
+    pub(super) fn writeback(&self) -> u64 {
+        Self::get(&self.writeback)
+    }
+
+    pub(super) fn unflushed(&self) -> u64 {
+        Self::get(&self.unflushed)
+    }
+
+    pub(super) fn failed(&self) -> u64 {
+        Self::get(&self.failed)
+    }
+
+    pub(super) fn dirty(&self) -> u64 {
+        self.used().saturating_sub(self.writeback())
+    }
+
+    /// In use, without what failed: that is refused on its own account.
+    pub(super) fn healthy(&self) -> u64 {
+        Self::get(&self.healthy)
+    }
+}
+
+/// The limits of a cache.
+pub struct Limits {
+    /// Start of background write-out, bytes.
+    pub background: AtomicU64,
+    /// Writers wait above this, bytes.
+    pub limit: AtomicU64,
+    /// Age limit of dirt, 1/100 s.
+    pub expire_centisecs: AtomicU32,
+    /// Uncached dirt of one file that starts its write-out, bytes.
+    pub uncached_window: AtomicU64,
+    /// Bytes of memory that dirt may fill at all, failed or not.
+    room: AtomicU64,
+    /// Of all domains together.
+    pub(crate) total: Gauge,
+    /// Domains that have something healthy dirty or in write-out.
+    pub(super) active: AtomicI64,
+    /// Folios with dirty blocks.
+    pub(super) dirty_folios: AtomicI64,
+}
+
+/// What a domain may use, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Share {
+    /// Its writers pause and its flusher writes above this.
+    pub background: u64,
+    /// Its writers wait above this.
+    pub limit: u64,
+    /// And may use this, however much the others hold.
+    pub floor: u64,
+    /// What all together may use, for as long as each keeps to its floor.
+    pub all: u64,
+}
+
+impl Limits {
+    pub(super) fn new(config: &Config, arena: u64) -> Self {
+        let limit = config.dirty_bytes.unwrap_or(arena / 5);
+        let background = config.dirty_background_bytes.unwrap_or(arena / 10).min(limit);
+        Self {
+            background: AtomicU64::new(background),
+            limit: AtomicU64::new(limit),
+            expire_centisecs: AtomicU32::new(config.dirty_expire_centisecs),
+            uncached_window: AtomicU64::new(u64::from(config.uncached_window_bytes)),
+            room: AtomicU64::new(arena / 4 * 3),
+            total: Gauge::default(),
+            active: AtomicI64::new(0),
+            dirty_folios: AtomicI64::new(0),
+        }
+    }
+
+    /// The age limit of dirt.
+    pub(crate) fn expire_nanos(&self) -> Nanos {
+        u64::from(self.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000
+    }
+
+    /// The memory has another size now.
+    pub fn set_arena(&self, bytes: u64) {
+        self.room.store(bytes / 4 * 3, Ordering::Relaxed);
+    }
+
+    /// Background limit and limit, for what has not failed: as they are, or less where what failed would
+    /// else leave too little memory (W3).
+    pub(super) fn for_healthy(&self) -> (u64, u64) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let background = self.background.load(Ordering::Relaxed);
+        let failed = self.total.failed();
+        if failed == 0 {
+            return (background, limit);
+        }
+        let room = self.room.load(Ordering::Relaxed).saturating_sub(failed);
+        let less = limit.min(room.max(limit / 8));
+        let scaled = u128::from(background) * u128::from(less) / u128::from(limit.max(1));
+        (scaled as u64, less)
+    }
+
+    /// The share of a domain; `idle` if it has nothing in use yet.
+    pub(super) fn share(&self, idle: bool) -> Share {
+        let (background, all) = self.for_healthy();
+        let active = self.active.load(Ordering::Relaxed).max(0) as u64 + u64::from(idle);
+        let active = active.max(1);
+        let limit = all / active;
+        Share { background: background / active, limit, floor: limit / 4, all }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_failed_takes_of_the_limits_only_where_memory_is_short() {
+        let config = Config { dirty_bytes: Some(1000), ..Config::with_budget(1 << 20) };
+        let config = Config { dirty_background_bytes: Some(600), ..config };
+        let limits = Limits::new(&config, 4000);
+        limits.total.use_more(5000);
+        limits.total.fail_more(250);
+        assert_eq!(limits.for_healthy(), (600, 1000), "W3");
+        limits.total.fail_more(2250);
+        assert_eq!(limits.for_healthy(), (300, 500), "W3");
+        limits.total.fail_more(2000);
+        assert_eq!(limits.for_healthy(), (75, 125), "W3");
+        assert_eq!((limits.total.used(), limits.total.healthy()), (5000, 500), "W1");
+        limits.set_arena(40_000);
+        limits.active.store(4, Ordering::Relaxed);
+        let share = Share { background: 150, limit: 250, floor: 62, all: 1000 };
+        assert_eq!(limits.share(false), share);
+        assert_eq!(limits.share(true).limit, 200, "a newcomer counts itself");
+    }
+}

@@ -1,0 +1,46 @@
+//! What write-back asks of the layer above, which knows files and devices: passes of write-out, flushes,
+//! and whether a file owes anything still. Plain data and one trait; no locks.
+
+use forebay_base::task::BoxFuture;
+use forebay_base::world::Nanos;
+use std::ops::Range;
+
+/// Which dirty folios a pass takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// All.
+    All,
+    /// Those with dirt of uncached writes.
+    Uncached,
+    /// Those dirty since before this time.
+    Before(Nanos),
+}
+
+/// One pass of write-out.
+#[derive(Debug, Clone)]
+pub struct WriteOutPass {
+    /// Bytes of the file.
+    pub range: Range<u64>,
+    /// Which folios.
+    pub which: Which,
+    /// Stop after about this many bytes.
+    pub max_bytes: u64,
+    /// A sync: blocks dirty *and* in write-out are waited for and written again; otherwise they
+    /// are left for the next pass.
+    pub sync: bool,
+    /// Write with FUA: durable when done.
+    pub fua: bool,
+}
+
+/// Writes dirty folios out. Implemented by the layer above.
+pub trait WriteOut: Send + Sync {
+    /// Issues the pass; returns the bytes issued. Does not wait for completion.
+    fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass) -> BoxFuture<'static, u64>;
+
+    /// Flushes the device, so that what was written out need not be kept any longer.
+    fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()>;
+
+    /// Whether all that was accepted is durable, or given up: nothing is dirty, in write-out,
+    /// unflushed or failed.
+    fn is_settled(&self) -> bool;
+}
