@@ -186,7 +186,8 @@ mod tests {
         for behaviour in &BEHAVIOURS {
             assert_ne!(tests_of(LINEAGE, behaviour.bench), "-", "{}", behaviour.bench);
         }
-        let text = "| dirty | D1..D19 | 18 | 1 | 0 | 19 |\n| alloc | A1..A10 | - | - | - | to come |\n";
+        let text =
+            "| dirty | D1..D19 | 18 | 1 | 0 | 19 |\n| alloc | A1..A10 | - | - | - | to come |\n";
         assert_eq!(tests_of(text, "dirty"), "18 of 19 lines held");
         assert_eq!(tests_of(text, "alloc"), "to come");
         assert_eq!(tests_of(text, "loop"), "-");

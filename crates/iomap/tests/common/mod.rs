@@ -77,7 +77,11 @@ impl Setup {
         let sector = 512;
         // Out of place: what is mapped, what is on its way (with large folios all of it again), and what
         // readers still pin.
-        let factor = if self.map == Map::Remap { 4 } else { 1 };
+        let factor = match (self.map, self.folio_tracking) {
+            (Map::Identity, _) => 1,
+            (Map::Remap, false) => 4,
+            (Map::Remap, true) => 8,
+        };
         let size = self.bytes.next_multiple_of(4096) * factor;
         SimConfig { size, sector, stable_writes: self.stable, ..SimConfig::default() }
     }
