@@ -93,7 +93,7 @@ fn grows_under_load(aio: Aio, logical_block: u32) {
 }
 
 #[test]
-fn d5_a_file_grows_while_requests_touch_its_end() {
+fn a_file_grows_while_requests_touch_its_end() {
     for aio in [Aio::Threads, Aio::Auto] {
         for logical_block in [512, 4096] {
             grows_under_load(aio, logical_block);

@@ -184,7 +184,7 @@ mod tests {
         let held = bounds.try_exclusive(100..200).unwrap();
         assert_eq!(held.range(), 0..4096);
         assert!(bounds.is_exclusive(&(4095..5000)) && !bounds.is_exclusive(&(4096..5000)));
-        assert!(bounds.try_exclusive(4000..4001).is_none(), "the same block (D-3)");
+        assert!(bounds.try_exclusive(4000..4001).is_none(), "the same block (E3)");
         let other = bounds.try_exclusive(4096..4097).unwrap();
         drop(held);
         assert!(bounds.try_exclusive(100..200).is_some());

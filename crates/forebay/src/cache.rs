@@ -253,8 +253,9 @@ impl Cache {
     fn revived(&self, claim: &Claim<'_>) -> Option<std::sync::Arc<Closing>> {
         let lingering = claim.lingering.as_ref()?;
         let (file, raw) = (lingering.file.upgrade()?, lingering.raw.upgrade()?);
-        file.mapping.domain.let_go(file.mapping.id);
+        // What may fail comes first: the domain holds the file, and what it owes, until then.
         let key = raw.identity().ok()?;
+        file.mapping.domain.let_go(file.mapping.id);
         self.list(&file);
         Some(Closing::new(&self.shared, file, Some((raw, key, lingering.view))))
     }

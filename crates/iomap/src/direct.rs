@@ -21,7 +21,7 @@ use std::ops::Range;
 impl MappedFile {
     /// Checks the alignment of a direct request, which may end at the end of file. `Ok(true)`: not
     /// aligned, and the caller takes `UNCACHED` instead.
-    fn check_direct(
+    pub(crate) fn check_direct(
         &self,
         op: &'static str,
         range: &Range<u64>,
@@ -46,16 +46,6 @@ impl MappedFile {
         }
         let error = Error::new(ErrorKind::Unaligned, op, why);
         Err(error.with_range(range.start, range.end - range.start))
-    }
-
-    /// A direct write that would grow the file is refused before it does.
-    pub(crate) fn check_direct_start(&self, start: u64) -> Result<()> {
-        let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
-        if is_aligned(start, unit) {
-            return Ok(());
-        }
-        let why = format!("the offset must be a multiple of {unit}");
-        Err(Error::new(ErrorKind::Unaligned, "write directly", why).with_range(start, 0))
     }
 
     pub(crate) fn direct_fallback(

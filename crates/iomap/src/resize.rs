@@ -4,6 +4,8 @@
 use crate::file::MappedFile;
 use crate::fill::FillMode;
 use crate::taken::Taken;
+use crate::writeout::Ticket;
+use forebay_base::sync::Arc;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
@@ -17,6 +19,10 @@ pub(crate) struct Placed {
     pub size: u64,
 }
 
+/// What a truncate holds: everything from its block on, a number among the write-outs, the dirt of the
+/// block of the new end. Let go in the opposite order.
+type Cut<'a> = (Exclusive<'a>, Arc<Ticket>, Option<Taken<'a>>);
+
 impl MappedFile {
     /// The range that a write goes to, with the file grown to hold it. An append takes its range
     /// and moves the end of file in one step, so two never overlap.
@@ -24,6 +30,7 @@ impl MappedFile {
         &self,
         offset: u64,
         len: usize,
+        memory: u64,
         flags: IoFlags,
     ) -> Result<Placed> {
         let append = flags.contains(IoFlags::APPEND);
@@ -40,7 +47,8 @@ impl MappedFile {
         let range = self.check_write(if append { size } else { offset }, len, flags)?;
         if range.end > size {
             if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
-                self.check_direct_start(range.start)?;
+                // Refused before the file grows; it ends where the file is going to.
+                self.check_direct("write directly", &range, memory, range.end, flags)?;
             }
             self.grow(&resize, range.end).await?;
         }
@@ -109,7 +117,7 @@ impl MappedFile {
         let mapping = &*self.mapping;
         let (size, block) = (self.size(), mapping.block_size());
         let first = round_down(to, block);
-        let (held, edge) = self.hold_cut(to, first).await?;
+        let (held, _ticket, edge) = self.hold_cut(to, first).await?;
         let cut = round_up(to, block)..u64::MAX >> 1;
         let mut dirt = Taken::new(self);
         self.each_idle(&cut, |folio, blocks| {
@@ -135,16 +143,19 @@ impl MappedFile {
     }
 
     /// Holds everything from the block of the new end on. If the end lies within it, that block is in
-    /// the cache, dirty and in our hands: its tail is zeroed there and written (E1).
-    async fn hold_cut(&self, to: u64, first: u64) -> Result<(Exclusive<'_>, Option<Taken<'_>>)> {
+    /// the cache, dirty and in our hands: its tail is zeroed there and written (E1). The ticket is issued
+    /// before any dirt is taken, and outlives it: a sync that does not find the dirt waits.
+    async fn hold_cut(&self, to: u64, first: u64) -> Result<Cut<'_>> {
         let mapping = &*self.mapping;
         let all = first..u64::MAX >> 1;
         if to == first {
-            return Ok((mapping.bounds.exclusive(all).await, None));
+            let held = mapping.bounds.exclusive(all.clone()).await;
+            return Ok((held, Ticket::new(&self.mapping, all), None));
         }
         let edge = first..first + mapping.block_size();
         loop {
             let held = mapping.bounds.exclusive(all.clone()).await;
+            let ticket = Ticket::new(&self.mapping, all.clone());
             let mut taken = None;
             self.each_idle(&edge, |folio, blocks| {
                 if folio.all(State::Uptodate, blocks) {
@@ -154,9 +165,9 @@ impl MappedFile {
             })
             .await;
             if taken.is_some() {
-                return Ok((held, taken));
+                return Ok((held, ticket, taken));
             }
-            drop(held);
+            drop((ticket, held));
             self.fill_block(mapping.folio_index(first), edge.clone(), FillMode::default()).await?;
         }
     }

@@ -15,6 +15,7 @@ use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::rangeset::RangeSet;
 use forebay_cache::stats::Counters;
+use forebay_cache::writeback::unflushed::Covered;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
 
@@ -76,18 +77,37 @@ impl FlushGroup {
     }
 }
 
-/// Ends the flush also when the future that runs it is dropped: the waiters must go on.
+/// A flush under way. If the future that runs it is dropped its outcome is not known: it counts as failed, and
+/// the waiters go on.
 struct Running<'a> {
-    group: &'a FlushGroup,
+    file: &'a MappedFile,
     number: u64,
+    covered: Covered,
     over: bool,
+}
+
+impl Running<'_> {
+    fn end(&mut self, done: &Result<()>) {
+        self.over = true;
+        let covered = std::mem::take(&mut self.covered);
+        match done {
+            Ok(()) => self.file.flush_worked(&covered.pinned),
+            Err(error) => {
+                // Also what was written out after the flush had begun may be gone.
+                let later = self.file.mapping.unflushed.flush_failed();
+                self.file.flush_failed(&covered.pinned, covered.unpinned, error);
+                self.file.flush_failed(&later.pinned, later.unpinned, error);
+            }
+        }
+        self.file.mapping.unflushed.end_flush();
+        self.file.flush.end(self.number, done);
+    }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         if !self.over {
-            let gone = Error::new(ErrorKind::Shutdown, "flush", "its task was dropped");
-            self.group.end(self.number, &Err(gone));
+            self.end(&Err(Error::new(ErrorKind::Shutdown, "flush", "its task was dropped")));
         }
     }
 }
@@ -114,6 +134,9 @@ impl MappedFile {
         if self.read_only() {
             return Ok(());
         }
+        // What fails from here on is this call's to tell, whoever else is told: data may be written again, by
+        // the time that it is looked for, and not be flushed.
+        let entered = self.mapping.errseq.now();
         let which = Which::All;
         let pass = WriteOutPass {
             range: range.clone(),
@@ -127,7 +150,7 @@ impl MappedFile {
         self.write_below(range.end.min(self.size()), here).await;
         let flushed = self.flush_on(here).await;
         self.check_failed(&range, handle)?;
-        flushed
+        self.mapping.errseq.error_since(entered).map_or(flushed, Err)
     }
 
     /// The errors that this opener has not seen, then what still stands in the way of durability.
@@ -158,22 +181,12 @@ impl MappedFile {
             Turn::Done(result) => return result,
             Turn::Run(number) => number,
         };
-        let mut running = Running { group: &self.flush, number, over: false };
-        let taken = self.mapping.unflushed.begin_flush();
+        let covered = self.mapping.unflushed.begin_flush();
+        let mut running = Running { file: self, number, covered, over: false };
         Counters::add(&self.cache.counters.flushes, 1);
         self.publish_size();
         let done = self.ops.commit(Commit::Data, here).await;
-        match &done {
-            Ok(()) => self.flush_worked(&taken.pinned),
-            Err(error) => {
-                // Also what was written out after the flush had begun may be gone.
-                let later = self.mapping.unflushed.flush_failed();
-                self.flush_failed(&taken.pinned, taken.unpinned, error);
-                self.flush_failed(&later.pinned, later.unpinned, error);
-            }
-        }
-        running.over = true;
-        self.flush.end(number, &done);
+        running.end(&done);
         done
     }
 

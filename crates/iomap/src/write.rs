@@ -111,7 +111,10 @@ impl MappedFile {
         mut src: Source<'_>,
         flags: IoFlags,
     ) -> Result<Range<u64>> {
-        let Placed { range, size } = self.place_write(offset, src.bytes().len(), flags).await?;
+        let Placed { range, size } = {
+            let memory = src.bytes().as_ptr() as u64;
+            self.place_write(offset, src.bytes().len(), memory, flags).await?
+        };
         if range.is_empty() {
             return Ok(range);
         }

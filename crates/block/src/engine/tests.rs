@@ -97,7 +97,7 @@ impl Lab {
 /// The story: a request that panicked ended the ring's thread, with all that was in flight, or
 /// took a worker along that was counted for ever, so that the pool ran dry.
 #[test]
-fn d5_requests_that_panic_end_and_the_engine_goes_on() {
+fn requests_that_panic_end_and_the_engine_goes_on() {
     let places = [Panics::Plan, Panics::Call, Panics::Answer, Panics::Run, Panics::End];
     for aio in [Aio::Threads, Aio::Auto] {
         let (lab, engine) = (Lab::new(), Engine::new(aio).unwrap());

@@ -41,6 +41,17 @@ impl ErrSeq {
         Cursor(if state.told { state.number } else { state.number.saturating_sub(1) })
     }
 
+    /// Where the sequence stands, whoever has been told of what.
+    pub fn now(&self) -> Cursor {
+        Cursor(self.state.lock().number)
+    }
+
+    /// The latest error if one came after `since`; nobody's cursor moves.
+    pub fn error_since(&self, since: Cursor) -> Option<Error> {
+        let state = self.state.lock();
+        (state.number != since.0).then(|| state.latest.clone()).flatten()
+    }
+
     /// The latest error if there is one that `cursor` has not seen; moves the cursor.
     pub fn check_and_advance(&self, cursor: &mut Cursor) -> Option<Error> {
         let mut state = self.state.lock();

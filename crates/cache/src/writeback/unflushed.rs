@@ -36,6 +36,8 @@ pub struct Covered {
 struct State {
     covered: Covered,
     failures: u64,
+    /// Flushes that began and whose outcome has not been dealt with.
+    flushing: u32,
 }
 
 /// See the module.
@@ -77,7 +79,16 @@ impl Unflushed {
 
     /// A flush begins: what it answers for.
     pub fn begin_flush(&self) -> Covered {
-        std::mem::take(&mut self.state.lock().covered)
+        let mut state = self.state.lock();
+        state.flushing += 1;
+        std::mem::take(&mut state.covered)
+    }
+
+    /// What it covered is durable, or dirty again.
+    pub fn end_flush(&self) {
+        let mut state = self.state.lock();
+        assert!(state.flushing > 0, "a flush ends once");
+        state.flushing -= 1;
     }
 
     /// It failed: also what completed since it began may be gone (W2).
@@ -97,10 +108,10 @@ impl Unflushed {
         self.state.lock().covered.pinned.total()
     }
 
-    /// Nothing that a flush would answer for.
+    /// Nothing that a flush would answer for, or that one under way does.
     pub fn is_empty(&self) -> bool {
         let state = self.state.lock();
-        state.covered.pinned.is_empty() && !state.covered.unpinned
+        state.flushing == 0 && state.covered.pinned.is_empty() && !state.covered.unpinned
     }
 }
 
@@ -117,6 +128,8 @@ mod tests {
         assert!(unflushed.completed(early, 4..5, true), "while the flush runs");
         assert_eq!(unflushed.flush_failed().pinned.total(), 1);
         assert!(!unflushed.completed(late, 8..9, true) && !unflushed.completed(late, 8..9, false));
+        assert!(!unflushed.is_empty(), "the outcome is not dealt with");
+        unflushed.end_flush();
         assert!(unflushed.is_empty());
         assert!(unflushed.completed(unflushed.epoch(), 8..9, false));
         assert!(unflushed.begin_flush().unpinned);

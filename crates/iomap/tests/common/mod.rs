@@ -80,7 +80,7 @@ impl Setup {
         let factor = match (self.map, self.folio_tracking) {
             (Map::Identity, _) => 1,
             (Map::Remap, false) => 4,
-            (Map::Remap, true) => 8,
+            (Map::Remap, true) => 24,
         };
         let size = self.bytes.next_multiple_of(4096) * factor;
         SimConfig { size, sector, stable_writes: self.stable, ..SimConfig::default() }
