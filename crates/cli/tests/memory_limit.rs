@@ -19,7 +19,7 @@ const ROOM: u64 = 64 * MIB;
 const IMAGE: u64 = 256 * MIB;
 /// NBD_CMD_FLAG_NO_HOLE and NBD_CMD_FLAG_FAST_ZERO.
 const FAST_KEEP: u16 = 2 | 16;
-/// Files served at once. Each open file has a thread of its own as yet: ten thousand do not fit.
+/// Files served at once.
 const FILES: usize = 400;
 
 /// A cgroup, if there may be one here; without, the test fails, unless that is allowed by name.

@@ -77,8 +77,8 @@ impl FlushGroup {
     }
 }
 
-/// A flush under way. If the future that runs it is dropped its outcome is not known: it counts as failed, and
-/// the waiters go on.
+/// A flush under way. If the future that runs it is dropped its outcome is not known: it counts as
+/// failed, and the waiters go on.
 struct Running<'a> {
     file: &'a MappedFile,
     number: u64,

@@ -21,7 +21,7 @@ fn status(key: &str) -> u64 {
 fn own_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("comm")).ok());
-    names.filter(|name| name.starts_with("forebay-flush")).count()
+    names.filter(|name| name.starts_with("forebay-bg")).count()
 }
 
 /// Each open file had a thread and 8 MiB of stack, opening one cost a walk over all, and closing one a
@@ -41,7 +41,7 @@ fn ten_thousand_files_open_at_once() {
     for (i, file) in files.iter().enumerate() {
         file.write_at(&stamp(i), 0).unwrap();
     }
-    // Other tests run beside this one; each of its files had one of its own.
+    // Other tests run beside this one, with a few for each of their caches; each file had one of its own.
     assert!(own_threads() < threads + 100, "{} threads", own_threads());
     let grown = (status("VmRSS").saturating_sub(before)) << 10;
     assert!(grown < (200 << 20) + (count as u64) * (8 << 10), "{grown} bytes");
@@ -57,7 +57,6 @@ fn ten_thousand_files_open_at_once() {
         assert!(back == stamp(i), "file {i}");
     }
     let stats = cache.stats();
-    assert!(stats.frames_total - stats.frames_free <= stats.frames_total);
     assert_eq!(stats.dirty_bytes + stats.writeback_bytes + stats.unflushed_bytes, 0);
     for i in (0..count).step_by(97) {
         assert!(std::fs::read(path(i)).unwrap() == stamp(i), "file {i} below");
