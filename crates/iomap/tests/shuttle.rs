@@ -8,7 +8,8 @@
 //! was certified by the next flush; so was a trim that was noted before it had happened. Two appenders
 //! looked at the size twice each.
 //!
-//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 2000).
+//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 20,000: a late
+//! completion is certified in one of some thousands).
 #![cfg(shuttle)]
 
 #[path = "eof/driver.rs"]
@@ -34,7 +35,7 @@ use std::sync::{Arc, Mutex};
 const BLOCK: u64 = 512;
 
 fn runs() -> usize {
-    std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(2000, |v| v.parse().expect("a number"))
+    std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(20_000, |v| v.parse().expect("a number"))
 }
 
 /// A world without background tasks: nobody flushes but who is told to.
