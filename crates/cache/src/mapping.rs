@@ -234,12 +234,19 @@ impl Mapping {
 
     /// The lowest byte from `from` on that may not be written yet: in a dirty folio, or on its way.
     pub fn lowest_unwritten(&self, from: u64) -> u64 {
-        // Dirt first: what leaves it for a write-out after that has its ticket already.
-        let dirty = self.dirty.first_from(self.folio_index(from));
-        let dirty = dirty.map_or(u64::MAX, |index| self.folio_start(index));
-        let tickets = self.tickets.lock();
-        let on_the_way = tickets.in_flight.values().filter(|r| r.end > from).map(|r| r.start).min();
-        dirty.min(on_the_way.unwrap_or(u64::MAX)).max(from)
+        // Dirt before and after the tickets: what leaves it for a write-out has its ticket by then, and what
+        // comes back from one is listed before the ticket ends.
+        let dirty = || {
+            let first = self.dirty.first_from(self.folio_index(from));
+            first.map_or(u64::MAX, |index| self.folio_start(index))
+        };
+        let before = dirty();
+        let on_the_way = {
+            let tickets = self.tickets.lock();
+            let starts = tickets.in_flight.values().filter(|r| r.end > from).map(|r| r.start);
+            starts.min().unwrap_or(u64::MAX)
+        };
+        before.min(on_the_way).min(dirty()).max(from)
     }
 
     /// Write-outs planned or in flight.
