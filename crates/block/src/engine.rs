@@ -1,5 +1,5 @@
 //! Engines: how requests get to the kernel. One per cache, shared by its devices. An engine knows
-//! descriptors, memory and whom to call back ([`request`]), but no files.
+//! descriptors, memory and whom to call back (`request`), but no files.
 //!
 //! Invariants: E1 what an engine accepted is completed exactly once, also if the engine is
 //! dropped meanwhile. E2 the completion runs without any lock of the engine held, so it may

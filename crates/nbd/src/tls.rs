@@ -1,8 +1,8 @@
 //! TLS: what the operator gives, and the session of one connection, without I/O.
 //!
 //! Invariants:
-//! 1. What a session holds is bounded by [`SESSION_BYTES`]: received bytes are decrypted and taken
-//!    out at once, and at most [`OUT_BYTES`] of encrypted bytes wait to be sent.
+//! 1. What a session holds is bounded by `SESSION_BYTES`: received bytes are decrypted and taken
+//!    out at once, and at most `OUT_BYTES` of encrypted bytes wait to be sent.
 //! 2. Nothing that came before the session began is taken for part of it, or the other way round.
 
 use forebay_base::{Error, ErrorKind, Result};

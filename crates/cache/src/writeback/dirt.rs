@@ -3,7 +3,7 @@
 //!
 //! Invariants: K1 each listed folio is on one of the two lists of ages, under the time it became dirty.
 //! K2 whoever lists the first folio of a file sees to it that the file is queued with its flusher, which
-//! takes a file off its queue only by [`Dirt::leave_queue`].
+//! takes a file off its queue only by `Dirt::leave_queue`.
 //! Lock: one, a leaf, held for a few steps of a tree.
 
 use crate::writeback::pass::{Which, WriteOutPass};
