@@ -48,6 +48,38 @@ pub enum ErrorKind {
     Shutdown,
     /// The peer broke the protocol (EPROTO).
     Protocol,
+    /// The name is taken (EEXIST).
+    Exists,
+    /// A directory is needed (ENOTDIR).
+    NotDirectory,
+    /// It is a directory (EISDIR).
+    IsDirectory,
+    /// The directory has entries (ENOTEMPTY).
+    NotEmpty,
+    /// One link more than an inode can have (EMLINK).
+    TooManyLinks,
+    /// A name or a path is too long (ENAMETOOLONG).
+    NameTooLong,
+    /// Beyond the largest offset of a file (EFBIG).
+    FileTooLarge,
+    /// The inode is gone (ESTALE).
+    Stale,
+    /// No such extended attribute (ENODATA).
+    NoAttribute,
+    /// More symbolic links than a path may have (ELOOP).
+    SymlinkLoop,
+    /// A value is longer than it may be (E2BIG).
+    TooBig,
+    /// A name or a value does not fit into its place (ERANGE).
+    DoesNotFit,
+    /// Not opened for this (EBADF).
+    BadHandle,
+    /// Nobody may do this to such an object (EPERM).
+    NotPermitted,
+    /// Nothing there to seek to (ENXIO).
+    PastEnd,
+    /// The two lie on different file systems (EXDEV).
+    CrossDevice,
 }
 
 impl ErrorKind {
@@ -67,6 +99,22 @@ impl ErrorKind {
             Self::NoMemory => 12,
             Self::Shutdown => 108,
             Self::Protocol => 71,
+            Self::Exists => 17,
+            Self::NotDirectory => 20,
+            Self::IsDirectory => 21,
+            Self::NotEmpty => 39,
+            Self::TooManyLinks => 31,
+            Self::NameTooLong => 36,
+            Self::FileTooLarge => 27,
+            Self::Stale => 116,
+            Self::NoAttribute => 61,
+            Self::SymlinkLoop => 40,
+            Self::TooBig => 7,
+            Self::DoesNotFit => 34,
+            Self::BadHandle => 9,
+            Self::NotPermitted => 1,
+            Self::PastEnd => 6,
+            Self::CrossDevice => 18,
         }
     }
 
@@ -89,6 +137,22 @@ impl ErrorKind {
             Self::NoMemory => "out of memory",
             Self::Shutdown => "shutting down",
             Self::Protocol => "protocol violation",
+            Self::Exists => "exists already",
+            Self::NotDirectory => "not a directory",
+            Self::IsDirectory => "is a directory",
+            Self::NotEmpty => "directory not empty",
+            Self::TooManyLinks => "too many links",
+            Self::NameTooLong => "name too long",
+            Self::FileTooLarge => "beyond the largest file",
+            Self::Stale => "stale inode",
+            Self::NoAttribute => "no such attribute",
+            Self::SymlinkLoop => "too many symbolic links",
+            Self::TooBig => "value too long",
+            Self::DoesNotFit => "does not fit",
+            Self::BadHandle => "not opened for this",
+            Self::NotPermitted => "not permitted",
+            Self::PastEnd => "nothing to seek to",
+            Self::CrossDevice => "different file systems",
         }
     }
 }

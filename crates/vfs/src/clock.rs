@@ -1,0 +1,60 @@
+//! The time of day, which inodes are stamped with. Given to a file system, so that a test can stamp
+//! two of them alike.
+//!
+//! No locks.
+
+use crate::types::Timestamp;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Tells the time of day.
+pub trait Clock: Send + Sync {
+    /// Now.
+    fn now(&self) -> Timestamp;
+}
+
+/// The system's clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Timestamp {
+        match SystemTime::now().duration_since(UNIX_EPOCH) {
+            Ok(since) => Timestamp::new(since.as_secs() as i64, since.subsec_nanos()),
+            Err(before) => {
+                let nanos = before.duration().as_nanos() as i128;
+                let second = 1_000_000_000;
+                let (sec, nsec) = ((-nanos).div_euclid(second), (-nanos).rem_euclid(second));
+                Timestamp::new(sec as i64, nsec as u32)
+            }
+        }
+    }
+}
+
+/// A clock that stands still until it is moved. Begins in the year 2001.
+#[derive(Debug)]
+pub struct ManualClock {
+    nanos: AtomicU64,
+}
+
+const SECOND_NANOS: u64 = 1_000_000_000;
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self { nanos: AtomicU64::new(SECOND_NANOS * SECOND_NANOS) }
+    }
+}
+
+impl ManualClock {
+    /// Moves on by `nanos`.
+    pub fn advance(&self, nanos: u64) {
+        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        let nanos = self.nanos.load(Ordering::Relaxed);
+        Timestamp::new((nanos / SECOND_NANOS) as i64, (nanos % SECOND_NANOS) as u32)
+    }
+}

@@ -1,0 +1,486 @@
+//! What the file-system contract speaks of: inodes, attributes, times, limits, flags; and the rules
+//! of attributes that every implementation shares, as functions.
+//!
+//! Invariants: T1 a [`Timestamp`] has less than 10^9 nanoseconds; the second may be negative. T2
+//! permission bits are within 0o7777.
+//!
+//! No locks.
+
+use forebay_base::{Error, ErrorKind, Result};
+use std::fmt;
+
+/// Largest size of a file and end of a range, bytes: 2^63 - 1.
+pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
+/// Longest target of a symbolic link, bytes.
+pub const SYMLINK_MAX: usize = 4095;
+/// Links of an inode, if an implementation has no lower limit of its own.
+pub const LINK_MAX: u32 = i32::MAX as u32;
+/// Set user id on execution.
+pub const S_ISUID: u16 = 0o4000;
+/// Set group id on execution; on a directory: what is made in it takes its group.
+pub const S_ISGID: u16 = 0o2000;
+/// Sticky.
+pub const S_ISVTX: u16 = 0o1000;
+/// Execute permission of the group: with it, [`S_ISGID`] is a privilege.
+pub const S_IXGRP: u16 = 0o0010;
+/// The attribute that gives capabilities on execution: goes with every write, truncate and change
+/// of owner.
+pub const XATTR_CAPABILITY: &[u8] = b"security.capability";
+
+/// Number of an inode. Never 0. Used again only with another generation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory.
+    pub const ROOT: Ino = Ino(1);
+}
+
+impl fmt::Debug for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+/// What an inode is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl FileKind {
+    /// All of them.
+    pub const ALL: [FileKind; 7] = [
+        Self::File,
+        Self::Directory,
+        Self::Symlink,
+        Self::Fifo,
+        Self::Socket,
+        Self::CharDevice,
+        Self::BlockDevice,
+    ];
+
+    /// The `S_IFMT` bits of a mode.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            Self::File => 0o100_000,
+            Self::Directory => 0o040_000,
+            Self::Symlink => 0o120_000,
+            Self::Fifo => 0o010_000,
+            Self::Socket => 0o140_000,
+            Self::CharDevice => 0o020_000,
+            Self::BlockDevice => 0o060_000,
+        }
+    }
+
+    /// The kind that a mode says; `None` if it says none.
+    pub fn of_mode(mode: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.mode_bits() == mode & 0o170_000)
+    }
+}
+
+/// A time of day: seconds since 1970, may be negative, and nanoseconds after that (T1).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp {
+    /// Seconds since the beginning of 1970.
+    pub sec: i64,
+    /// Nanoseconds after `sec`, below 10^9.
+    pub nsec: u32,
+}
+
+impl Timestamp {
+    /// `sec` seconds and `nsec` nanoseconds; more than 999,999,999 count as that.
+    pub const fn new(sec: i64, nsec: u32) -> Self {
+        Self { sec, nsec: if nsec > 999_999_999 { 999_999_999 } else { nsec } }
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:09}", self.sec, self.nsec)
+    }
+}
+
+/// What is known of an inode, but for its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// Its number.
+    pub ino: Ino,
+    /// Tells inodes apart that had the same number one after the other.
+    pub generation: u64,
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission, set-id and sticky bits (T2).
+    pub perm: u16,
+    /// Names it has; a directory: 2, and one for each directory in it.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device, as the system encodes it in 32 bits; else 0.
+    pub rdev: u32,
+    /// Bytes; of a symbolic link: of its target. Of a directory: implementation's own.
+    pub size: u64,
+    /// Bytes of storage it takes. Approximate.
+    pub allocated_bytes: u64,
+    /// Last read; see [`relatime`].
+    pub atime: Timestamp,
+    /// Last change of the content; of a directory: of its entries.
+    pub mtime: Timestamp,
+    /// Last change of anything but `atime`.
+    pub ctime: Timestamp,
+    /// When it was made.
+    pub btime: Timestamp,
+}
+
+impl Attr {
+    /// The mode as `stat` has it: kind and permissions.
+    pub fn mode(&self) -> u32 {
+        self.kind.mode_bits() | u32::from(self.perm)
+    }
+}
+
+/// A new inode, as its maker wants it. Umask and rights are the front end's business.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewInode {
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission bits; more than 0o7777 is ignored.
+    pub perm: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory has [`S_ISGID`].
+    pub gid: u32,
+    /// Device number; ignored for what is no device.
+    pub rdev: u32,
+}
+
+impl NewInode {
+    /// A new inode of root's.
+    pub const fn of(kind: FileKind, perm: u16) -> Self {
+        Self { kind, perm, uid: 0, gid: 0, rdev: 0 }
+    }
+
+    /// Group and permission bits in a directory: one with [`S_ISGID`] gives its group to what is
+    /// made in it, and the bit itself to directories.
+    pub fn inherit(&self, directory: &Attr) -> (u32, u16) {
+        let perm = self.perm & 0o7777;
+        match (directory.perm & S_ISGID != 0, self.kind) {
+            (false, _) => (self.gid, perm),
+            (true, FileKind::Directory) => (directory.gid, perm | S_ISGID),
+            (true, _) => (directory.gid, perm),
+        }
+    }
+}
+
+/// A time to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The file system's own now (`UTIME_NOW`).
+    Now,
+    /// This one.
+    To(Timestamp),
+}
+
+/// Attributes to set; `None` leaves one as it is (`UTIME_OMIT`, `-1`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// Permission bits; more than 0o7777 is ignored.
+    pub perm: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Bytes, of a regular file. Shrinking cuts off, growing adds a hole.
+    pub size: Option<u64>,
+    /// Last read.
+    pub atime: Option<SetTime>,
+    /// Last change of the content.
+    pub mtime: Option<SetTime>,
+    /// Whether a new size leaves set-id bits.
+    pub privileges: Privileges,
+}
+
+impl SetAttr {
+    /// Only a size.
+    pub fn size(size: u64) -> Self {
+        Self { size: Some(size), ..Self::default() }
+    }
+
+    /// Only permission bits.
+    pub fn perm(perm: u16) -> Self {
+        Self { perm: Some(perm), ..Self::default() }
+    }
+
+    /// Whether nothing is to be set.
+    pub fn is_empty(&self) -> bool {
+        let Self { perm, uid, gid, size, atime, mtime, privileges: _ } = self;
+        perm.is_none()
+            && (uid.is_none() && gid.is_none())
+            && size.is_none()
+            && (atime.is_none() && mtime.is_none())
+    }
+}
+
+/// Whether a write or truncate leaves the set-id bits, as only a caller with `CAP_FSETID` may have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Privileges {
+    /// They go; see [`without_set_id`].
+    #[default]
+    Drop,
+    /// They stay.
+    Keep,
+}
+
+/// Permission bits of a regular file after a write, truncate or change of owner that drops privileges:
+/// set-user-id goes, set-group-id goes where it is a privilege.
+pub fn without_set_id(perm: u16) -> u16 {
+    match perm & S_IXGRP != 0 {
+        true => perm & !(S_ISUID | S_ISGID),
+        false => perm & !S_ISUID,
+    }
+}
+
+/// Whether a read at `now` moves `atime`: when it is not newer than the last change, or a day old.
+pub fn relatime(attr: &Attr, now: Timestamp) -> bool {
+    let day = 24 * 60 * 60;
+    attr.atime <= attr.mtime
+        || attr.atime <= attr.ctime
+        || now.sec.saturating_sub(attr.atime.sec) >= day
+}
+
+/// Checks that `[offset, offset + len)` ends within the largest file: `FileTooLarge`.
+pub fn check_range(op: &'static str, offset: u64, len: u64) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= FILE_SIZE_MAX => Ok(()),
+        _ => {
+            let text = "ends beyond 2^63 - 1 bytes";
+            Err(Error::new(ErrorKind::FileTooLarge, op, text).with_range(offset, len))
+        }
+    }
+}
+
+/// A place in a directory's listing: after which entry. Entries have cookies from [`Cookie::FIRST`]
+/// on, so that a front end has room for `.` and `..`, up to `i64::MAX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cookie(pub u64);
+
+impl Cookie {
+    /// Before all entries.
+    pub const START: Cookie = Cookie(0);
+    /// The lowest cookie of an entry.
+    pub const FIRST: Cookie = Cookie(16);
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    /// Where it is in the listing; a listing goes on after it from here.
+    pub cookie: Cookie,
+    /// Its inode.
+    pub ino: Ino,
+    /// What that is.
+    pub kind: FileKind,
+    /// Its name.
+    pub name: Box<[u8]>,
+}
+
+bitflags::bitflags! {
+    /// How a file is opened.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct OpenFlags: u32 {
+        /// To read.
+        const READ = 1 << 0;
+        /// To write.
+        const WRITE = 1 << 1;
+        /// Its size becomes 0. Needs `WRITE`.
+        const TRUNCATE = 1 << 2;
+        /// `create` only: `Exists` if the name is taken.
+        const EXCLUSIVE = 1 << 3;
+        /// `TRUNCATE` leaves the set-id bits ([`Privileges::Keep`]).
+        const KEEP_PRIVILEGES = 1 << 4;
+    }
+
+    /// How a rename is done.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct RenameFlags: u32 {
+        /// `Exists` if the new name is taken. `RENAME_NOREPLACE`.
+        const NOREPLACE = 1 << 0;
+        /// The two change places. `RENAME_EXCHANGE`.
+        const EXCHANGE = 1 << 1;
+    }
+}
+
+impl RenameFlags {
+    /// `InvalidInput` for unknown bits and for both together.
+    pub fn check(self) -> Result<()> {
+        let unknown = self.bits() & !Self::all().bits();
+        if unknown != 0 || self == Self::all() {
+            let text = format!("rename flags {:#x}", self.bits());
+            return Err(Error::new(ErrorKind::InvalidInput, "rename", text));
+        }
+        Ok(())
+    }
+}
+
+/// What `fallocate` does with a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallocate {
+    /// The range can be written later. Room is not set aside: a write may still find none.
+    Allocate {
+        /// The size stays.
+        keep_size: bool,
+    },
+    /// The range becomes a hole. The size stays.
+    PunchHole,
+    /// The range reads as zeros.
+    ZeroRange {
+        /// The size stays.
+        keep_size: bool,
+    },
+}
+
+impl Fallocate {
+    /// Linux' mode bits. Collapse, insert, unshare and what comes later: `Unsupported`.
+    pub fn from_linux(mode: u32) -> Result<Self> {
+        const KEEP_SIZE: u32 = 1;
+        const PUNCH_HOLE: u32 = 2;
+        const ZERO_RANGE: u32 = 0x10;
+        let keep_size = mode & KEEP_SIZE != 0;
+        match mode & !KEEP_SIZE {
+            0 => Ok(Self::Allocate { keep_size }),
+            PUNCH_HOLE if keep_size => Ok(Self::PunchHole),
+            ZERO_RANGE => Ok(Self::ZeroRange { keep_size }),
+            _ => {
+                let text = format!("fallocate mode {mode:#x}");
+                Err(Error::new(ErrorKind::Unsupported, "fallocate", text))
+            }
+        }
+    }
+
+    /// Whether a range beyond the end makes the file longer.
+    pub fn grows(self) -> bool {
+        matches!(self, Self::Allocate { keep_size: false } | Self::ZeroRange { keep_size: false })
+    }
+}
+
+/// What to look for from an offset on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seek {
+    /// Bytes that may be other than zero.
+    Data,
+    /// Bytes that are zero, the end of the file at the latest.
+    Hole,
+}
+
+/// How an extended attribute is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SetXattr {
+    /// Whether or not it is there.
+    #[default]
+    Any,
+    /// `Exists` if it is there.
+    Create,
+    /// `NoAttribute` if it is not there.
+    Replace,
+}
+
+/// A file system in figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatFs {
+    /// Unit of the block figures, bytes.
+    pub block_size: u32,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Blocks that nothing uses.
+    pub blocks_free: u64,
+    /// Blocks that a user can still fill.
+    pub blocks_available: u64,
+    /// Inodes in all, used or not.
+    pub files: u64,
+    /// Inodes that can still be made.
+    pub files_free: u64,
+    /// Longest name, bytes.
+    pub name_max: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_and_modes_go_both_ways() {
+        for kind in FileKind::ALL {
+            assert_eq!(FileKind::of_mode(kind.mode_bits() | 0o7777), Some(kind));
+        }
+        assert_eq!(FileKind::of_mode(0o644), None);
+    }
+
+    /// T1, T2: out of range is brought into it.
+    #[test]
+    fn t1_t2_values_stay_in_range() {
+        assert_eq!(Timestamp::new(-5, u32::MAX).nsec, 999_999_999);
+        let new = NewInode::of(FileKind::File, 0o17_644);
+        let directory = Attr {
+            ino: Ino::ROOT,
+            generation: 1,
+            kind: FileKind::Directory,
+            perm: 0o755,
+            nlink: 2,
+            uid: 0,
+            gid: 7,
+            rdev: 0,
+            size: 0,
+            allocated_bytes: 0,
+            atime: Timestamp::default(),
+            mtime: Timestamp::default(),
+            ctime: Timestamp::default(),
+            btime: Timestamp::default(),
+        };
+        assert_eq!(new.inherit(&directory), (0, 0o7644));
+        let set_gid = Attr { perm: 0o2755, ..directory };
+        assert_eq!(new.inherit(&set_gid), (7, 0o7644));
+        assert_eq!(NewInode::of(FileKind::Directory, 0o700).inherit(&set_gid), (7, 0o2700));
+    }
+
+    #[test]
+    fn privileges_go_where_they_are_privileges() {
+        assert_eq!(without_set_id(0o6755), 0o755);
+        assert_eq!(without_set_id(0o6745), 0o2745, "a group bit without execution means locks");
+        assert_eq!(without_set_id(0o1644), 0o1644);
+    }
+
+    #[test]
+    fn fallocate_modes_by_name_or_refused() {
+        assert_eq!(Fallocate::from_linux(0).unwrap(), Fallocate::Allocate { keep_size: false });
+        assert_eq!(Fallocate::from_linux(3).unwrap(), Fallocate::PunchHole);
+        assert_eq!(Fallocate::from_linux(0x11).unwrap(), Fallocate::ZeroRange { keep_size: true });
+        for mode in [2, 0x08, 0x20, 0x40, 0x12, 0x13, 0x100] {
+            let error = Fallocate::from_linux(mode).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{mode:#x}");
+        }
+    }
+
+    #[test]
+    fn ranges_end_within_the_largest_file() {
+        assert!(check_range("write", FILE_SIZE_MAX - 1, 1).is_ok());
+        for (offset, len) in [(FILE_SIZE_MAX, 1), (u64::MAX, 1), (1, FILE_SIZE_MAX)] {
+            let error = check_range("write", offset, len).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::FileTooLarge);
+        }
+    }
+}
