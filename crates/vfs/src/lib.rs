@@ -15,6 +15,7 @@ pub mod clock;
 pub mod copy;
 pub mod export;
 pub mod fs;
+pub mod mem;
 pub mod name;
 pub mod path;
 pub mod types;
