@@ -11,6 +11,7 @@
 //! No locks of its own, apart from the one in [`mem`].
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod clock;
 pub mod copy;
 pub mod export;

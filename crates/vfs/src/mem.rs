@@ -1,4 +1,5 @@
-//! A file system in memory: the plainest right implementation of [`FileSystem`], and the oracle for others.
+//! A file system in memory: the plainest right implementation of [`FileSystem`], and the oracle for
+//! others.
 //!
 //! What it is asked it answers at once; durable and done are the same to it.
 //!

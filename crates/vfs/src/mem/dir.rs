@@ -1,10 +1,10 @@
 //! Entries of a directory, by name and by cookie.
 //!
-//! Invariants: C1 a cookie is the name's hash and a number that tells names of one hash apart; it stays as long
-//! as the entry, also when the entry's inode is replaced. So a listing, which goes through the cookies in
-//! order, returns exactly once what is there all the time, whatever else comes and goes; and as a new
-//! name falls anywhere, renaming all the time does not keep it from its end. C2 names and cookies hold the same
-//! entries.
+//! Invariants: C1 a cookie is the name's hash and a number that tells names of one hash apart; it
+//! stays as long as the entry, also when the entry's inode is replaced. So a listing, which goes
+//! through the cookies in order, returns exactly once what is there all the time, whatever else
+//! comes and goes; and as a new name falls anywhere, renaming all the time does not keep it from
+//! its end. C2 names and cookies hold the same entries.
 //!
 //! No locks.
 

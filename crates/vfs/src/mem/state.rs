@@ -1,7 +1,8 @@
 //! Inodes of the file system in memory, and what every operation on them needs.
 //!
-//! Invariants: M1 an inode is in the table as long as it has a name or is open. M2 `used_blocks` is the sum over
-//! all inodes. M3 an operation checks everything that can refuse it before it changes anything.
+//! Invariants: M1 an inode is in the table as long as it has a name or is open. M2 `used_blocks` is
+//! the sum over all inodes. M3 an operation checks everything that can refuse it before it changes
+//! anything.
 //!
 //! No locks: [`super::MemFs`] holds its one around every call.
 
