@@ -61,7 +61,8 @@ pub type WriteResult = (AlignedBuf, Result<Wrote>);
 pub struct Wrote {
     /// Offset of the first byte; with `IoFlags::APPEND` the file system chose it.
     pub offset: u64,
-    /// Bytes, from the start of the buffer on. Fewer than asked for only when room ran out.
+    /// Bytes, from the start of the buffer on. Fewer than asked for only where room ran out, and
+    /// at the end of the largest file.
     pub len: usize,
 }
 
@@ -228,7 +229,8 @@ pub trait OpenFile: Send + Sync {
     }
 
     /// Writes `buf`; with `IoFlags::APPEND` at the end, whatever `offset` says, in one step with
-    /// whoever else appends. `FileTooLarge` if it would end beyond [`crate::types::FILE_SIZE_MAX`].
+    /// whoever else appends. Ends at [`crate::types::FILE_SIZE_MAX`] at the latest; `FileTooLarge`
+    /// for one that begins there.
     fn write(
         &self,
         offset: u64,
