@@ -11,6 +11,7 @@ pub mod compare;
 pub mod generate;
 pub mod op;
 pub mod run;
+pub mod suite;
 pub mod tree;
 
 pub use compare::{Config, Mismatch, Report, compare, replay, shrink};
