@@ -96,9 +96,14 @@ impl Copy<'_> {
         Ok(wrote?.len as u64)
     }
 
-    /// Zeros in the target, which grows with them.
+    /// A hole in the target, which grows by it.
     async fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.to.fallocate(Fallocate::PunchHole, offset, len, self.privileges).await?;
+        if self.fs.getattr(self.to.ino()).await?.size >= offset + len {
+            return Ok(());
+        }
+        // Its last byte reaches to where it has to; who has written beyond meanwhile loses nothing.
         let how = Fallocate::ZeroRange { keep_size: false };
-        self.to.fallocate(how, offset, len, self.privileges).await
+        self.to.fallocate(how, offset + len - 1, 1, self.privileges).await
     }
 }

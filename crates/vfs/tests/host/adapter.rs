@@ -1,5 +1,5 @@
-//! The host's own file system behind the contract: a directory of it as the root. By system calls on `O_PATH`
-//! descriptors, so that inodes have numbers and stay while they are needed.
+//! The host's own file system behind the contract: a directory of it as the root. By system calls
+//! on `O_PATH` descriptors, so that inodes have numbers and stay while they are needed.
 //!
 //! Not passed on: syncs (nobody cuts the power here) and cookies (they are places in one listing).
 //!
@@ -48,13 +48,23 @@ pub struct HostFs {
 }
 
 fn fail(op: &'static str, e: rustix::io::Errno) -> Error {
-    // The errno is what is compared; kinds that wrap the system's error keep it only as `Io`.
+    // What the layers below wrap as `Io` has a kind of its own here.
     let kinds = [
         (ErrorKind::NotFound, 2),
         (ErrorKind::PastEnd, 6),
         (ErrorKind::TooBig, 7),
         (ErrorKind::BadHandle, 9),
         (ErrorKind::NotPermitted, 1),
+        (ErrorKind::Exists, 17),
+        (ErrorKind::NotDirectory, 20),
+        (ErrorKind::IsDirectory, 21),
+        (ErrorKind::NotEmpty, 39),
+        (ErrorKind::TooManyLinks, 31),
+        (ErrorKind::NameTooLong, 36),
+        (ErrorKind::FileTooLarge, 27),
+        (ErrorKind::NoAttribute, 61),
+        (ErrorKind::SymlinkLoop, 40),
+        (ErrorKind::DoesNotFit, 34),
     ];
     let raw = e.raw_os_error();
     match kinds.iter().find(|(_, errno)| *errno == raw) {
@@ -205,6 +215,10 @@ impl HostFs {
 
     fn open_now(&self, ino: Ino, flags: OpenFlags) -> Result<OpenFileRef> {
         let fd = self.shared.fd(ino)?;
+        if flags.contains(OpenFlags::TRUNCATE) && !flags.contains(OpenFlags::WRITE) {
+            // Unspecified on the host.
+            return refuse(ErrorKind::InvalidInput, "open");
+        }
         let plain = matches!(kind_of(&fd)?, FileKind::File | FileKind::Directory);
         let own = match plain {
             true => rustix::fs::open(proc_path(&fd), open_bits(flags), Mode::empty()),
@@ -257,18 +271,18 @@ impl HostFs {
             let own = own.map_err(|e| fail("truncate", e))?;
             rustix::fs::ftruncate(own, size).map_err(|e| fail("truncate", e))?;
         }
-        if let Some(perm) = set.perm {
-            if kind == FileKind::Symlink {
-                return refuse(ErrorKind::Unsupported, "chmod");
-            }
-            let mode = Mode::from_raw_mode(perm.into());
-            rustix::fs::chmod(proc_path(&fd), mode).map_err(|e| fail("chmod", e))?;
+        if set.perm.is_some() && kind == FileKind::Symlink {
+            return refuse(ErrorKind::Unsupported, "chmod");
         }
         if set.uid.is_some() || set.gid.is_some() {
             let uid = set.uid.map(rustix::fs::Uid::from_raw);
             let gid = set.gid.map(rustix::fs::Gid::from_raw);
             rustix::fs::chownat(&fd, "", uid, gid, AtFlags::EMPTY_PATH)
                 .map_err(|e| fail("chown", e))?;
+        }
+        if let Some(perm) = set.perm {
+            let mode = Mode::from_raw_mode(perm.into());
+            rustix::fs::chmod(proc_path(&fd), mode).map_err(|e| fail("chmod", e))?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let spec = |time: Option<SetTime>| match time {
@@ -349,6 +363,9 @@ impl FileSystem for HostFs {
 
     fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>> {
         self.call(move |fs| {
+            if dir == Ino::ROOT {
+                return Ok(dir);
+            }
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             let up = rustix::fs::openat(&*fs.shared.fd(dir)?, "..", flags, Mode::empty());
             Ok(fs.shared.attr(&up.map_err(|e| fail("parent", e))?)?.ino)
@@ -429,7 +446,9 @@ impl FileSystem for HostFs {
         flags: OpenFlags,
     ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
         self.call(move |fs| {
-            let bits = open_bits(flags) | OFlags::TMPFILE;
+            let exclusive = flags.contains(OpenFlags::EXCLUSIVE);
+            let more = if exclusive { OFlags::EXCL } else { OFlags::empty() };
+            let bits = open_bits(flags) | OFlags::TMPFILE | more;
             let parent = fs.shared.fd(dir)?;
             let fd = rustix::fs::openat(&parent, ".", bits, Mode::from_raw_mode(0o600))
                 .map_err(|e| fail("tmpfile", e))?;

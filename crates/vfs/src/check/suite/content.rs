@@ -137,6 +137,13 @@ fn fallocate(s: &Subject) -> Result<()> {
     s.write(&file, 0, &[7; 10_000])?;
     falloc(&file, Fallocate::Allocate { keep_size: grow }, 0, 5_000)?;
     assert!(s.read(&file, 0, 10_000)?.iter().all(|b| *b == 7), "allocating changes no byte");
+    for (offset, len) in [(1, 1), (4_095, 2), (100, 5_000), (4_096, 4_096)] {
+        falloc(&file, PUNCH, offset, len)?;
+        let mut wanted = vec![7; 10_000];
+        wanted[offset as usize..(offset + len) as usize].fill(0);
+        assert!(s.read(&file, 0, 10_000)? == wanted, "a hole to the byte: {offset}+{len}");
+        s.write(&file, 0, &[7; 10_000])?;
+    }
     falloc(&file, PUNCH, 9_000, 100_000)?;
     assert_eq!(size(&file)?, 10_000, "a hole beyond the end moves it not");
     falloc(&file, Fallocate::ZeroRange { keep_size: keep }, 8_000, 100_000)?;
