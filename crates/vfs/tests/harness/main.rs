@@ -57,9 +57,9 @@ fn k1_a_run_is_a_function_of_its_seed() {
 #[test]
 fn k2_g1_what_is_planted_is_found_and_made_short() {
     for bug in BUGS {
-        let found = (1..80).find_map(|seed| {
+        let found = (1..160).find_map(|seed| {
             let (a, b, config) = pair(Some(bug));
-            compare(&*a, &*b, &config, seed, 800).err()
+            compare(&*a, &*b, &config, seed, 400).err()
         });
         let found = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
         let short = shrink(*found, &mut || pair(Some(bug)));

@@ -42,7 +42,8 @@ fn limits(host: Host) -> Limits {
 /// A known difference. Directories in memory take their times from the inode that comes or goes,
 /// whose clock is coarse: a second change within a tick is not to be seen there.
 fn equal_but_for_ticks(_op: &Op, ours: &Outcome, theirs: &Outcome) -> bool {
-    let unseen = |pair: (&Option<(bool, bool)>, &Option<(bool, bool)>)| match pair {
+    type Moved = Option<(bool, bool)>;
+    let unseen = |pair: (&Moved, &Moved)| match pair {
         (Some((x, ours)), Some((y, theirs))) => x == y && (ours == theirs || *ours),
         (ours, theirs) => ours == theirs,
     };
