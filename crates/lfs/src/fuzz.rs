@@ -3,3 +3,4 @@
 //! No locks.
 
 pub mod make;
+pub mod make_tree;

@@ -1,6 +1,7 @@
 //! forebay-lfs: the volume, a log-structured and checksummed file system in one image.
 //!
-//! What there is so far is [`format`](mod@format), the stored form: codecs that do no I/O. `docs/format.md` draws it.
+//! What there is so far is [`format`](mod@format), the stored form: codecs that do no I/O.
+//! `docs/format.md` draws it.
 
 #![forbid(unsafe_code)]
 

@@ -5,7 +5,9 @@
 
 mod damage;
 mod log;
+mod summary;
 mod superblock;
+mod tree;
 
 /// Seeds of `runs` runs.
 pub(crate) fn seeds(runs: u64) -> impl Iterator<Item = u64> {

@@ -9,6 +9,7 @@
 
 use super::extent::{Extent, Source};
 use super::inode::{self, FileType, Inode, SetAttributes, decode_data_id, decode_size};
+use super::key::Cookie;
 use super::place::{Geometry, MAX_SEGMENT, Place};
 use super::usage::Segment;
 use super::{MAX_EXTENT_BLOCKS, MAX_NAME_BYTES, MAX_TARGET_BYTES, MAX_XATTR_BYTES};
@@ -28,8 +29,8 @@ const EXCHANGE: u8 = 1;
 pub struct Entry<'a> {
     /// The directory.
     pub dir: u64,
-    /// Where the entry is in the order of its directory ([`super::key::Cookie`]).
-    pub cookie: u64,
+    /// Where the entry is in the order of its directory.
+    pub cookie: Cookie,
     /// The inode.
     pub child: u64,
     /// Its type.
@@ -350,14 +351,16 @@ impl<'a> Change<'a> {
 impl<'a> Entry<'a> {
     fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
         w.u64("directory", self.dir)?;
-        w.u64("cookie", self.cookie)?;
+        w.u64("cookie", self.cookie.to_u64())?;
         w.u64("child", self.child)?;
         w.u8("type", self.kind as u8)?;
         w.prefixed("name", self.name)
     }
 
     fn decode(r: &mut Reader<'a>) -> Result<Self> {
-        let (dir, cookie) = (decode_ino("directory", r)?, r.u64("cookie")?);
+        let dir = decode_ino("directory", r)?;
+        let cookie = Cookie::from_u64(r.u64("cookie")?);
+        let cookie = cookie.ok_or_else(|| r.bad("cookie", "no name has it"))?;
         let (child, kind) = (decode_ino("child", r)?, FileType::decode("type", r)?);
         let name = r.prefixed("name", MAX_NAME_BYTES)?;
         check_name(r, name)?;

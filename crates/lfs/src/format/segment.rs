@@ -1,8 +1,8 @@
-//! The header at the start of a log segment: with which record it begins, so that a scan of segments finds the
-//! way of the log although a record of it is bad.
+//! The header at the start of a log segment: with which record it begins, so that a scan of segments finds
+//! the way of the log although a record of it is bad.
 //!
-//! Invariant H1: the header is sealed with its segment's place, so that one of an older life of the segment is
-//! told by its generation or first sequence, and one of another segment by its sum.
+//! Invariant H1: the header is sealed with its segment's place, so that one of an older life of the segment
+//! is told by its generation or first sequence, and one of another segment by its sum.
 //!
 //! No locks, no state.
 

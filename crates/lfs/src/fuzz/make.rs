@@ -1,5 +1,5 @@
-//! Makes valid structures out of a seed: for the tests that store and read back, and as what the fuzzer begins
-//! with. Numbers lean towards edges.
+//! Makes valid structures out of a seed: for the tests that store and read back, and as what the fuzzer
+//! begins with. Numbers lean towards edges.
 //!
 //! No locks.
 
@@ -7,6 +7,7 @@ use crate::format::change::{Blocks, Change, Entry, Rename, Size};
 use crate::format::extent::{ENCRYPTED, Extent, SHARED, Source, Sums, UNWRITTEN};
 use crate::format::features::{COMPRESSION, ENCRYPTION, Features, SHARED_EXTENTS};
 use crate::format::inode::{FileType, Inode, SetAttributes, Time};
+use crate::format::key::Cookie;
 use crate::format::place::{Geometry, MAX_SEGMENT, Place, Seal, SumAlgorithm};
 use crate::format::record::{Finished, RECORD_ALIGN, RecordBuilder, RecordFields, RecordKind};
 use crate::format::segment::SegmentHeader;
@@ -203,18 +204,25 @@ impl Make {
         }
     }
 
-    fn id(&mut self) -> u64 {
+    /// An id.
+    pub fn id(&mut self) -> u64 {
         self.within(1, u64::MAX)
     }
 
-    fn data_id(&mut self) -> u64 {
+    /// An id of data.
+    pub fn data_id(&mut self) -> u64 {
         self.within(1, MAX_DATA_ID)
+    }
+
+    /// A cookie.
+    pub fn cookie(&mut self) -> Cookie {
+        Cookie::from_u64(self.within(1 << 16, (1 << 63) - 1)).expect("within what cookies are")
     }
 
     fn entry(&mut self) -> Entry<'static> {
         Entry {
             dir: self.id(),
-            cookie: self.any(),
+            cookie: self.cookie(),
             child: self.id(),
             kind: self.file_type(),
             name: self.name(),
