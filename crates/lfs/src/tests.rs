@@ -4,6 +4,8 @@
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 
 mod damage;
+mod fuzz;
+mod golden;
 mod log;
 mod summary;
 mod superblock;

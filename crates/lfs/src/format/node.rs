@@ -7,9 +7,9 @@
 //! ```
 //! Both copies of a node are the same bytes: the header names both places.
 //!
-//! Invariants: T1 keys rise strictly. T2 items lie one behind the other, without gaps. T3 a node verifies only
-//! at one of its two places, in its volume; where a pointer led to it, only with the owner, birth, level and
-//! sum that the pointer says. T4 the rest of the node is zeros.
+//! Invariants: T1 keys rise strictly. T2 items lie one behind the other, without gaps. T3 a node verifies
+//! only at one of its two places, in its volume; where a pointer led to it, only with the owner, birth, level
+//! and sum that the pointer says. T4 the rest of the node is zeros.
 //!
 //! No locks, no state.
 

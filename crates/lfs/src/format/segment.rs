@@ -92,8 +92,8 @@ impl SegmentHeader {
             first_sequence: r.u64("first sequence")?,
             previous: match r.u32("previous segment")? {
                 NO_SEGMENT => None,
-                MAX_SEGMENT.. => return Err(r.bad("previous segment", "names no segment")),
-                segment => Some(segment),
+                segment @ 0..=MAX_SEGMENT => Some(segment),
+                _ => return Err(r.bad("previous segment", "names no segment")),
             },
             first_record: r.u32("first record")?,
             predecessor: r.u32("predecessor")?,
@@ -119,7 +119,7 @@ impl SegmentHeader {
                 format!("field `first record`: no record can be at {first}"),
             ));
         }
-        if self.segment >= MAX_SEGMENT || self.first_sequence == 0 {
+        if self.segment > MAX_SEGMENT || self.first_sequence == 0 {
             return Err(corrupt(WHAT, "segment or first sequence out of range"));
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The summary at the end of a sealed segment: for each block whose it was when it was written. Hints: each is
-//! held against the map before it is believed.
+//! The summary at the end of a sealed segment: for each block whose it was when it was written. Hints: each
+//! is held against the map before it is believed.
 //!
 //! Invariants: S1 entry `n` is of block `n` of the segment. S2 data id and block are exact; a birth is exact
 //! up to 67 million sequences after the base of the summary, and from there on a lower bound. S3 the summary
@@ -181,7 +181,8 @@ impl<'a> Summary<'a> {
         if version != VERSION {
             return Err(unsupported(WHAT, format!("version {version}")));
         }
-        if own != segment || stream > 3 || sealed != SEALED || reserved != 0 {
+        let named = own == segment && own <= MAX_SEGMENT;
+        if !named || stream > 3 || sealed != SEALED || reserved != 0 {
             return Err(r.bad("segment", &format!("{own}, sealed {sealed}, stream {stream}")));
         }
         let (generation, first) = (r.u64("generation")?, r.u64("first sequence")?);

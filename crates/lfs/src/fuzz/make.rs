@@ -306,9 +306,14 @@ impl Make {
             16 => Change::ReapDead { died: self.any(), data_id: self.data_id(), upto: self.any() },
             17 => {
                 let blocks = self.blocks(g, 128);
-                let bytes = (blocks.blocks << g.block_shift) as u32;
                 let block = g.block_bytes();
-                Change::Move(blocks, self.place(g, bytes, block), self.place(g, bytes, block))
+                let stored_bytes = match g.compresses() && self.flip() {
+                    true => self.within(1, u64::from(128 * block)) as u32,
+                    false => (blocks.blocks << g.block_shift) as u32,
+                };
+                let from = self.place(g, stored_bytes, block);
+                let to = self.place(g, stored_bytes, block);
+                Change::Move { blocks, stored_bytes, from, to }
             }
             18 => Change::SetSegment(self.within(0, u64::from(MAX_SEGMENT)) as u32, self.segment()),
             _ => Change::NextSegment(self.within(0, u64::from(MAX_SEGMENT)) as u32),
@@ -359,10 +364,10 @@ impl Make {
     /// The header of a log segment.
     pub fn segment_header(&mut self, g: &Geometry) -> SegmentHeader {
         SegmentHeader {
-            segment: self.within(0, u64::from(MAX_SEGMENT) - 1) as u32,
+            segment: self.within(0, u64::from(MAX_SEGMENT)) as u32,
             generation: self.any(),
             first_sequence: self.id(),
-            previous: self.flip().then(|| self.within(0, u64::from(MAX_SEGMENT) - 1) as u32),
+            previous: self.flip().then(|| self.within(0, u64::from(MAX_SEGMENT)) as u32),
             first_record: self.within(2, u64::from(g.segment_bytes() / 64) - 1) as u32 * 64,
             predecessor: self.any() as u32,
             key_id: self.any() as u32,

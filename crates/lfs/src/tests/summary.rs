@@ -19,8 +19,8 @@ fn what_is_stored_reads_back() {
         let summary = Summary::open(&bytes, seal(), header.segment, &g).unwrap();
         assert_eq!(summary.header, header, "seed {seed}");
         assert_eq!(summary.entries().collect::<Vec<_>>(), entries, "seed {seed}");
-        // S1: one for each block that lies before the summary.
-        assert_eq!(entries.len() as u32, g.blocks_per_segment() - summary_bytes(&g) / 4096);
+        let blocks = g.blocks_per_segment() - summary_bytes(&g) / 4096;
+        assert_eq!(entries.len() as u32, blocks, "one for each block before the summary (S1)");
         assert_eq!(summary.entry(entries.len() as u32), None);
     }
 }
@@ -36,6 +36,19 @@ fn damage_is_told() {
     Summary::open(&bytes, seal(), header.segment ^ 1, &g).expect_err("another segment's (S3)");
     let foreign = Seal::new(b"another volume's");
     Summary::open(&bytes, foreign, header.segment, &g).expect_err("another volume's (S3)");
+}
+
+/// The fuzzer found it: the number that means "no segment", sealed well, was taken for a segment.
+#[test]
+fn no_segment_has_no_summary() {
+    let g = Geometry::with_segment_shift(16);
+    let mut bytes = vec![0; summary_bytes(&g) as usize];
+    Make(3).summary(&mut bytes, &g);
+    bytes[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+    let sum = seal().sum(summary_place(u32::MAX, &g), &bytes, 12);
+    bytes[12..16].copy_from_slice(&sum.to_le_bytes());
+    let error = Summary::open(&bytes, seal(), u32::MAX, &g).expect_err("there is none");
+    assert!(error.to_string().contains("segment"), "{error}");
 }
 
 /// S2.
