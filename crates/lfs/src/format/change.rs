@@ -354,7 +354,7 @@ impl<'a> Change<'a> {
         let stored = u64::from(stored_bytes);
         let longest = u64::from(MAX_EXTENT_BLOCKS) << geometry.block_shift;
         let plain = stored == blocks.blocks << geometry.block_shift;
-        if !plain && (!geometry.compresses() || stored == 0 || stored > longest) {
+        if !plain && (!geometry.stores_pieces() || stored == 0 || stored > longest) {
             return Err(r.bad("stored bytes", "not those of the blocks"));
         }
         geometry.check_run("change: field `from`", from, stored)?;

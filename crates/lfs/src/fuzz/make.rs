@@ -110,8 +110,9 @@ impl Make {
         let inline = payload > 0 && self.flip();
         let blocks = if inline { blocks.min(payload / block) } else { blocks };
         let mapped = blocks * block;
-        let coded = g.compresses() && !inline && self.flip();
-        let (stored_bytes, decoded_bytes, decoded_offset) = match coded {
+        let encrypted = g.incompat & ENCRYPTION != 0 && self.flip();
+        let coded = g.incompat & COMPRESSION != 0 && self.flip();
+        let (stored_bytes, decoded_bytes, decoded_offset) = match (coded || encrypted) && !inline {
             true => {
                 let decoded = self.within(u64::from(mapped), u64::from(128 * block)) as u32;
                 let offset = self.within(0, u64::from((decoded - mapped) / block)) as u32 * block;
@@ -123,7 +124,6 @@ impl Make {
         if g.incompat & SHARED_EXTENTS != 0 && self.flip() {
             flags |= SHARED;
         }
-        let encrypted = g.incompat & ENCRYPTION != 0 && self.flip();
         flags |= if encrypted { ENCRYPTED } else { 0 };
         let unwritten = !inline && self.below(8) == 0;
         flags |= if unwritten { UNWRITTEN } else { 0 };
@@ -307,7 +307,7 @@ impl Make {
             17 => {
                 let blocks = self.blocks(g, 128);
                 let block = g.block_bytes();
-                let stored_bytes = match g.compresses() && self.flip() {
+                let stored_bytes = match g.stores_pieces() && self.flip() {
                     true => self.within(1, u64::from(128 * block)) as u32,
                     false => (blocks.blocks << g.block_shift) as u32,
                 };
@@ -402,6 +402,7 @@ impl Make {
             birth: self.any(),
             sum: self.any() as u32,
             level: self.any() as u8,
+            since: self.any(),
         });
         let trees = trees.collect();
         Superblock {
