@@ -31,8 +31,11 @@ pub const RECORD_AT: Place = Place::new(3, 8192);
 /// Takes any bytes; whether they are what the decoder takes, or why not.
 pub type Target = fn(&[u8]) -> Result<()>;
 
-/// Name, entry, what puts the checksums in order.
-pub const TARGETS: &[(&str, Target, fn(&mut [u8]))] = &[
+/// Puts the checksums of changed bytes in order.
+pub type Reseal = fn(&mut [u8]);
+
+/// Each target's name, entry, and what puts its checksums in order.
+pub const TARGETS: &[(&str, Target, Reseal)] = &[
     ("superblock", superblock, mutate::seal_superblock),
     ("segment", segment, mutate::seal_segment),
     ("record", record, mutate::seal_record),

@@ -53,7 +53,8 @@ pub struct TreeRoot {
     pub sum: u32,
     /// Level of the root; leaves are at 0.
     pub level: u8,
-    /// Volume-wide sequence at which the tree came to be: what is older, it shares with the tree it came from.
+    /// Volume-wide sequence at which the tree came to be: what is older, it shares with the tree that it
+    /// came from.
     pub since: u64,
 }
 

@@ -34,7 +34,7 @@ fn runs() -> u64 {
 
 /// A valid input.
 fn valid(target: &str, seed: u64) -> Vec<u8> {
-    let (mut make, g) = (Make(seed), geometry(seed % 2 == 0));
+    let (mut make, g) = (Make(seed), geometry(seed.is_multiple_of(2)));
     let mut bytes = vec![0; 1 << 18];
     let len = match target {
         "superblock" => {
@@ -67,7 +67,7 @@ fn valid(target: &str, seed: u64) -> Vec<u8> {
             assert!(w.position() > start);
             w.position()
         }
-        "node" if seed % 3 == 0 => {
+        "node" if seed.is_multiple_of(3) => {
             make.inner(&mut bytes[..4096], &g);
             4096
         }
