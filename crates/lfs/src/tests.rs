@@ -6,6 +6,7 @@
 mod damage;
 mod fuzz;
 mod golden;
+mod limits;
 mod log;
 mod summary;
 mod superblock;
