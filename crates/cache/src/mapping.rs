@@ -61,6 +61,8 @@ pub struct Mapping {
     /// Pauses that writers of the file owe, ns.
     pub(crate) pause_debt: AtomicU64,
     tickets: Mutex<Tickets>,
+    /// Times that dirt in hand was not written and is dirty again.
+    returned: AtomicU64,
     ticket_wait: WaitQueue,
     /// Nobody is left to write its dirt: what is in write-out is dropped when that ends.
     dead: AtomicBool,
@@ -83,19 +85,20 @@ impl Mapping {
             block_shift: block_size.trailing_zeros(),
             folio_shift: folio_size.trailing_zeros(),
             bounds: Bounds::new(u64::from(block_size), size),
+            unflushed: Unflushed::new(domain.flushes.clone()),
             domain,
             dirty: Arc::default(),
             owners,
             dirty_bytes: AtomicU64::new(0),
             write_nanos: AtomicU64::new(0),
             errseq: ErrSeq::default(),
-            unflushed: Unflushed::default(),
             failed: Mutex::default(),
             failing: AtomicBool::new(false),
             sticky: Mutex::default(),
             slot_guess: AtomicU32::new(0),
             pause_debt: AtomicU64::new(0),
             tickets: Mutex::default(),
+            returned: AtomicU64::new(0),
             ticket_wait: WaitQueue::new(),
             dead: AtomicBool::new(false),
             _share: share,
@@ -230,6 +233,17 @@ impl Mapping {
             tickets.in_flight.keys().next().is_none_or(|&first| first >= upto).then_some(())
         };
         self.ticket_wait.wait_until(done).await;
+    }
+
+    /// Times that dirt which was in hand came back unwritten. A sync that did not find it while it was in hand,
+    /// and has waited for the ticket, has to look again if this has moved.
+    pub fn returned(&self) -> u64 {
+        self.returned.load(Ordering::SeqCst)
+    }
+
+    /// Dirt comes back. Under its folio's lock, before the ticket ends.
+    pub(crate) fn note_returned(&self) {
+        self.returned.fetch_add(1, Ordering::SeqCst);
     }
 
     /// The lowest byte from `from` on that may not be written yet: in a dirty folio, or on its way.

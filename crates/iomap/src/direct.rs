@@ -4,7 +4,7 @@
 //! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
 
 use crate::file::{MappedFile, Source, Target};
-use crate::ops::{Class, Commit, Place, Reservation, Written};
+use crate::ops::{Class, Place, Reservation, Written};
 use crate::published::publishable_size;
 use crate::writeout::Ticket;
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -95,8 +95,8 @@ impl MappedFile {
         self.write_reserved(range, src, bio_flags, false).await?;
         if durable && !self.ops.fua_suffices() {
             self.write_below(range.end, src.blocking()).await;
-            self.publish_size();
-            self.ops.commit(Commit::Data, src.blocking()).await?;
+            // As any flush: if it fails, it fails for all that was written before it.
+            self.flush_on(src.blocking()).await?;
         }
         if !durable {
             self.remember_unpinned(epoch);

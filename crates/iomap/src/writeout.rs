@@ -12,7 +12,7 @@ use forebay_base::units::{round_down, round_up};
 use forebay_block::{Bio, BioFlags, BioOp};
 use forebay_cache::folio::Blocks;
 use forebay_cache::writeback::dirt::DirtyCursor;
-use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, end_write, untake};
+use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, end_write, fail_unwritten};
 use forebay_cache::{FRAME_SIZE, FrameList, Mapping, PageCache, State};
 use std::ops::Range;
 
@@ -214,19 +214,17 @@ impl MappedFile {
 
     /// The runs stay dirty, and a sync has to say that they could not be written.
     fn no_room(&self, runs: &[Range<u64>]) {
-        let tracking = self.cache.strategies.dirty_tracking();
         for run in runs {
             for (index, part) in self.pieces(run.clone()) {
-                let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { continue };
                 let blocks = self.mapping.blocks_touched(index, &part);
-                let pieces = folio.begin_write(blocks, tracking);
-                drop(folio);
-                end_write(&self.cache, &self.mapping, &pieces, false, false);
+                fail_unwritten(&self.cache, &self.mapping, index, blocks);
             }
         }
     }
 
-    /// Takes what is dirty of the places: its content is fixed now, and so is its sequence (O1).
+    /// Takes what is dirty of the places: its content is fixed now, and so is its sequence (O1). Nothing else
+    /// is taken, not even for a moment: up-to-date blocks that joined a folio written whole after room was
+    /// reserved for it, and what a truncate is about to drop, stay as they are.
     fn capture(&self, reservation: &Reservation) -> Vec<Captured> {
         let mapping = &*self.mapping;
         let tracking = self.cache.strategies.dirty_tracking();
@@ -239,69 +237,44 @@ impl MappedFile {
             let Some(folio) = self.cache.lock_folio(mapping, parts[0].0) else { continue };
             let first = captured.len();
             let sequence = self.ops.sequence();
-            let mut taken = Vec::new();
-            for (index, part, _) in parts {
-                // Where folios are written whole, the first part takes all of it.
-                taken.extend(folio.begin_write(mapping.blocks_inside(*index, part), tracking));
-            }
             // The size as it is under the lock, with the content.
             let eof = self.end_of_units();
-            for (_, part, place) in parts {
-                let part = part.start..part.end.min(eof);
-                self.cut(&mut taken, &part, place, sequence, &mut captured);
+            let all = mapping.blocks_touched(folio.index, &(0..u64::MAX >> 1));
+            let writable = folio.writable(all, tracking);
+            for (index, part, place) in parts {
+                let part = part.start..part.end.min(eof).max(part.start);
+                let whole = part.start..round_up(part.end, mapping.block_size());
+                let inside = mapping.blocks_inside(*index, &whole);
+                for run in writable.iter().map(|run| run.within(inside)).filter(|r| !r.is_empty()) {
+                    self.cut(folio.take(run), &part, place, sequence, &mut captured);
+                }
             }
             captured[first..].iter_mut().for_each(|c| self.snapshot(&folio, &mut c.piece));
-            drop(folio);
-            // Up-to-date blocks that joined a folio written whole after room was reserved for it, and what
-            // a truncate is about to drop.
-            untake(&self.cache, mapping, &taken, true);
         }
         captured
     }
 
-    /// Moves what of the pieces lies within `part` of a place over to `captured`, in portions of a bio.
+    /// Moves a piece within `part` of a place over to `captured`, in portions of a bio.
     fn cut(
         &self,
-        held: &mut Vec<WritePiece>,
+        mut piece: WritePiece,
         part: &Range<u64>,
         place: &Place,
         sequence: u64,
         captured: &mut Vec<Captured>,
     ) {
         let mapping = &*self.mapping;
-        let longest = self.longest_bio();
-        for mut piece in std::mem::take(held) {
-            let inside = mapping.blocks_inside(
-                piece.index,
-                &(part.start..round_up(part.end, mapping.block_size())),
-            );
-            let (start, end) =
-                (inside.start.max(piece.blocks.start), inside.end.min(piece.blocks.end));
-            if start >= end {
-                held.push(piece);
-                continue;
-            }
-            if start > piece.blocks.start {
-                let rest = piece.split_off(start, &self.cache, mapping);
-                held.push(std::mem::replace(&mut piece, rest));
-            }
-            if end < piece.blocks.end {
-                held.push(piece.split_off(end, &self.cache, mapping));
-            }
-            loop {
-                let bytes = mapping.range_of(piece.index, piece.blocks);
-                let most = (longest / mapping.block_size()).max(1) as u32;
-                let rest = (piece.blocks.len() > most)
-                    .then(|| piece.split_off(piece.blocks.start + most, &self.cache, mapping));
-                let bytes =
-                    bytes.start..mapping.range_of(piece.index, piece.blocks).end.min(part.end);
-                let device_offset = place.device_offset + (bytes.start - place.offset);
-                let place =
-                    Place { offset: bytes.start, len: bytes.end - bytes.start, device_offset };
-                captured.push(Captured { piece, place, sequence });
-                let Some(rest) = rest else { break };
-                piece = rest;
-            }
+        let most = (self.longest_bio() / mapping.block_size()).max(1) as u32;
+        loop {
+            let rest = (piece.blocks.len() > most)
+                .then(|| piece.split_off(piece.blocks.start + most, &self.cache, mapping));
+            let bytes = mapping.range_of(piece.index, piece.blocks);
+            let bytes = bytes.start..bytes.end.min(part.end);
+            let device_offset = place.device_offset + (bytes.start - place.offset);
+            let place = Place { offset: bytes.start, len: bytes.end - bytes.start, device_offset };
+            captured.push(Captured { piece, place, sequence });
+            let Some(rest) = rest else { break };
+            piece = rest;
         }
     }
 

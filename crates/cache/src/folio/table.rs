@@ -155,6 +155,12 @@ impl Blocks {
         Self { start: self.start / per * per, end: self.end.next_multiple_of(per) }
     }
 
+    /// Those that are also in `other`.
+    pub fn within(self, other: Self) -> Self {
+        let start = self.start.max(other.start);
+        Self { start, end: self.end.min(other.end).max(start) }
+    }
+
     /// Number of blocks.
     pub fn len(self) -> u32 {
         self.end.saturating_sub(self.start)

@@ -22,6 +22,7 @@
 //! after they are released.
 
 use super::dirt::Dirt;
+use super::flushes::Flushes;
 use super::limits::{Gauge, Limits, Share};
 use super::line::{Line, Pace};
 use super::pass::WriteOut;
@@ -53,6 +54,8 @@ pub struct Domain {
     key: Option<DomainKey>,
     pub(super) limits: Arc<Limits>,
     gauge: Gauge,
+    /// The flushes of its files: a failed one counts for all of them.
+    pub flushes: Arc<Flushes>,
     queue: Mutex<Queue>,
     line: Mutex<Line>,
     /// Writers in line.
@@ -75,6 +78,7 @@ impl Domain {
             key,
             limits,
             gauge: Gauge::default(),
+            flushes: Arc::default(),
             queue: Mutex::default(),
             line: Mutex::default(),
             waiting: AtomicU32::new(0),

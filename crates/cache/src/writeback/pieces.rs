@@ -109,10 +109,11 @@ impl FolioWrite<'_> {
     /// any block of the folio is in write-out.
     pub fn begin_write(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<WritePiece> {
         let runs = self.writable(blocks, tracking);
-        runs.into_iter().map(|run| self.capture(run)).collect()
+        runs.into_iter().map(|run| self.take(run)).collect()
     }
 
-    /// What [`FolioWrite::begin_write`] would take.
+    /// What [`FolioWrite::begin_write`] would take. Under the same lock parts of it may be taken one by one
+    /// ([`FolioWrite::take`]), and the rest stays as it is, dirty or clean.
     pub fn writable(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<Blocks> {
         let table = &self.cache.table;
         match tracking {
@@ -137,7 +138,8 @@ impl FolioWrite<'_> {
         self.mapping.blocks_touched(self.index, &(0..u64::MAX >> 1))
     }
 
-    fn capture(&self, run: Blocks) -> WritePiece {
+    /// Takes a run for write-out, all of it in what [`FolioWrite::writable`] said.
+    pub fn take(&self, run: Blocks) -> WritePiece {
         let (table, mut cleared) = (&self.cache.table, 0);
         for (g, mask) in run.masks() {
             let was = table.clear_bits(self.slot, State::Dirty, g, mask);
@@ -253,8 +255,17 @@ impl FolioWrite<'_> {
         self.free_detached(piece);
         if dirty {
             self.mark_failed(piece.blocks);
+            self.mapping.note_returned();
         }
         self.mapping.domain.end_write(bytes);
+    }
+
+    /// Dirty blocks of the run cannot be written: there is no room for them.
+    fn fail_unwritten(&self, blocks: Blocks) {
+        // Not taken for that: a sync that looked meanwhile would find them neither dirty nor failed.
+        for run in self.writable(blocks, DirtyTracking::Block) {
+            self.mapping.fail(self.mapping.block_numbers(self.index, run), self.cache.world.now());
+        }
     }
 
     /// Lets go of the frames; gives back those that a writer has replaced in the folio meanwhile.
@@ -331,7 +342,16 @@ pub fn end_write(
     cache.wake_frame_waiters();
 }
 
-/// Gives pieces back that were taken for write-out and not written: dirty as before, or
+/// Dirty blocks of a folio cannot be written, for want of room: they count as failed, and stay as they are.
+pub fn fail_unwritten(cache: &PageCache, mapping: &Mapping, index: u64, blocks: Blocks) {
+    let Some(folio) = cache.lock_folio(mapping, index) else { return };
+    folio.fail_unwritten(blocks);
+    drop(folio);
+    Counters::add(&cache.counters.io_errors, 1);
+    mapping.domain.wake_writers(true);
+}
+
+/// Gives pieces back that were taken for write-out and not written: dirty again, all of them, or
 /// dropped, because something else has taken their place on the device.
 pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty: bool) {
     for piece in pieces {
