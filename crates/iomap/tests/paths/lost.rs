@@ -11,7 +11,7 @@ use forebay_cache::{Config, State};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::identity::Identity;
 use forebay_iomap::remap::{Remap, RemapOptions};
-use forebay_iomap::{Handle, MapOps, MappedFile, Source};
+use forebay_iomap::{Handle, MappedFile, Source};
 use forebay_sim::{Fault, FaultRule};
 use std::cell::Cell;
 use std::future::Future;
