@@ -22,6 +22,7 @@
 pub(crate) mod exec;
 pub(crate) mod gate;
 mod identity;
+mod length;
 mod lock;
 mod need;
 pub(crate) mod op;
@@ -162,8 +163,7 @@ pub(crate) struct Inner {
     gate: gate::Gate,
     pub(crate) offset: u64,
     size: AtomicU64,
-    /// Of the whole file, as we opened or made it.
-    file_size: AtomicU64,
+    length: length::Length,
     /// A regular file without a size limit, writable: it may grow.
     growable: bool,
     inode: (u64, u64),
@@ -199,10 +199,7 @@ impl Inner {
         }
         let whole = self.offset + size;
         let _edge = self.edge();
-        exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole))
-            .map_err(|e| Error::from_io("grow", e.into()).with_path(&self.path))?;
-        self.resized.store(true, Ordering::Release);
-        self.file_size.store(whole, Ordering::Release);
+        self.set_length("grow", whole)?;
         self.size.store(size, Ordering::Release);
         Ok(())
     }
@@ -218,12 +215,20 @@ impl Inner {
         let _edge = self.edge();
         // What is shown first, then what is there: a reader never finds less than is shown.
         self.size.store(size, Ordering::Release);
-        if let Err(error) = exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole)) {
+        let done = self.set_length("truncate", whole);
+        if done.is_err() {
             self.size.store(old, Ordering::Release);
-            return Err(Error::from_io("truncate", error.into()).with_path(&self.path));
         }
+        done
+    }
+
+    /// Makes the whole file so long.
+    fn set_length(&self, op: &'static str, bytes: u64) -> Result<()> {
+        self.length.change(bytes, || {
+            let done = exec::retry(|| rustix::fs::ftruncate(&self.buffered, bytes));
+            done.map_err(|e| Error::from_io(op, e.into()).with_path(&self.path))
+        })?;
         self.resized.store(true, Ordering::Release);
-        self.file_size.store(whole, Ordering::Release);
         Ok(())
     }
 
@@ -269,14 +274,11 @@ impl Inner {
         }
     }
 
-    /// Whether the file still has the size it was opened with.
+    /// Whether the file still has the size that we opened or made it with.
     pub(crate) fn check_unchanged(&self) -> Result<()> {
-        let now =
-            open::size_of(self.buffered.as_fd(), self.kind).map_err(|e| e.with_path(&self.path))?;
-        let known = self.file_size.load(Ordering::Acquire);
-        if now == known {
-            return Ok(());
-        }
+        let look = || open::size_of(self.buffered.as_fd(), self.kind);
+        let found = self.length.compare(look).map_err(|e| e.with_path(&self.path))?;
+        let Some((known, now)) = found else { return Ok(()) };
         let text = format!("it had {known} bytes and has {now}");
         Err(Error::new(ErrorKind::ChangedBelow, "check", text).with_path(&self.path))
     }
