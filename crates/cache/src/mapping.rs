@@ -61,8 +61,8 @@ pub struct Mapping {
     /// Pauses that writers of the file owe, ns.
     pub(crate) pause_debt: AtomicU64,
     tickets: Mutex<Tickets>,
-    /// Times that dirt in hand was not written and is dirty again.
-    returned: AtomicU64,
+    /// See [`Mapping::leftovers`].
+    leftovers: AtomicU64,
     ticket_wait: WaitQueue,
     /// Nobody is left to write its dirt: what is in write-out is dropped when that ends.
     dead: AtomicBool,
@@ -98,7 +98,7 @@ impl Mapping {
             slot_guess: AtomicU32::new(0),
             pause_debt: AtomicU64::new(0),
             tickets: Mutex::default(),
-            returned: AtomicU64::new(0),
+            leftovers: AtomicU64::new(0),
             ticket_wait: WaitQueue::new(),
             dead: AtomicBool::new(false),
             _share: share,
@@ -235,15 +235,15 @@ impl Mapping {
         self.ticket_wait.wait_until(done).await;
     }
 
-    /// Times that dirt which was in hand came back unwritten. A sync that did not find it while it was in hand,
-    /// and has waited for the ticket, has to look again if this has moved.
-    pub fn returned(&self) -> u64 {
-        self.returned.load(Ordering::SeqCst)
+    /// Times that dirt was left over: it was in somebody's hands and came back unwritten, or a sync found it
+    /// and could not take it after all. A sync that has waited for the tickets looks again if this has moved.
+    pub fn leftovers(&self) -> u64 {
+        self.leftovers.load(Ordering::SeqCst)
     }
 
-    /// Dirt comes back. Under its folio's lock, before the ticket ends.
-    pub(crate) fn note_returned(&self) {
-        self.returned.fetch_add(1, Ordering::SeqCst);
+    /// Dirt is left over. Under its folio's lock, before the ticket ends.
+    pub fn note_leftover(&self) {
+        self.leftovers.fetch_add(1, Ordering::SeqCst);
     }
 
     /// The lowest byte from `from` on that may not be written yet: in a dirty folio, or on its way.

@@ -173,13 +173,14 @@ impl MappedFile {
     }
 
     /// Issues a pass of a sync, and waits until what it was to write is written or has failed. Dirt that was in
-    /// the hands of a truncate or a trim may come back when these are over: it is looked for again.
+    /// the hands of a truncate or a trim may come back when these are over, and a folio that is written whole be
+    /// in another pass's hands when its turn has come: then it is looked for again.
     pub(crate) async fn write_out_all(&self, pass: &WriteOutPass, here: bool) {
         loop {
-            let returned = self.mapping.returned();
+            let leftovers = self.mapping.leftovers();
             self.write_out_pass_on(pass, here).await;
             self.mapping.wait_write_outs().await;
-            if self.mapping.returned() == returned {
+            if self.mapping.leftovers() == leftovers {
                 return;
             }
         }

@@ -11,6 +11,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::units::{round_down, round_up};
 use forebay_block::{Bio, BioFlags, BioOp};
 use forebay_cache::folio::Blocks;
+use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::writeback::dirt::DirtyCursor;
 use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, end_write, fail_unwritten};
 use forebay_cache::{FRAME_SIZE, FrameList, Mapping, PageCache, State};
@@ -197,7 +198,7 @@ impl MappedFile {
             }
         };
         let ticket = Ticket::new(&self.mapping, range);
-        let captured = self.capture(&reservation);
+        let captured = self.capture(&reservation, pass.sync);
         let flags = match (pass.fua, pass.sync) {
             (true, _) => BioFlags::FUA | BioFlags::SYNC,
             (false, true) => BioFlags::SYNC,
@@ -225,7 +226,7 @@ impl MappedFile {
     /// Takes what is dirty of the places: its content is fixed now, and so is its sequence (O1). Nothing else
     /// is taken, not even for a moment: up-to-date blocks that joined a folio written whole after room was
     /// reserved for it, and what a truncate is about to drop, stay as they are.
-    fn capture(&self, reservation: &Reservation) -> Vec<Captured> {
+    fn capture(&self, reservation: &Reservation, sync: bool) -> Vec<Captured> {
         let mapping = &*self.mapping;
         let tracking = self.cache.strategies.dirty_tracking();
         let mut captured = Vec::new();
@@ -241,6 +242,11 @@ impl MappedFile {
             let eof = self.end_of_units();
             let all = mapping.blocks_touched(folio.index, &(0..u64::MAX >> 1));
             let writable = folio.writable(all, tracking);
+            let whole = tracking == DirtyTracking::Folio;
+            if sync && whole && folio.write_conflict(all, tracking).is_some() {
+                // Another pass was faster, and may have left out what this one is to write.
+                mapping.note_leftover();
+            }
             for (index, part, place) in parts {
                 let part = part.start..part.end.min(eof).max(part.start);
                 let whole = part.start..round_up(part.end, mapping.block_size());

@@ -23,9 +23,10 @@ use forebay_base::sync::thread;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::world::{Nanos, World, split_mix};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Limits, StableWrites};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, StableWrites};
+use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, PageCache};
-use forebay_iomap::file::ZeroFlags;
+use forebay_iomap::file::{Geometry, ZeroFlags};
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{MappedFile, Source};
 use history::History;
@@ -236,6 +237,66 @@ fn no_sync_lies_whichever_flush_fails() {
     for fails in 1..=6 {
         shuttle::check_random(move || lying_syncs(fails), runs() / 4);
     }
+}
+
+/// Two files of one domain on one device, each with a writer that syncs: a flush that fails for one of them may
+/// have dropped what the other wrote, whichever of the two is heard of first.
+fn lying_neighbours(fails: u32) {
+    let device = Racing::new(vec![0; 8 * BLOCK as usize], fails);
+    let cache = cache();
+    let (below, domain): (DeviceRef, _) = (Arc::new(device.clone()), cache.dirty.domain(None));
+    let threads: Vec<_> = (0..2u64)
+        .map(|block| {
+            let ops = Arc::new(Identity::new(below.clone()));
+            let geometry = Geometry { block_size: BLOCK as u32, size: 8 * BLOCK, read_only: false };
+            let file = MappedFile::open_in(&cache, domain.clone(), ops, geometry, None).unwrap();
+            let device = device.clone();
+            thread::spawn(move || write_and_sync(&file, &device, block))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Writes a block twice, and syncs after each: what a good sync says is durable.
+fn write_and_sync(file: &MappedFile, device: &Racing, block: u64) {
+    let handle = file.open_handle();
+    for value in 1..=2u8 {
+        let mut data = AlignedBuf::copy_of(&[value; BLOCK as usize]);
+        let source = Source::Owned(&mut data);
+        let written = file.write(&handle, block * BLOCK, source, IoFlags::empty());
+        block_on(written).unwrap();
+        if block_on(file.sync(&handle)).is_ok() {
+            assert!(device.durable(block * BLOCK) >= value, "block {block} is not durable");
+        }
+    }
+}
+
+#[test]
+fn no_sync_lies_whichever_files_flush_fails() {
+    for fails in 1..=3 {
+        shuttle::check_random(move || lying_neighbours(fails), runs() / 4);
+    }
+}
+
+/// Where folios are written whole, a pass took blocks that it had no room for, and gave them back: a sync that
+/// came in between found them neither dirty nor on their way.
+#[test]
+fn no_sync_misses_what_another_pass_takes() {
+    let run = || {
+        let device = Racing::new(vec![0; 8 * BLOCK as usize], u32::MAX);
+        let cache = cache();
+        cache.strategies.set_dirty_tracking(DirtyTracking::Folio);
+        let ops = Arc::new(Identity::new(Arc::new(device.clone())));
+        let file = MappedFile::new(&cache, ops, BLOCK as u32, 8 * BLOCK, false).unwrap();
+        let threads: Vec<_> = (0..3u64)
+            .map(|block| {
+                let (file, device) = (file.clone(), device.clone());
+                thread::spawn(move || write_and_sync(&file, &device, block))
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    };
+    shuttle::check_random(run, runs() / 4);
 }
 
 /// Two who append and one who reads, trims and truncates, at an end within a block.

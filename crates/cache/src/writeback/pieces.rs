@@ -255,7 +255,7 @@ impl FolioWrite<'_> {
         self.free_detached(piece);
         if dirty {
             self.mark_failed(piece.blocks);
-            self.mapping.note_returned();
+            self.mapping.note_leftover();
         }
         self.mapping.domain.end_write(bytes);
     }
