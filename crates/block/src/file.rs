@@ -16,6 +16,8 @@
 //! F7 in the last page of a file whose end is unaligned, direct writes, what goes through the
 //! page cache (the tail of a write, growing) and zeroing take turns under `edge`: where they meet,
 //! the kernel reports EIO to the next sync. So such requests are for threads that may block.
+//! In other pages nothing but zeroing goes through the page cache while direct I/O is on, and
+//! `fallocate` waits for direct writes under way and keeps new ones out by itself.
 //! Lock rule: `switching` before `edge` before the gate's mutex; none is held while a bio
 //! completes.
 

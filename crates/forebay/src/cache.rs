@@ -203,7 +203,7 @@ impl Cache {
             Found::Open(closing) => return self.share(path, closing, view, options).map(Some),
             Found::Free(claim) => claim,
         };
-        if let Some(closing) = self.revived(&claim) {
+        if let Some(closing) = self.revived(key, &claim) {
             let file = self.share(path, closing.clone(), view, options);
             claim.opened(&closing);
             return file.map(Some);
@@ -249,12 +249,11 @@ impl Cache {
         Ok(Some(File::opened(self.clone(), closing, options.read_only)))
     }
 
-    /// A file without openers that lives still gets one.
-    fn revived(&self, claim: &Claim<'_>) -> Option<std::sync::Arc<Closing>> {
+    /// A file without openers that lives still gets one. `key`: which file it is, as it was claimed.
+    fn revived(&self, key: FileIdentity, claim: &Claim<'_>) -> Option<std::sync::Arc<Closing>> {
         let lingering = claim.lingering.as_ref()?;
         let (file, raw) = (lingering.file.upgrade()?, lingering.raw.upgrade()?);
-        // What may fail comes first: the domain holds the file, and what it owes, until then.
-        let key = raw.identity().ok()?;
+        // Nothing may fail from here on: nobody else holds the file, and what it owes.
         file.mapping.domain.let_go(file.mapping.id);
         self.list(&file);
         Some(Closing::new(&self.shared, file, Some((raw, key, lingering.view))))
