@@ -6,7 +6,8 @@
 //! was never given back.
 //!
 //! And: growing zeroes the rest of the last page in the page cache. A direct write to that page
-//! meanwhile made the kernel report EIO to the next sync, although nothing was lost. Zeroing does no such thing.
+//! meanwhile made the kernel report EIO to the next sync, although nothing was lost.
+//! Zeroing does no such thing.
 
 mod common;
 
@@ -101,8 +102,8 @@ fn a_file_grows_while_requests_touch_its_end() {
     }
 }
 
-/// One request within page 3 of the file, in the worker's own block of it; even ones zero theirs, each in one
-/// of the ways there are, odd ones write.
+/// One request within page 3 of the file, in the worker's own block of it; even ones zero theirs,
+/// in one of the ways there are, odd ones write.
 fn within_a_page(device: &FileDevice, worker: u64, round: u64) {
     let at = 3 * 4096 + worker * 512;
     let done = match (worker % 2, round % 3) {

@@ -236,8 +236,8 @@ fn two_writers_write_out_reclaim_and_a_reader() {
     });
 }
 
-/// A size may be made recoverable up to the lowest byte that is not written. Dirt that was on its way when it was
-/// looked for among the dirty, and dirty again when it was looked for among what is on its way, was in neither.
+/// A size may be made recoverable up to the lowest byte that is not written. Dirt that was on its way when
+/// the dirty was looked at, and dirty again when what is on its way was looked at, was in neither.
 #[test]
 fn what_a_write_out_gives_back_counts_as_unwritten_all_the_time() {
     check(|| {

@@ -172,9 +172,9 @@ impl MappedFile {
         self.mapping.errseq.error_since(entered).map_or(flushed, Err)
     }
 
-    /// Issues a pass of a sync, and waits until what it was to write is written or has failed. Dirt that was in
-    /// the hands of a truncate or a trim may come back when these are over, and a folio that is written whole be
-    /// in another pass's hands when its turn has come: then it is looked for again.
+    /// Issues a pass of a sync, and waits until what it was to write is written or has failed. Dirt in the
+    /// hands of a truncate or a trim may come back when these are over, and a folio that is written whole
+    /// be in another pass's hands when its turn has come: then it is looked for again.
     pub(crate) async fn write_out_all(&self, pass: &WriteOutPass, here: bool) {
         loop {
             let leftovers = self.mapping.leftovers();

@@ -239,7 +239,7 @@ fn no_sync_lies_whichever_flush_fails() {
     }
 }
 
-/// Two files of one domain on one device, each with a writer that syncs: a flush that fails for one of them may
+/// Two files of one domain on one device, each with a writer that syncs: a flush that fails for one may
 /// have dropped what the other wrote, whichever of the two is heard of first.
 fn lying_neighbours(fails: u32) {
     let device = Racing::new(vec![0; 8 * BLOCK as usize], fails);
@@ -278,8 +278,8 @@ fn no_sync_lies_whichever_files_flush_fails() {
     }
 }
 
-/// Where folios are written whole, a pass took blocks that it had no room for, and gave them back: a sync that
-/// came in between found them neither dirty nor on their way.
+/// Where folios are written whole, a pass took blocks that it had no room for, and gave them back: a sync
+/// that came in between found them neither dirty nor on their way.
 #[test]
 fn no_sync_misses_what_another_pass_takes() {
     let run = || {

@@ -37,7 +37,8 @@ impl Length {
         done
     }
 
-    /// Whether the file has the length that we know, as `look` finds it. If not: what we know, and what it is.
+    /// Whether the file has the length that we know, as `look` finds it. If not: what we know, and
+    /// what it is (N2).
     pub fn compare(&self, look: impl Fn() -> Result<u64>) -> Result<Option<(u64, u64)>> {
         loop {
             let changes = self.changes.load(Ordering::SeqCst);
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A request met the end of the file while it grew, asked whether the file was still as long as we knew,
+    /// N2. A request met the end of the file while it grew, asked whether the file was still as long as we knew,
     /// and reported that it had been changed from outside: the file was longer already than we had noted, or
     /// was looked at before and compared after.
     #[test]
