@@ -122,8 +122,8 @@ fn within_a_page(device: &FileDevice, worker: u64, round: u64) {
 
 /// Zeroing less than a page dirties it in the system's page cache. What is written through the cache beside
 /// direct writes that are under way in the same page makes the kernel report EIO to the next sync, so it was
-/// feared for zeroing too, in every page. But `fallocate` waits for direct I/O, which a write or a growth does
-/// not (F7): with a write in its place this test fails.
+/// feared for zeroing too, in every page. But `fallocate` waits for direct I/O, which a write does not (F7):
+/// with one in its place this test fails.
 #[test]
 fn zeroing_a_part_of_a_page_beside_direct_writes_fails_no_sync() {
     for aio in [Aio::Threads, Aio::Auto] {

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// N2. A request met the end of the file while it grew, asked whether the file was still as long as we knew,
+    /// N2. A request met the end of the file while it grew, asked whether it was still as long as we knew,
     /// and reported that it had been changed from outside: the file was longer already than we had noted, or
     /// was looked at before and compared after.
     #[test]
