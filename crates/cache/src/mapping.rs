@@ -316,13 +316,13 @@ impl Mapping {
     }
 
     /// The blocks were written after all, or are not wanted any more.
-    pub(crate) fn unfail(&self, numbers: Range<u64>, now: Nanos) {
+    pub(crate) fn unfail(&self, numbers: Range<u64>) {
         if self.is_failing() {
             let mut failed = self.failed.lock();
             let gone = failed.remove(numbers) << self.block_shift;
             let healed = failed.is_empty();
             self.failing.store(!healed, Ordering::Release);
-            self.domain.sub_failed(self.id, gone, healed.then_some(now));
+            self.domain.sub_failed(self.id, gone, healed);
         }
     }
 

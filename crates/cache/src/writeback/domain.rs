@@ -192,10 +192,10 @@ impl Domain {
     }
 
     /// Bytes are failed no more; `healed`: none of the file are.
-    pub(crate) fn sub_failed(&self, id: u32, bytes: u64, healed: Option<Nanos>) {
+    pub(crate) fn sub_failed(&self, id: u32, bytes: u64, healed: bool) {
         self.fail_more(-(bytes as i64));
-        if let Some(now) = healed {
-            self.queue.lock().healed(id, now, self.limits.expire_nanos());
+        if healed {
+            self.queue.lock().healed(id);
         }
     }
 
@@ -364,6 +364,15 @@ impl Domain {
             self.looks_too_late(&queue)
         };
         if late {
+            self.kick();
+        }
+    }
+
+    /// A write-out of a file has ended, so that more of it may be written.
+    pub(crate) fn stir(&self, id: u32, dirt: &Dirt) {
+        dirt.written();
+        if dirt.is_stalled() {
+            self.queue.lock().stir(id);
             self.kick();
         }
     }
