@@ -229,6 +229,9 @@ mod tests {
         more(10, 5);
         assert!(!limits.refuses(19, fails) && limits.refuses(20, fails), "a fifth of it");
         more(341, 5);
-        assert!(limits.refuses(1, fails) && limits.refuses(1, healthy), "never more than the limit");
+        assert!(
+            limits.refuses(1, fails) && limits.refuses(1, healthy),
+            "never more than the limit"
+        );
     }
 }

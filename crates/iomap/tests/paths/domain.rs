@@ -34,11 +34,7 @@ fn another(
     (disk, file)
 }
 
-fn file_on(
-    lab: &Lab,
-    disk: &SimDisk,
-    domain: forebay_base::sync::Arc<Domain>,
-) -> Arc<MappedFile> {
+fn file_on(lab: &Lab, disk: &SimDisk, domain: forebay_base::sync::Arc<Domain>) -> Arc<MappedFile> {
     let ops = Arc::new(Identity::new(Arc::new(disk.clone())));
     let geometry = Geometry { block_size: 4096, size: SIZE, read_only: false };
     MappedFile::open_in(&lab.cache, domain, ops, geometry, None).unwrap()
@@ -111,7 +107,10 @@ fn three_dead_devices_of_five_leave_the_healthy_ones_their_share() {
     let (beside, refused) = five(3);
     assert!(beside.0 * 10 >= alone.0 * 9, "{beside:?} beside dead devices, {alone:?} alone");
     assert!(beside.1 * 10 >= alone.1 * 9, "{beside:?} beside dead devices, {alone:?} alone");
-    assert!(refused.iter().all(|&times| times > 20), "the dead ones' writers are told: {refused:?}");
+    assert!(
+        refused.iter().all(|&times| times > 20),
+        "the dead ones' writers are told: {refused:?}"
+    );
 }
 
 /// What two writers on healthy devices write, and how often those of `dead` devices are refused.
