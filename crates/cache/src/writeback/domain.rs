@@ -226,9 +226,10 @@ impl Domain {
     }
 
     fn fits(&self, share: &Share, own: u64, all: u64) -> bool {
-        // Nobody waits for room that only failed bytes could make: these are refused instead.
-        let healthy = self.gauge.healthy();
-        healthy <= share.floor || (healthy <= own && self.limits.total.healthy() <= all)
+        // Its own failed bytes count for it, the others' do not; but nobody waits for room that only failed bytes
+        // could make: below the floor it is refused instead.
+        let (healthy, used) = (self.gauge.healthy(), self.gauge.used());
+        healthy <= share.floor || (used <= own && self.limits.total.healthy() <= all)
     }
 
     /// Room for a writer in line.
