@@ -405,8 +405,8 @@ impl FileDevice {
         }
     }
 
-    /// Holds `token` until the file is closed and its lock let go, which is after the last of its requests (F1).
-    /// Once.
+    /// Holds `token` until the file is closed and its lock let go, which is after the last of its requests
+    /// (F1). Once.
     pub fn until_closed(&self, token: Arc<dyn Send + Sync>) {
         let fresh = self.file.until_closed.set(token).is_ok();
         debug_assert!(fresh, "a device holds one token");

@@ -257,8 +257,8 @@ impl Cache {
         Ok(Some(File::opened(self.clone(), closing, options.read_only)))
     }
 
-    /// A file without openers that lives still gets one, unless it owes nothing and is wanted otherwise than it
-    /// was opened: then it is on its way out.
+    /// A file without openers that lives still gets one, unless it owes nothing and is wanted otherwise
+    /// than it was opened: then it is on its way out.
     fn revived(
         &self,
         key: FileIdentity,

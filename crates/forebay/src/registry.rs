@@ -12,8 +12,9 @@
 //! ```
 //! Invariants: R1 a file is opened and closed by one at a time: *busy*, and *open* without an opener, are
 //! waited for. R2 a resident entry names blocks that are the file's content, if its stamp is the file's.
-//! R3 entries of files that are gone are swept before they are more than the others. R4 a file that is on its way
-//! out in the hands of somebody else is waited for before it is opened anew: it holds the lock until then.
+//! R3 entries of files that are gone are swept before they are more than the others. R4 a file that is on
+//! its way out in the hands of somebody else is waited for before it is opened anew: it holds the lock
+//! until then.
 //! Lock: one, not held while a file is opened, synced or dropped.
 
 use crate::file::Closing;
@@ -59,8 +60,8 @@ pub(crate) struct Lock(Arc<Inner>);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // By now the file is closed, and no [`Locked`] sees this any more. Whoever looked before that waits by
-        // now, or has not looked yet.
+        // By now the file is closed, and no [`Locked`] sees this any more. Whoever looked before that waits
+        // by now, or has not looked yet.
         drop(self.0.lock());
         self.0.changed.notify_all();
     }
@@ -318,7 +319,8 @@ mod tests {
         RawOptions { read_only, direct_io, create_size: Some(SIZE), ..RawOptions::default() }
     }
 
-    /// Opens a file while `holder` keeps it from being let go; drops that when the opener waits, or has given up.
+    /// Opens a file while `holder` keeps it from being let go; drops that when the opener waits, or has
+    /// given up.
     fn open_beside<T: Send>(
         cache: &Cache,
         path: &std::path::Path,
@@ -333,13 +335,13 @@ mod tests {
                 std::thread::yield_now();
             }
             drop(holder);
-            opener.join().expect("it does not panic").expect("the file is nobody else's")
+            opener.join().expect("it does not panic").expect("R4: the file is nobody else's")
         })
     }
 
-    /// The last opener had gone and the file was on its way out in the flusher's hands, or in those of a request:
-    /// whoever opened it then found it locked, by us, and was refused. And one that had been read only, held by
-    /// work in the background, was found again as it was, and refused to a writer.
+    /// The last opener had gone and the file was on its way out in the flusher's hands, or in those of a
+    /// request: whoever opened it then found it locked, by us, and was refused. And one that had been read
+    /// only, held by work in the background, was found again as it was, and refused to a writer.
     #[test]
     fn a_file_on_its_way_out_is_waited_for() {
         let dir = std::env::temp_dir().join(format!("forebay-on-its-way-{}", std::process::id()));

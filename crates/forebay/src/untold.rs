@@ -2,8 +2,9 @@
 //! (docs/failure-protocol.md).
 //!
 //! Invariants: T1 what a file leaves is here before its lock is let go, so whoever opens it next finds it.
-//! T2 the records stay within their part of the budget; where there are too many, each file that is opened from then
-//! on and has none of its own is told that one was lost, which may be its own: nobody hears OK for want of room.
+//! T2 the records stay within their part of the budget; where there are too many, each file that is opened
+//! from then on and has none of its own is told that one was lost, which may be its own: nobody hears OK
+//! for want of room.
 //! Lock: one, a leaf.
 
 use forebay_base::{Error, ErrorKind};
@@ -133,7 +134,8 @@ mod tests {
         errors.keep(&pages, file(128), untold(128));
         assert_eq!(pages.file_bytes(), 128 << 10, "bounded");
         for i in 0..200 {
-            let told = errors.take(&file(i)).expect("its own, or the lost one").error.to_string();
+            let told =
+                errors.take(&file(i)).expect("T1, T2: its own, or the lost one").error.to_string();
             assert_eq!(told.contains("lost"), i >= 128, "{told}");
         }
         assert_eq!(pages.file_bytes(), 0);

@@ -124,8 +124,8 @@ impl MappedFile {
         self.sync_range(handle, 0..u64::MAX >> 1, true).await
     }
 
-    /// [`MappedFile::sync`] for nobody who could be told of an error, as when the last opener has gone: whoever
-    /// opens the file next sees it.
+    /// [`MappedFile::sync`] for nobody who could be told of an error, as when the last opener has gone:
+    /// whoever opens the file next sees it.
     pub async fn sync_untold(&self) -> Result<()> {
         self.sync_for(None, 0..u64::MAX >> 1, true).await
     }

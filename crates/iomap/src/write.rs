@@ -71,8 +71,8 @@ impl MappedFile {
         self.try_write_range(&range, src, passing).is_none().then_some(Ok(src.len()))
     }
 
-    /// Splits a byte range where folios end, and so that no piece is more than a portion: a writer dirties no more
-    /// between two looks at the limits.
+    /// Splits a byte range where folios end, and so that no piece is more than a portion: a writer dirties
+    /// no more between two looks at the limits.
     fn portions(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
         let pieces = self.pieces(range);
         pieces.flat_map(|(index, piece)| {

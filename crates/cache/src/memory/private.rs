@@ -20,8 +20,9 @@ pub type RowSource = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;
 pub(crate) type MoreRows = Vec<RowSource>;
 
 /// What a file takes beside its blocks, bytes: its mapping, what the layers below and above keep for it, a
-/// handle, entries of tables, and what the allocator makes of these. What grows with its blocks (dirty sets) is
-/// counted with these. Measured: the test of ten thousand files holds the memory of the process against it.
+/// handle, entries of tables, and what the allocator makes of these. What grows with its blocks (dirty
+/// sets) is counted with these. Measured: the test of ten thousand files holds the memory of the process
+/// against it.
 const FILE_BYTES: u64 = 3584 + size_of::<crate::Mapping>() as u64;
 
 /// A file's share of the memory of requests and files; given back on drop.

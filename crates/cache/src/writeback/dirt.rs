@@ -159,8 +159,8 @@ impl Dirt {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// Whether the flusher waits with the file until [`Dirt::changes`] moves: whoever moves it looks here after
-    /// that, and tells it.
+    /// Whether the flusher waits with the file until [`Dirt::changes`] moves: whoever moves it looks here
+    /// after that, and tells it.
     #[inline]
     pub(crate) fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::SeqCst)

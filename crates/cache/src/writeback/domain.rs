@@ -226,8 +226,8 @@ impl Domain {
     }
 
     fn fits(&self, share: &Share, own: u64, all: u64) -> bool {
-        // Its own failed bytes count for it, the others' do not; but nobody waits for room that only failed bytes
-        // could make: below the floor it is refused instead.
+        // Its own failed bytes count for it, the others' do not; but nobody waits for room that only failed
+        // bytes could make: below the floor it is refused instead.
         let (healthy, used) = (self.gauge.healthy(), self.gauge.used());
         healthy <= share.floor || (used <= own && self.limits.total.healthy() <= all)
     }

@@ -311,8 +311,8 @@ mod tests {
         }
     }
 
-    /// One file with dirt that was of age and could not be written kept the flusher of its domain busy, without
-    /// a pause while there was too much dirt: on a busy machine nothing else of its thread went on.
+    /// One file with dirt that was of age and could not be written kept the flusher of its domain busy,
+    /// without a pause while there was too much dirt: on a busy machine nothing else of its thread went on.
     #[test]
     fn a_file_that_cannot_be_written_does_not_keep_the_flusher_busy() {
         let world = SimWorld::new(1);

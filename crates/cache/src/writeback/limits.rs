@@ -154,8 +154,9 @@ impl Limits {
 
     /// Whether no more is accepted in a domain that has `own` failed bytes, because all domains together fill
     /// the part of the limit that is for these: half of it for files that fail themselves, three quarters for
-    /// the others of their domains. `doomed`: bytes of a file that fails that are about to. Who comes when that is full has a sixteenth, or an eighth,
-    /// which such domains share, until what failed is the whole limit (W3).
+    /// the others of their domains. `doomed`: bytes of a file that fails that are about to. Who comes when
+    /// that is full has a sixteenth, or an eighth, which such domains share, until what failed is the whole
+    /// limit (W3).
     pub(super) fn refuses(&self, own: u64, doomed: Option<u64>) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let others = self.total.failed().saturating_sub(own);

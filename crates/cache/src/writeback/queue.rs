@@ -10,10 +10,10 @@
 //!     a write-out ended, a folio │     ▼
 //!     became dirty, time's up  stalled
 //! ```
-//! Invariants: Q-a a file with dirt is queued by age, waits for a retry, or is stalled. Q-b an entry of `aged`
-//! or `alarms` is the one that its member names. Q-c a file that waits for a retry or is stalled is not queued
-//! by age: it delays nobody. Q-d a file that was handed out is released once. Q-e a look writes something, or
-//! the file is looked at less and less often until one does: the flusher does not spin.
+//! Invariants: Q-a a file with dirt is queued by age, waits for a retry, or is stalled. Q-b an entry of
+//! `aged` or `alarms` is the one that its member names. Q-c a file that waits for a retry or is stalled is
+//! not queued by age: it delays nobody. Q-d a file that was handed out is released once. Q-e a look writes
+//! something, or the file is looked at less and less often until one does: the flusher does not spin.
 //! No locks: the domain's lock is around all of it.
 
 use crate::writeback::dirt::Dirt;

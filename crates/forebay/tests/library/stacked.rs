@@ -120,10 +120,10 @@ fn l9_l10_a_cache_on_a_cache_makes_progress_under_pressure() {
     assert!(seen == stored);
 }
 
-/// Three levels in one cache, as a file is that lies in an image of the same cache: they share its memory and its
-/// dirty limit. The upper ones' dirt fills both, and goes only when the lower ones take more. Each level is a domain
-/// with a part of the limit of its own, and nobody's write-out is held back by the limit of its own level, so the
-/// lowest always makes progress, and then those above it.
+/// Three levels in one cache, as a file is that lies in an image of the same cache: they share its memory
+/// and its dirty limit. The upper ones' dirt fills both, and goes only when the lower ones take more. Each
+/// level is a domain with a part of the limit of its own, and nobody's write-out is held back by the limit
+/// of its own level, so the lowest always makes progress, and then those above it.
 #[test]
 fn l9_l10_files_on_files_of_the_same_cache_cannot_deadlock() {
     for (dirty, background) in [("256k", "128k"), ("64k", "64k"), ("8k", "0")] {

@@ -282,8 +282,8 @@ fn told_after(cache: &forebay::Cache, open: impl Fn() -> forebay::File) -> usize
     told
 }
 
-/// The sync that closing does counted as telling somebody, and what a file that was let go had to tell went with
-/// it: written by one opener, not durable, and the next one's sync said OK.
+/// The sync that closing does counted as telling somebody, and what a file that was let go had to tell went
+/// with it: written by one opener, not durable, and the next one's sync said OK.
 #[test]
 fn what_went_wrong_while_a_file_was_closed_is_told_to_the_next_opener() {
     let cache = cache(8 << 20);
@@ -327,7 +327,7 @@ fn what_a_raw_file_had_to_tell_is_told_to_who_opens_it_next() {
     assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
     let rows = || cache.budget().iter().find(|row| row.0 == "open files").unwrap().1;
     std::fs::remove_file(ballast).unwrap();
-    until("the file is let go, and its error is counted", || rows() == 1024);
+    until("the file is let go, and its error is counted (T1)", || rows() == 1024);
     // Who can only read cannot be told.
     let reader = RawOptions { read_only: true, ..crate::dir::options(8 << 20) };
     cache.open_raw(&path, &reader).unwrap().sync_data().unwrap();

@@ -1,5 +1,5 @@
-//! Ten thousand files at once: few threads, the memory that is accounted for, and none of it lost. In a process of
-//! its own, whose memory is that of one cache.
+//! Ten thousand files at once: few threads, the memory that is accounted for, and none of it lost. In a
+//! process of its own, whose memory is that of one cache.
 
 #[path = "../library/dir.rs"]
 #[expect(dead_code, reason = "shared with the other tests of the library")]
@@ -8,8 +8,8 @@ mod dir;
 use crate::dir::{Dir, cache, open};
 use forebay::File;
 
-/// Bytes that no row of the budget covers: the program's own pages, stacks of its threads, and what the allocator
-/// keeps to itself.
+/// Bytes that no row of the budget covers: the program's own pages, stacks of its threads, and what the
+/// allocator keeps to itself.
 const ALLOWANCE: u64 = 8 << 20;
 
 /// File descriptors that this process may have.

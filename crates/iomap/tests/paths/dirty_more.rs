@@ -307,8 +307,8 @@ fn dirt_comes_of_age_whenever_it_was_made() {
     }
 }
 
-/// A long request was let past the limit by one look at it, and dirtied all of it at once: 8 MiB where 1 MiB was
-/// allowed. And what it has dirtied itself it cannot wait for unless it wakes the flusher.
+/// A long request was let past the limit by one look at it, and dirtied all of it at once: 8 MiB where 1
+/// MiB was allowed. And what it has dirtied itself it cannot wait for unless it wakes the flusher.
 #[test]
 fn a_long_request_overruns_the_limit_by_a_portion_only() {
     let (limit, portion, len) = (1u64 << 20, 256u64 << 10, 8u64 << 20);
@@ -351,8 +351,8 @@ fn a_long_request_overruns_the_limit_by_a_portion_only() {
     }
 }
 
-/// A block that is dirtied while it is in write-out cannot be written before that ends, however long that takes.
-/// The flusher looks less and less often meanwhile; when it ends, it and a sync go on at once.
+/// A block that is dirtied while it is in write-out cannot be written before that ends, however long that
+/// takes. The flusher looks less and less often meanwhile; when it ends, it and a sync go on at once.
 #[test]
 fn what_waits_for_a_slow_write_out_goes_on_when_that_ends() {
     for syncs in [false, true] {
