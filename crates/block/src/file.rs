@@ -182,6 +182,8 @@ pub(crate) struct Inner {
     /// A synchronous write got an error that the next flush has to report as well.
     owed: AtomicBool,
     spares: Spares,
+    /// Goes last: see [`FileDevice::until_closed`].
+    until_closed: OnceLock<Arc<dyn Send + Sync>>,
 }
 
 /// The right to change the file's last page and its size (F7).
@@ -405,6 +407,13 @@ impl FileDevice {
             Ok(_) => Err(fail("the path names another file by now".into())),
             Err(e) => Err(fail(format!("the path leads nowhere: {e}"))),
         }
+    }
+
+    /// Holds `token` until the file is closed and its lock let go, which is after the last of its requests
+    /// (F1). Once.
+    pub fn until_closed(&self, token: Arc<dyn Send + Sync>) {
+        let fresh = self.file.until_closed.set(token).is_ok();
+        debug_assert!(fresh, "a device holds one token");
     }
 
     /// Path as it was opened.

@@ -56,6 +56,8 @@ pub struct PageCache {
     pub(crate) private_wait: WaitQueue,
     /// Bytes that open files take.
     pub(crate) files: CounterRef,
+    /// And, of these, errors of closed ones.
+    pub(crate) errors: CounterRef,
     /// Parts of the budget that others use.
     pub(crate) more_rows: Mutex<MoreRows>,
     /// Dirty limits as they were asked for.
@@ -112,6 +114,7 @@ impl PageCache {
             starved: AtomicU32::new(0),
             private_wait: WaitQueue::new(),
             files: CounterRef::default(),
+            errors: CounterRef::default(),
             more_rows: Mutex::default(),
             dirty_wishes: Mutex::new(DirtyWishes {
                 limit: config.dirty_bytes,

@@ -20,6 +20,15 @@ use forebay_base::{Error, ErrorKind};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// What nobody has been told of a file that is closed: the next opener's to hear.
+#[derive(Debug, Clone)]
+pub struct Untold {
+    /// The latest error.
+    pub error: Error,
+    /// Accepted bytes may be lost for good: that is why.
+    pub sticky: Option<Error>,
+}
+
 /// Write-outs in flight, numbered in order of issue.
 #[derive(Debug, Default)]
 struct Tickets {
@@ -330,13 +339,13 @@ impl Mapping {
     }
 
     /// The blocks were written after all, or are not wanted any more.
-    pub(crate) fn unfail(&self, numbers: Range<u64>, now: Nanos) {
+    pub(crate) fn unfail(&self, numbers: Range<u64>) {
         if self.is_failing() {
             let mut failed = self.failed.lock();
             let gone = failed.remove(numbers) << self.block_shift;
             let healed = failed.is_empty();
             self.failing.store(!healed, Ordering::Release);
-            self.domain.sub_failed(self.id, gone, healed.then_some(now));
+            self.domain.sub_failed(self.id, gone, healed);
         }
     }
 
@@ -345,6 +354,18 @@ impl Mapping {
         let error = Error::new(ErrorKind::Io, "sync", why);
         self.errseq.set(error.clone());
         self.sticky.lock().get_or_insert(error);
+    }
+
+    /// What is left to tell, for whoever opens the file after this mapping.
+    pub fn untold(&self) -> Option<Untold> {
+        let error = self.errseq.untold()?;
+        Some(Untold { error, sticky: self.sticky.lock().clone() })
+    }
+
+    /// What was left to tell when the file was closed: it happened to this one. Before it has openers.
+    pub fn tell(&self, untold: Untold) {
+        self.errseq.set(untold.error);
+        *self.sticky.lock() = untold.sticky;
     }
 }
 

@@ -16,7 +16,7 @@ use forebay_cache::folio::Table;
 use forebay_cache::readahead::Streams;
 use forebay_cache::strategy::StablePages;
 use forebay_cache::writeback::Domain;
-use forebay_cache::{Mapping, PageCache, State};
+use forebay_cache::{Mapping, PageCache, State, Untold};
 use std::ops::Range;
 
 /// Where a read goes.
@@ -96,7 +96,12 @@ pub struct MappedFile {
     pub(crate) stable_pages: AtomicU8,
     /// See [`MappedFile::leave_folios`].
     leaves_folios: AtomicBool,
+    /// See [`MappedFile::leave_untold`].
+    heir: Mutex<Option<Heir>>,
 }
+
+/// Takes what nobody has been told of a file that goes.
+pub type Heir = Box<dyn FnOnce(Untold) + Send>;
 
 /// What an object is opened as.
 #[derive(Debug, Clone, Copy)]
@@ -172,6 +177,7 @@ impl MappedFile {
             read_only,
             stable_pages: AtomicU8::new(StablePages::Auto as u8),
             leaves_folios: AtomicBool::new(false),
+            heir: Mutex::new(None),
         });
         if !read_only {
             let out = std::sync::Arc::downgrade(&file);
@@ -184,6 +190,11 @@ impl MappedFile {
     /// mapping.
     pub fn leave_folios(&self) {
         self.leaves_folios.store(true, Ordering::Release);
+    }
+
+    /// Who takes what nobody has been told of when the file goes, before its device is let go.
+    pub fn leave_untold(&self, heir: Heir) {
+        *self.heir.lock() = Some(heir);
     }
 
     /// Keeps the file, which has no openers any more, alive for as long as it owes something.
@@ -302,6 +313,11 @@ impl Drop for MappedFile {
         if lost > 0 {
             let name = self.device().name();
             log::error!("{name}: closed with {lost} bytes that could not be written");
+        }
+        if let Some(heir) = self.heir.lock().take()
+            && let Some(untold) = mapping.untold()
+        {
+            heir(untold);
         }
         let leaves = self.leaves_folios.load(Ordering::Acquire) && mapping.is_settled();
         if leaves {

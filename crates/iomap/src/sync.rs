@@ -144,6 +144,12 @@ impl MappedFile {
         self.sync_range(handle, 0..u64::MAX >> 1, true).await
     }
 
+    /// [`MappedFile::sync`] for nobody who could be told of an error, as when the last opener has gone:
+    /// whoever opens the file next sees it.
+    pub async fn sync_untold(&self) -> Result<()> {
+        self.sync_for(None, 0..u64::MAX >> 1, true).await
+    }
+
     /// Makes a range durable, and the map to find it. `here`: the caller blocks.
     pub(crate) async fn sync_range(
         &self,
@@ -151,6 +157,10 @@ impl MappedFile {
         range: Range<u64>,
         here: bool,
     ) -> Result<()> {
+        self.sync_for(Some(handle), range, here).await
+    }
+
+    async fn sync_for(&self, handle: Option<&Handle>, range: Range<u64>, here: bool) -> Result<()> {
         if self.read_only() {
             return Ok(());
         }
@@ -187,8 +197,9 @@ impl MappedFile {
     }
 
     /// The errors that this opener has not seen, then what still stands in the way of durability.
-    fn check_failed(&self, range: &Range<u64>, handle: &Handle) -> Result<()> {
-        let unseen = self.mapping.errseq.check_and_advance(&mut handle.cursor.lock());
+    fn check_failed(&self, range: &Range<u64>, handle: Option<&Handle>) -> Result<()> {
+        let errseq = &self.mapping.errseq;
+        let unseen = handle.and_then(|h| errseq.check_and_advance(&mut h.cursor.lock()));
         if let Some(error) = unseen {
             return Err(error);
         }

@@ -11,6 +11,7 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
+use forebay_cache::writeback::control::PORTION;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
@@ -70,9 +71,29 @@ impl MappedFile {
         self.try_write_range(&range, src, passing).is_none().then_some(Ok(src.len()))
     }
 
+    /// Splits a byte range where folios end, and so that no piece is more than a portion: a writer dirties
+    /// no more between two looks at the limits.
+    fn portions(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
+        let pieces = self.pieces(range);
+        pieces.flat_map(|(index, piece)| {
+            (piece.start / PORTION..piece.end.div_ceil(PORTION)).map(move |i| {
+                (index, piece.start.max(i * PORTION)..piece.end.min((i + 1) * PORTION))
+            })
+        })
+    }
+
     /// Writes from the start as far as it goes without waiting; `Some` is where it stopped.
     fn try_write_range(&self, range: &Range<u64>, src: &[u8], passing: Passing) -> Option<u64> {
-        for (index, piece) in self.pieces(range.clone()) {
+        let mut passed = range.start + PORTION;
+        for (index, piece) in self.portions(range.clone()) {
+            if piece.end > passed {
+                // What it wrote itself may have filled the limit.
+                if !self.mapping.domain.free_run() {
+                    self.cache.kick_above(&self.mapping);
+                    return Some(piece.start);
+                }
+                passed = piece.start + PORTION;
+            }
             let bytes =
                 &src[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
             let mut pool = FramePool::empty(&self.cache);
@@ -178,7 +199,7 @@ impl MappedFile {
             Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
         }
         let mut passed = range.start;
-        for (index, piece) in self.pieces(range.clone()) {
+        for (index, piece) in self.portions(range.clone()) {
             if piece.end > passed {
                 passed = range.end.min(piece.start + self.cache.dirty.portion());
                 self.cache.throttle(&self.mapping, passed - piece.start).await?;

@@ -68,6 +68,7 @@ impl Inner {
             sync_failures: AtomicU64::new(0),
             owed: AtomicBool::new(false),
             spares: super::op::Spares::default(),
+            until_closed: OnceLock::new(),
         };
         file.set_direct(options.direct_io)?;
         Ok(file)

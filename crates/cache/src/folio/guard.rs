@@ -389,7 +389,7 @@ impl FolioWrite<'_> {
             mapping.domain.count_dirty_folio(1);
         }
         // Between two syncs the file stays queued, and the flusher is not woken for each write.
-        if !dirt.is_queued() {
+        if !dirt.is_queued() || (listed.fresh && dirt.is_stalled()) {
             mapping.domain.dirtied(mapping.id, now);
         }
         if !uncached {
@@ -435,7 +435,7 @@ impl FolioWrite<'_> {
         }
         let numbers = self.mapping.block_numbers(self.index, blocks);
         self.mapping.unflushed.drop_blocks(numbers.clone(), forgotten);
-        self.mapping.unfail(numbers, self.cache.world.now());
+        self.mapping.unfail(numbers);
         let mut freed = Vec::new();
         self.strip_frames(blocks, &mut freed);
         self.cache.give_frames(&freed);

@@ -42,6 +42,10 @@ pub struct Dirt {
     pub(super) unflushed: AtomicI64,
     /// The flusher has the file on its queue.
     queued: AtomicBool,
+    /// It could not be written when the flusher tried last.
+    stalled: AtomicBool,
+    /// Folios listed for the first time, and write-outs that have ended.
+    changes: AtomicU64,
     /// And among those that wait for a flush.
     pub(super) flush_listed: AtomicBool,
 }
@@ -67,6 +71,7 @@ impl Dirt {
         let was = entry.uncached;
         entry.uncached |= uncached;
         if fresh {
+            self.changes.fetch_add(1, Ordering::SeqCst);
             set.aged[usize::from(entry.uncached)].insert((entry.since, index));
         } else if was != entry.uncached {
             let moved = set.aged[0].remove(&(entry.since, index));
@@ -142,6 +147,28 @@ impl Dirt {
     /// The file is on the queue. Under the queue's lock.
     pub(super) fn enter_queue(&self) {
         self.queued.store(true, Ordering::SeqCst);
+    }
+
+    /// A write-out of the file has ended.
+    pub(crate) fn written(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Moves with whatever may give write-out something to do.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    /// Whether the flusher waits with the file until [`Dirt::changes`] moves: whoever moves it looks here
+    /// after that, and tells it.
+    #[inline]
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::SeqCst)
+    }
+
+    /// Under the queue's lock.
+    pub(super) fn set_stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::SeqCst);
     }
 
     /// The file goes off the queue, unless it has become dirty meanwhile: then that is since when (K2).

@@ -27,7 +27,7 @@ use super::limits::{Gauge, Limits, Share};
 use super::line::{Line, Pace};
 use super::pass::WriteOut;
 use super::queue::Queue;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
@@ -120,22 +120,24 @@ impl Domain {
     // ---- what counts (M1, M2) ----
 
     fn use_more(&self, bytes: i64) {
-        self.count_active(self.gauge.use_more(bytes), bytes);
+        Self::count(&self.limits.active, self.gauge.use_more(bytes), bytes);
         self.limits.total.use_more(bytes);
     }
 
     fn fail_more(&self, bytes: i64) {
-        self.count_active(self.gauge.fail_more(bytes), -bytes);
+        let (healthy, failed) = self.gauge.fail_more(bytes);
+        Self::count(&self.limits.active, healthy, -bytes);
+        Self::count(&self.limits.failing, failed, bytes);
         self.limits.total.fail_more(bytes);
     }
 
-    /// Healthy bytes went from `was` by `change`.
-    fn count_active(&self, was: i64, change: i64) {
+    /// Bytes of a kind went from `was` by `change`: the domain is among those that have some, or not.
+    fn count(domains: &AtomicI64, was: i64, change: i64) {
         let now = was + change;
         if was <= 0 && now > 0 {
-            self.limits.active.fetch_add(1, Ordering::Relaxed);
+            domains.fetch_add(1, Ordering::Relaxed);
         } else if was > 0 && now <= 0 {
-            self.limits.active.fetch_sub(1, Ordering::Relaxed);
+            domains.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -194,10 +196,10 @@ impl Domain {
     }
 
     /// Bytes are failed no more; `healed`: none of the file are.
-    pub(crate) fn sub_failed(&self, id: u32, bytes: u64, healed: Option<Nanos>) {
+    pub(crate) fn sub_failed(&self, id: u32, bytes: u64, healed: bool) {
         self.fail_more(-(bytes as i64));
-        if let Some(now) = healed {
-            self.queue.lock().healed(id, now, self.limits.expire_nanos());
+        if healed {
+            self.queue.lock().healed(id);
         }
     }
 
@@ -228,9 +230,10 @@ impl Domain {
     }
 
     fn fits(&self, share: &Share, own: u64, all: u64) -> bool {
-        // Its own failed bytes count for it, the others' do not.
-        let used = self.gauge.used();
-        used <= share.floor || (used <= own && self.limits.total.healthy() <= all)
+        // Its own failed bytes count for it, the others' do not; but nobody waits for room that only failed
+        // bytes could make: below the floor it is refused instead.
+        let (healthy, used) = (self.gauge.healthy(), self.gauge.used());
+        healthy <= share.floor || (used <= own && self.limits.total.healthy() <= all)
     }
 
     /// Room for a writer in line.
@@ -253,19 +256,11 @@ impl Domain {
         all && self.gauge.healthy() > self.share().background
     }
 
-    /// Whether no more is accepted for a file (`failing`: it has data that failed itself), because what
-    /// failed before fills the domain's part.
-    pub(super) fn refuses(&self, failing: bool) -> bool {
+    /// Whether no more is accepted for a file, because what failed before fills the part of the limit that is
+    /// for that. `doomed`: bytes dirty of the file if data of it has failed itself: they count as failed too.
+    pub(super) fn refuses(&self, doomed: Option<u64>) -> bool {
         let failed = self.gauge.failed();
-        if failed == 0 {
-            return false;
-        }
-        let limit = self.limits.limit.load(Ordering::Relaxed);
-        let others = self.limits.total.failed().saturating_sub(failed);
-        let active = self.limits.active.load(Ordering::Relaxed).max(1) as u64;
-        let part = (limit / 2).saturating_sub(others).max(limit / 16 / active);
-        // A healthy file beside a failing one on the same device has some more.
-        failed >= if failing { part } else { part + limit / 4 }
+        failed > 0 && self.limits.refuses(failed, doomed)
     }
 
     /// How long a writer of `bytes` pauses: nothing below the background limit, in the middle as long as
@@ -374,6 +369,15 @@ impl Domain {
             self.looks_too_late(&queue)
         };
         if late {
+            self.kick();
+        }
+    }
+
+    /// A write-out of a file has ended, so that more of it may be written.
+    pub(crate) fn stir(&self, id: u32, dirt: &Dirt) {
+        dirt.written();
+        if dirt.is_stalled() {
+            self.queue.lock().stir(id);
             self.kick();
         }
     }

@@ -4,13 +4,13 @@
 //!
 //! Invariants: Z1 it runs while the domain has files. Z2 what it waits for beside its own I/O is room for
 //! write-out in its own domain, never another one's. Z3 a file that was looked at is queued anew by its
-//! oldest dirt, or is clean.
+//! oldest dirt, or waits, or is clean.
 
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
 use crate::writeback::domain::{Domain, Held};
 use crate::writeback::pass::{Which, WriteOut, WriteOutPass};
-use crate::writeback::queue::{Look, Why};
+use crate::writeback::queue::{Look, Outcome, Why};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;
@@ -116,34 +116,43 @@ impl<'a> Round<'a> {
         // Goes before `_held`.
         let look = look;
         self.at = place;
-        self.issued += flush.beside(look.out.clone().write_out(pass(Which::All, CHUNK))).await;
-        self.requeue(look.id);
+        let until = self.cache.world.now();
+        self.issued += self.write(&look, pass(Which::All, CHUNK), until, flush).await;
         flush.beside(self.domain.wait_write_room(self.cache.write_depth())).await;
         true
     }
 
-    /// Z3.
-    fn requeue(&self, id: u32) {
-        let expire = self.cache.dirty.expire_nanos();
-        self.domain.queue().requeue(id, self.cache.world.now(), expire);
+    /// Writes dirt since `until` or before, and queues the file anew (Z3); returns the bytes issued.
+    async fn write(
+        &self,
+        look: &Look,
+        pass: WriteOutPass,
+        until: Nanos,
+        flush: &mut Flush<'a>,
+    ) -> u64 {
+        let seen = look.dirt.changes();
+        let issued = flush.beside(look.out.clone().write_out(pass)).await;
+        let outcome = Outcome { until, seen, wrote: issued > 0 };
+        self.domain.queue().looked_at(look.id, self.cache.world.now(), outcome);
+        issued
     }
 
     async fn look(&self, look: Look, flush: &mut Flush<'a>) {
         let now = self.cache.world.now();
+        let aged = now.saturating_sub(self.cache.dirty.expire_nanos());
         let which = match look.why {
-            Why::Retry => Some(Which::All),
-            Why::Alarm if look.kept && !look.waits => Some(Which::All),
+            Why::Retry => Some((Which::All, now)),
+            Why::Alarm if look.kept && !look.waits => Some((Which::All, now)),
             Why::Alarm => None,
-            Why::Age => {
-                let expire = self.cache.dirty.expire_nanos();
-                Some(Which::Before(now.saturating_sub(expire) + 1))
-            }
+            Why::Age => Some((Which::Before(aged + 1), aged)),
         };
         self.write_uncached(&look, now).await;
-        if let Some(which) = which {
-            flush.beside(look.out.clone().write_out(pass(which, u64::MAX))).await;
+        match which {
+            Some((which, until)) => {
+                self.write(&look, pass(which, u64::MAX), until, flush).await;
+            }
+            None => self.domain.queue().requeue(look.id),
         }
-        self.requeue(look.id);
         if look.kept {
             self.settle(look, flush).await;
         }
@@ -230,5 +239,129 @@ impl<'a> Flush<'a> {
         if std::mem::take(&mut self.others) {
             cache.dirty.kick_all();
         }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use forebay_base::sim_world::SimWorld;
+    use forebay_base::sync::atomic::{AtomicU64, AtomicUsize};
+    use forebay_base::world::World;
+    use std::time::Duration;
+
+    /// A simulated world whose clock goes on while somebody computes: a microsecond for each look at it.
+    struct Ticking {
+        world: std::sync::Arc<SimWorld>,
+        ticks: AtomicU64,
+    }
+
+    impl World for Ticking {
+        fn now(&self) -> Nanos {
+            self.world.now() + self.ticks.fetch_add(1000, Ordering::Relaxed)
+        }
+        fn random(&self) -> u64 {
+            self.world.random()
+        }
+        fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
+            self.world.spawn(name, task);
+        }
+        fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()> {
+            self.world.sleep_until(at.saturating_sub(self.ticks.load(Ordering::Relaxed)))
+        }
+    }
+
+    /// A file of one dirty folio, of which nothing can be written, or all.
+    struct Fake {
+        mapping: Arc<Mapping>,
+        stuck: bool,
+        looks: AtomicUsize,
+    }
+
+    impl Fake {
+        fn dirty(&self, now: Nanos) {
+            self.mapping.dirty.list(0, now, false);
+            self.mapping.domain.add_dirty(65536);
+            if !self.mapping.dirty.is_queued() {
+                self.mapping.domain.dirtied(self.mapping.id, now);
+            }
+        }
+
+        fn looks(&self) -> usize {
+            self.looks.load(Ordering::Relaxed)
+        }
+    }
+
+    impl WriteOut for Fake {
+        fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass) -> BoxFuture<'static, u64> {
+            let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+            assert!(looks < 1000, "Q-e: the flusher spins");
+            if self.stuck || !self.mapping.dirty.unlist(0) {
+                return Box::pin(async { 0 });
+            }
+            self.mapping.domain.sub_dirty(65536);
+            Box::pin(async { 65536 })
+        }
+        fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()> {
+            Box::pin(async {})
+        }
+        fn is_settled(&self) -> bool {
+            true
+        }
+    }
+
+    /// One file with dirt that was of age and could not be written kept the flusher of its domain busy,
+    /// without a pause while there was too much dirt: on a busy machine nothing else of its thread went on.
+    #[test]
+    fn a_file_that_cannot_be_written_does_not_keep_the_flusher_busy() {
+        let world = SimWorld::new(1);
+        let ticking = Ticking { world: world.clone(), ticks: AtomicU64::new(0) };
+        let config = Config {
+            huge_pages: false,
+            dirty_background_bytes: Some(0),
+            dirty_expire_centisecs: 1,
+            ..Config::with_budget(8 << 20)
+        };
+        let cache = PageCache::new(config, std::sync::Arc::new(ticking)).unwrap();
+        let domain = cache.dirty.domain(None);
+        let files: Vec<_> = [true, false]
+            .into_iter()
+            .map(|stuck| {
+                let mapping = Arc::new(cache.new_mapping_in(domain.clone(), 4096, 1 << 20));
+                let fake = Fake { mapping, stuck, looks: AtomicUsize::new(0) };
+                let fake = std::sync::Arc::new(fake);
+                let weak = std::sync::Arc::downgrade(&fake);
+                cache.join(&fake.mapping, weak);
+                fake
+            })
+            .collect();
+        world.run(async {
+            let (stuck, other) = (&files[0], &files[1]);
+            stuck.dirty(cache.world.now());
+            for round in 1..250 {
+                other.dirty(cache.world.now());
+                domain.kick();
+                world.sleep(Duration::from_millis(20)).await;
+                assert_eq!(other.mapping.dirty.oldest(), None, "round {round}: not written");
+            }
+            assert!((8..32).contains(&stuck.looks()), "{} looks in five seconds", stuck.looks());
+            // Fresh dirt, and the end of a write-out: it is looked at once.
+            for change in 0..2 {
+                let before = stuck.looks();
+                match change {
+                    0 => {
+                        assert!(stuck.mapping.dirty.list(9, cache.world.now(), false).fresh);
+                        assert!(stuck.mapping.dirty.is_stalled());
+                        domain.dirtied(stuck.mapping.id, cache.world.now());
+                    }
+                    _ => domain.stir(stuck.mapping.id, &stuck.mapping.dirty),
+                }
+                world.sleep(Duration::from_millis(1)).await;
+                assert_eq!(stuck.looks(), before + 1);
+            }
+        });
+        files.iter().for_each(|file| domain.leave(file.mapping.id));
+        world.run(async {});
     }
 }

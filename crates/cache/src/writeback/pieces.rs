@@ -189,7 +189,7 @@ impl FolioWrite<'_> {
             self.mapping.domain.end_write(bytes);
             return;
         }
-        self.mapping.unfail(numbers, now);
+        self.mapping.unfail(numbers);
         if dead {
             // Nobody would write them again, or flush.
             self.discard(piece.blocks);
@@ -337,6 +337,7 @@ pub fn end_write(
     } else {
         Counters::add(&cache.counters.io_errors, 1);
     }
+    mapping.domain.stir(mapping.id, &mapping.dirty);
     mapping.domain.wake_writers(!ok);
     mapping.domain.made_room(cache.write_depth());
     cache.wake_frame_waiters();

@@ -306,3 +306,76 @@ fn dirt_comes_of_age_whenever_it_was_made() {
         });
     }
 }
+
+/// A long request was let past the limit by one look at it, and dirtied all of it at once: 8 MiB where 1
+/// MiB was allowed. And what it has dirtied itself it cannot wait for unless it wakes the flusher.
+#[test]
+fn a_long_request_overruns_the_limit_by_a_portion_only() {
+    let (limit, portion, len) = (1u64 << 20, 256u64 << 10, 8u64 << 20);
+    for folio_size in [65536, 2 << 20] {
+        let config = Config {
+            folio_size,
+            dirty_bytes: Some(limit),
+            dirty_background_bytes: Some(limit),
+            ..Config::with_budget(32 << 20)
+        };
+        let lab = Lab::new(config, 4096, Lab::sim(2 * len));
+        let data = vec![7; len as usize - 100];
+        let most = std::cell::Cell::new(0);
+        let writer = |at: u64, flags: IoFlags| {
+            let mut write = Box::pin(lab.try_write(at, &data, flags));
+            let (lab, most) = (&lab, &most);
+            std::future::poll_fn(move |cx| {
+                let polled = std::future::Future::poll(write.as_mut(), cx);
+                let stats = lab.cache.stats();
+                most.set(stats.dirty_bytes.saturating_add(stats.writeback_bytes).max(most.get()));
+                polled
+            })
+        };
+        lab.run(async {
+            assert_eq!(writer(50, NONE).await.unwrap(), data.len());
+            assert!(most.get() <= limit + portion, "{} bytes dirty", most.get());
+            // As far as it goes without waiting.
+            lab.sync().await.unwrap();
+            let done = writer(50, IoFlags::NOWAIT).await.unwrap() as u64;
+            assert!((limit..=limit + portion).contains(&(done + 50)), "{done} bytes");
+            lab.sync().await.unwrap();
+            most.set(0);
+            let (one, two) =
+                crate::lab::both(writer(0, NONE), writer(len, IoFlags::UNCACHED)).await;
+            assert_eq!((one.unwrap(), two.unwrap()), (data.len(), data.len()));
+            assert!(most.get() <= limit + 2 * portion, "{} bytes dirty", most.get());
+            lab.sync().await.unwrap();
+            assert_eq!(lab.disk.peek_durable(0, data.len()), data);
+        });
+    }
+}
+
+/// A block that is dirtied while it is in write-out cannot be written before that ends, however long that
+/// takes. The flusher looks less and less often meanwhile; when it ends, it and a sync go on at once.
+#[test]
+fn what_waits_for_a_slow_write_out_goes_on_when_that_ends() {
+    for syncs in [false, true] {
+        let config = Config { dirty_expire_centisecs: 1, ..Config::with_budget(8 << 20) };
+        let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
+        lab.run(async {
+            let slow = FaultRule::on(BioOp::Write, Fault::Slow(900_000_000));
+            lab.disk.inject(slow.within(0..4096).times(1));
+            lab.write(0, &[1; 4096], IoFlags::START_WRITEBACK).await;
+            let end = lab.world.now() + 900_000_000;
+            lab.write(0, &[2; 4096], NONE).await;
+            // The flusher's next look would be at 1023 ms.
+            lab.sleep_ms(600).await;
+            if syncs {
+                lab.sync().await.unwrap();
+                let late = lab.world.now().saturating_sub(end);
+                assert!(late < 1_000_000, "synced {late} ns after the write-out that it waits for");
+            } else {
+                lab.sleep_ms(302).await;
+                assert!(lab.blocks(State::Dirty).is_empty(), "not written by now");
+            }
+            lab.sync().await.unwrap();
+            assert_eq!(lab.disk.peek_durable(0, 4096), [2; 4096]);
+        });
+    }
+}
