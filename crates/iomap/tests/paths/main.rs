@@ -10,6 +10,7 @@ mod dirty_more;
 mod domain;
 mod lab;
 mod nowait;
+mod room;
 mod stable;
 mod strategies;
 mod sync;
