@@ -50,7 +50,7 @@ fn write_on(mut client: Client, writer: u64, known: &Known, began: &AtomicU64) {
         };
         let (at, data) = (block * BLOCK, content(block, round));
         // Half of the writers use FUA, the others flush what they have written.
-        if writer % 2 == 0 {
+        if writer.is_multiple_of(2) {
             if client.write_durably(at, &data).is_err() {
                 return;
             }

@@ -74,7 +74,7 @@ fn subjects(
             let ops: Arc<dyn MapOps> = match map {
                 Map::Identity => Arc::new(Identity::new(device)),
                 Map::Remap => {
-                    let waits = (seed % 2 == 0).then(|| world.clone() as WorldRef);
+                    let waits = seed.is_multiple_of(2).then(|| world.clone() as WorldRef);
                     let options = RemapOptions { grows: false, sums: false, waits };
                     Remap::with_options(device, BLOCK as u32, options)
                 }
