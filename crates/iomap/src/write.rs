@@ -6,7 +6,7 @@ use crate::fill::{FillMode, Filling};
 use crate::resize::Placed;
 use crate::uncached::Passing;
 use forebay_base::sync::atomic::Ordering;
-use forebay_base::units::{is_aligned, round_up};
+use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
 use forebay_cache::folio::Blocks;
@@ -274,6 +274,11 @@ impl MappedFile {
         folio.install_frames(blocks, pool);
         self.zero_behind_eof(&folio, index, piece, eof);
         folio.write(at, src, passing == Passing::Marked);
+        // Whoever moves an end that lies within a block has waited for the lock of its folio.
+        let stands = is_aligned(eof, mapping.block_size())
+            || piece.end <= round_down(eof, mapping.block_size())
+            || self.size() == eof;
+        assert!(stands, "E5: the end of file moved within a block that is being written");
         if passing == Passing::Cached {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
         }

@@ -16,6 +16,8 @@
 mod driver;
 #[path = "eof/history.rs"]
 mod history;
+#[path = "shuttle/nth.rs"]
+mod nth;
 
 use driver::{Driver, Subject, verify};
 use forebay_base::buf::AlignedBuf;
@@ -63,21 +65,27 @@ struct Content {
     /// Written since the last flush, good or bad.
     pending: Vec<std::ops::Range<usize>>,
     flushes: u32,
+    /// Writes and flushes.
+    changes: u32,
 }
 
-/// A device that does each request on a thread of its own. The flush with the number `fails` fails, and what
-/// was completed before it is never made durable by a later one.
+/// A device that does each request on a thread of its own. The flush with the number `fails` fails, or the
+/// write or flush with the number `nth`; what was completed before a flush that failed is never made
+/// durable by a later one.
 #[derive(Clone)]
 struct Racing {
     content: Arc<Mutex<Content>>,
     fails: u32,
+    nth: u32,
+    /// `nth` is a number among writes alone.
+    writes_only: bool,
 }
 
 impl Racing {
     fn new(bytes: Vec<u8>, fails: u32) -> Self {
         let durable = bytes.clone();
         let content = Content { bytes, durable, ..Content::default() };
-        Self { content: Arc::new(Mutex::new(content)), fails }
+        Self { content: Arc::new(Mutex::new(content)), fails, nth: 0, writes_only: false }
     }
 
     fn durable(&self, at: u64) -> u8 {
@@ -88,6 +96,12 @@ impl Racing {
         let mut content = self.content.lock().unwrap();
         let end = content.bytes.len();
         let range = (bio.offset as usize).min(end)..((bio.offset + bio.len) as usize).min(end);
+        let counts = bio.op != BioOp::Read && !(self.writes_only && bio.op == BioOp::Flush);
+        content.changes += u32::from(counts);
+        let nth = counts && content.changes == self.nth;
+        if nth && bio.op != BioOp::Flush {
+            return Err(Error::new(ErrorKind::Io, "write", "this one fails"));
+        }
         match bio.op {
             BioOp::Read => {
                 let mut bytes = vec![0xee; bio.len as usize];
@@ -112,7 +126,7 @@ impl Racing {
                 content.flushes += 1;
                 let (failed, pending) =
                     (content.flushes == self.fails, std::mem::take(&mut content.pending));
-                if failed {
+                if failed || nth {
                     return Err(Error::new(ErrorKind::Io, "flush", "this one fails"));
                 }
                 content.durable.resize(end, 0);

@@ -9,7 +9,7 @@ use forebay_block::BioOp;
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, State};
 use forebay_iomap::MapOps;
-use forebay_iomap::remap::Remap;
+use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_sim::{Fault, FaultRule, SimConfig};
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -49,6 +49,43 @@ fn d4_a_punched_hole_is_not_allocated_again() {
         assert_eq!(lab.read(4096, 10 * 4096, NONE).await, [0; 10 * 4096]);
         assert_eq!(lab.read(11 * 4096, 4096, NONE).await, [7; 4096]);
     });
+}
+
+/// What a truncate cuts off is neither written nor allocated later, also when the file grows again: the
+/// dirt of blocks that go wholly is gone, the block of the new end is written.
+#[test]
+fn d4_what_a_truncate_cuts_off_is_not_written_and_not_allocated_again() {
+    for to in [2 * 4096, 2 * 4096 + 100] {
+        let keep = OnceLock::new();
+        let lab =
+            Lab::with_map(Config::with_budget(8 << 20), 4096, Lab::sim(2 << 20), 1 << 20, |disk| {
+                let options = RemapOptions { grows: true, ..RemapOptions::default() };
+                let map = Remap::with_options(disk, 4096, options);
+                keep.get_or_init(|| map.clone());
+                map
+            });
+        let map = keep.into_inner().expect("set above");
+        lab.run(async {
+            lab.write(0, &[7; 65536], NONE).await;
+            lab.write(65536, &[7; 4096], IoFlags::START_WRITEBACK).await;
+            lab.file.set_len(to).await.unwrap();
+            let left: BTreeSet<u64> = (0..to.div_ceil(4096)).collect();
+            assert_eq!(lab.blocks(State::Dirty), left);
+            assert!(lab.blocks(State::Writing).is_empty(), "what was on its way is waited for");
+            lab.disk.clear_log();
+            lab.sync().await.unwrap();
+            assert_eq!(lab.writes().0, left.len() as u64 * 4096);
+            lab.file.set_len(1 << 20).await.unwrap();
+            lab.write(0, &[8; 100], NONE).await;
+            lab.sync().await.unwrap();
+            assert_eq!(data_bytes(&map, 1 << 20), left.len() as u64 * 4096);
+            lab.cache.drop_clean();
+            let mut want = vec![7; to as usize];
+            want[..100].fill(8);
+            want.resize(80 << 10, 0);
+            assert_eq!(lab.read(0, want.len(), NONE).await, want);
+        });
+    }
 }
 
 /// Upstream a page could lose its state object while dirty, and a new one forgot the dirt. Ours is
