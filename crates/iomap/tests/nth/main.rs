@@ -44,7 +44,7 @@ enum Map {
 enum Lie {
     /// On a disk each: a flush that fails says nothing of the other.
     Apart,
-    /// On one disk. Its flushes do not fail: one that does may lose writes of the other file, too.
+    /// On one disk: a flush that fails may lose writes of the other file, too, and is told to its openers.
     Together,
 }
 
@@ -100,7 +100,7 @@ fn run(seed: u64, map: Map, lie: Lie, nth: u64) -> u64 {
     let cache = PageCache::new(config, world.clone()).unwrap();
     let all = UncachedStrategy::ALL;
     cache.strategies.set_uncached(all[(split_mix(&mut rng) % all.len() as u64) as usize]);
-    let fault = Arc::new(NthFault::new(nth, lie == Lie::Apart));
+    let fault = Arc::new(NthFault::new(nth));
     let files = subjects(seed, map, lie, &world, &cache, &fault);
     let (left, done) = (AtomicUsize::new(2 * (WRITERS + SYNCERS)), WaitQueue::new());
     let shared = Arc::new(Shared { world: world.clone(), files, left, done });

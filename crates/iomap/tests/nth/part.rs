@@ -20,15 +20,13 @@ pub struct Fired {
 /// Which operation fails, counted from 1 over all parts.
 pub struct NthFault {
     nth: u64,
-    /// Flushes count.
-    flushes: bool,
     seen: AtomicU64,
     fired: Mutex<Option<Fired>>,
 }
 
 impl NthFault {
-    pub fn new(nth: u64, flushes: bool) -> Self {
-        Self { nth, flushes, seen: AtomicU64::new(0), fired: Mutex::new(None) }
+    pub fn new(nth: u64) -> Self {
+        Self { nth, seen: AtomicU64::new(0), fired: Mutex::new(None) }
     }
 
     /// Operations counted.
@@ -52,7 +50,7 @@ impl Part {
     /// The operation is about to be submitted: the world runs one task at a time, so what is injected now
     /// meets this one.
     fn count(&self, op: BioOp, offset: u64) {
-        if op == BioOp::Read || op == BioOp::Flush && !self.fault.flushes {
+        if op == BioOp::Read {
             return;
         }
         if self.fault.seen.fetch_add(1, Ordering::Relaxed) + 1 == self.fault.nth {
