@@ -374,6 +374,7 @@ impl Record {
             keep
         };
         if keep {
+            debug_assert!(self.work.read().counted > 0, "P2: what is kept is counted");
             records.0.lock().records.push(self.clone());
         }
         drop(ticket);

@@ -162,6 +162,9 @@ fn a_warm_write_out_allocates_nothing_from_plan_to_completion() {
                     counts.push(lab.passes(STRETCH));
                     quiet = if counts.last() == Some(&0) { quiet + STRETCH } else { 0 };
                 }
+                // An eighth of what the budget has for requests.
+                let kept = lab.cache.record_bytes();
+                assert!(kept > 0 && kept <= 512 << 10, "P2: {what}: {kept} bytes are kept");
                 let stats = lab.cache.stats();
                 assert_eq!(stats.stable_waits, 0, "{what}: the strategy is to copy");
                 assert_eq!(stats.stable_copied_bytes + stats.stable_hits > 0, stable, "{what}");
