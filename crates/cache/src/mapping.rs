@@ -17,7 +17,6 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind};
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What nobody has been told of a file that is closed: the next opener's to hear.
@@ -33,8 +32,8 @@ pub struct Untold {
 #[derive(Debug, Default)]
 struct Tickets {
     next: u64,
-    /// With the bytes that each may write.
-    in_flight: BTreeMap<u64, Range<u64>>,
+    /// With the bytes that each may write, ascending. There are few, and it keeps its memory.
+    in_flight: Vec<(u64, Range<u64>)>,
 }
 
 /// One file in the cache.
@@ -224,13 +223,17 @@ impl Mapping {
         let mut tickets = self.tickets.lock();
         let ticket = tickets.next;
         tickets.next += 1;
-        tickets.in_flight.insert(ticket, range);
+        tickets.in_flight.push((ticket, range));
         ticket
     }
 
     /// The write-out is over.
     pub fn end_ticket(&self, ticket: u64) {
-        self.tickets.lock().in_flight.remove(&ticket);
+        {
+            let in_flight = &mut self.tickets.lock().in_flight;
+            let at = in_flight.binary_search_by_key(&ticket, |&(number, _)| number);
+            in_flight.remove(at.expect("a write-out ends once"));
+        }
         self.ticket_wait.wake_all();
     }
 
@@ -239,7 +242,7 @@ impl Mapping {
         let upto = self.tickets.lock().next;
         let done = || {
             let tickets = self.tickets.lock();
-            tickets.in_flight.keys().next().is_none_or(|&first| first >= upto).then_some(())
+            tickets.in_flight.first().is_none_or(|&(first, _)| first >= upto).then_some(())
         };
         self.ticket_wait.wait_until(done).await;
     }
@@ -266,7 +269,8 @@ impl Mapping {
         let before = dirty();
         let on_the_way = {
             let tickets = self.tickets.lock();
-            let starts = tickets.in_flight.values().filter(|r| r.end > from).map(|r| r.start);
+            let later = tickets.in_flight.iter().filter(|(_, r)| r.end > from);
+            let starts = later.map(|(_, r)| r.start);
             starts.min().unwrap_or(u64::MAX)
         };
         before.min(on_the_way).min(dirty()).max(from)

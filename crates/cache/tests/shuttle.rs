@@ -103,7 +103,8 @@ impl Lab {
     /// One pass of write-out. With `stable`, bytes in flight must not change.
     fn write_out(&self, ok: bool, stable: bool) {
         let Some(folio) = self.cache.lock_folio(&self.mapping, 0) else { return };
-        let pieces = folio.begin_write(ALL, DirtyTracking::Block);
+        let mut pieces = Vec::new();
+        folio.begin_write(ALL, DirtyTracking::Block, &mut pieces);
         self.check(&folio);
         drop(folio);
         let blocks =

@@ -266,9 +266,8 @@ impl File {
         for index in pages.folios_present(mapping, &range) {
             let Some(folio) = pages.lock_folio(mapping, index) else { continue };
             let blocks = mapping.blocks_touched(index, &range);
-            let count = |state| -> u64 {
-                folio.runs_with(blocks, state).iter().map(|r| u64::from(r.len())).sum()
-            };
+            let count =
+                |state| -> u64 { folio.runs_with(blocks, state).map(|r| u64::from(r.len())).sum() };
             out.dirty_blocks += count(State::Dirty);
             out.referenced_blocks += count(State::Referenced);
             for run in folio.runs_with(blocks, State::Uptodate) {

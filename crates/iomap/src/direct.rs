@@ -9,7 +9,6 @@ use crate::published::publishable_size;
 use crate::writeout::Ticket;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::checksum::{crc32c, crc32c_append};
-use forebay_base::sync::Arc;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, io};
@@ -26,7 +25,7 @@ pub(crate) struct Room {
     unit: u64,
     sums: bool,
     /// Goes last.
-    _ticket: Arc<Ticket>,
+    _ticket: Ticket,
 }
 
 impl MappedFile {

@@ -5,6 +5,7 @@
 //! memory be lent to the device, by a blocking system call. Event loops bring owned buffers.
 
 use crate::ops::MapOps;
+use crate::records::Records;
 use crate::sync::FlushGroup;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -91,6 +92,8 @@ pub struct MappedFile {
     /// Where its bytes are.
     pub ops: std::sync::Arc<dyn MapOps>,
     pub(crate) flush: FlushGroup,
+    /// Memory for its write-outs, of all files of the cache.
+    pub(crate) records: std::sync::Arc<Records>,
     read_only: bool,
     /// A [`forebay_cache::strategy::StablePages`].
     pub(crate) stable_pages: AtomicU8,
@@ -174,6 +177,7 @@ impl MappedFile {
             cache: cache.clone(),
             ops,
             flush: FlushGroup::default(),
+            records: cache.attached(),
             read_only,
             stable_pages: AtomicU8::new(StablePages::Auto as u8),
             leaves_folios: AtomicBool::new(false),
@@ -329,7 +333,7 @@ impl Drop for MappedFile {
             let blocks = mapping.blocks_touched(index, &all);
             let idle =
                 |t: &Table, s, g| !(t.bits(s, State::Reading, g) | t.bits(s, State::Writing, g));
-            folio.runs(blocks, idle).into_iter().for_each(|run| folio.discard(run));
+            folio.runs(blocks, idle).for_each(|run| folio.discard(run));
         }
     }
 }

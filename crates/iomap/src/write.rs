@@ -288,7 +288,7 @@ impl MappedFile {
     /// Asks the map for room for the blocks that are not dirty yet.
     fn admit(&self, folio: &FolioWrite<'_>, blocks: Blocks) -> std::result::Result<(), Obstacle> {
         let mapping = &*self.mapping;
-        let dirty = folio.runs_with(blocks, State::Dirty).iter().map(|run| run.len()).sum::<u32>();
+        let dirty = folio.runs_with(blocks, State::Dirty).map(|run| run.len()).sum::<u32>();
         let new = u64::from(blocks.len() - dirty) * mapping.block_size();
         let held = mapping.dirty_bytes.load(Ordering::Relaxed);
         self.ops.admit(new, held).map_err(Obstacle::NoRoom)

@@ -87,11 +87,24 @@ impl PageCache {
         Some(ErrorShare(self.errors.clone(), self.files.clone()))
     }
 
-    /// Bytes that private memory may come to: what files leave of the share of both, at least a
-    /// quarter of it.
+    /// Bytes that private memory may come to: what files and records of write-out leave of the share of all
+    /// three, at least a quarter of it.
     pub fn private_limit(&self) -> u64 {
         let share = self.sizes.io_reserve();
-        share - self.file_bytes().min(share / 4 * 3)
+        share - (self.file_bytes() + self.record_bytes()).min(share / 4 * 3)
+    }
+
+    /// Bytes of the records that write-outs have left for the next ones.
+    pub fn record_bytes(&self) -> u64 {
+        self.records.load(Ordering::Relaxed)
+    }
+
+    /// A record of write-out that was counted with `counted` bytes is kept and has `bytes`, or is in use or
+    /// gone: 0. Whether it may be kept: all that are take no more than an eighth of the share.
+    pub fn count_record(&self, counted: &mut u64, bytes: u64) -> bool {
+        let change = bytes.wrapping_sub(std::mem::replace(counted, bytes));
+        let all = self.records.fetch_add(change, Ordering::Relaxed).wrapping_add(change);
+        all <= self.sizes.io_reserve() / 8
     }
 
     /// Leave to use `bytes` bytes; waits for others to give theirs back while there is no room.

@@ -375,16 +375,16 @@ impl Queue {
 mod tests {
     use super::*;
     use crate::writeback::pass::WriteOutPass;
-    use forebay_base::task::BoxFuture;
+    use forebay_base::task::FutureSlot;
 
     struct Idle;
 
     impl WriteOut for Idle {
-        fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass) -> BoxFuture<'static, u64> {
-            Box::pin(async { 0 })
+        fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass, slot: &mut FutureSlot<u64>) {
+            slot.put(async { 0 });
         }
-        fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()> {
-            Box::pin(async {})
+        fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>) {
+            slot.put(async {});
         }
         fn is_settled(&self) -> bool {
             true

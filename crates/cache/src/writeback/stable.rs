@@ -15,6 +15,7 @@ use crate::folio::guard::{FolioWrite, FramePool};
 use crate::folio::table::{Blocks, State};
 use crate::mapping::Mapping;
 use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::memory::batch::FrameBatch;
 use crate::stats::Counters;
 use crate::strategy::StableStrategy;
 use crate::writeback::pieces::WritePiece;
@@ -72,8 +73,7 @@ impl FolioWrite<'_> {
                 continue;
             }
             let part = self.part_of_frame(at, blocks);
-            let runs = self.runs_with(part, State::Writing);
-            hit.blocks += runs.iter().map(|run| run.len()).sum::<u32>();
+            hit.blocks += self.runs_with(part, State::Writing).map(|run| run.len()).sum::<u32>();
             hit.frames += 1;
             hit.reading |=
                 self.any(State::Reading, part.whole_frames(self.mapping.blocks_per_frame()));
@@ -104,9 +104,8 @@ impl FolioWrite<'_> {
             self.cache.arena.copy_between(old, fresh, to, FRAME_SIZE - to);
             bytes += (from + FRAME_SIZE - to) as u64;
             self.cache.table.replace_frame(self.slot, at, Some(fresh));
-            let count = |part, state| -> u32 {
-                self.runs_with(part, state).iter().map(|run| run.len()).sum()
-            };
+            let count =
+                |part, state| -> u32 { self.runs_with(part, state).map(|run| run.len()).sum() };
             hit += u64::from(count(part, State::Writing));
             copied += u64::from(count(whole, State::Uptodate));
             replaced += 1;
@@ -126,7 +125,7 @@ impl FolioWrite<'_> {
             return false;
         };
         let block = self.mapping.block_size() as usize;
-        for (i, (old, &new)) in piece.frames.iter().zip(&fresh).enumerate() {
+        for (i, (old, &new)) in piece.frames.iter().zip(fresh.iter()).enumerate() {
             let part = self.part_of_frame(piece.first_frame + i, piece.blocks);
             let first = (piece.first_frame + i) as u32 * self.mapping.blocks_per_frame();
             let at = (part.start - first) as usize * block;
@@ -183,9 +182,9 @@ impl PageCache {
     }
 
     /// Free frames for a snapshot; never by reclaim (S-c).
-    fn take_for_snapshot(&self, count: usize) -> Option<Vec<Frame>> {
+    fn take_for_snapshot(&self, count: usize) -> Option<FrameBatch> {
         let reserve = self.sizes.frames() / 16;
-        let mut fresh = Vec::with_capacity(count);
+        let mut fresh = FrameBatch::default();
         let mut alloc = self.frames.lock();
         let held = self.snapshot_frames.load(Ordering::Relaxed);
         let room = alloc.free() >= count + reserve && held as usize + count <= reserve;

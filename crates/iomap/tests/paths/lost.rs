@@ -4,6 +4,7 @@
 use crate::gates::{Flushes, Gated};
 use crate::lab::{Lab, NONE, both};
 use forebay_base::buf::AlignedBuf;
+use forebay_base::task::FutureSlot;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::strategy::{DirtyTracking, UncachedStrategy};
@@ -277,7 +278,9 @@ fn d3_a_pass_over_whole_folios_leaves_alone_what_it_has_no_room_for() {
         };
         let (range, which, max_bytes) = (0..MIB, Which::All, u64::MAX);
         let pass = WriteOutPass { range, which, max_bytes, sync: false, fua: false };
-        let (issued, ()) = both(lab.file.clone().write_out(pass), meanwhile).await;
+        let mut slot = FutureSlot::default();
+        lab.file.clone().write_out(pass, &mut slot);
+        let (issued, ()) = both(&mut slot, meanwhile).await;
         assert_eq!((issued, lab.blocks(State::Dirty)), (4096, [1].into()), "block 2 was clean");
         lab.sync().await.unwrap();
         assert_eq!(durable(&lab, &map, 4096, 4096).await, [2; 4096]);

@@ -2,6 +2,7 @@
 
 use crate::lab::{Lab, NONE, both};
 use forebay_base::sync::Mutex;
+use forebay_base::task::FutureSlot;
 use forebay_base::{Error, ErrorKind, IoFlags};
 use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits};
 use forebay_cache::writeback::WriteOut;
@@ -145,7 +146,9 @@ fn f1_a_flush_beside_a_trim_does_not_answer_for_it() {
             };
             let flush = async {
                 lab.sleep_ms(1).await;
-                WriteOut::flush(lab.file.clone()).await;
+                let mut slot = FutureSlot::default();
+                WriteOut::flush(lab.file.clone(), &mut slot);
+                (&mut slot).await;
                 assert_eq!(lab.disk.peek(0, 8192), lab.disk.peek_durable(0, 8192), "it is early");
             };
             both(trim, flush).await;
