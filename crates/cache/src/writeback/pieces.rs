@@ -80,8 +80,8 @@ impl FolioWrite<'_> {
     }
 
     /// What may be taken of the run for write-out. Under the same lock parts of it may be taken one by one
-    /// ([`FolioWrite::take`]); the rest stays as it is, dirty or clean. Blocks already *writing* are left out:
-    /// an in-place mapping has one write of a block in flight.
+    /// ([`FolioWrite::take`]); the rest stays as it is, dirty or clean. Blocks already *writing* are left
+    /// out: an in-place mapping has one write of a block in flight.
     ///
     /// With [`DirtyTracking::Folio`], as Linux v5.8 had it: dirt anywhere in the folio has all its
     /// up-to-date blocks written, up to the end of file, wherever the run is; and nothing while
