@@ -30,6 +30,11 @@ const FEW: [(&str, &str); 2] = [("FOREBAY_FSX_RUNS", "24"), ("FOREBAY_CUT_RUNS",
 /// The first to be ended when memory runs out: a mutant may allocate without end. (A limit of address
 /// space would refuse the arena, which reserves far more than it uses.)
 const EXPENDABLE: [&str; 4] = ["choom", "-n", "1000", "--"];
+/// Tests that take longer than the rest of their program: on their own, after all others.
+const LAST: [(&str, &str); 2] = [
+    ("paths", "domain::a_dead_device_stops_only_its_own_files"),
+    ("library", "many::ten_thousand_files_open_at_once"),
+];
 /// A mutant's changes are reached from these packages.
 const PACKAGES: [&str; 3] = ["forebay-cache", "forebay-iomap", "forebay"];
 
@@ -94,9 +99,10 @@ type Numbered<'a> = (u32, &'a Mutation);
 /// The same with its fate.
 type Judged<'a> = (u32, &'a Mutation, Fate);
 
-/// A program with what it is allowed.
+/// A program, what it is told, and how long it may take.
 struct Step {
     program: Program,
+    arguments: Vec<String>,
     limit: Duration,
 }
 
@@ -117,7 +123,7 @@ pub fn run(root: &Path, words: &[String]) -> Result<(), String> {
     let target = PathBuf::from(std::env::var("CARGO_TARGET_DIR").unwrap_or("target".into()));
     let target = root.join(target);
     let (on, programs) = build(root, &target.join("mutants"), &chosen)?;
-    let steps = baseline(programs)?;
+    let steps = baseline(&programs)?;
     let judged = judge_all(&options, &steps, &on)?;
     let fate =
         |number: &u32| judged.iter().find(|(n, _)| n == number).map(|(_, fate)| fate.clone());
@@ -153,22 +159,32 @@ fn build<'a>(
     }
 }
 
+/// The runs of a program: all but the slow tests, then these.
+fn steps_of(program: &Program) -> Vec<Step> {
+    let slow = LAST.iter().filter(|(target, _)| *target == program.target);
+    let words = |words: [&str; 2]| words.map(String::from).to_vec();
+    let mut runs = vec![slow.clone().flat_map(|(_, test)| words(["--skip", test])).collect()];
+    runs.extend(slow.map(|(_, test)| words(["--exact", test])));
+    let limit = Duration::from_secs(900);
+    runs.into_iter().map(|arguments| Step { program: program.clone(), arguments, limit }).collect()
+}
+
 /// Runs everything with no mutant on (Z4); the fastest first.
-fn baseline(programs: Vec<Program>) -> Result<Vec<Step>, String> {
+fn baseline(programs: &[Program]) -> Result<Vec<Step>, String> {
     let mut timed = Vec::new();
-    for program in programs {
+    for step in programs.iter().flat_map(steps_of) {
         let start = Instant::now();
-        match run_program(&program, 0, Duration::from_secs(900))? {
-            Fate::Survived => timed.push((start.elapsed(), program)),
+        match step.run(0)? {
+            Fate::Survived => timed.push((start.elapsed(), step)),
             fate => return Err(format!("without a mutant: {}", fate.word())),
         }
     }
     timed.sort_by_key(|(time, _)| *time);
-    let step = |(time, program): (Duration, Program)| {
-        println!("{:>6} ms  {}", time.as_millis(), name(&program));
-        Step { program, limit: time * 20 + Duration::from_secs(30) }
-    };
-    Ok(timed.into_iter().map(step).collect())
+    for (time, step) in &mut timed {
+        println!("{:>6} ms  {} {}", time.as_millis(), step.name(), step.arguments.join(" "));
+        step.limit = *time * 20 + Duration::from_secs(30);
+    }
+    Ok(timed.into_iter().map(|(_, step)| step).collect())
 }
 
 fn judge_all(
@@ -200,7 +216,7 @@ fn judge_all(
 fn judge(steps: &[Step], number: u32, mutation: &Mutation) -> Result<Fate, String> {
     let below = mutation.file.starts_with("crates/iomap/");
     for step in steps.iter().filter(|step| !(below && step.program.krate == "cache")) {
-        match run_program(&step.program, number, step.limit)? {
+        match step.run(number)? {
             Fate::Survived => {}
             fate => return Ok(fate),
         }
@@ -208,38 +224,46 @@ fn judge(steps: &[Step], number: u32, mutation: &Mutation) -> Result<Fate, Strin
     Ok(Fate::Survived)
 }
 
-fn name(program: &Program) -> String {
-    match program.target.starts_with("forebay") {
-        true => format!("{} (unit)", program.krate),
-        false => format!("{} {}", program.krate, program.target),
-    }
-}
-
-/// Runs one program up to its first failure; `timeout` ends its whole process group (Z5).
-fn run_program(program: &Program, number: u32, limit: Duration) -> Result<Fate, String> {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", &limit.as_secs().to_string()]).args(EXPENDABLE).arg(&program.path);
-    command.current_dir(&program.folder).envs(FEW).env(SWITCH, number.to_string());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|e| format!("timeout: {e}"))?;
-    let output = child.stdout.take().ok_or("no output")?;
-    let mut failed = None;
-    for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line).into_owned();
-        let words = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
-        if let (None, Some(test)) = (&failed, words) {
-            failed = Some(test.to_string());
-            // It passes the signal on. That it has ended meanwhile is no failure.
-            let _ = Command::new("kill").arg(child.id().to_string()).stderr(Stdio::null()).status();
+impl Step {
+    fn name(&self) -> String {
+        let Program { krate, target, .. } = &self.program;
+        if target.starts_with("forebay") {
+            format!("{krate} (unit)")
+        } else {
+            format!("{krate} {target}")
         }
     }
-    let status = child.wait().map_err(|e| format!("timeout: {e}"))?;
-    Ok(match (failed, status.code()) {
-        (Some(test), _) => Fate::Killed(name(program), test),
-        (None, Some(0)) => Fate::Survived,
-        (None, Some(124 | 137)) => Fate::Hung(name(program)),
-        (None, _) => Fate::Killed(name(program), "the process".into()),
-    })
+
+    /// Runs it up to its first failure; `timeout` ends its whole process group (Z5).
+    fn run(&self, number: u32) -> Result<Fate, String> {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", &self.limit.as_secs().to_string()]).args(EXPENDABLE);
+        command.arg(&self.program.path).args(&self.arguments).current_dir(&self.program.folder);
+        command.envs(FEW).env(SWITCH, number.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(|e| format!("timeout: {e}"))?;
+        let output = child.stdout.take().ok_or("no output")?;
+        let mut failed = None;
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let test = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
+            let alone = self.arguments.iter().any(|word| word == "--exact");
+            let test = test.or((alone && line == "running 0 tests").then_some("no such test"));
+            if let (None, Some(test)) = (&failed, test) {
+                failed = Some(test.to_string());
+                // It passes the signal on. That it has ended meanwhile is no failure.
+                let pid = child.id().to_string();
+                let _ = Command::new("kill").arg(pid).stderr(Stdio::null()).status();
+            }
+        }
+        let status = child.wait().map_err(|e| format!("timeout: {e}"))?;
+        Ok(match (failed, status.code()) {
+            (Some(test), _) => Fate::Killed(self.name(), test),
+            (None, Some(0)) => Fate::Survived,
+            (None, Some(124 | 137)) => Fate::Hung(self.name()),
+            (None, _) => Fate::Killed(self.name(), "the process".into()),
+        })
+    }
 }
 
 fn table(options: &Options, of: usize, steps: &[Step], fates: &[Judged<'_>]) -> String {
@@ -254,7 +278,8 @@ fn table(options: &Options, of: usize, steps: &[Step], fates: &[Judged<'_>]) -> 
         options.count,
         fates.len(),
     );
-    for program in steps.iter().map(|step| name(&step.program)) {
+    let first = steps.iter().filter(|step| step.arguments.first().is_none_or(|w| w != "--exact"));
+    for program in first.map(Step::name) {
         let failed = count(&|f| matches!(f, Fate::Killed(by, _) if *by == program));
         let hung = count(&|f| *f == Fate::Hung(program.clone()));
         let _ = writeln!(out, "| {program} | {failed} | {hung} |");
@@ -288,7 +313,7 @@ mod tests {
         let killed = Fate::Killed("forebay library".into(), "t".into());
         let (path, folder) = ("p".into(), "f".into());
         let program = Program { krate: "forebay".into(), target: "library".into(), path, folder };
-        let steps = [Step { program, limit: Duration::ZERO }];
+        let steps = [Step { program, arguments: Vec::new(), limit: Duration::ZERO }];
         let fates = [(1, or, killed), (2, or, Fate::Survived), (3, or, Fate::NotBuilding)];
         let text = table(&options, 90, &steps, &fates);
         assert!(text.contains("3 of 90, 1 killed, 1 survived, 1 not building"), "{text}");
@@ -307,7 +332,8 @@ mod tests {
             Command::new("chmod").arg("+x").arg(&path).status().unwrap();
             let (krate, target) = ("forebay".into(), "library".into());
             let program = Program { krate, target, path, folder: folder.clone() };
-            let fate = run_program(&program, 7, Duration::from_secs(2)).unwrap();
+            let (arguments, limit) = (Vec::new(), Duration::from_secs(2));
+            let fate = Step { program, arguments, limit }.run(7).unwrap();
             std::fs::remove_dir_all(folder).unwrap();
             fate
         };
