@@ -46,16 +46,24 @@ pub struct Copy {
     /// Its root.
     pub tree: PathBuf,
     target: PathBuf,
+    shuttle: bool,
 }
 
 impl Copy {
     /// Copies what git knows, or would; a file that has not changed keeps its time, so that it is not
-    /// built again. Then puts these in (Z3: into the copy).
+    /// built again. Then puts these in (Z3: into the copy). With `shuttle` it is built for random
+    /// interleavings instead of for the ordinary tests.
     ///
     /// # Errors
     /// Files that cannot be read or written.
-    pub fn new(root: &Path, scratch: &Path, on: &[(u32, &Mutation)]) -> Result<Self, String> {
-        let copy = Self { tree: scratch.join("tree"), target: scratch.join("target") };
+    pub fn new(
+        root: &Path,
+        scratch: &Path,
+        on: &[(u32, &Mutation)],
+        shuttle: bool,
+    ) -> Result<Self, String> {
+        let target = scratch.join(if shuttle { "shuttle" } else { "target" });
+        let copy = Self { tree: scratch.join("tree"), target, shuttle };
         let words = ["ls-files", "-co", "--exclude-standard"];
         let listed = Command::new("git").args(words).current_dir(root).output();
         let listed = listed.map_err(|e| format!("git: {e}"))?.stdout;
@@ -77,9 +85,10 @@ impl Copy {
     }
 
     fn cargo(&self, words: &[&str]) -> Result<Vec<Value>, String> {
+        let flags = format!("{FLAGS}{}", if self.shuttle { " --cfg shuttle" } else { "" });
         let mut command = Command::new("cargo");
         command.args(words).args(["--locked", "--message-format", "json"]).current_dir(&self.tree);
-        command.env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", FLAGS);
+        command.env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", flags);
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "none");
         command.stdin(Stdio::null()).stderr(Stdio::null());
         let output = command.output().map_err(|e| format!("cargo: {e}"))?;
@@ -119,13 +128,17 @@ impl Copy {
         innermost(&text, span["byte_start"].as_u64()? as usize)
     }
 
-    /// Builds the tests of these packages.
+    /// Builds the tests.
     ///
     /// # Errors
     /// What the compiler says.
-    pub fn programs(&self, packages: &[&str]) -> Result<Vec<Program>, String> {
-        let mut words = vec!["test", "--no-run", "--lib", "--tests"];
-        packages.iter().for_each(|package| words.extend(["--package", package]));
+    pub fn programs(&self) -> Result<Vec<Program>, String> {
+        let mut words =
+            vec!["test", "--no-run", "--package", "forebay-cache", "--package", "forebay-iomap"];
+        match self.shuttle {
+            true => words.extend(["--test", "shuttle"]),
+            false => words.extend(["--package", "forebay", "--lib", "--tests"]),
+        }
         let messages = self.cargo(&words)?;
         if let Some(error) = errors(&messages).next() {
             return Err(format!("the copy does not build: {}", error["rendered"]));

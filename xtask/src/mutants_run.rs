@@ -18,15 +18,17 @@ use std::time::{Duration, Instant};
 
 /// Help text of the command.
 pub const USAGE: &str = "\
-usage: cargo xtask mutants [--seed S] [--count N] [--jobs J] [--only A,B,..] [--list]
+usage: cargo xtask mutants [--seed S] [--count N] [--jobs J] [--only A,B,..] [--shuttle] [--list]
 
   draws N (150) of the small changes to the sources of cache and iomap by the seed S (1), builds one copy
   of the tree with all of them in it, runs the tests of cache, iomap and the library with each switched on,
   J (2) at a time, and writes the table to target/mutants.md; --only runs these of the drawn ones, by
-  number; --list only says which there are";
+  number; --shuttle runs the tests of random interleavings instead; --list only says which there are";
 
-/// Seeds of fsx and of power cuts for a mutant: enough to find what they can find at all, as a rule.
-const FEW: [(&str, &str); 2] = [("FOREBAY_FSX_RUNS", "24"), ("FOREBAY_CUT_RUNS", "24")];
+/// Seeds of fsx, of power cuts and of interleavings for a mutant: enough to find what they can find at
+/// all, as a rule.
+const FEW: [(&str, &str); 3] =
+    [("FOREBAY_FSX_RUNS", "24"), ("FOREBAY_CUT_RUNS", "24"), ("FOREBAY_SHUTTLE_RUNS", "2000")];
 /// The first to be ended when memory runs out: a mutant may allocate without end. (A limit of address
 /// space would refuse the arena, which reserves far more than it uses.)
 const EXPENDABLE: [&str; 4] = ["choom", "-n", "1000", "--"];
@@ -35,9 +37,6 @@ const LAST: [(&str, &str); 2] = [
     ("paths", "domain::a_dead_device_stops_only_its_own_files"),
     ("library", "many::ten_thousand_files_open_at_once"),
 ];
-/// A mutant's changes are reached from these packages.
-const PACKAGES: [&str; 3] = ["forebay-cache", "forebay-iomap", "forebay"];
-
 /// What was asked for.
 struct Options {
     seed: u64,
@@ -45,30 +44,41 @@ struct Options {
     jobs: usize,
     only: Option<BTreeSet<usize>>,
     list: bool,
+    shuttle: bool,
 }
 
 impl Options {
     fn parse(words: &[String]) -> Result<Self, String> {
-        let mut options = Self { seed: 1, count: 150, jobs: 2, only: None, list: false };
+        let (only, list, shuttle) = (None, false, false);
+        let mut options = Self { seed: 1, count: 150, jobs: 2, only, list, shuttle };
         let mut words = words.iter();
         while let Some(word) = words.next() {
-            if word == "--list" {
-                options.list = true;
-                continue;
-            }
-            let value = words.next().ok_or_else(|| format!("`{word}` needs a number"))?;
-            let numbers: Result<BTreeSet<usize>, _> = value.split(',').map(str::parse).collect();
-            let numbers = numbers.map_err(|e| format!("`{word} {value}`: {e}"))?;
-            let number = numbers.first().copied().filter(|_| numbers.len() == 1);
-            match (word.as_str(), number) {
-                ("--only", _) => options.only = Some(numbers),
-                ("--seed", Some(number)) => options.seed = number as u64,
-                ("--count", Some(number)) => options.count = number,
-                ("--jobs", Some(number)) => options.jobs = number.max(1),
-                _ => return Err(format!("no option `{word} {value}`")),
-            }
+            let flag = match word.as_str() {
+                "--list" => &mut options.list,
+                "--shuttle" => &mut options.shuttle,
+                _ => {
+                    options.set(word, words.next())?;
+                    continue;
+                }
+            };
+            *flag = true;
         }
         Ok(options)
+    }
+
+    fn set(&mut self, word: &str, value: Option<&String>) -> Result<(), String> {
+        let value = value.ok_or_else(|| format!("`{word}` needs a number"))?;
+        let numbers: Result<BTreeSet<usize>, _> = value.split(',').map(str::parse).collect();
+        let numbers = numbers.map_err(|e| format!("`{word} {value}`: {e}"))?;
+        let number = numbers.first().copied().filter(|_| numbers.len() == 1);
+        match (word, number) {
+            ("--only", _) => self.only = Some(numbers),
+            ("--seed", Some(number)) => self.seed = number as u64,
+            ("--count", Some(number)) => self.count = number,
+            ("--jobs", Some(number)) => self.jobs = number.max(1),
+            _ => return Err(format!("no option `{word} {value}`")),
+        }
+        Ok(())
     }
 }
 
@@ -122,7 +132,7 @@ pub fn run(root: &Path, words: &[String]) -> Result<(), String> {
     }
     let target = PathBuf::from(std::env::var("CARGO_TARGET_DIR").unwrap_or("target".into()));
     let target = root.join(target);
-    let (on, programs) = build(root, &target.join("mutants"), &chosen)?;
+    let (on, programs) = build(root, &target.join("mutants"), &chosen, options.shuttle)?;
     let steps = baseline(&programs)?;
     let judged = judge_all(&options, &steps, &on)?;
     let fate =
@@ -143,14 +153,15 @@ fn build<'a>(
     root: &Path,
     scratch: &Path,
     chosen: &[Numbered<'a>],
+    shuttle: bool,
 ) -> Result<(Vec<Numbered<'a>>, Vec<Program>), String> {
     let mut on = chosen.to_vec();
     loop {
-        let copy = Copy::new(root, scratch, &on)?;
+        let copy = Copy::new(root, scratch, &on, shuttle)?;
         let refused = copy.refused()?;
         if refused.is_empty() {
             println!("{} of {} build", on.len(), chosen.len());
-            return Ok((on, copy.programs(&PACKAGES)?));
+            return Ok((on, copy.programs()?));
         }
         for (number, mutation) in on.iter().filter(|(number, _)| refused.contains(number)) {
             println!("{number:>4}  {}  {}", Fate::NotBuilding.word(), mutation.describe());
