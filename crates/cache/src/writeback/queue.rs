@@ -479,4 +479,29 @@ mod tests {
         queue.looked_at(0, now, outcome(now, true));
         assert!(!dirts[0].is_stalled() && queue.members[&0].stall_pause == 0);
     }
+
+    /// The window of what waits for a flush is shared: whoever holds much of it is flushed first, however
+    /// late it came, or its blocks would keep the others' frames.
+    #[test]
+    fn whoever_holds_much_of_the_window_is_flushed_first() {
+        use crate::config::Config;
+        use crate::writeback::control::DirtyControl;
+        let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
+        let (domain, out) = (control.domain(None), std::sync::Arc::new(Idle));
+        let dirts: Vec<Arc<Dirt>> = (0..3).map(|_| Arc::new(Dirt::default())).collect();
+        for (id, dirt) in (0u32..).zip(&dirts) {
+            let weak: std::sync::Weak<Idle> = std::sync::Arc::downgrade(&out);
+            domain.queue().join(id, dirt.clone(), weak);
+            domain.keep_unflushed(id, dirt, 4096, 16384);
+        }
+        // In two steps, of which neither is much.
+        domain.keep_unflushed(2, &dirts[2], 8192, 16384);
+        domain.keep_unflushed(2, &dirts[2], 8192, 16384);
+        let next = || domain.queue().next_flush().map(|(id, _)| id);
+        assert_eq!(next(), Some(2));
+        assert!(domain.queue().is_held(2) && !domain.queue().is_held(0));
+        domain.queue().release(2);
+        assert!(!domain.queue().is_held(2));
+        assert_eq!((next(), next()), (Some(0), Some(1)));
+    }
 }
