@@ -504,4 +504,25 @@ mod tests {
         assert!(!domain.queue().is_held(2));
         assert_eq!((next(), next()), (Some(0), Some(1)));
     }
+
+    /// A file that is closed with dirt, because its device is given up, takes its places along: a flusher
+    /// that found one without its file would look for it for ever, and write nothing for the others.
+    #[test]
+    fn q_b_a_file_that_is_gone_is_due_no_more() {
+        let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
+        for id in 0..3 {
+            let (dirt, weak) = (Arc::new(Dirt::default()), std::sync::Arc::downgrade(&out));
+            dirt.list(0, 10, false);
+            queue.join(id, dirt, weak);
+            queue.dirtied(id, 10);
+        }
+        queue.look_by(1, 5);
+        for id in [0, 1] {
+            assert!(queue.leave(id).is_none());
+        }
+        assert_eq!(queue.next_look(50), 60);
+        assert_eq!(queue.next_aged((0, 0)).map(|(_, look)| look.id), Some(2));
+        queue.leave(2);
+        assert_eq!((queue.next_look(50), queue.is_empty()), (u64::MAX, true));
+    }
 }
