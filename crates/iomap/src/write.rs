@@ -68,7 +68,18 @@ impl MappedFile {
             return None;
         }
         let passing = self.write_now(&range, flags)?;
-        self.try_write_range(&range, src, passing).is_none().then_some(Ok(src.len()))
+        // What stops on its way is written again, and counted there.
+        let done = self.try_write_range(&range, src, passing).is_none();
+        done.then(|| {
+            self.count_uncached(passing, src.len() as u64);
+            Ok(src.len())
+        })
+    }
+
+    fn count_uncached(&self, passing: Passing, bytes: u64) {
+        if passing != Passing::Cached {
+            Counters::add(&self.cache.counters.uncached_write_bytes, bytes);
+        }
     }
 
     /// Splits a byte range where folios end, and so that no piece is more than a portion: a writer dirties
@@ -178,11 +189,13 @@ impl MappedFile {
         let Some(passing) = self.write_now(range, flags) else {
             return fail("the uncached strategy waits for the device");
         };
-        match self.try_write_range(range, src, passing) {
-            None => Ok(src.len()),
-            Some(stop) if stop > range.start => Ok((stop - range.start) as usize),
-            Some(_) => fail("blocks have to be read or waited for"),
-        }
+        let done = match self.try_write_range(range, src, passing) {
+            None => src.len(),
+            Some(stop) if stop > range.start => (stop - range.start) as usize,
+            Some(_) => return fail("blocks have to be read or waited for"),
+        };
+        self.count_uncached(passing, done as u64);
+        Ok(done)
     }
 
     /// Writes `range` into the cache; the first byte of `src` belongs at `base`. False: stopped, by a
@@ -195,9 +208,7 @@ impl MappedFile {
         passing: Passing,
         beyond: Beyond,
     ) -> Result<bool> {
-        if passing != Passing::Cached {
-            Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
-        }
+        self.count_uncached(passing, range.end - range.start);
         let mut passed = range.start;
         for (index, piece) in self.portions(range.clone()) {
             if piece.end > passed {

@@ -525,4 +525,14 @@ mod tests {
         table.unlock(1);
         assert!(table.version(1).is_some() && !table.unchanged_since(1, version));
     }
+
+    /// A cache that was made smaller gives the memory of its table back, not only that of its frames.
+    #[test]
+    fn what_lies_above_the_slots_in_use_goes_back_to_the_system() {
+        let table = Table::new(Layout::new(65536), 100_000).unwrap();
+        table.set_key(40, 7, 9);
+        table.set_key(90_000, 7, 9);
+        table.forget_above(50);
+        assert_eq!((table.key(40), table.key(90_000)), ((7, 9), (0, 0)));
+    }
 }

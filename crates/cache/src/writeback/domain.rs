@@ -510,4 +510,52 @@ mod tests {
         two.sub_dirty(512);
         assert_eq!((active(), control.dirty_bytes()), (0, 0), "M1, M2");
     }
+
+    /// Writers above the background limit are slowed to the speed of write-out, smoothly: at a device of
+    /// 100 MB/s, 64 KiB in the middle between the limits cost what writing 64 KiB takes, at the limit twice
+    /// that, and nothing at the background limit, where a copy is all that a buffered write should cost.
+    #[test]
+    fn a_pause_grows_from_nothing_to_twice_what_write_out_takes() {
+        let (dirty_bytes, dirty_background_bytes) = (Some(1 << 20), Some(1 << 19));
+        let config =
+            Config { dirty_bytes, dirty_background_bytes, ..Config::with_budget(64 << 20) };
+        let control = DirtyControl::new(&config, 64 << 20);
+        let one = control.domain(None);
+        one.add_dirty(1 << 20);
+        assert_eq!(one.pause(1 << 16), 0, "nobody knows yet how fast write-out is");
+        one.sub_dirty(1 << 19);
+        for sample in 1..=20 {
+            one.note_written(sample * 10_000_000, 1_000_000);
+        }
+        assert_eq!(one.pause(1 << 16), 0, "at the background limit");
+        one.add_dirty(1 << 18);
+        assert_eq!(one.pause(1 << 16), 655_360, "in the middle");
+        one.add_dirty(1 << 18);
+        assert_eq!(one.pause(1 << 16), 1_310_720, "at the limit");
+        one.add_dirty(1 << 20);
+        assert_eq!(one.pause(1 << 16), 1_310_720, "never more");
+        assert_eq!(control.portion(), 1 << 17, "eight in line fill a small limit, not one");
+    }
+
+    /// Two devices at work have half of the limits each. The flusher of one begins above its half of the
+    /// background limit, no sooner, so that data written over and over reaches the device once; and its
+    /// writers wait above its half of the limit, also while all together are below it, so that a slow
+    /// device leaves the other's part alone.
+    #[test]
+    fn m4_each_domain_keeps_to_its_share() {
+        let (dirty_bytes, dirty_background_bytes) = (Some(1 << 20), Some(1 << 19));
+        let config =
+            Config { dirty_bytes, dirty_background_bytes, ..Config::with_budget(64 << 20) };
+        let control = DirtyControl::new(&config, 64 << 20);
+        let (one, two) = (control.domain(None), control.domain(None));
+        one.add_dirty(1 << 19);
+        assert!(!one.above_background(), "alone, and at the limit: not above");
+        one.add_dirty(4096);
+        assert!(one.above_background() && one.below_limit());
+        two.add_dirty(4096);
+        assert!(one.above_background() && !two.above_background());
+        assert!(!one.below_limit() && two.below_limit(), "more than its half, and less than all");
+        one.sub_dirty(4096);
+        assert!(one.below_limit() && one.above_background());
+    }
 }

@@ -479,4 +479,50 @@ mod tests {
         queue.looked_at(0, now, outcome(now, true));
         assert!(!dirts[0].is_stalled() && queue.members[&0].stall_pause == 0);
     }
+
+    /// The window of what waits for a flush is shared: whoever holds much of it is flushed first, however
+    /// late it came, or its blocks would keep the others' frames.
+    #[test]
+    fn whoever_holds_much_of_the_window_is_flushed_first() {
+        use crate::config::Config;
+        use crate::writeback::control::DirtyControl;
+        let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
+        let (domain, out) = (control.domain(None), std::sync::Arc::new(Idle));
+        let dirts: Vec<Arc<Dirt>> = (0..3).map(|_| Arc::new(Dirt::default())).collect();
+        for (id, dirt) in (0u32..).zip(&dirts) {
+            let weak: std::sync::Weak<Idle> = std::sync::Arc::downgrade(&out);
+            domain.queue().join(id, dirt.clone(), weak);
+            domain.keep_unflushed(id, dirt, 4096, 16384);
+        }
+        // In two steps, of which neither is much.
+        domain.keep_unflushed(2, &dirts[2], 8192, 16384);
+        domain.keep_unflushed(2, &dirts[2], 8192, 16384);
+        let next = || domain.queue().next_flush().map(|(id, _)| id);
+        assert_eq!(next(), Some(2));
+        assert!(domain.queue().is_held(2) && !domain.queue().is_held(0));
+        domain.queue().release(2);
+        assert!(!domain.queue().is_held(2));
+        assert_eq!((next(), next()), (Some(0), Some(1)));
+    }
+
+    /// A file that is closed with dirt, because its device is given up, takes its places along: a flusher
+    /// that found one without its file would look for it for ever, and write nothing for the others.
+    #[test]
+    fn q_b_a_file_that_is_gone_is_due_no_more() {
+        let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
+        for id in 0..3 {
+            let (dirt, weak) = (Arc::new(Dirt::default()), std::sync::Arc::downgrade(&out));
+            dirt.list(0, 10, false);
+            queue.join(id, dirt, weak);
+            queue.dirtied(id, 10);
+        }
+        queue.look_by(1, 5);
+        for id in [0, 1] {
+            assert!(queue.leave(id).is_none());
+        }
+        assert_eq!(queue.next_look(50), 60);
+        assert_eq!(queue.next_aged((0, 0)).map(|(_, look)| look.id), Some(2));
+        queue.leave(2);
+        assert_eq!((queue.next_look(50), queue.is_empty()), (u64::MAX, true));
+    }
 }

@@ -195,3 +195,38 @@ impl PageCache {
         Some(fresh)
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use forebay_base::world::RealWorld;
+
+    /// Where frames are scarce, `auto` weighs the wait for a slow device against the frames: it may take
+    /// some of the last ones, never the last, and the fewer there are the longer it waits instead.
+    #[test]
+    fn s8_auto_weighs_the_wait_against_the_frames_that_are_left() {
+        let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        cache.strategies.set_stable(StableStrategy::Auto);
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let scarce = cache.scarce_below();
+        let answer = |left: usize, nanos: Nanos| {
+            let free = cache.frames.lock().free();
+            let held = cache.take_frames(free - left).unwrap();
+            mapping.write_nanos.store(nanos, Ordering::Relaxed);
+            let answer = cache.answer_hit(&mapping, 2);
+            drop(held);
+            answer
+        };
+        assert_eq!(answer(scarce + 2, 0), Answer::Detach, "plenty: a copy is always cheaper");
+        assert_eq!(answer(scarce + 1, 0), Answer::Wait, "scarce, and the device is fast");
+        // Half of the write-outs' time counts, as the rest of one.
+        let price = |left: usize| FRAME_PRICE * 2 * scarce as u64 / (left - 2) as u64;
+        for left in [scarce, 6, 4] {
+            assert_eq!(answer(left, 2 * price(left)), Answer::Detach, "{left}");
+            assert_eq!(answer(left, 2 * price(left) - 2), Answer::Wait, "{left}");
+        }
+        assert_eq!(answer(2, Nanos::MAX), Answer::Wait, "it would take the last ones");
+    }
+}

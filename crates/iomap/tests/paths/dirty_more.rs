@@ -416,3 +416,20 @@ fn what_waits_for_a_slow_write_out_goes_on_when_that_ends() {
         });
     }
 }
+
+/// A write that has to read the blocks at both of its ends is an ordinary one. Only if one of them is gone
+/// when the other is there memory is short, and all that is dirty is written to make room: done for each
+/// such write, it would send to the device at once what is overwritten a moment later.
+#[test]
+fn a_write_with_two_edges_to_read_has_no_other_dirt_written() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        lab.write(1 << 20, &[1; 4096], NONE).await;
+        lab.disk.clear_log();
+        lab.write(100, &[2; 9000], NONE).await;
+        lab.sleep_ms(50).await;
+        assert_eq!(lab.reads().len(), 2, "both edges");
+        assert_eq!(lab.writes(), (0, 0));
+        assert_eq!(lab.blocks(State::Dirty).len(), 4);
+    });
+}

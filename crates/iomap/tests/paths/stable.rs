@@ -97,6 +97,7 @@ fn s2_bytes_in_flight_do_not_change() {
             StableStrategy::Snapshot => {
                 assert_eq!((waits, copies), (0, 0));
                 assert!(stats.stable_snapshots * u64::from(block_size) == stats.written_bytes);
+                assert_eq!(stats.stable_copied_bytes, stats.written_bytes);
             }
             _ => {
                 assert!(waits == 0 && copies > 10, "{waits} {copies}");
