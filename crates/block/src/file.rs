@@ -296,7 +296,11 @@ impl Inner {
                 dio.open(&self.path, self.buffered.as_fd(), self.read_only)
                     .map_err(|e| Error::from_io("turn direct I/O on", e))?;
             }
-            exec::retry(|| rustix::fs::fsync(&self.buffered)).map_err(fail)?;
+            exec::retry(|| rustix::fs::fsync(&self.buffered)).map_err(|e| {
+                // The system tells it once: whoever flushes next has to hear of it (F5).
+                self.note_sync_failure();
+                fail(e)
+            })?;
             let len = std::num::NonZeroU64::new(self.size());
             rustix::fs::fadvise(&self.buffered, self.offset, len, Advice::DontNeed)
                 .map_err(fail)?;

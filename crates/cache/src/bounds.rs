@@ -21,13 +21,23 @@
 //! E5 so whoever holds the last block while the size is within it sees a size that stands.
 //! E6 a fill zeroes what of its blocks lies behind the size at its plan; no later size counts.
 //!
-//! Locks: `held` and `resizing` are leaves.
+//! Whoever waits for a range is woken when that range has become free, not whenever some range has: of those
+//! who are to take the same blocks, one after the other.
+//!
+//! Locks: `held` and `resizing` are leaves; `held` is also taken below the list of those who wait.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use forebay_base::task::WaitQueue;
+use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::units::{is_aligned, round_down, round_up};
 use std::ops::Range;
+
+/// What somebody waits for.
+struct Want {
+    range: Range<u64>,
+    /// To hold it; otherwise to see that nobody does.
+    takes: bool,
+}
 
 /// See the module.
 pub struct Bounds {
@@ -39,7 +49,7 @@ pub struct Bounds {
     resize_wait: WaitQueue,
     held: Mutex<Vec<Range<u64>>>,
     held_count: AtomicU64,
-    held_wait: WaitQueue,
+    held_wait: WaitQueue<Want>,
 }
 
 impl Bounds {
@@ -53,7 +63,7 @@ impl Bounds {
             resize_wait: WaitQueue::new(),
             held: Mutex::default(),
             held_count: AtomicU64::new(0),
-            held_wait: WaitQueue::new(),
+            held_wait: WaitQueue::with_keys(),
         }
     }
 
@@ -99,12 +109,29 @@ impl Bounds {
 
     /// Takes the blocks of a range for exclusive use; waits for those who hold one of them.
     pub async fn exclusive(&self, range: Range<u64>) -> Exclusive<'_> {
-        self.held_wait.wait_until(|| self.try_exclusive(range.clone())).await
+        let want = Want { range: self.rounded(&range), takes: true };
+        self.held_wait.wait_for(want, || self.try_exclusive(range.clone())).await
     }
 
     /// Waits until nobody holds a block of `range`.
     pub async fn wait_not_exclusive(&self, range: Range<u64>) {
-        self.held_wait.wait_until(|| (!self.overlaps(&range)).then_some(())).await;
+        let want = Want { range: self.rounded(&range), takes: false };
+        self.held_wait.wait_for(want, || (!self.overlaps(&range)).then_some(())).await;
+    }
+
+    /// The blocks of `freed` are not held any more: wakes who waited for that. Who is left out hears of it from
+    /// whoever holds a block of his range then.
+    fn wake(&self, freed: &Range<u64>) {
+        self.held_wait.wake_matching(|Want { range, takes }| {
+            if range.start >= freed.end || freed.start >= range.end || self.overlaps(range) {
+                Pick::Skip
+            } else if *takes && range.start <= freed.start && freed.end <= range.end {
+                // It takes all that has become free.
+                Pick::WakeAndStop
+            } else {
+                Pick::Wake
+            }
+        });
     }
 
     /// The right to move the size; waits for whoever has it.
@@ -138,7 +165,7 @@ impl Drop for Exclusive<'_> {
         held.swap_remove(at);
         self.bounds.held_count.fetch_sub(1, Ordering::SeqCst);
         drop(held);
-        self.bounds.held_wait.wake_all();
+        self.bounds.wake(&self.range);
     }
 }
 
@@ -177,6 +204,7 @@ impl Drop for Resize<'_> {
 mod tests {
     use super::*;
     use forebay_base::task::block_on;
+    use std::future::Future;
 
     #[test]
     fn exclusive_ranges_are_whole_blocks_and_exclude() {
@@ -189,6 +217,52 @@ mod tests {
         drop(held);
         assert!(bounds.try_exclusive(100..200).is_some());
         drop(other);
+    }
+
+    /// Counts how often it was woken.
+    #[derive(Default)]
+    struct Count(AtomicU64);
+
+    impl std::task::Wake for Count {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The story: 1,024 trims of one range from 128 clients stopped the loop, because each release woke all
+    /// who waited, and each of them looked and registered again.
+    #[test]
+    fn who_waits_for_one_range_is_woken_one_by_one() {
+        let bounds = Bounds::new(4096, 1 << 20);
+        let woken = std::sync::Arc::new(Count::default());
+        let waker = std::task::Waker::from(woken.clone());
+        let mut cx = std::task::Context::from_waker(&waker);
+        let (first, elsewhere) = (bounds.try_exclusive(0..8192), bounds.try_exclusive(8192..8193));
+        let mut waiting: Vec<_> = (0..1024).map(|_| Box::pin(bounds.exclusive(1..8192))).collect();
+        let mut wide = Box::pin(bounds.exclusive(0..9000));
+        let mut writers: Vec<_> =
+            (0..2).map(|_| Box::pin(bounds.wait_not_exclusive(4096..4097))).collect();
+        assert!(waiting.iter_mut().all(|w| w.as_mut().poll(&mut cx).is_pending()));
+        assert!(writers.iter_mut().all(|w| w.as_mut().poll(&mut cx).is_pending()));
+        assert!(wide.as_mut().poll(&mut cx).is_pending());
+        let mut held = first;
+        for waiter in &mut waiting {
+            let before = woken.0.load(Ordering::Relaxed);
+            drop(held);
+            assert_eq!(woken.0.load(Ordering::Relaxed) - before, 1, "the next in line, alone");
+            let std::task::Poll::Ready(next) = waiter.as_mut().poll(&mut cx) else {
+                panic!("the one that came first has it")
+            };
+            held = Some(next);
+        }
+        // The wide one's range is not free yet, and nobody takes what the writers wait for.
+        let before = woken.0.load(Ordering::Relaxed);
+        drop(held);
+        assert_eq!(woken.0.load(Ordering::Relaxed) - before, 2, "the writers");
+        assert!(writers.iter_mut().all(|w| w.as_mut().poll(&mut cx).is_ready()));
+        drop(elsewhere);
+        assert_eq!(woken.0.load(Ordering::Relaxed) - before, 3);
+        assert!(wide.as_mut().poll(&mut cx).is_ready());
     }
 
     #[test]

@@ -358,7 +358,12 @@ impl Cache {
     }
 
     fn list(&self, file: &std::sync::Arc<MappedFile>) {
-        self.shared.files().insert(file.mapping.id, std::sync::Arc::downgrade(file));
+        let mut files = self.shared.files();
+        if files.len() == files.capacity() {
+            // Not only the open ones: of a file that outlived its closing the entry would stay for ever.
+            files.retain(|_, file| file.strong_count() > 0);
+        }
+        files.insert(file.mapping.id, std::sync::Arc::downgrade(file));
     }
 
     /// Files that are open or owe something.

@@ -80,7 +80,11 @@ impl UntoldErrors {
         });
         match share {
             Some(_share) => {
-                let record = Record { untold, _share, key };
+                let mut record = Record { untold, _share, key };
+                let old = state.records.remove(&record.key.name());
+                // Bytes that may be lost stay so.
+                let sticky = &mut record.untold.sticky;
+                *sticky = sticky.take().or(old.and_then(|old| old.untold.sticky));
                 state.records.insert(record.key.name(), record);
             }
             None => {

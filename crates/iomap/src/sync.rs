@@ -77,6 +77,9 @@ impl FlushGroup {
     }
 }
 
+/// Why a file is poisoned.
+const NOT_HELD: &str = "a flush failed, and some of what it covered is not held any more";
+
 /// A flush under way. If the future that runs it is dropped its outcome is not known: it counts as
 /// failed, and the waiters go on.
 struct Running<'a> {
@@ -104,19 +107,23 @@ impl Running<'_> {
             }
             done => done,
         };
+        // What is lost first: of what the flush covered it may hold newer bytes.
+        file.flush_failed(&lost);
         if certified {
             file.flush_worked(&covered.pinned);
+        } else {
+            file.flush_failed(&covered);
         }
+        let given_up = unflushed.end_flush();
         if let Err(error) = &done {
             log::warn!("flush failed: {error}");
-            if !certified {
-                file.flush_failed(&covered);
+            let covered = |run: &Range<u64>| !certified && covered.pinned.overlaps(run);
+            if given_up.iter().any(|run| covered(&run) || lost.pinned.overlaps(&run)) {
+                file.mapping.poison(NOT_HELD);
             }
-            file.flush_failed(&lost);
             // After the blocks are dirty again: who comes later finds them.
             file.mapping.errseq.set(error.clone());
         }
-        unflushed.end_flush();
         file.flush.end(self.number, &done);
         done
     }
@@ -283,7 +290,7 @@ impl MappedFile {
             folio.flush_failed(self.mapping.blocks_inside(folio.index, &part));
         });
         if covered.unpinned {
-            self.mapping.poison("a flush failed, and some of what it covered is not held any more");
+            self.mapping.poison(NOT_HELD);
         }
     }
 }

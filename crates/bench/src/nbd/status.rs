@@ -13,6 +13,7 @@ use crate::rivals::fio::FioJob;
 use crate::rivals::server::{Kind, Server, program_exists};
 use forebay_base::{Error, Result};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -36,17 +37,20 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         ("nbdkit-file", Kind::Nbdkit(["file", "IMAGE"].map(String::from).to_vec())),
         ("qemu-nbd", Kind::Qemu(Vec::new())),
     ];
-    let mut running = Vec::new();
-    for (name, kind) in &servers {
-        match Server::start(kind, image.path(), None, None) {
-            Ok(server) => running.push((*name, server)),
+    let mut usable = Vec::new();
+    for (name, kind) in servers {
+        match Server::start(&kind, image.path(), None, None) {
+            Ok(_) => usable.push((name, kind)),
             Err(e) => report.not_run(&format!("{name}, BLOCK_STATUS"), e),
         }
     }
-    let maps: Vec<AtomicU64> = running.iter().map(|_| AtomicU64::new(0)).collect();
+    let maps: Vec<AtomicU64> = usable.iter().map(|_| AtomicU64::new(0)).collect();
     let mut variants = Vec::new();
-    for ((name, server), maps) in running.iter().zip(&maps) {
+    for ((name, kind), maps) in usable.iter().zip(&maps) {
+        let image = &image;
         variants.push(Variant::new(name, move |turn| {
+            // One server at a time: the image is locked.
+            let server = Server::start(kind, image.path(), None, None)?;
             let least = maps.load(Ordering::Relaxed) + ASKING as u64;
             let job = FioJob {
                 rw: "randread",
@@ -57,7 +61,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
                 bytes_max: 0,
                 seed: turn.seed,
             };
-            beside(&server.uri, maps, least, || slice(server, job.clone(), nobody))
+            beside(&server.uri, maps, least, || slice(&server, job.clone(), nobody))
         }));
     }
     let plan = Plan {
@@ -72,7 +76,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     outcome.add_rows(report, "nbd_beside_block_status");
-    for ((name, _), maps) in running.iter().zip(&maps) {
+    for ((name, _), maps) in usable.iter().zip(&maps) {
         report.row(name, "nbd_block_status_maps", "1", &[maps.load(Ordering::Relaxed) as f64]);
     }
     let p99 = |s: &Slice| s.hist.percentile(99.0) as f64 / 1000.0;
@@ -120,6 +124,8 @@ fn beside(
                 (Err(_), _) => break,
             }
         }
+        let asked = maps.load(Ordering::Relaxed) >= least;
+        assert!(asked || done.is_err() || asking.iter().any(|a| a.is_finished()), "D4");
         over.store(true, Ordering::Relaxed);
         for one in asking {
             one.join().expect("whoever asks does not panic")?;
@@ -133,14 +139,18 @@ fn ask(uri: &str, maps: &AtomicU64, over: &AtomicBool) -> Result<()> {
     while !over.load(Ordering::Relaxed) {
         let mut command = Command::new("nice");
         command.args(["-n", "19", "nbdinfo", "--map", uri]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|e| Error::from_io("start nbdinfo", e))?;
         let mut asking = Asking(child);
         loop {
             let ended = asking.0.try_wait().map_err(|e| Error::from_io("wait for nbdinfo", e))?;
             if let Some(status) = ended {
                 if !status.success() && !over.load(Ordering::Relaxed) {
-                    let text = format!("--map {uri}: {status}");
+                    let mut said = String::new();
+                    if let Some(mut pipe) = asking.0.stderr.take() {
+                        let _ = pipe.read_to_string(&mut said);
+                    }
+                    let text = format!("--map {uri}: {status}: {}", said.trim());
                     return Err(Error::new(forebay_base::ErrorKind::Io, "nbdinfo", text));
                 }
                 maps.fetch_add(1, Ordering::Relaxed);

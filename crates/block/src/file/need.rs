@@ -11,11 +11,11 @@
 use super::Kind;
 use crate::bdev::StableWrites;
 use rustix::fs::{CWD, IFlags, Mode, OFlags, RawDir, Stat, openat};
+use rustix::io::Errno;
 use rustix::path::Arg;
-use std::ffi::CStr;
 use std::fs;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ impl Need {
 
     fn new(devices: Vec<PathBuf>, btrfs: bool, fd: BorrowedFd<'_>) -> Self {
         let need = Self { devices, btrfs, start: Instant::now(), last: AtomicU64::new(0) };
-        need.store(0, need.ask(fd));
+        need.store(0, need.ask(fd).unwrap_or(Why::NotAsked));
         need
     }
 
@@ -71,12 +71,17 @@ impl Need {
         self.last.store(millis << 2 | why as u64, Ordering::Relaxed);
     }
 
-    fn ask(&self, fd: BorrowedFd<'_>) -> Why {
+    /// None if it cannot be told now, as for want of descriptors.
+    fn ask(&self, fd: BorrowedFd<'_>) -> Option<Why> {
         if self.btrfs && checksummed(fd) {
-            return Why::Btrfs;
+            return Some(Why::Btrfs);
         }
-        let asked = self.devices.iter().map(|device| ask_device(CWD, device.as_path(), 0));
-        asked.max_by_key(|why| *why as u8).unwrap_or(Why::NotAsked)
+        let mut most = Why::NotAsked;
+        for device in &self.devices {
+            let why = ask_device(CWD, device.as_path(), 0)?;
+            most = if why as u8 > most as u8 { why } else { most };
+        }
+        Some(most)
     }
 
     /// The need now, for I/O past the system's page cache (`direct`) or through it.
@@ -87,7 +92,8 @@ impl Need {
         let (last, now) = (self.last.load(Ordering::Relaxed), self.start.elapsed().as_millis());
         let mut why = WHYS[(last & 3) as usize];
         if now as u64 >= (last >> 2) + FRESH.as_millis() as u64 {
-            why = self.ask(fd);
+            // What cannot be told now is as it was.
+            why = self.ask(fd).unwrap_or(why);
             self.store(now as u64, why);
         }
         let reason = match why {
@@ -101,31 +107,42 @@ impl Need {
 }
 
 /// What a block device says, or one that it stands on. Write-out asks: this takes no memory but the stack.
-fn ask_device(at: BorrowedFd<'_>, name: impl Arg, depth: u32) -> Why {
-    let open = |at: BorrowedFd<'_>, name: &CStr| openat(at, name, OFlags::CLOEXEC, Mode::empty());
-    let folder = OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(dir) = openat(at, name, folder, Mode::empty()) else { return Why::NotAsked };
+/// None if it cannot be told.
+fn ask_device(at: BorrowedFd<'_>, name: impl Arg, depth: u32) -> Option<Why> {
+    let Some(dir) = open(at, name, OFlags::DIRECTORY)? else { return Some(Why::NotAsked) };
     // A partition has its queue one directory up.
-    let queue = [c"queue/stable_writes", c"../queue/stable_writes"];
-    if let Some(file) = queue.iter().find_map(|name| open(dir.as_fd(), name).ok()) {
+    for name in [c"queue/stable_writes", c"../queue/stable_writes"] {
+        let Some(file) = open(dir.as_fd(), name, OFlags::empty())? else { continue };
         let mut text = [0; 8];
         let len = rustix::io::read(&file, &mut text).unwrap_or(0);
         if text[..len].trim_ascii() == b"1" {
-            return Why::Device;
+            return Some(Why::Device);
         }
+        break;
     }
-    let Ok(slaves) = open(dir.as_fd(), c"slaves") else { return Why::NotAsked };
+    let Some(slaves) = open(dir.as_fd(), c"slaves", OFlags::empty())? else {
+        return Some(Why::NotAsked);
+    };
     let mut names = [MaybeUninit::uninit(); 1024];
     let mut below = RawDir::new(&slaves, &mut names);
     while let Some(Ok(entry)) = below.next() {
         let name = entry.file_name();
         let itself = name == c"." || name == c"..";
-        if !itself && depth < DEPTH && ask_device(slaves.as_fd(), name, depth + 1) != Why::NotAsked
+        if !itself && depth < DEPTH && ask_device(slaves.as_fd(), name, depth + 1)? != Why::NotAsked
         {
-            return Why::Below;
+            return Some(Why::Below);
         }
     }
-    Why::NotAsked
+    Some(Why::NotAsked)
+}
+
+/// What is there, if it is; `None` if that cannot be told.
+fn open(at: BorrowedFd<'_>, name: impl Arg, how: OFlags) -> Option<Option<OwnedFd>> {
+    match openat(at, name, how | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(file) => Some(Some(file)),
+        Err(Errno::NOENT | Errno::NOTDIR) => Some(None),
+        Err(_) => None,
+    }
 }
 
 /// Whether btrfs keeps checksums of the file's data. Assumed where it does not tell.
@@ -212,21 +229,21 @@ mod tests {
         tree.device("sda", false);
         tree.device("sdb", false);
         tree.stack("dm-0", "sda");
-        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::NotAsked);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::NotAsked));
         tree.turn("sda", true);
-        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::Below);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::Below));
         tree.turn("sda", false);
         // A leg is added, and taken away.
         tree.turn("sdb", true);
-        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::NotAsked);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::NotAsked));
         tree.stack("dm-0", "sdb");
-        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::Below);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::Below));
         fs::remove_file(top.join("slaves/sdb")).unwrap();
-        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::NotAsked);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::NotAsked));
         // A partition asks its disk.
         fs::create_dir_all(top.join("dm-0p1")).unwrap();
         tree.turn("dm-0", true);
-        assert_eq!(ask_device(CWD, top.join("dm-0p1"), 0), Why::Device);
+        assert_eq!(ask_device(CWD, top.join("dm-0p1"), 0), Some(Why::Device));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use super::flushes::Flushes;
 use super::limits::{Gauge, Limits, Share};
 use super::line::{Line, Pace};
 use super::pass::WriteOut;
-use super::queue::Queue;
+use super::queue::{Hand, Queue};
 use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
 use forebay_base::task::WaitQueue;
@@ -434,8 +434,8 @@ impl Domain {
 
     /// A file out of the queue is in the flusher's hands until the result goes, which is to outlive what was
     /// handed out.
-    pub(super) fn hold(&self, id: u32) -> Held<'_> {
-        Held { domain: self, id }
+    pub(super) fn hold(&self, hand: Hand) -> Held<'_> {
+        Held { domain: self, hand }
     }
 
     /// Waits until the flusher has nothing to do with the file: whoever lets it go then is the last.
@@ -453,12 +453,12 @@ impl Domain {
 /// See [`Domain::hold`].
 pub(super) struct Held<'a> {
     domain: &'a Domain,
-    id: u32,
+    hand: Hand,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.domain.queue.lock().release(self.id);
+        self.domain.queue.lock().release(self.hand);
         self.domain.released.wake_all();
     }
 }

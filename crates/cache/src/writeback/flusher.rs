@@ -116,7 +116,7 @@ impl<'a> Round<'a> {
         let expire = self.cache.dirty.expire_nanos();
         let due = self.domain.queue().due(self.cache.world.now(), expire);
         if let Some(look) = due {
-            let _held = self.domain.hold(look.id);
+            let _held = self.domain.hold(look.hand);
             self.look(look, flush).await;
             return true;
         }
@@ -130,7 +130,7 @@ impl<'a> Round<'a> {
             (self.at, self.issued) = ((0, 0), 0);
             return again;
         };
-        let _held = self.domain.hold(look.id);
+        let _held = self.domain.hold(look.hand);
         // Goes before `_held`.
         let look = look;
         self.at = place;
@@ -165,7 +165,7 @@ impl<'a> Round<'a> {
             Why::Alarm => None,
             Why::Age => Some((Which::Before(aged + 1), aged)),
         };
-        self.write_uncached(&look, now).await;
+        self.write_uncached(&look, now, flush).await;
         match which {
             Some((which, until)) => {
                 self.write(&look, pass(which, u64::MAX), until, flush).await;
@@ -178,7 +178,7 @@ impl<'a> Round<'a> {
     }
 
     /// Writes uncached dirt whose window is full or whose time has come.
-    async fn write_uncached(&mut self, look: &Look, now: Nanos) {
+    async fn write_uncached(&mut self, look: &Look, now: Nanos, flush: &mut Flush<'a>) {
         let bytes = look.dirt.uncached.load(Ordering::Relaxed);
         if bytes == 0 {
             return;
@@ -191,7 +191,7 @@ impl<'a> Round<'a> {
         }
         look.dirt.uncached.store(0, Ordering::Relaxed);
         look.out.clone().write_out(pass(Which::Uncached, u64::MAX), &mut self.slots.pass);
-        (&mut self.slots.pass).await;
+        flush.beside(&mut self.slots.pass).await;
     }
 
     /// Lets go of a file without openers if it owes nothing; else sees to it that it will.
@@ -247,8 +247,8 @@ impl<'a> Flush<'a> {
             if own == 0 || (all <= window / 2 && !cache.is_starved()) {
                 return;
             }
-            let Some((id, out)) = domain.queue().next_flush() else { return };
-            self.under_way = Some(domain.hold(id));
+            let Some((hand, out)) = domain.queue().next_flush() else { return };
+            self.under_way = Some(domain.hold(hand));
             out.flush(self.slot);
             self.others |= own < all / 2;
         }

@@ -12,6 +12,7 @@ use crate::writeback::unflushed::Epoch;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{MIB, round_up};
 use forebay_base::world::Nanos;
+use forebay_base::{Error, ErrorKind};
 use std::ops::Range;
 
 impl PageCache {
@@ -178,7 +179,14 @@ impl FolioWrite<'_> {
         let (numbers, now) =
             (self.mapping.block_numbers(self.index, piece.blocks), self.cache.world.now());
         let dead = self.mapping.is_dead();
-        if !dead && !(ok && (durable || self.keep_until_flush(piece, numbers.clone()))) {
+        let kept = ok && (durable || self.keep_until_flush(piece, numbers.clone()));
+        if !dead && !kept {
+            if ok {
+                // A sync that waits for this write-out is told, also if the blocks are written again before
+                // it looks: its own flush may have begun before that (W1).
+                let text = "a flush of the same device failed beside this write-out";
+                self.mapping.errseq.set(Error::new(ErrorKind::Io, "flush", text));
+            }
             // Blocks redirtied meanwhile are dirty anyway.
             self.mark_failed(piece.blocks);
             self.mapping.fail(numbers, now);

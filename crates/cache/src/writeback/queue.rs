@@ -55,6 +55,8 @@ struct Member {
     stall_pause: Nanos,
     /// Times that the flusher has it in hand.
     held: u32,
+    /// Of all that ever joined.
+    serial: u64,
 }
 
 /// Why a file is looked at.
@@ -68,9 +70,17 @@ pub(super) enum Why {
     Retry,
 }
 
+/// A file in hand: the member, not whoever has its number later.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hand {
+    pub id: u32,
+    serial: u64,
+}
+
 /// A file that is to be looked at.
 pub(super) struct Look {
     pub id: u32,
+    pub hand: Hand,
     pub why: Why,
     pub dirt: Arc<Dirt>,
     pub out: std::sync::Arc<dyn WriteOut>,
@@ -99,6 +109,8 @@ pub(super) struct Queue {
     flush: VecDeque<u32>,
     /// A task takes files off.
     pub running: bool,
+    /// Files that joined so far.
+    joined: u64,
 }
 
 impl Queue {
@@ -114,7 +126,9 @@ impl Queue {
             stalled: None,
             stall_pause: 0,
             held: 0,
+            serial: self.joined,
         };
+        self.joined += 1;
         self.members.insert(id, member);
     }
 
@@ -122,7 +136,13 @@ impl Queue {
     pub fn leave(&mut self, id: u32) -> Option<std::sync::Arc<dyn WriteOut>> {
         self.set_aged(id, None);
         self.set_alarm(id, None);
-        self.members.remove(&id).and_then(|m| m.keep)
+        let kept = self.members.remove(&id).and_then(|m| m.keep);
+        if self.flush.len() > 2 * self.members.len() + 16 {
+            // Those of files that have left, too, and of any file one place is enough.
+            let mut seen = std::collections::HashSet::new();
+            self.flush.retain(|id| self.members.contains_key(id) && seen.insert(*id));
+        }
+        kept
     }
 
     pub fn is_empty(&self) -> bool {
@@ -285,7 +305,8 @@ impl Queue {
         };
         member.held += 1;
         let (kept, waits) = (member.keep.is_some(), member.retry.is_some());
-        Some(Look { id, why, dirt: member.dirt.clone(), out, kept, waits })
+        let hand = Hand { id, serial: member.serial };
+        Some(Look { id, hand, why, dirt: member.dirt.clone(), out, kept, waits })
     }
 
     /// The file with the oldest dirt after `after`, and its place.
@@ -312,7 +333,7 @@ impl Queue {
     }
 
     /// The next file to flush.
-    pub fn next_flush(&mut self) -> Option<(u32, std::sync::Arc<dyn WriteOut>)> {
+    pub fn next_flush(&mut self) -> Option<(Hand, std::sync::Arc<dyn WriteOut>)> {
         loop {
             let id = self.flush.pop_front()?;
             let Some(member) = self.members.get_mut(&id) else { continue };
@@ -322,16 +343,18 @@ impl Queue {
                 && let Some(out) = member.out.upgrade()
             {
                 member.held += 1;
-                return Some((id, out));
+                return Some((Hand { id, serial: member.serial }, out));
             }
         }
     }
 
     // ---- files in hand: from `due`, `next_aged` and `next_flush` until they are released ----
 
-    pub fn release(&mut self, id: u32) {
-        if let Some(member) = self.members.get_mut(&id) {
-            assert!(member.held > 0, "Q-d: file {id} is not in hand");
+    /// Nothing, if the file has left: its number may be another's by now.
+    pub fn release(&mut self, hand: Hand) {
+        let member = self.members.get_mut(&hand.id);
+        if let Some(member) = member.filter(|member| member.serial == hand.serial) {
+            assert!(member.held > 0, "Q-d: file {} is not in hand", hand.id);
             member.held -= 1;
         }
     }
@@ -480,6 +503,41 @@ mod tests {
         assert!(!dirts[0].is_stalled() && queue.members[&0].stall_pause == 0);
     }
 
+    /// The flusher let go of a file that had left, and whose number another one had by then: it took that one for
+    /// the one in its hand, and ended.
+    #[test]
+    fn a_file_in_hand_that_leaves_is_not_the_next_one_of_its_number() {
+        let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
+        let join = |queue: &mut Queue| {
+            let dirt: Arc<Dirt> = Arc::default();
+            queue.join(7, dirt.clone(), std::sync::Arc::downgrade(&out) as _);
+            dirt.list(0, 100, false);
+            queue.dirtied(7, 100);
+        };
+        join(&mut queue);
+        let old = queue.due(1000, 50).expect("its dirt is of age");
+        queue.leave(7);
+        join(&mut queue);
+        queue.release(old.hand);
+        let new = queue.due(1000, 50).expect("its dirt is of age");
+        queue.release(old.hand);
+        assert!(queue.is_held(7), "Q-d");
+        queue.release(new.hand);
+        assert!(!queue.is_held(7));
+    }
+
+    /// Files that had left stayed in the line of those who wait for a flush, if none was pressing.
+    #[test]
+    fn who_has_left_does_not_wait_for_a_flush() {
+        let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
+        for id in 0..1000 {
+            queue.join(id, Arc::default(), std::sync::Arc::downgrade(&out) as _);
+            queue.wants_flush(id, false);
+            queue.leave(id);
+        }
+        assert!(queue.flush.len() <= 17, "{}", queue.flush.len());
+    }
+
     /// The window of what waits for a flush is shared: whoever holds much of it is flushed first, however
     /// late it came, or its blocks would keep the others' frames.
     #[test]
@@ -497,10 +555,11 @@ mod tests {
         // In two steps, of which neither is much.
         domain.keep_unflushed(2, &dirts[2], 8192, 16384);
         domain.keep_unflushed(2, &dirts[2], 8192, 16384);
-        let next = || domain.queue().next_flush().map(|(id, _)| id);
-        assert_eq!(next(), Some(2));
+        let next = || domain.queue().next_flush().map(|(hand, _)| hand.id);
+        let (first, _) = domain.queue().next_flush().expect("three wait");
+        assert_eq!(first.id, 2);
         assert!(domain.queue().is_held(2) && !domain.queue().is_held(0));
-        domain.queue().release(2);
+        domain.queue().release(first);
         assert!(!domain.queue().is_held(2));
         assert_eq!((next(), next()), (Some(0), Some(1)));
     }

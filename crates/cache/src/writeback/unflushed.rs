@@ -13,6 +13,7 @@
 //! W2 what completed is kept with the epoch of then. When the epoch has moved since, it is lost, whoever
 //!    asked for the flush that failed: no later flush certifies it.
 //! W3 the epoch is the domain's ([`crate::writeback::flushes`]): a flush of any of its files moves it.
+//! W4 what is dropped while a flush that answers for it is under way counts as held by nobody if that fails.
 //!
 //! Lock: one, a leaf.
 
@@ -51,6 +52,8 @@ struct State {
     lost: Covered,
     /// Flushes that began and whose outcome has not been dealt with.
     flushing: u32,
+    /// Pinned blocks that were dropped meanwhile: such a flush may have answered for them.
+    given_up: RangeSet,
 }
 
 impl State {
@@ -112,6 +115,9 @@ impl Unflushed {
         // What takes the blocks' place may be less than whole blocks.
         state.lost.unpinned |= forgotten && state.lost.pinned.overlaps(&blocks);
         state.covered.unpinned |= forgotten;
+        if forgotten && state.flushing > 0 {
+            state.given_up.insert(blocks.clone());
+        }
         state.lost.pinned.remove(blocks.clone());
         state.covered.pinned.remove(blocks);
     }
@@ -130,11 +136,13 @@ impl Unflushed {
         covered.epoch == self.epoch()
     }
 
-    /// What it covered is durable, or dirty again.
-    pub fn end_flush(&self) {
+    /// What it covered is durable, or dirty again. Returns the pinned blocks that were dropped since it began:
+    /// if it failed nobody holds what it covered of them (W4).
+    pub fn end_flush(&self) -> RangeSet {
         let mut state = self.state.lock();
         assert!(state.flushing > 0, "a flush ends once");
         state.flushing -= 1;
+        std::mem::take(&mut state.given_up)
     }
 
     /// What failed flushes may have dropped of what had completed by now (W2): for the caller to deal with.
@@ -144,9 +152,12 @@ impl Unflushed {
         std::mem::take(&mut state.lost)
     }
 
-    /// What of the blocks is pinned for the next flush, descending.
+    /// What of the blocks was written again since the flush that covers them began: pinned for the next one, or
+    /// lost meanwhile and to be written anew.
     pub fn pinned_within(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
-        self.state.lock().covered.pinned.within(blocks).collect()
+        let state = self.state.lock();
+        let lost = state.lost.pinned.within(blocks.clone());
+        lost.chain(state.covered.pinned.within(blocks)).collect()
     }
 
     /// Nothing that a flush would answer for, or that one under way does, or that is lost.
@@ -177,10 +188,39 @@ mod tests {
         assert!(!unflushed.completed(late, 8..9, true) && !unflushed.completed(late, 8..9, false));
         assert_eq!(unflushed.take_lost().pinned.total(), 1);
         assert!(!unflushed.is_empty(), "the outcome is not dealt with");
-        unflushed.end_flush();
+        assert!(unflushed.end_flush().is_empty());
         assert!(unflushed.is_empty());
         assert!(unflushed.completed(unflushed.epoch(), 8..9, false));
         assert!(unflushed.begin_flush().unpinned);
+    }
+
+    /// A block that a flush covered was written again, then a flush of another file failed: the newer bytes were
+    /// not looked for among what is lost, and the block counted as flushed.
+    #[test]
+    fn what_is_lost_while_a_flush_is_dealt_with_was_written_again() {
+        let unflushed = Unflushed::default();
+        assert!(unflushed.completed(unflushed.epoch(), 0..4, true));
+        let covered = unflushed.begin_flush();
+        assert!(unflushed.completed(unflushed.epoch(), 1..2, true), "while the flush runs");
+        assert!(unflushed.is_certified(&covered));
+        fail_one(&unflushed.flushes);
+        assert!(unflushed.completed(unflushed.epoch(), 8..9, true), "somebody sees the epoch move");
+        assert_eq!(unflushed.pinned_within(0..4), [1..2]);
+    }
+
+    /// A direct write took the place of a block that a flush under way covered; the flush failed, and of the
+    /// rest of the block, which nobody held any more, nothing was said.
+    #[test]
+    fn what_is_dropped_while_a_flush_is_under_way_is_told_to_it() {
+        let unflushed = Unflushed::default();
+        assert!(unflushed.completed(unflushed.epoch(), 0..4, true));
+        unflushed.drop_blocks(7..8, false);
+        let _covered = unflushed.begin_flush();
+        unflushed.drop_blocks(2..3, true);
+        assert_eq!(unflushed.end_flush().iter().collect::<Vec<_>>(), [2..3], "W4");
+        unflushed.drop_blocks(3..4, true);
+        let _covered = unflushed.begin_flush();
+        assert!(unflushed.end_flush().is_empty(), "nothing was under way");
     }
 
     /// What had completed in one file was certified by its next flush, though a flush that had failed
@@ -199,7 +239,7 @@ mod tests {
         assert!(other.begin_flush().pinned.iter().eq(std::iter::once(6..7)), "W2");
         let lost = other.take_lost();
         assert!(lost.pinned.iter().eq(std::iter::once(0..4)) && !lost.unpinned);
-        other.end_flush();
+        assert!(other.end_flush().is_empty());
         assert!(other.is_empty() && one.take_lost().is_empty());
         // What is given up while it is lost was not held to be written again.
         assert!(other.completed(other.epoch(), 0..4, true));

@@ -176,6 +176,38 @@ fn a_flush_that_worked_beside_one_that_failed_certifies_nothing() {
     }
 }
 
+/// A write-out was on its way when a flush of another file failed, so it counted as failed, and nobody was told:
+/// the flusher wrote the block once more while the flush of the sync that had waited for it was under way,
+/// and the sync said OK though that flush had begun before.
+#[test]
+fn a_sync_hears_that_a_write_out_it_waited_for_counts_as_failed() {
+    let (lab, device) = with_held_flushes();
+    lab.run(async {
+        let other = Other::new(&lab);
+        other.write(IoFlags::START_WRITEBACK).await;
+        lab.sleep_ms(10).await;
+        lab.write(0, &[1; 4096], NONE).await;
+        lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Slow(5_000_000)));
+        let meanwhile = async {
+            lab.sleep_ms(1).await;
+            lab.disk.inject(flush_fails());
+            assert!(other.sync().await.is_err());
+            assert_eq!(lab.blocks(State::Writing).len(), 1, "it is still on its way");
+            device.hold(true);
+            device.held(1).await;
+            lab.sleep_ms(50).await;
+            assert!(lab.blocks(State::Dirty).is_empty(), "it was written once more");
+            assert_eq!(lab.disk.peek_durable(0, 4096)[0], Lab::old(0), "and is not durable");
+            device.hold(false);
+            device.send(0);
+        };
+        let (sync, ()) = both(lab.sync(), meanwhile).await;
+        assert!(sync.is_err());
+        lab.sync().await.unwrap();
+        assert_eq!(lab.disk.peek_durable(0, 4096), [1; 4096]);
+    });
+}
+
 /// On a map without FUA a durable direct write commits. That commit failed: the writer was told, and the
 /// next sync certified what the failed flush had dropped of all that was written before.
 #[test]
