@@ -98,16 +98,6 @@ impl Hist {
         self.max.fetch_max(other.max.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Forgets everything. Records made meanwhile may be lost or half kept.
-    pub fn reset(&self) {
-        for bucket in &self.buckets {
-            bucket.store(0, Ordering::Relaxed);
-        }
-        self.sum.store(0, Ordering::Relaxed);
-        self.min.store(u64::MAX, Ordering::Relaxed);
-        self.max.store(0, Ordering::Relaxed);
-    }
-
     /// How many values were counted.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|b| b.load(Ordering::Relaxed)).sum()
@@ -248,10 +238,10 @@ mod tests {
         }
         a.merge(&b);
         assert_eq!(format!("{a:?}"), format!("{both:?}"));
-        a.reset();
-        assert_eq!((a.count(), a.min(), a.max(), a.percentile(50.0)), (0, 0, 0, 0));
-        a.merge(&Hist::new());
-        assert_eq!((a.count(), a.min(), a.max()), (0, 0, 0));
+        let empty = Hist::new();
+        assert_eq!((empty.count(), empty.min(), empty.max(), empty.percentile(50.0)), (0, 0, 0, 0));
+        empty.merge(&Hist::new());
+        assert_eq!((empty.count(), empty.min(), empty.max()), (0, 0, 0));
     }
 
     #[test]

@@ -384,7 +384,7 @@ mod tests {
     /// The story: a waiter that had gone (its request was cancelled) stayed in the list until the
     /// next wake, so a queue that nobody woke grew without bound.
     #[test]
-    fn l6_who_goes_leaves_nothing_behind() {
+    fn who_goes_leaves_nothing_behind() {
         let queue = WaitQueue::new();
         for _ in 0..3 {
             let mut waiting: Vec<_> =
@@ -439,7 +439,7 @@ mod tests {
     /// The story: 1,024 trims of one range from 128 clients stopped the loop, because each
     /// release woke all who waited, and each of them looked and registered again.
     #[test]
-    fn l6_a_thousand_waiters_for_one_range_are_woken_one_by_one_in_order() {
+    fn a_thousand_waiters_for_one_range_are_woken_one_by_one_in_order() {
         let ranges = Ranges::default();
         let ranges = &ranges;
         let wait = |range: Range<u64>| {

@@ -24,7 +24,7 @@ fn threads() -> (usize, usize) {
 }
 
 #[test]
-fn l4_ten_thousand_tasks_sleep_and_wake_each_other_on_a_few_threads() {
+fn ten_thousand_tasks_sleep_and_wake_each_other_on_a_few_threads() {
     let world = RealWorld::with_seed(1);
     let before = threads().0;
     let most = Arc::new(AtomicUsize::new(0));

@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::path;
+use common::{engines, path};
 use forebay_base::buf::{AlignedBuf, DataRef, IoMem, Segment, SharedMem};
 use forebay_block::{
-    Aio, Bio, BioFlags, BioOp, BlockDevice, Completion, EndBio, Engine, FileDevice, FileOptions,
+    Bio, BioFlags, BioOp, BlockDevice, Completion, EndBio, FileDevice, FileOptions,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -82,8 +82,7 @@ fn round(device: &FileDevice, work: &Arc<WriteOut>, bios: &mut Vec<Bio>, flags: 
 
 #[test]
 fn a_warm_write_out_allocates_nothing() {
-    for aio in [Aio::Threads, Aio::Auto] {
-        let engine = Engine::new(aio).unwrap();
+    for (aio, engine) in engines() {
         let options = FileOptions { create_size: Some(1 << 20), ..FileOptions::default() };
         let device = FileDevice::open(path(&format!("allocs-{aio}")), &options, &engine).unwrap();
         let pieces = (0..PIECES).map(|_| AlignedBuf::new(4096)).collect();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{path, pattern};
+use common::{engines, path, pattern};
 use forebay_base::ErrorKind;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
@@ -179,8 +179,7 @@ fn holes_are_reported() {
 
 #[test]
 fn l2_direct_io_is_switched_under_load() {
-    for aio in [Aio::Threads, Aio::Auto] {
-        let engine = Engine::new(aio).unwrap();
+    for (aio, engine) in engines() {
         let options = FileOptions { create_size: Some(4 << 20), ..Default::default() };
         let device = FileDevice::open(path(&format!("switch-{aio}")), &options, &engine).unwrap();
         if !common::requires("a file that is eligible for direct I/O", device.direct_io().0) {
@@ -225,8 +224,7 @@ fn l7_l8_a_full_file_system_below_is_a_clean_error() {
         return;
     }
     let dir = mounted.unwrap();
-    for aio in [Aio::Threads, Aio::Auto] {
-        let engine = Engine::new(aio).unwrap();
+    for (_, engine) in engines() {
         let path = dir.0.join("sparse");
         let options = FileOptions { create_size: Some(1 << 20), ..Default::default() };
         let device = FileDevice::open(&path, &options, &engine).unwrap();

@@ -11,7 +11,7 @@
 
 mod common;
 
-use common::{Rng, path, pattern};
+use common::{Rng, engines, path, pattern};
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
 use forebay_base::units::{round_down, round_up};
@@ -61,13 +61,12 @@ fn at_the_end(device: &FileDevice, rng: &mut Rng) {
     }
 }
 
-fn grows_under_load(aio: Aio, logical_block: u32) {
-    let engine = Engine::new(aio).unwrap();
+fn grows_under_load(aio: Aio, engine: &Engine, logical_block: u32) {
     let direct_io = DirectIo::Auto;
     let create_size = Some(10_001);
     let options = FileOptions { direct_io, create_size, logical_block, ..Default::default() };
     let name = path(&format!("grows-{aio}-{logical_block}"));
-    let device = FileDevice::open(name, &options, &engine).unwrap();
+    let device = FileDevice::open(name, &options, engine).unwrap();
     if !common::requires("a file that is eligible for direct I/O", device.direct_io().0) {
         return;
     }
@@ -95,9 +94,9 @@ fn grows_under_load(aio: Aio, logical_block: u32) {
 
 #[test]
 fn a_file_grows_while_requests_touch_its_end() {
-    for aio in [Aio::Threads, Aio::Auto] {
+    for (aio, engine) in engines() {
         for logical_block in [512, 4096] {
-            grows_under_load(aio, logical_block);
+            grows_under_load(aio, &engine, logical_block);
         }
     }
 }
@@ -126,9 +125,8 @@ fn within_a_page(device: &FileDevice, worker: u64, round: u64) {
 /// with one in its place this test fails.
 #[test]
 fn zeroing_a_part_of_a_page_beside_direct_writes_fails_no_sync() {
-    for aio in [Aio::Threads, Aio::Auto] {
+    for (aio, engine) in engines() {
         let options = FileOptions { create_size: Some(1 << 16), ..FileOptions::default() };
-        let engine = Engine::new(aio).unwrap();
         let device = FileDevice::open(path(&format!("in-page-{aio}")), &options, &engine).unwrap();
         let fits = device.direct_io().0 && device.limits().logical_block == 512;
         if !common::requires("direct I/O in units of 512 bytes", fits) {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Rng, is_root, path, pattern, requires};
+use common::{Rng, engines, is_root, path, pattern, requires};
 use forebay_base::ErrorKind;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
@@ -78,8 +78,7 @@ fn l1_a_block_too_small_for_direct_io_is_named() {
 /// device dropped while they are on their way: each is completed once.
 #[test]
 fn l4_every_request_completes_exactly_once() {
-    for aio in [Aio::Threads, Aio::Auto] {
-        let engine = Engine::new(aio).unwrap();
+    for (aio, engine) in engines() {
         let options = FileOptions { create_size: Some(4 << 20), ..Default::default() };
         let name = path(&format!("l4-{aio}"));
         let device = FileDevice::open(&name, &options, &engine).unwrap();
@@ -175,8 +174,7 @@ fn x1_the_need_for_stable_writes_is_inherited() {
 /// zeros, and the file is as long as before.
 #[test]
 fn l14_a_sparse_file_takes_random_writes_at_depth() {
-    for aio in [Aio::Threads, Aio::Auto] {
-        let engine = Engine::new(aio).unwrap();
+    for (aio, engine) in engines() {
         let options = FileOptions { create_size: Some(64 << 20), ..Default::default() };
         let name = path(&format!("l14-{aio}"));
         let device = FileDevice::open(&name, &options, &engine).unwrap();

@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{Loop, Pieces, Rng, is_root, path, pattern, plain, requires, submit};
+use common::{Loop, Pieces, Rng, engine, is_root, path, pattern, plain, requires, submit};
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
 use forebay_base::{ErrorKind, Result};
 use forebay_block::{
-    Aio, Bio, BioFlags, BioOp, DeviceRef, DirectIo, Engine, FileDevice, FileOptions, RamDevice, io,
+    Aio, Bio, BioFlags, BioOp, DeviceRef, DirectIo, FileDevice, FileOptions, RamDevice, io,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -235,12 +235,6 @@ fn suite(device: DeviceRef, seed: u64) {
         s.spawn(|| event_loop(&device));
     });
     drop_in_flight(device);
-}
-
-/// The engine, if this system has it.
-fn engine(aio: Aio) -> Option<Engine> {
-    let engine = Engine::new(aio);
-    requires(&format!("{aio}: {engine:?}"), engine.is_ok()).then(|| engine.unwrap())
 }
 
 fn on_file(aio: Aio, direct_io: DirectIo, seed: u64) {

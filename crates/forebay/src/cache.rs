@@ -328,21 +328,7 @@ impl Cache {
     /// Opens a block device object: RAM, or a decorated one. Files on the same object share a flush domain.
     pub fn open_device(&self, device: DeviceRef, options: &RawOptions) -> Result<File> {
         let address = std::sync::Arc::as_ptr(&device).cast::<()>() as usize;
-        self.open_object(device, options, DomainKey::Object(address))
-    }
-
-    /// The same in a flush domain of the caller's choice: objects that stand on the same device get the same
-    /// number, so that they share its part of the dirty limits.
-    pub fn open_device_in(
-        &self,
-        device: DeviceRef,
-        options: &RawOptions,
-        domain: u64,
-    ) -> Result<File> {
-        self.open_object(device, options, DomainKey::Named(domain))
-    }
-
-    fn open_object(&self, device: DeviceRef, options: &RawOptions, key: DomainKey) -> Result<File> {
+        let key = DomainKey::Object(address);
         let pages = &self.shared.pages;
         let geometry = Geometry {
             block_size: options.block_size.unwrap_or(4096),

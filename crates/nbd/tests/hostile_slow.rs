@@ -1,5 +1,5 @@
 //! Clients that mean harm by being slow, or by asking for a lot of work with few bytes: five kinds
-//! (25 to 29), each beside a clean client that is served throughout.
+//! (25 to 29 of docs/nbd.md), each beside a clean client that is served throughout.
 
 mod common;
 
@@ -51,7 +51,7 @@ fn header(command: Command, len: u32) -> Vec<u8> {
 /// clients that sent a few large headers and stopped shut everybody else's large requests out,
 /// for ever: nobody looked at clients that do not send.
 #[test]
-fn n1_half_sent_writes_give_way() {
+fn half_sent_writes_give_way() {
     let running = serve(tight());
     let mut clean = running.client();
     let mut hoarders: Vec<Client> = (0..4).map(|_| running.client()).collect();
@@ -71,7 +71,7 @@ fn n1_half_sent_writes_give_way() {
 /// The same clients also send what follows; it waits to be parsed. When that came to its limit, the
 /// oldest handshake was cut off for it: that was whoever came next.
 #[test]
-fn n1_what_they_sent_keeps_no_newcomer_out() {
+fn what_they_sent_keeps_no_newcomer_out() {
     let running = serve(ServerConfig { total_memory: 8 << 20, ..Default::default() });
     let mut hoarders: Vec<Client> = (0..12).map(|_| running.client()).collect();
     for client in &mut hoarders {
@@ -95,7 +95,7 @@ fn n1_what_they_sent_keeps_no_newcomer_out() {
 
 /// 29: a reader that takes a byte now and then was never cut off, because each byte began its time anew.
 #[test]
-fn n5_a_trickle_is_no_progress() {
+fn a_trickle_is_no_progress() {
     // A Unix socket is writable again when three quarters of it are taken, 160 KB or so: at the pace
     // below that is well within the time to move something, and well below the least rate.
     let running = serve(ServerConfig { stall_timeout: Duration::from_secs(4), ..tight() });
@@ -131,7 +131,7 @@ fn n5_a_trickle_is_no_progress() {
 
 /// 28: a table full of sessions that say nothing kept newcomers out for ever.
 #[test]
-fn n4_dead_sessions_make_room() {
+fn dead_sessions_make_room() {
     for threads in [1, 3] {
         let config = ServerConfig {
             threads,
@@ -162,7 +162,7 @@ fn n4_dead_sessions_make_room() {
 
 /// Who is at work is not idle, however full the table is.
 #[test]
-fn n4_a_busy_client_keeps_its_place() {
+fn a_busy_client_keeps_its_place() {
     let config = ServerConfig { clients_max: 2, ..Default::default() };
     let running = serve(config);
     let mut clients = [running.client(), running.client()];
@@ -270,7 +270,7 @@ impl Export for Laborious {
 /// each. All of them were started at once. One of a client is under way at a time now, in steps, and
 /// the turns between the steps belong to the others.
 #[test]
-fn n2_n3_much_work_for_few_bytes() {
+fn much_work_for_few_bytes() {
     for command in [Command::BlockStatus, Command::Cache] {
         let export = Arc::new(Laborious::new(100));
         let running = Running::with(ServerConfig::default(), vec![("disk", export.clone())]);

@@ -130,6 +130,7 @@ fn beside(
         for one in asking {
             one.join().expect("whoever asks does not panic")?;
         }
+        assert!(done.is_err() || maps.load(Ordering::Relaxed) >= least, "D4: all have asked");
         done
     })
 }

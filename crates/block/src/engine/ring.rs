@@ -2,8 +2,8 @@
 //!
 //! Invariants: N1 a request is in exactly one place: waiting, or in the table from before its
 //! entry is pushed until its answer is taken. N2 what is in the table when the ring goes away is
-//! leaked, never freed: the kernel may still write to it. N3 background requests hold at most
-//! [`BACKGROUND_MAX`] slots.
+//! leaked, never freed: the kernel may still write to it. Background requests hold at
+//! most [`BACKGROUND_MAX`] slots: the queue sees to that (its J3).
 
 use super::queue::Queue;
 use super::request::{Boxed, Call, Next, guarded};

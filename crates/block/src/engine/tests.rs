@@ -172,7 +172,7 @@ fn nobody_starves_in_the_queue() {
 /// The story: with 8,192 requests waiting, the next was carried out by blocking calls on the
 /// thread that submitted it, which may be an event loop's.
 #[test]
-fn n3_a_crowded_engine_queues_and_says_so() {
+fn a_crowded_engine_queues_and_says_so() {
     let lab = Lab::new();
     for aio in [Aio::Threads, Aio::Auto] {
         let engine = Engine::new(aio).unwrap();

@@ -89,12 +89,17 @@ impl Need {
         if !direct {
             return StableWrites { required: false, reason: "the system's page cache copies" };
         }
-        let (last, now) = (self.last.load(Ordering::Relaxed), self.start.elapsed().as_millis());
+        self.get_at(self.start.elapsed(), fd)
+    }
+
+    /// The need for direct I/O, so long after the start.
+    fn get_at(&self, now: Duration, fd: BorrowedFd<'_>) -> StableWrites {
+        let (last, now) = (self.last.load(Ordering::Relaxed), now.as_millis() as u64);
         let mut why = WHYS[(last & 3) as usize];
-        if now as u64 >= (last >> 2) + FRESH.as_millis() as u64 {
+        if now >= (last >> 2) + FRESH.as_millis() as u64 {
             // What cannot be told now is as it was.
             why = self.ask(fd).unwrap_or(why);
-            self.store(now as u64, why);
+            self.store(now, why);
         }
         let reason = match why {
             Why::NotAsked => "the device below does not ask",
@@ -252,16 +257,18 @@ mod tests {
         let dir = tree.device("sda", false);
         let file = fs::File::open(&tree.0).unwrap();
         let need = Need::new(vec![dir], false, file.as_fd());
-        assert!(!need.get(true, file.as_fd()).required);
+        let at = |now: Duration| need.get_at(now, file.as_fd());
+        let moment = Duration::from_millis(1);
+        assert!(!at(Duration::ZERO).required);
         tree.turn("sda", true);
-        // Time passes: what was asked is not fresh any more.
-        std::thread::sleep(FRESH + Duration::from_millis(20));
-        let now = need.get(true, file.as_fd());
+        assert!(!at(FRESH - moment).required, "asked just now");
+        // N1: what was asked is not fresh any more.
+        let now = at(FRESH);
         assert_eq!((now.required, now.reason), (true, "the device below asks for it"));
         assert!(!need.get(false, file.as_fd()).required, "the page cache copies");
         tree.turn("sda", false);
-        std::thread::sleep(FRESH + Duration::from_millis(20));
-        assert!(!need.get(true, file.as_fd()).required);
+        assert!(at(2 * FRESH - moment).required, "asked just now");
+        assert!(!at(2 * FRESH).required);
     }
 
     #[test]

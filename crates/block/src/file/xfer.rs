@@ -226,9 +226,9 @@ mod tests {
         (result, buf)
     }
 
-    /// Each length of the file's last block, each start before it.
+    /// X5, for each length of the file's last block, each start before it.
     #[test]
-    fn x5_spans_cover_the_range() {
+    fn spans_cover_the_range() {
         for (block, direct, write, size) in [512u64, 4096].into_iter().flat_map(|block| {
             [(true, true), (true, false), (false, true), (false, false)].into_iter().flat_map(
                 move |(direct, write)| {

@@ -5,7 +5,7 @@ use forebay_base::Result;
 use forebay_base::buf::{AlignedBuf, DataRef, IoMem, Segment};
 use forebay_base::task::block_on;
 use forebay_base::world::split_mix;
-use forebay_block::{BioFlags, BioOp, BlockDevice, io};
+use forebay_block::{Aio, BioFlags, BioOp, BlockDevice, Engine, io};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -25,6 +25,17 @@ pub fn requires(what: &str, there: bool) -> bool {
         eprintln!("skipped: requires {what}");
     }
     there
+}
+
+/// The engine, if this system has it: containers forbid io_uring.
+pub fn engine(aio: Aio) -> Option<Engine> {
+    let engine = Engine::new(aio);
+    requires(&format!("{aio}: {engine:?}"), engine.is_ok()).then(|| engine.unwrap())
+}
+
+/// Both engines, each asked for by its name: `Auto` would take the threads twice without a word.
+pub fn engines() -> impl Iterator<Item = (Aio, Engine)> {
+    [Aio::Threads, Aio::IoUring].into_iter().filter_map(|aio| Some((aio, engine(aio)?)))
 }
 
 pub fn is_root() -> bool {

@@ -45,8 +45,6 @@ pub enum DomainKey {
     Block(u64),
     /// A device object of the library: its address, which is its own while it lives.
     Object(usize),
-    /// As the owner of the files says.
-    Named(u64),
 }
 
 /// See the module.

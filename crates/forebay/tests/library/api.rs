@@ -29,7 +29,7 @@ fn residency_and_extents() {
 /// A map of many extents was made in one go, however many were wanted, and a prefetch planned its whole
 /// range in one poll: an event loop stood still meanwhile.
 #[test]
-fn n2_n3_maps_and_prefetches_go_in_steps() {
+fn maps_and_prefetches_go_in_steps() {
     let dir = Dir::new("steps");
     let cache = cache(64 << 20);
     let file = open(&cache, dir.path("a"), 32 << 20);
@@ -99,7 +99,7 @@ fn knobs_turn_and_wrong_ones_are_named() {
 /// `dirty_bytes` could be set below the background limit: writers then waited for write-out that
 /// nobody had started.
 #[test]
-fn l3_the_background_limit_is_never_above_the_limit() {
+fn the_background_limit_is_never_above_the_limit() {
     let cache = cache(16 << 20);
     let limits = |cache: &forebay::Cache| -> Vec<u64> {
         let all = cache.tunables();

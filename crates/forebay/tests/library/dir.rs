@@ -1,6 +1,6 @@
 //! A folder of its own for each test, and caches and files in it.
 
-use forebay::{Aio, Cache, CacheConfig, DirectIo, File, RawOptions};
+use forebay::{Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, RawOptions};
 use std::path::{Path, PathBuf};
 
 pub struct Dir(PathBuf);
@@ -29,6 +29,26 @@ pub fn config(budget: u64) -> CacheConfig {
 
 pub fn cache(budget: u64) -> Cache {
     Cache::new(config(budget)).unwrap()
+}
+
+/// A way of running is not to be had here: a failure, or with `FOREBAY_ALLOW_SKIP=1` a skip that is said.
+pub fn skip(why: &forebay::Error) {
+    assert_eq!(std::env::var("FOREBAY_ALLOW_SKIP").as_deref(), Ok("1"), "{why}");
+    println!("skipped: {why}");
+}
+
+/// A cache on the engine that the configuration names. Containers forbid io_uring; the threads run in
+/// any case.
+pub fn cache_on(config: CacheConfig) -> Option<Cache> {
+    let aio = config.aio;
+    match Cache::new(config) {
+        Ok(cache) => Some(cache),
+        Err(e) if aio == Aio::IoUring && e.kind() == ErrorKind::Unsupported => {
+            skip(&e);
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
 }
 
 pub fn options(size: u64) -> RawOptions {

@@ -4,7 +4,7 @@
 //! `FOREBAY_SEED` sets the first seed (default 11). A twentieth of `FOREBAY_FSX_RUNS` is the number of
 //! seeds on each engine, four without it. The step `fsx` of `make test` runs fifty.
 
-use crate::dir::{Dir, config, options};
+use crate::dir::{Dir, cache_on, config, options, skip};
 use forebay::{
     Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, IoFlags, RawOptions, Result, StablePages,
     StableStrategy, UncachedStrategy,
@@ -98,12 +98,6 @@ fn spans(threads: u64) -> Vec<Range<u64>> {
     borders.windows(2).map(|w| w[0]..w[1]).collect()
 }
 
-/// A way of running is not to be had here: a failure, or with `FOREBAY_ALLOW_SKIP=1` a skip that is said.
-pub fn skip(why: &forebay::Error) {
-    assert_eq!(std::env::var("FOREBAY_ALLOW_SKIP").as_deref(), Ok("1"), "{why}");
-    println!("skipped: {why}");
-}
-
 fn env(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
 }
@@ -139,22 +133,17 @@ impl Setup {
         }
     }
 
-    fn cache(&self, aio: Aio) -> Result<Cache> {
+    fn cache(&self, aio: Aio) -> Option<Cache> {
         let (stable, folio_size) = (self.stable, self.folio_size);
         let budget = if folio_size == 2 << 20 { 8 << 20 } else { 4 << 20 };
-        Cache::new(CacheConfig { aio, stable, folio_size, ..config(budget) })
+        cache_on(CacheConfig { aio, stable, folio_size, ..config(budget) })
     }
 }
 
 fn run(aio: Aio, setup: Setup) {
     let Setup { seed, direct_io, threads, .. } = setup;
     let dir = Dir::new(&format!("fsx-{aio}-{seed}"));
-    let cache = match setup.cache(aio) {
-        Ok(cache) => cache,
-        // Containers forbid io_uring; the threads run in any case.
-        Err(e) if aio == Aio::IoUring && e.kind() == ErrorKind::Unsupported => return skip(&e),
-        Err(e) => panic!("{e}"),
-    };
+    let Some(cache) = setup.cache(aio) else { return };
     let options = RawOptions { direct_io, ..options(SIZE) };
     let file = match cache.open_raw(dir.path("image"), &options) {
         Ok(file) => file,
@@ -209,11 +198,7 @@ fn io_uring_engine() {
 fn run_growing(aio: Aio, setup: Setup) {
     let Setup { seed, direct_io, .. } = setup;
     let dir = Dir::new(&format!("fsx-grow-{aio}-{seed}"));
-    let cache = match setup.cache(aio) {
-        Ok(cache) => cache,
-        Err(e) if aio == Aio::IoUring && e.kind() == ErrorKind::Unsupported => return skip(&e),
-        Err(e) => panic!("{e}"),
-    };
+    let Some(cache) = setup.cache(aio) else { return };
     let options = RawOptions { direct_io, create_size: Some(4096), ..RawOptions::default() };
     let file = match cache.open_raw(dir.path("file"), &options) {
         Ok(file) => file,

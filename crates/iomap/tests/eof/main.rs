@@ -11,6 +11,8 @@
 
 mod device;
 mod driver;
+#[path = "../common/engines.rs"]
+mod engines;
 mod history;
 mod real;
 mod sim;

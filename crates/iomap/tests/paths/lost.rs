@@ -293,7 +293,7 @@ fn a_sync_writes_what_a_failed_trim_gives_back() {
 /// Where folios are written whole, a pass took all of a folio, and gave back what it had no room for: as
 /// dirt, also what was clean.
 #[test]
-fn d3_a_pass_over_whole_folios_leaves_alone_what_it_has_no_room_for() {
+fn a_pass_over_whole_folios_leaves_alone_what_it_has_no_room_for() {
     let tracking = DirtyTracking::Folio;
     let config = Config { dirty_tracking: tracking, ..Config::with_budget(8 << 20) };
     let (lab, map) = gated(config);

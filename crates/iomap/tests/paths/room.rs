@@ -126,10 +126,10 @@ fn the_share_comes_back_on_abort_trim_and_truncate() {
     }
 }
 
-/// A direct write that was told to be durable is found: F-3 was a data block behind FUA, and a map that
-/// nobody had committed.
+/// A direct write that was told to be durable was lost with the map: its data went out behind FUA, and nobody
+/// committed the map that says where it is.
 #[test]
-fn f3_a_durable_direct_write_commits_the_map() {
+fn a_durable_direct_write_commits_the_map() {
     let (lab, map) = full_soon(RemapOptions::default());
     lab.run(async {
         for flags in [IoFlags::DSYNC, IoFlags::SYNC] {

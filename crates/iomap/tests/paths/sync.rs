@@ -4,12 +4,12 @@ use crate::lab::{Lab, NONE, both};
 use forebay_base::sync::Mutex;
 use forebay_base::task::FutureSlot;
 use forebay_base::{Error, ErrorKind, IoFlags};
-use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits};
 use forebay_cache::writeback::WriteOut;
 use forebay_cache::{Config, State};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
-use forebay_sim::{Fault, FaultRule};
+use forebay_sim::{Fault, FaultRule, SimConfig};
 use std::sync::Arc;
 
 fn fail(op: BioOp) -> FaultRule {
@@ -131,11 +131,38 @@ fn failed_data_at_half_the_dirty_limit_refuses_more() {
     });
 }
 
-/// F-1: a trim was noted as written before it had happened. A flush of the flusher's in between took the note
+/// Write-out that a sync waits for was submitted as background work, so it took its turn behind everybody
+/// else's. Each says what it is: a sync's writes are waited for, those of the flusher and those that
+/// a caller only started are not.
+#[test]
+fn a_syncs_writes_are_waited_for_and_a_flushers_are_background() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        let seen = || -> Vec<BioFlags> {
+            let log = lab.disk.log();
+            lab.disk.clear_log();
+            log.iter().filter(|e| e.op == BioOp::Write).map(|e| e.flags).collect()
+        };
+        lab.write(0, &[1; 8192], NONE).await;
+        assert_eq!(seen(), [], "nobody has asked yet");
+        lab.sync().await.unwrap();
+        assert_eq!(seen(), [BioFlags::SYNC]);
+        lab.write(0, &[2; 8192], NONE).await;
+        lab.sleep_ms(60_000).await;
+        assert_eq!(seen(), [BioFlags::BACKGROUND], "the flusher's, of what has become old");
+        lab.write(0, &[3; 8192], IoFlags::START_WRITEBACK).await;
+        lab.sleep_ms(10).await;
+        assert_eq!(seen(), [BioFlags::BACKGROUND], "the caller does not wait");
+        lab.write(0, &[4; 8192], IoFlags::DSYNC).await;
+        assert_eq!(seen(), [BioFlags::SYNC], "a write that syncs itself");
+    });
+}
+
+/// A trim was noted as written before it had happened. A flush of the flusher's in between took the note
 /// away, the trim was lost by the next flush, which failed, and the sync after that said OK. Syncs
 /// wait for the trim; the flusher does not.
 #[test]
-fn f1_a_flush_beside_a_trim_does_not_answer_for_it() {
+fn a_flush_beside_a_trim_does_not_answer_for_it() {
     for keep_allocated in [false, true] {
         let lab = Lab::plain(4096);
         lab.run(async {
@@ -236,6 +263,32 @@ fn a_zero_that_fails_keeps_what_was_dirty() {
             assert_eq!((stats.dirty_bytes, stats.writeback_bytes), (0, 0));
         });
     }
+}
+
+/// A device that cannot zero gets zeros written, in steps; one that must be fast is refused, and nothing
+/// changes.
+#[test]
+fn zeros_are_written_where_the_device_cannot_zero() {
+    const STEP: usize = 256 << 10;
+    let sim = SimConfig { write_zeroes: false, ..Lab::sim(4 << 20) };
+    let lab = Lab::new(Config::with_budget(8 << 20), 4096, sim);
+    lab.run(async {
+        let len = 3 * STEP + 8192;
+        lab.write(4096, &[7; 4096], NONE).await;
+        let refused = lab.zero(4096, len as u64, true).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        assert_eq!(lab.read(4096, 4096, NONE).await, [7; 4096]);
+        lab.disk.clear_log();
+        lab.zero(4096, len as u64, false).await.unwrap();
+        assert_eq!(lab.writes(), (len as u64, 4), "steps of 256 KiB");
+        lab.sync().await.unwrap();
+        let (end, old) = (4096 + len, |from: usize| (from..).map(|at| Lab::old(at as u64)));
+        let durable = lab.disk.peek_durable(0, end + 4096);
+        assert!(durable[..4096].iter().copied().eq(old(0).take(4096)));
+        assert!(durable[4096..end].iter().all(|byte| *byte == 0));
+        assert!(durable[end..].iter().copied().eq(old(end).take(4096)));
+        assert_eq!(lab.read(0, end + 4096, NONE).await, durable);
+    });
 }
 
 /// What failed became dirty, dirt woke the flusher, and it tried again at once: as often as the device
