@@ -3,6 +3,7 @@
 //! ```text
 //!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
+//!   iomap, vfs <- lfs
 //! ```
 //! sim and bench are never a normal dependency of a layer. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
@@ -65,6 +66,7 @@ const RULES: &[Rule] = &[
     rule("forebay-cache", BELOW_CACHE, SIM, false),
     rule("forebay-iomap", BELOW_IOMAP, SIM, true),
     rule("forebay-vfs", BASE, &[], true),
+    rule("forebay-lfs", BELOW_FACADE, SIM, true),
     rule("forebay-nbd", &["forebay-base", "forebay-vfs"], SIM, true),
     rule("forebay", BELOW_FACADE, SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),

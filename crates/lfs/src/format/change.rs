@@ -1,0 +1,458 @@
+//! Logical changes: what a record of the log says, one after the other. A record takes effect as a whole, so
+//! that what belongs together (a rename and the link count that it lowers) is in one record.
+//!
+//! Invariants: G1 a change of an unknown kind is skipped if it does not have to be understood, and refused by
+//! its number if it does. G2 names are 1 to 255 bytes without `/` and NUL, and neither `.` nor `..`.
+//! G3 a change ends where its length says.
+//!
+//! No locks, no state.
+
+use super::extent::{Extent, Source};
+use super::inode::{self, FileType, Inode, SetAttributes, decode_data_id, decode_size};
+use super::place::{Geometry, MAX_SEGMENT, Place};
+use super::usage::Segment;
+use super::{MAX_EXTENT_BLOCKS, MAX_NAME_BYTES, MAX_TARGET_BYTES, MAX_XATTR_BYTES};
+use super::{corrupt, refused, unsupported};
+use forebay_base::Result;
+use forebay_base::codec::{Reader, Writer};
+
+/// Bytes before the body of each change.
+pub const CHANGE_HEADER_BYTES: usize = 8;
+
+const WHAT: &str = "change";
+const MUST_UNDERSTAND: u8 = 1;
+const EXCHANGE: u8 = 1;
+
+/// An entry of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The directory.
+    pub dir: u64,
+    /// Where the entry is in the order of its directory ([`super::key::Cookie`]).
+    pub cookie: u64,
+    /// The inode.
+    pub child: u64,
+    /// Its type.
+    pub kind: FileType,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+/// A rename, as one change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rename<'a> {
+    /// The entry that goes.
+    pub from: Entry<'a>,
+    /// The entry that comes: of the same inode, or, with `exchange`, of the other one.
+    pub to: Entry<'a>,
+    /// Inode that `to` named before; 0: none.
+    pub replaced: u64,
+    /// Both names stay, their inodes change places: `from` and `to` are the entries before.
+    pub exchange: bool,
+}
+
+/// A range of blocks of some data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    /// The data.
+    pub data_id: u64,
+    /// First block.
+    pub block: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+}
+
+/// A new size of some data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// The file.
+    pub ino: u64,
+    /// Its data.
+    pub data_id: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Volume-wide sequence.
+    pub sequence: u64,
+}
+
+/// One logical change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change<'a> {
+    /// An inode comes, with the target if it is a symbolic link.
+    CreateInode(u64, Inode, &'a [u8]),
+    /// Attributes of an inode are set.
+    SetAttributes(u64, SetAttributes),
+    /// A name comes.
+    InsertEntry(Entry<'a>),
+    /// A name goes.
+    RemoveEntry(Entry<'a>),
+    /// A name becomes another one.
+    Rename(Rename<'a>),
+    /// Blocks of this data, from this one on, are stored there. The sequence is the extent's birth.
+    Map(u64, u64, Extent<'a>),
+    /// A file grows.
+    Grow(Size),
+    /// A file is cut, or grows by truncate.
+    Truncate(Size),
+    /// A file's data is dead and it has another, empty one. `Size` tells the new id and size (0 for an empty
+    /// file), the second number the id that died.
+    ReplaceData(Size, u64),
+    /// A hole, at this sequence.
+    Punch(Blocks, u64),
+    /// An extended attribute of an inode: name, value.
+    SetXattr(u64, &'a [u8], &'a [u8]),
+    /// An extended attribute goes.
+    RemoveXattr(u64, &'a [u8]),
+    /// The last name is gone and somebody has the file open.
+    AddOrphan(u64),
+    /// The file has a name again.
+    RemoveOrphan(u64),
+    /// An inode goes, its data (0: none) is dead at this sequence. An orphan item goes with it.
+    RemoveInode(u64, u64, u64),
+    /// Dead data is reaped up to this block; the last step is up to the end, `u64::MAX`.
+    ReapDead {
+        /// Sequence at which it died.
+        died: u64,
+        /// The data.
+        data_id: u64,
+        /// Blocks below are gone.
+        upto: u64,
+    },
+    /// The cleaner copied these blocks: they are in the second place if the map still names the first.
+    Move(Blocks, Place, Place),
+    /// A segment's entry in the usage table.
+    SetSegment(u32, Segment),
+    /// The log goes on in that segment.
+    NextSegment(u32),
+}
+
+impl<'a> Change<'a> {
+    fn code(&self) -> u16 {
+        match self {
+            Self::CreateInode(..) => 1,
+            Self::SetAttributes(..) => 2,
+            Self::InsertEntry(_) => 3,
+            Self::RemoveEntry(_) => 4,
+            Self::Rename(_) => 5,
+            Self::Map(..) => 6,
+            Self::Grow(_) => 7,
+            Self::Truncate(_) => 8,
+            Self::ReplaceData(..) => 9,
+            Self::Punch(..) => 10,
+            Self::SetXattr(..) => 11,
+            Self::RemoveXattr(..) => 12,
+            Self::AddOrphan(_) => 13,
+            Self::RemoveOrphan(_) => 14,
+            Self::RemoveInode(..) => 15,
+            Self::ReapDead { .. } => 16,
+            Self::Move(..) => 17,
+            Self::SetSegment(..) => 18,
+            Self::NextSegment(_) => 19,
+        }
+    }
+
+    /// Bytes of a payload that the change points at: from and to.
+    pub fn inline_range(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Map(_, _, Extent { source: Source::Inline(at), stored_bytes, .. }) => {
+                Some((u64::from(*at), u64::from(*at) + u64::from(*stored_bytes)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Writes the change.
+    ///
+    /// `InvalidInput` for what [`decode`](Self::decode) would refuse, `NoSpace` if it does not fit; the
+    /// writer has then moved.
+    pub fn encode_into(&self, w: &mut Writer<'_>, geometry: &Geometry) -> Result<()> {
+        let start = w.position();
+        w.u16("kind", self.code())?;
+        w.u8("flags", MUST_UNDERSTAND)?;
+        w.zeros("reserved", 1)?;
+        w.u32("length", 0)?;
+        self.encode_body(w, geometry)?;
+        let end = w.position();
+        w.patch_u32("length", start + 4, (end - start - CHANGE_HEADER_BYTES) as u32)?;
+        // What would be refused later is refused now, where its maker still is.
+        let mut r = Reader::new(WHAT, &w.written()[start..end]);
+        match Change::decode(&mut r, geometry) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(refused(WHAT, e.to_string())),
+        }
+    }
+
+    fn encode_body(&self, w: &mut Writer<'_>, geometry: &Geometry) -> Result<()> {
+        match self {
+            Self::CreateInode(ino, inode, target) => {
+                w.u64("inode", *ino)?;
+                inode.encode_into(w)?;
+                w.prefixed("target", target)
+            }
+            Self::SetAttributes(ino, set) => {
+                w.u64("inode", *ino)?;
+                set.encode_into(w)
+            }
+            Self::InsertEntry(entry) | Self::RemoveEntry(entry) => entry.encode_into(w),
+            Self::Rename(rename) => {
+                w.u8("rename flags", if rename.exchange { EXCHANGE } else { 0 })?;
+                rename.from.encode_into(w)?;
+                rename.to.encode_into(w)?;
+                w.u64("replaced", rename.replaced)
+            }
+            Self::Map(data_id, block, extent) => {
+                w.u64("data id", *data_id)?;
+                w.u64("block", *block)?;
+                extent.encode_into(w, geometry)
+            }
+            Self::Grow(size) | Self::Truncate(size) => size.encode_into(w),
+            Self::ReplaceData(size, dead) => {
+                size.encode_into(w)?;
+                w.u64("dead data id", *dead)
+            }
+            Self::Punch(blocks, sequence) => {
+                blocks.encode_into(w)?;
+                w.u64("sequence", *sequence)
+            }
+            Self::SetXattr(ino, name, value) => {
+                w.u64("inode", *ino)?;
+                w.prefixed("name", name)?;
+                w.u32("value length", u32::try_from(value.len()).unwrap_or(u32::MAX))?;
+                w.bytes("value", value)
+            }
+            Self::RemoveXattr(ino, name) => {
+                w.u64("inode", *ino)?;
+                w.prefixed("name", name)
+            }
+            _ => self.encode_numbers(w),
+        }
+    }
+
+    /// The changes that are a few numbers.
+    fn encode_numbers(&self, w: &mut Writer<'_>) -> Result<()> {
+        match self {
+            Self::AddOrphan(ino) | Self::RemoveOrphan(ino) => w.u64("inode", *ino),
+            Self::RemoveInode(ino, data_id, sequence) => {
+                w.u64("inode", *ino)?;
+                w.u64("data id", *data_id)?;
+                w.u64("sequence", *sequence)
+            }
+            Self::ReapDead { died, data_id, upto } => {
+                w.u64("died", *died)?;
+                w.u64("data id", *data_id)?;
+                w.u64("up to block", *upto)
+            }
+            Self::Move(blocks, from, to) => {
+                blocks.encode_into(w)?;
+                from.encode_into("from", w)?;
+                to.encode_into("to", w)
+            }
+            Self::SetSegment(number, segment) => {
+                w.u32("segment", *number)?;
+                segment.encode_into(w)
+            }
+            Self::NextSegment(segment) => w.u32("segment", *segment),
+            _ => Err(refused(WHAT, "has more than numbers")),
+        }
+    }
+
+    /// Reads a change; none if its kind is not known and need not be.
+    pub fn decode(r: &mut Reader<'a>, geometry: &Geometry) -> Result<Option<Self>> {
+        let at = r.position();
+        let (code, flags) = (r.u16("change kind")?, r.u8("change flags")?);
+        r.zeros("reserved", 1)?;
+        let length = r.u32("change length")? as usize;
+        let mut body = Reader::new(WHAT, r.bytes("change body", length)?);
+        if flags & !MUST_UNDERSTAND != 0 {
+            return Err(corrupt(WHAT, format!("unknown flags at offset {at}")));
+        }
+        let Some(change) = Self::decode_body(code, &mut body, geometry)? else {
+            return match flags {
+                0 => Ok(None),
+                _ => Err(unsupported(WHAT, format!("kind {code}, which must be understood"))),
+            };
+        };
+        body.finish()?;
+        // Nothing of what is known here may be left out.
+        if flags != MUST_UNDERSTAND {
+            return Err(corrupt(
+                WHAT,
+                format!("kind {code} is not marked as one to be understood"),
+            ));
+        }
+        Ok(Some(change))
+    }
+
+    fn decode_body(code: u16, r: &mut Reader<'a>, geometry: &Geometry) -> Result<Option<Self>> {
+        Ok(Some(match code {
+            1 => {
+                let (ino, inode) = (decode_ino("inode", r)?, Inode::decode(r)?);
+                let target = r.prefixed("target", MAX_TARGET_BYTES)?;
+                if target.is_empty() == (inode.file_type() == Some(FileType::Symlink)) {
+                    return Err(r.bad("target", "symbolic links have one, other files do not"));
+                }
+                Self::CreateInode(ino, inode, target)
+            }
+            2 => Self::SetAttributes(decode_ino("inode", r)?, SetAttributes::decode(r)?),
+            3 => Self::InsertEntry(Entry::decode(r)?),
+            4 => Self::RemoveEntry(Entry::decode(r)?),
+            5 => Self::Rename(Rename::decode(r)?),
+            6 => {
+                let (data_id, block) = (decode_data_id("data id", r)?, r.u64("block")?);
+                let extent = Extent::decode(r, geometry)?;
+                check_blocks(r, block, u64::from(extent.blocks), geometry)?;
+                Self::Map(data_id, block, extent)
+            }
+            7 => Self::Grow(Size::decode(r)?),
+            8 => Self::Truncate(Size::decode(r)?),
+            9 => Self::ReplaceData(Size::decode(r)?, decode_data_id("dead data id", r)?),
+            10 => Self::Punch(Blocks::decode(r, geometry)?, r.u64("sequence")?),
+            11 => {
+                let (ino, name) = (decode_ino("inode", r)?, decode_xattr_name(r)?);
+                let length = r.u32("value length")? as usize;
+                if length > MAX_XATTR_BYTES {
+                    return Err(r.bad("value length", &format!("over {MAX_XATTR_BYTES}")));
+                }
+                Self::SetXattr(ino, name, r.bytes("value", length)?)
+            }
+            12 => Self::RemoveXattr(decode_ino("inode", r)?, decode_xattr_name(r)?),
+            13 => Self::AddOrphan(decode_ino("inode", r)?),
+            14 => Self::RemoveOrphan(decode_ino("inode", r)?),
+            15 => {
+                let ino = decode_ino("inode", r)?;
+                let data_id = inode::decode_data_id_or_none("data id", r)?;
+                Self::RemoveInode(ino, data_id, r.u64("sequence")?)
+            }
+            16 => {
+                let (died, data_id) = (r.u64("died")?, decode_data_id("data id", r)?);
+                Self::ReapDead { died, data_id, upto: r.u64("up to block")? }
+            }
+            17 => Self::decode_move(r, geometry)?,
+            18 => Self::SetSegment(decode_segment(r)?, Segment::decode(r)?),
+            19 => Self::NextSegment(decode_segment(r)?),
+            _ => return Ok(None),
+        }))
+    }
+
+    fn decode_move(r: &mut Reader<'a>, geometry: &Geometry) -> Result<Self> {
+        let blocks = Blocks::decode(r, geometry)?;
+        let (from, to) = (Place::decode("from", r)?, Place::decode("to", r)?);
+        if blocks.blocks > u64::from(MAX_EXTENT_BLOCKS) {
+            return Err(r.bad("blocks", "more than an extent has"));
+        }
+        let bytes = blocks.blocks << geometry.block_shift;
+        geometry.check_run("change: field `from`", from, bytes)?;
+        geometry.check_run("change: field `to`", to, bytes)?;
+        Ok(Self::Move(blocks, from, to))
+    }
+}
+
+impl<'a> Entry<'a> {
+    fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
+        w.u64("directory", self.dir)?;
+        w.u64("cookie", self.cookie)?;
+        w.u64("child", self.child)?;
+        w.u8("type", self.kind as u8)?;
+        w.prefixed("name", self.name)
+    }
+
+    fn decode(r: &mut Reader<'a>) -> Result<Self> {
+        let (dir, cookie) = (decode_ino("directory", r)?, r.u64("cookie")?);
+        let (child, kind) = (decode_ino("child", r)?, FileType::decode("type", r)?);
+        let name = r.prefixed("name", MAX_NAME_BYTES)?;
+        check_name(r, name)?;
+        Ok(Self { dir, cookie, child, kind, name })
+    }
+}
+
+impl<'a> Rename<'a> {
+    fn decode(r: &mut Reader<'a>) -> Result<Self> {
+        let exchange = match r.u8("rename flags")? {
+            0 => false,
+            EXCHANGE => true,
+            flags => return Err(r.bad("rename flags", &format!("{flags} is not known"))),
+        };
+        let (from, to) = (Entry::decode(r)?, Entry::decode(r)?);
+        let replaced = r.u64("replaced")?;
+        if !exchange && (from.child, from.kind) != (to.child, to.kind) {
+            return Err(r.bad("child", "a rename names two inodes"));
+        }
+        if exchange && replaced != 0 {
+            return Err(r.bad("replaced", "an exchange replaces nothing"));
+        }
+        Ok(Self { from, to, replaced, exchange })
+    }
+}
+
+impl Blocks {
+    fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
+        w.u64("data id", self.data_id)?;
+        w.u64("block", self.block)?;
+        w.u64("blocks", self.blocks)
+    }
+
+    fn decode(r: &mut Reader<'_>, geometry: &Geometry) -> Result<Self> {
+        let data_id = decode_data_id("data id", r)?;
+        let (block, blocks) = (r.u64("block")?, r.u64("blocks")?);
+        check_blocks(r, block, blocks, geometry)?;
+        Ok(Self { data_id, block, blocks })
+    }
+}
+
+impl Size {
+    fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
+        w.u64("inode", self.ino)?;
+        w.u64("data id", self.data_id)?;
+        w.u64("size", self.size)?;
+        w.u64("sequence", self.sequence)
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            ino: decode_ino("inode", r)?,
+            data_id: decode_data_id("data id", r)?,
+            size: decode_size(r)?,
+            sequence: r.u64("sequence")?,
+        })
+    }
+}
+
+fn decode_ino(field: &str, r: &mut Reader<'_>) -> Result<u64> {
+    match r.u64(field)? {
+        0 => Err(r.bad(field, "there is no inode 0")),
+        ino => Ok(ino),
+    }
+}
+
+fn decode_segment(r: &mut Reader<'_>) -> Result<u32> {
+    match r.u32("segment")? {
+        segment @ 0..=MAX_SEGMENT => Ok(segment),
+        _ => Err(r.bad("segment", "names no segment")),
+    }
+}
+
+/// G2.
+pub(crate) fn check_name(r: &Reader<'_>, name: &[u8]) -> Result<()> {
+    if name.is_empty() || name == b"." || name == b".." {
+        return Err(r.bad("name", "no name of an entry"));
+    }
+    if name.iter().any(|byte| matches!(byte, 0 | b'/')) {
+        return Err(r.bad("name", "a byte that no name has"));
+    }
+    Ok(())
+}
+
+fn decode_xattr_name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8]> {
+    let name = r.prefixed("name", MAX_NAME_BYTES)?;
+    match name.is_empty() || name.contains(&0) {
+        true => Err(r.bad("name", "no name of an attribute")),
+        false => Ok(name),
+    }
+}
+
+pub(crate) fn check_blocks(r: &Reader<'_>, block: u64, blocks: u64, g: &Geometry) -> Result<()> {
+    match block.checked_add(blocks) {
+        Some(end) if blocks > 0 && end <= g.max_blocks() => Ok(()),
+        _ => Err(r.bad("blocks", &format!("{blocks} blocks at {block} are not in a file"))),
+    }
+}

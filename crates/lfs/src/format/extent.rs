@@ -1,0 +1,236 @@
+//! A run of a file's blocks: where its bytes are stored, in which form, and their sums. The same form in the
+//! log and in the tree.
+//!
+//! Invariants: X1 an extent lies in one segment, begins at a block and has 1 to 128 blocks. X2 sums cover
+//! stored bytes, one for each stored block, begun ones included. X3 without a codec stored, decoded and
+//! mapped bytes are the same.
+//!
+//! No locks, no state.
+
+use super::features::{ENCRYPTION, SHARED_EXTENTS};
+use super::place::{Geometry, IN_PAYLOAD, Place, SumAlgorithm};
+use super::{MAX_EXTENT_BLOCKS, corrupt, refused};
+use forebay_base::Result;
+use forebay_base::codec::{Reader, Writer};
+
+/// Bytes of an extent without its sums.
+pub const EXTENT_BYTES: usize = 48;
+/// Space is taken, and reads as zeros.
+pub const UNWRITTEN: u16 = 1;
+/// Something else may point at the same bytes.
+pub const SHARED: u16 = 2;
+/// Stored bytes are encrypted.
+pub const ENCRYPTED: u16 = 4;
+
+const WHAT: &str = "extent";
+
+/// Where an extent's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// In a run of their own, or in a record that was resolved.
+    Run(Place),
+    /// In the record that says so: bytes from the start of its payload.
+    Inline(u32),
+}
+
+/// Sums of stored blocks, in stored form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sums<'a> {
+    /// How they were made.
+    pub algorithm: SumAlgorithm,
+    /// One after the other, [`SumAlgorithm::width`] bytes each.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Sums<'a> {
+    /// No sums.
+    pub const NONE: Sums<'static> = Sums { algorithm: SumAlgorithm::None, bytes: &[] };
+
+    /// CRC-32Cs as they are stored, to be made with [`put_crc32c`].
+    pub const fn crc32c(bytes: &'a [u8]) -> Self {
+        Self { algorithm: SumAlgorithm::Crc32c, bytes }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.bytes.len().checked_div(self.algorithm.width()).unwrap_or(0)
+    }
+
+    /// Each CRC-32C, none for other algorithms.
+    pub fn iter_crc32c(&self) -> impl Iterator<Item = u32> + 'a {
+        let bytes = if self.algorithm == SumAlgorithm::Crc32c { self.bytes } else { &[] };
+        bytes.as_chunks::<4>().0.iter().map(|sum| u32::from_le_bytes(*sum))
+    }
+}
+
+/// Appends CRC-32Cs in stored form.
+pub fn put_crc32c(sums: &[u32], out: &mut Vec<u8>) {
+    out.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
+}
+
+/// A run of blocks; which ones of what is in the key or in the change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent<'a> {
+    /// Where the bytes are.
+    pub source: Source,
+    /// Bytes that are stored.
+    pub stored_bytes: u32,
+    /// Bytes that they decode to.
+    pub decoded_bytes: u32,
+    /// Where the first block is within what is decoded, bytes.
+    pub decoded_offset: u32,
+    /// Blocks of the file, 1 to 128.
+    pub blocks: u16,
+    /// How stored bytes are decoded; 0: as they are.
+    pub codec: u8,
+    /// [`UNWRITTEN`], [`SHARED`], [`ENCRYPTED`].
+    pub flags: u16,
+    /// Key they are encrypted with; 0: none.
+    pub key_id: u32,
+    /// Volume-wide sequence at which the content was fixed.
+    pub birth: u64,
+    /// Tree that first held it.
+    pub tree: u64,
+    /// Sums of what is stored.
+    pub sums: Sums<'a>,
+}
+
+impl<'a> Extent<'a> {
+    /// An extent of `blocks` blocks stored as they are.
+    pub fn plain(source: Source, blocks: u16, birth: u64, sums: Sums<'a>, g: &Geometry) -> Self {
+        let bytes = u32::from(blocks) << g.block_shift;
+        Self {
+            source,
+            stored_bytes: bytes,
+            decoded_bytes: bytes,
+            decoded_offset: 0,
+            blocks,
+            codec: 0,
+            flags: 0,
+            key_id: 0,
+            birth,
+            tree: super::superblock::FILES_TREE,
+            sums,
+        }
+    }
+
+    /// Bytes that it takes to store this extent.
+    pub fn encoded_bytes(&self) -> usize {
+        EXTENT_BYTES + self.sums.bytes.len()
+    }
+
+    /// Writes the extent.
+    ///
+    /// Fails with `InvalidInput` for what [`decode`](Self::decode) would refuse.
+    pub fn encode_into(&self, w: &mut Writer<'_>, geometry: &Geometry) -> Result<()> {
+        self.check(geometry).map_err(|e| refused(WHAT, e.to_string()))?;
+        let place = match self.source {
+            Source::Run(place) => place,
+            Source::Inline(offset) => Place::new(IN_PAYLOAD, offset),
+        };
+        place.encode_into("place", w)?;
+        w.u32("stored bytes", self.stored_bytes)?;
+        w.u32("decoded bytes", self.decoded_bytes)?;
+        w.u32("offset within decoded", self.decoded_offset)?;
+        w.u16("blocks", self.blocks)?;
+        w.u8("codec", self.codec)?;
+        w.u8("sum algorithm", self.sums.algorithm.code())?;
+        w.u16("flags", self.flags)?;
+        w.u16("sums", self.sums.count() as u16)?;
+        w.u32("key id", self.key_id)?;
+        w.u64("birth", self.birth)?;
+        w.u64("tree", self.tree)?;
+        w.bytes("sums", self.sums.bytes)
+    }
+
+    /// Reads an extent.
+    pub fn decode(r: &mut Reader<'a>, geometry: &Geometry) -> Result<Self> {
+        let mut look = r.clone();
+        let source = match look.u32("place")? {
+            IN_PAYLOAD => {
+                r.u32("place")?;
+                Source::Inline(r.u32("offset within payload")?)
+            }
+            _ => Source::Run(Place::decode("place", r)?),
+        };
+        let (stored_bytes, decoded_bytes) = (r.u32("stored bytes")?, r.u32("decoded bytes")?);
+        let decoded_offset = r.u32("offset within decoded")?;
+        let (blocks, codec) = (r.u16("blocks")?, r.u8("codec")?);
+        let algorithm = SumAlgorithm::from_code(WHAT, r.u8("sum algorithm")?)?;
+        let (flags, count) = (r.u16("flags")?, usize::from(r.u16("sums")?));
+        let (key_id, birth, tree) = (r.u32("key id")?, r.u64("birth")?, r.u64("tree")?);
+        if count > 0 && algorithm.width() == 0 {
+            return Err(r.bad("sums", "sums without an algorithm"));
+        }
+        let bytes = r.bytes("sums", count * algorithm.width())?;
+        let sums = Sums { algorithm, bytes };
+        let this = Self {
+            source,
+            stored_bytes,
+            decoded_bytes,
+            decoded_offset,
+            blocks,
+            codec,
+            flags,
+            key_id,
+            birth,
+            tree,
+            sums,
+        };
+        this.check(geometry)?;
+        Ok(this)
+    }
+
+    /// X1 to X3, and that forms are not used whose feature the volume lacks.
+    fn check(&self, geometry: &Geometry) -> Result<()> {
+        let bad = |why: &str| Err(corrupt(WHAT, why));
+        if self.blocks == 0 || self.blocks > MAX_EXTENT_BLOCKS {
+            return bad("field `blocks`: not 1 to 128");
+        }
+        if self.flags & !(UNWRITTEN | SHARED | ENCRYPTED) != 0 {
+            return bad("field `flags`: unknown bits");
+        }
+        if self.flags & SHARED != 0 && geometry.incompat & SHARED_EXTENTS == 0 {
+            return bad("field `flags`: shared without the feature");
+        }
+        let encrypted = self.flags & ENCRYPTED != 0;
+        if encrypted != (self.key_id != 0) || encrypted && geometry.incompat & ENCRYPTION == 0 {
+            return bad("encryption without the feature or the key");
+        }
+        if self.codec != 0 && !geometry.compresses() {
+            return bad("field `codec`: a codec without the feature");
+        }
+        self.check_lengths(geometry)
+    }
+
+    fn check_lengths(&self, geometry: &Geometry) -> Result<()> {
+        let bad = |why: &str| Err(corrupt(WHAT, why));
+        let mapped = u64::from(self.blocks) << geometry.block_shift;
+        let (stored, decoded) = (u64::from(self.stored_bytes), u64::from(self.decoded_bytes));
+        let longest = u64::from(MAX_EXTENT_BLOCKS) << geometry.block_shift;
+        if self.codec == 0 && (stored != mapped || decoded != mapped || self.decoded_offset != 0) {
+            return bad("stored, decoded and mapped bytes differ without a codec");
+        }
+        if stored == 0 || stored > longest || decoded > longest {
+            return bad("stored or decoded bytes out of range");
+        }
+        let end = u64::from(self.decoded_offset) + mapped;
+        if end > decoded || !self.decoded_offset.is_multiple_of(geometry.block_bytes()) {
+            return bad("the blocks do not lie within what is decoded");
+        }
+        let stored_blocks = stored.div_ceil(u64::from(geometry.block_bytes()));
+        let wanted = match self.sums.algorithm {
+            SumAlgorithm::None => 0,
+            SumAlgorithm::Crc32c if self.flags & UNWRITTEN != 0 => 0,
+            SumAlgorithm::Crc32c => stored_blocks,
+        };
+        if (self.sums.bytes.len()) as u64 != wanted * self.sums.algorithm.width() as u64 {
+            return bad("field `sums`: not one for each stored block");
+        }
+        match self.source {
+            Source::Run(place) => geometry.check_run(WHAT, place, stored),
+            // Where it lies is known with the record; its payload begins at a block.
+            Source::Inline(offset) => geometry.check_run(WHAT, Place::new(0, offset), stored),
+        }
+    }
+}

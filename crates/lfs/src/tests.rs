@@ -1,0 +1,15 @@
+//! Tests of the stored form: what is stored reads back, what is damaged is told, and the bytes stay what they
+//! were.
+//!
+//! `FOREBAY_SEED` sets the first seed (default 1). No locks.
+
+mod damage;
+mod log;
+mod superblock;
+
+/// Seeds of `runs` runs.
+pub(crate) fn seeds(runs: u64) -> impl Iterator<Item = u64> {
+    let first =
+        std::env::var("FOREBAY_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1u64);
+    first..first + runs
+}

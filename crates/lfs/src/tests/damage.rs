@@ -1,0 +1,26 @@
+//! Damage that every structure must notice: a cut at any length, and any flipped bit.
+//!
+//! No locks.
+
+use forebay_base::{ErrorKind, Result};
+
+/// `decode` must take `bytes`, and no part of them from the start.
+pub fn cut_anywhere(bytes: &[u8], mut decode: impl FnMut(&[u8]) -> Result<()>) {
+    decode(bytes).unwrap();
+    for len in 0..bytes.len() {
+        let error = decode(&bytes[..len]).expect_err("it was cut");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "cut at {len}: {error}");
+    }
+}
+
+/// `decode` must take `bytes`, and not with a single bit flipped (F3).
+pub fn flip_anywhere(bytes: &[u8], mut decode: impl FnMut(&[u8]) -> Result<()>) {
+    let mut bytes = bytes.to_vec();
+    decode(&bytes).unwrap();
+    for bit in 0..bytes.len() * 8 {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        let error = decode(&bytes).expect_err("a flipped bit goes unseen (F3)");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "bit {bit}: {error}");
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+}
