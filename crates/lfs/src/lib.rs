@@ -4,7 +4,29 @@
 
 #![forbid(unsafe_code)]
 
+mod attr;
+mod batch;
+mod commit;
+mod dir;
+mod fault;
+mod file;
 pub mod format;
+mod inode;
+mod layout;
+mod log;
+mod namei;
+mod pending;
+mod repair;
+mod rollforward;
+mod slots;
+mod space;
+mod staging;
+mod state;
+mod tx;
+mod vfs;
+mod volume;
+
+pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 #[cfg(test)]

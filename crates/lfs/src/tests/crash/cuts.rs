@@ -1,0 +1,211 @@
+//! The power goes at every request of small workloads; what the disk may have kept is recovered, used, and cut
+//! again.
+//!
+//! No locks.
+
+use crate::tests::crash::run::{Cut, Ended, Setup, run};
+use crate::tests::crash::script::Script;
+use crate::tests::crash::verdict::{Checked, check};
+use crate::tests::seeds;
+use forebay_base::ErrorKind;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::split_mix;
+use forebay_block::BioOp;
+use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_vfs::mem::MemFs;
+use std::collections::BTreeSet;
+
+/// What a search has seen.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub workloads: u64,
+    pub cuts: u64,
+    /// (workload, cut, what was kept).
+    pub states: u64,
+    pub digests: BTreeSet<u64>,
+    pub second_lives: u64,
+    pub syncs: u64,
+    pub syncs_failed: u64,
+}
+
+impl Seen {
+    pub fn print(&self, what: &str) {
+        println!(
+            "{what}: {} workloads, {} cuts, {} crash states, {} distinct recovered, {} second lives, {} syncs, {} failed",
+            self.workloads,
+            self.cuts,
+            self.states,
+            self.digests.len(),
+            self.second_lives,
+            self.syncs,
+            self.syncs_failed
+        );
+    }
+}
+
+pub fn seeds_of(default: u64) -> impl Iterator<Item = u64> {
+    let runs = std::env::var("FOREBAY_LFS_SEEDS").ok().and_then(|text| text.parse().ok());
+    seeds(runs.unwrap_or(default))
+}
+
+/// How much of each workload is looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Depth {
+    /// Crash states of each cut, at most.
+    pub states: usize,
+    /// One in so many states is lived on in.
+    pub live_on: u64,
+}
+
+/// One workload, cut at every request.
+pub fn every_cut(setup: &Setup, depth: Depth, seen: &mut Seen) -> Checked<()> {
+    let start = MemFs::default();
+    let script = Script::make(setup, setup.seed, &start, setup.steps);
+    let blank = setup.blank();
+    seen.workloads += 1;
+    for cut in changes(setup, &script, &blank) {
+        let disk = blank.in_world(SimWorld::new(setup.seed ^ 0xd15c));
+        let ended = run(setup, &script, &disk, Cut::At(cut));
+        let place = format!("{setup:?}\ncut at request {cut} of step {}", ended.begun);
+        each_state(setup, &script, &ended, &disk, depth, seen).map_err(|e| format!("{place}, {e}"))?;
+        seen.cuts += 1;
+    }
+    Ok(())
+}
+
+/// The requests of an undisturbed run that change something, by their number; and one behind them all.
+fn changes(setup: &Setup, script: &Script, blank: &SimDisk) -> Vec<u64> {
+    let disk = blank.in_world(SimWorld::new(setup.seed ^ 0xd15c));
+    disk.clear_log();
+    run(setup, script, &disk, Cut::Never);
+    let log = disk.log();
+    let numbered = (0u64..).zip(&log).filter(|(_, entry)| entry.op != BioOp::Read);
+    numbered.map(|(n, _)| n).chain([log.len() as u64]).collect()
+}
+
+fn each_state(
+    setup: &Setup,
+    script: &Script,
+    ended: &Ended,
+    disk: &SimDisk,
+    depth: Depth,
+    seen: &mut Seen,
+) -> Checked<()> {
+    seen.syncs += ended.syncs.len() as u64;
+    seen.syncs_failed += ended.syncs_failed;
+    let mut rng = setup.seed ^ seen.states;
+    for state in disk.crash_states().take(depth.states) {
+        seen.states += 1;
+        let label = state.label.clone();
+        let found = state.mount(SimWorld::new(1));
+        let recovered =
+            check(setup, script, ended, &found).map_err(|e| format!("{label}: {e}"))?;
+        seen.digests.insert(recovered.digest);
+        if split_mix(&mut rng).is_multiple_of(depth.live_on) {
+            let disk = state.mount(SimWorld::new(3));
+            let before = (script, ended);
+            live_on(setup, before, recovered.step, &disk, &mut rng, seen).map_err(|e| format!("{label}, then {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A second life on what was recovered, cut at one request.
+fn live_on(
+    setup: &Setup,
+    before: (&Script, &Ended),
+    step: usize,
+    disk: &SimDisk,
+    rng: &mut u64,
+    seen: &mut Seen,
+) -> Checked<()> {
+    let start = &before.0.moments[step].fs;
+    seen.second_lives += 1;
+    let script = Script::make(setup, split_mix(rng), start, 8);
+    let draw = split_mix(rng);
+    let cut = if draw & 3 == 0 { Cut::At((draw >> 8) % 40) } else { Cut::Later((draw >> 8) % 10) };
+    let ended = run(setup, &script, disk, cut);
+    for state in disk.crash_states().take(24) {
+        seen.states += 1;
+        let found = state.mount(SimWorld::new(4));
+        // Until it is open nothing was served that has to stay.
+        let (script, ended) = if ended.opened { (&script, &ended) } else { before };
+        check(setup, script, ended, &found)
+            .map_err(|e| format!("a second life, {cut:?}, {}: {e}", state.label))?;
+    }
+    Ok(())
+}
+
+/// The process dies in the middle, the machine goes on; the volume is opened on what is in the disk's volatile
+/// cache, used, and then the power goes.
+pub fn killed(setup: &Setup, seen: &mut Seen) -> Checked<()> {
+    let script = Script::make(setup, setup.seed, &MemFs::default(), setup.steps);
+    let blank = setup.blank();
+    let mut rng = setup.seed ^ 0x0dead;
+    seen.workloads += 1;
+    let requests = changes(setup, &script, &blank);
+    for _ in 0..6 {
+        let disk = blank.in_world(SimWorld::new(setup.seed ^ 0xd15c));
+        let cut = requests[(split_mix(&mut rng) % requests.len() as u64) as usize];
+        let ended = run(setup, &script, &disk, Cut::At(cut));
+        seen.syncs += ended.syncs.len() as u64;
+        let left = disk.process_crash(split_mix(&mut rng)).in_world(SimWorld::new(5));
+        let place = format!("{setup:?}\nkilled at request {cut}, acknowledged {}", ended.acked);
+        let copy = left.in_world(SimWorld::new(6));
+        let recovered = check(setup, &script, &ended, &copy).map_err(|e| format!("{place}: {e}"))?;
+        seen.digests.insert(recovered.digest);
+        let second = Setup { fua: split_mix(&mut rng) & 1 == 0, ..setup.clone() };
+        live_on(&second, (&script, &ended), recovered.step, &left, &mut rng, seen)
+            .map_err(|e| format!("{place}, step {}, then {e}", recovered.step))?;
+    }
+    Ok(())
+}
+
+pub const QUICK: Depth = Depth { states: 60, live_on: 60 };
+
+#[test]
+fn names_cut_everywhere() {
+    let mut seen = Seen::default();
+    for seed in seeds_of(5) {
+        let setup = Setup::from_seed(seed);
+        every_cut(&setup, QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
+    }
+    seen.print("names");
+    assert!(seen.states > 50 * seen.workloads && seen.second_lives > 0, "{seen:?}");
+}
+
+#[test]
+fn names_of_a_killed_process() {
+    let mut seen = Seen::default();
+    for seed in seeds_of(8) {
+        let setup = Setup::from_seed(seed);
+        killed(&setup, &mut seen).unwrap_or_else(|e| panic!("{e}"));
+    }
+    seen.print("killed");
+    assert!(seen.states > 5 * seen.workloads, "{seen:?}");
+}
+
+/// Flushes and writes fail now and then: whoever syncs is told, and what was acknowledged before and after is there.
+#[test]
+fn names_on_a_failing_disk() {
+    let mut seen = Seen::default();
+    for seed in seeds_of(6) {
+        let setup = Setup { failing: failing(seed), ..Setup::from_seed(seed) };
+        every_cut(&setup, QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
+    }
+    seen.print("names, failing");
+    assert!(seen.syncs_failed > seen.workloads && seen.syncs > seen.workloads, "{seen:?}");
+}
+
+/// Single failures, and a row of them.
+pub fn failing(seed: u64) -> Vec<FaultRule> {
+    let fail = Fault::Fail(ErrorKind::Io);
+    // The first flush belongs to the opening.
+    let flush = FaultRule::on(BioOp::Flush, fail).nth(2 + seed % 3);
+    let write = FaultRule::on(BioOp::Write, fail).nth(2 + seed % 5);
+    match seed % 3 {
+        0 => vec![flush, write],
+        1 => vec![flush.times(2)],
+        _ => vec![write.times(2), FaultRule::on(BioOp::Flush, fail).nth(6)],
+    }
+}

@@ -1,0 +1,60 @@
+//! The suite finds what it is there for: each planted fault makes the enumerator report a violation, and the same
+//! workloads without it none.
+//!
+//! No locks.
+
+use crate::fault::Planted;
+use crate::tests::crash::cuts::{QUICK, Seen, every_cut, failing, killed};
+use crate::tests::crash::run::Setup;
+use crate::tests::crash::verdict::Checked;
+
+/// Seeds tried until one shows the fault.
+const TRIES: u64 = 40;
+
+type Search = fn(&Setup, &mut Seen) -> Checked<()>;
+
+fn cut(setup: &Setup, seen: &mut Seen) -> Checked<()> {
+    every_cut(setup, QUICK, seen)
+}
+
+/// The first seed that shows the fault, and what it shows; without the fault that seed shows nothing.
+fn found(fault: Planted, search: Search, change: impl Fn(u64, &mut Setup)) -> String {
+    let mut seen = Seen::default();
+    for seed in 1..=TRIES {
+        let mut setup = Setup::from_seed(seed);
+        change(seed, &mut setup);
+        let planted = Setup { plant: Some(fault), ..setup.clone() };
+        if let Err(what) = search(&planted, &mut seen) {
+            let clean = search(&setup, &mut seen);
+            assert_eq!(clean, Ok(()), "{fault:?}: also without it");
+            println!("{fault:?}: found at seed {seed} after {} states", seen.states);
+            return what;
+        }
+    }
+    panic!("{fault:?} was not found: {} states, {} syncs", seen.states, seen.syncs);
+}
+
+#[test]
+fn ack_before_flush_is_found() {
+    found(Planted::AckBeforeFlush, cut, |_, _| ());
+}
+
+#[test]
+fn swallowed_flush_error_is_found() {
+    found(Planted::SwallowedFlushError, cut, |seed, setup| setup.failing = failing(seed));
+}
+
+#[test]
+fn unflushed_recovery_is_found() {
+    found(Planted::UnflushedRecovery, killed, |_, setup| setup.fua = false);
+}
+
+#[test]
+fn a_generation_used_twice_is_found() {
+    found(Planted::SameGeneration, killed, |_, _| ());
+}
+
+#[test]
+fn a_stale_tail_is_found() {
+    found(Planted::StaleTail, cut, |seed, setup| setup.failing = failing(seed));
+}
