@@ -124,6 +124,23 @@ impl MappedFile {
         self.sync_range(handle, 0..u64::MAX >> 1, true).await
     }
 
+    /// Writes out what is dirty, and publishes it with the size: whatever is committed after this call, to any
+    /// file of the map, comes behind it. Nothing is durable yet.
+    pub async fn write_out(&self) -> Result<()> {
+        if self.read_only() {
+            return Ok(());
+        }
+        let entered = self.mapping.errseq.now();
+        let (which, max_bytes) = (Which::All, u64::MAX);
+        let range = 0..u64::MAX >> 1;
+        let pass = WriteOutPass { range, which, max_bytes, sync: true, fua: false };
+        self.write_out_pass_on(&pass, false).await;
+        self.mapping.wait_write_outs().await;
+        self.write_below(self.size(), false).await;
+        self.publish_size();
+        self.mapping.errseq.error_since(entered).map_or(Ok(()), Err)
+    }
+
     /// Makes a range durable, and the map to find it. `here`: the caller blocks.
     pub(crate) async fn sync_range(
         &self,

@@ -43,6 +43,7 @@ impl Inner {
 
     /// Makes everything durable that has happened.
     pub(crate) async fn commit_all(&self, here: bool) -> Result<()> {
+        self.write_owed().await;
         let ticket = self.state.lock().next_ticket - 1;
         self.commit(ticket, here).await
     }

@@ -94,7 +94,7 @@ impl State {
             uid,
             gid,
             rdev: rdev as u32,
-            size: size,
+            size: node.live_size().unwrap_or(size),
             allocated_bytes: stored * self.layout.block_bytes(),
             atime: timestamp(node.inode.atime),
             mtime: timestamp(node.inode.mtime),

@@ -4,9 +4,11 @@
 
 #![forbid(unsafe_code)]
 
+mod aops;
 mod attr;
 mod batch;
 mod commit;
+mod content;
 mod dir;
 mod fault;
 mod file;

@@ -5,7 +5,8 @@
 //!   0 ............ device ............ | nothing | BASE ....... staged runs, each at an offset of its own
 //! ```
 //! Invariants: G1 an offset of the area is given out once. G2 what is staged is read back until it is forgotten,
-//! and that is when its record is durable and content is found on the device.
+//! and that is when its record is durable and content is found on the device; and for as long after that as
+//! somebody holds the pin that he was given.
 //!
 //! Lock: one, a leaf below the state lock.
 
@@ -15,14 +16,16 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, MapRuns};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// First offset of the area.
 pub(crate) const BASE: u64 = 1 << 62;
 
-#[derive(Default)]
 struct Area {
-    runs: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// Bytes, and how many of them are looked for here.
+    runs: BTreeMap<u64, (Arc<Vec<u8>>, u64)>,
+    /// Forgotten, but somebody who looked before may still read (G2).
+    pinned: BTreeMap<u64, Weak<Vec<u8>>>,
     next: u64,
 }
 
@@ -35,7 +38,8 @@ pub(crate) struct Staging {
 impl Staging {
     /// An empty area beside `device`.
     pub fn new(device: DeviceRef) -> Self {
-        Self { device, area: Mutex::new(Area { runs: BTreeMap::new(), next: BASE }) }
+        let area = Area { runs: BTreeMap::new(), pinned: BTreeMap::new(), next: BASE };
+        Self { device, area: Mutex::new(area) }
     }
 
     /// Whether an offset lies in the area.
@@ -48,18 +52,38 @@ impl Staging {
         let mut area = self.area.lock();
         let start = area.next;
         area.next += len;
-        area.runs.insert(start, Arc::new(vec![0; len as usize]));
+        area.runs.insert(start, (Arc::new(vec![0; len as usize]), len));
         start..start + len
     }
 
-    /// The bytes of a run that was taken.
-    pub fn bytes(&self, run: &Range<u64>) -> Option<Arc<Vec<u8>>> {
-        self.area.lock().runs.get(&run.start).cloned()
+    /// What keeps a staged offset readable.
+    pub fn pin(&self, offset: u64) -> Option<Arc<Vec<u8>>> {
+        let area = self.area.lock();
+        area.runs.range(..=offset).next_back().map(|(_, (bytes, _))| bytes.clone())
     }
 
-    /// Nobody looks for it here any more.
-    pub fn forget(&self, run: &Range<u64>) {
-        self.area.lock().runs.remove(&run.start);
+    /// A copy of some staged bytes.
+    pub fn copy(&self, range: &Range<u64>) -> Result<Vec<u8>> {
+        let len = (range.end - range.start) as usize;
+        let mut bytes = vec![0; len];
+        self.read_into(range.start, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// These bytes are not looked for here any more.
+    pub fn forget(&self, range: &Range<u64>) {
+        let mut area = self.area.lock();
+        area.pinned.retain(|_, bytes| bytes.strong_count() > 0);
+        let Some((start, (_, left))) = area.runs.range_mut(..=range.start).next_back() else {
+            return;
+        };
+        let start = *start;
+        *left = left.saturating_sub(range.end - range.start);
+        if *left == 0
+            && let Some((bytes, _)) = area.runs.remove(&start)
+        {
+            area.pinned.insert(start, Arc::downgrade(&bytes));
+        }
     }
 
     /// Runs that are held.
@@ -68,34 +92,49 @@ impl Staging {
         self.area.lock().runs.len()
     }
 
-    fn with_run<T>(
-        &self,
-        offset: u64,
-        len: u64,
-        act: impl FnOnce(&mut Arc<Vec<u8>>, usize) -> T,
-    ) -> Result<T> {
+    fn read_staged(&self, offset: u64, len: u64, act: impl FnOnce(&[u8])) -> Result<()> {
+        let area = self.area.lock();
+        let held = area.runs.range(..=offset).next_back().map(|(at, (run, _))| (*at, run.clone()));
+        let within = |(at, run): &(u64, Arc<Vec<u8>>)| offset + len <= at + run.len() as u64;
+        let pinned = || {
+            let (at, run) = area.pinned.range(..=offset).next_back()?;
+            run.upgrade().map(|run| (*at, run))
+        };
+        let found = held.filter(within).or_else(|| pinned().filter(within));
+        drop(area);
+        let (start, run) = found.ok_or_else(gone)?;
+        let at = (offset - start) as usize;
+        act(&run[at..at + len as usize]);
+        Ok(())
+    }
+
+    fn write_staged(&self, offset: u64, len: u64, act: impl FnOnce(&mut [u8])) -> Result<()> {
         let mut area = self.area.lock();
-        let gone = || Error::new(ErrorKind::Io, "staged content", "it is not held any more");
-        let (start, run) = area.runs.range_mut(..=offset).next_back().ok_or_else(gone)?;
+        let (start, (run, _)) = area.runs.range_mut(..=offset).next_back().ok_or_else(gone)?;
         if offset + len > start + run.len() as u64 {
             return Err(gone());
         }
-        Ok(act(run, (offset - start) as usize))
+        let at = (offset - start) as usize;
+        act(&mut Arc::make_mut(run)[at..at + len as usize]);
+        Ok(())
     }
 
     fn carry_out(&self, bio: &mut Bio) -> Result<()> {
         let (offset, len) = (bio.offset, bio.len);
         match bio.op {
-            BioOp::Write => self.with_run(offset, len, |run, at| {
-                let room = &mut Arc::make_mut(run)[at..at + len as usize];
+            BioOp::Write => self.write_staged(offset, len, |room| {
                 bio.data.copy_out(0, room);
             }),
-            BioOp::Read => self.with_run(offset, len, |run, at| {
-                bio.data.copy_in(0, &run[at..at + len as usize]);
+            BioOp::Read => self.read_staged(offset, len, |bytes| {
+                bio.data.copy_in(0, bytes);
             }),
             _ => Err(Error::new(ErrorKind::Unsupported, "staged content", "reads and writes only")),
         }
     }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Io, "staged content", "it is not held any more")
 }
 
 impl BlockDevice for Staging {
@@ -150,18 +189,15 @@ impl BlockDevice for Staging {
         if !Self::is_staged(offset) {
             return self.device.read_into(offset, dst);
         }
-        let len = dst.len();
-        self.with_run(offset, len as u64, |run, at| dst.copy_from_slice(&run[at..at + len]))
+        let len = dst.len() as u64;
+        self.read_staged(offset, len, |bytes| dst.copy_from_slice(bytes))
     }
 
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
         if !Self::is_staged(offset) {
             return self.device.write_from(offset, src, flags);
         }
-        let len = src.len();
-        self.with_run(offset, len as u64, |run, at| {
-            Arc::make_mut(run)[at..at + len].copy_from_slice(src);
-        })
+        self.write_staged(offset, src.len() as u64, |room| room.copy_from_slice(src))
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {

@@ -8,6 +8,7 @@
 //!
 //! No locks: the volume's state lock covers it.
 
+use crate::content::Content;
 use crate::dir::Directory;
 use crate::fault::{Plant, Planted};
 use crate::format::change::{Change, Entry, Rename, Size};
@@ -41,6 +42,24 @@ pub(crate) struct Node {
     pub times_moved: bool,
     /// It was cut to nothing and not closed since.
     pub cut: bool,
+    /// Of a regular file that is open or owes something.
+    pub content: Option<Arc<Content>>,
+}
+
+impl Node {
+    /// Bytes, those that are not written out yet included; none: what is stored counts.
+    pub fn live_size(&self) -> Option<u64> {
+        self.content.as_ref().map(|content| content.file.size())
+    }
+}
+
+/// What found no room in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lost {
+    /// A size, which is tried again.
+    Size,
+    /// Content.
+    Data,
 }
 
 /// See the module.
@@ -61,6 +80,16 @@ pub(crate) struct State {
     pub queue: VecDeque<Pending>,
     /// Of the next record.
     pub next_ticket: u64,
+    /// Promises of reservations, by their first offset, and how often the log had failed when they were made.
+    pub shares: BTreeMap<u64, (u64, u64)>,
+    /// Content of inodes that were removed; its dirt is to be dropped.
+    pub removed: Vec<Arc<Content>>,
+    /// Inodes that are closed and may owe something.
+    pub lingering: BTreeSet<u64>,
+    /// Inodes that were cut to nothing and closed: they are written out before any commit.
+    pub owed: BTreeSet<u64>,
+    /// Inodes that cannot be synced.
+    pub unpublished: BTreeSet<(u64, Lost)>,
     pub plant: Plant,
 }
 
@@ -79,6 +108,11 @@ impl State {
             next_sequence: 1,
             queue: VecDeque::new(),
             next_ticket: 1,
+            shares: BTreeMap::new(),
+            removed: Vec::new(),
+            lingering: BTreeSet::new(),
+            owed: BTreeSet::new(),
+            unpublished: BTreeSet::new(),
             plant,
         }
     }
@@ -138,7 +172,8 @@ impl State {
                 self.orphans.remove(ino);
                 self.data.remove(data_id);
                 self.node(*ino)?;
-                self.nodes.remove(ino);
+                let node = self.nodes.remove(ino);
+                self.removed.extend(node.and_then(|node| node.content));
                 Ok(())
             }
             Change::NextSegment(_) => Ok(()),
@@ -160,6 +195,7 @@ impl State {
             linkable: false,
             times_moved: false,
             cut: false,
+            content: None,
         };
         match self.nodes.insert(ino, node) {
             None => Ok(()),

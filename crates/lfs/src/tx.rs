@@ -22,8 +22,8 @@ const CHANGE_BYTES_MAX: usize = 320;
 pub(crate) struct Content {
     pub payload: Option<Payload>,
     pub runs: Vec<Run>,
-    /// What was promised for it before, bytes.
-    pub promised: u64,
+    /// The reservation that its room was promised with.
+    pub share: Option<u64>,
 }
 
 fn upper(change: &Change<'_>) -> usize {
@@ -56,9 +56,7 @@ impl State {
         let staged = content.payload.as_ref().map(|payload| payload.staged.clone());
         let payload_bytes = staged.as_ref().map_or(0, |staged| staged.end - staged.start);
         let cost = self.layout.cost(body.len() as u64, payload_bytes);
-        if content.promised == 0 {
-            self.space.promise(cost, need)?;
-        }
+        self.take_promise(cost, content.share, need)?;
         let resolve = |extent: &Extent<'_>| match (extent.source, &staged) {
             (Source::Run(place), _) => Ok(Where::Run(place)),
             (Source::Inline(at), Some(staged)) => Ok(Where::Staged(staged.start + u64::from(at))),
@@ -67,10 +65,20 @@ impl State {
         for change in changes {
             self.apply(change, &resolve)?;
         }
-        let cost = if content.promised == 0 { cost } else { content.promised };
         let Content { payload, runs, .. } = content;
         let (kind, changes) = (RecordKind::Changes, changes.len() as u32);
         Ok(self.enqueue(Pending { ticket: 0, kind, body, changes, payload, runs, cost }))
+    }
+
+    /// Room in the log: of the reservation's share as far as that goes.
+    fn take_promise(&mut self, cost: u64, share: Option<u64>, need: Need) -> Result<()> {
+        let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |(left, _)| *left);
+        let taken = there.min(cost);
+        self.space.promise(cost - taken, need)?;
+        if let Some((left, _)) = share.and_then(|key| self.shares.get_mut(&key)) {
+            *left -= taken;
+        }
+        Ok(())
     }
 
     /// Queues a mark. Its room was promised with the records that it follows.

@@ -154,7 +154,12 @@ impl FileSystem for Volume {
     }
 
     fn unlink<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {
-        self.now(move |state, call| state.unlink((dir, name), call))
+        Box::pin(async move {
+            let call = self.0.call();
+            let done = self.0.state.lock().unlink((dir, name), call);
+            self.0.tidy();
+            done
+        })
     }
 
     fn rmdir<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {

@@ -32,6 +32,7 @@ use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
 use forebay_cache::PageCache;
+use forebay_cache::writeback::Domain;
 use forebay_vfs::{Clock, SystemClock, Timestamp};
 use std::sync::Weak;
 
@@ -114,6 +115,8 @@ pub(crate) struct Inner {
     pub state: Mutex<State>,
     pub log: Arc<Log>,
     pub staging: std::sync::Arc<Staging>,
+    /// Of all content, if there is a cache.
+    pub domain: Option<Arc<Domain>>,
     pub plant: Plant,
     pub me: Weak<Inner>,
     /// Seeds the hashes of names.
@@ -213,6 +216,7 @@ impl Volume {
             state: Mutex::new(found.state),
             log: Arc::new(Log::new(found.head)),
             staging: std::sync::Arc::new(Staging::new(device.clone())),
+            domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,
             me: me.clone(),
             name_seed: forebay_base::checksum::crc32c(&superblock.nonce),
@@ -237,9 +241,9 @@ impl Volume {
         self.0.state.lock().digest()
     }
 
-    /// Makes everything durable that has happened to names and attributes.
-    pub async fn sync_log(&self) -> Result<()> {
-        self.0.commit_all(false).await
+    /// Makes everything durable. Who wants to know whether that worked calls it before the last reference goes.
+    pub async fn close(&self) -> Result<()> {
+        self.0.sync_everything().await
     }
 }
 
