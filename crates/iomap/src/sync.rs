@@ -136,8 +136,7 @@ impl MappedFile {
         let pass = WriteOutPass { range, which, max_bytes, sync: true, fua: false };
         self.write_out_pass_on(&pass, false).await;
         self.mapping.wait_write_outs().await;
-        self.write_below(self.size(), false).await;
-        self.publish_size();
+        self.publish_upto(self.size(), false).await;
         self.mapping.errseq.error_since(entered).map_or(Ok(()), Err)
     }
 
@@ -164,7 +163,7 @@ impl MappedFile {
         };
         self.write_out_pass_on(&pass, here).await;
         self.mapping.wait_write_outs().await;
-        self.write_below(range.end.min(self.size()), here).await;
+        self.publish_upto(range.end.min(self.size()), here).await;
         let flushed = self.flush_on(here).await;
         self.check_failed(&range, handle)?;
         self.mapping.errseq.error_since(entered).map_or(flushed, Err)

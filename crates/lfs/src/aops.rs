@@ -421,7 +421,7 @@ impl MapOps for FileOps {
             };
             state.append(&[change], Need::Urgent)?;
             if let Some(node) = state.nodes.get_mut(&ino) {
-                node.cut |= size == 0 && published > 0;
+                node.cut |= size == 0;
             }
             Ok(())
         })

@@ -9,7 +9,7 @@ use crate::aops::FileOps;
 use crate::format::change::{Change, Size};
 use crate::inode::refuse;
 use crate::space::Need;
-use crate::state::State;
+use crate::state::{Node, State};
 use crate::volume::Inner;
 use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
@@ -117,8 +117,12 @@ impl Inner {
         let contents: Vec<Arc<Content>> = {
             let mut state = self.state.lock();
             state.write_times(None)?;
-            let contents = state.nodes.values().filter_map(|node| node.content.clone());
-            contents.filter(|content| !content.file.mapping.is_settled()).collect()
+            let owes = |node: &&Node| {
+                let longer = node.live_size().is_some_and(|size| size > node.inode.size);
+                let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
+                longer || !settled
+            };
+            state.nodes.values().filter(owes).filter_map(|node| node.content.clone()).collect()
         };
         let mut result = Ok(());
         for content in contents {

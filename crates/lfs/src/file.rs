@@ -16,7 +16,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, Source, Target};
-use forebay_vfs::types::check_range;
+use forebay_vfs::types::{FILE_SIZE_MAX, check_range};
 use forebay_vfs::{
     Fallocate, FileKind, Ino, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags, Seek,
     SetAttr, WriteResult, Wrote,
@@ -99,7 +99,16 @@ impl VolumeFile {
             }
             return Ok(0);
         }
-        let len = content.file.read(handle, offset, Target::Owned(buf), flags).await?;
+        let most = FILE_SIZE_MAX - offset;
+        let len = if buf.len() as u64 <= most {
+            content.file.read(handle, offset, Target::Owned(buf), flags).await?
+        } else {
+            // Behind the last offset there is nothing.
+            let mut part = AlignedBuf::new(most as usize);
+            let len = content.file.read(handle, offset, Target::Owned(&mut part), flags).await?;
+            buf[..len].copy_from_slice(&part[..len]);
+            len
+        };
         self.touch_atime();
         Ok(len)
     }

@@ -73,3 +73,11 @@ fn side_by_side_with_the_one_in_memory() {
         run(seed, 900, 1 << 20);
     }
 }
+
+/// Offsets up to the last one that a file can have.
+#[test]
+fn side_by_side_at_far_offsets() {
+    for seed in seeds(3) {
+        run(seed ^ 0xfa0, 500, forebay_vfs::types::FILE_SIZE_MAX);
+    }
+}

@@ -5,7 +5,7 @@
 
 use crate::tests::crash::run::{Cut, Ended, Setup, run};
 use crate::tests::crash::script::Script;
-use crate::tests::crash::verdict::{Checked, check};
+use crate::tests::crash::verdict::{Checked, Recovered, check};
 use crate::tests::seeds;
 use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
@@ -104,7 +104,7 @@ fn each_state(
         if split_mix(&mut rng).is_multiple_of(depth.live_on) {
             let disk = state.mount(SimWorld::new(3));
             let before = (script, ended);
-            live_on(setup, before, recovered.step, &disk, &mut rng, seen).map_err(|e| format!("{label}, then {e}"))?;
+            live_on(setup, before, &recovered, &disk, &mut rng, seen).map_err(|e| format!("{label}, then {e}"))?;
         }
     }
     Ok(())
@@ -114,12 +114,13 @@ fn each_state(
 fn live_on(
     setup: &Setup,
     before: (&Script, &Ended),
-    step: usize,
+    recovered: &Recovered,
     disk: &SimDisk,
     rng: &mut u64,
     seen: &mut Seen,
 ) -> Checked<()> {
-    let start = &before.0.moments[step].fs;
+    let moment = &before.0.moments[recovered.step];
+    let start = &if setup.content { moment.with_files(&recovered.files) } else { moment.fs.snapshot() };
     seen.second_lives += 1;
     let script = Script::make(setup, split_mix(rng), start, 8);
     let draw = split_mix(rng);
@@ -155,7 +156,7 @@ pub fn killed(setup: &Setup, seen: &mut Seen) -> Checked<()> {
         let recovered = check(setup, &script, &ended, &copy).map_err(|e| format!("{place}: {e}"))?;
         seen.digests.insert(recovered.digest);
         let second = Setup { fua: split_mix(&mut rng) & 1 == 0, ..setup.clone() };
-        live_on(&second, (&script, &ended), recovered.step, &left, &mut rng, seen)
+        live_on(&second, (&script, &ended), &recovered, &left, &mut rng, seen)
             .map_err(|e| format!("{place}, step {}, then {e}", recovered.step))?;
     }
     Ok(())
@@ -183,6 +184,21 @@ fn names_of_a_killed_process() {
     }
     seen.print("killed");
     assert!(seen.states > 5 * seen.workloads, "{seen:?}");
+}
+
+/// With content.
+pub fn with_content(seed: u64) -> Setup {
+    Setup { content: true, volume_bytes: 2 << 20, steps: 50, ..Setup::from_seed(seed) }
+}
+
+#[test]
+fn content_cut_everywhere() {
+    let mut seen = Seen::default();
+    for seed in seeds_of(4) {
+        every_cut(&with_content(seed), QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
+    }
+    seen.print("content");
+    assert!(seen.states > 100 * seen.workloads && seen.second_lives > 0, "{seen:?}");
 }
 
 /// Flushes and writes fail now and then: whoever syncs is told, and what was acknowledged before and after is there.

@@ -4,7 +4,7 @@
 //! No locks.
 
 use crate::fault::Planted;
-use crate::tests::crash::cuts::{QUICK, Seen, every_cut, failing, killed};
+use crate::tests::crash::cuts::{QUICK, Seen, every_cut, failing, killed, with_content};
 use crate::tests::crash::run::Setup;
 use crate::tests::crash::verdict::Checked;
 
@@ -57,4 +57,47 @@ fn a_generation_used_twice_is_found() {
 #[test]
 fn a_stale_tail_is_found() {
     found(Planted::StaleTail, cut, |seed, setup| setup.failing = failing(seed));
+}
+
+fn content(seed: u64, setup: &mut Setup) {
+    *setup = with_content(seed);
+}
+
+#[test]
+fn a_torn_record_is_found() {
+    found(Planted::TornRecord, cut, |seed, setup| {
+        content(seed, setup);
+        setup.inline_max = 64 << 10;
+    });
+}
+
+#[test]
+fn unverified_data_is_found() {
+    found(Planted::UnverifiedData, cut, |seed, setup| {
+        content(seed, setup);
+        setup.inline_max = 0;
+    });
+}
+
+#[test]
+fn early_fua_is_found() {
+    found(Planted::EarlyFua, cut, |seed, setup| {
+        content(seed, setup);
+        (setup.inline_max, setup.fua) = (0, true);
+    });
+}
+
+#[test]
+fn a_size_before_its_data_is_found() {
+    found(Planted::SizeBeforeData, cut, content);
+}
+
+#[test]
+fn a_rename_before_its_data_is_found() {
+    found(Planted::RenameBeforeData, cut, content);
+}
+
+#[test]
+fn order_of_completion_is_found() {
+    found(Planted::OrderOfCompletion, cut, content);
 }

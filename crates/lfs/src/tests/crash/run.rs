@@ -9,6 +9,7 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::task::{WaitQueue, yield_now};
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_block::DeviceRef;
+use forebay_cache::{Config, PageCache};
 use forebay_sim::{FaultRule, SimConfig, SimDisk};
 use forebay_vfs::check::{Op, Runner, Times};
 use forebay_vfs::{FileSystem, ManualClock, Timestamp};
@@ -22,6 +23,8 @@ pub struct Setup {
     pub sector: u32,
     pub fua: bool,
     pub plant: Option<Planted>,
+    /// Longest content in a record, bytes.
+    pub inline_max: u32,
     /// Files have content.
     pub content: bool,
     pub file_bytes: u64,
@@ -41,6 +44,7 @@ impl Setup {
             block_bytes: 512 << pick(4),
             sector: 512,
             fua: pick(2) == 0,
+            inline_max: [0, 4096, 64 << 10][pick(3) as usize],
             plant: None,
             content: false,
             file_bytes: 48 << 10,
@@ -50,9 +54,17 @@ impl Setup {
         }
     }
 
-    pub fn options(&self) -> OpenOptions {
+    pub fn options(&self, world: &WorldRef) -> OpenOptions {
+        let config = Config {
+            huge_pages: false,
+            folio_size: 16384,
+            ..Config::with_budget(1 << 20)
+        };
+        let cache = || PageCache::new(config, world.clone()).expect("a cache");
         OpenOptions {
             clock: Arc::new(ManualClock::default()),
+            cache: self.content.then(cache),
+            inline_max: self.inline_max,
             fua: self.fua,
             plant: Plant(self.plant),
             ..OpenOptions::default()
@@ -98,7 +110,6 @@ pub struct Ended {
     /// Of the file that each sync was for: what it acknowledged. `None`: of all files.
     pub syncs: Vec<(Option<u64>, usize)>,
     pub syncs_failed: u64,
-    pub off: bool,
 }
 
 #[derive(Default)]
@@ -122,7 +133,7 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk, cut: Cut) -> Ended {
     setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
     world.run(async {
         let asked: WorldRef = world.clone();
-        let Ok(volume) = Volume::open(&device, &asked, &setup.options()).await else { return };
+        let Ok(volume) = Volume::open(&device, &asked, &setup.options(&asked)).await else { return };
         shared.0.lock().unwrap().opened = true;
         if let Cut::Later(request) = cut {
             disk.power_off_after(request);
@@ -138,7 +149,6 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk, cut: Cut) -> Ended {
         acked: shared.acked,
         syncs: shared.syncs.clone(),
         syncs_failed: shared.failed,
-        off: disk.is_off(),
     }
 }
 
