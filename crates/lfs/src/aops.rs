@@ -97,9 +97,7 @@ impl FileOps {
         let node = state.get("map", self.ino)?;
         let (block, skip) = (range.start / unit, range.start % unit);
         let found = state.data.get(&node.inode.data_id).map(|o| o.look_up(block, unit));
-        let clip = |blocks: u64| {
-            (blocks.saturating_mul(unit) - skip).min(range.end - range.start)
-        };
+        let clip = |blocks: u64| (blocks.saturating_mul(unit) - skip).min(range.end - range.start);
         let hole = |blocks| Extent {
             offset: range.start,
             len: clip(blocks),

@@ -132,10 +132,8 @@ impl State {
             }
         }
         let set = SetAttributes { ctime: Some(call.now), ..SetAttributes::default() };
-        let changes = [
-            Change::SetXattr(ino.0, name.as_bytes(), value),
-            Change::SetAttributes(ino.0, set),
-        ];
+        let changes =
+            [Change::SetXattr(ino.0, name.as_bytes(), value), Change::SetAttributes(ino.0, set)];
         self.append(&changes, Need::New).map(drop)
     }
 
@@ -148,10 +146,8 @@ impl State {
             return refuse(ErrorKind::NoAttribute, "removexattr", format!("{name:?}"));
         }
         let set = SetAttributes { ctime: Some(call.now), ..SetAttributes::default() };
-        let changes = [
-            Change::RemoveXattr(ino.0, name.as_bytes()),
-            Change::SetAttributes(ino.0, set),
-        ];
+        let changes =
+            [Change::RemoveXattr(ino.0, name.as_bytes()), Change::SetAttributes(ino.0, set)];
         self.append(&changes, Need::Urgent).map(drop)
     }
 

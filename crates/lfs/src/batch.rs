@@ -8,7 +8,9 @@
 
 use crate::format::change::Change;
 use crate::format::place::Place;
-use crate::format::record::{RECORD_ALIGN, RECORD_HEADER_BYTES, RecordBuilder, RecordFields, RecordKind};
+use crate::format::record::{
+    RECORD_ALIGN, RECORD_HEADER_BYTES, RecordBuilder, RecordFields, RecordKind,
+};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::FILES_TREE;
 use crate::layout::{Layout, NEXT_RECORD_BYTES};

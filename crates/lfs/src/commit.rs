@@ -63,8 +63,7 @@ impl Inner {
         };
         let records = self.take_queue();
         let has_runs = records.iter().any(|record| !record.runs.is_empty());
-        let mut group =
-            Group { records, payloads: Vec::new(), head, opened: Vec::new() };
+        let mut group = Group { records, payloads: Vec::new(), head, opened: Vec::new() };
         let laid_out = self.lay_out(&mut group, durable_through);
         turn.group = Some(group);
         let done = match laid_out {
@@ -261,7 +260,8 @@ impl Inner {
             (ctl.head.generation, ctl.written_ticket) = (generation, ctl.durable_ticket);
             (groups, head)
         };
-        let mut held = Group { records: Vec::new(), payloads: Vec::new(), head, opened: Vec::new() };
+        let mut held =
+            Group { records: Vec::new(), payloads: Vec::new(), head, opened: Vec::new() };
         for group in groups {
             held.records.extend(group.records);
             held.opened.extend(group.opened);

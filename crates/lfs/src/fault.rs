@@ -10,7 +10,7 @@ pub(crate) enum Planted {
     AckBeforeFlush,
     /// Roll-forward takes a record whose checksum is wrong.
     TornRecord,
-    /// A run's record is appended before its data is written.
+    /// A run's record is appended while its data is on its way.
     PublishedEarly,
     /// Roll-forward follows what an older generation left behind instead of the younger one.
     StaleTail,
@@ -20,8 +20,6 @@ pub(crate) enum Planted {
     SizeBeforeData,
     /// A flush that failed counts as done.
     SwallowedFlushError,
-    /// Overlapping runs are resolved by order of completion.
-    OrderOfCompletion,
     /// A rename does not write out what it puts in another file's place.
     RenameBeforeData,
     /// Recovery goes on in the generation it found.

@@ -289,11 +289,8 @@ impl State {
             changes.push(Change::RemoveInode(ino, data_id, sequence));
             return;
         }
-        let set = SetAttributes {
-            nlink: Some(nlink),
-            ctime: Some(now),
-            ..SetAttributes::default()
-        };
+        let set =
+            SetAttributes { nlink: Some(nlink), ctime: Some(now), ..SetAttributes::default() };
         changes.push(Change::SetAttributes(ino, set));
         if nlink == 0 {
             changes.push(Change::AddOrphan(ino));
@@ -317,19 +314,12 @@ impl State {
     }
 
     fn remove(&mut self, at: At<'_>, cookie: u64, child: Child, call: Call) -> Result<()> {
-        let entry = Entry {
-            dir: at.0.0,
-            cookie,
-            child: child.0,
-            kind: child.1,
-            name: at.1.as_bytes(),
-        };
+        let entry =
+            Entry { dir: at.0.0, cookie, child: child.0, kind: child.1, name: at.1.as_bytes() };
         let mut more = Vec::new();
         self.drop_link(child.0, call.now, &mut more);
-        let mut changes = vec![
-            Change::RemoveEntry(entry),
-            touched(self, at.0, -i32::from(is_dir(child)), call),
-        ];
+        let mut changes =
+            vec![Change::RemoveEntry(entry), touched(self, at.0, -i32::from(is_dir(child)), call)];
         changes.extend(more);
         self.append(&changes, Need::Urgent).map(drop)
     }
@@ -433,7 +423,9 @@ impl State {
         let Sides { from, to, source: (from_cookie, source), .. } = *sides;
         let to_cookie = match sides.target {
             Some((cookie, _)) => cookie,
-            None => self.live_dir("rename", to.0)?.entries.cookie_for(to.1.as_bytes(), call.seed)?,
+            None => {
+                self.live_dir("rename", to.0)?.entries.cookie_for(to.1.as_bytes(), call.seed)?
+            }
         };
         let target = sides.target.map(|(_, target)| target);
         let rename = Rename {

@@ -84,13 +84,13 @@ impl Overlay {
         Err(next - block)
     }
 
-    /// Puts a piece at `block`, as far as nothing younger is there (V3). With `blindly` whatever is there.
-    pub fn insert(&mut self, block: u64, piece: &Piece, block_bytes: u64, blindly: bool) {
+    /// Puts a piece at `block`, as far as nothing younger is there (V3).
+    pub fn insert(&mut self, block: u64, piece: &Piece, block_bytes: u64) {
         let end = block.saturating_add(piece.blocks);
         let mut at = block;
         while at < end {
             let (kept, upto) = match self.look_up(at, block_bytes) {
-                Ok(there) => (there.birth > piece.birth && !blindly, at + there.blocks),
+                Ok(there) => (there.birth > piece.birth, at + there.blocks),
                 Err(unknown) => (false, at.saturating_add(unknown)),
             };
             let upto = upto.min(end);
@@ -175,7 +175,7 @@ mod tests {
                         Piece { blocks: end - first, birth, at, sums, first_sum: 0 }
                     }
                 };
-                overlay.insert(first, &piece, BLOCK, false);
+                overlay.insert(first, &piece, BLOCK);
                 for n in first..end {
                     let slot = &mut model[n as usize];
                     if slot.is_none_or(|(there, _)| there <= birth) {
@@ -204,10 +204,15 @@ mod tests {
     #[test]
     fn staged_pieces_are_found_again_in_their_record() {
         let mut overlay = Overlay::default();
-        let piece =
-            Piece { blocks: 8, birth: 1, at: Where::Staged(4096), sums: Arc::from([]), first_sum: 0 };
-        overlay.insert(10, &piece, BLOCK, false);
-        overlay.insert(12, &Piece::hole(2, 2), BLOCK, false);
+        let piece = Piece {
+            blocks: 8,
+            birth: 1,
+            at: Where::Staged(4096),
+            sums: Arc::from([]),
+            first_sum: 0,
+        };
+        overlay.insert(10, &piece, BLOCK);
+        overlay.insert(12, &Piece::hole(2, 2), BLOCK);
         overlay.resolve(&(4096..8192), Place::new(3, 1024));
         let at = |block| overlay.look_up(block, BLOCK).unwrap().at;
         assert_eq!(at(10), Where::Run(Place::new(3, 1024)));

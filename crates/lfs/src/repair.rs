@@ -13,8 +13,8 @@ use crate::log::{Pending, Run};
 use crate::pending::Where;
 use crate::slots::read_at;
 use crate::volume::Inner;
-use forebay_base::checksum::crc32c;
 use forebay_base::Result;
+use forebay_base::checksum::crc32c;
 use forebay_block::BioFlags;
 
 impl Inner {

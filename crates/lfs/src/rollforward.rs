@@ -93,7 +93,7 @@ pub(crate) async fn roll_forward(
         generation: superblock.generation,
         predecessor: superblock.log_predecessor,
     };
-    let mut state = State::new(layout, plant);
+    let mut state = State::new(layout);
     state.next_ino = superblock.next_ino;
     state.next_data_id = superblock.next_data_id;
     state.next_sequence = superblock.next_sequence;
@@ -164,9 +164,9 @@ impl Walk<'_> {
     fn switch(&mut self) {
         let Head { sequence, generation, predecessor, .. } = self.head;
         let Some(beginning) = self.headers.get(&sequence) else { return };
-        let younger = beginning.iter().filter(|header| {
-            header.predecessor == predecessor && header.generation > generation
-        });
+        let younger = beginning
+            .iter()
+            .filter(|header| header.predecessor == predecessor && header.generation > generation);
         if let Some(header) = younger.max_by_key(|header| header.generation) {
             self.head = enter(header, self.head);
             self.state.space.mark(header.segment, Use::Log);

@@ -10,6 +10,8 @@
 //!
 //! Lock: one, a leaf below the state lock.
 
+use crate::fault::{Plant, Planted};
+use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
@@ -33,13 +35,14 @@ struct Area {
 pub(crate) struct Staging {
     device: DeviceRef,
     area: Mutex<Area>,
+    plant: Plant,
 }
 
 impl Staging {
     /// An empty area beside `device`.
-    pub fn new(device: DeviceRef) -> Self {
+    pub fn new(device: DeviceRef, plant: Plant) -> Self {
         let area = Area { runs: BTreeMap::new(), pinned: BTreeMap::new(), next: BASE };
-        Self { device, area: Mutex::new(area) }
+        Self { device, area: Mutex::new(area), plant }
     }
 
     /// Whether an offset lies in the area.
@@ -119,6 +122,15 @@ impl Staging {
         Ok(())
     }
 
+    /// The planted fault: it counts as written when it is only on its way.
+    fn complete_early(&self, mut bio: Bio) {
+        let mut copy = AlignedBuf::new(bio.len as usize);
+        bio.data.copy_out(0, &mut copy);
+        let (offset, len, data) = (bio.offset, bio.len, DataRef::Buf(copy));
+        self.device.submit(Bio::new(BioOp::Write, offset, len, data, Box::new(drop)));
+        bio.complete(Ok(()));
+    }
+
     fn carry_out(&self, bio: &mut Bio) -> Result<()> {
         let (offset, len) = (bio.offset, bio.len);
         match bio.op {
@@ -152,6 +164,9 @@ impl BlockDevice for Staging {
 
     fn submit(&self, mut bio: Bio) {
         if bio.op == BioOp::Flush || !Self::is_staged(bio.offset) {
+            if bio.op == BioOp::Write && self.plant.has(Planted::PublishedEarly) {
+                return self.complete_early(bio);
+            }
             return self.device.submit(bio);
         }
         let result = self.carry_out(&mut bio);
@@ -161,7 +176,8 @@ impl BlockDevice for Staging {
     fn submit_batch(&self, bios: &mut Vec<Bio>) {
         let mut device = Vec::with_capacity(bios.len());
         for bio in bios.drain(..) {
-            match bio.op != BioOp::Flush && Self::is_staged(bio.offset) {
+            let staged = bio.op != BioOp::Flush && Self::is_staged(bio.offset);
+            match staged || self.plant.has(Planted::PublishedEarly) {
                 true => self.submit(bio),
                 false => device.push(bio),
             }

@@ -10,7 +10,6 @@
 
 use crate::content::Content;
 use crate::dir::Directory;
-use crate::fault::{Plant, Planted};
 use crate::format::change::{Change, Entry, Rename, Size};
 use crate::format::corrupt;
 use crate::format::extent::Extent;
@@ -90,12 +89,11 @@ pub(crate) struct State {
     pub owed: BTreeSet<u64>,
     /// Inodes that cannot be synced.
     pub unpublished: BTreeSet<(u64, Lost)>,
-    pub plant: Plant,
 }
 
 impl State {
     /// Nothing, not even a root.
-    pub fn new(layout: Layout, plant: Plant) -> Self {
+    pub fn new(layout: Layout) -> Self {
         Self {
             layout,
             space: Space::new(layout),
@@ -113,7 +111,6 @@ impl State {
             lingering: BTreeSet::new(),
             owed: BTreeSet::new(),
             unpublished: BTreeSet::new(),
-            plant,
         }
     }
 
@@ -240,10 +237,9 @@ impl State {
 
     fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
         self.next_sequence = self.next_sequence.max(piece.birth + 1);
-        let blindly = self.plant.has(Planted::OrderOfCompletion);
         let block_bytes = self.layout.block_bytes();
         let overlay = self.data.entry(data_id).or_default();
-        overlay.insert(block, piece, block_bytes, blindly);
+        overlay.insert(block, piece, block_bytes);
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {

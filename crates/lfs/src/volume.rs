@@ -145,7 +145,6 @@ impl Volume {
             return Err(Error::new(ErrorKind::InvalidInput, "create", text));
         }
         let layout = Layout::of(&superblock, align_of(device));
-        let plant = Plant::default();
         let head = Head {
             segment: None,
             previous: None,
@@ -155,7 +154,7 @@ impl Volume {
             predecessor: superblock.log_predecessor,
         };
         let volume = Self::assemble(device, world, &OpenOptions::default(), &superblock, {
-            Found { state: State::new(layout, plant), head, records: 0 }
+            Found { state: State::new(layout), head, records: 0 }
         });
         let root = root(options.now);
         volume.0.state.lock().append(&[Change::CreateInode(ROOT_INO, root, &[])], Need::New)?;
@@ -170,11 +169,7 @@ impl Volume {
     }
 
     /// Opens a volume; recovers it first, if need be.
-    pub async fn open(
-        device: &DeviceRef,
-        world: &WorldRef,
-        options: &OpenOptions,
-    ) -> Result<Self> {
+    pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
         let superblock = slots::read_newest(device).await?;
         if let Access::ReadOnly(why) = superblock.access()? {
             return Err(Error::new(ErrorKind::ReadOnly, "open", why));
@@ -215,7 +210,7 @@ impl Volume {
             layout,
             state: Mutex::new(found.state),
             log: Arc::new(Log::new(found.head)),
-            staging: std::sync::Arc::new(Staging::new(device.clone())),
+            staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
             domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,
             me: me.clone(),

@@ -12,7 +12,10 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
 use forebay_block::BioOp;
 use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_vfs::check::op::Make;
+use forebay_vfs::check::{Op, Path};
 use forebay_vfs::mem::MemFs;
+use forebay_vfs::{OpenFlags, Privileges, RenameFlags};
 use std::collections::BTreeSet;
 
 /// What a search has seen.
@@ -59,15 +62,20 @@ pub struct Depth {
 
 /// One workload, cut at every request.
 pub fn every_cut(setup: &Setup, depth: Depth, seen: &mut Seen) -> Checked<()> {
-    let start = MemFs::default();
-    let script = Script::make(setup, setup.seed, &start, setup.steps);
+    let script = Script::make(setup, setup.seed, &MemFs::default(), setup.steps);
+    every_cut_of(setup, &script, depth, seen)
+}
+
+/// The same for a workload that is given.
+pub fn every_cut_of(setup: &Setup, script: &Script, depth: Depth, seen: &mut Seen) -> Checked<()> {
     let blank = setup.blank();
     seen.workloads += 1;
-    for cut in changes(setup, &script, &blank) {
+    for cut in changes(setup, script, &blank) {
         let disk = blank.in_world(SimWorld::new(setup.seed ^ 0xd15c));
-        let ended = run(setup, &script, &disk, Cut::At(cut));
+        let ended = run(setup, script, &disk, Cut::At(cut));
         let place = format!("{setup:?}\ncut at request {cut} of step {}", ended.begun);
-        each_state(setup, &script, &ended, &disk, depth, seen).map_err(|e| format!("{place}, {e}"))?;
+        each_state(setup, script, &ended, &disk, depth, seen)
+            .map_err(|e| format!("{place}, {e}"))?;
         seen.cuts += 1;
     }
     Ok(())
@@ -98,13 +106,13 @@ fn each_state(
         seen.states += 1;
         let label = state.label.clone();
         let found = state.mount(SimWorld::new(1));
-        let recovered =
-            check(setup, script, ended, &found).map_err(|e| format!("{label}: {e}"))?;
+        let recovered = check(setup, script, ended, &found).map_err(|e| format!("{label}: {e}"))?;
         seen.digests.insert(recovered.digest);
         if split_mix(&mut rng).is_multiple_of(depth.live_on) {
             let disk = state.mount(SimWorld::new(3));
             let before = (script, ended);
-            live_on(setup, before, &recovered, &disk, &mut rng, seen).map_err(|e| format!("{label}, then {e}"))?;
+            live_on(setup, before, &recovered, &disk, &mut rng, seen)
+                .map_err(|e| format!("{label}, then {e}"))?;
         }
     }
     Ok(())
@@ -120,7 +128,8 @@ fn live_on(
     seen: &mut Seen,
 ) -> Checked<()> {
     let moment = &before.0.moments[recovered.step];
-    let start = &if setup.content { moment.with_files(&recovered.files) } else { moment.fs.snapshot() };
+    let start =
+        &if setup.content { moment.with_files(&recovered.files) } else { moment.fs.snapshot() };
     seen.second_lives += 1;
     let script = Script::make(setup, split_mix(rng), start, 8);
     let draw = split_mix(rng);
@@ -153,7 +162,8 @@ pub fn killed(setup: &Setup, seen: &mut Seen) -> Checked<()> {
         let left = disk.process_crash(split_mix(&mut rng)).in_world(SimWorld::new(5));
         let place = format!("{setup:?}\nkilled at request {cut}, acknowledged {}", ended.acked);
         let copy = left.in_world(SimWorld::new(6));
-        let recovered = check(setup, &script, &ended, &copy).map_err(|e| format!("{place}: {e}"))?;
+        let recovered =
+            check(setup, &script, &ended, &copy).map_err(|e| format!("{place}: {e}"))?;
         seen.digests.insert(recovered.digest);
         let second = Setup { fua: split_mix(&mut rng) & 1 == 0, ..setup.clone() };
         live_on(&second, (&script, &ended), &recovered, &left, &mut rng, seen)
@@ -199,6 +209,55 @@ fn content_cut_everywhere() {
     }
     seen.print("content");
     assert!(seen.states > 100 * seen.workloads && seen.second_lives > 0, "{seen:?}");
+}
+
+/// Files that take the place of others, by a rename and by being cut to nothing and written again, beside syncs of
+/// a file that has nothing to do with them.
+pub fn replacing(setup: &Setup) -> Script {
+    let mut rng = setup.seed ^ 0x4e9;
+    let mut pick = |n: u64| split_mix(&mut rng) % n;
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let make = Make { perm: 0o644, owner: (0, 0) };
+    let create = |name: u8, slot: u8, flags: OpenFlags| {
+        let path = Path(vec![name]);
+        Op::Create { path, make, slot, flags: both | flags }
+    };
+    let none = OpenFlags::empty();
+    let mut ops = vec![create(0, 0, none), create(1, 1, none), Op::SyncFs];
+    for _ in 0..6 {
+        let (len, fill) = (1 + pick(9000) as u32, pick(u64::MAX));
+        let write = |slot| Op::Write {
+            slot,
+            offset: 0,
+            len,
+            fill,
+            append: false,
+            privileges: Privileges::Keep,
+        };
+        let (from, to) = (Path(vec![2]), Path(vec![1]));
+        match pick(3) {
+            0 => ops.extend([write(1), Op::Sync { slot: 1, data_only: true }]),
+            1 => {
+                let flags = RenameFlags::empty();
+                ops.extend([create(2, 1, none), write(1), Op::Rename { from, to, flags }]);
+            }
+            _ => ops.extend([create(1, 1, OpenFlags::TRUNCATE), write(1), Op::Close { slot: 1 }]),
+        }
+        ops.extend([create(1, 1, none), Op::Sync { slot: 0, data_only: pick(2) == 0 }]);
+    }
+    Script::of(setup, ops)
+}
+
+#[test]
+fn files_in_place_of_others_cut_everywhere() {
+    let mut seen = Seen::default();
+    for seed in seeds_of(3) {
+        let setup = with_content(seed);
+        let script = replacing(&setup);
+        every_cut_of(&setup, &script, QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
+    }
+    seen.print("replacing");
+    assert!(seen.states > 50 * seen.workloads, "{seen:?}");
 }
 
 /// Flushes and writes fail now and then: whoever syncs is told, and what was acknowledged before and after is there.

@@ -4,7 +4,9 @@
 //! No locks.
 
 use crate::fault::Planted;
-use crate::tests::crash::cuts::{QUICK, Seen, every_cut, failing, killed, with_content};
+use crate::tests::crash::cuts::{
+    QUICK, Seen, every_cut, every_cut_of, failing, killed, replacing, with_content,
+};
 use crate::tests::crash::run::Setup;
 use crate::tests::crash::verdict::Checked;
 
@@ -17,10 +19,10 @@ fn cut(setup: &Setup, seen: &mut Seen) -> Checked<()> {
     every_cut(setup, QUICK, seen)
 }
 
-/// The first seed that shows the fault, and what it shows; without the fault that seed shows nothing.
-fn found(fault: Planted, search: Search, change: impl Fn(u64, &mut Setup)) -> String {
+/// The first seed from `from` on that shows the fault, and what it shows; without the fault that seed shows nothing.
+fn found(fault: Planted, from: u64, search: Search, change: impl Fn(u64, &mut Setup)) -> String {
     let mut seen = Seen::default();
-    for seed in 1..=TRIES {
+    for seed in from..from + TRIES {
         let mut setup = Setup::from_seed(seed);
         change(seed, &mut setup);
         let planted = Setup { plant: Some(fault), ..setup.clone() };
@@ -36,27 +38,27 @@ fn found(fault: Planted, search: Search, change: impl Fn(u64, &mut Setup)) -> St
 
 #[test]
 fn ack_before_flush_is_found() {
-    found(Planted::AckBeforeFlush, cut, |_, _| ());
+    found(Planted::AckBeforeFlush, 1, cut, |_, _| ());
 }
 
 #[test]
 fn swallowed_flush_error_is_found() {
-    found(Planted::SwallowedFlushError, cut, |seed, setup| setup.failing = failing(seed));
+    found(Planted::SwallowedFlushError, 1, cut, |seed, setup| setup.failing = failing(seed));
 }
 
 #[test]
 fn unflushed_recovery_is_found() {
-    found(Planted::UnflushedRecovery, killed, |_, setup| setup.fua = false);
+    found(Planted::UnflushedRecovery, 1, killed, |_, setup| setup.fua = false);
 }
 
 #[test]
 fn a_generation_used_twice_is_found() {
-    found(Planted::SameGeneration, killed, |_, _| ());
+    found(Planted::SameGeneration, 1, killed, |_, _| ());
 }
 
 #[test]
 fn a_stale_tail_is_found() {
-    found(Planted::StaleTail, cut, |seed, setup| setup.failing = failing(seed));
+    found(Planted::StaleTail, 6, cut, |seed, setup| setup.failing = failing(seed));
 }
 
 fn content(seed: u64, setup: &mut Setup) {
@@ -65,7 +67,7 @@ fn content(seed: u64, setup: &mut Setup) {
 
 #[test]
 fn a_torn_record_is_found() {
-    found(Planted::TornRecord, cut, |seed, setup| {
+    found(Planted::TornRecord, 11, cut, |seed, setup| {
         content(seed, setup);
         setup.inline_max = 64 << 10;
     });
@@ -73,7 +75,7 @@ fn a_torn_record_is_found() {
 
 #[test]
 fn unverified_data_is_found() {
-    found(Planted::UnverifiedData, cut, |seed, setup| {
+    found(Planted::UnverifiedData, 2, cut, |seed, setup| {
         content(seed, setup);
         setup.inline_max = 0;
     });
@@ -81,7 +83,7 @@ fn unverified_data_is_found() {
 
 #[test]
 fn early_fua_is_found() {
-    found(Planted::EarlyFua, cut, |seed, setup| {
+    found(Planted::EarlyFua, 1, cut, |seed, setup| {
         content(seed, setup);
         (setup.inline_max, setup.fua) = (0, true);
     });
@@ -89,15 +91,20 @@ fn early_fua_is_found() {
 
 #[test]
 fn a_size_before_its_data_is_found() {
-    found(Planted::SizeBeforeData, cut, content);
+    found(Planted::SizeBeforeData, 11, cut, content);
 }
 
 #[test]
 fn a_rename_before_its_data_is_found() {
-    found(Planted::RenameBeforeData, cut, content);
+    let search =
+        |setup: &Setup, seen: &mut Seen| every_cut_of(setup, &replacing(setup), QUICK, seen);
+    found(Planted::RenameBeforeData, 1, search, content);
 }
 
 #[test]
-fn order_of_completion_is_found() {
-    found(Planted::OrderOfCompletion, cut, content);
+fn data_published_early_is_found() {
+    found(Planted::PublishedEarly, 1, cut, |seed, setup| {
+        content(seed, setup);
+        setup.inline_max = 0;
+    });
 }

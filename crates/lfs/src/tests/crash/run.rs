@@ -55,11 +55,8 @@ impl Setup {
     }
 
     pub fn options(&self, world: &WorldRef) -> OpenOptions {
-        let config = Config {
-            huge_pages: false,
-            folio_size: 16384,
-            ..Config::with_budget(1 << 20)
-        };
+        let config =
+            Config { huge_pages: false, folio_size: 16384, ..Config::with_budget(1 << 20) };
         let cache = || PageCache::new(config, world.clone()).expect("a cache");
         OpenOptions {
             clock: Arc::new(ManualClock::default()),
@@ -74,7 +71,8 @@ impl Setup {
     /// A disk with an empty volume, everything durable.
     pub fn blank(&self) -> SimDisk {
         let world = SimWorld::new(self.seed);
-        let config = SimConfig { size: self.volume_bytes, sector: self.sector, ..SimConfig::default() };
+        let config =
+            SimConfig { size: self.volume_bytes, sector: self.sector, ..SimConfig::default() };
         let disk = SimDisk::new(world.clone(), config);
         let device: DeviceRef = Arc::new(disk.clone());
         let options = CreateOptions {
@@ -133,7 +131,9 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk, cut: Cut) -> Ended {
     setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
     world.run(async {
         let asked: WorldRef = world.clone();
-        let Ok(volume) = Volume::open(&device, &asked, &setup.options(&asked)).await else { return };
+        let Ok(volume) = Volume::open(&device, &asked, &setup.options(&asked)).await else {
+            return;
+        };
         shared.0.lock().unwrap().opened = true;
         if let Cut::Later(request) = cut {
             disk.power_off_after(request);

@@ -115,6 +115,9 @@ pub fn without_content(tree: &Tree) -> Tree {
     tree
 }
 
+/// Gives the next step, when it is told what came of the last one.
+type Next<'a> = dyn FnMut(Option<(&Op, &Outcome)>) -> Option<Op> + 'a;
+
 /// A workload and its past.
 pub struct Script {
     pub ops: Vec<Op>,
@@ -143,7 +146,6 @@ fn without_blocking(op: Op) -> Op {
 impl Script {
     /// Steps from a seed, on what `start` holds.
     pub fn make(setup: &Setup, seed: u64, start: &MemFs, len: usize) -> Self {
-        let fs = start.snapshot();
         let limits = Limits {
             size_max: setup.file_bytes,
             xattr_bytes_max: 600,
@@ -152,20 +154,38 @@ impl Script {
             ..Limits::default()
         };
         let mut generator = OpGen::new(seed, limits);
+        let mut next = |past: Option<(&Op, &Outcome)>| {
+            if let Some((op, outcome)) = past {
+                generator.learn(op, outcome);
+            }
+            Some(without_blocking(generator.next_op()))
+        };
+        Self::carry_out(setup, start, len, &mut next)
+    }
+
+    /// Steps that are given.
+    pub fn of(setup: &Setup, ops: Vec<Op>) -> Self {
+        let (len, mut ops) = (ops.len(), ops.into_iter());
+        Self::carry_out(setup, &MemFs::default(), len, &mut |_| ops.next().map(without_blocking))
+    }
+
+    fn carry_out(setup: &Setup, start: &MemFs, len: usize, next: &mut Next<'_>) -> Self {
+        let fs = start.snapshot();
         let mut runner = Runner::new(Times::Ignore);
-        let mut script =
-            Self {
-                ops: Vec::new(),
-                outcomes: Vec::new(),
-                synced: Vec::new(),
-                moments: Vec::new(),
-                closed: Vec::new(),
-                replacing: Vec::new(),
-            };
+        let mut past: Option<(Op, Outcome)> = None;
+        let mut script = Self {
+            ops: Vec::new(),
+            outcomes: Vec::new(),
+            synced: Vec::new(),
+            moments: Vec::new(),
+            closed: Vec::new(),
+            replacing: Vec::new(),
+        };
         let mut cut = BTreeSet::new();
         script.moments.push(Moment::of(&fs));
         while script.ops.len() < len {
-            let op = without_blocking(generator.next_op());
+            let Some(op) = next(past.as_ref().map(|(op, outcome)| (op, outcome))) else { break };
+            past = None;
             if !setup.content && touches_content(&op) || looks_only(&op) {
                 continue;
             }
@@ -176,7 +196,7 @@ impl Script {
             let open = |runner: &Runner| (0..SLOTS).map(|s| runner.open_ino(s)).collect::<Vec<_>>();
             let before = open(&runner);
             let outcome = block_on(runner.apply(&fs, &op));
-            generator.learn(&op, &outcome);
+            past = Some((op.clone(), outcome.clone()));
             // A step that is refused is seldom of interest here.
             if outcome.answer.is_err() && script.ops.len() % 4 != 0 {
                 continue;
