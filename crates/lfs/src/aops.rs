@@ -220,8 +220,8 @@ impl FileOps {
                     (false, None) => return Err(closed()),
                 };
                 if let Source::Run(place) = source {
-                    let (at, len) = (Where::Run(place), count * unit);
-                    content.runs.push(Run { data_id, at, len, sums: sums.into() });
+                    let (ino, len) = (self.ino.0, count * unit);
+                    content.runs.push(Run { ino, at: place, len, sums: sums.into() });
                 }
                 let block = written.place.offset / unit + first;
                 stored.push((block, source, count as u16, written.sequence, bytes));
@@ -367,12 +367,18 @@ impl MapOps for FileOps {
             if what == Commit::All {
                 inner.state.lock().write_times(Some(self.ino))?;
             }
+            inner.commit_all(here).await?;
             let (first, last) = ((self.ino.0, Lost::Size), (self.ino.0, Lost::Data));
-            if inner.state.lock().unpublished.range(first..=last).next().is_some() {
-                let text = "content found no room in the log";
-                return Err(Error::new(ErrorKind::NoSpace, "commit", text));
+            let lost = inner.state.lock().unpublished.range(first..=last).next_back().copied();
+            match lost {
+                None => Ok(()),
+                Some((_, Lost::Size)) => {
+                    Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
+                }
+                Some((_, Lost::Data)) => {
+                    Err(Error::new(ErrorKind::Io, "commit", "content that was accepted is lost"))
+                }
             }
-            inner.commit_all(here).await
         })
     }
 

@@ -13,7 +13,7 @@ use crate::format::record::{
 };
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::FILES_TREE;
-use crate::layout::{Layout, NEXT_RECORD_BYTES};
+use crate::layout::Layout;
 use crate::log::{Head, Pending};
 use forebay_base::Result;
 use forebay_base::units::round_up;
@@ -106,7 +106,7 @@ impl<'a> Batch<'a> {
 
     /// Sees to it that the record fits at the head (B3). The segment.
     fn room_for(&mut self, record: &Pending) -> Result<u32> {
-        let tail = round_up(NEXT_RECORD_BYTES, u64::from(self.layout.align));
+        let tail = self.layout.next_record();
         if let Some(segment) = self.head.segment {
             let end = u64::from(self.head.offset) + self.upper(record);
             if end + tail <= self.layout.segment_bytes() {
@@ -126,7 +126,9 @@ impl<'a> Batch<'a> {
     fn end_segment(&mut self, segment: u32, next: u32) -> Result<()> {
         let at = Place::new(segment, self.head.offset);
         let from = (self.head.offset - self.start) as usize;
-        let room = round_up(NEXT_RECORD_BYTES, u64::from(self.layout.align)) as usize;
+        let room =
+            self.layout.next_record().min(self.layout.segment_bytes() - u64::from(at.offset));
+        let room = room as usize;
         self.part.resize(from + room, 0);
         let (geometry, fields) = (self.layout.geometry, self.fields(RecordKind::Changes));
         let mut builder = RecordBuilder::new(&mut self.part[from..], at, geometry)?;

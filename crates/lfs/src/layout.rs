@@ -11,8 +11,7 @@ use crate::format::superblock::Superblock;
 use forebay_base::units::{round_down, round_up};
 
 /// Bytes of the record that ends a segment: a header, and a change that names the next one.
-pub(crate) const NEXT_RECORD_BYTES: u64 =
-    round_up(RECORD_HEADER_BYTES as u64 + 16, RECORD_ALIGN as u64);
+const NEXT_RECORD_BYTES: u64 = round_up(RECORD_HEADER_BYTES as u64 + 16, RECORD_ALIGN as u64);
 /// Longest content that goes into a record, bytes.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
 
@@ -85,8 +84,14 @@ impl Layout {
 
     /// Bytes that a segment which is filled up to `head` surely still takes.
     pub fn left(&self, head: u64) -> u64 {
-        let tail = round_up(NEXT_RECORD_BYTES, u64::from(self.align)) + self.max_record();
+        let tail = self.next_record() + self.max_record();
         self.segment_bytes().saturating_sub(head + tail)
+    }
+
+    /// Room for the record that ends a segment, wherever it begins and padded to the device's block.
+    pub fn next_record(&self) -> u64 {
+        let align = u64::from(self.align);
+        round_up(NEXT_RECORD_BYTES, align) + align
     }
 
     /// Most that a record of this much can take of the log, with its padding and its mark.

@@ -20,8 +20,8 @@
 //!
 //! Locks: `ctl`, a leaf like the state lock; the two are never held together.
 
+use crate::format::place::Place;
 use crate::format::record::RecordKind;
-use crate::pending::Where;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
@@ -45,9 +45,10 @@ pub(crate) struct Payload {
 /// Content that a record points at.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
-    pub data_id: u64,
+    /// Whose content it is.
+    pub ino: u64,
     /// Where it is.
-    pub at: Where,
+    pub at: Place,
     /// Bytes.
     pub len: u64,
     /// Of its blocks.
@@ -87,7 +88,7 @@ pub(crate) struct Head {
 pub(crate) struct Group {
     pub records: Vec<Pending>,
     /// Where the content of each is, for those that have some.
-    pub payloads: Vec<Option<crate::format::place::Place>>,
+    pub payloads: Vec<Option<Place>>,
     /// Head behind it.
     pub head: Head,
     /// Segments it opened; free again if it fails.

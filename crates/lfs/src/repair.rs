@@ -9,16 +9,21 @@
 //! Locks: the state lock in turn; none across a wait.
 
 use crate::commit::write_all;
+use crate::format::change::Change;
+use crate::format::extent::{Extent, Source};
+use crate::format::place::{Geometry, Place};
 use crate::log::{Pending, Run};
-use crate::pending::Where;
 use crate::slots::read_at;
+use crate::state::Lost;
 use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::checksum::crc32c;
+use forebay_base::codec::{Reader, Writer};
 use forebay_block::BioFlags;
 
 impl Inner {
-    /// Writes the runs of these records, and of those that are queued, again.
+    /// Writes the runs of these records, and of those that are queued, again. What a device that works does not
+    /// give back is left out; if it does not work, that is an error, and all of it is tried again.
     pub(crate) async fn rewrite_runs(&self, records: &mut [Pending]) -> Result<()> {
         let mut runs: Vec<Run> = Vec::new();
         for record in records.iter() {
@@ -27,22 +32,66 @@ impl Inner {
         for record in &self.state.lock().queue {
             runs.extend(record.runs.iter().cloned());
         }
+        let mut lost = Vec::new();
         for run in runs {
-            self.rewrite(&run).await?;
+            if !self.rewrite(&run).await? {
+                lost.push(run);
+            }
+        }
+        if !lost.is_empty() {
+            self.leave_out(&lost, records)?;
         }
         Ok(())
     }
 
-    async fn rewrite(&self, run: &Run) -> Result<()> {
-        let Where::Run(place) = run.at else { return Ok(()) };
-        let offset = self.layout.device_offset(place);
+    /// False: what is there is not what was written.
+    async fn rewrite(&self, run: &Run) -> Result<bool> {
+        let offset = self.layout.device_offset(run.at);
         let bytes = read_at(&self.device, offset, run.len as usize).await?;
         let blocks = bytes.chunks(self.layout.block_bytes() as usize);
         if !run.sums.is_empty() && !blocks.map(crc32c).eq(run.sums.iter().copied()) {
-            let text = "content that was written is not there after a failed flush";
-            return Err(forebay_base::Error::new(forebay_base::ErrorKind::Io, "repair", text)
-                .with_range(offset, run.len));
+            return Ok(false);
         }
-        write_all(&self.device, vec![(offset, bytes.to_vec())], BioFlags::SYNC).await
+        write_all(&self.device, vec![(offset, bytes.to_vec())], BioFlags::SYNC).await?;
+        Ok(true)
     }
+
+    /// Takes what is lost out of the records; its files cannot be synced any more.
+    fn leave_out(&self, lost: &[Run], records: &mut [Pending]) -> Result<()> {
+        let places: Vec<Place> = lost.iter().map(|run| run.at).collect();
+        let mut state = self.state.lock();
+        for run in lost {
+            log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
+            state.unpublished.insert((run.ino, Lost::Data));
+        }
+        for record in records.iter_mut().chain(&mut state.queue) {
+            if record.runs.iter().any(|run| places.contains(&run.at)) {
+                without(record, &places, &self.layout.geometry)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes the changes that point at `places` out of a record.
+fn without(record: &mut Pending, places: &[Place], geometry: &Geometry) -> Result<()> {
+    let mut body = vec![0; record.body.len()];
+    let mut writer = Writer::new("record", &mut body);
+    let mut reader = Reader::new("record", &record.body);
+    let mut changes = 0;
+    while reader.remaining() > 0 {
+        let Some(change) = Change::decode(&mut reader, geometry)? else { continue };
+        match change {
+            Change::Map(_, _, Extent { source: Source::Run(at), .. }) if places.contains(&at) => {}
+            change => {
+                change.encode_into(&mut writer, geometry)?;
+                changes += 1;
+            }
+        }
+    }
+    let len = writer.position();
+    body.truncate(len);
+    record.runs.retain(|run| !places.contains(&run.at));
+    (record.body, record.changes) = (body, changes);
+    Ok(())
 }

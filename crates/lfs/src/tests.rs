@@ -8,6 +8,7 @@ mod crash;
 mod damage;
 mod log;
 mod superblock;
+mod volume;
 
 /// Seeds of `runs` runs.
 pub(crate) fn seeds(runs: u64) -> impl Iterator<Item = u64> {

@@ -9,6 +9,6 @@
 
 mod cuts;
 mod planted;
-mod run;
+pub mod run;
 mod script;
 mod verdict;

@@ -272,6 +272,26 @@ fn names_on_a_failing_disk() {
     assert!(seen.syncs_failed > seen.workloads && seen.syncs > seen.workloads, "{seen:?}");
 }
 
+#[test]
+fn content_on_a_failing_disk() {
+    let mut seen = Seen::default();
+    for seed in seeds_of(3) {
+        let setup = Setup { failing: failing(seed), ..with_content(seed) };
+        every_cut(&setup, QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
+    }
+    seen.print("content, failing");
+    assert!(seen.syncs_failed > seen.workloads && seen.syncs > seen.workloads, "{seen:?}");
+}
+
+#[test]
+fn content_of_a_killed_process() {
+    let mut seen = Seen::default();
+    for seed in seeds_of(4) {
+        killed(&with_content(seed), &mut seen).unwrap_or_else(|e| panic!("{e}"));
+    }
+    seen.print("content, killed");
+}
+
 /// Single failures, and a row of them.
 pub fn failing(seed: u64) -> Vec<FaultRule> {
     let fail = Fault::Fail(ErrorKind::Io);

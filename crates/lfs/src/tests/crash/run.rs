@@ -29,6 +29,8 @@ pub struct Setup {
     pub content: bool,
     pub file_bytes: u64,
     pub volume_bytes: u64,
+    /// The log comes to the end of its segment soon.
+    pub near_end: bool,
     /// Steps.
     pub steps: usize,
     /// Flushes or writes fail now and then.
@@ -49,6 +51,7 @@ impl Setup {
             content: false,
             file_bytes: 48 << 10,
             volume_bytes: 1 << 20,
+            near_end: seed % 2 == 0,
             steps: 40,
             failing: Vec::new(),
         }

@@ -7,10 +7,10 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{IoFlags, Result};
 use forebay_vfs::check::op::SLOTS;
-use forebay_vfs::check::{Limits, Op, OpGen, Outcome, Path, Runner, Times, Tree};
+use forebay_vfs::check::{Limits, Op, OpGen, Outcome, Path, Runner, Target, Times, Tree};
 use forebay_vfs::mem::MemFs;
 use forebay_vfs::types::FileKind;
-use forebay_vfs::{Cookie, FileSystem, Ino, OpenFlags, Privileges, SetAttr};
+use forebay_vfs::{Cookie, FileSystem, Ino, OpenFlags, Privileges, SetAttr, SetXattr};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -115,6 +115,15 @@ pub fn without_content(tree: &Tree) -> Tree {
     tree
 }
 
+/// Steps that bring the log near the end of its segment.
+fn near_end(seed: u64) -> Vec<Op> {
+    let of = Target::Path(Path::default());
+    let len = 11_500 + (seed % 8 * 375) as u32;
+    let how = SetXattr::Any;
+    let set = |fill| Op::SetXattr { of: of.clone(), name: 0, len, fill, how };
+    (1..=4).map(set).chain([Op::SyncFs]).collect()
+}
+
 /// Gives the next step, when it is told what came of the last one.
 type Next<'a> = dyn FnMut(Option<(&Op, &Outcome)>) -> Option<Op> + 'a;
 
@@ -154,7 +163,11 @@ impl Script {
             ..Limits::default()
         };
         let mut generator = OpGen::new(seed, limits);
+        let mut first = setup.near_end.then(|| near_end(seed)).unwrap_or_default().into_iter();
         let mut next = |past: Option<(&Op, &Outcome)>| {
+            if let Some(op) = first.next() {
+                return Some(op);
+            }
             if let Some((op, outcome)) = past {
                 generator.learn(op, outcome);
             }
