@@ -1,8 +1,9 @@
 //! The stored form of a volume: every structure with its encoder and its decoder, and no I/O.
 //! `docs/format.md` has the byte diagrams; what the numbers mean is said there once.
 //!
-//! Reading order: [`place`] (segments, places, seals), [`superblock`] with [`features`], [`segment`], [`record`]
-//! with [`change`], [`extent`] and [`inode`], then [`node`] with [`key`] and [`item`], [`summary`].
+//! Reading order: [`place`] (segments, places, seals), [`superblock`] with [`features`], [`segment`],
+//! [`record`] with [`change`], [`extent`] and [`inode`], then [`node`] with [`key`] and [`item`],
+//! [`usage`], [`summary`].
 //!
 //! Invariants: F1 no input makes a decoder panic, loop for ever, or allocate more than a fixed multiple
 //! of the input. F2 what decodes encodes to the same bytes. F3 every byte of a stored structure is
@@ -16,9 +17,13 @@ pub mod change;
 pub mod extent;
 pub mod features;
 pub mod inode;
+pub mod item;
+pub mod key;
+pub mod node;
 pub mod place;
 pub mod record;
 pub mod segment;
+pub mod summary;
 pub mod superblock;
 pub mod usage;
 
@@ -34,7 +39,7 @@ pub const MAX_XATTR_BYTES: usize = 65_536;
 pub const MAX_TARGET_BYTES: usize = 4095;
 /// Blocks of one extent, at most.
 pub const MAX_EXTENT_BLOCKS: u16 = 128;
-/// Ids of data, segments' summaries hold so many bits of them.
+/// The highest id of data: summaries of segments hold 48 bits of it, and the next one means a tree node.
 pub const MAX_DATA_ID: u64 = (1 << 48) - 2;
 /// Bytes of a file, at most: offsets stay signed.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;

@@ -1,5 +1,159 @@
-//! What the codecs are tried with: valid structures made from a seed ([`make`]).
+//! What the decoders are tried with: a function for each, which takes any bytes, and the means to make bytes
+//! that get far: valid structures from a seed ([`make`], [`make_tree`]) and changes of them whose checksums
+//! are put in order again ([`mutate`]). `cargo test` drives them over the kept corpus in
+//! `fuzz/corpus`; with the feature `fuzz` a coverage-guided fuzzer can.
+//!
+//! Invariants: Z1 a target never panics; its error is `Corrupt` or `Unsupported`. Z2 what a target takes
+//! encodes to the bytes that it was given.
 //!
 //! No locks.
 
 pub mod make;
+pub mod make_tree;
+pub mod mutate;
+
+use crate::format::change::Change;
+use crate::format::item::Item;
+use crate::format::key::Key;
+use crate::format::node::{Node, NodeBuilder};
+use crate::format::place::{Geometry, Place};
+use crate::format::record::{RECORD_HEADER_BYTES, Record};
+use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::format::summary::{SUMMARY_HEADER_BYTES, Summary, summary_bytes};
+use crate::format::superblock::{SLOT_BYTES, Superblock};
+use forebay_base::Result;
+use forebay_base::codec::{Reader, Writer};
+use make::{geometry, seal};
+
+/// Where records of the fuzzer lie.
+pub const RECORD_AT: Place = Place::new(3, 8192);
+
+/// Takes any bytes; whether they are what the decoder takes, or why not.
+pub type Target = fn(&[u8]) -> Result<()>;
+
+/// Puts the checksums of changed bytes in order.
+pub type Reseal = fn(&mut [u8]);
+
+/// Each target's name, entry, and what puts its checksums in order.
+pub const TARGETS: &[(&str, Target, Reseal)] = &[
+    ("superblock", superblock, mutate::seal_superblock),
+    ("segment", segment, mutate::seal_segment),
+    ("record", record, mutate::seal_record),
+    ("change", change, |_| ()),
+    ("item", item, |_| ()),
+    ("node", node, mutate::seal_node),
+    ("summary", summary, mutate::seal_summary),
+];
+
+/// The four bytes at `at` as a number, 0 if they are not there.
+pub(crate) fn word(data: &[u8], at: usize) -> u32 {
+    data.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_le_bytes(*word))
+}
+
+/// A slot of the superblock, at the place of the slot that it names.
+pub fn superblock(data: &[u8]) -> Result<()> {
+    let superblock = Superblock::decode(data, word(data, 12) % 8)?;
+    let mut again = [0xaa; SLOT_BYTES];
+    superblock.encode_into(&mut again).expect("what decodes encodes (Z2)");
+    assert!(again == data, "a slot encodes to other bytes (Z2)");
+    superblock.access().map(drop)
+}
+
+/// The header of the log segment that it names.
+pub fn segment(data: &[u8]) -> Result<()> {
+    let g = geometry(true);
+    let header = SegmentHeader::decode(data, seal(), word(data, 8), &g)?;
+    let mut again = [0xaa; SEGMENT_HEADER_BYTES];
+    header.encode_into(seal(), &g, &mut again).expect("what decodes encodes (Z2)");
+    assert!(again == data[..SEGMENT_HEADER_BYTES], "a header encodes to other bytes (Z2)");
+    Ok(())
+}
+
+/// A record at [`RECORD_AT`], in a volume with features and in one without.
+pub fn record(data: &[u8]) -> Result<()> {
+    let without = record_in(data, &geometry(false));
+    without.or(record_in(data, &geometry(true)))
+}
+
+fn record_in(data: &[u8], g: &Geometry) -> Result<()> {
+    let record = Record::open(data, seal(), RECORD_AT, g)?;
+    let mut again = [0xaa; RECORD_HEADER_BYTES];
+    record.header.encode_into(&mut Writer::new("header", &mut again)).expect("there is room");
+    assert!(again == data[..RECORD_HEADER_BYTES], "a header encodes to other bytes (Z2)");
+    // Whatever a caller does before it has checked.
+    for change in record.changes(g).flatten() {
+        if let Change::Map(_, _, extent) = change {
+            record.resolve(&extent).expect("an extent within the record");
+        }
+    }
+    record.check(g)?;
+    record.payload().map(drop)
+}
+
+/// One change after the other.
+pub fn change(data: &[u8]) -> Result<()> {
+    let without = changes_in(data, &geometry(false));
+    without.or(changes_in(data, &geometry(true)))
+}
+
+fn changes_in(data: &[u8], g: &Geometry) -> Result<()> {
+    let mut r = Reader::new("changes", data);
+    while r.remaining() > 0 {
+        let start = r.position();
+        let Some(change) = Change::decode(&mut r, g)? else { continue };
+        let stored = &data[start..r.position()];
+        let mut again = vec![0xaa; stored.len()];
+        change.encode_into(&mut Writer::new("change", &mut again), g).expect("Z2: it encodes");
+        assert!(again == stored, "a change encodes to other bytes (Z2): {change:?}");
+    }
+    Ok(())
+}
+
+/// Length of a key, a key, its value.
+pub fn item(data: &[u8]) -> Result<()> {
+    let mut r = Reader::new("key and value", data);
+    let len = r.u8("key length")?;
+    let stored = r.bytes("key", usize::from(len))?;
+    let key = Key::decode(stored)?;
+    assert!(key.to_bytes().as_slice() == stored, "a key encodes to other bytes (Z2): {key:?}");
+    let value = r.bytes("value", r.remaining())?;
+    let g = geometry(true);
+    let item = Item::decode(key, value, &g)?;
+    let mut again = vec![0xaa; value.len()];
+    item.encode_into(key, &mut Writer::new("item", &mut again), &g).expect("Z2: it encodes");
+    assert!(again == value, "an item encodes to other bytes (Z2): {item:?}");
+    Ok(())
+}
+
+/// A node at the first of the places that it names.
+pub fn node(data: &[u8]) -> Result<()> {
+    let g = geometry(true);
+    let at = Place::new(word(data, 16), word(data, 20));
+    let node = Node::open(data, seal(), at, &g)?;
+    let mut again = vec![0xaa; g.node_bytes()];
+    let mut builder = NodeBuilder::new(&mut again, node.header.level, g)?;
+    for n in 0..node.len() {
+        let (key, value) = node.raw(n).expect("an item of the node");
+        assert_eq!(node.search(key), Ok(n), "an item is found by its key");
+        match node.header.level {
+            0 => drop(node.item(n, &g)?),
+            _ => drop(node.child(n, &g)?),
+        }
+        assert!(builder.raw(key, value)?, "what was in a node fits one (Z2)");
+    }
+    builder.finish(seal(), node.header)?;
+    assert!(again == data, "a node encodes to other bytes (Z2)");
+    Ok(())
+}
+
+/// The summary of the segment that it names.
+pub fn summary(data: &[u8]) -> Result<()> {
+    let g = geometry(true);
+    let summary = Summary::open(data, seal(), word(data, 8), &g)?;
+    assert_eq!(summary.entries().count(), summary.header.entries as usize, "each entry decodes");
+    let entries = &data[SUMMARY_HEADER_BYTES..][..summary.header.entries as usize * 16];
+    let mut again = vec![0xaa; summary_bytes(&g) as usize];
+    Summary::encode_into(&summary.header, entries, seal(), &g, &mut again).expect("Z2: it encodes");
+    assert!(again == data, "a summary encodes to other bytes (Z2)");
+    Ok(())
+}

@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `space`, `pending`,
 //! `dir`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`, `repair` (how it becomes durable);
-//! `slots`, `rollforward`, [`volume`] (how it is found again); `inode`, `namei`, `attr`, `aops`, `staging`,
+//! `slots`, `rollforward`, `volume` (how it is found again); `inode`, `namei`, `attr`, `aops`, `staging`,
 //! `content`, `file`, `vfs` (what is asked of it).
 //!
 //! There is no tree and no checkpoint yet: all names and maps are in memory, the log goes back to the making of
@@ -30,7 +30,7 @@
 //! I3 a record points only at bytes whose write had completed when it was appended.
 //! I4 where runs overlap, the one whose content was fixed later counts, whatever the order of completion.
 //! I5 a recoverable size never covers bytes that were not written.
-//! I6 nothing that a slot or a record refers to is overwritten in place, slots in turn aside.
+//! I6 nothing that a slot or a record refers to is overwritten with anything else, slots in turn aside.
 //! I7 recovery writes nothing; what it read is flushed before it is served; a second recovery finds the same.
 //! I8 after a failed write or flush no sync succeeds before everything since the last good flush is written again.
 //!

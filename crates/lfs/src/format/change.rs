@@ -9,6 +9,7 @@
 
 use super::extent::{Extent, Source};
 use super::inode::{self, FileType, Inode, SetAttributes, decode_data_id, decode_size};
+use super::key::Cookie;
 use super::place::{Geometry, MAX_SEGMENT, Place};
 use super::usage::Segment;
 use super::{MAX_EXTENT_BLOCKS, MAX_NAME_BYTES, MAX_TARGET_BYTES, MAX_XATTR_BYTES};
@@ -28,8 +29,8 @@ const EXCHANGE: u8 = 1;
 pub struct Entry<'a> {
     /// The directory.
     pub dir: u64,
-    /// Where the entry is in the order of its directory ([`super::key::Cookie`]).
-    pub cookie: u64,
+    /// Where the entry is in the order of its directory.
+    pub cookie: Cookie,
     /// The inode.
     pub child: u64,
     /// Its type.
@@ -118,8 +119,17 @@ pub enum Change<'a> {
         /// Blocks below are gone.
         upto: u64,
     },
-    /// The cleaner copied these blocks: they are in the second place if the map still names the first.
-    Move(Blocks, Place, Place),
+    /// The cleaner copied what these blocks are stored in: it is in `to` if the map still names `from`.
+    Move {
+        /// Whose.
+        blocks: Blocks,
+        /// Bytes that were copied: those of the blocks, unless they have a codec.
+        stored_bytes: u32,
+        /// Where they were.
+        from: Place,
+        /// Where they are now, too.
+        to: Place,
+    },
     /// A segment's entry in the usage table.
     SetSegment(u32, Segment),
     /// The log goes on in that segment.
@@ -145,7 +155,7 @@ impl<'a> Change<'a> {
             Self::RemoveOrphan(_) => 14,
             Self::RemoveInode(..) => 15,
             Self::ReapDead { .. } => 16,
-            Self::Move(..) => 17,
+            Self::Move { .. } => 17,
             Self::SetSegment(..) => 18,
             Self::NextSegment(_) => 19,
         }
@@ -242,8 +252,9 @@ impl<'a> Change<'a> {
                 w.u64("data id", *data_id)?;
                 w.u64("up to block", *upto)
             }
-            Self::Move(blocks, from, to) => {
+            Self::Move { blocks, stored_bytes, from, to } => {
                 blocks.encode_into(w)?;
+                w.u32("stored bytes", *stored_bytes)?;
                 from.encode_into("from", w)?;
                 to.encode_into("to", w)
             }
@@ -335,29 +346,36 @@ impl<'a> Change<'a> {
     }
 
     fn decode_move(r: &mut Reader<'a>, geometry: &Geometry) -> Result<Self> {
-        let blocks = Blocks::decode(r, geometry)?;
+        let (blocks, stored_bytes) = (Blocks::decode(r, geometry)?, r.u32("stored bytes")?);
         let (from, to) = (Place::decode("from", r)?, Place::decode("to", r)?);
         if blocks.blocks > u64::from(MAX_EXTENT_BLOCKS) {
             return Err(r.bad("blocks", "more than an extent has"));
         }
-        let bytes = blocks.blocks << geometry.block_shift;
-        geometry.check_run("change: field `from`", from, bytes)?;
-        geometry.check_run("change: field `to`", to, bytes)?;
-        Ok(Self::Move(blocks, from, to))
+        let stored = u64::from(stored_bytes);
+        let longest = u64::from(MAX_EXTENT_BLOCKS) << geometry.block_shift;
+        let plain = stored == blocks.blocks << geometry.block_shift;
+        if !plain && (!geometry.stores_pieces() || stored == 0 || stored > longest) {
+            return Err(r.bad("stored bytes", "not those of the blocks"));
+        }
+        geometry.check_run("change: field `from`", from, stored)?;
+        geometry.check_run("change: field `to`", to, stored)?;
+        Ok(Self::Move { blocks, stored_bytes, from, to })
     }
 }
 
 impl<'a> Entry<'a> {
     fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
         w.u64("directory", self.dir)?;
-        w.u64("cookie", self.cookie)?;
+        w.u64("cookie", self.cookie.to_u64())?;
         w.u64("child", self.child)?;
         w.u8("type", self.kind as u8)?;
         w.prefixed("name", self.name)
     }
 
     fn decode(r: &mut Reader<'a>) -> Result<Self> {
-        let (dir, cookie) = (decode_ino("directory", r)?, r.u64("cookie")?);
+        let dir = decode_ino("directory", r)?;
+        let cookie = Cookie::from_u64(r.u64("cookie")?);
+        let cookie = cookie.ok_or_else(|| r.bad("cookie", "no name has it"))?;
         let (child, kind) = (decode_ino("child", r)?, FileType::decode("type", r)?);
         let name = r.prefixed("name", MAX_NAME_BYTES)?;
         check_name(r, name)?;

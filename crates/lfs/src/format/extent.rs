@@ -2,12 +2,13 @@
 //! log and in the tree.
 //!
 //! Invariants: X1 an extent lies in one segment, begins at a block and has 1 to 128 blocks. X2 sums cover
-//! stored bytes, one for each stored block, begun ones included. X3 without a codec stored, decoded and
-//! mapped bytes are the same.
+//! stored bytes, one for each stored block, begun ones included. X3 with neither codec nor key, stored,
+//! decoded and mapped bytes are the same: any part is an extent of its own. Else the piece is kept whole, and
+//! parts of it differ in their offset within what is decoded.
 //!
 //! No locks, no state.
 
-use super::features::{ENCRYPTION, SHARED_EXTENTS};
+use super::features::{COMPRESSION, ENCRYPTION, SHARED_EXTENTS};
 use super::place::{Geometry, IN_PAYLOAD, Place, SumAlgorithm};
 use super::{MAX_EXTENT_BLOCKS, corrupt, refused};
 use forebay_base::Result;
@@ -197,7 +198,7 @@ impl<'a> Extent<'a> {
         if encrypted != (self.key_id != 0) || encrypted && geometry.incompat & ENCRYPTION == 0 {
             return bad("encryption without the feature or the key");
         }
-        if self.codec != 0 && !geometry.compresses() {
+        if self.codec != 0 && geometry.incompat & COMPRESSION == 0 {
             return bad("field `codec`: a codec without the feature");
         }
         self.check_lengths(geometry)
@@ -208,7 +209,8 @@ impl<'a> Extent<'a> {
         let mapped = u64::from(self.blocks) << geometry.block_shift;
         let (stored, decoded) = (u64::from(self.stored_bytes), u64::from(self.decoded_bytes));
         let longest = u64::from(MAX_EXTENT_BLOCKS) << geometry.block_shift;
-        if self.codec == 0 && (stored != mapped || decoded != mapped || self.decoded_offset != 0) {
+        let plain = self.codec == 0 && self.flags & ENCRYPTED == 0;
+        if plain && (stored != mapped || decoded != mapped || self.decoded_offset != 0) {
             return bad("stored, decoded and mapped bytes differ without a codec");
         }
         if stored == 0 || stored > longest || decoded > longest {

@@ -7,7 +7,7 @@
 //! No locks, no state.
 
 use super::corrupt;
-use super::features::COMPRESSION;
+use super::features::{COMPRESSION, ENCRYPTION};
 use forebay_base::Result;
 use forebay_base::checksum::{crc32c, crc32c_append};
 use forebay_base::codec::{Reader, Writer};
@@ -183,9 +183,9 @@ impl Geometry {
         1 << (63 - self.block_shift)
     }
 
-    /// Whether stored bytes may differ from decoded ones.
-    pub(crate) const fn compresses(&self) -> bool {
-        self.incompat & COMPRESSION != 0
+    /// Whether an extent may be a part of a piece that is stored as a whole.
+    pub(crate) const fn stores_pieces(&self) -> bool {
+        self.incompat & (COMPRESSION | ENCRYPTION) != 0
     }
 
     /// Fails unless `bytes` bytes from `place` on lie in a segment, and begin at a block.

@@ -102,11 +102,13 @@ impl RecordHeader {
         Self::decode(&mut r, at, geometry)
     }
 
-    fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
+    /// Writes the header, its sum as it stands here.
+    pub(crate) fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
         let fields = &self.fields;
+        let skippable = matches!(fields.kind, RecordKind::Unknown(_));
         w.u32("magic", MAGIC)?;
         w.u8("version", VERSION)?;
-        w.u8("flags", MUST_UNDERSTAND)?;
+        w.u8("flags", if skippable { 0 } else { MUST_UNDERSTAND })?;
         w.u16("kind", fields.kind.code())?;
         w.u32("length", self.length)?;
         w.u32("sum", self.sum)?;

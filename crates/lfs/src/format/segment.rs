@@ -1,8 +1,8 @@
-//! The header at the start of a log segment: with which record it begins, so that a scan of segments finds the
-//! way of the log although a record of it is bad.
+//! The header at the start of a log segment: with which record it begins, so that a scan of segments finds
+//! the way of the log although a record of it is bad.
 //!
-//! Invariant H1: the header is sealed with its segment's place, so that one of an older life of the segment is
-//! told by its generation or first sequence, and one of another segment by its sum.
+//! Invariant H1: the header is sealed with its segment's place, so that one of an older life of the segment
+//! is told by its generation or first sequence, and one of another segment by its sum.
 //!
 //! No locks, no state.
 
@@ -92,8 +92,8 @@ impl SegmentHeader {
             first_sequence: r.u64("first sequence")?,
             previous: match r.u32("previous segment")? {
                 NO_SEGMENT => None,
-                MAX_SEGMENT.. => return Err(r.bad("previous segment", "names no segment")),
-                segment => Some(segment),
+                segment @ 0..=MAX_SEGMENT => Some(segment),
+                _ => return Err(r.bad("previous segment", "names no segment")),
             },
             first_record: r.u32("first record")?,
             predecessor: r.u32("predecessor")?,
@@ -119,7 +119,7 @@ impl SegmentHeader {
                 format!("field `first record`: no record can be at {first}"),
             ));
         }
-        if self.segment >= MAX_SEGMENT || self.first_sequence == 0 {
+        if self.segment > MAX_SEGMENT || self.first_sequence == 0 {
             return Err(corrupt(WHAT, "segment or first sequence out of range"));
         }
         Ok(())

@@ -53,6 +53,9 @@ pub struct TreeRoot {
     pub sum: u32,
     /// Level of the root; leaves are at 0.
     pub level: u8,
+    /// Volume-wide sequence at which the tree came to be: what is older, it shares with the tree that it
+    /// came from.
+    pub since: u64,
 }
 
 /// One slot.
@@ -347,7 +350,8 @@ impl TreeRoot {
         w.u64("root birth", self.birth)?;
         w.u32("root sum", self.sum)?;
         w.u8("root level", self.level)?;
-        w.zeros("reserved", 3)
+        w.zeros("reserved", 3)?;
+        w.u64("tree since", self.since)
     }
 
     fn decode(r: &mut Reader<'_>) -> Result<Self> {
@@ -361,6 +365,6 @@ impl TreeRoot {
         };
         let (birth, sum, level) = (r.u64("root birth")?, r.u32("root sum")?, r.u8("root level")?);
         r.zeros("reserved", 3)?;
-        Ok(Self { tree, places, birth, sum, level })
+        Ok(Self { tree, places, birth, sum, level, since: r.u64("tree since")? })
     }
 }

@@ -1,5 +1,5 @@
-//! Makes valid structures out of a seed: for the tests that store and read back, and as what the fuzzer begins
-//! with. Numbers lean towards edges.
+//! Makes valid structures out of a seed: for the tests that store and read back, and as what the fuzzer
+//! begins with. Numbers lean towards edges.
 //!
 //! No locks.
 
@@ -7,6 +7,7 @@ use crate::format::change::{Blocks, Change, Entry, Rename, Size};
 use crate::format::extent::{ENCRYPTED, Extent, SHARED, Source, Sums, UNWRITTEN};
 use crate::format::features::{COMPRESSION, ENCRYPTION, Features, SHARED_EXTENTS};
 use crate::format::inode::{FileType, Inode, SetAttributes, Time};
+use crate::format::key::Cookie;
 use crate::format::place::{Geometry, MAX_SEGMENT, Place, Seal, SumAlgorithm};
 use crate::format::record::{Finished, RECORD_ALIGN, RecordBuilder, RecordFields, RecordKind};
 use crate::format::segment::SegmentHeader;
@@ -109,8 +110,9 @@ impl Make {
         let inline = payload > 0 && self.flip();
         let blocks = if inline { blocks.min(payload / block) } else { blocks };
         let mapped = blocks * block;
-        let coded = g.compresses() && !inline && self.flip();
-        let (stored_bytes, decoded_bytes, decoded_offset) = match coded {
+        let encrypted = g.incompat & ENCRYPTION != 0 && self.flip();
+        let coded = g.incompat & COMPRESSION != 0 && self.flip();
+        let (stored_bytes, decoded_bytes, decoded_offset) = match (coded || encrypted) && !inline {
             true => {
                 let decoded = self.within(u64::from(mapped), u64::from(128 * block)) as u32;
                 let offset = self.within(0, u64::from((decoded - mapped) / block)) as u32 * block;
@@ -122,7 +124,6 @@ impl Make {
         if g.incompat & SHARED_EXTENTS != 0 && self.flip() {
             flags |= SHARED;
         }
-        let encrypted = g.incompat & ENCRYPTION != 0 && self.flip();
         flags |= if encrypted { ENCRYPTED } else { 0 };
         let unwritten = !inline && self.below(8) == 0;
         flags |= if unwritten { UNWRITTEN } else { 0 };
@@ -203,18 +204,25 @@ impl Make {
         }
     }
 
-    fn id(&mut self) -> u64 {
+    /// An id.
+    pub fn id(&mut self) -> u64 {
         self.within(1, u64::MAX)
     }
 
-    fn data_id(&mut self) -> u64 {
+    /// An id of data.
+    pub fn data_id(&mut self) -> u64 {
         self.within(1, MAX_DATA_ID)
+    }
+
+    /// A cookie.
+    pub fn cookie(&mut self) -> Cookie {
+        Cookie::from_u64(self.within(1 << 16, (1 << 63) - 1)).expect("within what cookies are")
     }
 
     fn entry(&mut self) -> Entry<'static> {
         Entry {
             dir: self.id(),
-            cookie: self.any(),
+            cookie: self.cookie(),
             child: self.id(),
             kind: self.file_type(),
             name: self.name(),
@@ -298,9 +306,14 @@ impl Make {
             16 => Change::ReapDead { died: self.any(), data_id: self.data_id(), upto: self.any() },
             17 => {
                 let blocks = self.blocks(g, 128);
-                let bytes = (blocks.blocks << g.block_shift) as u32;
                 let block = g.block_bytes();
-                Change::Move(blocks, self.place(g, bytes, block), self.place(g, bytes, block))
+                let stored_bytes = match g.stores_pieces() && self.flip() {
+                    true => self.within(1, u64::from(128 * block)) as u32,
+                    false => (blocks.blocks << g.block_shift) as u32,
+                };
+                let from = self.place(g, stored_bytes, block);
+                let to = self.place(g, stored_bytes, block);
+                Change::Move { blocks, stored_bytes, from, to }
             }
             18 => Change::SetSegment(self.within(0, u64::from(MAX_SEGMENT)) as u32, self.segment()),
             _ => Change::NextSegment(self.within(0, u64::from(MAX_SEGMENT)) as u32),
@@ -351,10 +364,10 @@ impl Make {
     /// The header of a log segment.
     pub fn segment_header(&mut self, g: &Geometry) -> SegmentHeader {
         SegmentHeader {
-            segment: self.within(0, u64::from(MAX_SEGMENT) - 1) as u32,
+            segment: self.within(0, u64::from(MAX_SEGMENT)) as u32,
             generation: self.any(),
             first_sequence: self.id(),
-            previous: self.flip().then(|| self.within(0, u64::from(MAX_SEGMENT) - 1) as u32),
+            previous: self.flip().then(|| self.within(0, u64::from(MAX_SEGMENT)) as u32),
             first_record: self.within(2, u64::from(g.segment_bytes() / 64) - 1) as u32 * 64,
             predecessor: self.any() as u32,
             key_id: self.any() as u32,
@@ -389,6 +402,7 @@ impl Make {
             birth: self.any(),
             sum: self.any() as u32,
             level: self.any() as u8,
+            since: self.any(),
         });
         let trees = trees.collect();
         Superblock {
