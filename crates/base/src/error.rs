@@ -310,6 +310,7 @@ mod tests {
     fn errno_prefers_the_systems_own() {
         assert_eq!(Error::from_io("write", io::Error::from_raw_os_error(121)).errno(), 121);
         assert_eq!(Error::new(ErrorKind::Unsupported, "flag", "x").errno(), 95);
+        assert_eq!(Error::new(ErrorKind::NotEmpty, "rmdir", "x").errno(), 39);
         assert_eq!(
             Error::from_io("write", io::Error::from_raw_os_error(28)).kind(),
             ErrorKind::NoSpace

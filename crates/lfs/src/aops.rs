@@ -248,7 +248,7 @@ impl FileOps {
 }
 
 /// Pieces that go into one record: staged ones that lie one behind the other, or about as many runs as fit.
-fn records<'a>(written: &'a [Written], room: u64, unit: u64) -> Vec<Vec<&'a Written>> {
+fn records(written: &[Written], room: u64, unit: u64) -> Vec<Vec<&Written>> {
     let mut records: Vec<Vec<&Written>> = Vec::new();
     let mut used = 0;
     for piece in written {

@@ -7,14 +7,10 @@
 //! No locks: the volume's state lock covers it.
 
 use crate::format::inode::FileType;
-use forebay_base::checksum::crc32c_append;
+use crate::format::key::{Cookie, NameHash};
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_vfs::Cookie;
 use std::collections::BTreeMap;
 use std::ops::Bound;
-
-/// Bits of a cookie that tell names of one hash apart.
-const TELL_APART_BITS: u32 = 16;
 
 /// What an entry says of its inode.
 pub(crate) type Child = (u64, FileType);
@@ -22,8 +18,8 @@ pub(crate) type Child = (u64, FileType);
 /// See the module.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Directory {
-    names: BTreeMap<Box<[u8]>, u64>,
-    entries: BTreeMap<u64, (Box<[u8]>, Child)>,
+    names: BTreeMap<Box<[u8]>, Cookie>,
+    entries: BTreeMap<Cookie, (Box<[u8]>, Child)>,
 }
 
 impl Directory {
@@ -33,26 +29,33 @@ impl Directory {
     }
 
     /// Cookie and inode of a name.
-    pub fn get(&self, name: &[u8]) -> Option<(u64, Child)> {
+    pub fn get(&self, name: &[u8]) -> Option<(Cookie, Child)> {
         let cookie = *self.names.get(name)?;
         self.entries.get(&cookie).map(|(_, child)| (cookie, *child))
     }
 
     /// The cookie for a new entry: `NoSpace` if too many names have its hash.
-    pub fn cookie_for(&self, name: &[u8], seed: u32) -> Result<u64> {
-        let hash = u64::from(crc32c_append(seed, name));
-        let first = Cookie::FIRST.0 + (hash << TELL_APART_BITS);
-        let end = first + (1 << TELL_APART_BITS);
-        let taken = self.entries.range(first..end).zip(first..);
-        let cookie = first + taken.take_while(|((at, _), n)| *at == n).count() as u64;
-        match cookie < end {
-            true => Ok(cookie),
-            false => Err(Error::new(ErrorKind::NoSpace, "add entry", "too many of one hash")),
+    pub fn cookie_for(&self, name: &[u8], nonce: &[u8; 16]) -> Result<Cookie> {
+        let hash = NameHash::new(nonce, name);
+        let taken = self.entries.range(Cookie::new(hash, 0)..=Cookie::new(hash, u16::MAX));
+        let mut free = 0u16;
+        for (cookie, _) in taken {
+            if *cookie != Cookie::new(hash, free) {
+                break;
+            }
+            free = match free.checked_add(1) {
+                Some(next) => next,
+                None => {
+                    let text = "too many names of one hash";
+                    return Err(Error::new(ErrorKind::NoSpace, "add entry", text));
+                }
+            };
         }
+        Ok(Cookie::new(hash, free))
     }
 
     /// Puts an entry.
-    pub fn set(&mut self, cookie: u64, name: &[u8], child: Child) {
+    pub fn set(&mut self, cookie: Cookie, name: &[u8], child: Child) {
         self.remove(name);
         self.names.insert(name.into(), cookie);
         self.entries.insert(cookie, (name.into(), child));
@@ -67,10 +70,22 @@ impl Directory {
     }
 
     /// Up to `max` entries behind the cookie `after`: cookie, name, inode.
-    pub fn list(&self, after: u64, max: usize) -> impl Iterator<Item = (u64, &[u8], Child)> {
-        let rest = (Bound::Excluded(after), Bound::Unbounded);
-        let entries = self.entries.range(rest).take(max);
-        entries.map(|(cookie, (name, child))| (*cookie, &**name, *child))
+    pub fn list<'a>(
+        &'a self,
+        after: u64,
+        max: usize,
+    ) -> impl Iterator<Item = (u64, &'a [u8], Child)> {
+        let from = match Cookie::from_u64(after) {
+            Some(after) => Bound::Excluded(after),
+            // Before the first cookie, or behind the last.
+            None if after <= i64::MAX as u64 => Bound::Unbounded,
+            None => return None.into_iter().flatten(),
+        };
+        let entries = self.entries.range((from, Bound::Unbounded)).take(max);
+        let entry = |(cookie, (name, child)): (&Cookie, &'a (Box<[u8]>, Child))| {
+            (cookie.to_u64(), &**name, *child)
+        };
+        Some(entries.map(entry)).into_iter().flatten()
     }
 }
 
@@ -78,17 +93,20 @@ impl Directory {
 mod tests {
     use super::*;
 
-    /// C1: names of one hash lie side by side, and a gap is filled again.
+    /// C1: a cookie stays with its entry, and a gap is filled again.
     #[test]
     fn c1_cookies_stay() {
         let mut dir = Directory::default();
-        let first = dir.cookie_for(b"a", 7).unwrap();
+        let nonce = [7; 16];
+        let first = dir.cookie_for(b"a", &nonce).unwrap();
         dir.set(first, b"a", (2, FileType::Regular));
-        assert_eq!(dir.cookie_for(b"a", 7).unwrap(), first + 1, "the place is taken");
+        let next = dir.cookie_for(b"a", &nonce).unwrap();
+        assert_eq!(next.to_u64(), first.to_u64() + 1, "the place is taken");
         dir.set(first, b"a", (3, FileType::Fifo));
         assert_eq!(dir.get(b"a"), Some((first, (3, FileType::Fifo))));
-        assert_eq!((dir.len(), dir.list(0, 9).count(), dir.list(first, 9).count()), (1, 1, 0));
+        let behind = |after: u64| dir.list(after, 9).count();
+        assert_eq!((dir.len(), behind(0), behind(first.to_u64()), behind(u64::MAX)), (1, 1, 0, 0));
         dir.remove(b"a");
-        assert_eq!((dir.len(), dir.cookie_for(b"a", 7).unwrap()), (0, first));
+        assert_eq!((dir.len(), dir.cookie_for(b"a", &nonce).unwrap()), (0, first));
     }
 }

@@ -4,7 +4,6 @@
 
 /// A mistake to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "planted by tests only"))]
 pub(crate) enum Planted {
     /// A commit returns when its group is written, before the flush.
     AckBeforeFlush,

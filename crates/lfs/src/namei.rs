@@ -5,6 +5,7 @@
 
 use crate::format::change::{Change, Entry, Rename};
 use crate::format::inode::{FileType, Inode, SetAttributes, Time};
+use crate::format::key::Cookie as Entered;
 use crate::inode::{kind_of, refuse, time, type_of};
 use crate::space::Need;
 use crate::state::State;
@@ -20,8 +21,8 @@ pub(crate) type At<'a> = (Ino, Name<'a>);
 pub(crate) struct Call {
     /// Now.
     pub now: Time,
-    /// Seeds the hashes of names.
-    pub seed: u32,
+    /// Secret of the volume: seeds the hashes of names.
+    pub nonce: [u8; 16],
 }
 
 /// An inode that a name denotes.
@@ -65,7 +66,7 @@ impl State {
     }
 
     /// Cookie and inode of a name.
-    fn find(&self, op: &'static str, (dir, name): At<'_>) -> Result<(u64, Child)> {
+    fn find(&self, op: &'static str, (dir, name): At<'_>) -> Result<(Entered, Child)> {
         match self.live_dir(op, dir)?.entries.get(name.as_bytes()) {
             Some(found) => Ok(found),
             None => refuse(ErrorKind::NotFound, op, format!("{name:?} in {dir:?}")),
@@ -83,12 +84,12 @@ impl State {
     }
 
     /// A cookie for a name that is free.
-    fn check_free(&self, op: &'static str, (dir, name): At<'_>, call: Call) -> Result<u64> {
+    fn check_free(&self, op: &'static str, (dir, name): At<'_>, call: Call) -> Result<Entered> {
         let node = self.live_dir(op, dir)?;
         if node.entries.get(name.as_bytes()).is_some() {
             return refuse(ErrorKind::Exists, op, format!("{name:?} in {dir:?}"));
         }
-        node.entries.cookie_for(name.as_bytes(), call.seed)
+        node.entries.cookie_for(name.as_bytes(), &call.nonce)
     }
 
     fn check_links(&self, op: &'static str, ino: Ino) -> Result<()> {
@@ -313,7 +314,7 @@ impl State {
         self.remove(at, cookie, child, call)
     }
 
-    fn remove(&mut self, at: At<'_>, cookie: u64, child: Child, call: Call) -> Result<()> {
+    fn remove(&mut self, at: At<'_>, cookie: Entered, child: Child, call: Call) -> Result<()> {
         let entry =
             Entry { dir: at.0.0, cookie, child: child.0, kind: child.1, name: at.1.as_bytes() };
         let mut more = Vec::new();
@@ -424,7 +425,7 @@ impl State {
         let to_cookie = match sides.target {
             Some((cookie, _)) => cookie,
             None => {
-                self.live_dir("rename", to.0)?.entries.cookie_for(to.1.as_bytes(), call.seed)?
+                self.live_dir("rename", to.0)?.entries.cookie_for(to.1.as_bytes(), &call.nonce)?
             }
         };
         let target = sides.target.map(|(_, target)| target);
@@ -447,7 +448,7 @@ impl State {
         self.append(&changes, Need::New).map(drop)
     }
 
-    fn exchange(&mut self, sides: &Sides<'_>, target: (u64, Child), call: Call) -> Result<()> {
+    fn exchange(&mut self, sides: &Sides<'_>, target: (Entered, Child), call: Call) -> Result<()> {
         let Sides { from, to, source, .. } = *sides;
         let rename = Rename {
             from: entry_at(from, source.0, source.1),
@@ -484,16 +485,16 @@ impl State {
 struct Sides<'a> {
     from: At<'a>,
     to: At<'a>,
-    source: (u64, Child),
-    target: Option<(u64, Child)>,
+    source: (Entered, Child),
+    target: Option<(Entered, Child)>,
     exchange: bool,
 }
 
-fn entry_at<'a>((dir, name): At<'a>, cookie: u64, child: Child) -> Entry<'a> {
+fn entry_at<'a>((dir, name): At<'a>, cookie: Entered, child: Child) -> Entry<'a> {
     Entry { dir: dir.0, cookie, child: child.0, kind: child.1, name: name.as_bytes() }
 }
 
 /// The call's time.
-pub(crate) fn call(now: forebay_vfs::Timestamp, seed: u32) -> Call {
-    Call { now: time(now), seed }
+pub(crate) fn call(now: forebay_vfs::Timestamp, nonce: [u8; 16]) -> Call {
+    Call { now: time(now), nonce }
 }

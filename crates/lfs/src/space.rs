@@ -64,11 +64,6 @@ impl Space {
         self.free = self.free + u64::from(new == Use::Free) - u64::from(old == Use::Free);
     }
 
-    /// What a segment is used for.
-    pub fn usage(&self, segment: u32) -> Use {
-        self.uses[segment as usize]
-    }
-
     /// Bytes that the log surely takes if `segments` free ones are left alone.
     fn log_room(&self, segments: u64) -> u64 {
         self.log_left + self.free.saturating_sub(segments) * self.layout.log_bytes()

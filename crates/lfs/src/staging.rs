@@ -89,12 +89,6 @@ impl Staging {
         }
     }
 
-    /// Runs that are held.
-    #[cfg(test)]
-    pub fn runs(&self) -> usize {
-        self.area.lock().runs.len()
-    }
-
     fn read_staged(&self, offset: u64, len: u64, act: impl FnOnce(&[u8])) -> Result<()> {
         let area = self.area.lock();
         let held = area.runs.range(..=offset).next_back().map(|(at, (run, _))| (*at, run.clone()));

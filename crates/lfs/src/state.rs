@@ -174,7 +174,7 @@ impl State {
                 Ok(())
             }
             Change::NextSegment(_) => Ok(()),
-            Change::ReapDead { .. } | Change::Move(..) | Change::SetSegment(..) => {
+            Change::ReapDead { .. } | Change::Move { .. } | Change::SetSegment(..) => {
                 Err(crate::format::unsupported("change", "of a volume with checkpoints"))
             }
         }

@@ -17,7 +17,7 @@ use forebay_vfs::{
 impl Inner {
     /// Now, as operations want it.
     pub(crate) fn call(&self) -> Call {
-        call(self.options.clock.now(), self.name_seed)
+        call(self.options.clock.now(), self.nonce)
     }
 }
 

@@ -120,7 +120,7 @@ pub(crate) struct Inner {
     pub plant: Plant,
     pub me: Weak<Inner>,
     /// Seeds the hashes of names.
-    pub name_seed: u32,
+    pub nonce: [u8; 16],
 }
 
 /// An open volume. Clones share it.
@@ -214,7 +214,7 @@ impl Volume {
             domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,
             me: me.clone(),
-            name_seed: forebay_base::checksum::crc32c(&superblock.nonce),
+            nonce: superblock.nonce,
         });
         Self(inner)
     }
@@ -279,7 +279,7 @@ fn new_superblock(size: u64, options: &CreateOptions) -> Result<Superblock> {
         let text = format!("{size} bytes are {segments} segments of {segment_bytes} bytes");
         return Err(Error::new(ErrorKind::InvalidInput, "create", text));
     }
-    let empty = |tree| TreeRoot { tree, places: None, birth: 0, sum: 0, level: 0 };
+    let empty = |tree| TreeRoot { tree, places: None, birth: 0, sum: 0, level: 0, since: 0 };
     let nanos = i128::from(options.now.sec) * 1_000_000_000 + i128::from(options.now.nsec);
     Ok(Superblock {
         slot: 0,

@@ -2,7 +2,7 @@
 //!
 //! [`op::Op`] is an operation in terms that hold on any file system (paths of few names, slots for
 //! open files); [`generate::OpGen`] makes them from a seed, [`run::Runner`] carries them out and
-//! says what came of it; [`tree`] is a whole file system, sorted, to compare; [`compare`] puts them
+//! says what came of it; [`tree`] is a whole file system, sorted, to compare; [`mod@compare`] puts them
 //! together and makes a sequence that fails short.
 //!
 //! No locks.
@@ -11,6 +11,7 @@ pub mod compare;
 pub mod generate;
 pub mod op;
 pub mod run;
+pub mod suite;
 pub mod tree;
 
 pub use compare::{Config, Mismatch, Report, compare, replay, shrink};

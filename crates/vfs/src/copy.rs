@@ -4,7 +4,7 @@
 //! No locks. Not one step: who writes to either file meanwhile is seen in part.
 
 use crate::fs::{FileSystem, OpenFile};
-use crate::types::{Fallocate, OpenFlags, Privileges, Seek, check_range};
+use crate::types::{Fallocate, FileKind, OpenFlags, Privileges, Seek, check_range};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 
@@ -12,8 +12,9 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Copies up to `len` bytes between two open files of `fs` and returns how many: fewer at the end
-/// of `from`, or when an error comes after the first piece. `InvalidInput` if the two ranges
-/// overlap in one file, `BadHandle` if `from` is not open to read or `to` not to write.
+/// of `from`, or when an error comes after the first piece. `IsDirectory` and `InvalidInput` for
+/// what has no content, `BadHandle` if `from` is not open to read or `to` not to write,
+/// `InvalidInput` if the two ranges overlap in one file.
 pub async fn copy_range(
     fs: &dyn FileSystem,
     (from, from_offset): (&dyn OpenFile, u64),
@@ -24,6 +25,17 @@ pub async fn copy_range(
 ) -> Result<u64> {
     check_range("copy", from_offset, len)?;
     check_range("copy", to_offset, len)?;
+    for ino in [from.ino(), to.ino()] {
+        match fs.getattr(ino).await?.kind {
+            FileKind::File => {}
+            FileKind::Directory => {
+                return Err(Error::new(ErrorKind::IsDirectory, "copy", format!("{ino:?}")));
+            }
+            kind => {
+                return Err(Error::new(ErrorKind::InvalidInput, "copy", format!("a {kind:?}")));
+            }
+        }
+    }
     let handles = (OpenFlags::READ, OpenFlags::WRITE);
     if !from.flags().contains(handles.0) || !to.flags().contains(handles.1) {
         return Err(Error::new(ErrorKind::BadHandle, "copy", "open to read and to write"));
@@ -84,9 +96,14 @@ impl Copy<'_> {
         Ok(wrote?.len as u64)
     }
 
-    /// Zeros in the target, which grows with them.
+    /// A hole in the target, which grows by it.
     async fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.to.fallocate(Fallocate::PunchHole, offset, len, self.privileges).await?;
+        if self.fs.getattr(self.to.ino()).await?.size >= offset + len {
+            return Ok(());
+        }
+        // Its last byte reaches to where it has to; who has written beyond meanwhile loses nothing.
         let how = Fallocate::ZeroRange { keep_size: false };
-        self.to.fallocate(how, offset, len, self.privileges).await
+        self.to.fallocate(how, offset + len - 1, 1, self.privileges).await
     }
 }

@@ -17,17 +17,17 @@
 //! after a shrink and a growth, and costs no storage.
 //!
 //! **Times.** "Now" is the file system's clock. `mtime` and `ctime` become now with a write of a
-//! byte or more, a new size (also the same one), a fallocate (but for allocating below the end,
-//! which may); of a directory with each entry that comes, goes or is replaced. `ctime` alone: any
-//! other attribute, extended attributes, a link more or less, and of what a rename moves. A rename
-//! onto another link of the same inode, an empty `SetAttr` and a write of no bytes change nothing.
-//! `atime`: a read, listing or readlink moves it by [`crate::types::relatime`], or never where a
-//! volume is mounted `noatime`; it alone makes nothing dirty that a sync would have to wait for.
+//! byte or more, a new size (also the same one), a fallocate; of a directory with each entry that
+//! comes, goes or is replaced. `ctime` alone: any other attribute, extended attributes, a link more
+//! or less, and of what a rename moves. A rename onto another link of the same inode, an empty
+//! `SetAttr` and a write of no bytes change nothing. `atime`: a read, listing or readlink moves it
+//! by [`crate::types::relatime`], or never where a volume is mounted `noatime`; it alone makes
+//! nothing dirty that a sync would have to wait for.
 //!
-//! **Set-id bits** of a regular file go ([`crate::types::without_set_id`]) with a change of owner
-//! or group, even to the same; and with a write of a byte or more, a new size, a fallocate, unless
-//! the caller says [`Privileges::Keep`]. `security.capability` goes with all of these. Permission
-//! bits in the same `SetAttr` win.
+//! **Set-id bits** go ([`crate::types::without_set_id`]) with a change of owner or group, even to
+//! the same, of anything but a directory; and with a write of a byte or more, a new size, a
+//! fallocate, unless the caller says [`Privileges::Keep`]. `security.capability` goes with all of
+//! these. Permission bits in the same `SetAttr` win.
 //!
 //! **Order of refusals.** `Stale` for an unknown inode, `NotDirectory` for a parent that is none,
 //! `NotFound` for a directory that was removed; then as POSIX and Linux have it, see each call. Any
@@ -61,7 +61,8 @@ pub type WriteResult = (AlignedBuf, Result<Wrote>);
 pub struct Wrote {
     /// Offset of the first byte; with `IoFlags::APPEND` the file system chose it.
     pub offset: u64,
-    /// Bytes, from the start of the buffer on. Fewer than asked for only when room ran out.
+    /// Bytes, from the start of the buffer on. Fewer than asked for only where room ran out, and
+    /// at the end of the largest file.
     pub len: usize,
 }
 
@@ -80,7 +81,8 @@ pub trait FileSystem: Send + Sync {
     fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>>;
 
     /// Sets attributes, all or none, and returns them. A size: `IsDirectory` or `InvalidInput` for
-    /// what is no regular file, `FileTooLarge` beyond [`crate::types::FILE_SIZE_MAX`].
+    /// what is no regular file, `FileTooLarge` beyond [`crate::types::FILE_SIZE_MAX`]. A mode:
+    /// `Unsupported` for a symbolic link.
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>>;
 
     /// Makes a regular file, pipe, socket or device. `InvalidInput` for the other kinds, `Exists` if the
@@ -111,8 +113,8 @@ pub trait FileSystem: Send + Sync {
     ) -> BoxFuture<'a, Result<Attr>>;
 
     /// Makes a regular file and opens it, in one step. A name that is taken: `Exists` with
-    /// `OpenFlags::EXCLUSIVE`; else what it denotes is opened as by [`FileSystem::open`], but a
-    /// symbolic link is refused with `SymlinkLoop`.
+    /// `OpenFlags::EXCLUSIVE`, else `SymlinkLoop` for a symbolic link and `IsDirectory` for a
+    /// directory; anything else is opened as by [`FileSystem::open`].
     fn create<'a>(
         &'a self,
         dir: Ino,
@@ -133,8 +135,8 @@ pub trait FileSystem: Send + Sync {
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "tmpfile", "not kept here")) })
     }
 
-    /// One more name for `ino`. `NotPermitted` for a directory, `Exists`, `TooManyLinks`,
-    /// `NotFound` for an inode that has lost its last name.
+    /// One more name for `ino`. `Exists`, `NotPermitted` for a directory, `NotFound` for an inode
+    /// that has lost its last name, `TooManyLinks`.
     fn link<'a>(&'a self, ino: Ino, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>>;
 
     /// Removes a name. `IsDirectory` for one of a directory.
@@ -228,7 +230,8 @@ pub trait OpenFile: Send + Sync {
     }
 
     /// Writes `buf`; with `IoFlags::APPEND` at the end, whatever `offset` says, in one step with
-    /// whoever else appends. `FileTooLarge` if it would end beyond [`crate::types::FILE_SIZE_MAX`].
+    /// whoever else appends. Ends at [`crate::types::FILE_SIZE_MAX`] at the latest; `FileTooLarge`
+    /// for one that begins there.
     fn write(
         &self,
         offset: u64,
@@ -262,8 +265,8 @@ pub trait OpenFile: Send + Sync {
         }
     }
 
-    /// Prepares or zeroes `[offset, offset + len)`. `InvalidInput` for no bytes, `FileTooLarge`.
-    /// Drops privileges as a write does unless told to keep them.
+    /// Prepares or zeroes `[offset, offset + len)`. `InvalidInput` for no bytes, then `BadHandle`,
+    /// then `FileTooLarge`. Drops privileges as a write does unless told to keep them.
     fn fallocate(
         &self,
         how: Fallocate,

@@ -7,7 +7,7 @@ use super::seeds;
 use crate::format::change::Change;
 use crate::format::extent::{Extent, Source, Sums};
 use crate::format::place::{Geometry, Place, Seal};
-use crate::format::record::{Record, RecordBuilder, RecordHeader, RecordKind};
+use crate::format::record::{Record, RecordBuilder, RecordFields, RecordHeader, RecordKind};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::fuzz::make::{Make, geometry, seal};
 use forebay_base::codec::{Reader, Writer};

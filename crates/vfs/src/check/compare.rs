@@ -101,7 +101,8 @@ struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     fn new(a: &'a dyn FileSystem, b: &'a dyn FileSystem, config: &'a Config) -> Self {
-        let runners = [Runner::new(config.times), Runner::new(config.times)];
+        let runner = || Runner::new(config.times, config.clock.clone());
+        let runners = [runner(), runner()];
         Self { fs: [a, b], runners, config, report: Report::default(), ops: Vec::new() }
     }
 

@@ -27,8 +27,6 @@ pub struct Limits {
     pub drop_privileges: bool,
     /// Devices may be made.
     pub devices: bool,
-    /// `ZeroRange` is known.
-    pub zero_range: bool,
     /// Files without a name can be made.
     pub tmpfile: bool,
     /// Names of extended attributes, from the first on.
@@ -45,7 +43,6 @@ impl Default for Limits {
             xattr_bytes_max: 64 << 10,
             drop_privileges: true,
             devices: true,
-            zero_range: true,
             tmpfile: true,
             xattr_names: XATTR_NAMES,
             depth_max: 5,
@@ -294,7 +291,7 @@ impl OpGen {
                 Op::Write { slot, offset, len: len as u32, fill, append, privileges }
             }
             65..78 => {
-                let how = match self.below(if self.limits.zero_range { 5 } else { 3 }) {
+                let how = match self.below(5) {
                     0 => Fallocate::Allocate { keep_size: false },
                     1 => Fallocate::Allocate { keep_size: true },
                     2 => Fallocate::PunchHole,

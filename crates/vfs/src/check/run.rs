@@ -3,14 +3,18 @@
 //! No locks.
 
 use super::op::{Make, Op, Path, SLOTS, Target, name, xattr_name};
+use crate::clock::ManualClock;
 use crate::copy::copy_range;
 use crate::fs::{FileSystem, OpenFileRef};
 use crate::name::{Name, XattrName};
-use crate::types::{Attr, Cookie, FileKind, Ino, NewInode, OpenFlags, Privileges, Timestamp};
+use crate::types::{
+    Attr, Cookie, FileKind, Ino, NewInode, OpenFlags, Privileges, SetAttr, SetTime, Timestamp,
+};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::split_mix;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// How far times are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,12 +95,13 @@ pub struct Outcome {
 pub struct Runner {
     slots: Vec<Option<OpenFileRef>>,
     times: Times,
+    clock: Option<Arc<ManualClock>>,
 }
 
 impl Runner {
-    /// With nothing open.
-    pub fn new(times: Times) -> Self {
-        Self { slots: vec![None; usize::from(SLOTS)], times }
+    /// With nothing open. `clock` is the file system's, if it has none of its own.
+    pub fn new(times: Times, clock: Option<Arc<ManualClock>>) -> Self {
+        Self { slots: vec![None; usize::from(SLOTS)], times, clock }
     }
 
     /// Closes everything.
@@ -139,6 +144,20 @@ impl Runner {
                 Some(file) => fs.getattr(file.ino()).await.ok(),
                 None => None,
             });
+        }
+        // A coarse clock would hide a change right after another: back to a time that is not now.
+        let back = SetTime::To(Timestamp::new(1_000_000, 0));
+        let set = SetAttr { mtime: Some(back), ..SetAttr::default() };
+        for attr in named.iter().flatten() {
+            let _ = fs.setattr(attr.ino, &set).await;
+        }
+        for attr in named.iter_mut().flatten() {
+            if let Ok(now) = fs.getattr(attr.ino).await {
+                *attr = now;
+            }
+        }
+        if let Some(clock) = &self.clock {
+            clock.advance(1);
         }
         named
     }
@@ -298,6 +317,12 @@ impl Runner {
             return Ok(Answer::Skipped);
         };
         let Some(ino) = self.target(fs, of).await? else { return Ok(Answer::Skipped) };
+        let plain = matches!(op, Op::Setattr { .. } | Op::Getattr { .. });
+        let kind = fs.getattr(ino).await?.kind;
+        if !plain && !matches!(kind, FileKind::File | FileKind::Directory) {
+            // A kernel refuses `user.` attributes there before it asks.
+            return Ok(Answer::Skipped);
+        }
         match op {
             Op::Setattr { set, .. } => Ok(self.shape(&fs.setattr(ino, set).await?)),
             Op::SetXattr { name, len, fill, how, .. } => {

@@ -5,7 +5,7 @@
 use super::Shared;
 use super::state::{State, refuse};
 use crate::fs::{OpenFile, ReadResult, WriteResult, Wrote};
-use crate::types::{Fallocate, Ino, OpenFlags, Privileges, Seek, check_range};
+use crate::types::{FILE_SIZE_MAX, Fallocate, Ino, OpenFlags, Privileges, Seek, check_range};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Arc;
 use forebay_base::task::BoxFuture;
@@ -61,11 +61,12 @@ impl MemFile {
         self.check("write", &state, OpenFlags::WRITE)?;
         let size = state.attr("write", self.ino)?.size;
         let offset = if flags.contains(IoFlags::APPEND) { size } else { offset };
-        let len = src.len() as u64;
-        check_range("write", offset, len)?;
         if src.is_empty() {
             return Ok(Wrote { offset, len: 0 });
         }
+        check_range("write", offset, 1)?;
+        let len = (src.len() as u64).min(FILE_SIZE_MAX - offset);
+        let src = &src[..len as usize];
         state.check_blocks("write", state.data("write", self.ino)?.missing(offset, len))?;
         let now = state.now();
         state.change_data(self.ino, |data| data.write(offset, src));
@@ -82,10 +83,11 @@ impl MemFile {
         privileges: Privileges,
     ) -> Result<()> {
         let mut state = self.shared.state.lock();
-        self.check("fallocate", &state, OpenFlags::WRITE)?;
+        self.check("fallocate", &state, OpenFlags::empty())?;
         if len == 0 {
             return refuse(ErrorKind::InvalidInput, "fallocate", "no bytes");
         }
+        self.check("fallocate", &state, OpenFlags::WRITE)?;
         check_range("fallocate", offset, len)?;
         if let Fallocate::Allocate { .. } = how {
             let missing = state.data("fallocate", self.ino)?.missing(offset, len);

@@ -51,7 +51,7 @@ impl Setup {
             content: false,
             file_bytes: 48 << 10,
             volume_bytes: 1 << 20,
-            near_end: seed % 2 == 0,
+            near_end: seed.is_multiple_of(2),
             steps: 40,
             failing: Vec::new(),
         }
@@ -159,7 +159,7 @@ type Both = Arc<(Mutex<Shared>, WaitQueue)>;
 
 async fn steps(setup: &Setup, script: &Script, disk: &SimDisk, volume: &Volume, shared: &Both) {
     let mut rng = setup.seed ^ 0x57e9;
-    let mut runner = Runner::new(Times::Ignore);
+    let mut runner = Runner::new(Times::Ignore, None);
     for (n, op) in script.ops.iter().enumerate() {
         if disk.is_off() {
             break;

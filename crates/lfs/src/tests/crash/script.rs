@@ -163,7 +163,8 @@ impl Script {
             ..Limits::default()
         };
         let mut generator = OpGen::new(seed, limits);
-        let mut first = setup.near_end.then(|| near_end(seed)).unwrap_or_default().into_iter();
+        let first = if setup.near_end { near_end(seed) } else { Vec::new() };
+        let mut first = first.into_iter();
         let mut next = |past: Option<(&Op, &Outcome)>| {
             if let Some(op) = first.next() {
                 return Some(op);
@@ -184,7 +185,7 @@ impl Script {
 
     fn carry_out(setup: &Setup, start: &MemFs, len: usize, next: &mut Next<'_>) -> Self {
         let fs = start.snapshot();
-        let mut runner = Runner::new(Times::Ignore);
+        let mut runner = Runner::new(Times::Ignore, None);
         let mut past: Option<(Op, Outcome)> = None;
         let mut script = Self {
             ops: Vec::new(),
@@ -211,7 +212,7 @@ impl Script {
             let outcome = block_on(runner.apply(&fs, &op));
             past = Some((op.clone(), outcome.clone()));
             // A step that is refused is seldom of interest here.
-            if outcome.answer.is_err() && script.ops.len() % 4 != 0 {
+            if outcome.answer.is_err() && !script.ops.len().is_multiple_of(4) {
                 continue;
             }
             script.moments.push(Moment::of(&fs));
