@@ -28,8 +28,8 @@ impl MappedFile {
         }
     }
 
-    /// Publishes the size up to `end`, which the caller found to be below it. Who writes meanwhile into what is
-    /// not published yet holds the size back: then that is written, too.
+    /// Publishes the size up to `end`, which the caller found to be below it. Who writes meanwhile into what
+    /// is not published yet holds the size back: then that is written, too.
     pub(crate) async fn publish_upto(&self, end: u64, here: bool) {
         for _ in 0..PUBLISH_TRIES {
             self.write_below(end, here).await;

@@ -124,8 +124,8 @@ impl MappedFile {
         self.sync_range(handle, 0..u64::MAX >> 1, true).await
     }
 
-    /// Writes out what is dirty, and publishes it with the size: whatever is committed after this call, to any
-    /// file of the map, comes behind it. Nothing is durable yet.
+    /// Writes out what is dirty, and publishes it with the size: whatever is committed after this call, to
+    /// any file of the map, comes behind it. Nothing is durable yet.
     pub async fn write_out(&self) -> Result<()> {
         if self.read_only() {
             return Ok(());

@@ -3,9 +3,9 @@
 //! Room is either a run of a data segment, or, for little that somebody waits for, a run of the staging area:
 //! then publishing copies it into the record itself, and one write makes both durable.
 //!
-//! Invariants: O1 to O6 of [`forebay_iomap::ops`]; and M1 a record points at a run only after the run's write has
-//! completed: it is made in `publish`. M2 what a record of a reservation costs of the log is promised with the
-//! reservation. M3 a size that is recoverable is never above what was published.
+//! Invariants, beside those of [`forebay_iomap::ops`]: M11 a record points at a run only after the run's
+//! write has completed: it is made in `publish`. M12 what a record of a reservation costs of the log is
+//! promised with the reservation. M13 a size that is recoverable is never above what was published.
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
@@ -190,7 +190,8 @@ impl FileOps {
         Ok(Reservation::new(places, owner))
     }
 
-    /// Appends the records of some pieces. They lie one behind the other in the staging area, or each is a run.
+    /// Appends the records of some pieces. They lie one behind the other in the staging area, or each is a
+    /// run.
     fn append(
         &self,
         inner: &Inner,
@@ -418,7 +419,7 @@ impl MapOps for FileOps {
             } else if size < published {
                 Change::Truncate(Size { ino, data_id, size, sequence })
             } else {
-                // M3: the size is not recoverable yet, but blocks behind it may be.
+                // M13: the size is not recoverable yet, but blocks behind it may be.
                 let block = size.div_ceil(u64::from(self.unit));
                 let blocks = inner.layout.geometry.max_blocks() - block;
                 Change::Punch(Blocks { data_id, block, blocks }, sequence)

@@ -1,15 +1,15 @@
 //! Group commit: whoever needs a record durable writes the group and flushes, on its own thread.
 //!
-//! Invariants: see [`crate::log`]; and K1 a group goes out with FUA, without a flush behind it, only when
-//! everything before it, the runs that its records point at included, is flushed. K2 a promise of room is
-//! settled when its record is laid out.
+//! Invariants, beside those of [`crate::log`]: K11 a group goes out with FUA, without a flush behind it,
+//! only when everything before it, the runs that its records point at included, is flushed. K12 a promise of
+//! room is settled when its record is laid out.
 //!
 //! Locks: `ctl` and the state lock in turn, never both; none across a wait.
 
 use crate::batch::Batch;
 use crate::fault::Planted;
 use crate::format::record::RecordKind;
-use crate::log::{Ctl, FlushTurn, Group, Head, Log, Pending, Step, WriteTurn};
+use crate::log::{Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
 use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -87,6 +87,7 @@ impl Inner {
                         durable = Some(group);
                     } else {
                         ctl.groups.push_back(group);
+                        debug_assert!(ctl.groups.len() <= GROUPS_AHEAD, "L6: so many ahead");
                     }
                 }
                 Err(error) => {
@@ -98,7 +99,7 @@ impl Inner {
         self.after(durable);
     }
 
-    /// K1.
+    /// K11.
     fn may_use_fua(&self, has_runs: bool) -> bool {
         let ctl = self.log.ctl.lock();
         let flushed = ctl.groups.is_empty() && !ctl.flushing && !has_runs;
@@ -119,7 +120,7 @@ impl Inner {
         taken
     }
 
-    /// Lays the group out, and settles what it was promised (K2).
+    /// Lays the group out, and settles what it was promised (K12).
     fn lay_out(&self, group: &mut Group, durable_through: u64) -> Result<Vec<(u64, Vec<u8>)>> {
         let mut take = || self.state.lock().space.take_log();
         let mut batch = Batch::new(&self.layout, group.head, durable_through, &mut take);

@@ -1,9 +1,8 @@
 //! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
 //!
-//! Invariants: D1 an inode has at most one mapping at a time, and it stays while it is open or owes something.
-//! D2 no mapping is made, and none is dropped, while the state lock is held.
+//! Invariant D11 an inode has at most one mapping at a time, and it stays while it is open or owes something.
 //!
-//! Locks: the state lock in turn; none across a wait.
+//! Locks: the state lock in turn; none across a wait. No mapping is made or dropped while it is held.
 
 use crate::aops::FileOps;
 use crate::format::change::{Change, Size};

@@ -1,8 +1,8 @@
 //! Entries of a directory in memory, by name and by cookie.
 //!
-//! Invariants: C1 a cookie is the name's hash and a number that tells names of one hash apart; it stays as long
-//! as the entry, also when the entry's inode is replaced, and it is in the log: replay makes no choice.
-//! C2 names and cookies hold the same entries.
+//! Invariants: C11 a cookie is the name's hash and a number that tells names of one hash apart; it stays as
+//! long as the entry, also when the entry's inode is replaced, and it is in the log: replay makes no choice.
+//! C12 names and cookies hold the same entries.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -59,7 +59,7 @@ impl Directory {
         self.remove(name);
         self.names.insert(name.into(), cookie);
         self.entries.insert(cookie, (name.into(), child));
-        debug_assert_eq!(self.names.len(), self.entries.len(), "C2: the same entries");
+        debug_assert_eq!(self.names.len(), self.entries.len(), "C12: the same entries");
     }
 
     /// Takes an entry out.
@@ -93,9 +93,9 @@ impl Directory {
 mod tests {
     use super::*;
 
-    /// C1: a cookie stays with its entry, and a gap is filled again.
+    /// C11: a cookie stays with its entry, and a gap is filled again.
     #[test]
-    fn c1_cookies_stay() {
+    fn c11_cookies_stay() {
         let mut dir = Directory::default();
         let nonce = [7; 16];
         let first = dir.cookie_for(b"a", &nonce).unwrap();

@@ -125,10 +125,11 @@ impl VolumeFile {
         len: u64,
         privileges: Privileges,
     ) -> Result<()> {
-        let (content, _) = self.content("fallocate", OpenFlags::WRITE)?;
+        self.inner.state.lock().regular("fallocate", self.ino)?;
         if len == 0 {
             return refuse(ErrorKind::InvalidInput, "fallocate", "no bytes");
         }
+        let (content, _) = self.content("fallocate", OpenFlags::WRITE)?;
         check_range("fallocate", offset, len)?;
         let (file, end) = (&content.file, offset + len);
         if let Fallocate::PunchHole | Fallocate::ZeroRange { .. } = how {

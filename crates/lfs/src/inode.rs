@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    /// Times of an inode that a later sync has to write (S4).
+    /// Times of an inode that a later sync has to write (S14).
     pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
         if let Some(node) = self.nodes.get_mut(&ino.0) {
             set(&mut node.inode);

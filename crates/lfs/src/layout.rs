@@ -102,3 +102,25 @@ impl Layout {
         round_up(len, align) + 2 * align
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Y1 and Y2, for the smallest segments and for large ones.
+    #[test]
+    fn y1_y2_places_and_lengths() {
+        for shift in [16, 20, 26] {
+            let geometry = Geometry::with_segment_shift(shift);
+            let seal = Seal::new(&[1; 16]);
+            let layout = Layout { geometry, seal, data_start: 16384, segments: 9, align: 512 };
+            for place in [Place::new(0, 0), Place::new(3, 512), Place::new(8, 1 << 15)] {
+                assert_eq!(layout.place_at(layout.device_offset(place)), Some(place));
+            }
+            assert_eq!(layout.place_at(16383), None);
+            assert_eq!(layout.place_at(layout.device_offset(Place::new(9, 0))), None);
+            assert!(layout.max_record() * 4 <= layout.segment_bytes());
+            assert!(layout.max_inline() >= 8192 && layout.log_bytes() > layout.max_record());
+        }
+    }
+}

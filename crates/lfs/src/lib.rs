@@ -1,21 +1,20 @@
 //! forebay-lfs: the volume, a log-structured and checksummed file system in one image.
 //!
-//! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `space`, `pending`,
-//! `dir`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`, `repair` (how it becomes durable);
-//! `slots`, `rollforward`, `volume` (how it is found again); `inode`, `namei`, `attr`, `aops`, `staging`,
-//! `content`, `file`, `vfs` (what is asked of it).
+//! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `space`,
+//! `pending`, `dir`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`, `repair` (how it
+//! becomes durable); `slots`, `rollforward`, `volume` (how it is found again); `inode`, `namei`, `attr`,
+//! `aops`, `staging`, `content`, `file`, `vfs` (what is asked of it).
 //!
-//! There is no tree and no checkpoint yet: all names and maps are in memory, the log goes back to the making of
-//! the volume, and no segment is used again. When it is full, new things are refused.
+//! There is no tree and no checkpoint yet: all names and maps are in memory, the log goes back to the making
+//! of the volume, and no segment is used again. When it is full, new things are refused.
 //!
 //! A record:
 //! ```text
-//!  changes ──applied, queued (one hold of the state lock)──▶ queued ──laid out──▶ writing ──▶ written ──flush──▶ durable
-//!                                                              ▲                     │           │                │
-//!                                                              └──── repair: fresh segment, new generation ◀──────┘
-//!                                                                    (only what failed since the last good flush)
+//!  changes ──applied, queued──▶ queued ──laid out──▶ writing ──▶ written ──flush──▶ durable
+//!      (one hold of the lock)     ▲                     │ failed    │ flush failed
+//!                                 └─ repair: fresh segment, new generation ◀──┘
 //!  at recovery:  valid, in sequence ──▶ held ──something later calls it durable──▶ applied
-//!                                        └──the log ends, its data verifies──▶ applied      else ──▶ the end
+//!                                        └──the log ends, its data verifies──▶ applied, else the end
 //! ```
 //! A segment:
 //! ```text
@@ -24,15 +23,17 @@
 //!   └── a log segment of a group that failed          (dead, discarded, free again: with checkpoints)
 //! ```
 //! Invariants, beside those of each module:
-//! I1 the order of the log is the order in which things were applied; what is recovered is a prefix of it.
-//! I2 an acknowledged sync is durable: its records and all before them were flushed, or went out with FUA behind a
-//!    flush of all before them; and their runs before them.
-//! I3 a record points only at bytes whose write had completed when it was appended.
-//! I4 where runs overlap, the one whose content was fixed later counts, whatever the order of completion.
-//! I5 a recoverable size never covers bytes that were not written.
-//! I6 nothing that a slot or a record refers to is overwritten with anything else, slots in turn aside.
-//! I7 recovery writes nothing; what it read is flushed before it is served; a second recovery finds the same.
-//! I8 after a failed write or flush no sync succeeds before everything since the last good flush is written again.
+//! I11 the order of the log is the order in which things were applied; what is recovered is a prefix of it.
+//! I12 an acknowledged sync is durable: its records and all before them were flushed, or went out with FUA
+//! behind a    flush of all before them; and their runs before them.
+//! I13 a record points only at bytes whose write had completed when it was appended.
+//! I14 where runs overlap, the one whose content was fixed later counts, whatever the order of completion.
+//! I15 a recoverable size never covers bytes that were not written.
+//! I16 nothing that a slot or a record refers to is overwritten with anything else, slots in turn aside.
+//! I17 recovery writes nothing; what it read is flushed before it is served; a second recovery finds the
+//! same.
+//! I18 after a failed write or flush no sync succeeds before everything since the last good flush is written
+//! again.
 //!
 //! Locks, from the outermost:
 //! ```text

@@ -7,16 +7,18 @@
 //!     └────── repair: fresh segment, new generation ◀─────┘
 //!              (its runs of data are read back, checked, and written again)
 //! ```
-//! Whoever waits for a record carries the log forward: it takes the turn to write a group of all that is queued,
-//! or the turn to flush, whichever is free and helps. One group may be written while another is flushed.
+//! Whoever waits for a record carries the log forward: it takes the turn to write a group of all that is
+//! queued, or the turn to flush, whichever is free and helps. One group may be written while another is
+//! flushed.
 //!
-//! Invariants: L1 groups are laid out one after the other by whoever holds the write turn; a group that is not
-//! flushed is in `groups`, in order. L2 a flush covers the groups whose writes had completed when it began.
+//! Invariants: L1 groups are laid out one after the other by whoever holds the write turn; a group that is
+//! not flushed is in `groups`, in order. L2 a flush covers the groups whose writes had completed when it
+//! began.
 //! L3 `durable_*` moves only after a good flush, or a FUA write when nothing before it was unflushed.
 //! L4 after a failure nothing becomes durable before a repair: the records since the last good flush are laid
-//! out again, in a fresh segment and generation. L5 whoever waited while it failed is told so; who comes later
-//! starts the repair. L6 at most [`GROUPS_AHEAD`] groups are written and not flushed, so that how far recovery
-//! has to look behind the end of the log is bounded.
+//! out again, in a fresh segment and generation. L5 whoever waited while it failed is told so; who comes
+//! later starts the repair. L6 at most [`GROUPS_AHEAD`] groups are written and not flushed, so that how far
+//! recovery has to look behind the end of the log is bounded.
 //!
 //! Locks: `ctl`, a leaf like the state lock; the two are never held together.
 

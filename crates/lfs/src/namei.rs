@@ -1,5 +1,5 @@
-//! Names: making, linking, removing, renaming, listing. Each is looked at, then said in changes, in one hold of
-//! the state lock; the order of refusals is the contract's.
+//! Names: making, linking, removing, renaming, listing. Each is looked at, then said in changes, in one hold
+//! of the state lock; the order of refusals is the contract's.
 //!
 //! Lock: the state lock, held by the caller.
 

@@ -1,9 +1,10 @@
-//! What is known of a file's content since the last checkpoint: an interval map from blocks to where they are.
-//! It answers before the tree does.
+//! What is known of a file's content since the last checkpoint: an interval map from blocks to where they
+//! are. It answers before the tree does.
 //!
-//! Invariants: V1 pieces do not overlap; what no piece covers is not known here. V2 a hole is a piece: what was
-//! cut off or punched stays so, whatever older is heard of later. V3 where pieces overlap, the one with the
-//! higher birth is kept, and of two with the same birth the later one: what a record says twice it says the same.
+//! Invariants: V1 pieces do not overlap; what no piece covers is not known here. V2 a hole is a piece: what
+//! was cut off or punched stays so, whatever older is heard of later. V3 where pieces overlap, the one with
+//! the higher birth is kept, and of two with the same birth the later one: what a record says twice it says
+//! the same.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -156,7 +157,7 @@ mod tests {
 
     const BLOCK: u64 = 512;
 
-    /// V1 to V3 against an array, in any order of arrival.
+    /// V1 to V3, and I14, against an array, in any order of arrival.
     #[test]
     fn v1_v2_v3_like_an_array() {
         for seed in 0..200u64 {

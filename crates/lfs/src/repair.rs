@@ -1,8 +1,8 @@
 //! After a failed write or flush: the data that records point at is had again before they are.
 //!
-//! A device may lose, after a failed flush, whatever it had completed since the last good one, although it reads
-//! back until then. So every run is read back, held against its sums, and written again. What cannot be had is
-//! left out of its record: the blocks stay what they were, and the file is marked.
+//! A device may lose, after a failed flush, whatever it had completed since the last good one, although it
+//! reads back until then. So every run is read back, held against its sums, and written again. What cannot
+//! be had is left out of its record: the blocks stay what they were, and the file is marked.
 //!
 //! Invariant: Q1 no record that is laid out after a failure points at bytes that were not written since.
 //!
@@ -22,8 +22,8 @@ use forebay_base::codec::{Reader, Writer};
 use forebay_block::BioFlags;
 
 impl Inner {
-    /// Writes the runs of these records, and of those that are queued, again. What a device that works does not
-    /// give back is left out; if it does not work, that is an error, and all of it is tried again.
+    /// Writes the runs of these records, and of those that are queued, again. What a device that works does
+    /// not give back is left out; if it does not work, that is an error, and all of it is tried again.
     pub(crate) async fn rewrite_runs(&self, records: &mut [Pending]) -> Result<()> {
         let mut runs: Vec<Run> = Vec::new();
         for record in records.iter() {

@@ -6,9 +6,9 @@
 //!             else ──▶ the end, unless something later tells that N was durable: corruption
 //!   held at the end: out-of-line data is looked at; the first record whose data is bad is the end
 //! ```
-//! Invariants: R1 a record is applied only behind all before it. R2 a record that something later calls durable
-//! is never taken for the tail. R3 data of records that are known durable is not read. R4 what is read is not
-//! assumed flushed: whoever serves flushes first. R5 recovery changes nothing on the device.
+//! Invariants: R11 a record is applied only behind all before it. R12 a record that something later calls
+//! durable is never taken for the tail. R13 what is read is not
+//! assumed flushed: whoever serves flushes first. R14 recovery changes nothing on the device.
 //!
 //! No locks: nobody else has the volume.
 
@@ -349,7 +349,7 @@ impl Walk<'_> {
         Ok(&buf[(at.offset - from.offset) as usize..])
     }
 
-    /// R2: the log ends at the head; is there anything later that says it should not?
+    /// R12: the log ends at the head; is there anything later that says it should not?
     async fn look_behind(&mut self) -> Result<()> {
         let (wanted, generation) = (self.head.sequence, self.head.generation);
         let mut from: Vec<Place> = Vec::new();

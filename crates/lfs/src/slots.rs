@@ -1,8 +1,8 @@
 //! The superblock's slots on the device.
 //!
-//! Invariants: U1 each state of the superblock is written to two slots, one at either end, in turn: any single
-//! sector may be lost, and what was there before stays until the new one is durable. U2 of the valid slots the
-//! one with the highest number counts.
+//! Invariants: U11 each state of the superblock is written to two slots, one at either end, in turn: any
+//! single sector may be lost, and what was there before stays until the new one is durable. U12 of the valid
+//! slots the one with the highest number counts.
 //!
 //! No locks: opening and checkpoints are alone.
 
@@ -21,7 +21,7 @@ pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Resu
     done.data.into_buf().ok_or_else(gone)
 }
 
-/// The newest state (U2).
+/// The newest state (U12).
 pub(crate) async fn read_newest(device: &DeviceRef) -> Result<Superblock> {
     let half = SLOTS as usize / 2;
     let mut newest: Option<Superblock> = None;
@@ -49,7 +49,7 @@ pub(crate) async fn read_newest(device: &DeviceRef) -> Result<Superblock> {
     newest.ok_or_else(|| why.unwrap_or_else(none))
 }
 
-/// Writes the state to the two slots whose turn it is (U1). The caller flushes.
+/// Writes the state to the two slots whose turn it is (U11). The caller flushes.
 pub(crate) async fn write(device: &DeviceRef, superblock: &Superblock) -> Result<()> {
     let half = SLOTS / 2;
     let turn = (superblock.checkpoint % u64::from(half)) as u32;

@@ -5,9 +5,9 @@
 //!    │ ◀───────── its group failed ──────┤   (reuse comes with checkpoints)
 //!    └──data──▶ open data ──full──▶ data ┘
 //! ```
-//! Invariants: P1 promises of the log are kept: what is left of the open segment and what free segments surely
-//! take (see [`Layout::left`]) is at least the sum of all promises. P2 the last [`KEPT_SEGMENTS`] are promised
-//! only to what makes room or ends work: unlink, truncate, syncing.
+//! Invariants: P11 promises of the log are kept: what is left of the open segment and what free segments
+//! surely take (see [`Layout::left`]) is at least the sum of all promises. P12 the last [`KEPT_SEGMENTS`]
+//! are promised only to what makes room or ends work: unlink, truncate, syncing.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -15,7 +15,7 @@ use crate::format::place::Place;
 use crate::layout::Layout;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Segments kept for removing, truncating and syncing (P2).
+/// Segments kept for removing, truncating and syncing (P12).
 pub(crate) const KEPT_SEGMENTS: u64 = 2;
 
 /// What a segment is used for.
@@ -69,7 +69,7 @@ impl Space {
         self.log_left + self.free.saturating_sub(segments) * self.layout.log_bytes()
     }
 
-    /// Promises `cost` bytes of the log (P1), or `NoSpace`.
+    /// Promises `cost` bytes of the log (P11), or `NoSpace`.
     pub fn promise(&mut self, cost: u64, need: Need) -> Result<()> {
         let kept = if need == Need::New { KEPT_SEGMENTS } else { 0 };
         if self.promised + cost > self.log_room(kept) {
@@ -82,7 +82,7 @@ impl Space {
 
     /// A promise was used, or is not needed.
     pub fn settle(&mut self, cost: u64) {
-        debug_assert!(self.promised >= cost, "P1: what is settled was promised");
+        debug_assert!(self.promised >= cost, "P11: what is settled was promised");
         self.promised = self.promised.saturating_sub(cost);
     }
 
@@ -147,6 +147,12 @@ impl Space {
         }
     }
 
+    /// Sum of promises, bytes.
+    #[cfg(test)]
+    pub fn promised(&self) -> u64 {
+        self.promised
+    }
+
     /// Free segments.
     pub fn free_segments(&self) -> u64 {
         self.free
@@ -164,9 +170,9 @@ mod tests {
         Space::new(Layout { geometry, seal, data_start: 16384, segments, align: 512 })
     }
 
-    /// P1: whoever was promised room finds it, also when data takes all the rest.
+    /// P11: whoever was promised room finds it, also when data takes all the rest.
     #[test]
-    fn p1_promises_are_kept() {
+    fn p11_promises_are_kept() {
         let mut space = space(8);
         let each = space.layout.log_bytes() / 3;
         let mut promised = 0;
@@ -182,9 +188,9 @@ mod tests {
         }
     }
 
-    /// P2.
+    /// P12.
     #[test]
-    fn p2_the_last_segments_are_for_removing() {
+    fn p12_the_last_segments_are_for_removing() {
         let mut space = space(4);
         while space.promise(1024, Need::New).is_ok() {}
         assert_eq!(space.data_room(Need::New), 0);

@@ -4,9 +4,9 @@
 //! ```text
 //!   0 ............ device ............ | nothing | BASE ....... staged runs, each at an offset of its own
 //! ```
-//! Invariants: G1 an offset of the area is given out once. G2 what is staged is read back until it is forgotten,
-//! and that is when its record is durable and content is found on the device; and for as long after that as
-//! somebody holds the pin that he was given.
+//! Invariants: G11 an offset of the area is given out once. G12 what is staged is read back until it is
+//! forgotten, and that is when its record is durable and content is found on the device; and for as long
+//! after that as somebody holds the pin that he was given.
 //!
 //! Lock: one, a leaf below the state lock.
 
@@ -26,7 +26,7 @@ pub(crate) const BASE: u64 = 1 << 62;
 struct Area {
     /// Bytes, and how many of them are looked for here.
     runs: BTreeMap<u64, (Arc<Vec<u8>>, u64)>,
-    /// Forgotten, but somebody who looked before may still read (G2).
+    /// Forgotten, but somebody who looked before may still read (G12).
     pinned: BTreeMap<u64, Weak<Vec<u8>>>,
     next: u64,
 }
@@ -50,7 +50,7 @@ impl Staging {
         offset >= BASE
     }
 
-    /// Room for `len` bytes, zeros until they are written (G1).
+    /// Room for `len` bytes, zeros until they are written (G11).
     pub fn take(&self, len: u64) -> Range<u64> {
         let mut area = self.area.lock();
         let start = area.next;
@@ -216,5 +216,35 @@ impl BlockDevice for Staging {
 
     fn attach_thread(&self) -> Option<Box<dyn forebay_base::task::LocalQueue>> {
         self.device.attach_thread()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_block::RamDevice;
+
+    /// G11 and G12: runs do not meet, and are there until all of them is forgotten, and while they are
+    /// pinned.
+    #[test]
+    fn g11_g12_runs_are_held_until_forgotten() {
+        let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());
+        let (first, second) = (staging.take(1024), staging.take(512));
+        assert!(first.end <= second.start);
+        staging.write_from(first.start + 512, &[7; 512], BioFlags::empty()).unwrap();
+        let mut bytes = [0; 512];
+        staging.forget(&(first.start..first.start + 512));
+        staging.read_into(first.start + 512, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 512]);
+        let pin = staging.pin(first.start);
+        staging.forget(&(first.start + 512..first.end));
+        staging.read_into(first.start + 512, &mut bytes).unwrap();
+        drop(pin);
+        assert!(staging.read_into(first.start, &mut bytes).is_err());
+        staging.read_into(second.start, &mut bytes).unwrap();
+        assert!(staging.read_into(second.start + 1, &mut bytes).is_err(), "beyond its end");
+        staging.write_from(0, &[1; 512], BioFlags::empty()).unwrap();
+        staging.read_into(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [1; 512], "the device itself");
     }
 }

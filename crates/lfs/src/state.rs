@@ -1,10 +1,11 @@
-//! What the volume holds: inodes, names, attributes, where content is. Changed by [`State::apply`] alone, live
-//! and in replay.
+//! What the volume holds: inodes, names, attributes, where content is. Changed by [`State::apply`] alone,
+//! live and in replay.
 //!
-//! Invariants: S1 what a record says and what is applied is the same thing: a change that is appended is applied
-//! in the same hold of the lock, so that the order of the log is the order in which things happened. S2 an inode
-//! is here while it has a name, is open, or is an orphan of the last life. S3 ids are never given out twice.
-//! S4 `times_moved` alone is ahead of the log: times that a sync of all metadata still has to write.
+//! Invariants: S11 what a record says and what is applied is the same thing: a change that is appended is
+//! applied in the same hold of the lock, so that the order of the log is the order in which things happened.
+//! S12 an inode is here while it has a name, is open, or is an orphan of the last life. S13 ids are never
+//! given out twice.
+//! S14 `times_moved` alone is ahead of the log: times that a sync of all metadata still has to write.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -37,7 +38,7 @@ pub(crate) struct Node {
     pub opens: u32,
     /// It never had a name and may get one.
     pub linkable: bool,
-    /// S4.
+    /// S14.
     pub times_moved: bool,
     /// It was cut to nothing and not closed since.
     pub cut: bool,
@@ -69,13 +70,13 @@ pub(crate) struct State {
     /// Content, by data id.
     pub data: BTreeMap<u64, Overlay>,
     pub orphans: BTreeSet<u64>,
-    /// Inodes whose times have moved (S4).
+    /// Inodes whose times have moved (S14).
     pub moved: BTreeSet<u64>,
     pub next_ino: u64,
     pub next_data_id: u64,
     /// Volume-wide sequence of content.
     pub next_sequence: u64,
-    /// Records that are applied and not laid out, in order (S1).
+    /// Records that are applied and not laid out, in order (S11).
     pub queue: VecDeque<Pending>,
     /// Of the next record.
     pub next_ticket: u64,

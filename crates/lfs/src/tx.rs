@@ -1,6 +1,6 @@
 //! Changes become a record: encoded, applied and queued in one hold of the state lock.
 //!
-//! Invariants: S1 of [`crate::state`]; T1 what does not fit, or has no room in the log, has changed nothing.
+//! Invariant T11 what does not fit, or has no room in the log, has changed nothing.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -40,7 +40,7 @@ fn upper(change: &Change<'_>) -> usize {
 }
 
 impl State {
-    /// Applies changes as one record and queues it: its ticket. `NoSpace`, `InvalidInput`: T1.
+    /// Applies changes as one record and queues it: its ticket. `NoSpace`, `InvalidInput`: T11.
     pub fn append(&mut self, changes: &[Change<'_>], need: Need) -> Result<u64> {
         self.append_with(changes, Content::default(), need)
     }

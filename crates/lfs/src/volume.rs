@@ -1,10 +1,11 @@
 //! A volume: made, opened, shared by whoever has it open.
 //!
-//! Opening: newest slot, roll-forward, flush, orphans of the last life removed; then the log goes on in a fresh
-//! segment and a new generation. It writes nothing itself: what changes nothing leaves nothing.
+//! Opening: newest slot, roll-forward, flush, orphans of the last life removed; then the log goes on in a
+//! fresh segment and a new generation. It writes nothing itself: what changes nothing leaves nothing.
 //!
-//! Invariants: O1 nothing is served that a power cut could still take away: what recovery read is flushed first.
-//! O2 a generation is never used twice: it is above every one that a slot or a segment tells.
+//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is flushed
+//! first.
+//! O12 a generation is never used twice: it is above every one that a slot or a segment tells.
 //!
 //! Locks: see the crate.
 
@@ -236,7 +237,8 @@ impl Volume {
         self.0.state.lock().digest()
     }
 
-    /// Makes everything durable. Who wants to know whether that worked calls it before the last reference goes.
+    /// Makes everything durable. Who wants to know whether that worked calls it before the last reference
+    /// goes.
     pub async fn close(&self) -> Result<()> {
         self.0.sync_everything().await
     }

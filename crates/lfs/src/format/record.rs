@@ -421,8 +421,8 @@ impl<'b> RecordBuilder<'b> {
         Ok(())
     }
 
-    /// Adds changes that [`Change::encode_into`] wrote before, of this volume, one after the other: how many they
-    /// are, and how much of a payload their extents point at. `NoSpace` if they do not fit.
+    /// Adds changes that [`Change::encode_into`] wrote before, of this volume, one after the other: how many
+    /// they are, and how much of a payload their extents point at. `NoSpace` if they do not fit.
     pub fn encoded(&mut self, body: &[u8], changes: u32, inline_bytes: u64) -> Result<()> {
         if self.payload.is_some() {
             return Err(refused(WHAT, "a change behind the payload"));

@@ -1,5 +1,5 @@
-//! The volume beside the file system in memory: the same operations, the same answers, the same trees; and after
-//! closing and opening again the same tree.
+//! The volume beside the file system in memory: the same operations, the same answers, the same trees; and
+//! after closing and opening again the same tree.
 //!
 //! No locks.
 
@@ -59,7 +59,7 @@ fn run(seed: u64, count: u64, size_max: u64) {
     };
     let report = compare(&volume, &memory, &config, seed, count);
     let report = report.unwrap_or_else(|mismatch| panic!("{mismatch}"));
-    assert!(report.done > count / 3, "{report:?}");
+    assert!(report.done > count / 5, "{report:?}");
     block_on(volume.close()).unwrap();
     drop(volume);
     let again = block_on(Tree::read(&bench.open(false), Times::Exact)).unwrap();
@@ -67,6 +67,7 @@ fn run(seed: u64, count: u64, size_max: u64) {
     assert_eq!(memory.difference(&again), None, "seed {seed}, opened again");
 }
 
+/// Open files without a name, times, inodes that come and go, content of closed files: S12, S13, S14, D11.
 #[test]
 fn side_by_side_with_the_one_in_memory() {
     for seed in seeds(6) {

@@ -14,7 +14,8 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_sim::{Fault, FaultRule, SimDisk};
 use forebay_vfs::{
-    Attr, FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges,
+    Attr, FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, SetXattr,
+    XattrName,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,8 +60,8 @@ fn place_of(volume: &Volume, ino: Ino) -> Option<Place> {
     }
 }
 
-/// A flush fails, and what was written is not there any more: that file cannot be synced from then on, the others
-/// can, and after a crash it is what it was.
+/// A flush fails, and what was written is not there any more: that file cannot be synced from then on, the
+/// others can, and after a crash it is what it was.
 #[test]
 fn lost_content_is_an_error_of_its_file_alone() {
     let setup = Setup { inline_max: 0, ..setup() };
@@ -92,9 +93,9 @@ fn lost_content_is_an_error_of_its_file_alone() {
     disk.world().stop();
 }
 
-/// R2: a record that a later one calls durable is not taken for the end of the log, wherever it is damaged.
+/// R12: a record that a later one calls durable is not taken for the end of the log, wherever it is damaged.
 #[test]
-fn r2_damage_below_the_durable_part_is_not_the_end() {
+fn r12_damage_below_the_durable_part_is_not_the_end() {
     let setup = Setup { content: false, ..setup() };
     let disk = setup.blank();
     let (from, to) = disk.world().run(async {
@@ -146,8 +147,8 @@ fn damage_behind_the_durable_part_is_the_end() {
     assert_eq!(one.unwrap_err().kind(), ErrorKind::NotFound);
 }
 
-/// Names and content until nothing fits: refused cleanly; what was synced is there, before and after a power cut;
-/// removing and syncing work.
+/// Names and content until nothing fits: refused cleanly; what was synced is there, before and after a power
+/// cut; removing and syncing work.
 #[test]
 fn full_volumes_refuse_and_keep_what_was_synced() {
     for inline_max in [0, 64 << 10] {
@@ -160,6 +161,11 @@ fn full_volumes_refuse_and_keep_what_was_synced() {
             assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
             assert!(synced.len() > 10, "{} files fitted", synced.len());
             volume.syncfs().await.expect("what was accepted has room");
+            {
+                let state = volume.0.state.lock();
+                assert_eq!(state.space.promised(), 0, "K12: promises are settled");
+                assert!(state.shares.is_empty(), "M12: reservations have gone");
+            }
             let first = format!("f{}", synced[0]);
             volume.unlink(Ino::ROOT, Name::new(first.as_bytes()).unwrap()).await.unwrap();
             volume.syncfs().await.unwrap();
@@ -193,4 +199,37 @@ async fn fill(volume: &Volume, synced: &mut Vec<u32>) -> Error {
         synced.push(n);
     }
     unreachable!("a disk of a MiB takes no end of files")
+}
+
+/// U11 and U12: any slot may be lost.
+#[test]
+fn u11_u12_one_slot_may_be_lost() {
+    let setup = Setup { content: false, ..setup() };
+    let blank = setup.blank();
+    let offsets = crate::format::superblock::slot_offsets(blank.config().size);
+    for offset in offsets {
+        let disk = blank.in_world(SimWorld::new(1));
+        disk.poke(offset, &[0xff; 4096]);
+        disk.world().run(open(&setup, &disk)).unwrap();
+    }
+    offsets.iter().for_each(|offset| blank.poke(*offset, &[0; 4096]));
+    let error = blank.world().run(open(&setup, &blank)).err().expect("no slot is left");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+/// T11: what no record takes has changed nothing.
+#[test]
+fn t11_too_long_for_a_record_changes_nothing() {
+    let setup = Setup { content: false, ..setup() };
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let before = volume.digest();
+        let name = XattrName::new(b"user.long").unwrap();
+        let set = volume.setxattr(Ino::ROOT, name, &[1; 60_000], SetXattr::Any).await;
+        assert_eq!(set.unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(volume.digest(), before);
+        volume.setxattr(Ino::ROOT, name, &[1; 9000], SetXattr::Any).await.unwrap();
+        assert_ne!(volume.digest(), before);
+    });
 }

@@ -1,5 +1,5 @@
-//! The power goes at every request of small workloads; what the disk may have kept is recovered, used, and cut
-//! again.
+//! The power goes at every request of small workloads; what the disk may have kept is recovered, used, and
+//! cut again.
 //!
 //! No locks.
 
@@ -146,8 +146,8 @@ fn live_on(
     Ok(())
 }
 
-/// The process dies in the middle, the machine goes on; the volume is opened on what is in the disk's volatile
-/// cache, used, and then the power goes.
+/// The process dies in the middle, the machine goes on; the volume is opened on what is in the disk's
+/// volatile cache, used, and then the power goes.
 pub fn killed(setup: &Setup, seen: &mut Seen) -> Checked<()> {
     let script = Script::make(setup, setup.seed, &MemFs::default(), setup.steps);
     let blank = setup.blank();
@@ -174,6 +174,8 @@ pub fn killed(setup: &Setup, seen: &mut Seen) -> Checked<()> {
 
 pub const QUICK: Depth = Depth { states: 60, live_on: 60 };
 
+/// What is recovered is a prefix of what happened, with all that was acknowledged, over the ends of segments
+/// (B12), and again the same: I11, I12, I17, L1, L2, L3, R11, S11.
 #[test]
 fn names_cut_everywhere() {
     let mut seen = Seen::default();
@@ -185,6 +187,7 @@ fn names_cut_everywhere() {
     assert!(seen.states > 50 * seen.workloads && seen.second_lives > 0);
 }
 
+/// What recovery read from a volatile cache, and served, is there after a power cut: O11, R13.
 #[test]
 fn names_of_a_killed_process() {
     let mut seen = Seen::default();
@@ -201,6 +204,7 @@ pub fn with_content(seed: u64) -> Setup {
     Setup { content: true, volume_bytes: 2 << 20, steps: 50, ..Setup::from_seed(seed) }
 }
 
+/// Each block old or new, no size without its bytes, nothing overwritten: I13, I15, I16, M11, M13.
 #[test]
 fn content_cut_everywhere() {
     let mut seen = Seen::default();
@@ -211,8 +215,8 @@ fn content_cut_everywhere() {
     assert!(seen.states > 50 * seen.workloads && seen.second_lives > 0);
 }
 
-/// Files that take the place of others, by a rename and by being cut to nothing and written again, beside syncs of
-/// a file that has nothing to do with them.
+/// Files that take the place of others, by a rename and by being cut to nothing and written again, beside
+/// syncs of a file that has nothing to do with them.
 pub fn replacing(setup: &Setup) -> Script {
     let mut rng = setup.seed ^ 0x4e9;
     let mut pick = |n: u64| split_mix(&mut rng) % n;
@@ -260,7 +264,8 @@ fn files_in_place_of_others_cut_everywhere() {
     assert!(seen.states > 50 * seen.workloads);
 }
 
-/// Flushes and writes fail now and then: whoever syncs is told, and what was acknowledged before and after is there.
+/// L4, L5: flushes and writes fail now and then: whoever syncs is told, and what was acknowledged before and
+/// after is there.
 #[test]
 fn names_on_a_failing_disk() {
     let mut seen = Seen::default();
@@ -272,6 +277,7 @@ fn names_on_a_failing_disk() {
     assert!(seen.syncs_failed > seen.workloads && seen.syncs > seen.workloads);
 }
 
+/// The same, and the runs of what failed are written again: I18, Q1.
 #[test]
 fn content_on_a_failing_disk() {
     let mut seen = Seen::default();

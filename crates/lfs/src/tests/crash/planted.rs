@@ -1,5 +1,5 @@
-//! The suite finds what it is there for: each planted fault makes the enumerator report a violation, and the same
-//! workloads without it none.
+//! The suite finds what it is there for: each planted fault makes the enumerator report a violation, and the
+//! same workloads without it none.
 //!
 //! No locks.
 
@@ -19,7 +19,8 @@ fn cut(setup: &Setup, seen: &mut Seen) -> Checked<()> {
     every_cut(setup, QUICK, seen)
 }
 
-/// The first seed from `from` on that shows the fault, and what it shows; without the fault that seed shows nothing.
+/// The first seed from `from` on that shows the fault, and what it shows; without the fault that seed shows
+/// nothing.
 fn found(fault: Planted, from: u64, search: Search, change: impl Fn(u64, &mut Setup)) -> String {
     let mut seen = Seen::default();
     for seed in from..from + TRIES {
@@ -51,6 +52,7 @@ fn unflushed_recovery_is_found() {
     found(Planted::UnflushedRecovery, 1, killed, |_, setup| setup.fua = false);
 }
 
+/// O12.
 #[test]
 fn a_generation_used_twice_is_found() {
     found(Planted::SameGeneration, 1, killed, |_, _| ());
@@ -81,6 +83,7 @@ fn unverified_data_is_found() {
     });
 }
 
+/// K11.
 #[test]
 fn early_fua_is_found() {
     found(Planted::EarlyFua, 1, cut, |seed, setup| {

@@ -7,7 +7,7 @@ use crate::tests::crash::script::{Paths, Script, read_files, without_content};
 use crate::volume::Volume;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
-use forebay_block::DeviceRef;
+use forebay_block::{BioOp, DeviceRef};
 use forebay_sim::SimDisk;
 use forebay_vfs::check::{Times, Tree};
 use std::sync::Arc;
@@ -58,6 +58,8 @@ fn digest(setup: &Setup, disk: &SimDisk) -> Checked<u64> {
     let options = Setup { content: false, ..setup.clone() }.options(&asked);
     let volume = world.run(Volume::open(&device, &asked, &options));
     world.stop();
+    let written = disk.log().iter().any(|entry| entry.op == BioOp::Write);
+    assert!(!written, "R14: recovery writes nothing");
     volume.map(|volume| volume.digest()).map_err(|e| format!("it does not open again: {e}"))
 }
 
