@@ -315,7 +315,7 @@ impl MapOps for FileOps {
         let mut state = inner.state.lock();
         written.iter().for_each(|w| reservation.note_published(&w.place));
         let Some(node) = state.nodes.get(&self.ino.0) else { return };
-        let (data_id, published) = (node.inode.data_id, node.inode.size);
+        let (data_id, published) = (node.inode.data_id, node.published());
         let size = match (inner.plant.has(Planted::SizeBeforeData), node.live_size()) {
             (true, Some(live)) => live,
             _ => size,
@@ -339,6 +339,9 @@ impl MapOps for FileOps {
             match done {
                 Ok(()) if grown.is_some() => {
                     state.unpublished.remove(&(self.ino.0, Lost::Size));
+                    if let Some(node) = state.nodes.get_mut(&self.ino.0) {
+                        node.regrow &= size < node.inode.size;
+                    }
                 }
                 Ok(()) => {}
                 Err(error) => {
@@ -359,7 +362,7 @@ impl MapOps for FileOps {
     fn published_size(&self) -> Option<u64> {
         let inner = self.inner.upgrade()?;
         let state = inner.state.lock();
-        state.nodes.get(&self.ino.0).map(|node| node.inode.size)
+        state.nodes.get(&self.ino.0).map(|node| node.published())
     }
 
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {

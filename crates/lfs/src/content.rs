@@ -27,7 +27,7 @@ impl State {
     /// The size of a file that owes nothing else: what it grew by is a hole.
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
-        let (data_id, published) = (node.inode.data_id, node.inode.size);
+        let (data_id, published) = (node.inode.data_id, node.published());
         let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
         let grow = Size { ino, data_id, size, sequence: self.next_sequence - 1 };
         self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
@@ -95,18 +95,27 @@ impl Inner {
         }
     }
 
-    /// Files that were cut to nothing and closed: what was written since goes before any commit.
+    /// Files that were cut to nothing and closed: what was written since goes before any commit. One stays owed
+    /// until it is written, so that nobody commits past it meanwhile.
     pub(crate) async fn write_owed(&self) {
         loop {
-            let owed = {
+            let (ino, closed, content) = {
                 let mut state = self.state.lock();
-                let Some(ino) = state.owed.pop_first() else { return };
-                state.nodes.get(&ino).and_then(|node| node.content.clone())
+                let Some((ino, closed)) = state.owed.first_key_value() else { return };
+                let (ino, closed) = (*ino, *closed);
+                let Some(content) = state.nodes.get(&ino).and_then(|node| node.content.clone())
+                else {
+                    state.owed.remove(&ino);
+                    continue;
+                };
+                (ino, closed, content)
             };
-            if let Some(content) = owed
-                && let Err(error) = content.file.write_out().await
-            {
+            if let Err(error) = content.file.write_out().await {
                 log::warn!("content of a file that was cut and closed: {error}");
+            }
+            let mut state = self.state.lock();
+            if state.owed.get(&ino) == Some(&closed) {
+                state.owed.remove(&ino);
             }
         }
     }
@@ -117,7 +126,7 @@ impl Inner {
             let mut state = self.state.lock();
             state.write_times(None)?;
             let owes = |node: &&Node| {
-                let longer = node.live_size().is_some_and(|size| size > node.inode.size);
+                let longer = node.live_size().is_some_and(|size| size > node.published());
                 let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
                 longer || !settled
             };

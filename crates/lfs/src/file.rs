@@ -178,9 +178,14 @@ impl State {
     pub fn released(&mut self, ino: Ino) {
         let Some(node) = self.nodes.get_mut(&ino.0) else { return };
         node.opens -= 1;
-        if std::mem::take(&mut node.cut) && node.inode.nlink > 0 {
-            self.owed.insert(ino.0);
+        let owed = node.cut && node.inode.nlink > 0;
+        // Whoever has it open still may write what takes the place of what was cut.
+        node.cut &= node.opens > 0;
+        if owed {
+            let closed = self.draw();
+            self.owed.insert(ino.0, closed);
         }
+        let Some(node) = self.nodes.get_mut(&ino.0) else { return };
         if node.opens > 0 {
             return;
         }

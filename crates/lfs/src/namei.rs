@@ -284,7 +284,7 @@ impl State {
     fn drop_link(&mut self, ino: u64, now: Time, changes: &mut Vec<Change<'static>>) {
         let Some(node) = self.nodes.get(&ino) else { return };
         let (open, data_id) = (node.opens > 0, node.inode.data_id);
-        let nlink = if node.is_dir() { 0 } else { node.inode.nlink - 1 };
+        let nlink = if node.is_dir() { 0 } else { node.inode.nlink.saturating_sub(1) };
         if nlink == 0 && !open {
             let sequence = self.draw();
             changes.push(Change::RemoveInode(ino, data_id, sequence));
@@ -347,7 +347,8 @@ impl State {
     /// Whether `ino` is `below` or a directory above it.
     fn is_above(&self, ino: u64, below: Ino) -> bool {
         let mut at = below.0;
-        loop {
+        // A damaged volume may have a loop.
+        for _ in 0..self.nodes.len() {
             if at == ino {
                 return true;
             }
@@ -356,6 +357,7 @@ impl State {
                 _ => return false,
             }
         }
+        false
     }
 
     pub fn rename(

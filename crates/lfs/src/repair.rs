@@ -20,6 +20,7 @@ use forebay_base::Result;
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};
 use forebay_block::BioFlags;
+use std::collections::BTreeSet;
 
 impl Inner {
     /// Writes the runs of these records, and of those that are queued, again. What a device that works does
@@ -63,18 +64,26 @@ impl Inner {
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
             state.unpublished.insert((run.ino, Lost::Data));
-        }
-        for record in records.iter_mut().chain(&mut state.queue) {
-            if record.runs.iter().any(|run| places.contains(&run.at)) {
-                without(record, &places, &self.layout.geometry)?;
+            if let Some(node) = state.nodes.get_mut(&run.ino) {
+                node.regrow = true;
             }
+        }
+        // No size without its bytes: what is told of these files' sizes goes, too.
+        let inodes: BTreeSet<u64> = lost.iter().map(|run| run.ino).collect();
+        for record in records.iter_mut().chain(&mut state.queue) {
+            without(record, &places, &inodes, &self.layout.geometry)?;
         }
         Ok(())
     }
 }
 
-/// Takes the changes that point at `places` out of a record.
-fn without(record: &mut Pending, places: &[Place], geometry: &Geometry) -> Result<()> {
+/// Takes the changes that point at `places`, and the growth of `inodes`, out of a record.
+fn without(
+    record: &mut Pending,
+    places: &[Place],
+    inodes: &BTreeSet<u64>,
+    geometry: &Geometry,
+) -> Result<()> {
     let mut body = vec![0; record.body.len()];
     let mut writer = Writer::new("record", &mut body);
     let mut reader = Reader::new("record", &record.body);
@@ -83,6 +92,7 @@ fn without(record: &mut Pending, places: &[Place], geometry: &Geometry) -> Resul
         let Some(change) = Change::decode(&mut reader, geometry)? else { continue };
         match change {
             Change::Map(_, _, Extent { source: Source::Run(at), .. }) if places.contains(&at) => {}
+            Change::Grow(size) if inodes.contains(&size.ino) => {}
             change => {
                 change.encode_into(&mut writer, geometry)?;
                 changes += 1;

@@ -106,7 +106,7 @@ pub(crate) async fn roll_forward(
         head,
         held: VecDeque::new(),
         held_bytes: 0,
-        durable: superblock.log_sequence - 1,
+        durable: superblock.log_sequence.saturating_sub(1),
         cut: false,
         last: head,
         records: 0,
@@ -202,7 +202,7 @@ impl Walk<'_> {
         let header = record.header;
         let behind = Head {
             offset: at.offset + header.length,
-            sequence: fields.sequence + 1,
+            sequence: fields.sequence.saturating_add(1),
             predecessor: header.sum,
             ..head
         };
@@ -364,7 +364,7 @@ impl Walk<'_> {
                 let segment = self.head.segment.or(self.head.previous).unwrap_or_default();
                 let bad = Place::new(segment, self.head.offset);
                 let text = format!(
-                    "log record {wanted} at {bad:?} is bad, and record {sequence} at {place:?} says that it was durable"
+                    "log record {wanted} at {bad:?} is bad; record {sequence} at {place:?} says it was durable"
                 );
                 return Err(Error::new(ErrorKind::Corrupt, "recover", text));
             }

@@ -40,8 +40,10 @@ pub(crate) struct Node {
     pub linkable: bool,
     /// S14.
     pub times_moved: bool,
-    /// It was cut to nothing and not closed since.
+    /// It was cut to nothing, and not closed by everybody since.
     pub cut: bool,
+    /// Records that told its size were changed: the size is to be told again.
+    pub regrow: bool,
     /// Of a regular file that is open or owes something.
     pub content: Option<Arc<Content>>,
 }
@@ -50,6 +52,13 @@ impl Node {
     /// Bytes, those that are not written out yet included; none: what is stored counts.
     pub fn live_size(&self) -> Option<u64> {
         self.content.as_ref().map(|content| content.file.size())
+    }
+}
+
+impl Node {
+    /// The size that recovery surely finds.
+    pub fn published(&self) -> u64 {
+        if self.regrow { 0 } else { self.inode.size }
     }
 }
 
@@ -86,8 +95,8 @@ pub(crate) struct State {
     pub removed: Vec<Arc<Content>>,
     /// Inodes that are closed and may owe something.
     pub lingering: BTreeSet<u64>,
-    /// Inodes that were cut to nothing and closed: they are written out before any commit.
-    pub owed: BTreeSet<u64>,
+    /// Inodes that were cut to nothing and closed, and when: they are written out before any commit.
+    pub owed: BTreeMap<u64, u64>,
     /// Inodes that cannot be synced.
     pub unpublished: BTreeSet<(u64, Lost)>,
 }
@@ -110,7 +119,7 @@ impl State {
             shares: BTreeMap::new(),
             removed: Vec::new(),
             lingering: BTreeSet::new(),
-            owed: BTreeSet::new(),
+            owed: BTreeMap::new(),
             unpublished: BTreeSet::new(),
         }
     }
@@ -166,7 +175,7 @@ impl State {
                 Ok(())
             }
             Change::RemoveInode(ino, data_id, sequence) => {
-                self.next_sequence = self.next_sequence.max(sequence + 1);
+                self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
                 self.orphans.remove(ino);
                 self.data.remove(data_id);
                 self.node(*ino)?;
@@ -182,8 +191,8 @@ impl State {
     }
 
     fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
-        self.next_ino = self.next_ino.max(ino + 1);
-        self.next_data_id = self.next_data_id.max(inode.data_id + 1);
+        self.next_ino = self.next_ino.max(ino.saturating_add(1));
+        self.next_data_id = self.next_data_id.max(inode.data_id.saturating_add(1));
         let node = Node {
             inode,
             target: target.into(),
@@ -193,6 +202,7 @@ impl State {
             linkable: false,
             times_moved: false,
             cut: false,
+            regrow: false,
             content: None,
         };
         match self.nodes.insert(ino, node) {
@@ -237,14 +247,14 @@ impl State {
     }
 
     fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
-        self.next_sequence = self.next_sequence.max(piece.birth + 1);
+        self.next_sequence = self.next_sequence.max(piece.birth.saturating_add(1));
         let block_bytes = self.layout.block_bytes();
         let overlay = self.data.entry(data_id).or_default();
         overlay.insert(block, piece, block_bytes);
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
-        self.next_sequence = self.next_sequence.max(size.sequence + 1);
+        self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
         let inode = &mut self.node(size.ino)?.inode;
         if inode.data_id != size.data_id {
             return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
@@ -261,8 +271,8 @@ impl State {
     }
 
     fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
-        self.next_sequence = self.next_sequence.max(size.sequence + 1);
-        self.next_data_id = self.next_data_id.max(size.data_id + 1);
+        self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
+        self.next_data_id = self.next_data_id.max(size.data_id.saturating_add(1));
         self.data.remove(&dead);
         let inode = &mut self.node(size.ino)?.inode;
         (inode.data_id, inode.size) = (size.data_id, size.size);
@@ -271,7 +281,7 @@ impl State {
 
     /// The next sequence of content.
     pub fn draw(&mut self) -> u64 {
-        self.next_sequence += 1;
+        self.next_sequence = self.next_sequence.saturating_add(1);
         self.next_sequence - 1
     }
 

@@ -40,6 +40,9 @@ use std::sync::Weak;
 /// Fewest segments of a volume: two kept, one of each stream, some to fill.
 const SEGMENTS_MIN: u64 = 8;
 
+/// More than one life draws.
+const UNRECORDED_BIRTHS: u64 = 1 << 32;
+
 /// How a volume is made.
 #[derive(Debug, Clone)]
 pub struct CreateOptions {
@@ -187,8 +190,10 @@ impl Volume {
         }
         log::debug!("{}: {} records of the log applied", device.name(), found.records);
         if !options.plant.has(Planted::SameGeneration) {
-            found.head.generation += 1;
+            found.head.generation = found.head.generation.saturating_add(1);
         }
+        // Births that were drawn and never recorded are not drawn again.
+        found.state.next_sequence = found.state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
         found.head.previous = found.head.segment.or(found.head.previous);
         found.head.segment = None;
         let volume = Self::assemble(device, world, options, &superblock, found);

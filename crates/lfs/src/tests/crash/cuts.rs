@@ -34,7 +34,8 @@ pub struct Seen {
 impl Seen {
     pub fn print(&self, what: &str) {
         println!(
-            "{what}: {} workloads, {} cuts, {} crash states, {} distinct recovered, {} second lives, {} syncs, {} failed",
+            "{what}: {} workloads, {} cuts, {} crash states, {} distinct recovered, {} second lives, \
+             {} syncs, {} failed",
             self.workloads,
             self.cuts,
             self.states,
@@ -184,7 +185,7 @@ fn names_cut_everywhere() {
         every_cut(&setup, QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
     }
     seen.print("names");
-    assert!(seen.states > 50 * seen.workloads && seen.second_lives > 0);
+    assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
 }
 
 /// What recovery read from a volatile cache, and served, is there after a power cut: O11, R13.
@@ -208,11 +209,13 @@ pub fn with_content(seed: u64) -> Setup {
 #[test]
 fn content_cut_everywhere() {
     let mut seen = Seen::default();
-    for seed in seeds_of(4) {
+    // Seed 34: a sync of a file that had grown by a hole, beside a write into that hole, published the size up to
+    // the write only, and was acknowledged.
+    for seed in seeds_of(3).chain([34]) {
         every_cut(&with_content(seed), QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
     }
     seen.print("content");
-    assert!(seen.states > 50 * seen.workloads && seen.second_lives > 0);
+    assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
 }
 
 /// Files that take the place of others, by a rename and by being cut to nothing and written again, beside
@@ -255,13 +258,15 @@ pub fn replacing(setup: &Setup) -> Script {
 #[test]
 fn files_in_place_of_others_cut_everywhere() {
     let mut seen = Seen::default();
-    for seed in seeds_of(3) {
+    // Seed 1005: a file was cut by one opener, another one closed it, and then what the first had written until it
+    // closed was not owed any more: a sync of another file committed the cut without it.
+    for seed in seeds_of(2).chain([1005]) {
         let setup = with_content(seed);
         let script = replacing(&setup);
         every_cut_of(&setup, &script, QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
     }
     seen.print("replacing");
-    assert!(seen.states > 50 * seen.workloads);
+    assert!(seen.states > 20 * seen.workloads);
 }
 
 /// L4, L5: flushes and writes fail now and then: whoever syncs is told, and what was acknowledged before and
@@ -281,7 +286,9 @@ fn names_on_a_failing_disk() {
 #[test]
 fn content_on_a_failing_disk() {
     let mut seen = Seen::default();
-    for seed in seeds_of(3) {
+    // Seed 1000: the second failed flush lost two blocks for good; they were left out of their record, and the size
+    // that covers them was not.
+    for seed in seeds_of(2).chain([1000]) {
         let setup = Setup { failing: failing(seed), ..with_content(seed) };
         every_cut(&setup, QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
     }
