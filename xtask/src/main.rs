@@ -10,6 +10,8 @@ mod lineage;
 mod lineage_text;
 mod metadata;
 mod mutants;
+mod mutants_build;
+mod mutants_find;
 mod mutants_run;
 mod requires;
 mod source;

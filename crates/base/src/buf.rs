@@ -84,6 +84,8 @@ pub struct Segment {
 
 // SAFETY: a Segment is only an address; the IoMem it came from says who may touch it.
 unsafe impl Send for Segment {}
+// SAFETY: the same.
+unsafe impl Sync for Segment {}
 
 /// Memory that may be lent to a device.
 ///

@@ -10,6 +10,7 @@
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Mutex, thread};
+use std::any::Any;
 use std::cell::Cell;
 use std::future::Future;
 use std::os::fd::BorrowedFd;
@@ -20,6 +21,58 @@ pub use crate::wait::{Pick, WaitQueue, WaitUntil};
 
 /// A boxed future that may be sent to another thread.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Room for one future after another: one of the same kind as the last goes into its box, so that whoever
+/// starts the same work again and again allocates nothing.
+pub struct FutureSlot<T>(Option<Box<dyn Holds<T>>>);
+
+/// A box for futures of one kind.
+trait Holds<T>: Send {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<T>;
+    fn as_any(&mut self) -> &mut dyn Any;
+}
+
+struct Holder<F>(Pin<Box<Option<F>>>);
+
+impl<F: Future + Send + 'static> Holds<F::Output> for Holder<F> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let future = self.0.as_mut().as_pin_mut().expect("a future is polled until it ends");
+        let value = future.poll(cx);
+        if value.is_ready() {
+            self.0.set(None);
+        }
+        value
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl<T> FutureSlot<T> {
+    /// Puts a future in; one that has not ended goes.
+    pub fn put<F: Future<Output = T> + Send + 'static>(&mut self, future: F) {
+        let held = self.0.as_mut().and_then(|held| held.as_any().downcast_mut::<Holder<F>>());
+        match held {
+            Some(held) => held.0.set(Some(future)),
+            None => self.0 = Some(Box::new(Holder(Box::pin(Some(future))))),
+        }
+    }
+}
+
+impl<T> Default for FutureSlot<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+/// What was put in last. Not polled again once it has ended.
+impl<T> Future for FutureSlot<T> {
+    type Output = T;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        self.0.as_mut().expect("a future was put in").poll(cx)
+    }
+}
 
 struct ThreadWaker {
     thread: thread::Thread,
@@ -195,6 +248,27 @@ pub async fn yield_now() {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slot_runs_one_future_after_another() {
+        let mut slot = FutureSlot::default();
+        for n in 0..3 {
+            slot.put(async move {
+                yield_now().await;
+                n
+            });
+            assert_eq!(block_on(&mut slot), n);
+        }
+        // Of another kind; and one that is dropped half way.
+        let (tx, rx) = oneshot::<()>();
+        slot.put(async move { if rx.await.is_none() { 7 } else { 8 } });
+        let dropped = std::sync::Arc::new(());
+        let theirs = dropped.clone();
+        slot.put(async move { std::sync::Arc::strong_count(&theirs) });
+        drop(tx);
+        assert_eq!(block_on(&mut slot), 2);
+        assert_eq!(std::sync::Arc::strong_count(&dropped), 1, "what has ended is gone");
+    }
 
     #[test]
     fn oneshot_wakes_and_closes() {

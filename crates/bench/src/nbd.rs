@@ -1,10 +1,12 @@
 //! `nbd`: our export beside nbdkit and qemu-nbd, random 4 KiB reads by fio's nbd engine, client
-//! on one core and server on the other. All in memory (`hits`), nothing in memory (`misses`).
+//! on one core and server on the other. All in memory (`hits`), nothing in memory (`misses`). And what a
+//! reader feels of clients who ask for the map (`status`).
 
 mod best;
 mod client;
 pub(crate) mod hits;
 mod misses;
+mod status;
 
 use crate::harness::options::Options;
 use crate::report::model::Report;
@@ -29,6 +31,9 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     if options.wants("misses") {
         misses::run(options, cores, &mut report)?;
+    }
+    if options.wants("status") {
+        status::run(options, &mut report)?;
     }
     Ok(report)
 }

@@ -16,12 +16,15 @@
 //! F7 in the last page of a file whose end is unaligned, direct writes, what goes through the
 //! page cache (the tail of a write, growing) and zeroing take turns under `edge`: where they meet,
 //! the kernel reports EIO to the next sync. So such requests are for threads that may block.
+//! In other pages nothing but zeroing goes through the page cache while direct I/O is on, and
+//! `fallocate` waits for direct writes under way and keeps new ones out by itself.
 //! Lock rule: `switching` before `edge` before the gate's mutex; none is held while a bio
 //! completes.
 
 pub(crate) mod exec;
 pub(crate) mod gate;
 mod identity;
+mod length;
 mod lock;
 mod need;
 pub(crate) mod op;
@@ -162,8 +165,7 @@ pub(crate) struct Inner {
     gate: gate::Gate,
     pub(crate) offset: u64,
     size: AtomicU64,
-    /// Of the whole file, as we opened or made it.
-    file_size: AtomicU64,
+    length: length::Length,
     /// A regular file without a size limit, writable: it may grow.
     growable: bool,
     inode: (u64, u64),
@@ -180,6 +182,8 @@ pub(crate) struct Inner {
     /// A synchronous write got an error that the next flush has to report as well.
     owed: AtomicBool,
     spares: Spares,
+    /// Goes last: see [`FileDevice::until_closed`].
+    until_closed: OnceLock<Arc<dyn Send + Sync>>,
 }
 
 /// The right to change the file's last page and its size (F7).
@@ -199,10 +203,7 @@ impl Inner {
         }
         let whole = self.offset + size;
         let _edge = self.edge();
-        exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole))
-            .map_err(|e| Error::from_io("grow", e.into()).with_path(&self.path))?;
-        self.resized.store(true, Ordering::Release);
-        self.file_size.store(whole, Ordering::Release);
+        self.set_length("grow", whole)?;
         self.size.store(size, Ordering::Release);
         Ok(())
     }
@@ -218,12 +219,20 @@ impl Inner {
         let _edge = self.edge();
         // What is shown first, then what is there: a reader never finds less than is shown.
         self.size.store(size, Ordering::Release);
-        if let Err(error) = exec::retry(|| rustix::fs::ftruncate(&self.buffered, whole)) {
+        let done = self.set_length("truncate", whole);
+        if done.is_err() {
             self.size.store(old, Ordering::Release);
-            return Err(Error::from_io("truncate", error.into()).with_path(&self.path));
         }
+        done
+    }
+
+    /// Makes the whole file so long.
+    fn set_length(&self, op: &'static str, bytes: u64) -> Result<()> {
+        self.length.change(bytes, || {
+            let done = exec::retry(|| rustix::fs::ftruncate(&self.buffered, bytes));
+            done.map_err(|e| Error::from_io(op, e.into()).with_path(&self.path))
+        })?;
         self.resized.store(true, Ordering::Release);
-        self.file_size.store(whole, Ordering::Release);
         Ok(())
     }
 
@@ -269,14 +278,11 @@ impl Inner {
         }
     }
 
-    /// Whether the file still has the size it was opened with.
+    /// Whether the file still has the size that we opened or made it with.
     pub(crate) fn check_unchanged(&self) -> Result<()> {
-        let now =
-            open::size_of(self.buffered.as_fd(), self.kind).map_err(|e| e.with_path(&self.path))?;
-        let known = self.file_size.load(Ordering::Acquire);
-        if now == known {
-            return Ok(());
-        }
+        let look = || open::size_of(self.buffered.as_fd(), self.kind);
+        let found = self.length.compare(look).map_err(|e| e.with_path(&self.path))?;
+        let Some((known, now)) = found else { return Ok(()) };
         let text = format!("it had {known} bytes and has {now}");
         Err(Error::new(ErrorKind::ChangedBelow, "check", text).with_path(&self.path))
     }
@@ -401,6 +407,13 @@ impl FileDevice {
             Ok(_) => Err(fail("the path names another file by now".into())),
             Err(e) => Err(fail(format!("the path leads nowhere: {e}"))),
         }
+    }
+
+    /// Holds `token` until the file is closed and its lock let go, which is after the last of its requests
+    /// (F1). Once.
+    pub fn until_closed(&self, token: Arc<dyn Send + Sync>) {
+        let fresh = self.file.until_closed.set(token).is_ok();
+        debug_assert!(fresh, "a device holds one token");
     }
 
     /// Path as it was opened.

@@ -64,6 +64,11 @@ impl IoVecs {
     unsafe fn refill(self, segments: &[Segment]) -> Self {
         let mut iovs = self.iovs;
         iovs.clear();
+        if segments.len() > iovs.capacity() {
+            // In few steps: each list that is used again has to grow for itself.
+            let least = if segments.len() > 4 { 64 } else { 4 };
+            iovs.reserve(segments.len().next_power_of_two().max(least));
+        }
         for seg in segments {
             let mut done = 0;
             while done < seg.len {

@@ -25,6 +25,14 @@ use forebay_base::{ErrorKind, Result};
 
 const WAIT_QUEUES: usize = 256;
 
+/// What the layer above keeps for all files of a cache, within the cache's budget.
+pub trait Attached: std::any::Any + Send + Sync {
+    /// Gives up the memory that it keeps for later.
+    fn trim(&self, cache: &PageCache);
+}
+
+type Attachment = std::sync::Arc<dyn Attached>;
+
 /// The cache. Shared by all files and front ends of a process that use one budget.
 pub struct PageCache {
     pub(crate) config: Config,
@@ -56,6 +64,12 @@ pub struct PageCache {
     pub(crate) private_wait: WaitQueue,
     /// Bytes that open files take.
     pub(crate) files: CounterRef,
+    /// And, of these, errors of closed ones.
+    pub(crate) errors: CounterRef,
+    /// Bytes of the records that are kept for write-outs.
+    pub(crate) records: AtomicU64,
+    /// See [`PageCache::attached`].
+    attachment: std::sync::OnceLock<Attachment>,
     /// Parts of the budget that others use.
     pub(crate) more_rows: Mutex<MoreRows>,
     /// Dirty limits as they were asked for.
@@ -112,6 +126,9 @@ impl PageCache {
             starved: AtomicU32::new(0),
             private_wait: WaitQueue::new(),
             files: CounterRef::default(),
+            errors: CounterRef::default(),
+            records: AtomicU64::new(0),
+            attachment: std::sync::OnceLock::new(),
             more_rows: Mutex::default(),
             dirty_wishes: Mutex::new(DirtyWishes {
                 limit: config.dirty_bytes,
@@ -140,6 +157,21 @@ impl PageCache {
     /// The configuration it was made with.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What the layer above keeps for all files of this cache, made the first time: always of one type.
+    pub fn attached<T: Attached + Default>(&self) -> std::sync::Arc<T> {
+        let made: Attachment =
+            self.attachment.get_or_init(|| std::sync::Arc::new(T::default())).clone();
+        let made: std::sync::Arc<dyn std::any::Any + Send + Sync> = made;
+        made.downcast().expect("one layer above, one type")
+    }
+
+    /// Its memory for later is given up: there is less for it than there was.
+    pub(crate) fn trim_attached(&self) {
+        if let Some(attached) = self.attachment.get() {
+            attached.trim(self);
+        }
     }
 
     /// The arena, for lending frames to a device.
@@ -231,6 +263,7 @@ impl PageCache {
             ),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),
             line("open files", self.file_bytes(), self.file_bytes()),
+            line("spare records of write-out", self.record_bytes(), self.record_bytes()),
             line("buffers of requests in flight", private, self.private_limit()),
         ];
         let more = self.more_rows.lock().clone();

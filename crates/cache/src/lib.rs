@@ -28,6 +28,10 @@
 //! Moving a folio to a lower slot ([`PageCache::resize`]) is the one exception: it takes the lock of
 //! the free slot too, which others hold only to see that it is not theirs.
 //!
+//! Write-out, from capture to completion, takes folio locks and what may be taken under them, a file's
+//! tickets, a domain's queue, line and pace, wait queues, and the records of the layer above: never the
+//! reclaim turn or the age lock. Reclaim tries folio locks, and waits for tasks with none of these held.
+//!
 //! Whoever waits for a permit for private memory ([`memory::private`]) holds no lock and no other
 //! permit.
 
@@ -44,12 +48,12 @@ pub mod strategy;
 pub mod writeback;
 
 pub use ageing::readahead;
-pub use cache::PageCache;
+pub use cache::{Attached, PageCache};
 pub use config::Config;
 pub use folio::State;
 pub use folio::guard::{FolioRead, FolioWrite, FramePool};
-pub use mapping::Mapping;
+pub use mapping::{Mapping, Untold};
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
-pub use memory::private::{Permit, Row, RowSource};
+pub use memory::private::{ErrorShare, Permit, Row, RowSource};
 pub use stats::Stats;
 pub use writeback::{WriteOut, WriteOutPass, errseq, flusher, stable};

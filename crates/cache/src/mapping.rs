@@ -17,15 +17,23 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind};
-use std::collections::BTreeMap;
 use std::ops::Range;
+
+/// What nobody has been told of a file that is closed: the next opener's to hear.
+#[derive(Debug, Clone)]
+pub struct Untold {
+    /// The latest error.
+    pub error: Error,
+    /// Accepted bytes may be lost for good: that is why.
+    pub sticky: Option<Error>,
+}
 
 /// Write-outs in flight, numbered in order of issue.
 #[derive(Debug, Default)]
 struct Tickets {
     next: u64,
-    /// With the bytes that each may write.
-    in_flight: BTreeMap<u64, Range<u64>>,
+    /// With the bytes that each may write, ascending. There are few, and it keeps its memory.
+    in_flight: Vec<(u64, Range<u64>)>,
 }
 
 /// One file in the cache.
@@ -61,6 +69,8 @@ pub struct Mapping {
     /// Pauses that writers of the file owe, ns.
     pub(crate) pause_debt: AtomicU64,
     tickets: Mutex<Tickets>,
+    /// See [`Mapping::leftovers`].
+    leftovers: AtomicU64,
     ticket_wait: WaitQueue,
     /// Nobody is left to write its dirt: what is in write-out is dropped when that ends.
     dead: AtomicBool,
@@ -83,19 +93,20 @@ impl Mapping {
             block_shift: block_size.trailing_zeros(),
             folio_shift: folio_size.trailing_zeros(),
             bounds: Bounds::new(u64::from(block_size), size),
+            unflushed: Unflushed::new(domain.flushes.clone()),
             domain,
             dirty: Arc::default(),
             owners,
             dirty_bytes: AtomicU64::new(0),
             write_nanos: AtomicU64::new(0),
             errseq: ErrSeq::default(),
-            unflushed: Unflushed::default(),
             failed: Mutex::default(),
             failing: AtomicBool::new(false),
             sticky: Mutex::default(),
             slot_guess: AtomicU32::new(0),
             pause_debt: AtomicU64::new(0),
             tickets: Mutex::default(),
+            leftovers: AtomicU64::new(0),
             ticket_wait: WaitQueue::new(),
             dead: AtomicBool::new(false),
             _share: share,
@@ -212,13 +223,17 @@ impl Mapping {
         let mut tickets = self.tickets.lock();
         let ticket = tickets.next;
         tickets.next += 1;
-        tickets.in_flight.insert(ticket, range);
+        tickets.in_flight.push((ticket, range));
         ticket
     }
 
     /// The write-out is over.
     pub fn end_ticket(&self, ticket: u64) {
-        self.tickets.lock().in_flight.remove(&ticket);
+        {
+            let in_flight = &mut self.tickets.lock().in_flight;
+            let at = in_flight.binary_search_by_key(&ticket, |&(number, _)| number);
+            in_flight.remove(at.expect("a write-out ends once"));
+        }
         self.ticket_wait.wake_all();
     }
 
@@ -227,9 +242,20 @@ impl Mapping {
         let upto = self.tickets.lock().next;
         let done = || {
             let tickets = self.tickets.lock();
-            tickets.in_flight.keys().next().is_none_or(|&first| first >= upto).then_some(())
+            tickets.in_flight.first().is_none_or(|&(first, _)| first >= upto).then_some(())
         };
         self.ticket_wait.wait_until(done).await;
+    }
+
+    /// Times that dirt was left over: it was in somebody's hands and came back unwritten, or a sync found it
+    /// and could not take it after all. A sync that has waited for the tickets looks again if this has moved.
+    pub fn leftovers(&self) -> u64 {
+        self.leftovers.load(Ordering::SeqCst)
+    }
+
+    /// Dirt is left over. Under its folio's lock, before the ticket ends.
+    pub fn note_leftover(&self) {
+        self.leftovers.fetch_add(1, Ordering::SeqCst);
     }
 
     /// The lowest byte from `from` on that may not be written yet: in a dirty folio, or on its way.
@@ -243,7 +269,8 @@ impl Mapping {
         let before = dirty();
         let on_the_way = {
             let tickets = self.tickets.lock();
-            let starts = tickets.in_flight.values().filter(|r| r.end > from).map(|r| r.start);
+            let later = tickets.in_flight.iter().filter(|(_, r)| r.end > from);
+            let starts = later.map(|(_, r)| r.start);
             starts.min().unwrap_or(u64::MAX)
         };
         before.min(on_the_way).min(dirty()).max(from)
@@ -316,13 +343,13 @@ impl Mapping {
     }
 
     /// The blocks were written after all, or are not wanted any more.
-    pub(crate) fn unfail(&self, numbers: Range<u64>, now: Nanos) {
+    pub(crate) fn unfail(&self, numbers: Range<u64>) {
         if self.is_failing() {
             let mut failed = self.failed.lock();
             let gone = failed.remove(numbers) << self.block_shift;
             let healed = failed.is_empty();
             self.failing.store(!healed, Ordering::Release);
-            self.domain.sub_failed(self.id, gone, healed.then_some(now));
+            self.domain.sub_failed(self.id, gone, healed);
         }
     }
 
@@ -331,6 +358,18 @@ impl Mapping {
         let error = Error::new(ErrorKind::Io, "sync", why);
         self.errseq.set(error.clone());
         self.sticky.lock().get_or_insert(error);
+    }
+
+    /// What is left to tell, for whoever opens the file after this mapping.
+    pub fn untold(&self) -> Option<Untold> {
+        let error = self.errseq.untold()?;
+        Some(Untold { error, sticky: self.sticky.lock().clone() })
+    }
+
+    /// What was left to tell when the file was closed: it happened to this one. Before it has openers.
+    pub fn tell(&self, untold: Untold) {
+        self.errseq.set(untold.error);
+        *self.sticky.lock() = untold.sticky;
     }
 }
 

@@ -162,32 +162,41 @@ fn engine() -> Finding {
 }
 
 fn huge_pages() -> Finding {
+    // The rules for anonymous memory, which the arena is: those for shared memory and files do not matter.
     let folder = "/sys/kernel/mm/transparent_hugepage";
-    let anonymous = machine::chosen(&format!("{folder}/enabled"));
-    let shared = machine::chosen(&format!("{folder}/shmem_enabled"));
-    let reached = arena_page();
+    let rule = |file: &str| machine::chosen(&format!("{folder}/{file}")).unwrap_or("?".into());
+    let collapses = machine::read_line(&format!("{folder}/khugepaged/defrag"));
     let rules = format!(
-        "kernel: enabled={}, shmem_enabled={}",
-        anonymous.as_deref().unwrap_or("?"),
-        shared.as_deref().unwrap_or("?"),
+        "kernel: enabled={}, defrag={}, khugepaged/defrag={}",
+        rule("enabled"),
+        rule("defrag"),
+        collapses.unwrap_or("?".into()),
     );
-    match reached {
-        Ok(bytes) if bytes >= 2 << 20 => {
-            Finding::ok("huge pages", format!("arena on {} pages; {rules}", format_size(bytes)))
+    let stats = match small_arena() {
+        Ok(stats) => stats,
+        Err(e) => {
+            return Finding::problem(
+                "huge pages",
+                e.to_string(),
+                "a small cache could not be made",
+            );
         }
-        Ok(bytes) => Finding::note(
-            "huge pages",
-            format!("arena on {} pages; {rules}", format_size(bytes)),
-            "cached reads are about a fifth slower; check that memory is not fragmented",
-        ),
-        Err(e) => Finding::problem("huge pages", e.to_string(), "a small cache could not be made"),
+    };
+    let (huge, all) = (format_size(stats.arena_huge_bytes), format_size(stats.arena_bytes));
+    let text = format!("{huge} of an arena of {all} are on huge pages; {rules}");
+    // What does not fill one is on small pages anywhere.
+    if stats.arena_huge_bytes + (4 << 20) > stats.arena_bytes {
+        Finding::ok("huge pages", text)
+    } else {
+        let advice = "cached reads are about a fifth slower; check that memory is not fragmented";
+        Finding::note("huge pages", text, advice)
     }
 }
 
-/// Page size that the arena of a small cache reaches here, bytes.
-fn arena_page() -> forebay::Result<u64> {
+/// What a small cache, populated, reaches here.
+fn small_arena() -> forebay::Result<forebay::Stats> {
     let config = forebay::CacheConfig { budget: 16 << 20, prefault: true, ..Default::default() };
-    Ok(forebay::Cache::new(config)?.stats().arena_page_bytes)
+    Ok(forebay::Cache::new(config)?.stats())
 }
 
 fn limit(resource: Resource) -> Option<u64> {
@@ -256,6 +265,24 @@ mod tests {
             assert!(!finding.text.is_empty(), "{}", finding.what);
             assert_eq!(finding.advice.is_some(), finding.level != Level::Ok, "{}", finding.what);
         }
+    }
+
+    /// It named the rule for shared memory, which does not concern the arena, and not what came of the rules.
+    #[test]
+    fn huge_pages_are_told_by_what_the_arena_reached() {
+        let (finding, stats) = (huge_pages(), small_arena().unwrap());
+        let (huge, all) = (stats.arena_huge_bytes, stats.arena_bytes);
+        assert!(huge <= all && all > 8 << 20);
+        assert!(
+            finding.text.contains(&format!("of an arena of {}", format_size(all))),
+            "{}",
+            finding.text
+        );
+        assert_eq!(finding.text.starts_with("0 "), finding.level == Level::Note && huge == 0);
+        for rule in ["enabled=", "defrag=", "khugepaged/defrag="] {
+            assert!(finding.text.contains(rule), "{}", finding.text);
+        }
+        assert!(!finding.text.contains("shmem"));
     }
 
     #[test]

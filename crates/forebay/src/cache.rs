@@ -1,8 +1,9 @@
 //! The cache as a user sees it: a budget, files on it, numbers, knobs.
 
-use crate::file::{Closing, File};
+use crate::file::{Closing, File, Raw};
 use crate::memory::{default_budget, total_ram};
-use crate::registry::{Claim, Found, Registry, Resident, View};
+use crate::registry::{Claim, Found, Locked, Registry, Resident, View};
+use crate::untold::{Key, UntoldErrors};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
@@ -105,6 +106,7 @@ pub(crate) struct Shared {
     pub pages: Arc<PageCache>,
     pub engine: Engine,
     pub registry: Registry,
+    pub untold: std::sync::Arc<UntoldErrors>,
     /// Files that are open or owe something, by the number of their mapping.
     files: Mutex<HashMap<u32, Weak<MappedFile>>>,
 }
@@ -168,8 +170,8 @@ impl Cache {
             world,
         )?;
         let engine = Engine::new(config.aio)?;
-        let (registry, files) = (Registry::default(), Mutex::default());
-        let shared = Shared { pages, engine, registry, files };
+        let (registry, untold) = (Registry::default(), std::sync::Arc::default());
+        let shared = Shared { pages, engine, registry, untold, files: Mutex::default() };
         Ok(Self { shared: std::sync::Arc::new(shared) })
     }
 
@@ -203,11 +205,12 @@ impl Cache {
             Found::Open(closing) => return self.share(path, closing, view, options).map(Some),
             Found::Free(claim) => claim,
         };
-        if let Some(closing) = self.revived(&claim) {
+        if let Some(closing) = self.revived(key, &claim, view, options) {
             let file = self.share(path, closing.clone(), view, options);
             claim.opened(&closing);
             return file.map(Some);
         }
+        claim.wait_gone();
         let file_options = FileOptions {
             read_only: options.read_only,
             direct_io: options.direct_io,
@@ -222,6 +225,9 @@ impl Cache {
         if device.identity()? != key {
             return Ok(None);
         }
+        let lock = self.shared.registry.new_lock();
+        let locked = Locked::by(&lock);
+        device.until_closed(lock);
         let pages = &self.shared.pages;
         let domain = pages.dirty.domain(Some(match key {
             FileIdentity::Inode(dev, _) => DomainKey::HostFs(dev),
@@ -242,22 +248,49 @@ impl Cache {
         };
         let ops = std::sync::Arc::new(Identity::new(device.clone()));
         let file = MappedFile::open_in(pages, domain, ops, geometry, resident)?;
-        let closing = Closing::new(&self.shared, file, Some((device, key, view)));
+        self.hear_untold(Key::File(key), &file);
+        let raw = Raw { device, key, view, locked };
+        let closing = Closing::new(&self.shared, file, Some(raw));
         self.list(closing.file());
         claim.opened(&closing);
         self.shared.registry.sweep(|id| pages.owners.knows(id));
         Ok(Some(File::opened(self.clone(), closing, options.read_only)))
     }
 
-    /// A file without openers that lives still gets one.
-    fn revived(&self, claim: &Claim<'_>) -> Option<std::sync::Arc<Closing>> {
+    /// A file without openers that lives still gets one, unless it owes nothing and is wanted otherwise
+    /// than it was opened: then it is on its way out. `key`: which file it is, as it was claimed.
+    fn revived(
+        &self,
+        key: FileIdentity,
+        claim: &Claim<'_>,
+        view: View,
+        options: &RawOptions,
+    ) -> Option<std::sync::Arc<Closing>> {
         let lingering = claim.lingering.as_ref()?;
-        let (file, raw) = (lingering.file.upgrade()?, lingering.raw.upgrade()?);
-        // What may fail comes first: the domain holds the file, and what it owes, until then.
-        let key = raw.identity().ok()?;
+        let (file, device) = (lingering.file.upgrade()?, lingering.raw.upgrade()?);
+        let (view_is, locked) = (lingering.view, lingering.locked.clone());
+        if file.mapping.is_settled() && unsuitable(&file, &device, view_is, view, options).is_some()
+        {
+            file.mapping.domain.let_go(file.mapping.id);
+            return None;
+        }
+        // Nothing may fail from here on: nobody else holds the file, and what it owes.
         file.mapping.domain.let_go(file.mapping.id);
         self.list(&file);
-        Some(Closing::new(&self.shared, file, Some((raw, key, lingering.view))))
+        let raw = Raw { device, key, view: view_is, locked };
+        Some(Closing::new(&self.shared, file, Some(raw)))
+    }
+
+    /// What nobody was told of the file when it was closed is its openers' to hear; and so on, when it goes.
+    fn hear_untold(&self, key: Key, file: &std::sync::Arc<MappedFile>) {
+        if file.read_only() {
+            return;
+        }
+        if let Some(untold) = self.shared.untold.take(&key) {
+            file.mapping.tell(untold);
+        }
+        let (errors, pages) = (self.shared.untold.clone(), self.shared.pages.clone());
+        file.leave_untold(Box::new(move |untold| errors.keep(&pages, key, untold)));
     }
 
     /// Another opener of an open file.
@@ -268,17 +301,11 @@ impl Cache {
         view: View,
         options: &RawOptions,
     ) -> Result<File> {
-        let busy = |why: &str| Err(Error::new(ErrorKind::Busy, "open", why).with_path(path));
-        if closing.raw().is_some_and(|(_, open)| open != view) {
-            return busy("it is open already, for another range or with other blocks");
-        }
-        if closing.file().read_only() && !options.read_only {
-            return busy("it is open already, for reading only");
-        }
-        let direct = closing.raw().is_some_and(|(raw, _)| raw.direct_io().0);
-        let wanted = options.direct_io;
-        if (wanted == DirectIo::On && !direct) || (wanted == DirectIo::Off && direct) {
-            return busy("it is open already, with direct I/O the other way");
+        let why = closing
+            .raw()
+            .and_then(|(raw, open)| unsuitable(closing.file(), raw, open, view, options));
+        if let Some(why) = why {
+            return Err(Error::new(ErrorKind::Busy, "open", why).with_path(path));
         }
         Ok(File::opened(self.clone(), closing, options.read_only))
     }
@@ -322,8 +349,9 @@ impl Cache {
             size: device.size(),
             read_only: options.read_only,
         };
-        let ops = std::sync::Arc::new(Identity::new(device));
+        let ops = std::sync::Arc::new(Identity::new(device.clone()));
         let file = MappedFile::open_in(pages, pages.dirty.domain(Some(key)), ops, geometry, None)?;
+        self.hear_untold(Key::object(&device), &file);
         let closing = Closing::new(&self.shared, file, None);
         self.list(closing.file());
         Ok(File::opened(self.clone(), closing, options.read_only))
@@ -446,9 +474,14 @@ impl Cache {
     pub fn shutdown(&self) -> Result<()> {
         let mut outcome = Ok(());
         for file in self.live_files() {
-            let handle = file.open_handle();
-            let synced = block_on(file.sync(&handle));
-            outcome = outcome.and(synced);
+            // Who calls is told of the first error, and of no other.
+            outcome = match outcome {
+                Ok(()) => block_on(file.sync(&file.open_handle())),
+                told => {
+                    let _untold = block_on(file.sync_untold());
+                    told
+                }
+            };
         }
         let left = self.unwritten_bytes();
         if left > 0 {
@@ -462,6 +495,27 @@ impl Cache {
         let dirty = &self.shared.pages.dirty;
         dirty.dirty_bytes() + dirty.writeback_bytes()
     }
+}
+
+/// Why an opener cannot share a file that is there, shown as `view_is`.
+fn unsuitable(
+    file: &MappedFile,
+    device: &FileDevice,
+    view_is: View,
+    view: View,
+    options: &RawOptions,
+) -> Option<&'static str> {
+    if view_is != view {
+        return Some("it is open already, for another range or with other blocks");
+    }
+    if file.read_only() && !options.read_only {
+        return Some("it is open already, for reading only");
+    }
+    let (direct, wanted) = (device.direct_io().0, options.direct_io);
+    if (wanted == DirectIo::On && !direct) || (wanted == DirectIo::Off && direct) {
+        return Some("it is open already, with direct I/O the other way");
+    }
+    None
 }
 
 /// Makes an empty file; whoever opens it next gives it its size.

@@ -2,7 +2,7 @@
 
 use crate::cache::{Cache, Shared};
 use crate::export::{ExportMode, FileExport, LiveMode};
-use crate::registry::{Lingering, Resident, View};
+use crate::registry::{Lingering, Locked, Resident, View};
 use forebay_base::task::{block_on, yield_now};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{DirectIo, FileDevice, FileIdentity};
@@ -29,6 +29,11 @@ impl Opener {
         self.read_only || self.file.read_only()
     }
 
+    #[cfg(test)]
+    pub fn raw(&self) -> &Arc<FileDevice> {
+        self.raw.as_ref().expect("a raw file")
+    }
+
     /// `ReadOnly` if this opener may not write.
     pub fn check_writable(&self) -> Result<()> {
         match self.read_only() {
@@ -49,16 +54,19 @@ impl Drop for Opener {
 pub(crate) struct Closing {
     shared: Arc<Shared>,
     file: Option<Arc<MappedFile>>,
-    /// A raw file: its device, which file it is, and what of it is shown.
-    raw: Option<(Arc<FileDevice>, FileIdentity, View)>,
+    raw: Option<Raw>,
+}
+
+/// A raw file: its device, which file it is, and what of it is shown.
+pub(crate) struct Raw {
+    pub device: Arc<FileDevice>,
+    pub key: FileIdentity,
+    pub view: View,
+    pub locked: Locked,
 }
 
 impl Closing {
-    pub fn new(
-        shared: &Arc<Shared>,
-        file: Arc<MappedFile>,
-        raw: Option<(Arc<FileDevice>, FileIdentity, View)>,
-    ) -> Arc<Self> {
+    pub fn new(shared: &Arc<Shared>, file: Arc<MappedFile>, raw: Option<Raw>) -> Arc<Self> {
         Arc::new(Self { shared: shared.clone(), file: Some(file), raw })
     }
 
@@ -67,7 +75,7 @@ impl Closing {
     }
 
     pub fn raw(&self) -> Option<(&Arc<FileDevice>, View)> {
-        self.raw.as_ref().map(|(raw, _, view)| (raw, *view))
+        self.raw.as_ref().map(|raw| (&raw.device, raw.view))
     }
 }
 
@@ -76,9 +84,8 @@ impl Drop for Closing {
         let file = self.file.take().expect("closed once");
         let id = file.mapping.id;
         if !file.read_only() {
-            // Whoever wants to know whether it worked has synced.
-            let handle = file.open_handle();
-            if let Err(error) = block_on(file.sync(&handle)) {
+            // Whoever wants to know whether it worked has synced. Nobody is told here.
+            if let Err(error) = block_on(file.sync_untold()) {
                 let (name, bytes) = (file.device().name(), file.mapping.failed_bytes());
                 log::warn!("closing {name}: {error}; {bytes} bytes are kept and tried again");
             }
@@ -91,7 +98,7 @@ impl Drop for Closing {
             file.keep_until_settled();
         }
         let weak = Arc::downgrade(&file);
-        let Some((raw, key, view)) = self.raw.take() else {
+        let Some(Raw { device: raw, key, view, locked }) = self.raw.take() else {
             drop(file);
             return self.shared.forget(id, &weak);
         };
@@ -103,7 +110,7 @@ impl Drop for Closing {
         let weak_raw = Arc::downgrade(&raw);
         drop((raw, file));
         self.shared.forget(id, &weak);
-        let lingering = Lingering { file: weak, raw: weak_raw, view, resident };
+        let lingering = Lingering { file: weak, raw: weak_raw, view, resident, locked };
         self.shared.registry.closed(key, lingering);
     }
 }
@@ -259,9 +266,8 @@ impl File {
         for index in pages.folios_present(mapping, &range) {
             let Some(folio) = pages.lock_folio(mapping, index) else { continue };
             let blocks = mapping.blocks_touched(index, &range);
-            let count = |state| -> u64 {
-                folio.runs_with(blocks, state).iter().map(|r| u64::from(r.len())).sum()
-            };
+            let count =
+                |state| -> u64 { folio.runs_with(blocks, state).map(|r| u64::from(r.len())).sum() };
             out.dirty_blocks += count(State::Dirty);
             out.referenced_blocks += count(State::Referenced);
             for run in folio.runs_with(blocks, State::Uptodate) {

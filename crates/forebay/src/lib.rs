@@ -29,6 +29,7 @@ mod export;
 mod file;
 mod memory;
 mod registry;
+mod untold;
 
 pub use cache::{Cache, CacheConfig, RawOptions};
 pub use export::{ExportMode, LiveMode};

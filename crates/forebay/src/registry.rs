@@ -12,7 +12,9 @@
 //! ```
 //! Invariants: R1 a file is opened and closed by one at a time: *busy*, and *open* without an opener, are
 //! waited for. R2 a resident entry names blocks that are the file's content, if its stamp is the file's.
-//! R3 entries of files that are gone are swept before they are more than the others.
+//! R3 entries of files that are gone are swept before they are more than the others. R4 a file that is on
+//! its way out in the hands of somebody else is waited for before it is opened anew: it holds the lock
+//! until then.
 //! Lock: one, not held while a file is opened, synced or dropped.
 
 use crate::file::Closing;
@@ -50,6 +52,33 @@ pub(crate) struct Lingering {
     pub raw: Weak<FileDevice>,
     pub view: View,
     pub resident: Option<Resident>,
+    pub locked: Locked,
+}
+
+/// Held by a file's device for as long as the file is open below, and locked.
+pub(crate) struct Lock(Arc<Inner>);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // By now the file is closed, and no [`Locked`] sees this any more. Whoever looked before that waits
+        // by now, or has not looked yet.
+        drop(self.0.lock());
+        self.0.changed.notify_all();
+    }
+}
+
+/// Whether a file is locked still.
+#[derive(Clone, Default)]
+pub(crate) struct Locked(Weak<Lock>);
+
+impl Locked {
+    pub fn by(lock: &Arc<Lock>) -> Self {
+        Self(Arc::downgrade(lock))
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 enum Entry {
@@ -61,9 +90,15 @@ enum Entry {
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Registry {
+pub(crate) struct Registry(Arc<Inner>);
+
+#[derive(Default)]
+pub(crate) struct Inner {
     entries: Mutex<Entries>,
     changed: Condvar,
+    /// Who waits for a file to be let go (R4).
+    #[cfg(test)]
+    waiting: std::sync::atomic::AtomicUsize,
 }
 
 #[derive(Default)]
@@ -90,9 +125,24 @@ pub(crate) struct Claim<'a> {
     over: bool,
 }
 
-impl Registry {
+impl Inner {
     fn lock(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    fn wait<'a>(&self, entries: MutexGuard<'a, Entries>) -> MutexGuard<'a, Entries> {
+        self.changed.wait(entries).unwrap_or_else(|p| p.into_inner())
+    }
+}
+
+impl Registry {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock()
+    }
+
+    /// What the device of a file is to hold.
+    pub fn new_lock(&self) -> Arc<Lock> {
+        Arc::new(Lock(self.0.clone()))
     }
 
     /// Claims a file, or finds it open (R1).
@@ -117,7 +167,7 @@ impl Registry {
                     return Found::Free(Claim::of(self, key, Entry::Busy));
                 }
             }
-            entries = self.changed.wait(entries).unwrap_or_else(|p| p.into_inner());
+            entries = self.0.wait(entries);
         }
     }
 
@@ -129,14 +179,14 @@ impl Registry {
             None => entries.map.remove(&key),
         };
         drop(entries);
-        self.changed.notify_all();
+        self.0.changed.notify_all();
     }
 
     /// The last opener of a file has gone and has done what there was to do.
     pub fn closed(&self, key: FileIdentity, lingering: Lingering) {
-        let entry = match (lingering.file.strong_count(), lingering.resident) {
-            (0, resident) => resident.map(Entry::Resident),
-            _ => Some(Entry::Lingering(Box::new(lingering))),
+        let entry = match (lingering.locked.is_over(), lingering.resident) {
+            (true, resident) => resident.map(Entry::Resident),
+            (false, _) => Some(Entry::Lingering(Box::new(lingering))),
         };
         self.set(key, entry);
     }
@@ -149,7 +199,7 @@ impl Registry {
         }
         entries.map.retain(|_, entry| {
             if let Entry::Lingering(lingering) = entry
-                && lingering.file.strong_count() == 0
+                && lingering.locked.is_over()
             {
                 let Some(resident) = lingering.resident else { return false };
                 *entry = Entry::Resident(resident);
@@ -193,6 +243,17 @@ impl<'a> Claim<'a> {
         Self { registry, key, lingering, resident, over: false }
     }
 
+    /// Waits until the file that lingers is gone (R4).
+    pub fn wait_gone(&mut self) {
+        let Some(lingering) = self.lingering.take() else { return };
+        let mut entries = self.registry.lock();
+        #[cfg(test)]
+        self.registry.0.waiting.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        while !lingering.locked.is_over() {
+            entries = self.registry.0.wait(entries);
+        }
+    }
+
     /// The file is open.
     pub fn opened(mut self, closing: &Arc<Closing>) {
         self.over = true;
@@ -231,7 +292,8 @@ mod tests {
             let key = FileIdentity::Inode(1, u64::from(i));
             let resident = Some(Resident { id: i, view, stamp: FileStamp::default() });
             let (file, raw) = (Weak::new(), Weak::new());
-            registry.closed(key, Lingering { file, raw, view, resident });
+            let locked = Locked::default();
+            registry.closed(key, Lingering { file, raw, view, resident, locked });
             registry.sweep(|id| id % 10 == 0);
         }
         assert!((1000..2000 + FEW).contains(&registry.len()), "R3: {}", registry.len());
@@ -245,5 +307,70 @@ mod tests {
         drop(claim);
         let Found::Free(claim) = registry.claim(key) else { panic!("nobody has it open") };
         assert!(claim.resident.is_none());
+    }
+
+    use crate::{Cache, CacheConfig, DirectIo, RawOptions};
+    use std::sync::atomic::Ordering;
+
+    const SIZE: u64 = 1 << 20;
+
+    fn options(read_only: bool) -> RawOptions {
+        let direct_io = DirectIo::Off;
+        RawOptions { read_only, direct_io, create_size: Some(SIZE), ..RawOptions::default() }
+    }
+
+    /// Opens a file while `holder` keeps it from being let go; drops that when the opener waits, or has
+    /// given up.
+    fn open_beside<T: Send>(
+        cache: &Cache,
+        path: &std::path::Path,
+        options: &RawOptions,
+        holder: T,
+    ) -> crate::File {
+        let waiting = || cache.shared.registry.0.waiting.load(Ordering::SeqCst);
+        let before = waiting();
+        std::thread::scope(|scope| {
+            let opener = scope.spawn(|| cache.open_raw(path, options));
+            while waiting() == before && !opener.is_finished() {
+                std::thread::yield_now();
+            }
+            drop(holder);
+            opener.join().expect("it does not panic").expect("R4: the file is nobody else's")
+        })
+    }
+
+    /// The last opener had gone and the file was on its way out in the flusher's hands, or in those of a
+    /// request: whoever opened it then found it locked, by us, and was refused. And one that had been read
+    /// only, held by work in the background, was found again as it was, and refused to a writer.
+    #[test]
+    fn a_file_on_its_way_out_is_waited_for() {
+        let dir = std::env::temp_dir().join(format!("forebay-on-its-way-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
+        let path = dir.join("a");
+        let file = cache.open_raw(&path, &options(false)).unwrap();
+        file.write_at(&[1; 4096], 0).unwrap();
+        // A request holds the device.
+        let device = file.opener.raw().clone();
+        drop(file);
+        let file = open_beside(&cache, &path, &options(false), device);
+        // Somebody holds the file, which owes nothing; it is wanted with other blocks.
+        let held = file.opener.file.clone();
+        drop(file);
+        let small = RawOptions { block_size: Some(512), ..options(false) };
+        let file = open_beside(&cache, &path, &small, held);
+        assert_eq!(file.block_size(), 512);
+        drop(file);
+        // It was open for reading only, and is wanted for writing.
+        let file = cache.open_raw(&path, &options(true)).unwrap();
+        let held = file.opener.file.clone();
+        drop(file);
+        let file = open_beside(&cache, &path, &options(false), held);
+        file.write_at(&[2; 4096], 0).unwrap();
+        let mut back = [0; 4096];
+        file.read_at(&mut back, 0).unwrap();
+        assert_eq!(back, [2; 4096]);
+        drop((file, cache));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -4,7 +4,7 @@
 //! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
 
 use crate::file::{MappedFile, Source, Target};
-use crate::ops::{Class, Commit, Place, Reservation, Written};
+use crate::ops::{Class, Place, Reservation, Written};
 use crate::published::publishable_size;
 use crate::writeout::Ticket;
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -17,6 +17,16 @@ use forebay_cache::stats::Counters;
 use forebay_cache::writeback::unflushed::Epoch;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
+
+/// Room for a run that is about to be written past the cache, and its number among the write-outs.
+pub(crate) struct Room {
+    reservation: Reservation,
+    /// Bytes of a unit of the map and the device.
+    unit: u64,
+    sums: bool,
+    /// Goes last.
+    _ticket: Ticket,
+}
 
 impl MappedFile {
     /// Checks the alignment of a direct request, which may end at the end of file. `Ok(true)`: not
@@ -92,11 +102,12 @@ impl MappedFile {
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
         // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-        self.write_reserved(range, src, bio_flags, false).await?;
+        let room = self.reserve_run(range).await?;
+        self.write_reserved(room, range, src, bio_flags, false).await?;
         if durable && !self.ops.fua_suffices() {
             self.write_below(range.end, src.blocking()).await;
-            self.publish_size();
-            self.ops.commit(Commit::Data, src.blocking()).await?;
+            // As any flush: if it fails, it fails for all that was written before it.
+            self.flush_on(src.blocking()).await?;
         }
         if !durable {
             self.remember_unpinned(epoch);
@@ -113,20 +124,28 @@ impl MappedFile {
         }
     }
 
-    /// Reserves room for a range that is held exclusively, writes it, publishes it. `covered`: the
-    /// caller has a permit for copies of it.
-    pub(crate) async fn write_reserved(
-        &self,
-        range: &Range<u64>,
-        src: &mut Source<'_>,
-        flags: BioFlags,
-        covered: bool,
-    ) -> Result<()> {
+    /// Room for a range that is held exclusively. May wait for others to make some, who may need private
+    /// memory for that: not for a caller that has a permit.
+    pub(crate) async fn reserve_run(&self, range: &Range<u64>) -> Result<Room> {
         let limits = self.ops.limits();
         let unit = u64::from(limits.unit.max(self.device().limits().logical_block));
         let ticket = Ticket::new(&self.mapping, range.clone());
         let whole = range.start..round_up(range.end, unit);
         let reservation = self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await?;
+        Ok(Room { reservation, unit, sums: limits.sums, _ticket: ticket })
+    }
+
+    /// Writes a range that is held exclusively to its room, and publishes it. `covered`: the caller has a
+    /// permit for copies of it.
+    pub(crate) async fn write_reserved(
+        &self,
+        room: Room,
+        range: &Range<u64>,
+        src: &mut Source<'_>,
+        flags: BioFlags,
+        covered: bool,
+    ) -> Result<()> {
+        let Room { _ticket, reservation, unit, sums: summed } = room;
         let sequence = self.ops.sequence();
         let sums = |place: &Place| {
             let from = (place.offset - range.start) as usize;
@@ -136,12 +155,11 @@ impl MappedFile {
         let written = |place: &Place| Written {
             place: place.clone(),
             sequence,
-            sums: if limits.sums { sums(place) } else { Vec::new() },
+            sums: if summed { sums(place) } else { Vec::new() },
         };
         let written: Vec<Written> = reservation.places().iter().map(written).collect();
         self.write_places(&reservation, range, src, flags, covered).await?;
         self.ops.publish(&reservation, &written, publishable_size(&self.mapping, &*self.ops));
-        drop(ticket);
         Ok(())
     }
 

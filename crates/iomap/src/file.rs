@@ -5,6 +5,7 @@
 //! memory be lent to the device, by a blocking system call. Event loops bring owned buffers.
 
 use crate::ops::MapOps;
+use crate::records::Records;
 use crate::sync::FlushGroup;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -16,7 +17,7 @@ use forebay_cache::folio::Table;
 use forebay_cache::readahead::Streams;
 use forebay_cache::strategy::StablePages;
 use forebay_cache::writeback::Domain;
-use forebay_cache::{Mapping, PageCache, State};
+use forebay_cache::{Mapping, PageCache, State, Untold};
 use std::ops::Range;
 
 /// Where a read goes.
@@ -91,12 +92,19 @@ pub struct MappedFile {
     /// Where its bytes are.
     pub ops: std::sync::Arc<dyn MapOps>,
     pub(crate) flush: FlushGroup,
+    /// Memory for its write-outs, of all files of the cache.
+    pub(crate) records: std::sync::Arc<Records>,
     read_only: bool,
     /// A [`forebay_cache::strategy::StablePages`].
     pub(crate) stable_pages: AtomicU8,
     /// See [`MappedFile::leave_folios`].
     leaves_folios: AtomicBool,
+    /// See [`MappedFile::leave_untold`].
+    heir: Mutex<Option<Heir>>,
 }
+
+/// Takes what nobody has been told of a file that goes.
+pub type Heir = Box<dyn FnOnce(Untold) + Send>;
 
 /// What an object is opened as.
 #[derive(Debug, Clone, Copy)]
@@ -169,9 +177,11 @@ impl MappedFile {
             cache: cache.clone(),
             ops,
             flush: FlushGroup::default(),
+            records: cache.attached(),
             read_only,
             stable_pages: AtomicU8::new(StablePages::Auto as u8),
             leaves_folios: AtomicBool::new(false),
+            heir: Mutex::new(None),
         });
         if !read_only {
             let out = std::sync::Arc::downgrade(&file);
@@ -184,6 +194,11 @@ impl MappedFile {
     /// mapping.
     pub fn leave_folios(&self) {
         self.leaves_folios.store(true, Ordering::Release);
+    }
+
+    /// Who takes what nobody has been told of when the file goes, before its device is let go.
+    pub fn leave_untold(&self, heir: Heir) {
+        *self.heir.lock() = Some(heir);
     }
 
     /// Keeps the file, which has no openers any more, alive for as long as it owes something.
@@ -303,6 +318,11 @@ impl Drop for MappedFile {
             let name = self.device().name();
             log::error!("{name}: closed with {lost} bytes that could not be written");
         }
+        if let Some(heir) = self.heir.lock().take()
+            && let Some(untold) = mapping.untold()
+        {
+            heir(untold);
+        }
         let leaves = self.leaves_folios.load(Ordering::Acquire) && mapping.is_settled();
         if leaves {
             return;
@@ -313,7 +333,7 @@ impl Drop for MappedFile {
             let blocks = mapping.blocks_touched(index, &all);
             let idle =
                 |t: &Table, s, g| !(t.bits(s, State::Reading, g) | t.bits(s, State::Writing, g));
-            folio.runs(blocks, idle).into_iter().for_each(|run| folio.discard(run));
+            folio.runs(blocks, idle).for_each(|run| folio.discard(run));
         }
     }
 }

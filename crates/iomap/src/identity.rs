@@ -69,14 +69,23 @@ impl MapOps for Identity {
         MapFuture::Now(Some(Ok(extent)))
     }
 
-    fn reserve(&self, runs: &[Range<u64>], _class: Class) -> MapFuture<'_, Result<Reservation>> {
-        let place = |run: &Range<u64>| Place {
+    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
+        MapFuture::Now(self.try_reserve(runs, class, &mut Vec::new()))
+    }
+
+    fn try_reserve(
+        &self,
+        runs: &[Range<u64>],
+        _class: Class,
+        places: &mut Vec<Place>,
+    ) -> Option<Result<Reservation>> {
+        let mut places = std::mem::take(places);
+        places.extend(runs.iter().map(|run| Place {
             offset: run.start,
             len: run.end - run.start,
             device_offset: run.start,
-        };
-        let places = runs.iter().map(place).collect();
-        MapFuture::Now(Some(Ok(Reservation::in_place(places))))
+        }));
+        Some(Ok(Reservation::in_place(places)))
     }
 
     fn sequence(&self) -> u64 {

@@ -3,8 +3,8 @@
 //! here, the answer above.
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
-//! `fill` and `read` (in), `write` and `writeout` (out), `direct`, `uncached`, `sync`, `zero`, `resize`,
-//! `discard`, then the two mappings: [`identity`] and [`remap`].
+//! `fill` and `read` (in), `write`, `writeout` and `records` (out), `direct`, `uncached`, `sync`, `zero`,
+//! `resize`, `discard`, then the two mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
 
 mod direct;
@@ -15,6 +15,7 @@ pub mod identity;
 pub mod ops;
 mod published;
 mod read;
+mod records;
 pub mod remap;
 mod resize;
 mod stable;

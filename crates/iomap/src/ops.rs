@@ -127,8 +127,16 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
-    fn drop(&mut self) {
+impl Reservation {
+    /// What was not published goes back now; the memory of the places, empty.
+    pub fn end(mut self) -> Vec<Place> {
+        self.give_back();
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
+        places
+    }
+
+    fn give_back(&mut self) {
         let Some(owner) = self.owner.take() else { return };
         let mut published = std::mem::take(&mut *self.published.lock());
         published.sort_unstable_by_key(|p| p.start);
@@ -151,6 +159,12 @@ impl Drop for Reservation {
             push(at, end);
         }
         owner.give_back(&left);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 
@@ -218,6 +232,17 @@ pub trait MapOps: Send + Sync {
     /// Room for runs of the file, whole units. Waits for it before anything is captured (O6).
     /// Errors: `NoSpace`.
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>>;
+
+    /// [`MapOps::reserve`] for a map that neither waits nor looks anything up: at once, in `places`, which
+    /// is empty and taken. `None` if this map, or this request, has to wait.
+    fn try_reserve(
+        &self,
+        _runs: &[Range<u64>],
+        _class: Class,
+        _places: &mut Vec<Place>,
+    ) -> Option<Result<Reservation>> {
+        None
+    }
 
     /// The next sequence (O1), volume-wide.
     fn sequence(&self) -> u64;

@@ -51,7 +51,6 @@ impl MappedFile {
             sync: true,
             fua: false,
         };
-        self.write_out_pass_on(&pass, here).await;
-        self.mapping.wait_write_outs().await;
+        self.write_out_all(&pass, here).await;
     }
 }

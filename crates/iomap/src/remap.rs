@@ -1,7 +1,7 @@
 //! An out-of-place map in memory: every write goes to fresh blocks of the device, and the map changes
 //! when it is published. It keeps nothing across a restart; it exists to prove the contract of
 //! [`crate::ops`] under the same tests as the identity: with sums, and with waits wherever a volume may
-//! wait.
+//! wait. Who wants to see what a crash leaves takes an [`Image`] at each commit.
 //!
 //! Invariants: R1 a device block is free, reserved, mapped, or in limbo. R2 a block in limbo is
 //! free once every pin handed out before it got there is gone (O4). R3 the published size never goes
@@ -19,7 +19,8 @@ use forebay_base::task::BoxFuture;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, StableWrites, flush_here, io};
-use std::collections::{BTreeMap, VecDeque};
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Weak;
 use std::time::Duration;
@@ -36,6 +37,20 @@ struct Mapped {
     device: u64,
     sequence: u64,
     sum: Option<u32>,
+}
+
+/// A map at one moment. The places that it names are not reused while it is kept (O4).
+#[derive(Clone)]
+pub struct Image {
+    map: BTreeMap<u64, Mapped>,
+    _pin: std::sync::Arc<dyn Any + Send + Sync>,
+}
+
+impl Image {
+    /// File block and device block of each that is mapped.
+    pub fn places(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.map.iter().map(|(&file, mapped)| (file, mapped.device))
+    }
 }
 
 struct State {
@@ -101,6 +116,29 @@ impl Remap {
         };
         let shared = Shared { unit: u64::from(unit), state: Mutex::new(state) };
         Arc::new(Self { device, options, shared: std::sync::Arc::new(shared) })
+    }
+
+    /// The map as it is now.
+    pub fn image(&self) -> Image {
+        let state = self.shared.state.lock();
+        Image { map: state.map.clone(), _pin: state.epoch.clone() }
+    }
+
+    /// A map that begins as another one was, on a device with the same bytes in those places.
+    pub fn from_image(
+        device: DeviceRef,
+        unit: u32,
+        options: RemapOptions,
+        image: &Image,
+    ) -> Arc<Self> {
+        let new = Self::with_options(device, unit, options);
+        let mut state = new.shared.state.lock();
+        let taken: BTreeSet<u64> = image.map.values().map(|m| m.device).collect();
+        state.free.retain(|block| !taken.contains(block));
+        state.sequence = image.map.values().map(|m| m.sequence).max().unwrap_or(0);
+        state.map = image.map.clone();
+        drop(state);
+        new
     }
 
     fn blocks(&self, range: &Range<u64>) -> Range<u64> {

@@ -5,7 +5,6 @@ use crate::file::MappedFile;
 use crate::fill::FillMode;
 use crate::taken::Taken;
 use crate::writeout::Ticket;
-use forebay_base::sync::Arc;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
@@ -21,7 +20,7 @@ pub(crate) struct Placed {
 
 /// What a truncate holds: everything from its block on, a number among the write-outs, the dirt of the
 /// block of the new end. Let go in the opposite order.
-type Cut<'a> = (Exclusive<'a>, Arc<Ticket>, Option<Taken<'a>>);
+type Cut<'a> = (Exclusive<'a>, Ticket, Option<Taken<'a>>);
 
 impl MappedFile {
     /// The range that a write goes to, with the file grown to hold it. An append takes its range

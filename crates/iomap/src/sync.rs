@@ -87,27 +87,47 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    fn end(&mut self, done: &Result<()>) {
+    /// `done`: what the device says of it. Returns what is to be said of it: it may have worked, and one that
+    /// failed for another file have dropped what this one covers.
+    fn end(&mut self, done: Result<()>) -> Result<()> {
         self.over = true;
+        let (file, unflushed) = (self.file, &self.file.mapping.unflushed);
         let covered = std::mem::take(&mut self.covered);
-        match done {
-            Ok(()) => self.file.flush_worked(&covered.pinned),
-            Err(error) => {
-                // Also what was written out after the flush had begun may be gone.
-                let later = self.file.mapping.unflushed.flush_failed();
-                self.file.flush_failed(&covered.pinned, covered.unpinned, error);
-                self.file.flush_failed(&later.pinned, later.unpinned, error);
+        let certified = done.is_ok() && (covered.is_empty() || unflushed.is_certified(&covered));
+        // Of other files' failed flushes; if it is this one that failed, what was written out after it had
+        // begun may be gone too.
+        let lost = unflushed.take_lost();
+        let done = match done {
+            Ok(()) if !certified || !lost.is_empty() => {
+                let text = "a flush of the same device failed that was asked for elsewhere";
+                Err(Error::new(ErrorKind::Io, "flush", text))
             }
+            done => done,
+        };
+        if certified {
+            file.flush_worked(&covered.pinned);
         }
-        self.file.mapping.unflushed.end_flush();
-        self.file.flush.end(self.number, done);
+        if let Err(error) = &done {
+            log::warn!("flush failed: {error}");
+            if !certified {
+                file.flush_failed(&covered);
+            }
+            file.flush_failed(&lost);
+            // After the blocks are dirty again: who comes later finds them.
+            file.mapping.errseq.set(error.clone());
+        }
+        unflushed.end_flush();
+        file.flush.end(self.number, &done);
+        done
     }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         if !self.over {
-            self.end(&Err(Error::new(ErrorKind::Shutdown, "flush", "its task was dropped")));
+            let error = Error::new(ErrorKind::Shutdown, "flush", "its task was dropped");
+            // Who waits for the flush is told.
+            let _told = self.end(Err(error));
         }
     }
 }
@@ -134,10 +154,15 @@ impl MappedFile {
         let (which, max_bytes) = (Which::All, u64::MAX);
         let range = 0..u64::MAX >> 1;
         let pass = WriteOutPass { range, which, max_bytes, sync: true, fua: false };
-        self.write_out_pass_on(&pass, false).await;
-        self.mapping.wait_write_outs().await;
+        self.write_out_all(&pass, false).await;
         self.publish_upto(self.size(), false).await;
         self.mapping.errseq.error_since(entered).map_or(Ok(()), Err)
+    }
+
+    /// [`MappedFile::sync`] for nobody who could be told of an error, as when the last opener has gone:
+    /// whoever opens the file next sees it.
+    pub async fn sync_untold(&self) -> Result<()> {
+        self.sync_for(None, 0..u64::MAX >> 1, true).await
     }
 
     /// Makes a range durable, and the map to find it. `here`: the caller blocks.
@@ -147,6 +172,10 @@ impl MappedFile {
         range: Range<u64>,
         here: bool,
     ) -> Result<()> {
+        self.sync_for(Some(handle), range, here).await
+    }
+
+    async fn sync_for(&self, handle: Option<&Handle>, range: Range<u64>, here: bool) -> Result<()> {
         if self.read_only() {
             return Ok(());
         }
@@ -161,17 +190,31 @@ impl MappedFile {
             sync: true,
             fua: false,
         };
-        self.write_out_pass_on(&pass, here).await;
-        self.mapping.wait_write_outs().await;
+        self.write_out_all(&pass, here).await;
         self.publish_upto(range.end.min(self.size()), here).await;
         let flushed = self.flush_on(here).await;
         self.check_failed(&range, handle)?;
         self.mapping.errseq.error_since(entered).map_or(flushed, Err)
     }
 
+    /// Issues a pass of a sync, and waits until what it was to write is written or has failed. Dirt in the
+    /// hands of a truncate or a trim may come back when these are over, and a folio that is written whole
+    /// be in another pass's hands when its turn has come: then it is looked for again.
+    pub(crate) async fn write_out_all(&self, pass: &WriteOutPass, here: bool) {
+        loop {
+            let leftovers = self.mapping.leftovers();
+            self.write_out_pass_on(pass, here).await;
+            self.mapping.wait_write_outs().await;
+            if self.mapping.leftovers() == leftovers {
+                return;
+            }
+        }
+    }
+
     /// The errors that this opener has not seen, then what still stands in the way of durability.
-    fn check_failed(&self, range: &Range<u64>, handle: &Handle) -> Result<()> {
-        let unseen = self.mapping.errseq.check_and_advance(&mut handle.cursor.lock());
+    fn check_failed(&self, range: &Range<u64>, handle: Option<&Handle>) -> Result<()> {
+        let errseq = &self.mapping.errseq;
+        let unseen = handle.and_then(|h| errseq.check_and_advance(&mut h.cursor.lock()));
         if let Some(error) = unseen {
             return Err(error);
         }
@@ -192,7 +235,8 @@ impl MappedFile {
         self.flush_on(false).await
     }
 
-    async fn flush_on(&self, here: bool) -> Result<()> {
+    /// The same. `here`: the caller blocks.
+    pub(crate) async fn flush_on(&self, here: bool) -> Result<()> {
         let number = match self.flush.turn().await {
             Turn::Done(result) => return result,
             Turn::Run(number) => number,
@@ -201,9 +245,19 @@ impl MappedFile {
         let mut running = Running { file: self, number, covered, over: false };
         Counters::add(&self.cache.counters.flushes, 1);
         self.publish_size();
+        // Goes before `running` if this task is dropped: the failure is counted first.
+        let flight = self.mapping.domain.flushes.begin(self.device_address());
         let done = self.ops.commit(Commit::Data, here).await;
-        running.end(&done);
-        done
+        match done {
+            Ok(()) => flight.worked().await,
+            Err(_) => drop(flight),
+        }
+        running.end(done)
+    }
+
+    /// Which device object is flushed.
+    fn device_address(&self) -> usize {
+        std::sync::Arc::as_ptr(self.device()).cast::<()>() as usize
     }
 
     fn each_pinned(
@@ -239,14 +293,12 @@ impl MappedFile {
         self.cache.wake_frame_waiters();
     }
 
-    fn flush_failed(&self, pinned: &RangeSet, unpinned: bool, error: &Error) {
-        log::warn!("flush failed: {error}");
-        self.each_pinned(pinned, |folio, part| {
+    fn flush_failed(&self, covered: &Covered) {
+        self.each_pinned(&covered.pinned, |folio, part| {
             folio.flush_failed(self.mapping.blocks_inside(folio.index, &part));
         });
-        if unpinned {
+        if covered.unpinned {
             self.mapping.poison("a flush failed, and some of what it covered is not held any more");
         }
-        self.mapping.errseq.set(error.clone());
     }
 }

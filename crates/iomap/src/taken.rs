@@ -22,7 +22,7 @@ impl<'a> Taken<'a> {
 
     /// Takes what is dirty of the blocks, none of which is in write-out.
     pub fn take(&mut self, folio: &FolioWrite<'_>, blocks: Blocks) {
-        self.pieces.extend(folio.begin_write(blocks, DirtyTracking::Block));
+        folio.begin_write(blocks, DirtyTracking::Block, &mut self.pieces);
     }
 
     /// The dirt is not wanted any more.

@@ -14,7 +14,8 @@
 //! strategies meet in the same folios and range locks, so they are coherent. P3 nothing is dropped
 //! that is dirty, on its way, or held until a flush (U5).
 //!
-//! Locks: a private write holds its blocks exclusively while it is at the device. A private read
+//! Locks: a private write holds its blocks exclusively while it is at the device; it has its room from the
+//! map before it asks for memory, and waits for the device only once it has that. A private read
 //! holds nothing: it publishes nothing that another could find.
 
 use crate::file::{Handle, MappedFile, Source, Target};
@@ -189,6 +190,8 @@ impl MappedFile {
         let whole = round_down(run.start, block)..round_up(run.end, block).min(size);
         self.evict_for_direct(&held.range()).await?;
         let epoch = self.mapping.unflushed.epoch();
+        // Before the permit: who makes room may need one.
+        let room = self.reserve_run(&whole).await?;
         let len = whole.end - whole.start;
         let _permit = self.cache.private(2 * len + 4 * block).await;
         Counters::add(&self.cache.counters.uncached_write_bytes, run.end - run.start);
@@ -204,7 +207,7 @@ impl MappedFile {
         let bytes = &src.bytes()[(run.start - base) as usize..(run.end - base) as usize];
         data[(run.start - whole.start) as usize..][..bytes.len()].copy_from_slice(bytes);
         let mut from = if src.blocking() { Source::Slice(&data) } else { Source::Owned(&mut data) };
-        self.write_reserved(&whole, &mut from, BioFlags::SYNC, true).await?;
+        self.write_reserved(room, &whole, &mut from, BioFlags::SYNC, true).await?;
         self.remember_unpinned(epoch);
         drop(held);
         Ok(true)

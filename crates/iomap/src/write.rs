@@ -6,11 +6,12 @@ use crate::fill::{FillMode, Filling};
 use crate::resize::Placed;
 use crate::uncached::Passing;
 use forebay_base::sync::atomic::Ordering;
-use forebay_base::units::{is_aligned, round_up};
+use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
+use forebay_cache::writeback::control::PORTION;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
@@ -67,12 +68,43 @@ impl MappedFile {
             return None;
         }
         let passing = self.write_now(&range, flags)?;
-        self.try_write_range(&range, src, passing).is_none().then_some(Ok(src.len()))
+        // What stops on its way is written again, and counted there.
+        let done = self.try_write_range(&range, src, passing).is_none();
+        done.then(|| {
+            self.count_uncached(passing, src.len() as u64);
+            Ok(src.len())
+        })
+    }
+
+    fn count_uncached(&self, passing: Passing, bytes: u64) {
+        if passing != Passing::Cached {
+            Counters::add(&self.cache.counters.uncached_write_bytes, bytes);
+        }
+    }
+
+    /// Splits a byte range where folios end, and so that no piece is more than a portion: a writer dirties
+    /// no more between two looks at the limits.
+    fn portions(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
+        let pieces = self.pieces(range);
+        pieces.flat_map(|(index, piece)| {
+            (piece.start / PORTION..piece.end.div_ceil(PORTION)).map(move |i| {
+                (index, piece.start.max(i * PORTION)..piece.end.min((i + 1) * PORTION))
+            })
+        })
     }
 
     /// Writes from the start as far as it goes without waiting; `Some` is where it stopped.
     fn try_write_range(&self, range: &Range<u64>, src: &[u8], passing: Passing) -> Option<u64> {
-        for (index, piece) in self.pieces(range.clone()) {
+        let mut passed = range.start + PORTION;
+        for (index, piece) in self.portions(range.clone()) {
+            if piece.end > passed {
+                // What it wrote itself may have filled the limit.
+                if !self.mapping.domain.free_run() {
+                    self.cache.kick_above(&self.mapping);
+                    return Some(piece.start);
+                }
+                passed = piece.start + PORTION;
+            }
             let bytes =
                 &src[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
             let mut pool = FramePool::empty(&self.cache);
@@ -157,11 +189,13 @@ impl MappedFile {
         let Some(passing) = self.write_now(range, flags) else {
             return fail("the uncached strategy waits for the device");
         };
-        match self.try_write_range(range, src, passing) {
-            None => Ok(src.len()),
-            Some(stop) if stop > range.start => Ok((stop - range.start) as usize),
-            Some(_) => fail("blocks have to be read or waited for"),
-        }
+        let done = match self.try_write_range(range, src, passing) {
+            None => src.len(),
+            Some(stop) if stop > range.start => (stop - range.start) as usize,
+            Some(_) => return fail("blocks have to be read or waited for"),
+        };
+        self.count_uncached(passing, done as u64);
+        Ok(done)
     }
 
     /// Writes `range` into the cache; the first byte of `src` belongs at `base`. False: stopped, by a
@@ -174,11 +208,9 @@ impl MappedFile {
         passing: Passing,
         beyond: Beyond,
     ) -> Result<bool> {
-        if passing != Passing::Cached {
-            Counters::add(&self.cache.counters.uncached_write_bytes, range.end - range.start);
-        }
+        self.count_uncached(passing, range.end - range.start);
         let mut passed = range.start;
-        for (index, piece) in self.pieces(range.clone()) {
+        for (index, piece) in self.portions(range.clone()) {
             if piece.end > passed {
                 passed = range.end.min(piece.start + self.cache.dirty.portion());
                 self.cache.throttle(&self.mapping, passed - piece.start).await?;
@@ -253,6 +285,11 @@ impl MappedFile {
         folio.install_frames(blocks, pool);
         self.zero_behind_eof(&folio, index, piece, eof);
         folio.write(at, src, passing == Passing::Marked);
+        // Whoever moves an end that lies within a block has waited for the lock of its folio.
+        let stands = is_aligned(eof, mapping.block_size())
+            || piece.end <= round_down(eof, mapping.block_size())
+            || self.size() == eof;
+        assert!(stands, "E5: the end of file moved within a block that is being written");
         if passing == Passing::Cached {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
         }
@@ -262,7 +299,7 @@ impl MappedFile {
     /// Asks the map for room for the blocks that are not dirty yet.
     fn admit(&self, folio: &FolioWrite<'_>, blocks: Blocks) -> std::result::Result<(), Obstacle> {
         let mapping = &*self.mapping;
-        let dirty = folio.runs_with(blocks, State::Dirty).iter().map(|run| run.len()).sum::<u32>();
+        let dirty = folio.runs_with(blocks, State::Dirty).map(|run| run.len()).sum::<u32>();
         let new = u64::from(blocks.len() - dirty) * mapping.block_size();
         let held = mapping.dirty_bytes.load(Ordering::Relaxed);
         self.ops.admit(new, held).map_err(Obstacle::NoRoom)

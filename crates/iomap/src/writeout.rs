@@ -2,18 +2,17 @@
 //! published as each bio ends. The steps and their rules (O1..O6) are in [`crate::ops`].
 
 use crate::file::MappedFile;
-use crate::ops::{Class, MapOps, Place, Reservation, Written};
-use crate::published::publishable_size;
-use forebay_base::buf::DataRef;
-use forebay_base::checksum::crc32c;
+use crate::ops::{Class, Place, Reservation};
+use crate::records::Plan;
+use forebay_base::Result;
 use forebay_base::sync::Arc;
-use forebay_base::task::BoxFuture;
+use forebay_base::task::FutureSlot;
 use forebay_base::units::{round_down, round_up};
-use forebay_block::{Bio, BioFlags, BioOp};
+use forebay_block::BioFlags;
 use forebay_cache::folio::Blocks;
-use forebay_cache::writeback::dirt::DirtyCursor;
-use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, end_write, untake};
-use forebay_cache::{FRAME_SIZE, FrameList, Mapping, PageCache, State};
+use forebay_cache::strategy::DirtyTracking;
+use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, fail_unwritten};
+use forebay_cache::{FRAME_SIZE, FolioWrite, Mapping, State};
 use std::ops::Range;
 
 /// Longest write of one bio, bytes: many of them under way fill a device and end one after another.
@@ -24,13 +23,13 @@ const MAX_RESERVATION: u64 = 1 << 20;
 const BATCH: usize = 16;
 
 impl WriteOut for MappedFile {
-    fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass) -> BoxFuture<'static, u64> {
-        Box::pin(async move { self.write_out_pass(&pass).await })
+    fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass, slot: &mut FutureSlot<u64>) {
+        slot.put(async move { self.write_out_pass(&pass).await });
     }
 
-    fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()> {
+    fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>) {
         // Whoever syncs next is told of a failure, by way of the error sequence.
-        Box::pin(async move { drop(self.flush_shared().await) })
+        slot.put(async move { drop(self.flush_shared().await) });
     }
 
     fn is_settled(&self) -> bool {
@@ -47,8 +46,8 @@ pub(crate) struct Ticket {
 
 impl Ticket {
     /// `range`: what it may write.
-    pub fn new(mapping: &Arc<Mapping>, range: Range<u64>) -> Arc<Self> {
-        Arc::new(Self { number: mapping.issue_ticket(range), mapping: mapping.clone() })
+    pub fn new(mapping: &Arc<Mapping>, range: Range<u64>) -> Self {
+        Self { number: mapping.issue_ticket(range), mapping: mapping.clone() }
     }
 }
 
@@ -59,46 +58,11 @@ impl Drop for Ticket {
 }
 
 /// A piece captured, and where it goes.
-struct Captured {
-    piece: WritePiece,
+pub(crate) struct Captured {
+    pub piece: WritePiece,
     /// Bytes of the file that are written, and where.
-    place: Place,
-    sequence: u64,
-}
-
-/// The completion side of one bio: publishes its pieces, or makes them dirty again.
-struct EndWrite {
-    cache: Arc<PageCache>,
-    mapping: Arc<Mapping>,
-    ops: std::sync::Arc<dyn MapOps>,
-    reservation: std::sync::Arc<Reservation>,
-    pieces: Vec<WritePiece>,
-    written: Vec<Written>,
-    fua: bool,
-    /// Given back after the error, if there is one, was recorded.
-    ticket: Arc<Ticket>,
-}
-
-impl EndWrite {
-    fn end(self, result: forebay_base::Result<()>) {
-        let Self { cache, mapping, ops, reservation, pieces, written, fua, ticket } = self;
-        match result {
-            Ok(()) => {
-                let size = publishable_size(&mapping, &*ops);
-                ops.publish(&reservation, &written, size);
-                end_write(&cache, &mapping, &pieces, true, fua);
-            }
-            Err(error) => {
-                log::warn!("write-out failed: {error}");
-                // The error first: a writer that is refused for it says why. Dirty again before the places
-                // go back: dirt is what room is counted by.
-                mapping.errseq.set(error);
-                end_write(&cache, &mapping, &pieces, false, fua);
-            }
-        }
-        drop(reservation);
-        drop(ticket);
-    }
+    pub place: Place,
+    pub sequence: u64,
 }
 
 impl MappedFile {
@@ -112,67 +76,74 @@ impl MappedFile {
     pub(crate) async fn write_out_pass_on(&self, pass: &WriteOutPass, here: bool) -> u64 {
         let mapping = &*self.mapping;
         let folios = mapping.folios(&pass.range);
-        let mut cursor = DirtyCursor::new(pass, &folios, self.cache.world.now());
+        let mut plan = self.plan();
+        let plan = &mut *plan;
+        plan.cursor.begin(pass, &folios, self.cache.world.now());
         let mut issued = 0;
         while issued < pass.max_bytes {
-            let batch = mapping.dirty.next_of_pass(pass, &folios, &mut cursor, BATCH);
-            if batch.is_empty() {
+            let batch = (BATCH, &mut plan.batch);
+            mapping.dirty.next_of_pass(pass, &folios, &mut plan.cursor, batch);
+            if plan.batch.is_empty() {
                 break;
             }
             self.cache.wait_write_room(mapping).await;
-            issued += self.write_out_folios(&batch, pass, here).await;
+            issued += self.write_out_folios(plan, pass, here).await;
         }
         issued
     }
 
-    /// Writes what the pass wants of some folios, a reservation at a time.
-    async fn write_out_folios(&self, batch: &[u64], pass: &WriteOutPass, here: bool) -> u64 {
-        let mut issued = 0;
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        let mut bytes = 0;
-        for &index in batch {
-            let mut wanted = self.dirty_runs(index, pass);
+    /// Writes what the pass wants of the folios of its batch, a reservation at a time.
+    async fn write_out_folios(&self, plan: &mut Plan, pass: &WriteOutPass, here: bool) -> u64 {
+        let (mut issued, mut bytes) = (0, 0);
+        for at in 0..plan.batch.len() {
+            let index = plan.batch[at];
+            let mut wanted = self.add_dirty_runs(index, pass, &mut plan.runs);
             if wanted.is_err() {
                 // Nothing that could go is held back meanwhile.
-                issued += self.write_runs(std::mem::take(&mut runs), pass, false).await;
+                issued += self.write_runs(plan, pass, false).await;
                 bytes = 0;
             }
             while let Err(blocks) = wanted {
                 self.cache.wait_while(&self.mapping, index, blocks, State::Writing).await;
-                wanted = self.dirty_runs(index, pass);
+                wanted = self.add_dirty_runs(index, pass, &mut plan.runs);
             }
-            for run in wanted.unwrap_or_default() {
-                bytes += run.end - run.start;
-                match runs.last_mut() {
-                    Some(last) if last.end == run.start => last.end = run.end,
-                    _ => runs.push(run),
-                }
-            }
+            bytes += wanted.unwrap_or(0);
             // All of a folio in one reservation: where folios are written whole, its first part takes all.
             if bytes >= MAX_RESERVATION {
-                issued += self.write_runs(std::mem::take(&mut runs), pass, false).await;
+                issued += self.write_runs(plan, pass, false).await;
                 bytes = 0;
             }
         }
-        issued + self.write_runs(runs, pass, here).await
+        issued + self.write_runs(plan, pass, here).await
     }
 
-    /// What the pass wants of a folio, as bytes of the file, whole blocks: where the file ends is seen
-    /// when they are captured. `Err`: a sync has to write blocks
-    /// that were dirtied while they were in write-out, and these have to be waited for.
-    fn dirty_runs(&self, index: u64, pass: &WriteOutPass) -> Result<Vec<Range<u64>>, Blocks> {
-        let Some(folio) = self.cache.lock_folio(&self.mapping, index) else {
-            return Ok(Vec::new());
-        };
+    /// Adds what the pass wants of a folio to `runs`, as bytes of the file, whole blocks: where the file
+    /// ends is seen when they are captured. Returns the bytes. `Err`: a sync has to write blocks that were
+    /// dirtied while they were in write-out, and these have to be waited for.
+    fn add_dirty_runs(
+        &self,
+        index: u64,
+        pass: &WriteOutPass,
+        runs: &mut Vec<Range<u64>>,
+    ) -> std::result::Result<u64, Blocks> {
+        let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { return Ok(0) };
         let blocks = self.mapping.blocks_touched(index, &pass.range);
         let tracking = self.cache.strategies.dirty_tracking();
-        match folio.write_conflict(blocks, tracking) {
-            Some(blocks) if pass.sync => Err(blocks),
-            _ => {
-                let runs = folio.writable(blocks, tracking).into_iter();
-                Ok(runs.map(|run| self.mapping.range_of(index, run)).collect())
+        if pass.sync
+            && let Some(blocks) = folio.write_conflict(blocks, tracking)
+        {
+            return Err(blocks);
+        }
+        let mut bytes = 0;
+        for run in folio.writable(blocks, tracking) {
+            let run = self.mapping.range_of(index, run);
+            bytes += run.end - run.start;
+            match runs.last_mut() {
+                Some(last) if last.end == run.start => last.end = run.end,
+                _ => runs.push(run),
             }
         }
+        Ok(bytes)
     }
 
     /// Behind the end of file there is nothing to write, save to fill a unit of the map: what a place
@@ -182,30 +153,50 @@ impl MappedFile {
         round_up(self.size(), unit)
     }
 
-    /// Reserves room for the runs, captures what is still dirty of them, and issues it; returns the bytes.
-    async fn write_runs(&self, runs: Vec<Range<u64>>, pass: &WriteOutPass, here: bool) -> u64 {
-        let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return 0 };
-        let range = first.start..last.end;
+    /// Reserves room for the runs of the plan, captures what is still dirty of them, and issues it; returns
+    /// the bytes.
+    async fn write_runs(&self, plan: &mut Plan, pass: &WriteOutPass, here: bool) -> u64 {
+        if plan.runs.is_empty() {
+            return 0;
+        }
         let class = if pass.sync { Class::Sync } else { Class::Background };
-        let reservation = match self.ops.reserve(&runs, class).await {
-            Ok(reservation) => std::sync::Arc::new(reservation),
+        let at_once = self.ops.try_reserve(&plan.runs, class, &mut plan.places);
+        let reserved = match at_once {
+            Some(reserved) => reserved,
+            None => self.ops.reserve(&plan.runs, class).await,
+        };
+        let bytes = self.issue(plan, pass, reserved, here);
+        plan.runs.clear();
+        bytes
+    }
+
+    fn issue(
+        &self,
+        plan: &mut Plan,
+        pass: &WriteOutPass,
+        reserved: Result<Reservation>,
+        here: bool,
+    ) -> u64 {
+        let reservation = match reserved {
+            Ok(reservation) => reservation,
             Err(error) => {
                 log::warn!("no room for write-out: {error}");
                 self.mapping.errseq.set(error);
-                self.no_room(&runs);
+                self.no_room(&plan.runs);
                 return 0;
             }
         };
-        let ticket = Ticket::new(&self.mapping, range);
-        let captured = self.capture(&reservation);
+        let end = plan.runs.last().map_or(0, |run| run.end);
+        let ticket = Ticket::new(&self.mapping, plan.runs[0].start..end);
+        self.capture(plan, &reservation, pass.sync);
         let flags = match (pass.fua, pass.sync) {
             (true, _) => BioFlags::FUA | BioFlags::SYNC,
             (false, true) => BioFlags::SYNC,
             (false, false) => BioFlags::BACKGROUND,
         };
-        let (mut bios, bytes) = self.plan_writes(captured, &reservation, &ticket, flags);
-        let last = if here { bios.pop() } else { None };
-        self.device().submit_batch(&mut bios);
+        let bytes = self.fill_record(plan, reservation, ticket, flags);
+        let last = if here { plan.bios.pop() } else { None };
+        self.device().submit_batch(&mut plan.bios);
         if let Some(bio) = last {
             self.device().execute(bio);
         }
@@ -214,195 +205,80 @@ impl MappedFile {
 
     /// The runs stay dirty, and a sync has to say that they could not be written.
     fn no_room(&self, runs: &[Range<u64>]) {
-        let tracking = self.cache.strategies.dirty_tracking();
         for run in runs {
             for (index, part) in self.pieces(run.clone()) {
-                let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { continue };
                 let blocks = self.mapping.blocks_touched(index, &part);
-                let pieces = folio.begin_write(blocks, tracking);
-                drop(folio);
-                end_write(&self.cache, &self.mapping, &pieces, false, false);
+                fail_unwritten(&self.cache, &self.mapping, index, blocks);
             }
         }
     }
 
-    /// Takes what is dirty of the places: its content is fixed now, and so is its sequence (O1).
-    fn capture(&self, reservation: &Reservation) -> Vec<Captured> {
+    /// Takes what is dirty of the places: its content is fixed now, and so is its sequence (O1). Nothing else
+    /// is taken, not even for a moment: up-to-date blocks that joined a folio written whole after room was
+    /// reserved for it, and what a truncate is about to drop, stay as they are.
+    fn capture(&self, plan: &mut Plan, reservation: &Reservation, sync: bool) {
         let mapping = &*self.mapping;
         let tracking = self.cache.strategies.dirty_tracking();
-        let mut captured = Vec::new();
-        let places = reservation.places().iter();
-        let parts: Vec<(u64, Range<u64>, &Place)> = places
-            .flat_map(|place| self.pieces(place.range()).map(move |(i, part)| (i, part, place)))
-            .collect();
+        let places = reservation.places();
+        let Plan { parts, writable, captured, .. } = plan;
+        parts.clear();
+        for (at, place) in places.iter().enumerate() {
+            parts.extend(self.pieces(place.range()).map(|(index, part)| (index, part, at)));
+        }
         for parts in parts.chunk_by(|a, b| a.0 == b.0) {
             let Some(folio) = self.cache.lock_folio(mapping, parts[0].0) else { continue };
             let first = captured.len();
             let sequence = self.ops.sequence();
-            let mut taken = Vec::new();
-            for (index, part, _) in parts {
-                // Where folios are written whole, the first part takes all of it.
-                taken.extend(folio.begin_write(mapping.blocks_inside(*index, part), tracking));
-            }
             // The size as it is under the lock, with the content.
             let eof = self.end_of_units();
-            for (_, part, place) in parts {
-                let part = part.start..part.end.min(eof);
-                self.cut(&mut taken, &part, place, sequence, &mut captured);
+            let all = mapping.blocks_touched(folio.index, &(0..u64::MAX >> 1));
+            writable.clear();
+            writable.extend(folio.writable(all, tracking));
+            let whole = tracking == DirtyTracking::Folio;
+            if sync && whole && folio.write_conflict(all, tracking).is_some() {
+                // Another pass was faster, and may have left out what this one is to write.
+                mapping.note_leftover();
+            }
+            for (index, part, at) in parts {
+                let part = part.start..part.end.min(eof).max(part.start);
+                let whole = part.start..round_up(part.end, mapping.block_size());
+                let inside = mapping.blocks_inside(*index, &whole);
+                for run in writable.iter().map(|run| run.within(inside)).filter(|r| !r.is_empty()) {
+                    self.take(&folio, run, &part, (&places[*at], sequence), captured);
+                }
             }
             captured[first..].iter_mut().for_each(|c| self.snapshot(&folio, &mut c.piece));
-            drop(folio);
-            // Up-to-date blocks that joined a folio written whole after room was reserved for it, and what
-            // a truncate is about to drop.
-            untake(&self.cache, mapping, &taken, true);
         }
-        captured
     }
 
-    /// Moves what of the pieces lies within `part` of a place over to `captured`, in portions of a bio.
-    fn cut(
+    /// Takes a run within `part` of a place over to `captured`, in portions of a bio.
+    fn take(
         &self,
-        held: &mut Vec<WritePiece>,
+        folio: &FolioWrite<'_>,
+        run: Blocks,
         part: &Range<u64>,
-        place: &Place,
-        sequence: u64,
+        (place, sequence): (&Place, u64),
         captured: &mut Vec<Captured>,
     ) {
         let mapping = &*self.mapping;
-        let longest = self.longest_bio();
-        for mut piece in std::mem::take(held) {
-            let inside = mapping.blocks_inside(
-                piece.index,
-                &(part.start..round_up(part.end, mapping.block_size())),
-            );
-            let (start, end) =
-                (inside.start.max(piece.blocks.start), inside.end.min(piece.blocks.end));
-            if start >= end {
-                held.push(piece);
-                continue;
-            }
-            if start > piece.blocks.start {
-                let rest = piece.split_off(start, &self.cache, mapping);
-                held.push(std::mem::replace(&mut piece, rest));
-            }
-            if end < piece.blocks.end {
-                held.push(piece.split_off(end, &self.cache, mapping));
-            }
-            loop {
-                let bytes = mapping.range_of(piece.index, piece.blocks);
-                let most = (longest / mapping.block_size()).max(1) as u32;
-                let rest = (piece.blocks.len() > most)
-                    .then(|| piece.split_off(piece.blocks.start + most, &self.cache, mapping));
-                let bytes =
-                    bytes.start..mapping.range_of(piece.index, piece.blocks).end.min(part.end);
-                let device_offset = place.device_offset + (bytes.start - place.offset);
-                let place =
-                    Place { offset: bytes.start, len: bytes.end - bytes.start, device_offset };
-                captured.push(Captured { piece, place, sequence });
-                let Some(rest) = rest else { break };
-                piece = rest;
-            }
+        let most = (self.longest_bio() / mapping.block_size()).max(1) as u32;
+        let mut start = run.start;
+        while start < run.end {
+            let piece = folio.take(Blocks { start, end: run.end.min(start + most) });
+            start = piece.blocks.end;
+            let bytes = mapping.range_of(piece.index, piece.blocks);
+            let (offset, len) = (bytes.start, bytes.end.min(part.end) - bytes.start);
+            let device_offset = place.device_offset + (offset - place.offset);
+            let place = Place { offset, len, device_offset };
+            captured.push(Captured { piece, place, sequence });
         }
     }
 
-    fn longest_bio(&self) -> u64 {
+    /// Bytes of one bio at most.
+    pub(crate) fn longest_bio(&self) -> u64 {
         let limits = self.device().limits();
         let segments = u64::from(limits.max_segments) * FRAME_SIZE as u64;
         let most = MAX_BIO.min(u64::from(limits.max_transfer)).min(segments / 2);
         round_down(most, self.mapping.block_size())
-    }
-
-    /// Makes bios of pieces that lie one behind the other on the device; returns the bytes, too.
-    fn plan_writes(
-        &self,
-        captured: Vec<Captured>,
-        reservation: &std::sync::Arc<Reservation>,
-        ticket: &Arc<Ticket>,
-        flags: BioFlags,
-    ) -> (Vec<Bio>, u64) {
-        let longest = self.longest_bio();
-        let segments = self.device().limits().max_segments as usize;
-        let (mut bios, mut bytes) = (Vec::new(), 0);
-        let mut open: Option<RunBuilder<'_>> = None;
-        for next in captured {
-            bytes += next.place.len;
-            if open.as_ref().is_some_and(|open| !open.takes(&next, longest, segments)) {
-                bios.extend(open.take().map(|open| open.close(reservation, ticket, flags)));
-            }
-            open.get_or_insert_with(|| RunBuilder::new(self, &next)).push(next);
-        }
-        bios.extend(open.map(|open| open.close(reservation, ticket, flags)));
-        (bios, bytes)
-    }
-}
-
-/// A bio being put together.
-struct RunBuilder<'a> {
-    file: &'a MappedFile,
-    sums: bool,
-    start: u64,
-    end: u64,
-    frames: FrameList,
-    pieces: Vec<WritePiece>,
-    written: Vec<Written>,
-}
-
-impl<'a> RunBuilder<'a> {
-    fn new(file: &'a MappedFile, first: &Captured) -> Self {
-        let at = first.place.device_offset;
-        let frames = FrameList::new(file.cache.arena());
-        let sums = file.ops.limits().sums;
-        Self { file, sums, start: at, end: at, frames, pieces: Vec::new(), written: Vec::new() }
-    }
-
-    fn takes(&self, next: &Captured, longest: u64, segments: usize) -> bool {
-        let blocks = next.piece.blocks.len() as usize;
-        next.place.device_offset == self.end
-            && self.end - self.start + next.place.len <= longest
-            && self.frames.segment_count() + blocks <= segments
-    }
-
-    fn push(&mut self, next: Captured) {
-        let Captured { piece, place, sequence } = next;
-        let (mapping, arena) = (&self.file.mapping, self.file.cache.arena());
-        let block = mapping.block_size();
-        let (mut left, mut sums) = (place.len, Vec::new());
-        for b in piece.blocks.start..piece.blocks.end {
-            let (frame, offset) = piece.place(b, mapping);
-            let len = left.min(block) as usize;
-            self.frames.push(frame, offset, len);
-            if self.sums {
-                let mut bytes = [0; FRAME_SIZE];
-                arena.copy_out(frame, offset, &mut bytes[..len]);
-                sums.push(crc32c(&bytes[..len]));
-            }
-            left -= len as u64;
-        }
-        assert_eq!(left, 0, "a piece is as long as its place");
-        self.end += place.len;
-        self.pieces.push(piece);
-        self.written.push(Written { place, sequence, sums });
-    }
-
-    fn close(
-        self,
-        reservation: &std::sync::Arc<Reservation>,
-        ticket: &Arc<Ticket>,
-        flags: BioFlags,
-    ) -> Bio {
-        let Self { file, start, end, frames, pieces, written, .. } = self;
-        let end_write = EndWrite {
-            cache: file.cache.clone(),
-            mapping: file.mapping.clone(),
-            ops: file.ops.clone(),
-            reservation: reservation.clone(),
-            pieces,
-            written,
-            fua: flags.contains(BioFlags::FUA),
-            ticket: ticket.clone(),
-        };
-        let data = DataRef::Mem(Box::new(frames));
-        let done = Box::new(move |c: forebay_block::Completion| end_write.end(c.result));
-        Bio::new(BioOp::Write, start, end - start, data, done).with_flags(flags)
     }
 }

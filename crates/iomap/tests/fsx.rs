@@ -75,9 +75,18 @@ fn same_seed_same_digest() {
 
 #[test]
 fn faults_below_lose_nothing_that_was_promised() {
+    faults_below(Map::Identity);
+}
+
+#[test]
+fn faults_below_a_map_that_moves_lose_nothing_that_was_promised() {
+    faults_below(Map::Remap);
+}
+
+fn faults_below(map: Map) {
     let fired = AtomicU64::new(0);
     each(seeds(3), |seed| {
-        let setup = Setup::from_seed(seed, Map::Identity);
+        let setup = Setup::from_seed(seed, map);
         let world = SimWorld::new(seed);
         let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));
         for op in [BioOp::Read, BioOp::Write, BioOp::WriteZeroes, BioOp::Flush] {

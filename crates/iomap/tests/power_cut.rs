@@ -1,16 +1,21 @@
-//! Power cuts below a raw image, against docs/crash-contract.md: what a sync or a `DSYNC` write
+//! Power cuts below a raw image, and below a map that moves what is written and is found again as it was
+//! last committed, against docs/crash-contract.md: what a sync or a `DSYNC` write
 //! promised is there, and every sector is old or new. At every submission of small workloads, with
 //! all that the disk may have kept; at random submissions of larger ones, several at once; and again
 //! on the disk that came back.
 //!
 //! `FOREBAY_CUT_RUNS` sets the number of seeds (default 40), `FOREBAY_CUT_SEED` the first.
 
+#[path = "common/committed.rs"]
+mod committed;
 mod common;
 
+use committed::Committed;
 use common::{File, Map, Setup};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, split_mix};
+use forebay_iomap::remap::{Image, Remap};
 use forebay_sim::SimDisk;
 use forebay_sim::workload::{self, Generator, Runner};
 use std::ops::Range;
@@ -60,10 +65,34 @@ async fn work(shared: Arc<Shared>, mut worker: Worker, ops: u64) {
     shared.done.wake_all();
 }
 
+/// Opens the file; out of place on the map that was left.
+fn open(setup: &Setup, disk: &Arc<SimDisk>, left: &Left) -> (File, Option<Arc<Committed>>) {
+    if setup.map == Map::Identity {
+        return (File::open(setup, disk.world(), disk), None);
+    }
+    let (unit, options) = (setup.block_size, setup.remap_options(disk.world(), false));
+    let map = match left {
+        Some(image) => Remap::from_image(disk.clone(), unit, options, image),
+        None => Remap::with_options(disk.clone(), unit, options),
+    };
+    let ops = Arc::new(Committed::new(map));
+    (File::with_ops(setup, disk.world(), ops.clone(), setup.size()), Some(ops))
+}
+
+/// What is left of an out-of-place map.
+type Left = Option<Image>;
+
 /// One life of the file: from opening to the power cut, or to the end of the workloads.
-fn live(setup: &Setup, disk: &Arc<SimDisk>, workers: Vec<Worker>, ops: u64) -> Vec<Worker> {
+fn live(
+    setup: &Setup,
+    disk: &Arc<SimDisk>,
+    workers: Vec<Worker>,
+    ops: u64,
+    left: &mut Left,
+) -> Vec<Worker> {
     let world = disk.world().clone();
-    let (count, file) = (workers.len(), File::open(setup, &world, disk));
+    let (file, map) = open(setup, disk, left);
+    let count = workers.len();
     let (ended, done) = (Mutex::default(), WaitQueue::new());
     let shared = Arc::new(Shared { file, disk: disk.clone(), ended, done });
     for worker in workers {
@@ -72,6 +101,7 @@ fn live(setup: &Setup, disk: &Arc<SimDisk>, workers: Vec<Worker>, ops: u64) -> V
     let all = || (shared.ended.lock().unwrap().len() == count).then_some(());
     world.run(shared.done.wait_until(all));
     world.stop();
+    *left = map.map(|map| map.image());
     std::mem::take(&mut *shared.ended.lock().unwrap())
 }
 
@@ -94,8 +124,8 @@ fn workers(setup: &Setup, count: u64, len_max: u64) -> Vec<Worker> {
 }
 
 /// Opens the file on the disk that came back and checks every span.
-fn check(setup: &Setup, disk: &Arc<SimDisk>, workers: &mut [Worker], label: &str) {
-    let file = File::open(setup, disk.world(), disk);
+fn check(setup: &Setup, disk: &Arc<SimDisk>, workers: &mut [Worker], left: &Left, label: &str) {
+    let (file, _) = open(setup, disk, left);
     for worker in workers {
         if let Err(mismatch) = disk.world().run(worker.runner.check_crash(&file)) {
             panic!("{setup:?}\n{label}\n{mismatch}");
@@ -104,37 +134,52 @@ fn check(setup: &Setup, disk: &Arc<SimDisk>, workers: &mut [Worker], label: &str
     disk.world().stop();
 }
 
-#[test]
-fn l5_cut_anywhere_and_cut_again() {
+/// Cuts, and cuts the next life short, too.
+fn cut_and_cut_again(map: Map) {
     let mut cuts = 0;
     for seed in seeds() {
-        let setup = Setup { bytes: 512 << 10, ..Setup::from_seed(seed, Map::Identity) };
+        let setup = Setup { bytes: 512 << 10, ..Setup::from_seed(seed, map) };
         let mut disk = Arc::new(SimDisk::new(SimWorld::new(seed), setup.sim_config()));
-        let mut rng = seed ^ 0xc07;
+        let (mut rng, mut left) = (seed ^ 0xc07, None);
         let mut workers = workers(&setup, 1 + seed % 4, 160 << 10);
         for life in 0..3 {
             let at = split_mix(&mut rng) % 300;
             disk.power_off_after(at);
-            workers = live(&setup, &disk, workers, 150);
+            workers = live(&setup, &disk, workers, 150, &mut left);
             cuts += u64::from(disk.is_off());
             let fresh = SimWorld::new(seed * 10 + life);
             disk = Arc::new(disk.power_cut(split_mix(&mut rng)).in_world(fresh));
-            check(&setup, &disk, &mut workers, &format!("life {life}, cut at {at}"));
+            check(&setup, &disk, &mut workers, &left, &format!("life {life}, cut at {at}"));
         }
     }
     let enough = seeds().end - seeds().start;
     assert!(cuts * 2 > enough, "the power hardly ever went: {cuts}");
 }
 
+#[test]
+fn l5_cut_anywhere_and_cut_again() {
+    cut_and_cut_again(Map::Identity);
+}
+
+#[test]
+fn out_of_place_cut_anywhere_and_cut_again() {
+    cut_and_cut_again(Map::Remap);
+}
+
 /// One cut; returns the number of crash states looked at, and whether the power went.
 fn cut_small(setup: &Setup, at: u64) -> (u64, bool) {
     let disk = Arc::new(SimDisk::new(SimWorld::new(setup.seed), setup.sim_config()));
     disk.power_off_after(at);
-    let ended = live(setup, &disk, workers(setup, 1 + setup.seed % 2, 12 << 10), 14);
+    let mut left = None;
+    let ended = live(setup, &disk, workers(setup, 1 + setup.seed % 2, 12 << 10), 14, &mut left);
     let mut states = 0;
     for state in disk.crash_states().take(60) {
         states += 1;
-        let found = state.mount(SimWorld::new(1)).peek(0, setup.size() as usize);
+        let mounted = state.mount(SimWorld::new(1));
+        let found = match &left {
+            None => mounted.peek(0, setup.size() as usize),
+            Some(image) => through(image, setup, &mounted),
+        };
         for worker in &ended {
             let wrong = worker.runner.model().clone().crash(&found, &worker.span);
             assert!(wrong.is_ok(), "{setup:?} cut at {at}, {}: {wrong:?}", state.label);
@@ -143,11 +188,22 @@ fn cut_small(setup: &Setup, at: u64) -> (u64, bool) {
     (states, disk.is_off())
 }
 
-#[test]
-fn l5_l6_cut_at_every_submission_of_a_small_workload() {
+/// The file's bytes, as the map leads to them.
+fn through(image: &Image, setup: &Setup, disk: &SimDisk) -> Vec<u8> {
+    let unit = u64::from(setup.block_size);
+    let mut found = vec![0; setup.size().next_multiple_of(unit) as usize];
+    for (file, device) in image.places() {
+        let bytes = disk.peek(device * unit, unit as usize);
+        found[(file * unit) as usize..][..unit as usize].copy_from_slice(&bytes);
+    }
+    found.truncate(setup.size() as usize);
+    found
+}
+
+fn cut_at_every_submission(map: Map) {
     let mut states = 0;
     for seed in seeds().take(20) {
-        let setup = Setup { bytes: 64 << 10, ..Setup::from_seed(seed, Map::Identity) };
+        let setup = Setup { bytes: 64 << 10, ..Setup::from_seed(seed, map) };
         for at in 0.. {
             let (seen, off) = cut_small(&setup, at);
             states += seen;
@@ -159,15 +215,28 @@ fn l5_l6_cut_at_every_submission_of_a_small_workload() {
     assert!(states > 200 * seeds().take(20).count() as u64, "{states}");
 }
 
+#[test]
+fn l5_l6_cut_at_every_submission_of_a_small_workload() {
+    cut_at_every_submission(Map::Identity);
+}
+
+#[test]
+fn out_of_place_cut_at_every_submission_of_a_small_workload() {
+    cut_at_every_submission(Map::Remap);
+}
+
 /// Kill -9 with the machine up: completed writes stay, the rest is as after a power cut.
 #[test]
 fn l5_killed_process() {
     for seed in seeds() {
-        let setup = Setup { bytes: 256 << 10, ..Setup::from_seed(seed, Map::Identity) };
-        let disk = Arc::new(SimDisk::new(SimWorld::new(seed), setup.sim_config()));
-        let mut ended = live(&setup, &disk, workers(&setup, 3, 64 << 10), 60);
-        let after = disk.process_crash(seed).in_world(SimWorld::new(seed + 1));
-        check(&setup, &Arc::new(after), &mut ended, "killed");
+        for map in [Map::Identity, Map::Remap] {
+            let setup = Setup { bytes: 256 << 10, ..Setup::from_seed(seed, map) };
+            let disk = Arc::new(SimDisk::new(SimWorld::new(seed), setup.sim_config()));
+            let mut left = None;
+            let mut ended = live(&setup, &disk, workers(&setup, 3, 64 << 10), 60, &mut left);
+            let after = disk.process_crash(seed).in_world(SimWorld::new(seed + 1));
+            check(&setup, &Arc::new(after), &mut ended, &left, "killed");
+        }
     }
 }
 
@@ -177,7 +246,8 @@ fn control() {
     for map in [Map::Identity, Map::Remap] {
         let setup = Setup { bytes: 256 << 10, ..Setup::from_seed(5, map) };
         let disk = Arc::new(SimDisk::new(SimWorld::new(5), setup.sim_config()));
-        assert_eq!(live(&setup, &disk, workers(&setup, 3, 64 << 10), 60).len(), 3);
+        let workers = workers(&setup, 3, 64 << 10);
+        assert_eq!(live(&setup, &disk, workers, 60, &mut None).len(), 3);
         assert!(!disk.is_off());
     }
 }

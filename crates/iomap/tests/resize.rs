@@ -154,7 +154,7 @@ fn resident(file: &File) -> u64 {
     for index in file.cache.folios_present(mapping, &all) {
         let folio = file.cache.lock_folio(mapping, index).unwrap();
         let runs = folio.runs_with(mapping.blocks_touched(index, &all), State::Uptodate);
-        found += runs.iter().map(|run| u64::from(run.len())).sum::<u64>();
+        found += runs.map(|run| u64::from(run.len())).sum::<u64>();
     }
     found
 }

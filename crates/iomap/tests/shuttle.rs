@@ -16,6 +16,8 @@
 mod driver;
 #[path = "eof/history.rs"]
 mod history;
+#[path = "shuttle/nth.rs"]
+mod nth;
 
 use driver::{Driver, Subject, verify};
 use forebay_base::buf::AlignedBuf;
@@ -23,9 +25,10 @@ use forebay_base::sync::thread;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::world::{Nanos, World, split_mix};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Limits, StableWrites};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, StableWrites};
+use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, PageCache};
-use forebay_iomap::file::ZeroFlags;
+use forebay_iomap::file::{Geometry, ZeroFlags};
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{MappedFile, Source};
 use history::History;
@@ -62,21 +65,27 @@ struct Content {
     /// Written since the last flush, good or bad.
     pending: Vec<std::ops::Range<usize>>,
     flushes: u32,
+    /// Writes and flushes.
+    changes: u32,
 }
 
-/// A device that does each request on a thread of its own. The flush with the number `fails` fails, and what
-/// was completed before it is never made durable by a later one.
+/// A device that does each request on a thread of its own. The flush with the number `fails` fails, or the
+/// write or flush with the number `nth`; what was completed before a flush that failed is never made
+/// durable by a later one.
 #[derive(Clone)]
 struct Racing {
     content: Arc<Mutex<Content>>,
     fails: u32,
+    nth: u32,
+    /// `nth` is a number among writes alone.
+    writes_only: bool,
 }
 
 impl Racing {
     fn new(bytes: Vec<u8>, fails: u32) -> Self {
         let durable = bytes.clone();
         let content = Content { bytes, durable, ..Content::default() };
-        Self { content: Arc::new(Mutex::new(content)), fails }
+        Self { content: Arc::new(Mutex::new(content)), fails, nth: 0, writes_only: false }
     }
 
     fn durable(&self, at: u64) -> u8 {
@@ -87,6 +96,12 @@ impl Racing {
         let mut content = self.content.lock().unwrap();
         let end = content.bytes.len();
         let range = (bio.offset as usize).min(end)..((bio.offset + bio.len) as usize).min(end);
+        let counts = bio.op != BioOp::Read && !(self.writes_only && bio.op == BioOp::Flush);
+        content.changes += u32::from(counts);
+        let nth = counts && content.changes == self.nth;
+        if nth && bio.op != BioOp::Flush {
+            return Err(Error::new(ErrorKind::Io, "write", "this one fails"));
+        }
         match bio.op {
             BioOp::Read => {
                 let mut bytes = vec![0xee; bio.len as usize];
@@ -111,7 +126,7 @@ impl Racing {
                 content.flushes += 1;
                 let (failed, pending) =
                     (content.flushes == self.fails, std::mem::take(&mut content.pending));
-                if failed {
+                if failed || nth {
                     return Err(Error::new(ErrorKind::Io, "flush", "this one fails"));
                 }
                 content.durable.resize(end, 0);
@@ -236,6 +251,66 @@ fn no_sync_lies_whichever_flush_fails() {
     for fails in 1..=6 {
         shuttle::check_random(move || lying_syncs(fails), runs() / 4);
     }
+}
+
+/// Two files of one domain on one device, each with a writer that syncs: a flush that fails for one may
+/// have dropped what the other wrote, whichever of the two is heard of first.
+fn lying_neighbours(fails: u32) {
+    let device = Racing::new(vec![0; 8 * BLOCK as usize], fails);
+    let cache = cache();
+    let (below, domain): (DeviceRef, _) = (Arc::new(device.clone()), cache.dirty.domain(None));
+    let threads: Vec<_> = (0..2u64)
+        .map(|block| {
+            let ops = Arc::new(Identity::new(below.clone()));
+            let geometry = Geometry { block_size: BLOCK as u32, size: 8 * BLOCK, read_only: false };
+            let file = MappedFile::open_in(&cache, domain.clone(), ops, geometry, None).unwrap();
+            let device = device.clone();
+            thread::spawn(move || write_and_sync(&file, &device, block))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Writes a block twice, and syncs after each: what a good sync says is durable.
+fn write_and_sync(file: &MappedFile, device: &Racing, block: u64) {
+    let handle = file.open_handle();
+    for value in 1..=2u8 {
+        let mut data = AlignedBuf::copy_of(&[value; BLOCK as usize]);
+        let source = Source::Owned(&mut data);
+        let written = file.write(&handle, block * BLOCK, source, IoFlags::empty());
+        block_on(written).unwrap();
+        if block_on(file.sync(&handle)).is_ok() {
+            assert!(device.durable(block * BLOCK) >= value, "block {block} is not durable");
+        }
+    }
+}
+
+#[test]
+fn no_sync_lies_whichever_files_flush_fails() {
+    for fails in 1..=3 {
+        shuttle::check_random(move || lying_neighbours(fails), runs() / 4);
+    }
+}
+
+/// Where folios are written whole, a pass took blocks that it had no room for, and gave them back: a sync
+/// that came in between found them neither dirty nor on their way.
+#[test]
+fn no_sync_misses_what_another_pass_takes() {
+    let run = || {
+        let device = Racing::new(vec![0; 8 * BLOCK as usize], u32::MAX);
+        let cache = cache();
+        cache.strategies.set_dirty_tracking(DirtyTracking::Folio);
+        let ops = Arc::new(Identity::new(Arc::new(device.clone())));
+        let file = MappedFile::new(&cache, ops, BLOCK as u32, 8 * BLOCK, false).unwrap();
+        let threads: Vec<_> = (0..3u64)
+            .map(|block| {
+                let (file, device) = (file.clone(), device.clone());
+                thread::spawn(move || write_and_sync(&file, &device, block))
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    };
+    shuttle::check_random(run, runs() / 4);
 }
 
 /// Two who append and one who reads, trims and truncates, at an end within a block.

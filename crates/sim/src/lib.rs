@@ -3,8 +3,10 @@
 //! - [`disk`]: the one simulated disk of the project, over a [`forebay_base::sim_world::SimWorld`];
 //!   [`image`] holds its sectors, [`fault`] what can go wrong, [`crash`] what a power cut leaves.
 //! - [`workload`]: seeded operations against any subject, checked by a byte model.
+//! - [`counted`]: an allocator for tests that say that something allocates nothing.
 
 pub mod config;
+pub mod counted;
 pub mod crash;
 pub mod disk;
 pub mod fault;

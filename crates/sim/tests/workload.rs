@@ -18,7 +18,7 @@ const SIZE: u64 = 512 << 10;
 /// Runs, crashes and runs on, a few times.
 fn rounds(seed: u64, grows: bool, bug: Option<Bug>) -> std::result::Result<Runner, Box<Mismatch>> {
     let (config, initial) = match grows {
-        true => (Config::growing(SIZE), Vec::new()),
+        true => (Config { set_len: 40, ..Config::growing(SIZE) }, Vec::new()),
         false => (Config::fixed(SIZE), vec![0x55; SIZE as usize]),
     };
     let subject = Blocking(MemSubject::new(initial.clone(), grows, bug));
@@ -39,6 +39,7 @@ fn a_right_subject_passes() {
             let report = runner.report();
             assert!(report.reads > 300 && report.writes > 300 && report.syncs > 20, "{report:?}");
             assert!(report.refused > 10 && report.would_block > 5, "{report:?}");
+            assert_eq!(report.set_lens > 20, grows, "{report:?}");
         }
     }
 }
@@ -55,6 +56,7 @@ fn every_planted_bug_is_found() {
         Bug::NowaitHalfDone,
         Bug::AppendElsewhere,
         Bug::DirectUnaligned,
+        Bug::CutTailComesBack,
     ];
     for bug in bugs {
         let found = (0..6).filter_map(|seed| rounds(seed, true, Some(bug)).err()).count();

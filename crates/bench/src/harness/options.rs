@@ -59,7 +59,7 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
   --part PART    one part alone: dd, fio, jobs, delay, nbd of dirty; delay, scarce, disk,
                  kernel, verify of stable; files, writes, random, hotset, sequential of
                  uncached; cells, depth, memory, sparse of loop;
-                 hits, misses of nbd; many, dead of files
+                 hits, misses, status of nbd; many, dead of files
   --lines        prints a line per cycle
   --keep         leaves the images behind";
 

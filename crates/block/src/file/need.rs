@@ -10,9 +10,12 @@
 
 use super::Kind;
 use crate::bdev::StableWrites;
-use rustix::fs::{IFlags, Stat};
+use rustix::fs::{CWD, IFlags, Mode, OFlags, RawDir, Stat, openat};
+use rustix::path::Arg;
+use std::ffi::CStr;
 use std::fs;
-use std::os::fd::BorrowedFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -72,7 +75,7 @@ impl Need {
         if self.btrfs && checksummed(fd) {
             return Why::Btrfs;
         }
-        let asked = self.devices.iter().map(|device| ask_device(device, 0));
+        let asked = self.devices.iter().map(|device| ask_device(CWD, device.as_path(), 0));
         asked.max_by_key(|why| *why as u8).unwrap_or(Why::NotAsked)
     }
 
@@ -97,20 +100,32 @@ impl Need {
     }
 }
 
-/// What a block device says, or one that it stands on.
-fn ask_device(dir: &Path, depth: u32) -> Why {
+/// What a block device says, or one that it stands on. Write-out asks: this takes no memory but the stack.
+fn ask_device(at: BorrowedFd<'_>, name: impl Arg, depth: u32) -> Why {
+    let open = |at: BorrowedFd<'_>, name: &CStr| openat(at, name, OFlags::CLOEXEC, Mode::empty());
+    let folder = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(dir) = openat(at, name, folder, Mode::empty()) else { return Why::NotAsked };
     // A partition has its queue one directory up.
-    let queue = [dir.join("queue/stable_writes"), dir.join("../queue/stable_writes")];
-    let said = queue.iter().find_map(|file| fs::read_to_string(file).ok());
-    if said.is_some_and(|text| text.trim() == "1") {
-        return Why::Device;
+    let queue = [c"queue/stable_writes", c"../queue/stable_writes"];
+    if let Some(file) = queue.iter().find_map(|name| open(dir.as_fd(), name).ok()) {
+        let mut text = [0; 8];
+        let len = rustix::io::read(&file, &mut text).unwrap_or(0);
+        if text[..len].trim_ascii() == b"1" {
+            return Why::Device;
+        }
     }
-    let below = fs::read_dir(dir.join("slaves")).into_iter().flatten().flatten();
-    let asks = |path: &Path| depth < DEPTH && ask_device(path, depth + 1) != Why::NotAsked;
-    match below.into_iter().any(|entry| asks(&entry.path())) {
-        true => Why::Below,
-        false => Why::NotAsked,
+    let Ok(slaves) = open(dir.as_fd(), c"slaves") else { return Why::NotAsked };
+    let mut names = [MaybeUninit::uninit(); 1024];
+    let mut below = RawDir::new(&slaves, &mut names);
+    while let Some(Ok(entry)) = below.next() {
+        let name = entry.file_name();
+        let itself = name == c"." || name == c"..";
+        if !itself && depth < DEPTH && ask_device(slaves.as_fd(), name, depth + 1) != Why::NotAsked
+        {
+            return Why::Below;
+        }
     }
+    Why::NotAsked
 }
 
 /// Whether btrfs keeps checksums of the file's data. Assumed where it does not tell.
@@ -154,7 +169,6 @@ fn mount_source(id: u64, mountinfo: &str) -> Option<std::ffi::OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     struct Tree(PathBuf);
 
@@ -198,21 +212,21 @@ mod tests {
         tree.device("sda", false);
         tree.device("sdb", false);
         tree.stack("dm-0", "sda");
-        assert_eq!(ask_device(&top, 0), Why::NotAsked);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::NotAsked);
         tree.turn("sda", true);
-        assert_eq!(ask_device(&top, 0), Why::Below);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::Below);
         tree.turn("sda", false);
         // A leg is added, and taken away.
         tree.turn("sdb", true);
-        assert_eq!(ask_device(&top, 0), Why::NotAsked);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::NotAsked);
         tree.stack("dm-0", "sdb");
-        assert_eq!(ask_device(&top, 0), Why::Below);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::Below);
         fs::remove_file(top.join("slaves/sdb")).unwrap();
-        assert_eq!(ask_device(&top, 0), Why::NotAsked);
+        assert_eq!(ask_device(CWD, top.as_path(), 0), Why::NotAsked);
         // A partition asks its disk.
         fs::create_dir_all(top.join("dm-0p1")).unwrap();
         tree.turn("dm-0", true);
-        assert_eq!(ask_device(&top.join("dm-0p1"), 0), Why::Device);
+        assert_eq!(ask_device(CWD, top.join("dm-0p1"), 0), Why::Device);
     }
 
     #[test]

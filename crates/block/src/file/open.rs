@@ -57,7 +57,7 @@ impl Inner {
             gate: super::gate::Gate::default(),
             offset: options.offset,
             size: AtomicU64::new(after.min(options.size_limit.unwrap_or(u64::MAX))),
-            file_size: AtomicU64::new(file_size),
+            length: super::length::Length::new(file_size),
             growable: kind == Kind::Regular && options.size_limit.is_none() && !options.read_only,
             inode: (stat.st_dev, stat.st_ino),
             disk: if kind == Kind::Block { stat.st_rdev } else { stat.st_dev },
@@ -68,6 +68,7 @@ impl Inner {
             sync_failures: AtomicU64::new(0),
             owed: AtomicBool::new(false),
             spares: super::op::Spares::default(),
+            until_closed: OnceLock::new(),
         };
         file.set_direct(options.direct_io)?;
         Ok(file)

@@ -132,3 +132,68 @@ impl Drop for Starved<'_> {
         self.0.starved.fetch_sub(1, Ordering::SeqCst);
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use crate::config::Config;
+    use crate::{FRAME_SIZE, PageCache};
+    use forebay_base::world::RealWorld;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake};
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Frames come back not only from a write-out or an eviction, which wake by themselves: a request that
+    /// did not need all it took gives the rest back. Nobody may sleep beside free frames until something
+    /// else happens, which on an idle cache is never.
+    #[test]
+    fn whoever_waits_for_frames_is_woken_when_some_are_given_back_unused() {
+        let config = Config { huge_pages: false, ..Config::with_budget(1 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let all = cache.stats().frames_total as usize;
+        let held = cache.take_frames(all).unwrap();
+        let woken = Arc::new(Woken::default());
+        let waker = woken.clone().into();
+        let mut waiter = pin!(cache.wait_frames(&mapping, 3));
+        assert!(waiter.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(cache.is_starved());
+        drop(held);
+        assert!(woken.0.load(Ordering::Relaxed) > 0, "it sleeps beside free frames");
+        let Poll::Ready(pool) = waiter.as_mut().poll(&mut Context::from_waker(&waker)) else {
+            panic!("{} frames are free", cache.stats().frames_free);
+        };
+        assert_eq!(pool.len(), 3);
+        drop(pool);
+        assert_eq!(cache.stats().frames_free as usize, all);
+    }
+
+    /// Waiting for a folio descriptor tells that there is one; taking it is the caller's next step. Were
+    /// it not put back, each wait would cost the cache a folio for ever.
+    #[test]
+    fn waiting_for_a_descriptor_takes_none() {
+        let config = Config { huge_pages: false, ..Config::with_budget(1 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, FRAME_SIZE as u64);
+        let mut taken = Vec::new();
+        taken.extend(std::iter::from_fn(|| cache.take_slot()));
+        let all = taken.len();
+        cache.give_slots(taken.drain(..));
+        for _ in 0..3 {
+            forebay_base::task::block_on(cache.wait_slot(&mapping));
+        }
+        taken.extend(std::iter::from_fn(|| cache.take_slot()));
+        assert_eq!(taken.len(), all);
+        cache.give_slots(taken.into_iter());
+    }
+}

@@ -154,4 +154,16 @@ mod tests {
         assert_eq!((age.pop(SMALL), age.pop(SMALL), age.pop(MAIN)), (Some(1), Some(2), Some(9)));
         assert_eq!((age.len(SMALL), age.len(MAIN)), (1, 0));
     }
+
+    /// Whatever the table holds can be found: a folio that comes back goes to the main queue at once, also
+    /// where two share a set.
+    #[test]
+    fn every_ghost_that_is_held_is_found_again() {
+        let mut age = Age::new(64, 100_000);
+        (0..64).for_each(|i| age.remember(1, i, 1));
+        let held = age.ghosts();
+        assert!(held > 50, "{held}");
+        let found = (0..64).filter(|&i| age.recall(1, i)).count() as u64;
+        assert_eq!((found, age.ghosts()), (held, 0));
+    }
 }

@@ -163,6 +163,7 @@ mod tests {
         let streams = Streams::default();
         for i in 1..100u64 {
             let at = i * 7919 * 4096 % EOF;
+            assert!(!streams.hit(at, at + 4096), "a random reader asks for no plan");
             assert!(streams.plan(at, at + 4096, MAX, EOF, false).ahead.is_empty(), "{at}");
         }
     }

@@ -430,3 +430,56 @@ impl PageCache {
         found
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use crate::PageCache;
+    use crate::config::Config;
+    use forebay_base::world::RealWorld;
+
+    /// Making the cache smaller and giving up empty folios go over all folios. One that is passed over keeps
+    /// its descriptor for ever, and a change of order would have the wrong folio evicted next.
+    #[test]
+    fn q1_a_pass_over_the_queues_sees_each_folio_once_and_keeps_their_order() {
+        let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 16 << 20);
+        let made = 3 * super::ROUND + 1;
+        (0..made as u64).for_each(|index| drop(cache.lock_or_create(&mapping, index).unwrap()));
+        let pass = || {
+            let mut seen = Vec::new();
+            cache.rotate(|slot| {
+                seen.push(slot);
+                Some(slot)
+            });
+            seen
+        };
+        let first = pass();
+        assert_eq!(first.len(), made);
+        assert_eq!(pass(), first);
+        cache.drop_empty();
+        assert_eq!(pass(), [0; 0], "nothing was ever in them");
+    }
+
+    /// In the main queue each touch is good for one look of reclaim: what is used again and again outlives
+    /// what was used once more. On its way there from the small queue a folio loses what it had: it has to
+    /// be used again.
+    #[test]
+    fn a_look_costs_a_folio_of_the_main_queue_one_touch() {
+        let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 16 << 20);
+        drop(cache.lock_or_create(&mapping, 0).unwrap());
+        let folio = cache.lock_folio(&mapping, 0).unwrap();
+        let (table, slot) = (&cache.table, folio.slot);
+        let look = || {
+            assert!(matches!(cache.age_one(slot, &mut Vec::new()), super::Verdict::Again));
+            (table.queue(slot), table.freq(slot))
+        };
+        assert_eq!(table.queue(slot), super::SMALL);
+        table.set_freq(slot, 3);
+        assert_eq!(look(), (super::MAIN, 0));
+        table.set_freq(slot, 3);
+        assert_eq!([look(), look(), look()], [2, 1, 0].map(|freq| (super::MAIN, freq)));
+    }
+}

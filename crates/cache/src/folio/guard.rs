@@ -6,6 +6,7 @@ use crate::cache::PageCache;
 use crate::folio::table::{Blocks, Slot, State, Table};
 use crate::mapping::Mapping;
 use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::memory::batch::Freed;
 use crate::stats::Counters;
 use crate::writeback::flusher::UNCACHED_AGE;
 use forebay_base::sync::atomic::Ordering;
@@ -141,29 +142,42 @@ impl FolioWrite<'_> {
         self.cache.table.any(self.slot, state, blocks)
     }
 
-    /// The maximal runs within `blocks` of blocks for which `f` of the group's words is set.
-    pub fn runs(&self, blocks: Blocks, f: impl Fn(&Table, Slot, usize) -> u64) -> Vec<Blocks> {
-        let mut runs: Vec<Blocks> = Vec::new();
-        for (g, mask) in blocks.masks() {
-            let mut word = f(&self.cache.table, self.slot, g) & mask;
-            while word != 0 {
-                let lo = word.trailing_zeros();
-                let len = (!(word >> lo)).trailing_zeros();
-                let start = g as u32 * 64 + lo;
-                match runs.last_mut() {
-                    Some(last) if last.end == start => last.end = start + len,
-                    _ => runs.push(Blocks { start, end: start + len }),
+    /// The maximal runs within `blocks` of blocks for which `f` of the group's words is set. Words are
+    /// looked at as the runs are asked for: states of a run that was given may change meanwhile.
+    pub fn runs(
+        &self,
+        blocks: Blocks,
+        f: impl Fn(&Table, Slot, usize) -> u64,
+    ) -> impl Iterator<Item = Blocks> {
+        let (table, slot, mut masks) = (&self.cache.table, self.slot, blocks.masks());
+        let (mut base, mut word, mut open) = (0, 0u64, None::<Blocks>);
+        std::iter::from_fn(move || {
+            loop {
+                if word == 0 {
+                    let Some((g, mask)) = masks.next() else { return open.take() };
+                    (base, word) = (g as u32 * 64, f(table, slot, g) & mask);
+                    continue;
                 }
-                let upto = lo + len;
+                let lo = word.trailing_zeros();
+                let upto = lo + (!(word >> lo)).trailing_zeros();
                 word = if upto == 64 { 0 } else { word & (u64::MAX << upto) };
+                let run = Blocks { start: base + lo, end: base + upto };
+                match &mut open {
+                    Some(last) if last.end == run.start => last.end = run.end,
+                    _ => {
+                        let before = open.replace(run);
+                        if before.is_some() {
+                            return before;
+                        }
+                    }
+                }
             }
-        }
-        runs
+        })
     }
 
     /// The runs of blocks that have the state.
-    pub fn runs_with(&self, blocks: Blocks, state: State) -> Vec<Blocks> {
-        self.runs(blocks, |t, s, g| t.bits(s, state, g))
+    pub fn runs_with(&self, blocks: Blocks, state: State) -> impl Iterator<Item = Blocks> {
+        self.runs(blocks, move |t, s, g| t.bits(s, state, g))
     }
 
     /// Ages the blocks; see [`FolioRead::touch`].
@@ -219,10 +233,9 @@ impl FolioWrite<'_> {
         self.cache.table.frame(self.slot, at).expect("the block has a frame (F3)")
     }
 
-    /// Takes frames away that no block needs any more (F3); the caller gives them back with
-    /// [`PageCache::give_frames`] after the folio lock.
-    pub(crate) fn strip_frames(&self, blocks: Blocks, freed: &mut Vec<Frame>) {
-        let per = self.mapping.blocks_per_frame();
+    /// Gives frames back that no block needs any more (F3).
+    fn strip_frames(&self, blocks: Blocks) {
+        let (per, mut freed) = (self.mapping.blocks_per_frame(), Freed::new(self.cache));
         for at in self.frames_of(blocks) {
             let run = Blocks { start: at as u32 * per, end: (at as u32 + 1) * per };
             let used = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
@@ -263,7 +276,9 @@ impl FolioWrite<'_> {
 
     /// The runs of blocks that are neither up to date nor being read.
     pub fn fillable(&self, blocks: Blocks) -> Vec<Blocks> {
-        self.runs(blocks, |t, s, g| !(t.bits(s, State::Uptodate, g) | t.bits(s, State::Reading, g)))
+        let lacks =
+            |t: &Table, s, g| !(t.bits(s, State::Uptodate, g) | t.bits(s, State::Reading, g));
+        self.runs(blocks, lacks).collect()
     }
 
     /// Frame and offset of a block, for lending it to the device.
@@ -311,9 +326,7 @@ impl FolioWrite<'_> {
             self.drop_abandoned(blocks);
             return;
         }
-        let mut freed = Vec::new();
-        self.strip_frames(blocks, &mut freed);
-        self.cache.give_frames(&freed);
+        self.strip_frames(blocks);
     }
 
     // ---- writes ----
@@ -389,7 +402,7 @@ impl FolioWrite<'_> {
             mapping.domain.count_dirty_folio(1);
         }
         // Between two syncs the file stays queued, and the flusher is not woken for each write.
-        if !dirt.is_queued() {
+        if !dirt.is_queued() || (listed.fresh && dirt.is_stalled()) {
             mapping.domain.dirtied(mapping.id, now);
         }
         if !uncached {
@@ -435,10 +448,8 @@ impl FolioWrite<'_> {
         }
         let numbers = self.mapping.block_numbers(self.index, blocks);
         self.mapping.unflushed.drop_blocks(numbers.clone(), forgotten);
-        self.mapping.unfail(numbers, self.cache.world.now());
-        let mut freed = Vec::new();
-        self.strip_frames(blocks, &mut freed);
-        self.cache.give_frames(&freed);
+        self.mapping.unfail(numbers);
+        self.strip_frames(blocks);
     }
 
     /// Drops those of the blocks that are uncached, clean and idle (U5): they were consumed, or
@@ -456,9 +467,7 @@ impl FolioWrite<'_> {
                     self.cache.table.clear_bits(self.slot, state, g, mask);
                 }
             }
-            let mut freed = Vec::new();
-            self.strip_frames(run, &mut freed);
-            self.cache.give_frames(&freed);
+            self.strip_frames(run);
         }
     }
 
@@ -478,7 +487,7 @@ impl FolioWrite<'_> {
         let gone = self.runs(blocks, |t, s, g| {
             t.bits(s, State::Uncached, g) & t.bits(s, State::Referenced, g)
         });
-        gone.into_iter().for_each(|run| self.drop_uncached(run));
+        gone.for_each(|run| self.drop_uncached(run));
     }
 }
 
@@ -486,6 +495,8 @@ impl FolioWrite<'_> {
 mod tests {
     use crate::config::Config;
     use crate::folio::table::{Blocks, State};
+    use crate::writeback::dirt::DirtyCursor;
+    use crate::writeback::{Which, WriteOutPass};
     use crate::{FramePool, PageCache};
     use forebay_base::world::RealWorld;
     use std::cell::Cell;
@@ -511,14 +522,20 @@ mod tests {
             steps.set(steps.get() + 1);
             table.bits(slot, State::Dirty, group)
         });
+        let found: Vec<_> = found.collect();
         assert_eq!((found, steps.get()), (dirty.to_vec(), 64));
         drop(folio);
         // And a pass over a file looks at its dirty folios, not at the others.
-        let mut looked = 0;
-        let listed = mapping.dirty.folios(0..u64::MAX, 64, |_| {
-            looked += 1;
-            true
-        });
-        assert_eq!((listed, looked), (vec![1], 1));
+        let pass = WriteOutPass {
+            range: 0..u64::MAX >> 1,
+            which: Which::All,
+            max_bytes: u64::MAX,
+            sync: false,
+            fua: false,
+        };
+        let (mut cursor, mut listed, folios) = (DirtyCursor::default(), Vec::new(), 0..u64::MAX);
+        cursor.begin(&pass, &folios, 0);
+        mapping.dirty.next_of_pass(&pass, &folios, &mut cursor, (64, &mut listed));
+        assert_eq!(listed, [1]);
     }
 }

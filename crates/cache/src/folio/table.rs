@@ -155,6 +155,12 @@ impl Blocks {
         Self { start: self.start / per * per, end: self.end.next_multiple_of(per) }
     }
 
+    /// Those that are also in `other`.
+    pub fn within(self, other: Self) -> Self {
+        let start = self.start.max(other.start);
+        Self { start, end: self.end.min(other.end).max(start) }
+    }
+
     /// Number of blocks.
     pub fn len(self) -> u32 {
         self.end.saturating_sub(self.start)
@@ -518,5 +524,15 @@ mod tests {
         assert!(!table.unchanged_since(1, version));
         table.unlock(1);
         assert!(table.version(1).is_some() && !table.unchanged_since(1, version));
+    }
+
+    /// A cache that was made smaller gives the memory of its table back, not only that of its frames.
+    #[test]
+    fn what_lies_above_the_slots_in_use_goes_back_to_the_system() {
+        let table = Table::new(Layout::new(65536), 100_000).unwrap();
+        table.set_key(40, 7, 9);
+        table.set_key(90_000, 7, 9);
+        table.forget_above(50);
+        assert_eq!((table.key(40), table.key(90_000)), ((7, 9), (0, 0)));
     }
 }

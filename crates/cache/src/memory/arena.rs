@@ -16,7 +16,7 @@
 
 use crate::memory::region::{HUGE, Region, huge_on_touch};
 use forebay_base::Result;
-use forebay_base::buf::{IoMem, Segment};
+use forebay_base::buf::{IoMem, Segment, SharedMem};
 use forebay_base::world::World;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -266,8 +266,24 @@ impl FrameList {
         let ptr = self.arena.at(frame, offset, len);
         match self.segments.last_mut() {
             Some(last) if last.ptr.wrapping_add(last.len) == ptr => last.len += len,
-            _ => self.segments.push(Segment { ptr, len }),
+            _ => {
+                if self.segments.len() == self.segments.capacity() {
+                    // In few steps: each list that is used again has to grow for itself.
+                    self.segments.reserve(if self.segments.is_empty() { 16 } else { 64 });
+                }
+                self.segments.push(Segment { ptr, len });
+            }
         }
+    }
+
+    /// Starts anew, in the memory that it has.
+    pub fn clear(&mut self) {
+        self.segments.clear();
+    }
+
+    /// Bytes of memory that the list takes.
+    pub fn bytes_held(&self) -> usize {
+        size_of::<Self>() + self.segments.capacity() * size_of::<Segment>()
     }
 
     /// Number of segments so far.
@@ -285,6 +301,13 @@ impl FrameList {
 // references into the arena exist (M2); concurrent raw copies are ruled by M3.
 unsafe impl IoMem for FrameList {
     fn segments(&mut self, out: &mut Vec<Segment>) {
+        out.extend_from_slice(&self.segments);
+    }
+}
+
+// SAFETY: as for IoMem; and while it is shared nobody can change the list.
+unsafe impl SharedMem for FrameList {
+    fn segments(&self, out: &mut Vec<Segment>) {
         out.extend_from_slice(&self.segments);
     }
 }

@@ -38,8 +38,9 @@ impl FrameAlloc {
         let chunks = max.div_ceil(CHUNK_FRAMES as usize);
         Self {
             taken: vec![0; chunks],
-            whole: Vec::new(),
-            partial: Vec::new(),
+            // Room for all, so that giving a frame back needs no memory.
+            whole: Vec::with_capacity(chunks),
+            partial: Vec::with_capacity(chunks),
             position: vec![0; chunks],
             fresh: 0,
             used: 0,
@@ -75,7 +76,7 @@ impl FrameAlloc {
 
     /// Takes `count` frames, appending them to `out` in an order that keeps neighbours together,
     /// or takes none and says false.
-    pub fn take(&mut self, count: usize, out: &mut Vec<Frame>) -> bool {
+    pub fn take(&mut self, count: usize, out: &mut impl Extend<Frame>) -> bool {
         if count > self.free() {
             return false;
         }
@@ -83,7 +84,7 @@ impl FrameAlloc {
     }
 
     /// The same for frames that take the place of as many above the limit.
-    pub fn take_below(&mut self, count: usize, out: &mut Vec<Frame>) -> bool {
+    pub fn take_below(&mut self, count: usize, out: &mut impl Extend<Frame>) -> bool {
         if count > self.limit - (self.used - self.above) {
             return false;
         }
@@ -112,7 +113,7 @@ impl FrameAlloc {
         broken.expect("a frame below the limit is free, so a chunk has one (A2)")
     }
 
-    fn take_from(&mut self, chunk: u32, want: u32, out: &mut Vec<Frame>) -> u32 {
+    fn take_from(&mut self, chunk: u32, want: u32, out: &mut impl Extend<Frame>) -> u32 {
         self.unlink(chunk);
         let (mut map, mut taken) = (self.free_map(chunk), 0);
         while taken < want && map != 0 {
@@ -121,7 +122,7 @@ impl FrameAlloc {
             self.taken[chunk as usize] |= 1 << bit;
             let frame = chunk * CHUNK_FRAMES + bit;
             debug_assert!((frame as usize) < self.limit, "frame {frame} is above the limit (A3)");
-            out.push(frame);
+            out.extend([frame]);
             taken += 1;
         }
         assert!(taken > 0, "chunk {chunk} was on a list without a free frame (A2)");

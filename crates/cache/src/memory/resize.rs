@@ -89,6 +89,7 @@ impl PageCache {
         self.frames.lock().set_limit(to.frames);
         self.free_slots.lock().set_limit(to.slots);
         self.arena.set_limit(to.frames);
+        self.trim_attached();
         self.apply_dirty_wishes();
     }
 

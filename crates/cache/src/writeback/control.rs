@@ -13,8 +13,9 @@ use std::ops::Deref;
 
 /// Writers at the limit wake all flushers, but not more often than this while something is in flight.
 const KICK_EVERY: Nanos = 5_000_000;
-/// Bytes of a request that pass for one place in the line, at most.
-const PORTION: u64 = 256 << 10;
+/// Bytes of a request that pass for one place in the line, at most, and that a writer dirties between two
+/// looks at the limits: by so much, each, they may be overrun. A multiple of the block.
+pub const PORTION: u64 = 256 << 10;
 
 /// Dirty limits in bytes as the owner asked for them; none: a share of the cache, whatever its size.
 #[derive(Debug, Clone, Copy, Default)]

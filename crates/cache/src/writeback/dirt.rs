@@ -42,6 +42,10 @@ pub struct Dirt {
     pub(super) unflushed: AtomicI64,
     /// The flusher has the file on its queue.
     queued: AtomicBool,
+    /// It could not be written when the flusher tried last.
+    stalled: AtomicBool,
+    /// Folios listed for the first time, and write-outs that have ended.
+    changes: AtomicU64,
     /// And among those that wait for a flush.
     pub(super) flush_listed: AtomicBool,
 }
@@ -67,6 +71,7 @@ impl Dirt {
         let was = entry.uncached;
         entry.uncached |= uncached;
         if fresh {
+            self.changes.fetch_add(1, Ordering::SeqCst);
             set.aged[usize::from(entry.uncached)].insert((entry.since, index));
         } else if was != entry.uncached {
             let moved = set.aged[0].remove(&(entry.since, index));
@@ -85,36 +90,24 @@ impl Dirt {
         true
     }
 
-    /// Dirty folios in `range` (folio indices), ascending, that `pick` wants.
-    pub fn folios(
-        &self,
-        range: Range<u64>,
-        limit: usize,
-        mut pick: impl FnMut(&DirtyFolio) -> bool,
-    ) -> Vec<u64> {
-        let set = self.set.lock();
-        let wanted = set.folios.range(range).filter(|(_, d)| pick(d)).map(|(&i, _)| i);
-        wanted.take(limit).collect()
-    }
-
     /// The first dirty folio from this index on.
     pub(crate) fn first_from(&self, index: u64) -> Option<u64> {
         self.set.lock().folios.range(index..).next().map(|(&i, _)| i)
     }
 
-    /// The next folios of ages after `after` and up to `until`, at most `limit` of each list.
-    fn by_age(&self, which: Which, after: Option<(Nanos, u64)>, until: Nanos) -> Vec<(Nanos, u64)> {
+    /// The next folios of ages after `after` and up to `until`, at most [`PICK`].
+    fn by_age(&self, which: Which, cursor: &mut DirtyCursor) {
         let set = self.set.lock();
-        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let from = (after, Bound::Included((until, u64::MAX)));
-        let some = |list: usize| set.aged[list].range(from).take(PICK).copied();
-        if which == Which::Uncached {
-            return some(1).collect();
+        let after = cursor.after.map_or(Bound::Unbounded, Bound::Excluded);
+        let from = (after, Bound::Included((cursor.until, u64::MAX)));
+        let aged = &mut cursor.aged;
+        aged.clear();
+        for list in &set.aged[usize::from(which == Which::Uncached)..] {
+            aged.extend(list.range(from).take(PICK));
         }
-        let mut both: Vec<_> = some(0).chain(some(1)).collect();
-        both.sort_unstable();
-        both.truncate(PICK);
-        both
+        drop(set);
+        aged.sort_unstable();
+        aged.truncate(PICK);
     }
 
     /// The time the oldest dirt was made, if there is any.
@@ -144,6 +137,28 @@ impl Dirt {
         self.queued.store(true, Ordering::SeqCst);
     }
 
+    /// A write-out of the file has ended.
+    pub(crate) fn written(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Moves with whatever may give write-out something to do.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    /// Whether the flusher waits with the file until [`Dirt::changes`] moves: whoever moves it looks here
+    /// after that, and tells it.
+    #[inline]
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::SeqCst)
+    }
+
+    /// Under the queue's lock.
+    pub(super) fn set_stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::SeqCst);
+    }
+
     /// The file goes off the queue, unless it has become dirty meanwhile: then that is since when (K2).
     /// Under the queue's lock.
     pub(super) fn leave_queue(&self) -> Option<Nanos> {
@@ -156,54 +171,64 @@ impl Dirt {
     }
 }
 
-/// How far a pass of write-out has come.
+/// How far a pass of write-out has come. Keeps its memory from pass to pass.
+#[derive(Default)]
 pub struct DirtyCursor {
     next: u64,
     after: Option<(Nanos, u64)>,
     until: Nanos,
-    picked: std::vec::IntoIter<u64>,
+    /// By age: indices picked, descending, and not taken yet.
+    picked: Vec<u64>,
+    aged: Vec<(Nanos, u64)>,
 }
 
 impl DirtyCursor {
-    /// A pass over `folios` that begins at `now`.
-    pub fn new(pass: &WriteOutPass, folios: &Range<u64>, now: Nanos) -> Self {
-        let until = match pass.which {
+    /// Bytes of memory that it keeps beside itself.
+    pub fn bytes(&self) -> u64 {
+        let aged = self.aged.capacity() * size_of::<(Nanos, u64)>();
+        (self.picked.capacity() * size_of::<u64>() + aged) as u64
+    }
+
+    /// For a pass over `folios` that begins at `now`.
+    pub fn begin(&mut self, pass: &WriteOutPass, folios: &Range<u64>, now: Nanos) {
+        self.until = match pass.which {
             Which::Before(time) => time.saturating_sub(1),
             // What is dirtied while it runs is for the next one.
             Which::All | Which::Uncached => now,
         };
-        Self { next: folios.start, after: None, until, picked: Vec::new().into_iter() }
+        (self.next, self.after) = (folios.start, None);
+        self.picked.clear();
     }
 }
 
 impl Dirt {
-    /// The next folios that a pass takes, ascending: by index if it takes all, else by age in portions.
-    /// Empty at its end.
+    /// The next folios that a pass takes, at most `limit`, ascending: by index if it takes all, else by
+    /// age in portions. `batch` is empty at its end.
     pub fn next_of_pass(
         &self,
         pass: &WriteOutPass,
         folios: &Range<u64>,
         cursor: &mut DirtyCursor,
-        limit: usize,
-    ) -> Vec<u64> {
+        (limit, batch): (usize, &mut Vec<u64>),
+    ) {
+        batch.clear();
         if pass.which == Which::All {
-            let batch = self.folios(cursor.next..folios.end, limit, |_| true);
+            let set = self.set.lock();
+            let there = set.folios.range(cursor.next..folios.end.max(cursor.next));
+            batch.extend(there.take(limit).map(|(&i, _)| i));
             cursor.next = batch.last().map_or(folios.end, |last| last + 1);
-            return batch;
+            return;
         }
-        loop {
-            let batch: Vec<u64> = cursor.picked.by_ref().take(limit).collect();
-            if !batch.is_empty() {
-                return batch;
-            }
-            let picked = self.by_age(pass.which, cursor.after, cursor.until);
-            let Some(&last) = picked.last() else { return Vec::new() };
+        while cursor.picked.is_empty() {
+            self.by_age(pass.which, cursor);
+            let Some(&last) = cursor.aged.last() else { return };
             cursor.after = Some(last);
-            let inside = picked.into_iter().map(|(_, i)| i).filter(|i| folios.contains(i));
-            let mut indices: Vec<u64> = inside.collect();
-            indices.sort_unstable();
-            cursor.picked = indices.into_iter();
+            let inside = cursor.aged.iter().map(|&(_, i)| i).filter(|i| folios.contains(i));
+            cursor.picked.extend(inside);
+            cursor.picked.sort_unstable_by_key(|&i| std::cmp::Reverse(i));
         }
+        let left = cursor.picked.len().saturating_sub(limit);
+        batch.extend(cursor.picked.drain(left..).rev());
     }
 }
 
@@ -217,14 +242,15 @@ mod tests {
 
     fn all_of(dirt: &Dirt, which: Which, now: Nanos) -> Vec<u64> {
         let (pass, folios) = (pass(which), 0..u64::MAX);
-        let mut cursor = DirtyCursor::new(&pass, &folios, now);
-        let mut out = Vec::new();
+        let mut cursor = DirtyCursor::default();
+        cursor.begin(&pass, &folios, now);
+        let (mut out, mut batch) = (Vec::new(), Vec::new());
         loop {
-            let batch = dirt.next_of_pass(&pass, &folios, &mut cursor, 16);
+            dirt.next_of_pass(&pass, &folios, &mut cursor, (16, &mut batch));
             if batch.is_empty() {
                 return out;
             }
-            out.extend(batch);
+            out.extend(&batch);
         }
     }
 

@@ -22,11 +22,12 @@
 //! after they are released.
 
 use super::dirt::Dirt;
+use super::flushes::Flushes;
 use super::limits::{Gauge, Limits, Share};
 use super::line::{Line, Pace};
 use super::pass::WriteOut;
 use super::queue::Queue;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
@@ -53,6 +54,8 @@ pub struct Domain {
     key: Option<DomainKey>,
     pub(super) limits: Arc<Limits>,
     gauge: Gauge,
+    /// The flushes of its files: a failed one counts for all of them.
+    pub flushes: Arc<Flushes>,
     queue: Mutex<Queue>,
     line: Mutex<Line>,
     /// Writers in line.
@@ -75,6 +78,7 @@ impl Domain {
             key,
             limits,
             gauge: Gauge::default(),
+            flushes: Arc::default(),
             queue: Mutex::default(),
             line: Mutex::default(),
             waiting: AtomicU32::new(0),
@@ -116,22 +120,24 @@ impl Domain {
     // ---- what counts (M1, M2) ----
 
     fn use_more(&self, bytes: i64) {
-        self.count_active(self.gauge.use_more(bytes), bytes);
+        Self::count(&self.limits.active, self.gauge.use_more(bytes), bytes);
         self.limits.total.use_more(bytes);
     }
 
     fn fail_more(&self, bytes: i64) {
-        self.count_active(self.gauge.fail_more(bytes), -bytes);
+        let (healthy, failed) = self.gauge.fail_more(bytes);
+        Self::count(&self.limits.active, healthy, -bytes);
+        Self::count(&self.limits.failing, failed, bytes);
         self.limits.total.fail_more(bytes);
     }
 
-    /// Healthy bytes went from `was` by `change`.
-    fn count_active(&self, was: i64, change: i64) {
+    /// Bytes of a kind went from `was` by `change`: the domain is among those that have some, or not.
+    fn count(domains: &AtomicI64, was: i64, change: i64) {
         let now = was + change;
         if was <= 0 && now > 0 {
-            self.limits.active.fetch_add(1, Ordering::Relaxed);
+            domains.fetch_add(1, Ordering::Relaxed);
         } else if was > 0 && now <= 0 {
-            self.limits.active.fetch_sub(1, Ordering::Relaxed);
+            domains.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -190,10 +196,10 @@ impl Domain {
     }
 
     /// Bytes are failed no more; `healed`: none of the file are.
-    pub(crate) fn sub_failed(&self, id: u32, bytes: u64, healed: Option<Nanos>) {
+    pub(crate) fn sub_failed(&self, id: u32, bytes: u64, healed: bool) {
         self.fail_more(-(bytes as i64));
-        if let Some(now) = healed {
-            self.queue.lock().healed(id, now, self.limits.expire_nanos());
+        if healed {
+            self.queue.lock().healed(id);
         }
     }
 
@@ -224,9 +230,10 @@ impl Domain {
     }
 
     fn fits(&self, share: &Share, own: u64, all: u64) -> bool {
-        // Its own failed bytes count for it, the others' do not.
-        let used = self.gauge.used();
-        used <= share.floor || (used <= own && self.limits.total.healthy() <= all)
+        // Its own failed bytes count for it, the others' do not; but nobody waits for room that only failed
+        // bytes could make: below the floor it is refused instead.
+        let (healthy, used) = (self.gauge.healthy(), self.gauge.used());
+        healthy <= share.floor || (used <= own && self.limits.total.healthy() <= all)
     }
 
     /// Room for a writer in line.
@@ -249,19 +256,11 @@ impl Domain {
         all && self.gauge.healthy() > self.share().background
     }
 
-    /// Whether no more is accepted for a file (`failing`: it has data that failed itself), because what
-    /// failed before fills the domain's part.
-    pub(super) fn refuses(&self, failing: bool) -> bool {
+    /// Whether no more is accepted for a file, because what failed before fills the part of the limit that is
+    /// for that. `doomed`: bytes dirty of the file if data of it has failed itself: they count as failed too.
+    pub(super) fn refuses(&self, doomed: Option<u64>) -> bool {
         let failed = self.gauge.failed();
-        if failed == 0 {
-            return false;
-        }
-        let limit = self.limits.limit.load(Ordering::Relaxed);
-        let others = self.limits.total.failed().saturating_sub(failed);
-        let active = self.limits.active.load(Ordering::Relaxed).max(1) as u64;
-        let part = (limit / 2).saturating_sub(others).max(limit / 16 / active);
-        // A healthy file beside a failing one on the same device has some more.
-        failed >= if failing { part } else { part + limit / 4 }
+        failed > 0 && self.limits.refuses(failed, doomed)
     }
 
     /// How long a writer of `bytes` pauses: nothing below the background limit, in the middle as long as
@@ -370,6 +369,15 @@ impl Domain {
             self.looks_too_late(&queue)
         };
         if late {
+            self.kick();
+        }
+    }
+
+    /// A write-out of a file has ended, so that more of it may be written.
+    pub(crate) fn stir(&self, id: u32, dirt: &Dirt) {
+        dirt.written();
+        if dirt.is_stalled() {
+            self.queue.lock().stir(id);
             self.kick();
         }
     }
@@ -501,5 +509,53 @@ mod tests {
         one.end_write(8192);
         two.sub_dirty(512);
         assert_eq!((active(), control.dirty_bytes()), (0, 0), "M1, M2");
+    }
+
+    /// Writers above the background limit are slowed to the speed of write-out, smoothly: at a device of
+    /// 100 MB/s, 64 KiB in the middle between the limits cost what writing 64 KiB takes, at the limit twice
+    /// that, and nothing at the background limit, where a copy is all that a buffered write should cost.
+    #[test]
+    fn a_pause_grows_from_nothing_to_twice_what_write_out_takes() {
+        let (dirty_bytes, dirty_background_bytes) = (Some(1 << 20), Some(1 << 19));
+        let config =
+            Config { dirty_bytes, dirty_background_bytes, ..Config::with_budget(64 << 20) };
+        let control = DirtyControl::new(&config, 64 << 20);
+        let one = control.domain(None);
+        one.add_dirty(1 << 20);
+        assert_eq!(one.pause(1 << 16), 0, "nobody knows yet how fast write-out is");
+        one.sub_dirty(1 << 19);
+        for sample in 1..=20 {
+            one.note_written(sample * 10_000_000, 1_000_000);
+        }
+        assert_eq!(one.pause(1 << 16), 0, "at the background limit");
+        one.add_dirty(1 << 18);
+        assert_eq!(one.pause(1 << 16), 655_360, "in the middle");
+        one.add_dirty(1 << 18);
+        assert_eq!(one.pause(1 << 16), 1_310_720, "at the limit");
+        one.add_dirty(1 << 20);
+        assert_eq!(one.pause(1 << 16), 1_310_720, "never more");
+        assert_eq!(control.portion(), 1 << 17, "eight in line fill a small limit, not one");
+    }
+
+    /// Two devices at work have half of the limits each. The flusher of one begins above its half of the
+    /// background limit, no sooner, so that data written over and over reaches the device once; and its
+    /// writers wait above its half of the limit, also while all together are below it, so that a slow
+    /// device leaves the other's part alone.
+    #[test]
+    fn m4_each_domain_keeps_to_its_share() {
+        let (dirty_bytes, dirty_background_bytes) = (Some(1 << 20), Some(1 << 19));
+        let config =
+            Config { dirty_bytes, dirty_background_bytes, ..Config::with_budget(64 << 20) };
+        let control = DirtyControl::new(&config, 64 << 20);
+        let (one, two) = (control.domain(None), control.domain(None));
+        one.add_dirty(1 << 19);
+        assert!(!one.above_background(), "alone, and at the limit: not above");
+        one.add_dirty(4096);
+        assert!(one.above_background() && one.below_limit());
+        two.add_dirty(4096);
+        assert!(one.above_background() && !two.above_background());
+        assert!(!one.below_limit() && two.below_limit(), "more than its half, and less than all");
+        one.sub_dirty(4096);
+        assert!(one.below_limit() && one.above_background());
     }
 }

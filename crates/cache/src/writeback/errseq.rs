@@ -34,6 +34,12 @@ impl ErrSeq {
         self.state.lock().latest.clone()
     }
 
+    /// The latest error, if nobody has been told of it.
+    pub fn untold(&self) -> Option<Error> {
+        let state = self.state.lock();
+        state.latest.clone().filter(|_| !state.told)
+    }
+
     /// A cursor for a new opener: it sees errors from now on, and the latest one if nobody has been
     /// told of it yet.
     pub fn sample(&self) -> Cursor {

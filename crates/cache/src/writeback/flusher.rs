@@ -4,20 +4,20 @@
 //!
 //! Invariants: Z1 it runs while the domain has files. Z2 what it waits for beside its own I/O is room for
 //! write-out in its own domain, never another one's. Z3 a file that was looked at is queued anew by its
-//! oldest dirt, or is clean.
+//! oldest dirt, or waits, or is clean.
 
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
 use crate::writeback::domain::{Domain, Held};
 use crate::writeback::pass::{Which, WriteOut, WriteOutPass};
-use crate::writeback::queue::{Look, Why};
+use crate::writeback::queue::{Look, Outcome, Why};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
-use forebay_base::task::BoxFuture;
+use forebay_base::task::{BoxFuture, FutureSlot};
 use forebay_base::units::MIB;
 use forebay_base::world::Nanos;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 
 /// Uncached dirt waits no longer than this before its write-out starts.
@@ -38,13 +38,16 @@ impl PageCache {
 }
 
 async fn run_flusher(cache: Arc<PageCache>, domain: Arc<Domain>) {
+    let (mut slots, mut flush_slot) = (Slots::default(), FutureSlot::default());
+    let mut timer = None;
     while !ended(&domain) {
-        let mut round = Round { cache: &cache, domain: &domain, at: (0, 0), issued: 0 };
-        let mut flush = Flush::default();
+        let (at, slots) = ((0, 0), &mut slots);
+        let mut round = Round { cache: &cache, domain: &domain, at, issued: 0, slots };
+        let mut flush = Flush { slot: &mut flush_slot, under_way: None, others: false };
         while round.step(&mut flush).await {}
         flush.keep_window_open(&cache, &domain).await;
         flush.end(&cache).await;
-        wait_for_work(&cache, &domain).await;
+        wait_for_work(&cache, &domain, &mut timer).await;
         domain.awake();
     }
 }
@@ -57,7 +60,12 @@ fn ended(domain: &Domain) -> bool {
     empty
 }
 
-async fn wait_for_work(cache: &PageCache, domain: &Domain) {
+/// Goes off at that time, or was to.
+type Timer = (Nanos, BoxFuture<'static, ()>);
+
+/// Sleeps until there may be something to do. A timer that goes off too early is kept, and wakes the flusher
+/// once for nothing: dirt comes of age later and later, and most sleeps end by a kick.
+async fn wait_for_work(cache: &PageCache, domain: &Domain, timer: &mut Option<Timer>) {
     let alarm = {
         let queue = domain.queue();
         let alarm = queue.next_look(cache.dirty.expire_nanos());
@@ -68,18 +76,27 @@ async fn wait_for_work(cache: &PageCache, domain: &Domain) {
     if alarm == u64::MAX {
         return kick.await;
     }
-    let mut timer = cache.world.sleep_until(alarm);
-    std::future::poll_fn(|cx| {
-        if kick.as_mut().poll(cx).is_ready() || timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        Poll::Pending
+    let armed = timer.take().filter(|&(at, _)| at <= alarm);
+    let (_, sleep) = timer.insert(armed.unwrap_or_else(|| (alarm, cache.world.sleep_until(alarm))));
+    let over = std::future::poll_fn(|cx| match sleep.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(true),
+        Poll::Pending => kick.as_mut().poll(cx).map(|()| false),
     })
     .await;
+    if over {
+        *timer = None;
+    }
 }
 
 fn pass(which: Which, max_bytes: u64) -> WriteOutPass {
     WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes, sync: false, fua: false }
+}
+
+/// Room for what it runs, beside the flush that passes go on beside.
+#[derive(Default)]
+struct Slots {
+    pass: FutureSlot<u64>,
+    settle: FutureSlot<()>,
 }
 
 /// What the flusher does between two sleeps.
@@ -90,6 +107,7 @@ struct Round<'a> {
     at: (Nanos, u32),
     /// Bytes issued since the first of the files.
     issued: u64,
+    slots: &'a mut Slots,
 }
 
 impl<'a> Round<'a> {
@@ -116,41 +134,51 @@ impl<'a> Round<'a> {
         // Goes before `_held`.
         let look = look;
         self.at = place;
-        self.issued += flush.beside(look.out.clone().write_out(pass(Which::All, CHUNK))).await;
-        self.requeue(look.id);
+        let until = self.cache.world.now();
+        self.issued += self.write(&look, pass(Which::All, CHUNK), until, flush).await;
         flush.beside(self.domain.wait_write_room(self.cache.write_depth())).await;
         true
     }
 
-    /// Z3.
-    fn requeue(&self, id: u32) {
-        let expire = self.cache.dirty.expire_nanos();
-        self.domain.queue().requeue(id, self.cache.world.now(), expire);
+    /// Writes dirt since `until` or before, and queues the file anew (Z3); returns the bytes issued.
+    async fn write(
+        &mut self,
+        look: &Look,
+        pass: WriteOutPass,
+        until: Nanos,
+        flush: &mut Flush<'a>,
+    ) -> u64 {
+        let seen = look.dirt.changes();
+        look.out.clone().write_out(pass, &mut self.slots.pass);
+        let issued = flush.beside(&mut self.slots.pass).await;
+        let outcome = Outcome { until, seen, wrote: issued > 0 };
+        self.domain.queue().looked_at(look.id, self.cache.world.now(), outcome);
+        issued
     }
 
-    async fn look(&self, look: Look, flush: &mut Flush<'a>) {
+    async fn look(&mut self, look: Look, flush: &mut Flush<'a>) {
         let now = self.cache.world.now();
+        let aged = now.saturating_sub(self.cache.dirty.expire_nanos());
         let which = match look.why {
-            Why::Retry => Some(Which::All),
-            Why::Alarm if look.kept && !look.waits => Some(Which::All),
+            Why::Retry => Some((Which::All, now)),
+            Why::Alarm if look.kept && !look.waits => Some((Which::All, now)),
             Why::Alarm => None,
-            Why::Age => {
-                let expire = self.cache.dirty.expire_nanos();
-                Some(Which::Before(now.saturating_sub(expire) + 1))
-            }
+            Why::Age => Some((Which::Before(aged + 1), aged)),
         };
         self.write_uncached(&look, now).await;
-        if let Some(which) = which {
-            flush.beside(look.out.clone().write_out(pass(which, u64::MAX))).await;
+        match which {
+            Some((which, until)) => {
+                self.write(&look, pass(which, u64::MAX), until, flush).await;
+            }
+            None => self.domain.queue().requeue(look.id),
         }
-        self.requeue(look.id);
         if look.kept {
             self.settle(look, flush).await;
         }
     }
 
     /// Writes uncached dirt whose window is full or whose time has come.
-    async fn write_uncached(&self, look: &Look, now: Nanos) {
+    async fn write_uncached(&mut self, look: &Look, now: Nanos) {
         let bytes = look.dirt.uncached.load(Ordering::Relaxed);
         if bytes == 0 {
             return;
@@ -162,13 +190,15 @@ impl<'a> Round<'a> {
             return;
         }
         look.dirt.uncached.store(0, Ordering::Relaxed);
-        look.out.clone().write_out(pass(Which::Uncached, u64::MAX)).await;
+        look.out.clone().write_out(pass(Which::Uncached, u64::MAX), &mut self.slots.pass);
+        (&mut self.slots.pass).await;
     }
 
     /// Lets go of a file without openers if it owes nothing; else sees to it that it will.
-    async fn settle(&self, look: Look, flush: &mut Flush<'a>) {
+    async fn settle(&mut self, look: Look, flush: &mut Flush<'a>) {
         if !look.out.is_settled() {
-            flush.beside(look.out.clone().flush()).await;
+            look.out.clone().flush(&mut self.slots.settle);
+            flush.beside(&mut self.slots.settle).await;
         }
         if look.out.is_settled() {
             return self.domain.let_go(look.id);
@@ -178,10 +208,11 @@ impl<'a> Round<'a> {
 }
 
 /// A flush of one file that write-out goes on beside.
-#[derive(Default)]
 struct Flush<'a> {
-    /// The flush; goes before what says that its file is in hand.
-    under_way: Option<(BoxFuture<'static, ()>, Held<'a>)>,
+    /// The flush; it goes, with its hold on the file, when it ends.
+    slot: &'a mut FutureSlot<()>,
+    /// It runs; what says that its file is in hand.
+    under_way: Option<Held<'a>>,
     /// Most of the window is other domains', which may have nothing more to write.
     others: bool,
 }
@@ -191,7 +222,7 @@ impl<'a> Flush<'a> {
     async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|cx| {
-            if self.under_way.as_mut().is_some_and(|flush| flush.0.as_mut().poll(cx).is_ready()) {
+            if self.under_way.is_some() && Pin::new(&mut *self.slot).poll(cx).is_ready() {
                 self.under_way = None;
             }
             work.as_mut().poll(cx)
@@ -217,18 +248,144 @@ impl<'a> Flush<'a> {
                 return;
             }
             let Some((id, out)) = domain.queue().next_flush() else { return };
-            self.under_way = Some((out.flush(), domain.hold(id)));
+            self.under_way = Some(domain.hold(id));
+            out.flush(self.slot);
             self.others |= own < all / 2;
         }
     }
 
     /// Waits for the flush that is under way.
     async fn end(&mut self, cache: &PageCache) {
-        if let Some((flush, _held)) = self.under_way.take() {
-            flush.await;
+        if self.under_way.is_some() {
+            (&mut *self.slot).await;
+            self.under_way = None;
         }
         if std::mem::take(&mut self.others) {
             cache.dirty.kick_all();
         }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use forebay_base::sim_world::SimWorld;
+    use forebay_base::sync::atomic::{AtomicU64, AtomicUsize};
+    use forebay_base::world::World;
+    use std::time::Duration;
+
+    /// A simulated world whose clock goes on while somebody computes: a microsecond for each look at it.
+    struct Ticking {
+        world: std::sync::Arc<SimWorld>,
+        ticks: AtomicU64,
+    }
+
+    impl World for Ticking {
+        fn now(&self) -> Nanos {
+            self.world.now() + self.ticks.fetch_add(1000, Ordering::Relaxed)
+        }
+        fn random(&self) -> u64 {
+            self.world.random()
+        }
+        fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
+            self.world.spawn(name, task);
+        }
+        fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()> {
+            self.world.sleep_until(at.saturating_sub(self.ticks.load(Ordering::Relaxed)))
+        }
+    }
+
+    /// A file of one dirty folio, of which nothing can be written, or all.
+    struct Fake {
+        mapping: Arc<Mapping>,
+        stuck: bool,
+        looks: AtomicUsize,
+    }
+
+    impl Fake {
+        fn dirty(&self, now: Nanos) {
+            self.mapping.dirty.list(0, now, false);
+            self.mapping.domain.add_dirty(65536);
+            if !self.mapping.dirty.is_queued() {
+                self.mapping.domain.dirtied(self.mapping.id, now);
+            }
+        }
+
+        fn looks(&self) -> usize {
+            self.looks.load(Ordering::Relaxed)
+        }
+    }
+
+    impl WriteOut for Fake {
+        fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass, slot: &mut FutureSlot<u64>) {
+            let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+            assert!(looks < 1000, "Q-e: the flusher spins");
+            if self.stuck || !self.mapping.dirty.unlist(0) {
+                return slot.put(async { 0 });
+            }
+            self.mapping.domain.sub_dirty(65536);
+            slot.put(async { 65536 });
+        }
+        fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>) {
+            slot.put(async {});
+        }
+        fn is_settled(&self) -> bool {
+            true
+        }
+    }
+
+    /// One file with dirt that was of age and could not be written kept the flusher of its domain busy,
+    /// without a pause while there was too much dirt: on a busy machine nothing else of its thread went on.
+    #[test]
+    fn a_file_that_cannot_be_written_does_not_keep_the_flusher_busy() {
+        let world = SimWorld::new(1);
+        let ticking = Ticking { world: world.clone(), ticks: AtomicU64::new(0) };
+        let config = Config {
+            huge_pages: false,
+            dirty_background_bytes: Some(0),
+            dirty_expire_centisecs: 1,
+            ..Config::with_budget(8 << 20)
+        };
+        let cache = PageCache::new(config, std::sync::Arc::new(ticking)).unwrap();
+        let domain = cache.dirty.domain(None);
+        let files: Vec<_> = [true, false]
+            .into_iter()
+            .map(|stuck| {
+                let mapping = Arc::new(cache.new_mapping_in(domain.clone(), 4096, 1 << 20));
+                let fake = Fake { mapping, stuck, looks: AtomicUsize::new(0) };
+                let fake = std::sync::Arc::new(fake);
+                let weak = std::sync::Arc::downgrade(&fake);
+                cache.join(&fake.mapping, weak);
+                fake
+            })
+            .collect();
+        world.run(async {
+            let (stuck, other) = (&files[0], &files[1]);
+            stuck.dirty(cache.world.now());
+            for round in 1..250 {
+                other.dirty(cache.world.now());
+                domain.kick();
+                world.sleep(Duration::from_millis(20)).await;
+                assert_eq!(other.mapping.dirty.oldest(), None, "round {round}: not written");
+            }
+            assert!((8..32).contains(&stuck.looks()), "{} looks in five seconds", stuck.looks());
+            // Fresh dirt, and the end of a write-out: it is looked at once.
+            for change in 0..2 {
+                let before = stuck.looks();
+                match change {
+                    0 => {
+                        assert!(stuck.mapping.dirty.list(9, cache.world.now(), false).fresh);
+                        assert!(stuck.mapping.dirty.is_stalled());
+                        domain.dirtied(stuck.mapping.id, cache.world.now());
+                    }
+                    _ => domain.stir(stuck.mapping.id, &stuck.mapping.dirty),
+                }
+                world.sleep(Duration::from_millis(1)).await;
+                assert_eq!(stuck.looks(), before + 1);
+            }
+        });
+        files.iter().for_each(|file| domain.leave(file.mapping.id));
+        world.run(async {});
     }
 }

@@ -38,11 +38,11 @@ impl Gauge {
         self.unflushed.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// More, or less, of what is in use failed; returns what of it was healthy.
-    pub(super) fn fail_more(&self, bytes: i64) -> i64 {
+    /// More, or less, of what is in use failed; returns what of it was healthy, and what had failed.
+    pub(super) fn fail_more(&self, bytes: i64) -> (i64, i64) {
         let was = self.failed.fetch_add(bytes, Ordering::Relaxed);
         debug_assert!(was + bytes >= 0, "W2: {was} bytes failed, {bytes} more");
-        self.healthy.fetch_sub(bytes, Ordering::Relaxed)
+        (self.healthy.fetch_sub(bytes, Ordering::Relaxed), was)
     }
 
     fn get(value: &AtomicI64) -> u64 {
@@ -91,6 +91,8 @@ pub struct Limits {
     pub(crate) total: Gauge,
     /// Domains that have something healthy dirty or in write-out.
     pub(super) active: AtomicI64,
+    /// Domains that have something failed.
+    pub(super) failing: AtomicI64,
     /// Folios with dirty blocks.
     pub(super) dirty_folios: AtomicI64,
 }
@@ -120,6 +122,7 @@ impl Limits {
             room: AtomicU64::new(arena / 4 * 3),
             total: Gauge::default(),
             active: AtomicI64::new(0),
+            failing: AtomicI64::new(0),
             dirty_folios: AtomicI64::new(0),
         }
     }
@@ -147,6 +150,23 @@ impl Limits {
         let less = limit.min(room.max(limit / 8));
         let scaled = u128::from(background) * u128::from(less) / u128::from(limit.max(1));
         (scaled as u64, less)
+    }
+
+    /// Whether no more is accepted in a domain that has `own` failed bytes, because all domains together fill
+    /// the part of the limit that is for these: half of it for files that fail themselves, three quarters for
+    /// the others of their domains. `doomed`: bytes of a file that fails that are about to. Who comes when
+    /// that is full has a sixteenth, or an eighth, which such domains share, until what failed is the whole
+    /// limit (W3).
+    pub(super) fn refuses(&self, own: u64, doomed: Option<u64>) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let others = self.total.failed().saturating_sub(own);
+        let own = own + doomed.unwrap_or(0);
+        let domains = self.failing.load(Ordering::Relaxed).max(1) as u64;
+        let (part, late) = match doomed {
+            Some(_) => (limit / 2, limit / 16),
+            None => (limit / 4 * 3, limit / 8),
+        };
+        others + own >= limit || own >= part.saturating_sub(others).max(late / domains)
     }
 
     /// The share of a domain; `idle` if it has nothing in use yet.
@@ -181,5 +201,38 @@ mod tests {
         let share = Share { background: 150, limit: 250, floor: 62, all: 1000 };
         assert_eq!(limits.share(false), share);
         assert_eq!(limits.share(true).limit, 200, "a newcomer counts itself");
+    }
+
+    /// The late ones' part was divided by the domains with *healthy* dirt, and each failing domain had a
+    /// quarter of its own for its healthy files: five dead devices held one and a half times the limit.
+    #[test]
+    fn what_is_refused_counts_for_all_failing_domains_together() {
+        let config = Config { dirty_bytes: Some(1600), ..Config::with_budget(1 << 20) };
+        let limits = Limits::new(&config, 16_000);
+        let (fails, healthy) = (Some(0), None);
+        let more = |bytes: i64, domains: i64| {
+            limits.total.use_more(bytes);
+            limits.total.fail_more(bytes);
+            limits.failing.store(domains, Ordering::Relaxed);
+        };
+        more(799, 1);
+        assert!(!limits.refuses(799, fails) && !limits.refuses(799, healthy));
+        more(1, 1);
+        assert!(limits.refuses(800, fails), "a file that fails, at a half");
+        assert!(!limits.refuses(800, healthy), "its neighbour has some more");
+        more(400, 1);
+        assert!(limits.refuses(1200, healthy), "but no more than three quarters");
+        // Another domain comes late.
+        limits.active.store(7, Ordering::Relaxed);
+        more(49, 2);
+        assert!(!limits.refuses(49, fails) && limits.refuses(50, fails), "half of a sixteenth");
+        assert!(!limits.refuses(99, healthy) && limits.refuses(100, healthy), "half of an eighth");
+        more(10, 5);
+        assert!(!limits.refuses(19, fails) && limits.refuses(20, fails), "a fifth of it");
+        more(341, 5);
+        assert!(
+            limits.refuses(1, fails) && limits.refuses(1, healthy),
+            "never more than the limit"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! What write-back asks of the layer above, which knows files and devices: passes of write-out, flushes,
 //! and whether a file owes anything still. Plain data and one trait; no locks.
 
-use forebay_base::task::BoxFuture;
+use forebay_base::task::FutureSlot;
 use forebay_base::world::Nanos;
 use std::ops::Range;
 
@@ -34,11 +34,11 @@ pub struct WriteOutPass {
 
 /// Writes dirty folios out. Implemented by the layer above.
 pub trait WriteOut: Send + Sync {
-    /// Issues the pass; returns the bytes issued. Does not wait for completion.
-    fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass) -> BoxFuture<'static, u64>;
+    /// Puts into `slot` what issues the pass and gives the bytes issued. It does not wait for completion.
+    fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass, slot: &mut FutureSlot<u64>);
 
-    /// Flushes the device, so that what was written out need not be kept any longer.
-    fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()>;
+    /// Puts into `slot` what flushes the device, so that what was written out need not be kept any longer.
+    fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>);
 
     /// Whether all that was accepted is durable, or given up: nothing is dirty, in write-out,
     /// unflushed or failed.

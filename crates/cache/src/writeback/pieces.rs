@@ -5,6 +5,7 @@ use crate::folio::guard::FolioWrite;
 use crate::folio::table::{Blocks, State, Table};
 use crate::mapping::Mapping;
 use crate::memory::arena::Frame;
+use crate::memory::batch::{FrameBatch, Freed};
 use crate::stats::Counters;
 use crate::strategy::DirtyTracking;
 use crate::writeback::unflushed::Epoch;
@@ -41,7 +42,7 @@ pub struct WritePiece {
     /// How many of them were dirty.
     dirty: u32,
     /// Their frames at the time of capture, in order.
-    pub(crate) frames: Vec<Frame>,
+    pub(crate) frames: FrameBatch,
     pub(crate) first_frame: usize,
     /// The frames are copies of its own (see [`crate::writeback::stable`]).
     pub(crate) snapshot: bool,
@@ -52,28 +53,6 @@ pub struct WritePiece {
 }
 
 impl WritePiece {
-    /// Cuts the piece: the blocks from `at` on become one of their own. A frame that both have a part
-    /// of is captured twice.
-    pub fn split_off(&mut self, at: u32, cache: &PageCache, mapping: &Mapping) -> Self {
-        assert!(self.blocks.start < at && at < self.blocks.end, "both parts have blocks");
-        assert!(!self.snapshot, "a copy is made of what is written as one");
-        let per = mapping.blocks_per_frame();
-        let first_frame = (at / per) as usize;
-        let keep = at.div_ceil(per) as usize - self.first_frame;
-        let frames = self.frames[first_frame - self.first_frame..].to_vec();
-        if !at.is_multiple_of(per) {
-            cache.capture_frame(frames[0]);
-        }
-        self.frames.truncate(keep);
-        let blocks = Blocks { start: at, end: self.blocks.end };
-        self.blocks.end = at;
-        // How many of which were dirty is not known any more: those of a part, as far as they go.
-        let dirty = self.dirty.min(self.blocks.len());
-        let rest = self.dirty - dirty;
-        self.dirty = dirty;
-        Self { blocks, dirty: rest, frames, first_frame, ..*self }
-    }
-
     /// Frame and offset of a block.
     pub fn place(&self, block: u32, mapping: &Mapping) -> (Frame, usize) {
         let per = mapping.blocks_per_frame();
@@ -90,7 +69,7 @@ impl FolioWrite<'_> {
             DirtyTracking::Block => {
                 let both =
                     |t: &Table, s, g| t.bits(s, State::Dirty, g) & t.bits(s, State::Writing, g);
-                self.runs(blocks, both).first().copied()
+                self.runs(blocks, both).next()
             }
             DirtyTracking::Folio => {
                 let table = &self.cache.table;
@@ -100,36 +79,33 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// Takes dirty blocks of the run for write-out: they become clean and *writing*, in this order
-    /// relative to the capture of their bytes (D8). Blocks already *writing* are left: an in-place
-    /// mapping has one write of a block in flight.
+    /// What may be taken of the run for write-out. Under the same lock parts of it may be taken one by one
+    /// ([`FolioWrite::take`]); the rest stays as it is, dirty or clean. Blocks already *writing* are left
+    /// out: an in-place mapping has one write of a block in flight.
     ///
     /// With [`DirtyTracking::Folio`], as Linux v5.8 had it: dirt anywhere in the folio has all its
     /// up-to-date blocks written, up to the end of file, wherever the run is; and nothing while
     /// any block of the folio is in write-out.
-    pub fn begin_write(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<WritePiece> {
-        let runs = self.writable(blocks, tracking);
-        runs.into_iter().map(|run| self.capture(run)).collect()
-    }
-
-    /// What [`FolioWrite::begin_write`] would take.
-    pub fn writable(&self, blocks: Blocks, tracking: DirtyTracking) -> Vec<Blocks> {
-        let table = &self.cache.table;
-        match tracking {
-            DirtyTracking::Block => self
-                .runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g)),
-            DirtyTracking::Folio
-                if !table.any_at_all(self.slot, State::Dirty)
-                    || table.any_at_all(self.slot, State::Writing) =>
-            {
-                Vec::new()
+    pub fn writable(
+        &self,
+        blocks: Blocks,
+        tracking: DirtyTracking,
+    ) -> impl Iterator<Item = Blocks> {
+        let any = |state| self.cache.table.any_at_all(self.slot, state);
+        let blocks = match tracking {
+            DirtyTracking::Block => blocks,
+            DirtyTracking::Folio if !any(State::Dirty) || any(State::Writing) => {
+                Blocks { start: 0, end: 0 }
             }
             DirtyTracking::Folio => {
                 let eof = round_up(self.mapping.size(), self.mapping.block_size());
-                let blocks = self.mapping.blocks_touched(self.index, &(0..eof));
-                self.runs_with(blocks, State::Uptodate)
+                self.mapping.blocks_touched(self.index, &(0..eof))
             }
-        }
+        };
+        self.runs(blocks, move |t, s, g| match tracking {
+            DirtyTracking::Block => t.bits(s, State::Dirty, g) & !t.bits(s, State::Writing, g),
+            DirtyTracking::Folio => t.bits(s, State::Uptodate, g),
+        })
     }
 
     /// All blocks of the folio.
@@ -137,8 +113,30 @@ impl FolioWrite<'_> {
         self.mapping.blocks_touched(self.index, &(0..u64::MAX >> 1))
     }
 
-    fn capture(&self, run: Blocks) -> WritePiece {
+    /// Takes all of [`FolioWrite::writable`].
+    pub fn begin_write(
+        &self,
+        blocks: Blocks,
+        tracking: DirtyTracking,
+        taken: &mut Vec<WritePiece>,
+    ) {
+        for run in self.writable(blocks, tracking) {
+            let mut start = run.start;
+            while start < run.end {
+                taken.push(self.take(Blocks { start, end: run.end }));
+                start = taken.last().map_or(run.end, |piece| piece.blocks.end);
+            }
+        }
+    }
+
+    /// Takes the first part of a run for write-out, all of it in what [`FolioWrite::writable`] said: as much
+    /// as the frames of a batch hold. The blocks become clean and *writing*, in this order relative to the
+    /// capture of their bytes (D8).
+    pub fn take(&self, run: Blocks) -> WritePiece {
         let (table, mut cleared) = (&self.cache.table, 0);
+        let most = FrameBatch::MOST as u32 * self.mapping.blocks_per_frame();
+        let end = (run.start + 1).next_multiple_of(most).min(run.end);
+        let run = Blocks { start: run.start, end };
         for (g, mask) in run.masks() {
             let was = table.clear_bits(self.slot, State::Dirty, g, mask);
             cleared += u64::from(was.count_ones());
@@ -148,22 +146,22 @@ impl FolioWrite<'_> {
         }
         self.mapping.domain.begin_write(u64::from(run.len()) * self.mapping.block_size());
         self.undirty(cleared);
-        let frames = self.frames_of(run);
+        let at = self.frames_of(run);
+        let mut frames = FrameBatch::default();
+        for at in at.clone() {
+            let frame = table.frame(self.slot, at).expect("dirty has a frame (F3)");
+            self.cache.capture_frame(frame);
+            frames.push(frame);
+        }
         WritePiece {
             index: self.index,
             blocks: run,
             dirty: cleared as u32,
-            first_frame: frames.start,
+            first_frame: at.start,
             snapshot: false,
             since: self.cache.world.now(),
             epoch: self.mapping.unflushed.epoch(),
-            frames: frames
-                .map(|at| {
-                    let frame = table.frame(self.slot, at).expect("dirty has a frame (F3)");
-                    self.cache.capture_frame(frame);
-                    frame
-                })
-                .collect(),
+            frames,
         }
     }
 
@@ -187,7 +185,7 @@ impl FolioWrite<'_> {
             self.mapping.domain.end_write(bytes);
             return;
         }
-        self.mapping.unfail(numbers, now);
+        self.mapping.unfail(numbers);
         if dead {
             // Nobody would write them again, or flush.
             self.discard(piece.blocks);
@@ -197,7 +195,7 @@ impl FolioWrite<'_> {
     }
 
     fn mark_failed(&self, blocks: Blocks) {
-        let keep: Vec<_> = self.runs_with(blocks, State::Uncached);
+        let keep: Vec<_> = self.runs_with(blocks, State::Uncached).collect();
         self.set_dirty(blocks, false);
         // Still to be dropped once they are written (U14).
         for run in keep {
@@ -253,8 +251,17 @@ impl FolioWrite<'_> {
         self.free_detached(piece);
         if dirty {
             self.mark_failed(piece.blocks);
+            self.mapping.note_leftover();
         }
         self.mapping.domain.end_write(bytes);
+    }
+
+    /// Dirty blocks of the run cannot be written: there is no room for them.
+    fn fail_unwritten(&self, blocks: Blocks) {
+        // Not taken for that: a sync that looked meanwhile would find them neither dirty nor failed.
+        for run in self.writable(blocks, DirtyTracking::Block) {
+            self.mapping.fail(self.mapping.block_numbers(self.index, run), self.cache.world.now());
+        }
     }
 
     /// Lets go of the frames; gives back those that a writer has replaced in the folio meanwhile.
@@ -263,7 +270,7 @@ impl FolioWrite<'_> {
             let count = piece.frames.len() as u64;
             self.cache.snapshot_frames.fetch_sub(count, Ordering::Relaxed);
         }
-        let mut freed = Vec::new();
+        let mut freed = Freed::new(self.cache);
         for (i, &frame) in piece.frames.iter().enumerate() {
             let at = piece.first_frame + i;
             let last = self.cache.release_frame(frame);
@@ -272,7 +279,6 @@ impl FolioWrite<'_> {
                 freed.push(frame);
             }
         }
-        self.cache.give_frames(&freed);
     }
 
     /// The flush that followed worked: the blocks need no keeping.
@@ -326,12 +332,22 @@ pub fn end_write(
     } else {
         Counters::add(&cache.counters.io_errors, 1);
     }
+    mapping.domain.stir(mapping.id, &mapping.dirty);
     mapping.domain.wake_writers(!ok);
     mapping.domain.made_room(cache.write_depth());
     cache.wake_frame_waiters();
 }
 
-/// Gives pieces back that were taken for write-out and not written: dirty as before, or
+/// Dirty blocks of a folio cannot be written, for want of room: they count as failed, and stay as they are.
+pub fn fail_unwritten(cache: &PageCache, mapping: &Mapping, index: u64, blocks: Blocks) {
+    let Some(folio) = cache.lock_folio(mapping, index) else { return };
+    folio.fail_unwritten(blocks);
+    drop(folio);
+    Counters::add(&cache.counters.io_errors, 1);
+    mapping.domain.wake_writers(true);
+}
+
+/// Gives pieces back that were taken for write-out and not written: dirty again, all of them, or
 /// dropped, because something else has taken their place on the device.
 pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty: bool) {
     for piece in pieces {

@@ -4,12 +4,16 @@
 //! ```text
 //!             dirtied                        a write-out failed
 //!   clean ────────────────▶ queued by age ───────────────────────▶ waiting for a retry
-//!     ▲                          │  ▲                                │  │ again: twice the pause
-//!     └──── nothing dirty ───────┘  └───── nothing failed any more ──┘◀─┘
+//!     ▲                       │  ▲  ▲  │                             │  │ again: twice the pause
+//!     └──── nothing dirty ────┘  │  └──┼── nothing failed any more ──┘◀─┘
+//!                                │     │ a look wrote nothing: twice the pause of last time
+//!     a write-out ended, a folio │     ▼
+//!     became dirty, time's up  stalled
 //! ```
-//! Invariants: Q-a a file with dirt is queued by age or waits for a retry. Q-b an entry of `aged` or
-//! `alarms` is the one that its member names. Q-c a file that waits for a retry is not queued by age: it
-//! delays nobody. Q-d a file that was handed out is released once.
+//! Invariants: Q-a a file with dirt is queued by age, waits for a retry, or is stalled. Q-b an entry of
+//! `aged` or `alarms` is the one that its member names. Q-c a file that waits for a retry or is stalled is
+//! not queued by age: it delays nobody. Q-d a file that was handed out is released once. Q-e a look writes
+//! something, or the file is looked at less and less often until one does: the flusher does not spin.
 //! No locks: the domain's lock is around all of it.
 
 use crate::writeback::dirt::Dirt;
@@ -23,8 +27,10 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 const RETRY_FIRST: Nanos = 5_000_000;
 /// And this long in the end.
 const RETRY_LAST: Nanos = 1_000_000_000;
-/// A look at a file that left dirt behind is not followed by the next one sooner than this.
-const LOOK_AGAIN: Nanos = 1_000_000;
+/// A look at a file that wrote nothing of what it should is not followed by the next one sooner than this.
+const STALL_FIRST: Nanos = 1_000_000;
+/// Nor, in the end, than this, unless there is a reason to think that it will.
+const STALL_LAST: Nanos = 1_000_000_000;
 
 struct Retry {
     at: Nanos,
@@ -43,6 +49,10 @@ struct Member {
     aged: Option<Nanos>,
     alarm: Option<Nanos>,
     retry: Option<Retry>,
+    /// Its dirt could not be written, and is not tried before this.
+    stalled: Option<Nanos>,
+    /// How long it was stalled last; 0 once something was written.
+    stall_pause: Nanos,
     /// Times that the flusher has it in hand.
     held: u32,
 }
@@ -69,6 +79,17 @@ pub(super) struct Look {
     pub waits: bool,
 }
 
+/// What came of a look at a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Outcome {
+    /// Dirt since then or before was to be written.
+    pub until: Nanos,
+    /// [`Dirt::changes`] before.
+    pub seen: u64,
+    /// Something was.
+    pub wrote: bool,
+}
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct Queue {
@@ -82,9 +103,18 @@ pub(super) struct Queue {
 
 impl Queue {
     pub fn join(&mut self, id: u32, dirt: Arc<Dirt>, out: std::sync::Weak<dyn WriteOut>) {
-        let (keep, aged, alarm, retry) = (None, None, None, None);
-        let member =
-            Member { dirt, out, keep, keep_pause: RETRY_FIRST, aged, alarm, retry, held: 0 };
+        let member = Member {
+            dirt,
+            out,
+            keep: None,
+            keep_pause: RETRY_FIRST,
+            aged: None,
+            alarm: None,
+            retry: None,
+            stalled: None,
+            stall_pause: 0,
+            held: 0,
+        };
         self.members.insert(id, member);
     }
 
@@ -119,10 +149,20 @@ impl Queue {
 
     /// A file has become dirty.
     pub fn dirtied(&mut self, id: u32, since: Nanos) {
+        self.stir(id);
         let Some(member) = self.members.get_mut(&id) else { return };
         member.dirt.enter_queue();
         if member.retry.is_none() && member.aged.is_none() {
             self.set_aged(id, Some(since));
+        }
+    }
+
+    /// There may be something to write of a stalled file.
+    pub fn stir(&mut self, id: u32) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        member.dirt.set_stalled(false);
+        if member.stalled.take().is_some() {
+            self.requeue(id);
         }
     }
 
@@ -144,31 +184,51 @@ impl Queue {
             (retry.at, retry.tried) = (now + retry.pause, false);
         }
         let at = retry.at;
+        member.dirt.set_stalled(false);
+        member.stalled = None;
         self.set_aged(id, None);
         self.set_alarm(id, Some(at));
     }
 
     /// Nothing of the file is failed any more.
-    pub fn healed(&mut self, id: u32, now: Nanos, expire: Nanos) {
+    pub fn healed(&mut self, id: u32) {
         let Some(member) = self.members.get_mut(&id) else { return };
         if member.retry.take().is_some() {
-            self.requeue(id, now, expire);
+            self.requeue(id);
         }
     }
 
     /// Queues a file anew that was looked at, by its oldest dirt.
-    pub fn requeue(&mut self, id: u32, now: Nanos, expire: Nanos) {
+    pub fn requeue(&mut self, id: u32) {
         let Some(member) = self.members.get(&id) else { return };
         let oldest = match member.dirt.oldest() {
             None => member.dirt.leave_queue(),
             some => some,
         };
-        let waits = member.retry.is_some();
-        // What is left though it has come of age is in write-out, and dirty again.
-        let soon = (now + LOOK_AGAIN).saturating_sub(expire);
-        let key = |since: Nanos| if since.saturating_add(expire) > now { since } else { soon };
-        let at = oldest.filter(|_| !waits).map(key);
-        self.set_aged(id, at);
+        let waits = member.retry.is_some() || member.stalled.is_some();
+        self.set_aged(id, oldest.filter(|_| !waits));
+    }
+
+    /// The same, of a look whose outcome is known: what it left is in write-out and dirty again, or somebody
+    /// holds it (Q-e).
+    pub fn looked_at(&mut self, id: u32, now: Nanos, outcome: Outcome) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let dirt = &member.dirt;
+        let left = dirt.oldest().is_some_and(|since| since <= outcome.until);
+        if outcome.wrote || !left {
+            member.stall_pause = 0;
+        } else if member.retry.is_none() {
+            dirt.set_stalled(true);
+            // Whoever changes it from here on sees that it is stalled.
+            if dirt.changes() == outcome.seen {
+                let pause = (member.stall_pause * 2).clamp(STALL_FIRST, STALL_LAST);
+                (member.stall_pause, member.stalled) = (pause, Some(now + pause));
+                self.look_by(id, now + pause);
+            } else {
+                dirt.set_stalled(false);
+            }
+        }
+        self.requeue(id);
     }
 
     /// When the next file is due; `u64::MAX` for never.
@@ -206,6 +266,11 @@ impl Queue {
             }
             let at = retry.at;
             self.set_alarm(id, Some(at));
+        } else if let Some(at) = member.stalled {
+            match at <= now {
+                true => self.stir(id),
+                false => self.set_alarm(id, Some(at)),
+            }
         }
         self.look(id, why)
     }
@@ -310,16 +375,16 @@ impl Queue {
 mod tests {
     use super::*;
     use crate::writeback::pass::WriteOutPass;
-    use forebay_base::task::BoxFuture;
+    use forebay_base::task::FutureSlot;
 
     struct Idle;
 
     impl WriteOut for Idle {
-        fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass) -> BoxFuture<'static, u64> {
-            Box::pin(async { 0 })
+        fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass, slot: &mut FutureSlot<u64>) {
+            slot.put(async { 0 });
         }
-        fn flush(self: std::sync::Arc<Self>) -> BoxFuture<'static, ()> {
-            Box::pin(async {})
+        fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>) {
+            slot.put(async {});
         }
         fn is_settled(&self) -> bool {
             true
@@ -363,10 +428,101 @@ mod tests {
             pauses.push(queue.members[&2].retry.as_ref().unwrap().pause / RETRY_FIRST);
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 200, 200, 200, 200, 200]);
-        queue.healed(2, 100, 50);
+        queue.healed(2);
         assert_eq!(order(&mut queue)[0], 2, "Q-a");
         assert!(dirts[2].unlist(0));
-        queue.requeue(2, 101, 50);
+        queue.requeue(2);
         assert!(!dirts[2].is_queued() && order(&mut queue) == [1, 0]);
+    }
+
+    /// A file whose dirt had come of age and could not be written was due again a millisecond later, for as
+    /// long as that took, and while the flusher was at work for the limits' sake at once.
+    #[test]
+    fn a_file_of_which_nothing_is_written_is_looked_at_less_and_less() {
+        let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
+        let dirts: Vec<Arc<Dirt>> = (0..2).map(|_| Arc::new(Dirt::default())).collect();
+        for (i, dirt) in (0u32..).zip(&dirts) {
+            queue.join(i, dirt.clone(), std::sync::Arc::downgrade(&out) as _);
+            dirt.list(0, 100 + u64::from(i), false);
+            queue.dirtied(i, 100 + u64::from(i));
+        }
+        let (mut now, expire, mut pauses) = (1000, 50, Vec::new());
+        let outcome = |now: Nanos, wrote| Outcome { until: now - expire, seen: 1, wrote };
+        for _ in 0..14 {
+            // Its neighbour is due each time.
+            while let look = queue.due(now, expire).expect("file 1 is due")
+                && (look.id, look.why) != (0, Why::Age)
+            {
+                match look.why {
+                    Why::Age => queue.looked_at(1, now, outcome(now, true)),
+                    _ => queue.requeue(look.id),
+                }
+                now = queue.members[&0].stalled.unwrap_or(now);
+            }
+            queue.looked_at(0, now, outcome(now, false));
+            pauses.push((queue.members[&0].stalled.unwrap() - now) / STALL_FIRST);
+            let next = queue.next_aged((0, 0)).map(|(_, look)| look.id);
+            assert_eq!(next, Some(1), "Q-c");
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000, 1000, 1000], "Q-e");
+        // A write-out of it has ended, or it has fresh dirt: it is tried at once.
+        assert!(dirts[0].is_stalled());
+        queue.stir(0);
+        assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "Q-a");
+        queue.looked_at(0, now, outcome(now, false));
+        assert!(dirts[0].is_stalled() && dirts[0].list(9, now, false).fresh);
+        queue.dirtied(0, now);
+        assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "the oldest first");
+        // Something has changed during the look.
+        queue.looked_at(0, now, outcome(now, false));
+        assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0));
+        queue.looked_at(0, now, outcome(now, true));
+        assert!(!dirts[0].is_stalled() && queue.members[&0].stall_pause == 0);
+    }
+
+    /// The window of what waits for a flush is shared: whoever holds much of it is flushed first, however
+    /// late it came, or its blocks would keep the others' frames.
+    #[test]
+    fn whoever_holds_much_of_the_window_is_flushed_first() {
+        use crate::config::Config;
+        use crate::writeback::control::DirtyControl;
+        let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
+        let (domain, out) = (control.domain(None), std::sync::Arc::new(Idle));
+        let dirts: Vec<Arc<Dirt>> = (0..3).map(|_| Arc::new(Dirt::default())).collect();
+        for (id, dirt) in (0u32..).zip(&dirts) {
+            let weak: std::sync::Weak<Idle> = std::sync::Arc::downgrade(&out);
+            domain.queue().join(id, dirt.clone(), weak);
+            domain.keep_unflushed(id, dirt, 4096, 16384);
+        }
+        // In two steps, of which neither is much.
+        domain.keep_unflushed(2, &dirts[2], 8192, 16384);
+        domain.keep_unflushed(2, &dirts[2], 8192, 16384);
+        let next = || domain.queue().next_flush().map(|(id, _)| id);
+        assert_eq!(next(), Some(2));
+        assert!(domain.queue().is_held(2) && !domain.queue().is_held(0));
+        domain.queue().release(2);
+        assert!(!domain.queue().is_held(2));
+        assert_eq!((next(), next()), (Some(0), Some(1)));
+    }
+
+    /// A file that is closed with dirt, because its device is given up, takes its places along: a flusher
+    /// that found one without its file would look for it for ever, and write nothing for the others.
+    #[test]
+    fn q_b_a_file_that_is_gone_is_due_no_more() {
+        let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
+        for id in 0..3 {
+            let (dirt, weak) = (Arc::new(Dirt::default()), std::sync::Arc::downgrade(&out));
+            dirt.list(0, 10, false);
+            queue.join(id, dirt, weak);
+            queue.dirtied(id, 10);
+        }
+        queue.look_by(1, 5);
+        for id in [0, 1] {
+            assert!(queue.leave(id).is_none());
+        }
+        assert_eq!(queue.next_look(50), 60);
+        assert_eq!(queue.next_aged((0, 0)).map(|(_, look)| look.id), Some(2));
+        queue.leave(2);
+        assert_eq!((queue.next_look(50), queue.is_empty()), (u64::MAX, true));
     }
 }

@@ -15,6 +15,7 @@ use crate::folio::guard::{FolioWrite, FramePool};
 use crate::folio::table::{Blocks, State};
 use crate::mapping::Mapping;
 use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::memory::batch::FrameBatch;
 use crate::stats::Counters;
 use crate::strategy::StableStrategy;
 use crate::writeback::pieces::WritePiece;
@@ -72,8 +73,7 @@ impl FolioWrite<'_> {
                 continue;
             }
             let part = self.part_of_frame(at, blocks);
-            let runs = self.runs_with(part, State::Writing);
-            hit.blocks += runs.iter().map(|run| run.len()).sum::<u32>();
+            hit.blocks += self.runs_with(part, State::Writing).map(|run| run.len()).sum::<u32>();
             hit.frames += 1;
             hit.reading |=
                 self.any(State::Reading, part.whole_frames(self.mapping.blocks_per_frame()));
@@ -104,9 +104,8 @@ impl FolioWrite<'_> {
             self.cache.arena.copy_between(old, fresh, to, FRAME_SIZE - to);
             bytes += (from + FRAME_SIZE - to) as u64;
             self.cache.table.replace_frame(self.slot, at, Some(fresh));
-            let count = |part, state| -> u32 {
-                self.runs_with(part, state).iter().map(|run| run.len()).sum()
-            };
+            let count =
+                |part, state| -> u32 { self.runs_with(part, state).map(|run| run.len()).sum() };
             hit += u64::from(count(part, State::Writing));
             copied += u64::from(count(whole, State::Uptodate));
             replaced += 1;
@@ -126,7 +125,7 @@ impl FolioWrite<'_> {
             return false;
         };
         let block = self.mapping.block_size() as usize;
-        for (i, (old, &new)) in piece.frames.iter().zip(&fresh).enumerate() {
+        for (i, (old, &new)) in piece.frames.iter().zip(fresh.iter()).enumerate() {
             let part = self.part_of_frame(piece.first_frame + i, piece.blocks);
             let first = (piece.first_frame + i) as u32 * self.mapping.blocks_per_frame();
             let at = (part.start - first) as usize * block;
@@ -183,9 +182,9 @@ impl PageCache {
     }
 
     /// Free frames for a snapshot; never by reclaim (S-c).
-    fn take_for_snapshot(&self, count: usize) -> Option<Vec<Frame>> {
+    fn take_for_snapshot(&self, count: usize) -> Option<FrameBatch> {
         let reserve = self.sizes.frames() / 16;
-        let mut fresh = Vec::with_capacity(count);
+        let mut fresh = FrameBatch::default();
         let mut alloc = self.frames.lock();
         let held = self.snapshot_frames.load(Ordering::Relaxed);
         let room = alloc.free() >= count + reserve && held as usize + count <= reserve;
@@ -194,5 +193,40 @@ impl PageCache {
         }
         self.snapshot_frames.fetch_add(count as u64, Ordering::Relaxed);
         Some(fresh)
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use forebay_base::world::RealWorld;
+
+    /// Where frames are scarce, `auto` weighs the wait for a slow device against the frames: it may take
+    /// some of the last ones, never the last, and the fewer there are the longer it waits instead.
+    #[test]
+    fn s8_auto_weighs_the_wait_against_the_frames_that_are_left() {
+        let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        cache.strategies.set_stable(StableStrategy::Auto);
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let scarce = cache.scarce_below();
+        let answer = |left: usize, nanos: Nanos| {
+            let free = cache.frames.lock().free();
+            let held = cache.take_frames(free - left).unwrap();
+            mapping.write_nanos.store(nanos, Ordering::Relaxed);
+            let answer = cache.answer_hit(&mapping, 2);
+            drop(held);
+            answer
+        };
+        assert_eq!(answer(scarce + 2, 0), Answer::Detach, "plenty: a copy is always cheaper");
+        assert_eq!(answer(scarce + 1, 0), Answer::Wait, "scarce, and the device is fast");
+        // Half of the write-outs' time counts, as the rest of one.
+        let price = |left: usize| FRAME_PRICE * 2 * scarce as u64 / (left - 2) as u64;
+        for left in [scarce, 6, 4] {
+            assert_eq!(answer(left, 2 * price(left)), Answer::Detach, "{left}");
+            assert_eq!(answer(left, 2 * price(left) - 2), Answer::Wait, "{left}");
+        }
+        assert_eq!(answer(2, Nanos::MAX), Answer::Wait, "it would take the last ones");
     }
 }

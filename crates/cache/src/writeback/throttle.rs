@@ -26,7 +26,11 @@ impl PageCache {
     pub async fn throttle(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
         let domain = &*mapping.domain;
         self.kick_above(mapping);
-        let refused = || domain.refuses(mapping.is_failing());
+        let doomed = || {
+            let dirty = mapping.dirty_bytes.load(Ordering::Relaxed);
+            mapping.is_failing().then(|| dirty.saturating_sub(mapping.failed_bytes()))
+        };
+        let refused = || domain.refuses(doomed());
         if refused() {
             return Err(too_many_failures(mapping));
         }

@@ -10,17 +10,19 @@
 //! Invariants:
 //! W1 a write whose bookkeeping runs after a flush failed counts as failed, if it was submitted before:
 //!    the device may have completed it ahead of the flush, whatever order we hear of it in.
-//! W2 the epoch moves in the same critical section that drains what had completed by then, so each
-//!    write is drained, or sees the epoch moved.
+//! W2 what completed is kept with the epoch of then. When the epoch has moved since, it is lost, whoever
+//!    asked for the flush that failed: no later flush certifies it.
+//! W3 the epoch is the domain's ([`crate::writeback::flushes`]): a flush of any of its files moves it.
 //!
 //! Lock: one, a leaf.
 
 use crate::rangeset::RangeSet;
-use forebay_base::sync::Mutex;
+use crate::writeback::flushes::Flushes;
+use forebay_base::sync::{Arc, Mutex};
 use std::ops::Range;
 
-/// How many flushes of the file had failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How many flushes of the domain had failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Epoch(u64);
 
 /// What one flush answers for. Ranges are of file blocks.
@@ -30,26 +32,58 @@ pub struct Covered {
     pub pinned: RangeSet,
     /// Bytes were written that nobody holds any more.
     pub unpinned: bool,
+    /// All of it completed in this epoch.
+    epoch: Epoch,
+}
+
+impl Covered {
+    /// Nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.pinned.is_empty() && !self.unpinned
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// For the next flush.
     covered: Covered,
-    failures: u64,
+    /// What a failed flush may have dropped, and nobody has dealt with yet.
+    lost: Covered,
     /// Flushes that began and whose outcome has not been dealt with.
     flushing: u32,
 }
 
+impl State {
+    /// What completed before the epoch moved is lost (W2).
+    fn look(&mut self, now: Epoch) {
+        assert!(self.covered.epoch.0 <= now.0, "W2: epochs only grow");
+        if self.covered.epoch != now {
+            let old = std::mem::take(&mut self.covered);
+            self.covered.epoch = now;
+            for run in old.pinned.iter() {
+                self.lost.pinned.insert(run);
+            }
+            self.lost.unpinned |= old.unpinned;
+        }
+    }
+}
+
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Unflushed {
+    flushes: Arc<Flushes>,
     state: Mutex<State>,
 }
 
 impl Unflushed {
+    /// Of a file of the domain that has these flushes.
+    pub(crate) fn new(flushes: Arc<Flushes>) -> Self {
+        Self { flushes, state: Mutex::default() }
+    }
+
     /// To be sampled before a write is submitted.
     pub fn epoch(&self) -> Epoch {
-        Epoch(self.state.lock().failures)
+        Epoch(self.flushes.failures())
     }
 
     /// Blocks of a completed write are pinned if `pin`; otherwise the write is remembered as one that
@@ -57,8 +91,10 @@ impl Unflushed {
     #[must_use]
     pub fn completed(&self, epoch: Epoch, blocks: Range<u64>, pin: bool) -> bool {
         let mut state = self.state.lock();
-        assert!(epoch.0 <= state.failures, "W2: epochs only grow");
-        if epoch.0 != state.failures {
+        let now = self.epoch();
+        state.look(now);
+        assert!(epoch.0 <= now.0, "W2: epochs only grow");
+        if epoch != now {
             return false;
         }
         if pin {
@@ -72,16 +108,26 @@ impl Unflushed {
     /// Blocks are dropped from the cache; `forgotten`: some of them were pinned.
     pub(crate) fn drop_blocks(&self, blocks: Range<u64>, forgotten: bool) {
         let mut state = self.state.lock();
-        state.covered.pinned.remove(blocks);
+        state.look(self.epoch());
         // What takes the blocks' place may be less than whole blocks.
+        state.lost.unpinned |= forgotten && state.lost.pinned.overlaps(&blocks);
         state.covered.unpinned |= forgotten;
+        state.lost.pinned.remove(blocks.clone());
+        state.covered.pinned.remove(blocks);
     }
 
     /// A flush begins: what it answers for.
     pub fn begin_flush(&self) -> Covered {
         let mut state = self.state.lock();
+        state.look(self.epoch());
         state.flushing += 1;
-        std::mem::take(&mut state.covered)
+        let epoch = state.covered.epoch;
+        std::mem::replace(&mut state.covered, Covered { epoch, ..Covered::default() })
+    }
+
+    /// Whether no flush of the domain has failed since this one began.
+    pub fn is_certified(&self, covered: &Covered) -> bool {
+        covered.epoch == self.epoch()
     }
 
     /// What it covered is durable, or dirty again.
@@ -91,11 +137,11 @@ impl Unflushed {
         state.flushing -= 1;
     }
 
-    /// It failed: also what completed since it began may be gone (W2).
-    pub fn flush_failed(&self) -> Covered {
+    /// What failed flushes may have dropped of what had completed by now (W2): for the caller to deal with.
+    pub fn take_lost(&self) -> Covered {
         let mut state = self.state.lock();
-        state.failures += 1;
-        std::mem::take(&mut state.covered)
+        state.look(self.epoch());
+        std::mem::take(&mut state.lost)
     }
 
     /// What of the blocks is pinned for the next flush, descending.
@@ -103,15 +149,10 @@ impl Unflushed {
         self.state.lock().covered.pinned.within(blocks).collect()
     }
 
-    /// Blocks pinned for the next flush.
-    pub fn pinned_blocks(&self) -> u64 {
-        self.state.lock().covered.pinned.total()
-    }
-
-    /// Nothing that a flush would answer for, or that one under way does.
+    /// Nothing that a flush would answer for, or that one under way does, or that is lost.
     pub fn is_empty(&self) -> bool {
         let state = self.state.lock();
-        state.flushing == 0 && state.covered.pinned.is_empty() && !state.covered.unpinned
+        state.flushing == 0 && state.covered.is_empty() && state.lost.is_empty()
     }
 }
 
@@ -119,19 +160,52 @@ impl Unflushed {
 mod tests {
     use super::*;
 
+    fn fail_one(flushes: &Arc<Flushes>) {
+        drop(flushes.begin(0));
+    }
+
     #[test]
     fn a_late_completion_does_not_escape_a_failed_flush() {
         let unflushed = Unflushed::default();
         let (early, late) = (unflushed.epoch(), unflushed.epoch());
         assert!(unflushed.completed(early, 0..4, true));
-        assert_eq!(unflushed.begin_flush().pinned.total(), 4);
+        let covered = unflushed.begin_flush();
+        assert!(covered.pinned.total() == 4 && unflushed.is_certified(&covered));
         assert!(unflushed.completed(early, 4..5, true), "while the flush runs");
-        assert_eq!(unflushed.flush_failed().pinned.total(), 1);
+        fail_one(&unflushed.flushes);
+        assert!(!unflushed.is_certified(&covered));
         assert!(!unflushed.completed(late, 8..9, true) && !unflushed.completed(late, 8..9, false));
+        assert_eq!(unflushed.take_lost().pinned.total(), 1);
         assert!(!unflushed.is_empty(), "the outcome is not dealt with");
         unflushed.end_flush();
         assert!(unflushed.is_empty());
         assert!(unflushed.completed(unflushed.epoch(), 8..9, false));
         assert!(unflushed.begin_flush().unpinned);
+    }
+
+    /// What had completed in one file was certified by its next flush, though a flush that had failed
+    /// for another file of the device may have dropped it.
+    #[test]
+    fn a_flush_that_fails_for_one_file_is_every_files() {
+        let flushes: Arc<Flushes> = Arc::default();
+        let (one, other) = (Unflushed::new(flushes.clone()), Unflushed::new(flushes.clone()));
+        assert!(other.completed(other.epoch(), 0..4, true));
+        let early = other.epoch();
+        fail_one(&one.flushes);
+        assert!(!other.completed(early, 4..5, false), "W1, W3");
+        // Written after the failure: not lost, and not confused with what is.
+        assert!(other.completed(other.epoch(), 6..7, true));
+        assert!(!other.is_empty());
+        assert!(other.begin_flush().pinned.iter().eq(std::iter::once(6..7)), "W2");
+        let lost = other.take_lost();
+        assert!(lost.pinned.iter().eq(std::iter::once(0..4)) && !lost.unpinned);
+        other.end_flush();
+        assert!(other.is_empty() && one.take_lost().is_empty());
+        // What is given up while it is lost was not held to be written again.
+        assert!(other.completed(other.epoch(), 0..4, true));
+        fail_one(&flushes);
+        other.drop_blocks(2..3, true);
+        let lost = other.take_lost();
+        assert!(lost.unpinned && lost.pinned.total() == 3);
     }
 }

@@ -64,9 +64,20 @@ impl Client {
     }
 
     fn request(&mut self, kind: u16, offset: u64, length: u32, data: &[u8]) -> Result<Vec<u8>> {
+        self.flagged(kind, 0, offset, length, data)
+    }
+
+    fn flagged(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+    ) -> Result<Vec<u8>> {
         self.cookie += 1;
         let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-        bytes.extend(0_u16.to_be_bytes());
+        bytes.extend(flags.to_be_bytes());
         bytes.extend(kind.to_be_bytes());
         bytes.extend(self.cookie.to_be_bytes());
         bytes.extend(offset.to_be_bytes());
@@ -91,6 +102,11 @@ impl Client {
     /// Writes; durable only after a flush.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         self.request(WRITE, offset, data.len() as u32, data).map(drop)
+    }
+
+    /// Writes with FUA: durable when it is answered.
+    pub fn write_durably(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        self.flagged(WRITE, 1, offset, data.len() as u32, data).map(drop)
     }
 
     /// Makes everything answered before durable.

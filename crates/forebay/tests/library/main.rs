@@ -7,7 +7,6 @@ mod examples;
 mod fsx;
 mod growing;
 mod looped;
-mod many;
 mod registry;
 mod stacked;
 mod trouble;

@@ -120,6 +120,41 @@ fn l9_l10_a_cache_on_a_cache_makes_progress_under_pressure() {
     assert!(seen == stored);
 }
 
+/// Three levels in one cache, as a file is that lies in an image of the same cache: they share its memory
+/// and its dirty limit. The upper ones' dirt fills both, and goes only when the lower ones take more. Each
+/// level is a domain with a part of the limit of its own, and nobody's write-out is held back by the limit
+/// of its own level, so the lowest always makes progress, and then those above it.
+#[test]
+fn l9_l10_files_on_files_of_the_same_cache_cannot_deadlock() {
+    for (dirty, background) in [("256k", "128k"), ("64k", "64k"), ("8k", "0")] {
+        let (done, over) = channel();
+        std::thread::spawn(move || {
+            let cache = Cache::new(config(2 << 20)).unwrap();
+            cache.tune("dirty_background_bytes", background).unwrap();
+            cache.tune("dirty_bytes", dirty).unwrap();
+            let (ram, slow) = slow_ram();
+            let open = |device| cache.open_device(device, &RawOptions::default()).unwrap();
+            let lower = open(slow);
+            let middle = open(OverFile::new(lower.reopen()) as DeviceRef);
+            let upper = open(OverFile::new(middle.reopen()) as DeviceRef);
+            load(&upper);
+            upper.sync_data().unwrap();
+            let stats = cache.stats();
+            assert!(
+                stats.throttled_nanos > 0 && stats.evicted_blocks > 0,
+                "no pressure: {stats:?}"
+            );
+            let (mut seen, mut stored) = (vec![0; SIZE as usize], vec![0; SIZE as usize]);
+            upper.read_at(&mut seen, 0).unwrap();
+            ram.read_into(0, &mut stored).unwrap();
+            assert!(seen == stored);
+            done.send(()).expect("it is waited for");
+        });
+        let waited = over.recv_timeout(Duration::from_secs(120));
+        waited.unwrap_or_else(|_| panic!("dirty limit {dirty}: a deadlock, or it failed above"));
+    }
+}
+
 /// An image that lies on what is exported from it could wait for itself. It cannot be made: the same cache
 /// has the file once, however often it is opened, and another one does not get it.
 #[test]

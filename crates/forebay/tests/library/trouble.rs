@@ -266,3 +266,71 @@ fn a_full_file_that_was_closed_is_found_again_with_its_data() {
     let stored = std::fs::read(&path).unwrap();
     assert!(stored[4096..4096 + data.len()] == data[..]);
 }
+
+/// Opens a device that was closed with something left to tell; returns how often the new opener is told.
+fn told_after(cache: &forebay::Cache, open: impl Fn() -> forebay::File) -> usize {
+    until("nothing is owed", || {
+        let stats = cache.stats();
+        stats.dirty_bytes + stats.writeback_bytes + stats.unflushed_bytes == 0
+    });
+    // Whoever looks and does not sync is told nothing, and takes nothing away.
+    open().read_at(&mut [0; 4096], 0).unwrap();
+    let file = open();
+    let told = (0..5).filter(|_| file.sync_data().is_err()).count();
+    drop(file);
+    open().sync_data().expect("somebody was told");
+    told
+}
+
+/// The sync that closing does counted as telling somebody, and what a file that was let go had to tell went
+/// with it: written by one opener, not durable, and the next one's sync said OK.
+#[test]
+fn what_went_wrong_while_a_file_was_closed_is_told_to_the_next_opener() {
+    let cache = cache(8 << 20);
+    let (device, fault) = broken();
+    let open = || cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+    let file = open();
+    file.write_at(&[7; 300_000], 0).unwrap();
+    drop(file);
+    device.disarm(fault);
+    assert_eq!(
+        told_after(&cache, open),
+        1,
+        "it is durable by now, and that it was not is told once"
+    );
+    // Of bytes that may be lost for good each sync tells, until all have closed the file.
+    let file = open();
+    file.write_at_with(&[8; 8192], 0, IoFlags::DIRECT | IoFlags::FALLBACK).unwrap();
+    let fault = device.arm(Fault { ops: vec![BioOp::Flush], ..Fault::default() });
+    drop(file);
+    device.disarm(fault);
+    assert_eq!(told_after(&cache, open), 5, "sticky");
+    // Another object is another file, also where the first one was.
+    drop(device);
+    let (device, fault) = broken();
+    device.disarm(fault);
+    cache.open_device(device, &RawOptions::default()).unwrap().sync_data().unwrap();
+}
+
+/// The same of a raw file, which is let go in the background when its file system has room again.
+#[test]
+fn what_a_raw_file_had_to_tell_is_told_to_who_opens_it_next() {
+    let dir = Dir::new("untold");
+    let small = Small::mount(&dir);
+    let ballast = small.0.join("ballast");
+    std::fs::write(&ballast, vec![1; 1 << 20]).unwrap();
+    let cache = cache(16 << 20);
+    let path = small.0.join("sparse");
+    let file = open(&cache, &path, 8 << 20);
+    file.write_at(&vec![3; 3 << 19], 0).unwrap();
+    drop(file);
+    assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
+    let rows = || cache.budget().iter().find(|row| row.0 == "open files").unwrap().1;
+    std::fs::remove_file(ballast).unwrap();
+    until("the file is let go, and its error is counted (T1)", || rows() == 1024);
+    // Who can only read cannot be told.
+    let reader = RawOptions { read_only: true, ..crate::dir::options(8 << 20) };
+    cache.open_raw(&path, &reader).unwrap().sync_data().unwrap();
+    assert_eq!(told_after(&cache, || open(&cache, &path, 8 << 20)), 1);
+    assert_eq!(rows(), 0);
+}

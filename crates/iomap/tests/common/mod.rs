@@ -91,6 +91,11 @@ impl Setup {
         if self.map == Map::Remap { self.bytes } else { self.bytes.next_multiple_of(4096) }
     }
 
+    pub fn remap_options(&self, world: &std::sync::Arc<SimWorld>, grows: bool) -> RemapOptions {
+        let waits = self.waits.then(|| world.clone() as WorldRef);
+        RemapOptions { grows, sums: self.sums, waits }
+    }
+
     pub fn workload(&self) -> workload::Config {
         let unit = if self.map == Map::Remap { u64::from(self.block_size) } else { 512 };
         workload::Config {
@@ -120,15 +125,20 @@ impl File {
         let ops: std::sync::Arc<dyn MapOps> = match setup.map {
             Map::Identity => std::sync::Arc::new(Identity::new(disk.clone())),
             Map::Remap => {
-                let unit = setup.block_size;
-                let options = RemapOptions {
-                    grows: false,
-                    sums: setup.sums,
-                    waits: setup.waits.then(|| world.clone() as WorldRef),
-                };
-                Remap::with_options(disk.clone(), unit, options)
+                let options = setup.remap_options(world, false);
+                Remap::with_options(disk.clone(), setup.block_size, options)
             }
         };
+        Self::with_ops(setup, world, ops, setup.size())
+    }
+
+    /// The same on a map of the caller's, with `size` bytes.
+    pub fn with_ops(
+        setup: &Setup,
+        world: &std::sync::Arc<SimWorld>,
+        ops: std::sync::Arc<dyn MapOps>,
+        size: u64,
+    ) -> Self {
         let config = Config {
             folio_size: setup.folio_size,
             budget_max: setup.budget_max,
@@ -142,7 +152,7 @@ impl File {
             ..Config::with_budget(setup.budget)
         };
         let cache = PageCache::new(config, world.clone()).unwrap();
-        let file = MappedFile::new(&cache, ops, setup.block_size, setup.size(), false).unwrap();
+        let file = MappedFile::new(&cache, ops, setup.block_size, size, false).unwrap();
         let handle = Mutex::new(std::sync::Arc::new(file.open_handle()));
         let turns = Mutex::new(setup.seed ^ 0x0dd5);
         Self { cache, file, handle, turns }
@@ -163,14 +173,15 @@ impl File {
         }
         let handle = self.handle();
         let len = buf.len();
-        let done = self.file.write(&handle, offset, Source::Owned(buf), flags).await?;
+        let placed = self.file.write_placed(&handle, offset, Source::Owned(buf), flags).await?;
+        let done = (placed.end - placed.start) as usize;
         if done < len {
             assert!(flags.contains(IoFlags::NOWAIT), "only NOWAIT may write less");
             let mut rest = AlignedBuf::copy_of(&buf[done..]);
             let flags = flags - IoFlags::NOWAIT;
-            self.file.write(&handle, offset + done as u64, Source::Owned(&mut rest), flags).await?;
+            self.file.write(&handle, placed.end, Source::Owned(&mut rest), flags).await?;
         }
-        Ok(offset)
+        Ok(placed.start)
     }
 }
 
@@ -220,6 +231,10 @@ impl Subject for File {
             let flags = ZeroFlags { keep_allocated: true, fast_only: false };
             self.file.zero(offset, len, flags).await
         })
+    }
+
+    fn set_len(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.file.set_len(size).await })
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {

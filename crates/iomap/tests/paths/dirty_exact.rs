@@ -27,6 +27,9 @@ impl Case {
         let config = Config {
             folio_size: folio as u32,
             dirty_tracking: tracking,
+            // Nothing is written before it is looked at.
+            dirty_bytes: Some(8 << 20),
+            dirty_background_bytes: Some(8 << 20),
             ..Config::with_budget(16 << 20)
         };
         let size = 2 * folio + (folio / 2).max(block);

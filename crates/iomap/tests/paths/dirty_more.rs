@@ -9,7 +9,7 @@ use forebay_block::BioOp;
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, State};
 use forebay_iomap::MapOps;
-use forebay_iomap::remap::Remap;
+use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_sim::{Fault, FaultRule, SimConfig};
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -49,6 +49,43 @@ fn d4_a_punched_hole_is_not_allocated_again() {
         assert_eq!(lab.read(4096, 10 * 4096, NONE).await, [0; 10 * 4096]);
         assert_eq!(lab.read(11 * 4096, 4096, NONE).await, [7; 4096]);
     });
+}
+
+/// What a truncate cuts off is neither written nor allocated later, also when the file grows again: the
+/// dirt of blocks that go wholly is gone, the block of the new end is written.
+#[test]
+fn d4_what_a_truncate_cuts_off_is_not_written_and_not_allocated_again() {
+    for to in [2 * 4096, 2 * 4096 + 100] {
+        let keep = OnceLock::new();
+        let lab =
+            Lab::with_map(Config::with_budget(8 << 20), 4096, Lab::sim(2 << 20), 1 << 20, |disk| {
+                let options = RemapOptions { grows: true, ..RemapOptions::default() };
+                let map = Remap::with_options(disk, 4096, options);
+                keep.get_or_init(|| map.clone());
+                map
+            });
+        let map = keep.into_inner().expect("set above");
+        lab.run(async {
+            lab.write(0, &[7; 65536], NONE).await;
+            lab.write(65536, &[7; 4096], IoFlags::START_WRITEBACK).await;
+            lab.file.set_len(to).await.unwrap();
+            let left: BTreeSet<u64> = (0..to.div_ceil(4096)).collect();
+            assert_eq!(lab.blocks(State::Dirty), left);
+            assert!(lab.blocks(State::Writing).is_empty(), "what was on its way is waited for");
+            lab.disk.clear_log();
+            lab.sync().await.unwrap();
+            assert_eq!(lab.writes().0, left.len() as u64 * 4096);
+            lab.file.set_len(1 << 20).await.unwrap();
+            lab.write(0, &[8; 100], NONE).await;
+            lab.sync().await.unwrap();
+            assert_eq!(data_bytes(&map, 1 << 20), left.len() as u64 * 4096);
+            lab.cache.drop_clean();
+            let mut want = vec![7; to as usize];
+            want[..100].fill(8);
+            want.resize(80 << 10, 0);
+            assert_eq!(lab.read(0, want.len(), NONE).await, want);
+        });
+    }
 }
 
 /// Upstream a page could lose its state object while dirty, and a new one forgot the dirt. Ours is
@@ -305,4 +342,94 @@ fn dirt_comes_of_age_whenever_it_was_made() {
             assert!(lab.blocks(State::Dirty).is_empty(), "after {pause} ms");
         });
     }
+}
+
+/// A long request was let past the limit by one look at it, and dirtied all of it at once: 8 MiB where 1
+/// MiB was allowed. And what it has dirtied itself it cannot wait for unless it wakes the flusher.
+#[test]
+fn a_long_request_overruns_the_limit_by_a_portion_only() {
+    let (limit, portion, len) = (1u64 << 20, 256u64 << 10, 8u64 << 20);
+    for folio_size in [65536, 2 << 20] {
+        let config = Config {
+            folio_size,
+            dirty_bytes: Some(limit),
+            dirty_background_bytes: Some(limit),
+            ..Config::with_budget(32 << 20)
+        };
+        let lab = Lab::new(config, 4096, Lab::sim(2 * len));
+        let data = vec![7; len as usize - 100];
+        let most = std::cell::Cell::new(0);
+        let writer = |at: u64, flags: IoFlags| {
+            let mut write = Box::pin(lab.try_write(at, &data, flags));
+            let (lab, most) = (&lab, &most);
+            std::future::poll_fn(move |cx| {
+                let polled = std::future::Future::poll(write.as_mut(), cx);
+                let stats = lab.cache.stats();
+                most.set(stats.dirty_bytes.saturating_add(stats.writeback_bytes).max(most.get()));
+                polled
+            })
+        };
+        lab.run(async {
+            assert_eq!(writer(50, NONE).await.unwrap(), data.len());
+            assert!(most.get() <= limit + portion, "{} bytes dirty", most.get());
+            // As far as it goes without waiting.
+            lab.sync().await.unwrap();
+            let done = writer(50, IoFlags::NOWAIT).await.unwrap() as u64;
+            assert!((limit..=limit + portion).contains(&(done + 50)), "{done} bytes");
+            lab.sync().await.unwrap();
+            most.set(0);
+            let (one, two) =
+                crate::lab::both(writer(0, NONE), writer(len, IoFlags::UNCACHED)).await;
+            assert_eq!((one.unwrap(), two.unwrap()), (data.len(), data.len()));
+            assert!(most.get() <= limit + 2 * portion, "{} bytes dirty", most.get());
+            lab.sync().await.unwrap();
+            assert_eq!(lab.disk.peek_durable(0, data.len()), data);
+        });
+    }
+}
+
+/// A block that is dirtied while it is in write-out cannot be written before that ends, however long that
+/// takes. The flusher looks less and less often meanwhile; when it ends, it and a sync go on at once.
+#[test]
+fn what_waits_for_a_slow_write_out_goes_on_when_that_ends() {
+    for syncs in [false, true] {
+        let config = Config { dirty_expire_centisecs: 1, ..Config::with_budget(8 << 20) };
+        let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
+        lab.run(async {
+            let slow = FaultRule::on(BioOp::Write, Fault::Slow(900_000_000));
+            lab.disk.inject(slow.within(0..4096).times(1));
+            lab.write(0, &[1; 4096], IoFlags::START_WRITEBACK).await;
+            let end = lab.world.now() + 900_000_000;
+            lab.write(0, &[2; 4096], NONE).await;
+            // The flusher's next look would be at 1023 ms.
+            lab.sleep_ms(600).await;
+            if syncs {
+                lab.sync().await.unwrap();
+                let late = lab.world.now().saturating_sub(end);
+                assert!(late < 1_000_000, "synced {late} ns after the write-out that it waits for");
+            } else {
+                lab.sleep_ms(302).await;
+                assert!(lab.blocks(State::Dirty).is_empty(), "not written by now");
+            }
+            lab.sync().await.unwrap();
+            assert_eq!(lab.disk.peek_durable(0, 4096), [2; 4096]);
+        });
+    }
+}
+
+/// A write that has to read the blocks at both of its ends is an ordinary one. Only if one of them is gone
+/// when the other is there memory is short, and all that is dirty is written to make room: done for each
+/// such write, it would send to the device at once what is overwritten a moment later.
+#[test]
+fn a_write_with_two_edges_to_read_has_no_other_dirt_written() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        lab.write(1 << 20, &[1; 4096], NONE).await;
+        lab.disk.clear_log();
+        lab.write(100, &[2; 9000], NONE).await;
+        lab.sleep_ms(50).await;
+        assert_eq!(lab.reads().len(), 2, "both edges");
+        assert_eq!(lab.writes(), (0, 0));
+        assert_eq!(lab.blocks(State::Dirty).len(), 4);
+    });
 }

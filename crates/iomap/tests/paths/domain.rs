@@ -30,10 +30,14 @@ fn another(
     domain: Option<forebay_base::sync::Arc<Domain>>,
 ) -> (SimDisk, Arc<MappedFile>) {
     let disk = SimDisk::new(lab.world.clone(), Lab::sim(SIZE));
+    let file = file_on(lab, &disk, domain.unwrap_or_else(|| lab.cache.dirty.domain(None)));
+    (disk, file)
+}
+
+fn file_on(lab: &Lab, disk: &SimDisk, domain: forebay_base::sync::Arc<Domain>) -> Arc<MappedFile> {
     let ops = Arc::new(Identity::new(Arc::new(disk.clone())));
-    let domain = domain.unwrap_or_else(|| lab.cache.dirty.domain(None));
     let geometry = Geometry { block_size: 4096, size: SIZE, read_only: false };
-    (disk, MappedFile::open_in(&lab.cache, domain, ops, geometry, None).unwrap())
+    MappedFile::open_in(&lab.cache, domain, ops, geometry, None).unwrap()
 }
 
 async fn put(file: &Arc<MappedFile>, at: u64, len: usize) -> forebay_base::Result<usize> {
@@ -43,7 +47,11 @@ async fn put(file: &Arc<MappedFile>, at: u64, len: usize) -> forebay_base::Resul
 
 /// Writes for two seconds of the world's time; returns the bytes accepted and the errors.
 async fn write_on(lab: &Lab, file: &Arc<MappedFile>) -> (u64, u64) {
-    let end = lab.world.now() + 2_000_000_000;
+    write_for(lab, file, 2000).await
+}
+
+async fn write_for(lab: &Lab, file: &Arc<MappedFile>, ms: u64) -> (u64, u64) {
+    let end = lab.world.now() + ms * 1_000_000;
     let (mut written, mut refused) = (0, 0);
     while lab.world.now() < end {
         match put(file, written % SIZE, 65536).await {
@@ -88,6 +96,56 @@ fn a_dead_device_stops_only_its_own_files() {
         let stats = lab.cache.stats();
         assert_eq!((stats.dirty_bytes, stats.writeback_bytes, stats.unflushed_bytes), (0, 0, 0));
     });
+}
+
+/// Three of five devices are dead, each with a file that fails and with new ones all the time. Each failing
+/// domain had a quarter of the limit for itself on top of what was for all, the late ones' part shrank with
+/// the number of the *healthy*, and writers stood in line for room that failed bytes held.
+#[test]
+fn three_dead_devices_of_five_leave_the_healthy_ones_their_share() {
+    let (alone, _) = five(0);
+    let (beside, refused) = five(3);
+    assert!(beside.0 * 10 >= alone.0 * 9, "{beside:?} beside dead devices, {alone:?} alone");
+    assert!(beside.1 * 10 >= alone.1 * 9, "{beside:?} beside dead devices, {alone:?} alone");
+    assert!(
+        refused.iter().all(|&times| times > 20),
+        "the dead ones' writers are told: {refused:?}"
+    );
+}
+
+/// What two writers on healthy devices write, and how often those of `dead` devices are refused.
+fn five(dead: usize) -> ((u64, u64), Vec<u64>) {
+    let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
+    let (_disk, second) = another(&lab, None);
+    let mut broken: Vec<_> = (0..dead).map(|_| another(&lab, None)).collect();
+    for (disk, _) in &broken {
+        disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)).sticky());
+    }
+    let mut refused = vec![0; dead];
+    let rates = lab.run(async {
+        let on_the_dead = async {
+            let mut old = Vec::new();
+            for round in 0..100u64 {
+                for ((disk, file), refused) in broken.iter_mut().zip(&mut refused) {
+                    let done = put(file, round * 65536 % SIZE, 65536).await;
+                    *refused += u64::from(done.is_err());
+                    if round % 10 == 9 {
+                        // A file that has not failed yet, on the same device.
+                        let fresh = file_on(&lab, disk, file.mapping.domain.clone());
+                        old.push(std::mem::replace(file, fresh));
+                    }
+                }
+                lab.sleep_ms(3).await;
+            }
+            let held = lab.cache.dirty.failed_bytes();
+            assert!(held <= (1 << 20) + dead as u64 * 65536, "W3: {held} bytes failed");
+        };
+        let on_the_healthy = both(write_for(&lab, &lab.file, 300), write_for(&lab, &second, 300));
+        let (((one, errors), (two, more_errors)), ()) = both(on_the_healthy, on_the_dead).await;
+        assert_eq!(errors + more_errors, 0, "healthy devices refuse nothing");
+        (one, two)
+    });
+    (rates, refused)
 }
 
 /// A device that answers nothing holds what it has; the others have their share all the same: room is made

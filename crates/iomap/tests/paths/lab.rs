@@ -66,8 +66,10 @@ impl Lab {
         map: impl FnOnce(DeviceRef, &Arc<SimWorld>) -> Arc<dyn MapOps>,
     ) -> Self {
         let disk = Arc::new(SimDisk::new(world.clone(), sim));
-        let content: Vec<u8> = (0..disk.size()).map(Self::old).collect();
-        disk.poke(0, &content);
+        // One period of the pattern, again and again: byte by byte takes seconds for a large disk.
+        let mut content = (0..251).map(Self::old).collect::<Vec<u8>>();
+        content = content.repeat(disk.size().div_ceil(251) as usize);
+        disk.poke(0, &content[..disk.size() as usize]);
         let config = Config { huge_pages: false, ..config };
         let cache = PageCache::new(config, world.clone()).unwrap();
         let ops = map(disk.clone(), &world);

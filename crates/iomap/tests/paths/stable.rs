@@ -9,6 +9,7 @@ use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits};
 use forebay_cache::strategy::{StablePages, StableStrategy};
 use forebay_cache::{Config, State};
 use forebay_iomap::identity::Identity;
+use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{MappedFile, Source};
 use forebay_sim::{Fault, FaultRule, SimConfig, SimDisk};
 use std::sync::{Arc, Mutex};
@@ -96,6 +97,7 @@ fn s2_bytes_in_flight_do_not_change() {
             StableStrategy::Snapshot => {
                 assert_eq!((waits, copies), (0, 0));
                 assert!(stats.stable_snapshots * u64::from(block_size) == stats.written_bytes);
+                assert_eq!(stats.stable_copied_bytes, stats.written_bytes);
             }
             _ => {
                 assert!(waits == 0 && copies > 10, "{waits} {copies}");
@@ -124,6 +126,36 @@ fn s3_every_way_to_change_a_block_waits_before_it_changes() {
             lab.sync().await.unwrap();
         });
         assert_eq!(lab.disk.unstable_writes(), 0, "entry {entry}");
+    }
+}
+
+/// A truncate changes the tail of the last block, and gives the frames of those behind it away: both wait
+/// for what is in flight.
+#[test]
+fn s3_a_truncate_waits_before_it_changes_what_is_in_flight() {
+    for (strategy, to) in ALL.into_iter().flat_map(|s| [0, 100, 4096].map(|to| (s, to))) {
+        let sim =
+            SimConfig { stable_writes: true, latency: (500_000, 900_000), ..Lab::sim(4 << 20) };
+        let config = Config { stable: strategy, ..Config::with_budget(8 << 20) };
+        let lab = Lab::with_map(config, 4096, sim, 8192, |disk| {
+            Remap::with_options(disk, 4096, RemapOptions { grows: true, ..RemapOptions::default() })
+        });
+        lab.run(async {
+            lab.write(0, &[1; 8192], START).await;
+            let start = lab.world.now();
+            lab.file.set_len(to).await.unwrap();
+            let waited = lab.world.now() - start;
+            assert!(waited > 100_000, "{strategy:?} {to}: it did not wait");
+            lab.file.set_len(8192).await.unwrap();
+            lab.write(5000, &[2; 100], NONE).await;
+            lab.sync().await.unwrap();
+            lab.cache.drop_clean();
+            let mut want = vec![0; 8192];
+            want[..to as usize].fill(1);
+            want[5000..5100].fill(2);
+            assert_eq!(lab.read(0, 8192, NONE).await, want, "{strategy:?} {to}");
+        });
+        assert_eq!(lab.disk.unstable_writes(), 0, "{strategy:?} {to}");
     }
 }
 

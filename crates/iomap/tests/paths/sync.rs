@@ -2,9 +2,12 @@
 
 use crate::lab::{Lab, NONE, both};
 use forebay_base::sync::Mutex;
+use forebay_base::task::FutureSlot;
 use forebay_base::{Error, ErrorKind, IoFlags};
 use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits};
+use forebay_cache::writeback::WriteOut;
 use forebay_cache::{Config, State};
+use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
 use forebay_sim::{Fault, FaultRule};
 use std::sync::Arc;
@@ -126,6 +129,36 @@ fn failed_data_at_half_the_dirty_limit_refuses_more() {
         assert_eq!(lab.disk.peek_durable(0, accepted as usize), vec![1; accepted as usize]);
         lab.write(3 << 20, &[2; 4096], NONE).await;
     });
+}
+
+/// F-1: a trim was noted as written before it had happened. A flush of the flusher's in between took the note
+/// away, the trim was lost by the next flush, which failed, and the sync after that said OK. Syncs
+/// wait for the trim; the flusher does not.
+#[test]
+fn f1_a_flush_beside_a_trim_does_not_answer_for_it() {
+    for keep_allocated in [false, true] {
+        let lab = Lab::plain(4096);
+        lab.run(async {
+            lab.disk.inject(FaultRule::on(BioOp::WriteZeroes, Fault::Slow(5_000_000)));
+            let trim = async {
+                let flags = ZeroFlags { keep_allocated, fast_only: false };
+                lab.file.zero(0, 8192, flags).await.unwrap();
+            };
+            let flush = async {
+                lab.sleep_ms(1).await;
+                let mut slot = FutureSlot::default();
+                WriteOut::flush(lab.file.clone(), &mut slot);
+                (&mut slot).await;
+                assert_eq!(lab.disk.peek(0, 8192), lab.disk.peek_durable(0, 8192), "it is early");
+            };
+            both(trim, flush).await;
+            assert!(!lab.file.mapping.unflushed.is_empty(), "the trim is not durable");
+            lab.disk.inject(fail(BioOp::Flush));
+            for _ in 0..3 {
+                assert!(lab.sync().await.is_err(), "a trim that nobody can make good is lost");
+            }
+        });
+    }
 }
 
 /// A sync that had taken blocks for write-out, and then waited for others before it issued them, was

@@ -3,6 +3,7 @@
 use crate::lab::{Lab, NONE, at_once};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
+use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, State};
 use forebay_sim::{Fault, FaultRule};
 use std::collections::BTreeSet;
@@ -310,4 +311,30 @@ fn v1_private_requests_share_what_is_kept_for_them() {
     let stats = lab.cache.stats();
     assert!(stats.private_bytes == 0 && stats.private_bytes_max > limit / 4, "{stats:?}");
     assert!(stats.private_bytes_max <= limit, "{} of {limit}", stats.private_bytes_max);
+}
+
+/// The bytes of uncached writes were counted only where a write had to wait for something: those that went
+/// through at once, most of them, did not show in `stat`.
+#[test]
+fn uncached_writes_are_counted_whichever_way_they_take() {
+    for &strategy in UncachedStrategy::ALL {
+        let lab = Lab::plain(4096);
+        lab.cache.strategies.set_uncached(strategy);
+        lab.run(async {
+            lab.write(0, &[1; 8192], NONE).await;
+            let counted = || lab.cache.stats().uncached_write_bytes;
+            assert_eq!(counted(), 0, "{strategy}: an ordinary write");
+            let mut want = 0;
+            // At once, after a read of both edges, and over what is cached.
+            for (at, len) in [(1 << 20, 8192), (65_000, 5000), (100, 200)] {
+                lab.write(at, &vec![2; len], UNCACHED).await;
+                want += len as u64;
+                assert_eq!(counted(), want, "{strategy} {at}+{len}");
+            }
+            lab.sync().await.unwrap();
+            if let Ok(len) = lab.try_write(2 << 20, &[3; 4096], UNCACHED | IoFlags::NOWAIT).await {
+                assert_eq!(counted(), want + len as u64, "{strategy}");
+            }
+        });
+    }
 }

@@ -30,6 +30,8 @@ pub enum Bug {
     AppendElsewhere,
     /// Unaligned direct writes are accepted.
     DirectUnaligned,
+    /// What was cut off shows again when the file grows.
+    CutTailComesBack,
 }
 
 #[derive(Default)]
@@ -39,6 +41,8 @@ struct State {
     /// What cached reads see instead, with `StaleAfterDirect`.
     stale: Option<(u64, Vec<u8>)>,
     last_end: u64,
+    /// What the last truncate cut off.
+    behind: Vec<u8>,
     rng: u64,
 }
 
@@ -146,6 +150,9 @@ impl BlockingSubject for MemSubject {
         if !self.grows && at + src.len() as u64 > size {
             return Err(error(ErrorKind::OutOfRange));
         }
+        if src.is_empty() {
+            return Ok(at);
+        }
         let blocks = state.would_block(flags);
         if blocks && !self.has(Bug::NowaitHalfDone) {
             return Err(error(ErrorKind::WouldBlock));
@@ -188,6 +195,24 @@ impl BlockingSubject for MemSubject {
             offset + len
         };
         state.bytes[offset as usize..end as usize].fill(0);
+        state.stale = None;
+        Ok(())
+    }
+
+    fn set_len(&self, size: u64) -> Result<()> {
+        if !self.grows {
+            return Err(error(ErrorKind::Unsupported));
+        }
+        let mut state = self.state.lock();
+        if !self.has(Bug::CutTailComesBack) {
+            state.behind.clear();
+        }
+        // What was cut off is kept for the bug alone.
+        let old = state.bytes.len();
+        let cut = state.bytes.split_off(old.min(size as usize));
+        let back = std::mem::replace(&mut state.behind, cut);
+        state.bytes.extend(back.into_iter().take((size as usize).saturating_sub(old)));
+        state.bytes.resize(size as usize, 0);
         state.stale = None;
         Ok(())
     }

@@ -18,7 +18,7 @@ pub use run::{Mismatch, Report, Runner, shrink};
 
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::BoxFuture;
-use forebay_base::{IoFlags, Result};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
 
 /// What is tested: a run of bytes with an end. Buffers are owned, so that it can run in a
 /// simulated world; all methods take `&self`, so that several workloads can share it.
@@ -54,6 +54,11 @@ pub trait Subject: Send + Sync {
     /// The range reads as zeros afterwards.
     fn zero(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>>;
 
+    /// Sets the size; what is added reads as zeros. Asked only with [`Config::set_len`].
+    fn set_len(&self, _size: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(std::future::ready(Err(fixed())))
+    }
+
     /// Everything that completed becomes durable.
     fn sync(&self) -> BoxFuture<'_, Result<()>>;
 
@@ -76,12 +81,20 @@ pub trait BlockingSubject: Send + Sync {
     fn trim(&self, offset: u64, len: u64) -> Result<()>;
     /// As [`Subject::zero`].
     fn zero(&self, offset: u64, len: u64) -> Result<()>;
+    /// As [`Subject::set_len`].
+    fn set_len(&self, _size: u64) -> Result<()> {
+        Err(fixed())
+    }
     /// As [`Subject::sync`].
     fn sync(&self) -> Result<()>;
     /// As [`Subject::drop_caches`].
     fn drop_caches(&self) -> Result<()>;
     /// As [`Subject::reopen`].
     fn reopen(&self) -> Result<()>;
+}
+
+fn fixed() -> Error {
+    Error::new(ErrorKind::Unsupported, "set the size", "the subject's is fixed")
 }
 
 /// Makes a [`Subject`] of a [`BlockingSubject`]: each future does its work at the first poll.
@@ -122,6 +135,10 @@ impl<T: BlockingSubject> Subject for Blocking<T> {
 
     fn zero(&self, offset: u64, len: u64) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move { self.0.zero(offset, len) })
+    }
+
+    fn set_len(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.0.set_len(size) })
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {

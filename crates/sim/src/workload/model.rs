@@ -59,6 +59,8 @@ pub struct ByteModel {
     /// Blocks changed past the cache since the last sync: nobody holds a copy of them if a flush
     /// fails.
     past_cache: BTreeSet<usize>,
+    /// First block that was cut off since the last sync.
+    cut: usize,
     /// Legal sizes after a crash: from the smallest to the largest since the last sync.
     sizes: (u64, u64),
 }
@@ -92,6 +94,7 @@ impl ByteModel {
             blocks: Vec::new(),
             past_cache: BTreeSet::new(),
             dirty: BTreeSet::new(),
+            cut: usize::MAX,
             sizes,
         };
         model.blocks.resize(model.bytes.len().div_ceil(model.block), Block::default());
@@ -163,9 +166,34 @@ impl ByteModel {
         self.bytes.resize(size as usize, 0);
         let fresh = Block { durable: vec![vec![0; self.block].into()], ..Block::default() };
         self.blocks.resize(self.bytes.len().div_ceil(self.block), fresh);
+        for i in old_blocks.max(self.cut)..self.blocks.len() {
+            self.blocks[i].durable_unknown = true;
+        }
         self.dirty.retain(|i| *i < self.blocks.len());
+        self.past_cache.retain(|i| *i < self.blocks.len());
         self.dirty.extend(old_blocks..self.blocks.len());
         self.sizes = (self.sizes.0.min(size), self.sizes.1.max(size));
+    }
+
+    /// The end is moved: what is behind it is gone, and zeros if it comes back. After a crash any size
+    /// since the last sync may be found, and where the file was cut anything.
+    pub fn set_len(&mut self, size: u64) {
+        let (old, first) = (self.size(), (size / self.block as u64) as usize);
+        if size >= old {
+            return self.set_size(size);
+        }
+        self.cut = self.cut.min(first);
+        self.set_size(size);
+        let keep = (size % self.block as u64) as usize;
+        if let Some(last) = self.blocks.get_mut(first) {
+            last.alts.iter_mut().for_each(|alt| {
+                let mut new = alt.to_vec();
+                new[keep..].fill(0);
+                *alt = new.into();
+            });
+            last.durable_unknown = true;
+            self.dirty.insert(first);
+        }
     }
 
     /// A write of `data`. With `Maybe` it must lie inside the size.
@@ -286,6 +314,7 @@ impl ByteModel {
     /// A sync succeeded: what is legal now is what a crash may leave.
     pub fn sync(&mut self) {
         self.past_cache.clear();
+        self.cut = usize::MAX;
         for i in std::mem::take(&mut self.dirty) {
             let newest = self.current(i);
             let block = &mut self.blocks[i];
@@ -393,6 +422,14 @@ mod tests {
         assert!(m.check_read(0, &[0, 3, 0, 0]).is_err());
         m.write(4, &[1; 4], Effect::Done);
         assert!(m.check_read(4, &[2; 4]).is_err());
+        let mut z = ByteModel::new(4, vec![5; 12]);
+        z.set_len(2);
+        z.set_len(9);
+        z.check_read(0, &[5, 5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert!(z.check_read(0, &[5, 5, 5]).is_err() && z.check_read(8, &[5]).is_err());
+        assert!(crash_ok(&z, &[5; 12]) && crash_ok(&z, &[5, 5]) && !crash_ok(&z, &[5]));
+        z.sync();
+        assert!(!crash_ok(&z, &[5, 5, 5, 0, 0, 0, 0, 0, 0]));
         let mut z = ByteModel::new(4, vec![5; 4]);
         z.trim(0, 4, TrimReads::Zeros, true);
         assert!(z.check_read(0, &[5; 4]).is_err());

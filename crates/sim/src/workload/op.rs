@@ -47,6 +47,11 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Move the end.
+    SetLen {
+        /// Bytes from now on.
+        size: u64,
+    },
     /// Make everything durable.
     Sync,
     /// Forget clean cached data.
@@ -64,6 +69,7 @@ impl Op {
             | Self::Write { offset, len, .. }
             | Self::Trim { offset, len }
             | Self::Zero { offset, len } => Some(offset..offset.saturating_add(len)),
+            Self::SetLen { size } => Some(size..u64::MAX),
             Self::Sync | Self::DropCaches | Self::Reopen => None,
         }
     }
@@ -115,6 +121,9 @@ pub struct Config {
     pub flushes_itself: bool,
     /// Relative odds of read, write, trim, zero, sync, drop caches, reopen.
     pub odds: [u32; 7],
+    /// And of moving the end by itself, for a subject that grows and whose whole is the span. What a crash
+    /// leaves of a file that was cut since the last sync is then not held to anything.
+    pub set_len: u32,
 }
 
 impl Config {
@@ -133,6 +142,7 @@ impl Config {
             faults: false,
             flushes_itself: false,
             odds: [400, 400, 30, 40, 40, 15, 5],
+            set_len: 0,
         }
     }
 
@@ -170,9 +180,9 @@ impl Generator {
 
     /// The next operation, for a subject that is `size` bytes long now.
     pub fn next_op(&mut self, size: u64) -> Op {
-        let total: u32 = self.config.odds.iter().sum();
-        let mut draw = self.below(u64::from(total)) as u32;
         let odds = self.config.odds;
+        let total = odds.iter().sum::<u32>() + self.config.set_len;
+        let mut draw = self.below(u64::from(total)) as u32;
         let kind = odds.iter().position(|odd| {
             let hit = draw < *odd;
             draw = draw.saturating_sub(*odd);
@@ -197,8 +207,23 @@ impl Generator {
             }
             Some(4) => Op::Sync,
             Some(5) => Op::DropCaches,
-            _ => Op::Reopen,
+            Some(_) => Op::Reopen,
+            None => Op::SetLen { size: self.new_size(size) },
         }
+    }
+
+    /// Near the end as it is, at a border, or anywhere.
+    fn new_size(&mut self, size: u64) -> u64 {
+        let (end, block) = (self.config.span.end, self.config.block);
+        let to = match self.below(8) {
+            0..=2 => (size + self.below(6 * block)).saturating_sub(3 * block),
+            3 => size / 4096 * 4096,
+            4 => size + self.below(2 * self.config.folio),
+            5 => self.last.start + self.below(self.last.end - self.last.start + 1),
+            6 => self.below(end) / self.config.folio * self.config.folio,
+            _ => self.below(end),
+        };
+        to.min(end)
     }
 
     fn read_flags(&mut self) -> IoFlags {

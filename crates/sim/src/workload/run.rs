@@ -34,6 +34,8 @@ pub struct Report {
     pub bytes_written: u64,
     /// Successful syncs.
     pub syncs: u64,
+    /// Times that the end was moved by itself.
+    pub set_lens: u64,
     /// `NOWAIT` calls that would have had to wait.
     pub would_block: u64,
     /// Calls that had to be refused, and were.
@@ -169,6 +171,13 @@ impl Runner {
                 if let Some(effect) = self.judge(op, &result)?.effect(false) {
                     self.model.note_path(offset, self.inside(offset, len), true);
                     self.model.zero(offset, len, effect);
+                }
+            }
+            Op::SetLen { size } => {
+                let result = subject.set_len(size).await;
+                if self.judge(op, &result)? == Verdict::Done {
+                    self.model.set_len(size);
+                    self.report.set_lens += 1;
                 }
             }
             Op::Sync => {
@@ -322,7 +331,7 @@ impl Runner {
             Op::Trim { offset, len } | Op::Zero { offset, len } => {
                 (IoFlags::empty(), offset, len, true)
             }
-            Op::Sync | Op::DropCaches | Op::Reopen => return expect,
+            Op::SetLen { .. } | Op::Sync | Op::DropCaches | Op::Reopen => return expect,
         };
         if flags.intersection(MODES).iter().count() > 1 {
             expect.errors.push(ErrorKind::Unsupported);

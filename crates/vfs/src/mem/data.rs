@@ -114,7 +114,7 @@ mod tests {
 
     /// D1 and the rest, against a plain vector.
     #[test]
-    fn d1_agrees_with_a_vector() {
+    fn content_agrees_with_a_vector() {
         const SIZE: usize = 5 * BLOCK as usize + 77;
         let (mut data, mut plain, mut rng) = (Data::default(), vec![0u8; SIZE], 5);
         for round in 0..2000u64 {

@@ -3,22 +3,26 @@
 //!
 //! Not passed on: syncs (nobody cuts the power here) and cookies (they are places in one listing).
 //!
+//! Open files are in [`file`].
+//!
 //! Locks: one for the table of descriptors; not held across system calls that may wait.
 
-use forebay_base::buf::AlignedBuf;
 use forebay_base::task::BoxFuture;
-use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_vfs::fs::{FileSystem, OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_vfs::fs::{FileSystem, OpenFileRef};
 use forebay_vfs::{
-    Attr, Cookie, DirEntry, Fallocate, FileKind, Ino, Name, NewInode, OpenFlags, Privileges,
-    RenameFlags, Seek, SetAttr, SetTime, SetXattr, StatFs, Timestamp, XattrName,
+    Attr, Cookie, DirEntry, FileKind, Ino, Name, NewInode, OpenFlags, RenameFlags, SetAttr,
+    SetTime, SetXattr, StatFs, Timestamp, XattrName,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, XattrFlags};
 use std::collections::BTreeMap;
-use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+
+mod file;
+
+use file::HostFile;
 
 /// Descriptors kept of inodes that are not open.
 const KEPT: usize = 128;
@@ -570,136 +574,5 @@ impl FileSystem for HostFs {
 
     fn syncfs(&self) -> BoxFuture<'_, Result<()>> {
         self.call(|_| Ok(()))
-    }
-}
-
-struct HostFile {
-    shared: Arc<Shared>,
-    ino: Ino,
-    fd: OwnedFd,
-    flags: OpenFlags,
-}
-
-impl Drop for HostFile {
-    fn drop(&mut self) {
-        self.shared.count(self.ino, false);
-    }
-}
-
-impl HostFile {
-    /// What the host would say of content that is none differs by kind and call.
-    fn check(&self, op: &'static str) -> Result<()> {
-        match kind_of(&self.fd)? {
-            FileKind::File => Ok(()),
-            FileKind::Directory => refuse(ErrorKind::IsDirectory, op),
-            _ => refuse(ErrorKind::InvalidInput, op),
-        }
-    }
-
-    fn read_now(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        self.check("read")?;
-        if !self.flags.contains(OpenFlags::READ) {
-            return refuse(ErrorKind::BadHandle, "read");
-        }
-        let mut done = 0;
-        while done < dst.len() {
-            let some = rustix::io::pread(&self.fd, &mut dst[done..], offset + done as u64);
-            match some.map_err(|e| fail("read", e))? {
-                0 => break,
-                n => done += n,
-            }
-        }
-        Ok(done)
-    }
-
-    fn write_now(&self, offset: u64, src: &[u8], flags: IoFlags) -> Result<Wrote> {
-        self.check("write")?;
-        if !flags.contains(IoFlags::APPEND) {
-            let len = rustix::io::pwrite(&self.fd, src, offset).map_err(|e| fail("write", e))?;
-            return Ok(Wrote { offset, len });
-        }
-        let append = rustix::io::ReadWriteFlags::APPEND;
-        let len = rustix::io::pwritev2(&self.fd, &[IoSlice::new(src)], 0, append)
-            .map_err(|e| fail("append", e))?;
-        Ok(Wrote { offset: stat(&self.fd)?.stx_size - len as u64, len })
-    }
-
-    fn fallocate_now(&self, how: Fallocate, offset: u64, len: u64) -> Result<()> {
-        use rustix::fs::FallocateFlags as Flags;
-        self.check("fallocate")?;
-        let keep = |keep_size| if keep_size { Flags::KEEP_SIZE } else { Flags::empty() };
-        let flags = match how {
-            Fallocate::Allocate { keep_size } => keep(keep_size),
-            Fallocate::PunchHole => Flags::PUNCH_HOLE | Flags::KEEP_SIZE,
-            Fallocate::ZeroRange { keep_size } => Flags::ZERO_RANGE | keep(keep_size),
-        };
-        match rustix::fs::fallocate(&self.fd, flags, offset, len) {
-            Err(rustix::io::Errno::OPNOTSUPP) if matches!(how, Fallocate::ZeroRange { .. }) => {
-                // Not known to tmpfs: punched, and made as long.
-                self.fallocate_now(Fallocate::PunchHole, offset, len)?;
-                let size = stat(&self.fd)?.stx_size;
-                match how.grows() && offset + len > size {
-                    true => rustix::fs::ftruncate(&self.fd, offset + len)
-                        .map_err(|e| fail("fallocate", e)),
-                    false => Ok(()),
-                }
-            }
-            done => done.map_err(|e| fail("fallocate", e)),
-        }
-    }
-}
-
-impl OpenFile for HostFile {
-    fn ino(&self) -> Ino {
-        self.ino
-    }
-
-    fn flags(&self) -> OpenFlags {
-        self.flags
-    }
-
-    fn read(&self, offset: u64, mut buf: AlignedBuf, _flags: IoFlags) -> BoxFuture<'_, ReadResult> {
-        Box::pin(async move {
-            let done = self.read_now(offset, &mut buf);
-            (buf, done)
-        })
-    }
-
-    fn write(
-        &self,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-        _privileges: Privileges,
-    ) -> BoxFuture<'_, WriteResult> {
-        Box::pin(async move {
-            let done = self.write_now(offset, &buf, flags);
-            (buf, done)
-        })
-    }
-
-    fn fallocate(
-        &self,
-        how: Fallocate,
-        offset: u64,
-        len: u64,
-        _privileges: Privileges,
-    ) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { self.fallocate_now(how, offset, len) })
-    }
-
-    fn seek(&self, what: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
-        Box::pin(async move {
-            self.check("seek")?;
-            let to = match what {
-                Seek::Data => rustix::fs::SeekFrom::Data(offset),
-                Seek::Hole => rustix::fs::SeekFrom::Hole(offset),
-            };
-            rustix::fs::seek(&self.fd, to).map_err(|e| fail("seek", e))
-        })
-    }
-
-    fn sync(&self, _data_only: bool) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async { Ok(()) })
     }
 }

@@ -1,0 +1,156 @@
+//! What BLOCK_STATUS of four clients costs a fifth one: a checkerboard of 4 KiB, asked for whole again and
+//! again, beside a client that reads 4 KiB at a time.
+//!
+//! Invariant: D4 the four have asked for the whole map at least once within each slice that counts them.
+
+use super::client::{BLOCK, Cores, ours_kind, slice};
+use crate::harness::alternate::{Plan, Variant, alternate};
+use crate::harness::image::{Image, open_with};
+use crate::harness::load::Slice;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report, median};
+use crate::rivals::fio::FioJob;
+use crate::rivals::server::{Kind, Server, program_exists};
+use forebay_base::{Error, Result};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Clients who ask for the map.
+const ASKING: usize = 4;
+/// Most that the other one's p99 may be, us.
+const P99_US: f64 = 5000.0;
+
+/// Runs the part.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    if !program_exists("nbdinfo") {
+        report.not_run("BLOCK_STATUS beside a reader", "no nbdinfo");
+        return Ok(());
+    }
+    let size = options.size_or(16 << 20, 4 << 30);
+    let image = Image::create(&options.dir, "nbd-status", size, options.keep)?;
+    punch_every_other(&image)?;
+    let nobody = Cores { client: None, server: None };
+    let servers = [
+        ("ours", ours_kind(options, 256 << 20, "cached")),
+        ("nbdkit-file", Kind::Nbdkit(["file", "IMAGE"].map(String::from).to_vec())),
+        ("qemu-nbd", Kind::Qemu(Vec::new())),
+    ];
+    let mut running = Vec::new();
+    for (name, kind) in &servers {
+        match Server::start(kind, image.path(), None, None) {
+            Ok(server) => running.push((*name, server)),
+            Err(e) => report.not_run(&format!("{name}, BLOCK_STATUS"), e),
+        }
+    }
+    let maps: Vec<AtomicU64> = running.iter().map(|_| AtomicU64::new(0)).collect();
+    let mut variants = Vec::new();
+    for ((name, server), maps) in running.iter().zip(&maps) {
+        variants.push(Variant::new(name, move |turn| {
+            let least = maps.load(Ordering::Relaxed) + ASKING as u64;
+            let job = FioJob {
+                rw: "randread",
+                block: BLOCK,
+                depth: 1,
+                connections: 1,
+                millis: turn.time.as_millis() as u64,
+                bytes_max: 0,
+                seed: turn.seed,
+            };
+            beside(&server.uri, maps, least, || slice(server, job.clone(), nobody))
+        }));
+    }
+    let plan = Plan {
+        rounds: options.rounds_or(1, 3),
+        cycles: 1,
+        slice: options.millis(300, 5000),
+        passes: 1,
+        gate: None,
+        repeats_max: 0,
+        lines: options.lines,
+    };
+    let outcome = alternate(&mut variants, &plan)?;
+    drop(variants);
+    outcome.add_rows(report, "nbd_beside_block_status");
+    for ((name, _), maps) in running.iter().zip(&maps) {
+        report.row(name, "nbd_block_status_maps", "1", &[maps.load(Ordering::Relaxed) as f64]);
+    }
+    let p99 = |s: &Slice| s.hist.percentile(99.0) as f64 / 1000.0;
+    let ours: Vec<f64> = outcome.per_round("ours").iter().map(p99).collect();
+    report.ratio_with_bar("nbd_p99_us_beside_block_status", median(&ours), Good::AtMost, P99_US);
+    Ok(())
+}
+
+/// Leaves data in every other block of 4 KiB.
+fn punch_every_other(image: &Image) -> Result<()> {
+    let file = open_with(image.path(), OFlags::RDWR)?;
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for at in (0..image.size()).step_by(2 * BLOCK as usize) {
+        fallocate(&file, how, at, BLOCK)
+            .map_err(|e| Error::from_io("punch a hole", e.into()).with_path(image.path()))?;
+    }
+    file.sync_all().map_err(|e| Error::from_io("sync", e).with_path(image.path()))
+}
+
+/// One who asks for the whole map; ended on drop.
+struct Asking(Child);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs `client` while others ask for the map; `least`: maps in all before it may end (D4).
+fn beside(
+    uri: &str,
+    maps: &AtomicU64,
+    least: u64,
+    mut client: impl FnMut() -> Result<Slice>,
+) -> Result<Slice> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..ASKING).map(|_| scope.spawn(|| ask(uri, maps, &over))).collect();
+        let mut done = client();
+        while maps.load(Ordering::Relaxed) < least && !asking.iter().any(|a| a.is_finished()) {
+            match (&mut done, client()) {
+                (Ok(all), Ok(more)) => all.merge(&more),
+                (_, Err(e)) => done = Err(e),
+                (Err(_), _) => break,
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        for one in asking {
+            one.join().expect("whoever asks does not panic")?;
+        }
+        done
+    })
+}
+
+/// At a low priority: it is the server that the reader is to wait for, if for anybody.
+fn ask(uri: &str, maps: &AtomicU64, over: &AtomicBool) -> Result<()> {
+    while !over.load(Ordering::Relaxed) {
+        let mut command = Command::new("nice");
+        command.args(["-n", "19", "nbdinfo", "--map", uri]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().map_err(|e| Error::from_io("start nbdinfo", e))?;
+        let mut asking = Asking(child);
+        loop {
+            let ended = asking.0.try_wait().map_err(|e| Error::from_io("wait for nbdinfo", e))?;
+            if let Some(status) = ended {
+                if !status.success() && !over.load(Ordering::Relaxed) {
+                    let text = format!("--map {uri}: {status}");
+                    return Err(Error::new(forebay_base::ErrorKind::Io, "nbdinfo", text));
+                }
+                maps.fetch_add(1, Ordering::Relaxed);
+                break;
+            }
+            if over.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+    Ok(())
+}

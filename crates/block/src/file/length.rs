@@ -1,0 +1,107 @@
+//! How long the file is, as we opened or made it, so that a change from outside is told from one of our own.
+//!
+//! Invariants: N1 one change at a time: whoever changes it has the right to (`switching`). N2 while a change
+//! is under way the file has the length before it or the one after it; a look that began before a change and
+//! ended after it says nothing.
+//!
+//! No lock: a look may be made by a thread that completes requests.
+
+use forebay_base::Result;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of the whole file.
+pub(crate) struct Length {
+    known: AtomicU64,
+    /// Where a change under way leads.
+    coming: AtomicU64,
+    /// Odd while a change is under way.
+    changes: AtomicU64,
+}
+
+impl Length {
+    pub fn new(bytes: u64) -> Self {
+        let (known, coming) = (AtomicU64::new(bytes), AtomicU64::new(bytes));
+        Self { known, coming, changes: AtomicU64::new(0) }
+    }
+
+    /// Changes it by `set`.
+    pub fn change(&self, to: u64, set: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.coming.store(to, Ordering::SeqCst);
+        let under_way = self.changes.fetch_add(1, Ordering::SeqCst);
+        assert!(under_way.is_multiple_of(2), "N1: one change at a time");
+        let done = set();
+        if done.is_ok() {
+            self.known.store(to, Ordering::SeqCst);
+        }
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        done
+    }
+
+    /// Whether the file has the length that we know, as `look` finds it. If not: what we know, and
+    /// what it is (N2).
+    pub fn compare(&self, look: impl Fn() -> Result<u64>) -> Result<Option<(u64, u64)>> {
+        loop {
+            let changes = self.changes.load(Ordering::SeqCst);
+            let known = self.known.load(Ordering::SeqCst);
+            let coming = self.coming.load(Ordering::SeqCst);
+            let now = look()?;
+            if now == known || (changes % 2 == 1 && now == coming) {
+                return Ok(None);
+            }
+            if self.changes.load(Ordering::SeqCst) == changes {
+                return Ok(Some((known, now)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// N2. A request met the end of the file while it grew, asked whether it was still as long as we knew,
+    /// and reported that it had been changed from outside: the file was longer already than we had noted, or
+    /// was looked at before and compared after.
+    #[test]
+    fn a_change_of_our_own_is_not_taken_for_one_from_outside() {
+        let (length, file) = (Length::new(100), Cell::new(100));
+        let look = || Ok(file.get());
+        let grow = |to: u64| {
+            let set = || {
+                assert_eq!(length.compare(look)?, None, "before the call");
+                file.set(to);
+                assert_eq!(length.compare(look)?, None, "after it, and nobody has noted it");
+                file.set(to + 7);
+                assert_eq!(length.compare(look)?, Some((to - 100, to + 7)), "somebody else's");
+                file.set(to);
+                Ok(())
+            };
+            length.change(to, set)
+        };
+        grow(200).unwrap();
+        assert_eq!(length.compare(look).unwrap(), None);
+        // Looked at before it grows, compared after.
+        let looks = Cell::new(0);
+        let late = || {
+            let now = file.get();
+            looks.set(looks.get() + 1);
+            if looks.get() == 1 {
+                grow(300)?;
+            }
+            Ok(now)
+        };
+        assert_eq!(length.compare(late).unwrap(), None);
+        assert_eq!(looks.get(), 1, "what was known before the look is what it found");
+        // Looked at after it has grown and been cut again, compared with what it was between.
+        file.set(301);
+        assert_eq!(length.compare(look).unwrap(), Some((300, 301)));
+        file.set(300);
+        // A change that fails changes nothing.
+        let error = || forebay_base::Error::new(forebay_base::ErrorKind::Io, "grow", "no");
+        assert!(length.change(400, || Err(error())).is_err());
+        assert_eq!(length.compare(look).unwrap(), None);
+        file.set(400);
+        assert_eq!(length.compare(look).unwrap(), Some((300, 400)));
+    }
+}

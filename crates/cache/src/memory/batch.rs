@@ -1,0 +1,98 @@
+//! A few frames without memory of their own: what write-out holds of one folio, and what goes back to the
+//! allocator. Whoever writes out to make memory free must not need memory for it.
+//!
+//! Invariant: B1 a batch never holds more than [`FrameBatch::MOST`] frames.
+//! Locks: none of its own; giving back takes the allocator's.
+
+use crate::cache::PageCache;
+use crate::memory::arena::Frame;
+use crate::memory::frames::CHUNK_FRAMES;
+use std::ops::Deref;
+
+/// Up to sixteen frames, in order.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FrameBatch {
+    frames: [Frame; Self::MOST],
+    len: u8,
+}
+
+impl FrameBatch {
+    /// Most frames: 64 KiB of them, as many as the allocator keeps together.
+    pub const MOST: usize = CHUNK_FRAMES as usize;
+
+    /// One more at the end.
+    pub fn push(&mut self, frame: Frame) {
+        assert!(!self.is_full(), "B1: a batch has room for {} frames", Self::MOST);
+        self.frames[usize::from(self.len)] = frame;
+        self.len += 1;
+    }
+
+    /// No room for another.
+    pub fn is_full(&self) -> bool {
+        usize::from(self.len) == Self::MOST
+    }
+
+    /// Keeps the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len as u8);
+    }
+}
+
+impl Deref for FrameBatch {
+    type Target = [Frame];
+    fn deref(&self) -> &[Frame] {
+        &self.frames[..usize::from(self.len)]
+    }
+}
+
+impl Extend<Frame> for FrameBatch {
+    fn extend<I: IntoIterator<Item = Frame>>(&mut self, frames: I) {
+        frames.into_iter().for_each(|frame| self.push(frame));
+    }
+}
+
+/// Frames that nobody has any more, given back by the batch.
+pub(crate) struct Freed<'a> {
+    cache: &'a PageCache,
+    batch: FrameBatch,
+}
+
+impl<'a> Freed<'a> {
+    pub fn new(cache: &'a PageCache) -> Self {
+        Self { cache, batch: FrameBatch::default() }
+    }
+
+    pub fn push(&mut self, frame: Frame) {
+        self.batch.push(frame);
+        if self.batch.is_full() {
+            self.give();
+        }
+    }
+
+    fn give(&mut self) {
+        self.cache.give_frames(&self.batch);
+        self.batch.truncate(0);
+    }
+}
+
+impl Drop for Freed<'_> {
+    fn drop(&mut self) {
+        self.give();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_sixteen_in_order() {
+        let mut batch = FrameBatch::default();
+        batch.extend(10..26);
+        assert!(batch.is_full());
+        assert_eq!(batch.to_vec(), (10..26).collect::<Vec<Frame>>());
+        batch.truncate(3);
+        assert_eq!(*batch, [10, 11, 12]);
+        assert!(std::panic::catch_unwind(move || batch.extend(0..14)).is_err(), "B1");
+    }
+}

@@ -1,0 +1,143 @@
+//! Errors of closed files that nobody has been told of yet: the next opener's sync tells them
+//! (docs/failure-protocol.md).
+//!
+//! Invariants: T1 what a file leaves is here before its lock is let go, so whoever opens it next finds it.
+//! T2 the records stay within their part of the budget; where there are too many, each file that is opened
+//! from then on and has none of its own is told that one was lost, which may be its own: nobody hears OK
+//! for want of room.
+//! Lock: one, a leaf.
+
+use forebay_base::{Error, ErrorKind};
+use forebay_block::{BlockDevice, DeviceRef, FileIdentity};
+use forebay_cache::{ErrorShare, PageCache, Untold};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// Which file.
+#[derive(Clone)]
+pub(crate) enum Key {
+    File(FileIdentity),
+    /// A device object: its address is its own for as long as this is held.
+    Object(Weak<dyn BlockDevice>),
+}
+
+/// What tells keys apart.
+#[derive(PartialEq, Eq, Hash)]
+enum Name {
+    File(FileIdentity),
+    Object(usize),
+}
+
+impl Key {
+    pub fn object(device: &DeviceRef) -> Self {
+        Self::Object(Arc::downgrade(device))
+    }
+
+    fn name(&self) -> Name {
+        match self {
+            Self::File(identity) => Name::File(*identity),
+            Self::Object(device) => Name::Object(device.as_ptr().cast::<()>() as usize),
+        }
+    }
+
+    /// Nobody can open it any more.
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Object(device) if device.strong_count() == 0)
+    }
+}
+
+struct Record {
+    key: Key,
+    untold: Untold,
+    _share: ErrorShare,
+}
+
+#[derive(Default)]
+struct State {
+    records: HashMap<Name, Record>,
+    /// There were more than there is room for (T2).
+    lost: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct UntoldErrors(Mutex<State>);
+
+impl UntoldErrors {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// A file goes with something left to tell.
+    pub fn keep(&self, pages: &PageCache, key: Key, untold: Untold) {
+        if key.is_gone() {
+            return;
+        }
+        let mut state = self.lock();
+        let share = pages.error_share().or_else(|| {
+            state.records.retain(|_, record| !record.key.is_gone());
+            pages.error_share()
+        });
+        match share {
+            Some(_share) => {
+                let record = Record { untold, _share, key };
+                state.records.insert(record.key.name(), record);
+            }
+            None => {
+                log::error!("no room for the error of a closed file: {}", untold.error);
+                state.lost = true;
+            }
+        }
+    }
+
+    /// What is to be told to who opens the file for writing.
+    pub fn take(&self, key: &Key) -> Option<Untold> {
+        let mut state = self.lock();
+        if let Some(record) = state.records.remove(&key.name()) {
+            return Some(record.untold);
+        }
+        let text = "an error of a closed file was lost for want of room; it may be this one's";
+        state.lost.then(|| Untold { error: Error::new(ErrorKind::Io, "sync", text), sticky: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::world::RealWorld;
+    use forebay_block::RamDevice;
+    use forebay_cache::Config;
+
+    fn untold(i: u64) -> Untold {
+        Untold { error: Error::new(ErrorKind::Io, "sync", format!("{i}")), sticky: None }
+    }
+
+    /// T2.
+    #[test]
+    fn records_are_bounded_and_none_is_lost_in_silence() {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let pages = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let errors = UntoldErrors::default();
+        let file = |i: u64| Key::File(FileIdentity::Inode(1, i));
+        // Those of objects that are gone make room.
+        let objects: Vec<DeviceRef> =
+            (0..64).map(|_| Arc::new(RamDevice::new(4096)) as DeviceRef).collect();
+        for (i, object) in (0u64..).zip(&objects) {
+            errors.keep(&pages, Key::object(object), untold(i));
+        }
+        assert!(errors.take(&Key::object(&objects[3])).is_some());
+        assert!(errors.take(&Key::object(&objects[3])).is_none(), "told once");
+        drop(objects);
+        (0..128).for_each(|i| errors.keep(&pages, file(i), untold(i)));
+        assert_eq!(pages.file_bytes(), 128 << 10);
+        assert!(errors.take(&file(1000)).is_none(), "none is lost yet");
+        errors.keep(&pages, file(128), untold(128));
+        assert_eq!(pages.file_bytes(), 128 << 10, "bounded");
+        for i in 0..200 {
+            let told =
+                errors.take(&file(i)).expect("T1, T2: its own, or the lost one").error.to_string();
+            assert_eq!(told.contains("lost"), i >= 128, "{told}");
+        }
+        assert_eq!(pages.file_bytes(), 0);
+    }
+}
