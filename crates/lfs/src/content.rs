@@ -95,8 +95,8 @@ impl Inner {
         }
     }
 
-    /// Files that were cut to nothing and closed: what was written since goes before any commit. One stays owed
-    /// until it is written, so that nobody commits past it meanwhile.
+    /// Files that were cut to nothing and closed: what was written since goes before any commit. One stays
+    /// owed until it is written, so that nobody commits past it meanwhile.
     pub(crate) async fn write_owed(&self) {
         loop {
             let (ino, closed, content) = {

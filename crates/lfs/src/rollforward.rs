@@ -364,7 +364,8 @@ impl Walk<'_> {
                 let segment = self.head.segment.or(self.head.previous).unwrap_or_default();
                 let bad = Place::new(segment, self.head.offset);
                 let text = format!(
-                    "log record {wanted} at {bad:?} is bad; record {sequence} at {place:?} says it was durable"
+                    "log record {wanted} at {bad:?} is bad; \
+                     record {sequence} at {place:?} says it was durable"
                 );
                 return Err(Error::new(ErrorKind::Corrupt, "recover", text));
             }

@@ -209,8 +209,8 @@ pub fn with_content(seed: u64) -> Setup {
 #[test]
 fn content_cut_everywhere() {
     let mut seen = Seen::default();
-    // Seed 34: a sync of a file that had grown by a hole, beside a write into that hole, published the size up to
-    // the write only, and was acknowledged.
+    // Seed 34: a sync of a file that had grown by a hole, beside a write into that hole, published the size
+    // up to the write only, and was acknowledged.
     for seed in seeds_of(3).chain([34]) {
         every_cut(&with_content(seed), QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
     }
@@ -258,8 +258,8 @@ pub fn replacing(setup: &Setup) -> Script {
 #[test]
 fn files_in_place_of_others_cut_everywhere() {
     let mut seen = Seen::default();
-    // Seed 1005: a file was cut by one opener, another one closed it, and then what the first had written until it
-    // closed was not owed any more: a sync of another file committed the cut without it.
+    // Seed 1005: a file was cut by one opener, another one closed it, and then what the first had written
+    // until it closed was not owed any more: a sync of another file committed the cut without it.
     for seed in seeds_of(2).chain([1005]) {
         let setup = with_content(seed);
         let script = replacing(&setup);
@@ -286,8 +286,8 @@ fn names_on_a_failing_disk() {
 #[test]
 fn content_on_a_failing_disk() {
     let mut seen = Seen::default();
-    // Seed 1000: the second failed flush lost two blocks for good; they were left out of their record, and the size
-    // that covers them was not.
+    // Seed 1000: the second failed flush lost two blocks for good; they were left out of their record, and
+    // the size that covers them was not.
     for seed in seeds_of(2).chain([1000]) {
         let setup = Setup { failing: failing(seed), ..with_content(seed) };
         every_cut(&setup, QUICK, &mut seen).unwrap_or_else(|e| panic!("{e}"));
