@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod btree;
 pub mod format;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

@@ -1,0 +1,3 @@
+//! cache
+//!
+//! No locks.

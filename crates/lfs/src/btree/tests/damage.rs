@@ -1,0 +1,3 @@
+//! damage
+//!
+//! No locks.
