@@ -41,6 +41,8 @@ pub(super) struct Bench {
     pub(super) root: TreeRoot,
     pub(super) model: Model,
     pub(super) birth: u64,
+    /// The cache is told of places that are free again.
+    pub(super) is_cache_told: bool,
 }
 
 impl Bench {
@@ -51,7 +53,8 @@ impl Bench {
     fn over(store: Arc<MemStore>, cache_bytes: usize) -> Self {
         let cache = Arc::new(NodeCache::new(cache_bytes));
         let tree = Tree::new(store.clone(), cache, geometry(), seal());
-        Self { store, tree, root: empty_root(1, 0), model: Model::new(), birth: 0 }
+        let (root, model) = (empty_root(1, 0), Model::new());
+        Self { store, tree, root, model, birth: 0, is_cache_told: true }
     }
 
     /// The same content in a store of its own, with nothing cached.
@@ -70,7 +73,9 @@ impl Bench {
         let done = block_on(self.tree.merge(&self.root, &mut stream, self.birth, &mut ledger));
         match done {
             Ok(merged) => {
-                self.tree.cache().forget(&ledger.freed);
+                if self.is_cache_told {
+                    self.tree.cache().forget(&ledger.freed);
+                }
                 self.store.give_back(&ledger.freed);
                 self.root = merged.root;
                 apply(&mut self.model, changes);
