@@ -8,7 +8,7 @@
 //! ```
 //! Reading order: [`store`] (what the tree asks for, two copies), [`cache`], [`read`], [`write`](mod@write)
 //! (how nodes are filled), [`merge`](mod@merge), [`checkpoint`](mod@checkpoint), [`check`](mod@check),
-//! [`device`].
+//! [`map`](mod@map) (an overlay's pieces as changes), [`device`].
 //!
 //! Invariants: B1 a node that a root leads to is never changed, and its places are given up only by the
 //! merge that replaces it: an old root reads as before until its places are used again. B2 an inner node's first key is empty,
@@ -24,6 +24,7 @@ pub mod cache;
 pub mod check;
 pub mod checkpoint;
 pub mod device;
+pub mod map;
 #[cfg(test)]
 pub(crate) mod mem;
 pub mod merge;
@@ -37,6 +38,7 @@ pub use cache::NodeCache;
 pub use check::{Problem, Report, Seen};
 pub use checkpoint::{Change, Changes, TreeChanges, checkpoint};
 pub use device::DeviceStore;
+pub use map::{GivenUp, MapChanges, Piece, Stored};
 pub use merge::Merged;
 pub use read::{Cursor, Found};
 pub use store::{NodeStore, StoredNode};

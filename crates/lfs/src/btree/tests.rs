@@ -7,6 +7,7 @@ mod content;
 mod crash;
 mod damage;
 mod fuzz;
+mod map;
 mod reading;
 mod work;
 

@@ -8,7 +8,8 @@ use super::{Bench, Model, check, geometry, scan, seeds};
 use crate::btree::write::{FILL_PERCENT, room_bytes};
 use crate::btree::{Change, Ledger, empty_root, min_used_bytes};
 use crate::format::key::Key;
-use crate::fuzz::make::Make;
+use crate::format::node::Node;
+use crate::fuzz::make::{Make, seal};
 use forebay_base::ErrorKind;
 use forebay_base::task::block_on;
 use std::collections::BTreeSet;
@@ -130,6 +131,38 @@ fn one_change_rewrites_one_path() {
     let (merged, ledger) = bench.merge(&[]).unwrap();
     assert_eq!((merged.written, merged.replaced), (0, 0), "nothing to do");
     assert_eq!(ledger, Ledger::default());
+}
+
+/// All but a little below one or more inner nodes goes: what is left is too little for nodes of its own at
+/// several levels, and what comes before was not touched. At the front only what comes behind can take it.
+#[test]
+fn what_is_left_of_an_inner_node_joins_its_neighbours() {
+    let (mut make, mut bench) = (Make(5), Bench::new(1 << 20));
+    let changes: Vec<Change> = (0..9000).map(|n| extent(&mut make, 3, n, 1)).collect();
+    bench.merge(&changes).unwrap();
+    assert_eq!(bench.root.level, 2, "the tree is deep enough");
+    let top = bench.root.places.expect("a root")[0];
+    let bytes = bench.store.state.lock().nodes[&top].clone();
+    let top = Node::open(&bytes, seal(), top, &geometry()).unwrap();
+    let block = |n| match top.raw(n).map(|(key, _)| Key::decode(key)) {
+        Some(Ok(Key::Extent(_, block))) => block,
+        _ => panic!("the key of child {n}"),
+    };
+    let mut starts: Vec<u64> = (1..top.len()).map(block).collect();
+    starts.insert(0, 0);
+    starts.push(9000);
+    assert!(starts.len() >= 4, "{starts:?}");
+    for (i, from) in starts.iter().enumerate() {
+        for upto in &starts[i + 1..] {
+            // A few stay at the end of the stretch, or at its start.
+            for gone in [*from..upto - 1, *from..upto - 3, from + 1..*upto] {
+                let mut other = bench.fork();
+                let what = format!("{gone:?} of {starts:?} goes");
+                let keys: Vec<_> = gone.map(|n| Change::delete(Key::Extent(3, n))).collect();
+                merge_and_check(&mut other, &keys, &what);
+            }
+        }
+    }
 }
 
 /// A rewrite fills to what was asked for; and the whole range of fills makes sound trees.

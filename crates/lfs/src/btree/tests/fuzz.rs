@@ -81,10 +81,11 @@ fn item_at(bytes: &[u8], n: usize) -> usize {
     bytes.get(at..at + 2).map_or(0, |two| usize::from(u16::from_le_bytes([two[0], two[1]])))
 }
 
-/// The 32 bytes of pointer `n`.
+/// The 32 bytes of pointer `n`; somewhere, in a node that was changed before.
 fn pointer_at(bytes: &[u8], n: usize) -> usize {
     let at = item_at(bytes, n);
-    at + 3 + usize::from(bytes.get(at).copied().unwrap_or(0))
+    let at = at + 3 + usize::from(bytes.get(at).copied().unwrap_or(0));
+    at.min(bytes.len() - 32)
 }
 
 fn change(family: &Family, bench: &mut Bench, make: &mut Make) {
