@@ -10,13 +10,14 @@
 //! (how nodes are filled), [`merge`](mod@merge), [`checkpoint`](mod@checkpoint), [`check`](mod@check),
 //! [`map`](mod@map) (an overlay's pieces as changes), [`device`].
 //!
-//! Invariants: B1 a node that a root leads to is never changed, and its places are given up only by the
-//! merge that replaces it: an old root reads as before until its places are used again. B2 an inner node's first key is empty,
-//! the others are the lowest keys that there may be in their children: what is below a child lies between its
-//! key and the next one; a node where that does not hold is corrupt, whatever its checksum says. B3 a child is
-//! one level below its parent, so no walk is deeper than the root's level. B4 no node is empty; a tree without
-//! items has no root. B5 every node but the root uses at least a third of its room ([`min_used_bytes`]). B6 a
-//! cursor's place is a key: it goes on over any root of the tree.
+//! Invariants: B11 a node that a root leads to is never changed, and its places are given up only by the
+//! merge that replaces it: an old root reads as before until its places are used again. B12 an inner node's
+//! first key is empty, the others are the lowest keys that there may be in their children: what is below a
+//! child lies between its key and the next one; a node where that does not hold is corrupt, whatever its
+//! checksum says. B13 a child is one level below its parent, so no walk is deeper than the root's level.
+//! B14 no node is empty; a tree without items has no root. B15 every node but the root uses at least a
+//! third of its room ([`min_used_bytes`]). B16 a cursor's place is a key: it goes on over any root of the
+//! tree.
 //!
 //! Locks: one in [`cache`], a leaf, held for a few steps and never across a wait.
 
@@ -124,7 +125,7 @@ impl Link {
         Ok(Some(Self { pointer, tree: self.tree, level, low, high, is_root: false }))
     }
 
-    /// B2, B4: whether the node's keys lie where its parents say. First and last tell, keys rise.
+    /// B12, B14: whether the node's keys lie where its parents say. First and last tell, keys rise.
     pub(crate) fn check_shape(&self, node: &Node<'_>) -> Result<()> {
         let bad = |why: &str| {
             let text = format!("{}: node at {:?}: {why}", self.tree, self.pointer.places);
@@ -133,27 +134,27 @@ impl Link {
         let (Some((first, _)), Some((last, _))) =
             (node.raw(0), node.raw(node.len().wrapping_sub(1)))
         else {
-            return bad("there is nothing in it (B4)");
+            return bad("there is nothing in it (B14)");
         };
         let mut lowest = first;
         if node.header.level > 0 {
             if !first.is_empty() {
-                return bad("its first key is not empty (B2)");
+                return bad("its first key is not empty (B12)");
             }
             // The first child begins where the node does; the next one begins above that.
             match node.raw(1) {
                 Some((second, _)) if second > self.low.as_slice() => lowest = second,
-                Some(_) => return bad("its keys are below its place in the tree (B2)"),
-                None if self.is_root => return bad("a root with one child (B4)"),
+                Some(_) => return bad("its keys are below its place in the tree (B12)"),
+                None if self.is_root => return bad("a root with one child (B14)"),
                 None => return Ok(()),
             }
         }
         if lowest < self.low.as_slice() {
-            return bad("its keys are below its place in the tree (B2)");
+            return bad("its keys are below its place in the tree (B12)");
         }
         match &self.high {
             Some(high) if last >= high.as_slice() => {
-                bad("its keys are above its place in the tree (B2)")
+                bad("its keys are above its place in the tree (B12)")
             }
             _ => Ok(()),
         }

@@ -1,8 +1,8 @@
 //! Clean nodes of the tree, kept within a bound of bytes, by the clock rule (a second chance).
 //!
-//! Invariants: C1 nodes and what it takes to keep them stay within the budget; nodes that somebody still
-//! reads are beyond it. C2 a node is found only by a pointer that says all of what it is, so that one whose
-//! place was used again is never taken for the new one.
+//! Invariants: B31 nodes and what it takes to keep them stay within the budget; nodes that somebody still
+//! reads are beyond it. B32 a node is found only by a pointer that says all of what it is, so that one
+//! whose place was used again is never taken for the new one.
 //!
 //! Locks: one, a leaf; held for steps bounded by the number of nodes, and on average for a few.
 

@@ -1,8 +1,9 @@
 //! Looks at all of a tree: both copies of every node, and everything that must hold between them.
 //!
-//! Invariants: H1 it ends: no place is looked at twice, no path is longer than the root's level. H2 a node of
-//! which one copy is sound is gone into, whatever the other is like. H3 what cannot be read is named with its
-//! places and the keys that are lost with it; the rest is looked at all the same. H4 nothing is written.
+//! Invariants: B81 it ends: no place is looked at twice, no path is longer than the root's level. B82 a
+//! node of which one copy is sound is gone into, whatever the other is like. B83 what cannot be read is
+//! named with its places and the keys that are lost with it; the rest is looked at all the same. B84
+//! nothing is written.
 //!
 //! In memory are one path of nodes and the places that were seen, about 50 bytes for each node.
 //!
@@ -42,7 +43,7 @@ pub enum Problem {
     Twice(Place),
     /// An item is none.
     Item([Place; 2], Error),
-    /// A node uses less than it should (B5), bytes. Everything is there.
+    /// A node uses less than it should (B15), bytes. Everything is there.
     Underfull([Place; 2], usize),
 }
 

@@ -1,12 +1,12 @@
 //! What a checkpoint asks of the trees: all changes since the last one merged in, new roots out.
 //!
 //! ```text
-//!   freeze the overlay ▶ checkpoint(..) ▶ flush ▶ slots name the new roots ▶ flush ▶ freed places count as free
+//!   freeze the overlay > checkpoint(..) > flush > slots name the new roots > flush > `freed` is free
 //!                          any step fails: the old roots hold, `taken` is given back
 //! ```
-//! Invariants: K1 when [`checkpoint`] is over without an error, every node below the new roots is written, in
-//! both copies; it is durable after a flush. K2 until then, and if it fails or is dropped, the old roots read as
-//! before: nothing of them is overwritten.
+//! Invariants: B71 when [`checkpoint`] is over without an error, every node below the new roots is written,
+//! in both copies; it is durable after a flush. B72 until then, and if it fails or is dropped, the old
+//! roots read as before: nothing of them is overwritten.
 //!
 //! No locks.
 

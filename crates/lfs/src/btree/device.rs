@@ -1,9 +1,9 @@
 //! Nodes in a region of a block device: a range of segments, first copies in its lower half and second ones
 //! in its upper half, so that what happens to one part of the device leaves the other copies alone.
 //!
-//! Invariants: V1 a place is given out once until it is given back. V2 what is written is written where it was
-//! allocated, by whole nodes; neighbours go out in one transfer. V3 a write is over when all of its transfers
-//! are, also when one fails.
+//! Invariants: B91 a place is given out once until it is given back. B92 what is written is written where
+//! it was allocated, by whole nodes; neighbours go out in one transfer. B93 a write is over when all of its
+//! transfers are, also when one fails.
 //!
 //! Locks: one over what is free, a leaf, never held across a wait.
 
@@ -74,7 +74,7 @@ impl DeviceStore {
 
     fn place(&self, first_segment: u32, n: u32) -> Place {
         let per = self.per_segment();
-        Place::new(first_segment + n / per, n % per << self.geometry.node_shift)
+        Place::new(first_segment + n / per, (n % per) << self.geometry.node_shift)
     }
 
     fn take(&self) -> Result<[Place; 2]> {

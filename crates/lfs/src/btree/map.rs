@@ -5,9 +5,10 @@
 //!   the tree:    [ 0 ............ 127 ][128 ... 200]      pieces, sorted:   10..20 new    50..130 hole
 //!   changes:     0..10 kept part   10..20 new   20..50 kept part   128 goes   130..200 kept part
 //! ```
-//! Invariants: E1 behind the changes, a block that a piece covers is what the piece says, and every other one
-//! is what it was. E2 extents do not overlap, if they did not before. E3 what no extent holds any more is told
-//! once, block by block. E4 in memory are one piece and two leaves, however long a hole is.
+//! Invariants: B95 behind the changes, a block that a piece covers is what the piece says, and every other
+//! one is what it was. B96 extents do not overlap, if they did not before. B97 what no extent holds any
+//! more is told once, block by block. B98 in memory are one piece and two leaves: a hole, however long, is
+//! gone through extent by extent.
 //!
 //! No locks.
 

@@ -71,7 +71,7 @@ impl MemStore {
         let per = self.geometry.segment_bytes() >> self.geometry.node_shift;
         let n = state.next;
         state.next += 1;
-        let offset = n % per << self.geometry.node_shift;
+        let offset = (n % per) << self.geometry.node_shift;
         [Place::new(n / per * 2, offset), Place::new(n / per * 2 + 1, offset)]
     }
 
@@ -85,7 +85,7 @@ impl MemStore {
             }
             for place in node.places() {
                 let before = state.nodes.insert(place, node.bytes().to_vec());
-                assert!(before.is_none(), "{place:?} is overwritten");
+                assert!(before.is_none(), "{place:?} is overwritten (B11)");
             }
         }
         Ok(())

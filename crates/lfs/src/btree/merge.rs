@@ -1,11 +1,12 @@
 //! Changes merged into a tree, and a tree made anew from all of its items.
 //!
-//! The old tree is walked along the path of the changes: a node without a change below it stays as it is, the
-//! others are opened and their items go, changed, to the [`Writer`], which says how nodes are filled.
+//! The old tree is walked along the path of the changes: a node without a change below it stays as it is,
+//! the others are opened and their items go, changed, to the [`Writer`], which says how nodes are filled.
 //!
-//! Invariants: M1 what the new root has is what the old one had with the changes applied; [`Tree::rewrite`] of
-//! the same items is the oracle. M2 one path of the old tree is in memory. M3 opened, and given up, are the
-//! nodes that a change lies below, and at most as many neighbours; twice [`Merged::touched`] is the bound.
+//! Invariants: B61 what the new root has is what the old one had with the changes applied;
+//! [`Tree::rewrite`] of the same items is the oracle. B62 one path of the old tree is in memory. B63
+//! opened, and given up, are the nodes that a change lies below, and at most as many neighbours; twice
+//! [`Merged::touched`] is the bound.
 //!
 //! No locks.
 
@@ -104,6 +105,7 @@ impl Tree {
                     }
                 }
             }
+            debug_assert!(path.len() <= usize::from(old.level), "one path in memory (B62)");
             let Some(frame) = path.last_mut() else { break };
             next = frame.link.child(&frame.node.node(), frame.next, &self.geometry)?;
             frame.next += 1;

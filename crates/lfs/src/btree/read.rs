@@ -1,8 +1,8 @@
 //! Looking things up: one key, the last key up to one, and ranges.
 //!
-//! Invariants: R1 a lookup reads one node a level, or two of them for [`Tree::floor`]. R2 a cursor gives keys
-//! in rising order, each once, and ends: each node that it goes to lies above the one before. R3 a cursor keeps
-//! a leaf and a key; with another root than before it finds its place again by the key.
+//! Invariants: B41 a lookup reads one node a level, or two of them for [`Tree::floor`]. B42 a cursor gives
+//! keys in rising order, each once, and ends: each node that it goes to lies above the one before. B43 a
+//! cursor keeps a leaf and a key; with another root than before it finds its place again by the key.
 //!
 //! No locks.
 

@@ -1,8 +1,8 @@
 //! What the tree asks of whatever keeps its nodes, and how a node is had from two copies.
 //!
-//! Invariants: N1 a node that is handed out verified: place, volume, checksum, and owner, birth, level and
-//! sum as the pointer says. N2 the second copy is asked whenever the first cannot be had, for any reason.
-//! N3 only if both fail does the read fail, and the error names both places.
+//! Invariants: B21 a node that is handed out verified: place, volume, checksum, and owner, birth, level and
+//! sum as the pointer says. B22 the second copy is asked whenever the first cannot be had, for any reason.
+//! B23 only if both fail does the read fail, and the error names both places.
 //!
 //! No locks.
 
@@ -97,7 +97,7 @@ impl Tree {
     }
 }
 
-/// N3. Damage counts more than a device that fails: it does not go away.
+/// B23. Damage counts more than a device that fails: it does not go away.
 pub(crate) fn both_bad(link: &Link, first: &Error, second: &Error) -> Error {
     let corrupt = [first, second].iter().any(|e| e.kind() == ErrorKind::Corrupt);
     let kind = if corrupt { ErrorKind::Corrupt } else { first.kind() };

@@ -1,4 +1,5 @@
-//! Tests of the tree. `FOREBAY_SEED` sets the first seed (default 1), `FOREBAY_TREE_RUNS` multiplies the runs.
+//! Tests of the tree. `FOREBAY_SEED` sets the first seed (default 1), `FOREBAY_TREE_RUNS` multiplies the
+//! runs.
 //!
 //! No locks.
 
@@ -131,7 +132,7 @@ pub(super) async fn scan(tree: &Tree, root: &TreeRoot) -> Result<Model> {
     let (mut out, mut cursor, mut last) = (Model::new(), Cursor::all(), None);
     while let Some(found) = cursor.next(tree, root).await? {
         let (key, value) = found.raw();
-        assert!(last.as_deref() < Some(key), "keys rise (R2)");
+        assert!(last.as_deref() < Some(key), "keys rise (B42)");
         last = Some(key.to_vec());
         out.insert(key.to_vec(), value.to_vec());
     }

@@ -1,20 +1,20 @@
-//! How new nodes are filled: a stream of items and of nodes that stay as they are goes in, in key order, level
-//! by level, and a root comes out. Nothing is changed in place.
+//! How new nodes are filled: a stream of items and of nodes that stay as they are goes in, in key order,
+//! level by level, and a root comes out. Nothing is changed in place.
 //!
 //! ```text
-//!   level 1   held: node that stays │ pending: entries of new and kept leaves ──▶ new inner nodes ──▶ level 2
-//!   level 0   held: leaf that stays │ pending: items ───────────────────────────▶ new leaves ───────▶ level 1
-//!   in order:       first           │      then
+//!   level 1   held: a node that stays | pending: entries of new and kept leaves > inner nodes > level 2
+//!   level 0   held: a leaf that stays | pending: items > leaves > level 1
+//!   in order:         first           |      then
 //! ```
 //! *Split*: as soon as more than two nodes' worth is pending, one node of the stated fill goes out; what is
 //! there when a kept node follows is cut into nodes of equal size, one if it fits. *Merge*: less than
 //! [`min_used_bytes`] never becomes a node of its own: it takes in the kept node that follows, else the one
 //! before, which is why one is held back, or had back from the level above.
 //!
-//! Invariants: W1 with items of up to a third of a node's room (I1), every node but the root uses at least a
-//! third of its room. W2 of the kept nodes at most one for each run of changed ones is opened, at each level.
-//! W3 in memory are, for each level, less than four nodes' worth, and one batch of new nodes. W4 all nodes
-//! below a root are written before [`Writer::finish`] gives it.
+//! Invariants: B51 with items of up to a third of a node's room (I1), every node but the root uses at least
+//! a third of its room. B52 of the kept nodes at most one for each run of changed ones is opened, at each
+//! level. B53 in memory are, for each level, less than four nodes' worth, and one batch of new nodes. B54
+//! all nodes below a root are written before [`Writer::finish`] gives it.
 //!
 //! No locks.
 
@@ -180,6 +180,7 @@ impl<'t> Writer<'t> {
             for entry in self.entries(&link, &node.node())? {
                 self.level(n)?.push(entry);
             }
+            self.assert_little_waits(n);
             return self.settle(n).await;
         }
         self.drain(n).await?;
@@ -257,7 +258,15 @@ impl<'t> Writer<'t> {
             level.pending_bytes += entry.cost();
             level.pending.push_front(entry);
         }
+        self.assert_little_waits(n);
         Ok(())
+    }
+
+    fn assert_little_waits(&self, n: u8) {
+        let waits = self.levels.get(usize::from(n)).map_or(0, |level| level.pending_bytes);
+        let room = room_bytes(&self.tree.geometry);
+        debug_assert!(waits <= 4 * room, "{waits} bytes wait at level {n} (B53)");
+        debug_assert!(self.batch.len() < BATCH_NODES, "a batch went out when it was full (B53)");
     }
 
     /// What is in a node; the first child of an inner one gets its key back.
@@ -409,6 +418,7 @@ impl<'t> Writer<'t> {
             }
         }
         self.write_batch().await?;
+        debug_assert!(self.batch.is_empty(), "everything below a root is written (B54)");
         Ok(root)
     }
 

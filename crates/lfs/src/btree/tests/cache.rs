@@ -4,10 +4,12 @@
 
 use super::Bench;
 use super::work::{SHAPES, Shape, batch};
+use crate::btree::Link;
 use crate::btree::cache::ENTRY_BYTES;
+use crate::format::node::NodePointer;
 use crate::fuzz::make::Make;
 
-/// C1, and that inner nodes stay: a lookup in a tree much larger than the cache reads its leaf alone.
+/// B31, and that inner nodes stay: a lookup in a tree much larger than the cache reads its leaf alone.
 #[test]
 fn the_cache_stays_within_its_bytes() {
     let budget = 12 * (4096 + ENTRY_BYTES) + 100;
@@ -20,7 +22,7 @@ fn the_cache_stays_within_its_bytes() {
         bench.store.state.lock().reads = 0;
         assert_eq!(bench.scan().unwrap(), bench.model);
         let counts = bench.tree.cache().counts();
-        assert!(counts.used_bytes <= budget && counts.nodes == 12, "{counts:?} (C1)");
+        assert!(counts.used_bytes <= budget && counts.nodes == 12, "{counts:?} (B31)");
         let reads = bench.store.state.lock().reads as usize;
         assert!(round == 0 || reads <= leaves + leaves / 4, "{reads} reads of {leaves} leaves");
     }
@@ -41,7 +43,7 @@ fn a_cache_without_room_keeps_nothing() {
     assert_eq!(bench.tree.cache().counts().nodes, 0);
 }
 
-/// C2: places are used again and again, and nobody tells the cache.
+/// B32: places are used again and again, and nobody tells the cache.
 #[test]
 fn a_place_that_is_used_again_is_another_node() {
     let (mut make, mut bench) = (Make(7), Bench::new(1 << 20));
@@ -53,4 +55,22 @@ fn a_place_that_is_used_again_is_another_node() {
         assert_eq!(bench.scan().unwrap(), bench.model, "round {round}: {shape:?}");
     }
     assert!(bench.tree.cache().counts().hits > 1000, "the cache was used");
+}
+
+/// B32: what the pointer says has to agree in each part.
+#[test]
+fn a_node_is_found_by_all_of_its_pointer() {
+    let (mut make, mut bench) = (Make(1), Bench::new(1 << 20));
+    let changes = batch(&mut make, Shape::LongExtents, 3, &bench.model);
+    bench.merge(&changes).unwrap();
+    assert_eq!(bench.scan().unwrap(), bench.model);
+    let link = Link::root(&bench.root).unwrap().expect("a root");
+    let (right, level) = (link.pointer, link.level);
+    let get = |pointer, tree, level| bench.tree.cache().get(&pointer, tree, level).is_some();
+    assert!(get(right, 1, level), "it is there");
+    assert!(!get(NodePointer { birth: right.birth + 1, ..right }, 1, level), "another birth (B32)");
+    assert!(!get(NodePointer { sum: right.sum ^ 1, ..right }, 1, level), "another sum (B32)");
+    let places = [right.places[0], right.places[0]];
+    assert!(!get(NodePointer { places, ..right }, 1, level), "another copy (B32)");
+    assert!(!get(right, 2, level) && !get(right, 1, level + 1), "another tree or level (B32)");
 }

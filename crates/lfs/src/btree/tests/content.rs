@@ -1,5 +1,5 @@
-//! What a merge makes: content as a full rewrite makes it and as the model says, every node filled as stated,
-//! and no more rewritten than stated.
+//! What a merge makes: content as a full rewrite makes it and as the model says, every node filled as
+//! stated, and no more rewritten than stated.
 //!
 //! No locks.
 
@@ -21,16 +21,16 @@ fn merge_and_check(bench: &mut Bench, changes: &[Change], what: &str) {
     let (merged, ledger) = bench.merge(changes).expect(what);
     let checked = bench.check();
     let report = &checked.report;
-    assert!(report.is_clean(), "{what}: {:?} (W1, B2)", report.problems.first());
-    assert!(checked.keys.iter().eq(bench.model.keys()), "{what}: other keys (M1)");
-    assert_eq!(bench.scan().unwrap(), bench.model, "{what}: other content (M1)");
+    assert!(report.is_clean(), "{what}: {:?} (B15, B51, B12)", report.problems.first());
+    assert!(checked.keys.iter().eq(bench.model.keys()), "{what}: other keys (B61)");
+    assert_eq!(bench.scan().unwrap(), bench.model, "{what}: other content (B61)");
     let mut places = before;
-    ledger.taken.iter().flatten().for_each(|place| assert!(places.insert(*place), "{what}: V1"));
+    ledger.taken.iter().flatten().for_each(|place| assert!(places.insert(*place), "{what}: B91"));
     ledger.freed.iter().flatten().for_each(|place| assert!(places.remove(place), "{what}"));
     assert_eq!(places, checked.places, "{what}: the ledger tells what is in the tree");
     let bound = 2 * merged.touched + levels;
     let (replaced, touched) = (merged.replaced, merged.touched);
-    assert!(replaced <= bound, "{what}: {replaced} replaced for {touched} touched (M3)");
+    assert!(replaced <= bound, "{what}: {replaced} replaced for {touched} touched (B63)");
     assert_eq!(merged.changes, changes.len() as u64, "{what}");
     assert_eq!(merged.replaced, ledger.freed.len() as u64, "{what}");
     // What is new cannot be more than what was replaced and what came, at the stated fill.
@@ -109,12 +109,12 @@ fn a_tree_of_several_levels_shrinks_and_grows() {
             }
             merge_and_check(&mut bench, &changes, &format!("seed {seed}, round {rounds}"));
         }
-        assert_eq!(bench.root.places, None, "B4");
+        assert_eq!(bench.root.places, None, "B14");
         assert!(bench.store.state.lock().nodes.is_empty(), "all places came back");
     }
 }
 
-/// One change in a large tree replaces its path, and at most one neighbour at each level.
+/// B52, B63: one change in a large tree replaces its path, and one neighbour at most.
 #[test]
 fn one_change_rewrites_one_path() {
     let mut make = Make(5);
@@ -213,7 +213,7 @@ fn a_merge_that_fails_leaves_the_old_tree() {
             break;
         }
         failed += 1;
-        assert_eq!(bench.scan().unwrap(), bench.model, "write {n} failed (K2)");
+        assert_eq!(bench.scan().unwrap(), bench.model, "write {n} failed (B72)");
         let stored: BTreeSet<_> = bench.store.state.lock().nodes.keys().copied().collect();
         assert_eq!(stored, before, "write {n}: what was taken comes back");
     }

@@ -1,4 +1,5 @@
-//! Power cuts during a checkpoint of a tree on a device: the old root reads in every state that may be left.
+//! Power cuts during a checkpoint of a tree on a device: the old root reads in every state that may be
+//! left.
 //!
 //! No locks.
 
@@ -12,7 +13,8 @@ use crate::fuzz::make::{Make, seal};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::{ErrorKind, Result};
 use forebay_block::bdev::flush_here;
-use forebay_sim::{SimConfig, SimDisk};
+use forebay_block::bio::BioOp;
+use forebay_sim::{Fault, FaultRule, SimConfig, SimDisk};
 use std::sync::Arc;
 
 const DATA_START: u64 = 16_384;
@@ -88,7 +90,7 @@ fn setup(seed: u64, max_transfer: u32) -> Setup {
     Setup { disk, used, roots, models, changes, after }
 }
 
-/// K1, K2 at every request of the checkpoint.
+/// B11, B54, B71, B72 at every request of the checkpoint.
 #[test]
 fn the_old_roots_read_whatever_a_power_cut_leaves() {
     let setup = setup(3, 8192);
@@ -128,7 +130,7 @@ fn the_old_roots_read_whatever_a_power_cut_leaves() {
     assert!(n > 12 && states > 1000 && torn > 10, "{n} requests, {states} states, {torn} torn");
 }
 
-/// K1: after a flush the new roots are in every state, and the old ones still are.
+/// B71: after a flush the new roots are in every state, and the old ones still are.
 fn flushed(setup: &Setup, disk: &SimDisk, roots: &[TreeRoot]) {
     disk.heal();
     let again = disk.in_world(SimWorld::new(1));
@@ -144,12 +146,12 @@ fn flushed(setup: &Setup, disk: &SimDisk, roots: &[TreeRoot]) {
     }
 }
 
-/// Neighbours go out in one transfer; places run out with an error and come back.
+/// B91, B92: neighbours go out in one transfer; places run out with an error and come back.
 #[test]
 fn a_device_is_written_in_long_transfers() {
     let setup = setup(5, 1 << 20);
     let writes: Vec<_> = setup.disk.log();
-    let writes = writes.iter().filter(|entry| entry.op == forebay_block::BioOp::Write);
+    let writes = writes.iter().filter(|entry| entry.op == BioOp::Write);
     let (count, bytes) = writes.fold((0, 0), |(n, bytes), entry| (n + 1, bytes + entry.len));
     assert_eq!(bytes, u64::from(setup.used) * 2 * 4096, "each copy once");
     assert!(count <= 4 * (1 + setup.used / 32), "{count} transfers for {} nodes", setup.used);
@@ -179,5 +181,44 @@ fn a_bad_sector_costs_nothing() {
     }
     for (root, model) in setup.roots.iter().zip(&setup.models) {
         assert_eq!(read_back(&setup.disk, root).unwrap(), *model);
+    }
+}
+
+/// B93: one transfer fails, and nothing of the batch is on its way any more when that is said.
+#[test]
+fn a_write_that_fails_is_over() {
+    for nth in 1..=8 {
+        let setup = setup(7, 8192);
+        let disk = setup.disk.in_world(SimWorld::new(nth));
+        disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)).nth(nth));
+        let (_, tree) = open(&disk, setup.used);
+        let done = disk.world().run(change(&tree, &setup.roots, &setup.changes, 2));
+        assert_eq!(done.unwrap_err().kind(), ErrorKind::Io, "write {nth}");
+        let log = disk.log();
+        assert!(log.iter().all(|entry| entry.done.is_some()), "write {nth}: some are in flight");
+        assert!(log.iter().any(|entry| entry.fault.is_some()), "write {nth} was to fail");
+        for (root, model) in setup.roots.iter().zip(&setup.models) {
+            assert_eq!(read_back(&disk, root).unwrap(), *model, "write {nth}");
+        }
+    }
+}
+
+/// A device that lies about one write: each node's copies are far apart, so that the other one has it.
+#[test]
+fn a_write_that_was_not_done_costs_nothing() {
+    let setup = setup(8, 8192);
+    for fault in [Fault::Lost, Fault::Torn, Fault::Flip, Fault::Misdirect] {
+        for nth in 1..=8 {
+            let disk = setup.disk.in_world(SimWorld::new(nth));
+            disk.inject(FaultRule::on(BioOp::Write, fault).nth(nth));
+            let (_, tree) = open(&disk, setup.used);
+            let done = disk.world().run(change(&tree, &setup.roots, &setup.changes, 2));
+            let what = format!("{fault:?} at write {nth}");
+            let roots = done.expect(&what);
+            assert!(disk.log().iter().any(|entry| entry.fault.is_some()), "{what}");
+            for (root, model) in roots.iter().zip(&setup.after) {
+                assert_eq!(read_back(&disk, root).expect(&what), *model, "{what}");
+            }
+        }
     }
 }

@@ -40,7 +40,7 @@ fn spoil(bench: &Bench, make: &mut Make, places: [Place; 2], copy: usize, way: u
     }
 }
 
-/// H2, N2: the other copy has everything.
+/// B21, B22, B82: the other copy has everything.
 #[test]
 fn one_copy_of_each_node_is_enough() {
     let (bench, mut make) = (filled(), Make(12));
@@ -81,7 +81,7 @@ fn names(e: &Error, places: [Place; 2]) -> bool {
     places.iter().all(|place| text.contains(&format!("{place:?}")))
 }
 
-/// N3, H3: what is lost is named, and everything else is there.
+/// B23, B83: what is lost is named, and everything else is there.
 #[test]
 fn both_copies_bad_is_an_error_that_names_the_node() {
     let (bench, mut make) = (filled(), Make(13));
@@ -89,11 +89,13 @@ fn both_copies_bad_is_an_error_that_names_the_node() {
     for (n, (places, level)) in nodes.iter().enumerate() {
         let bad = bench.fork();
         let other = nodes[(n + 1) % nodes.len()].0;
-        for copy in 0..2 {
-            spoil(&bad, &mut make, *places, copy, (n + copy) as u64 % WAYS, other[copy]);
+        for (copy, other) in other.into_iter().enumerate() {
+            spoil(&bad, &mut make, *places, copy, (n + copy) as u64 % WAYS, other);
         }
         let what = format!("node {n} at {places:?}, level {level}");
+        let stored = bad.store.state.lock().nodes.clone();
         let checked = check(&bad.tree, &bad.root);
+        assert!(bad.store.state.lock().nodes == stored, "{what}: nothing is written (B84)");
         let [Problem::Lost { places: lost, low, high, error }] = &checked.report.problems[..]
         else {
             panic!("{what}: {:?}", checked.report.problems);

@@ -152,7 +152,7 @@ async fn read_all(tree: &Tree, root: &TreeRoot, what: &str) -> Result<usize, Err
     let (mut cursor, mut count, mut last) = (Cursor::all(), 0, Vec::new());
     while let Some(found) = cursor.next(tree, root).await? {
         let key = found.raw().0;
-        assert!(key > &last[..], "{what}: keys rise (R2)");
+        assert!(key > &last[..], "{what}: keys rise (B42)");
         last = key.to_vec();
         if let Err(e) = found.decode(tree.geometry()) {
             expect_kind(&e, what);
@@ -184,7 +184,7 @@ fn try_everything(bench: &mut Bench, make: &mut Make, nodes: u64, what: &str) ->
     let checked = bench.check();
     // Each place once, and what never was one.
     let done = reads(bench);
-    assert!(done <= 2 * nodes + 400, "{what}: {done} reads in a check (H1)");
+    assert!(done <= 2 * nodes + 400, "{what}: {done} reads in a check (B81)");
     match &scanned {
         Ok(count) if checked.report.is_complete() => {
             assert_eq!(*count, checked.keys.len(), "{what}: scan and check agree");
@@ -205,7 +205,7 @@ fn try_everything(bench: &mut Bench, make: &mut Make, nodes: u64, what: &str) ->
     scanned.is_err() || !checked.report.is_clean()
 }
 
-/// R2, B2, B3, H1 and that no walk is without end.
+/// B42, B12, B13, B81 and that no walk is without end.
 #[test]
 fn nothing_that_seals_makes_a_reader_panic_or_go_on_for_ever() {
     let family = family();

@@ -32,7 +32,7 @@ fn some_key(make: &mut Make, model: &Model) -> Key {
     }
 }
 
-/// R1: one key, and the last one up to a key; in as many reads as there are levels.
+/// B41: one key, and the last one up to a key; in as many reads as there are levels.
 #[test]
 fn single_keys_are_found_as_the_model_says() {
     for seed in seeds(4) {
@@ -43,7 +43,7 @@ fn single_keys_are_found_as_the_model_says() {
             bench.store.state.lock().reads = 0;
             let got = block_on(bench.tree.get(&bench.root, key)).unwrap();
             let reads = bench.store.state.lock().reads;
-            assert!(reads <= u64::from(bench.root.level) + 1, "{reads} reads (R1)");
+            assert!(reads <= u64::from(bench.root.level) + 1, "{reads} reads (B41)");
             let value = got.as_ref().map(|found| found.raw().1.to_vec());
             assert_eq!(value.as_ref(), bench.model.get(&stored), "seed {seed}: {key:?}");
             if let Some(found) = got {
@@ -51,7 +51,7 @@ fn single_keys_are_found_as_the_model_says() {
             }
             let floor = block_on(bench.tree.floor(&bench.root, key)).unwrap();
             let reads = bench.store.state.lock().reads - reads;
-            assert!(reads <= 2 * (u64::from(bench.root.level) + 1), "{reads} reads (R1)");
+            assert!(reads <= 2 * (u64::from(bench.root.level) + 1), "{reads} reads (B41)");
             let floor = floor.map(|found| found.raw().0.to_vec());
             let wanted = bench.model.range(..=stored).next_back().map(|(key, _)| key.clone());
             assert_eq!(floor, wanted, "seed {seed}: {key:?}");
@@ -75,7 +75,7 @@ fn the_extent_of_a_block_is_the_floor_of_its_key() {
     assert!(before.is_none(), "nothing is below");
 }
 
-/// R2: ranges with any ends.
+/// B42: ranges with any ends.
 #[test]
 fn a_cursor_gives_its_range_and_ends() {
     for seed in seeds(3) {
@@ -100,7 +100,7 @@ fn a_cursor_gives_its_range_and_ends() {
     }
 }
 
-/// R3: the tree changes under a cursor: it goes on behind its key in what there is then.
+/// B16, B43: the tree changes under a cursor: it goes on behind its key in what there is then.
 #[test]
 fn a_cursor_keeps_its_key_over_new_roots() {
     for seed in seeds(3) {
