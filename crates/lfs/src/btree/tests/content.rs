@@ -6,7 +6,7 @@
 use super::work::{SHAPES, Shape, batch, extent};
 use super::{Bench, Model, check, geometry, scan, seeds};
 use crate::btree::write::{FILL_PERCENT, room_bytes};
-use crate::btree::{Change, Ledger, empty_root, min_used_bytes};
+use crate::btree::{Change, Cursor, Ledger, empty_root, min_used_bytes};
 use crate::format::key::Key;
 use crate::format::node::Node;
 use crate::fuzz::make::{Make, seal};
@@ -185,6 +185,20 @@ fn a_rewrite_packs_as_stated() {
         assert_eq!(merged.written, report.nodes.iter().sum::<u64>());
     }
     assert!(leaves.is_sorted_by(|a, b| a > b), "{leaves:?}");
+}
+
+/// Every operation may run as a task of any thread.
+#[test]
+fn operations_may_move_between_threads() {
+    fn is_send<T: Send>(_: &T) {}
+    let bench = Bench::new(0);
+    let (tree, root) = (&bench.tree, &bench.root);
+    let (mut ledger, mut stream) = (Ledger::default(), std::iter::empty::<Change>());
+    is_send(&tree.merge(root, &mut stream, 1, &mut ledger));
+    is_send(&tree.get(root, Key::Inode(1)));
+    is_send(&tree.floor(root, Key::Inode(1)));
+    is_send(&Cursor::all().next(tree, root));
+    is_send(&tree.check(root, &mut BTreeSet::new(), &mut |_| ()));
 }
 
 #[test]

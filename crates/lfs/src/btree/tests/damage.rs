@@ -4,12 +4,13 @@
 
 use super::work::{SHAPES, Shape, batch};
 use super::{Bench, Model, check};
-use crate::btree::{Cursor, Problem};
+use crate::btree::{Cursor, Problem, Seen};
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::fuzz::make::Make;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind};
+use std::collections::BTreeSet;
 
 /// Ways for a copy to be bad.
 const WAYS: u64 = 6;
@@ -164,4 +165,31 @@ fn a_merge_beside_damage_goes_on_and_into_it_fails() {
         }
     }
     assert!(done > 10 && failed > 2, "{done} done, {failed} failed");
+}
+
+/// B81: what refers to a place that belongs to somebody else is told and not gone into.
+#[test]
+fn a_place_has_one_owner() {
+    let bench = filled();
+    let nodes = bench.check().nodes;
+    for (n, (places, level)) in nodes.iter().enumerate().step_by(3) {
+        let what = format!("node {n} at {places:?}, level {level}");
+        // Of all of it, or of a part.
+        let place = places[n % 2];
+        let theirs = Place::new(place.segment, place.offset + [0, 512, 2048][n % 3]);
+        let mut taken = BTreeSet::from([theirs]);
+        let mut items = 0;
+        let mut seen = |seen: Seen<'_>| items += usize::from(matches!(seen, Seen::Item(..)));
+        let report = block_on(bench.tree.check(&bench.root, &mut taken, &mut seen)).unwrap();
+        let twice = |p: &Problem| matches!(p, Problem::Twice(at) if *at == place);
+        assert!(report.problems.iter().any(twice), "{what}: {:?} (B81)", report.problems);
+        assert!(items < bench.model.len() && !report.is_complete(), "{what}");
+    }
+    let mut places = BTreeSet::new();
+    let first = block_on(bench.tree.check(&bench.root, &mut places, &mut |_| ())).unwrap();
+    assert!(first.is_clean());
+    bench.store.state.lock().reads = 0;
+    let again = block_on(bench.tree.check(&bench.root, &mut places, &mut |_| ())).unwrap();
+    assert!(matches!(&again.problems[..], [Problem::Twice(_)]), "{:?}", again.problems);
+    assert_eq!(bench.store.state.lock().reads, 0, "a second look reads nothing (B81)");
 }
