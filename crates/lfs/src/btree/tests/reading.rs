@@ -4,12 +4,17 @@
 
 use super::work::{SHAPES, Shape, batch, extent};
 use super::{Bench, Model, geometry, seeds};
-use crate::btree::Cursor;
+use crate::btree::{Cursor, NodeStore, StoredNode};
 use crate::format::item::Item;
 use crate::format::key::{Key, KeyBytes};
-use crate::fuzz::make::Make;
+use crate::format::node::{Node, NodeBuilder, NodeHeader, NodePointer, POINTER_BYTES};
+use crate::format::superblock::TreeRoot;
+use crate::fuzz::make::{Make, seal};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::codec::Writer;
 use forebay_base::task::block_on;
 use std::ops::Bound;
+use std::sync::Arc;
 
 fn filled(seed: u64, cache_bytes: usize) -> (Make, Bench) {
     let (mut make, mut bench) = (Make(seed), Bench::new(cache_bytes));
@@ -57,6 +62,60 @@ fn single_keys_are_found_as_the_model_says() {
             assert_eq!(floor, wanted, "seed {seed}: {key:?}");
         }
     }
+}
+
+/// A node by hand.
+fn store(bench: &Bench, level: u8, entries: &[(&[u8], &[u8])]) -> NodePointer {
+    let mut bytes = AlignedBuf::new(4096);
+    let places = block_on(bench.store.allocate()).unwrap();
+    let mut builder = NodeBuilder::new(&mut bytes, level, geometry()).unwrap();
+    for (key, value) in entries {
+        assert!(builder.raw(key, value).unwrap());
+    }
+    let header = NodeHeader { places, owner: 1, birth: 3, level };
+    let pointer = builder.finish(seal(), header).unwrap();
+    let node = Node::open(&bytes, seal(), places[0], &geometry()).unwrap();
+    let known = node.verified();
+    block_on(bench.store.write(&[Arc::new(StoredNode::new(bytes, known))])).unwrap();
+    pointer
+}
+
+/// A leaf may begin above the lowest key that there may be in it (B12): what is before its first item is the
+/// last one of the leaf before, below another parent. Our own writer leaves no such gap.
+#[test]
+fn the_floor_may_be_in_the_leaf_before() {
+    let (mut make, mut bench) = (Make(3), Bench::new(0));
+    let mut leaf = |blocks: [u64; 2]| {
+        let items = blocks.map(|block| extent(&mut make, 3, block, 1));
+        let entries = items.each_ref().map(|item| (item.key(), item.value().expect("a value")));
+        store(&bench, 0, &entries)
+    };
+    let leaves = [leaf([10, 20]), leaf([60, 70])];
+    let key = |block| Key::Extent(3, block).to_bytes();
+    let parent = |level, children: &[(&[u8], NodePointer)]| {
+        let values: Vec<_> = children
+            .iter()
+            .map(|(_, pointer)| {
+                let mut value = [0; POINTER_BYTES];
+                pointer.encode_into(&mut Writer::new("pointer", &mut value)).unwrap();
+                value
+            })
+            .collect();
+        let entries: Vec<_> =
+            children.iter().zip(&values).map(|((key, _), value)| (*key, &value[..])).collect();
+        store(&bench, level, &entries)
+    };
+    let inner = leaves.map(|leaf| parent(1, &[(&[], leaf)]));
+    let top = parent(2, &[(&[], inner[0]), (key(50).as_slice(), inner[1])]);
+    let (places, birth, sum) = (Some(top.places), top.birth, top.sum);
+    bench.root = TreeRoot { tree: 1, places, birth, sum, level: 2, since: 0 };
+    let cases = [(5, None), (10, Some(10)), (19, Some(10)), (40, Some(20)), (55, Some(20))];
+    for (block, wanted) in cases.into_iter().chain([(60, Some(60)), (99, Some(70))]) {
+        let found = block_on(bench.tree.floor(&bench.root, Key::Extent(3, block))).unwrap();
+        let found = found.map(|found| found.decode(&geometry()).unwrap().0);
+        assert_eq!(found, wanted.map(|block| Key::Extent(3, block)), "block {block}");
+    }
+    assert_eq!(bench.scan().unwrap().len(), 4);
 }
 
 /// What a map asks: the extent that a block is in.
