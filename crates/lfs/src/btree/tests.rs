@@ -49,19 +49,25 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new(cache_bytes: usize) -> Self {
-        Self::over(Arc::new(MemStore::new(geometry())), cache_bytes)
+        Self::with_nodes(geometry().node_shift, cache_bytes)
     }
 
-    fn over(store: Arc<MemStore>, cache_bytes: usize) -> Self {
+    /// With nodes of another size.
+    pub(super) fn with_nodes(node_shift: u8, cache_bytes: usize) -> Self {
+        let g = Geometry { node_shift, ..geometry() };
+        Self::over(Arc::new(MemStore::new(g)), g, cache_bytes)
+    }
+
+    fn over(store: Arc<MemStore>, g: Geometry, cache_bytes: usize) -> Self {
         let cache = Arc::new(NodeCache::new(cache_bytes));
-        let tree = Tree::new(store.clone(), cache, geometry(), seal());
+        let tree = Tree::new(store.clone(), cache, g, seal());
         let (root, model) = (empty_root(1, 0), Model::new());
         Self { store, tree, root, model, birth: 0, is_cache_told: true }
     }
 
     /// The same content in a store of its own, with nothing cached.
     pub(super) fn fork(&self) -> Self {
-        let mut other = Self::over(Arc::new(self.store.fork()), 0);
+        let mut other = Self::over(Arc::new(self.store.fork()), *self.tree.geometry(), 0);
         (other.root, other.birth) = (self.root, self.birth);
         other.model = self.model.clone();
         other

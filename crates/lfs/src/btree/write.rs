@@ -51,8 +51,8 @@ pub fn min_used_bytes(geometry: &Geometry) -> usize {
 }
 
 /// Places that a merge gave up and took. If it succeeded, `freed` is free once the new root is durable
-/// (twice); if it failed, `taken` is free at once, and `freed` means nothing. A place that is in both was
-/// taken and given up again on the way.
+/// (twice); if it failed, `taken` is free at once, and `freed` means nothing. No place
+/// is in both: a new node is not replaced by the merge that made it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Ledger {
     /// Of nodes that were replaced.
@@ -147,11 +147,7 @@ impl<'t> Writer<'t> {
 
     /// Opens a node of the old tree that will be replaced.
     pub(super) async fn open(&mut self, link: &Link) -> Result<Arc<StoredNode>> {
-        let mut cached = self.tree.cached(link);
-        if let Some(n) = self.batch.iter().position(|node| node.places() == link.pointer.places) {
-            // A new one that is to be made larger, and was not written yet.
-            cached = Some(self.batch.swap_remove(n));
-        }
+        let cached = self.tree.cached(link);
         self.is_hot |= cached.is_some() && link.level == 0;
         let node = match cached {
             Some(node) => link.check_shape(&node.node()).map(|()| node)?,

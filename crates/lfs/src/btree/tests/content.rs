@@ -9,6 +9,7 @@ use crate::btree::write::{FILL_PERCENT, room_bytes};
 use crate::btree::{Change, Cursor, Ledger, empty_root, min_used_bytes};
 use crate::format::key::Key;
 use crate::format::node::Node;
+use crate::format::place::Place;
 use crate::fuzz::make::{Make, seal};
 use forebay_base::ErrorKind;
 use forebay_base::task::block_on;
@@ -24,6 +25,8 @@ fn merge_and_check(bench: &mut Bench, changes: &[Change], what: &str) {
     assert!(report.is_clean(), "{what}: {:?} (B15, B51, B12)", report.problems.first());
     assert!(checked.keys.iter().eq(bench.model.keys()), "{what}: other keys (B61)");
     assert_eq!(bench.scan().unwrap(), bench.model, "{what}: other content (B61)");
+    let is_new = |places: &[Place; 2]| !ledger.taken.contains(places);
+    assert!(ledger.freed.iter().all(is_new), "{what}: a new node is replaced");
     let mut places = before;
     ledger.taken.iter().flatten().for_each(|place| assert!(places.insert(*place), "{what}: B91"));
     ledger.freed.iter().flatten().for_each(|place| assert!(places.remove(place), "{what}"));
@@ -66,7 +69,8 @@ fn rewritten(bench: &Bench) -> Model {
 fn a_merge_makes_what_a_rewrite_makes() {
     for seed in seeds(24) {
         let mut make = Make(seed);
-        let mut bench = Bench::new(if make.flip() { 1 << 20 } else { 0 });
+        let node_shift = make.pick(&[12, 12, 12, 13, 15]);
+        let mut bench = Bench::with_nodes(node_shift, if make.flip() { 1 << 20 } else { 0 });
         let mut shapes = Vec::new();
         for round in 0..10 {
             let shape = match seed % 3 {

@@ -140,6 +140,19 @@ fn pieces_take_the_place_of_what_was_there() {
     }
 }
 
+/// What is kept is cut where a piece is, and nowhere else.
+#[test]
+fn what_is_kept_stays_in_one() {
+    let (mut make, mut bench) = (Make(2), Bench::new(0));
+    let both = [1, 2].map(|id| super::work::extent(&mut make, id, 0, 128));
+    bench.merge(&both).unwrap();
+    let hole = |data_id, block| Piece { data_id, block, blocks: 1, stored: None };
+    merge(&mut bench, &[hole(1, 10), hole(2, 50), hole(3, 60)], &mut Vec::new()).unwrap();
+    let wanted = [(1, 0), (1, 11), (2, 0), (2, 51)].map(|(id, block)| Key::Extent(id, block));
+    let wanted = wanted.map(|key| key.to_bytes().as_slice().to_vec());
+    assert!(bench.scan().unwrap().into_keys().eq(wanted));
+}
+
 #[test]
 fn pieces_that_overlap_are_refused() {
     let mut bench = Bench::new(0);
