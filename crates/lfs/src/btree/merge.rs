@@ -1,7 +1,7 @@
 //! Changes merged into a tree, and a tree made anew from all of its items.
 //!
 //! The old tree is walked along the path of the changes: a node without a change below it stays as it is,
-//! the others are opened and their items go, changed, to the [`Writer`], which says how nodes are filled.
+//! the others are opened and their items go, changed, to the writer, which says how nodes are filled.
 //!
 //! Invariants: B61 what the new root has is what the old one had with the changes applied;
 //! [`Tree::rewrite`] of the same items is the oracle. B62 one path of the old tree is in memory. B63

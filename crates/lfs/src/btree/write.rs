@@ -14,7 +14,7 @@
 //! Invariants: B51 with items of up to a third of a node's room (I1), every node but the root uses at least
 //! a third of its room. B52 of the kept nodes at most one for each run of changed ones is opened, at each
 //! level. B53 in memory are, for each level, less than four nodes' worth, and one batch of new nodes. B54
-//! all nodes below a root are written before [`Writer::finish`] gives it.
+//! all nodes below a root are written before it is given.
 //!
 //! No locks.
 

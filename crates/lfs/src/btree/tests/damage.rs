@@ -176,7 +176,7 @@ fn a_place_has_one_owner() {
         let what = format!("node {n} at {places:?}, level {level}");
         // Of all of it, or of a part.
         let place = places[n % 2];
-        let theirs = Place::new(place.segment, place.offset + [0, 512, 2048][n % 3]);
+        let theirs = Place::new(place.segment, place.offset + [0, 512, 2048][n % 5 % 3]);
         let mut taken = BTreeSet::from([theirs]);
         let mut items = 0;
         let mut seen = |seen: Seen<'_>| items += usize::from(matches!(seen, Seen::Item(..)));
