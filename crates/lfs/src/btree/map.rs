@@ -238,6 +238,10 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         let Some(found) = current.next_old.take() else { return Ok(change) };
         self.give_up(&found, from, upto.min(end))?;
         if upto > end {
+            // One of the two would be lost.
+            if self.rest.is_some() {
+                return Err(corrupt(WHAT, format!("extents of data {data_id} overlap at {from}")));
+            }
             self.rest = Some(Rest { found, data_id, from: end, upto });
         }
         Ok(change)

@@ -163,6 +163,17 @@ fn pieces_that_overlap_are_refused() {
     }
 }
 
+/// Extents that overlap, which no merge makes: one of the two would be lost.
+#[test]
+fn extents_that_overlap_are_not_cut() {
+    let (mut make, mut bench) = (Make(2), Bench::new(0));
+    let both = [0, 64].map(|block| super::work::extent(&mut make, 1, block, 128));
+    bench.merge(&both).unwrap();
+    let hole = Piece { data_id: 1, block: 60, blocks: 10, stored: None };
+    let e = merge(&mut bench, &[hole], &mut Vec::new()).unwrap_err();
+    assert!(e.kind() == ErrorKind::Corrupt && e.to_string().contains("overlap at 64"), "{e}");
+}
+
 /// B98: a hole over a whole large file.
 #[test]
 fn a_hole_over_everything_leaves_nothing() {
