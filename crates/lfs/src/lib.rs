@@ -3,9 +3,10 @@
 //! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `space`,
 //! `pending`, `dir`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`, `repair` (how it
 //! becomes durable); `slots`, `rollforward`, `volume` (how it is found again); `inode`, `namei`, `attr`,
-//! `aops`, `staging`, `content`, `file`, `vfs` (what is asked of it).
+//! `aops`, `staging`, `content`, `file`, `vfs` (what is asked of it). Beside them [`btree`], the copy-on-write
+//! tree, which checkpoints will write.
 //!
-//! There is no tree and no checkpoint yet: all names and maps are in memory, the log goes back to the making
+//! There is no checkpoint yet: all names and maps are in memory, the log goes back to the making
 //! of the volume, and no segment is used again. When it is full, new things are refused.
 //!
 //! A record:
@@ -25,7 +26,7 @@
 //! Invariants, beside those of each module:
 //! I11 the order of the log is the order in which things were applied; what is recovered is a prefix of it.
 //! I12 an acknowledged sync is durable: its records and all before them were flushed, or went out with FUA
-//! behind a    flush of all before them; and their runs before them.
+//! behind a flush of all before them; and their runs before them.
 //! I13 a record points only at bytes whose write had completed when it was appended.
 //! I14 where runs overlap, the one whose content was fixed later counts, whatever the order of completion.
 //! I15 a recoverable size never covers bytes that were not written.
@@ -48,6 +49,7 @@
 mod aops;
 mod attr;
 mod batch;
+pub mod btree;
 mod commit;
 mod content;
 mod dir;
