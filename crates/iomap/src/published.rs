@@ -6,6 +6,9 @@ use crate::ops::{MapOps, Reservation};
 use forebay_cache::Mapping;
 use forebay_cache::writeback::{Which, WriteOutPass};
 
+/// A sync beside a writer who always dirties the same unpublished block gives up after so many rounds.
+const PUBLISH_TRIES: usize = 64;
+
 /// The size that may be published now: up to the lowest folio that is dirty, or block that a write-out has
 /// on its way, beyond what is published already. While a write-out runs that is where it began: a sync
 /// publishes the rest.
@@ -22,6 +25,19 @@ impl MappedFile {
         if self.ops.published_size().is_some() {
             let size = publishable_size(&self.mapping, &*self.ops);
             self.ops.publish(&Reservation::in_place(Vec::new()), &[], size);
+        }
+    }
+
+    /// Publishes the size up to `end`, which the caller found to be below it. Who writes meanwhile into what
+    /// is not published yet holds the size back: then that is written, too.
+    pub(crate) async fn publish_upto(&self, end: u64, here: bool) {
+        for _ in 0..PUBLISH_TRIES {
+            self.write_below(end, here).await;
+            self.publish_size();
+            let wanted = end.min(self.size());
+            if self.mapping.is_failing() || self.ops.published_size().is_none_or(|p| p >= wanted) {
+                return;
+            }
         }
     }
 

@@ -151,6 +151,21 @@ impl MappedFile {
         self.sync_range(handle, 0..u64::MAX >> 1, true).await
     }
 
+    /// Writes out what is dirty, and publishes it with the size: whatever is committed after this call, to
+    /// any file of the map, comes behind it. Nothing is durable yet.
+    pub async fn write_out(&self) -> Result<()> {
+        if self.read_only() {
+            return Ok(());
+        }
+        let entered = self.mapping.errseq.now();
+        let (which, max_bytes) = (Which::All, u64::MAX);
+        let range = 0..u64::MAX >> 1;
+        let pass = WriteOutPass { range, which, max_bytes, sync: true, fua: false };
+        self.write_out_all(&pass, false).await;
+        self.publish_upto(self.size(), false).await;
+        self.mapping.errseq.error_since(entered).map_or(Ok(()), Err)
+    }
+
     /// [`MappedFile::sync`] for nobody who could be told of an error, as when the last opener has gone:
     /// whoever opens the file next sees it.
     pub async fn sync_untold(&self) -> Result<()> {
@@ -183,7 +198,7 @@ impl MappedFile {
             fua: false,
         };
         self.write_out_all(&pass, here).await;
-        self.write_below(range.end.min(self.size()), here).await;
+        self.publish_upto(range.end.min(self.size()), here).await;
         let flushed = self.flush_on(here).await;
         self.check_failed(&range, handle)?;
         self.mapping.errseq.error_since(entered).map_or(flushed, Err)

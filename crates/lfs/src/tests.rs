@@ -1,8 +1,10 @@
 //! Tests of the stored form: what is stored reads back, what is damaged is told, and the bytes stay what they
-//! were.
+//! were; and of the volume: beside the file system in memory, and under power cuts.
 //!
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 
+mod beside;
+mod crash;
 mod damage;
 mod fuzz;
 mod golden;
@@ -11,6 +13,7 @@ mod log;
 mod summary;
 mod superblock;
 mod tree;
+mod volume;
 
 /// Seeds of `runs` runs.
 pub(crate) fn seeds(runs: u64) -> impl Iterator<Item = u64> {

@@ -65,6 +65,16 @@ pub struct KeyBytes {
 }
 
 impl KeyBytes {
+    /// Lower than all keys.
+    pub(crate) const EMPTY: Self = Self { bytes: [0; MAX_KEY_BYTES], len: 0 };
+
+    /// A key out of a node, which has none that is longer; of more bytes, the first.
+    pub(crate) fn copy_of(stored: &[u8]) -> Self {
+        let mut key = Self::EMPTY;
+        key.put(&stored[..stored.len().min(MAX_KEY_BYTES)]);
+        key
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -91,7 +101,7 @@ impl PartialOrd for Key {
 impl Key {
     /// The bytes that are stored.
     pub fn to_bytes(self) -> KeyBytes {
-        let mut key = KeyBytes { bytes: [0; MAX_KEY_BYTES], len: 0 };
+        let mut key = KeyBytes::EMPTY;
         let mut head = |space: u8, number: u64| {
             key.put(&[space]);
             key.put(&number.to_be_bytes());

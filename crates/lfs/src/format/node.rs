@@ -102,7 +102,32 @@ pub struct Node<'a> {
     count: usize,
 }
 
+/// What is known of a node that verified, beside its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Verified {
+    header: NodeHeader,
+    sum: u32,
+    count: usize,
+}
+
 impl<'a> Node<'a> {
+    /// What to keep beside the bytes, so that they need not be verified again.
+    pub(crate) fn verified(&self) -> Verified {
+        Verified { header: self.header, sum: self.sum, count: self.count }
+    }
+
+    /// The node that `bytes` verified as before; they must not have changed.
+    pub(crate) fn again(bytes: &'a [u8], known: Verified) -> Self {
+        let Verified { header, sum, count } = known;
+        Self { header, sum, bytes, count }
+    }
+
+    /// Bytes that the items take, each with [`ITEM_OVERHEAD_BYTES`].
+    pub fn used_bytes(&self) -> usize {
+        let items = (0..self.count).filter_map(|n| self.raw(n));
+        items.map(|(key, value)| ITEM_OVERHEAD_BYTES + key.len() + value.len()).sum()
+    }
+
     /// The node at `at`, of which there is `geometry.node_bytes()`.
     pub fn open(bytes: &'a [u8], seal: Seal, at: Place, geometry: &Geometry) -> Result<Self> {
         if bytes.len() != geometry.node_bytes() {

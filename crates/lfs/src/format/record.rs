@@ -421,6 +421,22 @@ impl<'b> RecordBuilder<'b> {
         Ok(())
     }
 
+    /// Adds changes that [`Change::encode_into`] wrote before, of this volume, one after the other: how many
+    /// they are, and how much of a payload their extents point at. `NoSpace` if they do not fit.
+    pub fn encoded(&mut self, body: &[u8], changes: u32, inline_bytes: u64) -> Result<()> {
+        if self.payload.is_some() {
+            return Err(refused(WHAT, "a change behind the payload"));
+        }
+        let Some(room) = self.bytes[self.body_end..].get_mut(..body.len()) else {
+            return Err(no_space("the changes", self.bytes.len()));
+        };
+        room.copy_from_slice(body);
+        self.body_end += body.len();
+        self.changes += changes;
+        self.inline_end = self.inline_end.max(inline_bytes);
+        Ok(())
+    }
+
     /// Changes so far.
     pub fn changes(&self) -> u32 {
         self.changes

@@ -7,7 +7,7 @@ use super::seeds;
 use crate::format::change::Change;
 use crate::format::extent::{Extent, Source, Sums};
 use crate::format::place::{Geometry, Place, Seal};
-use crate::format::record::{Record, RecordBuilder, RecordHeader, RecordKind};
+use crate::format::record::{Record, RecordBuilder, RecordFields, RecordHeader, RecordKind};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::fuzz::make::{Make, geometry, seal};
 use forebay_base::codec::{Reader, Writer};
@@ -251,4 +251,45 @@ fn segment_headers_read_back_and_tell_damage() {
             flip_anywhere(&bytes, |b| decode(b, header.segment).map(drop));
         }
     }
+}
+
+/// Changes that were encoded before make the same record as those that are added one by one.
+#[test]
+fn encoded_changes_make_the_same_record() {
+    let g = Geometry::with_segment_shift(20);
+    let seal = Seal::new(&[5; 16]);
+    let at = Place::new(1, 4096);
+    let fields = RecordFields {
+        kind: RecordKind::Changes,
+        tree: 1,
+        sequence: 9,
+        generation: 2,
+        predecessor: 3,
+        durable_through: 8,
+    };
+    let sums = 7u32.to_le_bytes();
+    let extent = Extent::plain(Source::Inline(0), 1, 5, Sums::crc32c(&sums), &g);
+    let changes = [Change::AddOrphan(4), Change::Map(6, 2, extent), Change::NextSegment(3)];
+    let mut body = [0; 512];
+    let mut w = Writer::new("record", &mut body);
+    changes.iter().for_each(|change| change.encode_into(&mut w, &g).unwrap());
+    let len = w.position();
+    let build = |encoded: bool| {
+        let mut bytes = vec![0; 16384];
+        let mut builder = RecordBuilder::new(&mut bytes, at, g).unwrap();
+        match encoded {
+            true => builder.encoded(&body[..len], 3, 4096).unwrap(),
+            false => changes.iter().for_each(|change| builder.change(change).unwrap()),
+        }
+        assert_eq!(builder.changes(), 3);
+        builder.payload(4096).unwrap().fill(1);
+        assert!(builder.encoded(&body[..len], 3, 4096).is_err(), "behind the payload");
+        let done = builder.finish(seal, fields, 512).unwrap();
+        bytes.truncate(done.length as usize);
+        bytes
+    };
+    assert_eq!(build(true), build(false));
+    let mut small = [0; 160];
+    let mut builder = RecordBuilder::new(&mut small, at, g).unwrap();
+    assert_eq!(builder.encoded(&body[..len], 3, 0).unwrap_err().kind(), ErrorKind::NoSpace);
 }

@@ -162,6 +162,11 @@ impl Runner {
         named
     }
 
+    /// The inode that is open in a slot.
+    pub fn open_ino(&self, slot: u8) -> Option<Ino> {
+        self.file(slot).map(|file| file.ino())
+    }
+
     fn file(&self, slot: u8) -> Option<OpenFileRef> {
         self.slots[usize::from(slot % SLOTS)].clone()
     }

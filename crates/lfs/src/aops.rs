@@ -1,0 +1,458 @@
+//! The map of a file: [`MapOps`] over the volume's overlay, its segments and its log.
+//!
+//! Room is either a run of a data segment, or, for little that somebody waits for, a run of the staging area:
+//! then publishing copies it into the record itself, and one write makes both durable.
+//!
+//! Invariants, beside those of [`forebay_iomap::ops`]: M11 a record points at a run only after the run's
+//! write has completed: it is made in `publish`. M12 what a record of a reservation costs of the log is
+//! promised with the reservation. M13 a size that is recoverable is never above what was published.
+//!
+//! Locks: the state lock, and below it the staging area's; none across a wait.
+
+use crate::fault::Planted;
+use crate::format::MAX_EXTENT_BLOCKS;
+use crate::format::change::{Blocks, Change, Size};
+use crate::format::extent::{Extent as Stored, Source, Sums as StoredSums, put_crc32c};
+use crate::format::place::SumAlgorithm;
+use crate::log::{Payload, Run};
+use crate::pending::Where;
+use crate::space::Need;
+use crate::staging::Staging;
+use crate::state::{Lost, State};
+use crate::tx::Content;
+use crate::volume::Inner;
+use forebay_base::task::BoxFuture;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{DeviceRef, MapRuns, StableWrites};
+use forebay_iomap::{
+    Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
+};
+use forebay_vfs::Ino;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+/// Longest run on the device, bytes.
+const RUN_BYTES_MAX: u64 = 1 << 20;
+/// Bytes that a `Map` change takes without its sums, and the others of a record of content.
+const CHANGE_BYTES: u64 = 96;
+
+/// See the module.
+pub(crate) struct FileOps {
+    inner: Weak<Inner>,
+    device: DeviceRef,
+    ino: Ino,
+    unit: u32,
+    sums: bool,
+    stable: StableWrites,
+}
+
+/// What a reservation owes when it goes.
+struct Share {
+    inner: Weak<Inner>,
+    key: u64,
+}
+
+impl GiveBack for Share {
+    fn give_back(&self, places: &[Place]) {
+        let Some(inner) = self.inner.upgrade() else { return };
+        let mut state = inner.state.lock();
+        if let Some((promised, _)) = state.shares.remove(&self.key) {
+            state.space.settle(promised);
+        }
+        for place in places.iter().rev() {
+            if Staging::is_staged(place.device_offset) {
+                inner.staging.forget(&(place.device_offset..place.device_offset + place.len));
+            } else if let Some(at) = inner.layout.place_at(place.device_offset) {
+                state.space.give_back_data(at, place.len);
+            }
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Shutdown, "map", "the volume is closed")
+}
+
+impl FileOps {
+    /// Of an inode.
+    pub fn new(inner: &Inner, ino: Ino) -> Self {
+        let geometry = inner.layout.geometry;
+        let sums = geometry.sum == SumAlgorithm::Crc32c;
+        let stable = match sums {
+            true => StableWrites { required: true, reason: "checksums of the volume" },
+            false => inner.device.limits().stable_writes,
+        };
+        let (inner, device) = (inner.me.clone(), inner.staging.clone());
+        Self { inner, device, ino, unit: geometry.block_bytes(), sums, stable }
+    }
+
+    fn inner(&self) -> Result<Arc<Inner>> {
+        self.inner.upgrade().ok_or_else(closed)
+    }
+
+    fn look_up(&self, range: &Range<u64>) -> Result<Extent> {
+        let inner = self.inner()?;
+        let unit = u64::from(self.unit);
+        let state = inner.state.lock();
+        let node = state.get("map", self.ino)?;
+        let (block, skip) = (range.start / unit, range.start % unit);
+        let found = state.data.get(&node.inode.data_id).map(|o| o.look_up(block, unit));
+        let clip = |blocks: u64| (blocks.saturating_mul(unit) - skip).min(range.end - range.start);
+        let hole = |blocks| Extent {
+            offset: range.start,
+            len: clip(blocks),
+            device_offset: None,
+            sums: None,
+            pin: None,
+        };
+        let piece = match found {
+            None => return Ok(hole(u64::MAX / unit)),
+            Some(Err(unknown)) => return Ok(hole(unknown.min(u64::MAX / unit))),
+            Some(Ok(piece)) => piece,
+        };
+        let (at, pin) = match piece.at {
+            Where::Hole => return Ok(hole(piece.blocks)),
+            Where::Run(place) => (inner.layout.device_offset(place), None),
+            Where::Staged(at) => (at, inner.staging.pin(at).map(|pin| pin as _)),
+        };
+        let len = clip(piece.blocks);
+        let blocks = (skip + len).div_ceil(unit) as usize;
+        let sums = piece.own_sums().get(..blocks).filter(|_| self.sums).map(Arc::from);
+        Ok(Extent { offset: range.start, len, device_offset: Some(at + skip), sums, pin })
+    }
+
+    /// What records of these runs take of the log, if each place gets one of its own.
+    fn promise_of(&self, inner: &Inner, places: &[Place], staged: bool) -> u64 {
+        let unit = u64::from(self.unit);
+        let each = |place: &Place| {
+            let blocks = place.len / unit;
+            let extents = blocks.div_ceil(u64::from(MAX_EXTENT_BLOCKS));
+            let body = (extents + 2) * CHANGE_BYTES + blocks * 4;
+            inner.layout.cost(body, if staged { place.len } else { 0 })
+        };
+        places.iter().map(each).sum()
+    }
+
+    fn take(&self, runs: &[Range<u64>], class: Class) -> Result<Reservation> {
+        let inner = self.inner()?;
+        let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
+        let most = u64::from(inner.options.inline_max).min(inner.layout.max_inline());
+        let staged = class == Class::Sync && total <= most;
+        let failures = inner.log.failures();
+        let mut state = inner.state.lock();
+        let mut places: Vec<Place> = Vec::new();
+        let undo = |state: &mut State, places: &[Place]| {
+            for place in places.iter().rev() {
+                if let Some(at) = inner.layout.place_at(place.device_offset) {
+                    state.space.give_back_data(at, place.len);
+                }
+            }
+        };
+        if staged {
+            let mut at = inner.staging.take(total).start;
+            for run in runs {
+                let len = run.end - run.start;
+                places.push(Place { offset: run.start, len, device_offset: at });
+                at += len;
+            }
+        } else {
+            for run in runs {
+                let mut offset = run.start;
+                while offset < run.end {
+                    let want = (run.end - offset).min(RUN_BYTES_MAX);
+                    let (at, len) = match state.space.take_data(want) {
+                        Ok(taken) => taken,
+                        Err(error) => {
+                            undo(&mut state, &places);
+                            return Err(error);
+                        }
+                    };
+                    let device_offset = inner.layout.device_offset(at);
+                    places.push(Place { offset, len, device_offset });
+                    offset += len;
+                }
+            }
+        }
+        let promise = self.promise_of(&inner, &places, staged);
+        let Some(key) = places.first().map(|place| place.device_offset) else {
+            return Ok(Reservation::in_place(places));
+        };
+        if let Err(error) = state.space.promise(promise, Need::Urgent) {
+            if staged {
+                inner.staging.forget(&(key..key + total));
+            }
+            undo(&mut state, if staged { &[] } else { &places });
+            return Err(error);
+        }
+        state.shares.insert(key, (promise, failures));
+        drop(state);
+        let owner = Arc::new(Share { inner: self.inner.clone(), key });
+        Ok(Reservation::new(places, owner))
+    }
+
+    /// Appends the records of some pieces. They lie one behind the other in the staging area, or each is a
+    /// run.
+    fn append(
+        &self,
+        inner: &Inner,
+        state: &mut State,
+        pieces: &[&Written],
+        size: Option<Size>,
+        data_id: u64,
+        key: u64,
+    ) -> Result<()> {
+        let unit = u64::from(self.unit);
+        let staged = pieces.iter().any(|w| Staging::is_staged(w.place.device_offset));
+        let start = pieces.first().map_or(0, |w| w.place.device_offset);
+        let mut stored = Vec::new();
+        let mut content = Content::default();
+        for written in pieces {
+            let blocks = written.place.len / unit;
+            for first in (0..blocks).step_by(usize::from(MAX_EXTENT_BLOCKS)) {
+                let count = (blocks - first).min(u64::from(MAX_EXTENT_BLOCKS));
+                let sums = written.sums.get(first as usize..(first + count) as usize);
+                let sums = sums.unwrap_or_default();
+                let mut bytes = Vec::new();
+                put_crc32c(sums, &mut bytes);
+                let at = written.place.device_offset + first * unit;
+                let source = match (staged, inner.layout.place_at(at)) {
+                    (true, _) => Source::Inline((at - start) as u32),
+                    (false, Some(place)) => Source::Run(place),
+                    (false, None) => return Err(closed()),
+                };
+                if let Source::Run(place) = source {
+                    let (ino, len) = (self.ino.0, count * unit);
+                    content.runs.push(Run { ino, at: place, len, sums: sums.into() });
+                }
+                let block = written.place.offset / unit + first;
+                stored.push((block, source, count as u16, written.sequence, bytes));
+            }
+        }
+        let mut changes = Vec::new();
+        for (block, source, blocks, birth, sums) in &stored {
+            let sums = if sums.is_empty() { StoredSums::NONE } else { StoredSums::crc32c(sums) };
+            let geometry = &inner.layout.geometry;
+            let extent = Stored::plain(*source, *blocks, *birth, sums, geometry);
+            changes.push(Change::Map(data_id, *block, extent));
+        }
+        changes.extend(size.map(Change::Grow));
+        if staged {
+            let end = pieces.last().map_or(0, |w| w.place.device_offset + w.place.len);
+            let bytes = inner.staging.copy(&(start..end))?;
+            let staged = start..end;
+            content.payload =
+                Some(Payload { staged, bytes: Arc::new(bytes), data_ids: vec![data_id] });
+        }
+        content.share = state.shares.contains_key(&key).then_some(key);
+        state.append_with(&changes, content, Need::Urgent).map(drop)
+    }
+}
+
+/// Pieces that go into one record: staged ones that lie one behind the other, or about as many runs as fit.
+fn records(written: &[Written], room: u64, unit: u64) -> Vec<Vec<&Written>> {
+    let mut records: Vec<Vec<&Written>> = Vec::new();
+    let mut used = 0;
+    for piece in written {
+        let at = piece.place.device_offset;
+        let blocks = piece.place.len / unit;
+        let body = (blocks.div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + 1) * CHANGE_BYTES + blocks * 4;
+        let joins = records.last().and_then(|r| r.last()).is_some_and(|last| {
+            let behind = last.place.device_offset + last.place.len == at;
+            used + body <= room && (behind || !Staging::is_staged(at))
+        });
+        match records.last_mut() {
+            Some(record) if joins => record.push(piece),
+            _ => {
+                records.push(vec![piece]);
+                used = 0;
+            }
+        }
+        used += body;
+    }
+    records
+}
+
+impl MapOps for FileOps {
+    fn device(&self) -> &DeviceRef {
+        &self.device
+    }
+
+    fn limits(&self) -> MapLimits {
+        MapLimits { unit: self.unit, sums: self.sums, stable: self.stable }
+    }
+
+    fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
+        MapFuture::Now(Some(self.look_up(&range)))
+    }
+
+    fn admit(&self, new: u64, dirty: u64) -> Result<()> {
+        let inner = self.inner()?;
+        let unit = u64::from(self.unit);
+        let bytes = new + dirty;
+        // Each block may be synced by itself; beyond some they share records.
+        let records = bytes.div_ceil(unit).min(64) * inner.layout.cost(4 * CHANGE_BYTES, 0);
+        let tails = bytes.div_ceil(inner.layout.segment_bytes()) * unit;
+        let wanted = bytes + tails + 2 * (records + bytes / 32);
+        let room = inner.state.lock().space.data_room(Need::New);
+        if wanted > room {
+            let text = format!("{new} bytes beside {dirty} dirty ones, room for {room}");
+            return Err(Error::new(ErrorKind::NoSpace, "write", text));
+        }
+        Ok(())
+    }
+
+    fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
+        MapFuture::Now(Some(self.take(runs, class)))
+    }
+
+    fn sequence(&self) -> u64 {
+        self.inner.upgrade().map_or(0, |inner| inner.state.lock().draw())
+    }
+
+    fn publish(&self, reservation: &Reservation, written: &[Written], size: u64) {
+        let Some(inner) = self.inner.upgrade() else { return };
+        let key = reservation.places().first().map_or(u64::MAX, |place| place.device_offset);
+        let mut state = inner.state.lock();
+        written.iter().for_each(|w| reservation.note_published(&w.place));
+        let Some(node) = state.nodes.get(&self.ino.0) else { return };
+        let (data_id, published) = (node.inode.data_id, node.published());
+        let size = match (inner.plant.has(Planted::SizeBeforeData), node.live_size()) {
+            (true, Some(live)) => live,
+            _ => size,
+        };
+        let grown = (size > published).then(|| Size {
+            ino: self.ino.0,
+            data_id,
+            size,
+            sequence: state.next_sequence - 1,
+        });
+        let failures = state.shares.get(&key).map(|(_, failures)| *failures);
+        let room = inner.layout.max_record() / 2;
+        let mut groups = records(written, room, u64::from(self.unit));
+        if groups.is_empty() && grown.is_some() {
+            groups.push(Vec::new());
+        }
+        let last = groups.len();
+        for (n, pieces) in groups.iter().enumerate() {
+            let grown = grown.filter(|_| n + 1 == last);
+            let done = self.append(&inner, &mut state, pieces, grown, data_id, key);
+            match done {
+                Ok(()) if grown.is_some() => {
+                    state.unpublished.remove(&(self.ino.0, Lost::Size));
+                    if let Some(node) = state.nodes.get_mut(&self.ino.0) {
+                        node.regrow &= size < node.inode.size;
+                    }
+                }
+                Ok(()) => {}
+                Err(error) => {
+                    // Room was promised; if there is none all the same, a sync says so.
+                    log::error!("{:?}: content could not be published: {error}", self.ino);
+                    let lost = if pieces.is_empty() { Lost::Size } else { Lost::Data };
+                    state.unpublished.insert((self.ino.0, lost));
+                }
+            }
+        }
+        drop(state);
+        if failures.is_some_and(|failures| failures != inner.log.failures()) {
+            // A flush failed while the write was on its way: it is not known to be there.
+            inner.log.ctl.lock().repair = true;
+        }
+    }
+
+    fn published_size(&self) -> Option<u64> {
+        let inner = self.inner.upgrade()?;
+        let state = inner.state.lock();
+        state.nodes.get(&self.ino.0).map(|node| node.published())
+    }
+
+    fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let inner = self.inner()?;
+            if what == Commit::All {
+                inner.state.lock().write_times(Some(self.ino))?;
+            }
+            inner.commit_all(here).await?;
+            let (first, last) = ((self.ino.0, Lost::Size), (self.ino.0, Lost::Data));
+            let lost = inner.state.lock().unpublished.range(first..=last).next_back().copied();
+            match lost {
+                None => Ok(()),
+                Some((_, Lost::Size)) => {
+                    Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
+                }
+                Some((_, Lost::Data)) => {
+                    Err(Error::new(ErrorKind::Io, "commit", "content that was accepted is lost"))
+                }
+            }
+        })
+    }
+
+    fn zero(&self, range: Range<u64>, _keep: bool, _fast: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let inner = self.inner()?;
+            let unit = u64::from(self.unit);
+            let mut state = inner.state.lock();
+            let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
+            let data_id = node.inode.data_id;
+            let block = range.start / unit;
+            let blocks = Blocks { data_id, block, blocks: range.end.div_ceil(unit) - block };
+            let sequence = state.draw();
+            state.append(&[Change::Punch(blocks, sequence)], Need::Urgent).map(drop)
+        })
+    }
+
+    fn can_grow(&self) -> bool {
+        true
+    }
+
+    /// Room is found when bytes are written.
+    fn grow(&self, _size: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let inner = self.inner()?;
+            let mut state = inner.state.lock();
+            let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
+            let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
+            let sequence = state.draw();
+            let change = if size == 0 {
+                let new = state.next_data_id;
+                Change::ReplaceData(Size { ino, data_id: new, size, sequence }, data_id)
+            } else if size < published {
+                Change::Truncate(Size { ino, data_id, size, sequence })
+            } else {
+                // M13: the size is not recoverable yet, but blocks behind it may be.
+                let block = size.div_ceil(u64::from(self.unit));
+                let blocks = inner.layout.geometry.max_blocks() - block;
+                Change::Punch(Blocks { data_id, block, blocks }, sequence)
+            };
+            state.append(&[change], Need::Urgent)?;
+            if let Some(node) = state.nodes.get_mut(&ino) {
+                node.cut |= size == 0;
+            }
+            Ok(())
+        })
+    }
+
+    fn can_zero(&self) -> (bool, bool) {
+        (true, true)
+    }
+
+    fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>> {
+        Box::pin(async move {
+            let mut runs = MapRuns::new();
+            let mut at = range.start;
+            while at < range.end && runs.len() < max.max(1) {
+                let extent = self.look_up(&(at..range.end))?;
+                let data = extent.device_offset.is_some();
+                match runs.last_mut() {
+                    Some(last) if last.2 == data => last.1 += extent.len,
+                    _ => runs.push((at, extent.len, data)),
+                }
+                at += extent.len;
+            }
+            Ok(runs)
+        })
+    }
+}

@@ -1,0 +1,162 @@
+//! The tree of a volume: a copy-on-write B+tree of items by key. It does no I/O but what a [`NodeStore`]
+//! does for it, and knows nothing of log, overlay or segments.
+//!
+//! ```text
+//!   a checkpoint:  changes in key order ──▶ merge ──▶ new nodes (both copies) ──▶ new root
+//!                  old root ─ read ─────────┘  └──▶ Ledger: places that are given up, places that were taken
+//!   a reader:      root ──▶ get, floor, Cursor ──▶ NodeCache ──▶ NodeStore (first copy, else the second)
+//! ```
+//! Reading order: [`store`] (what the tree asks for, two copies), [`cache`], [`read`], [`write`](mod@write)
+//! (how nodes are filled), [`merge`](mod@merge), [`checkpoint`](mod@checkpoint), [`check`](mod@check),
+//! [`map`](mod@map) (an overlay's pieces as changes), [`device`].
+//!
+//! Invariants: B11 a node that a root leads to is never changed, and its places are given up only by the
+//! merge that replaces it: an old root reads as before until its places are used again. B12 an inner node's
+//! first key is empty, the others are the lowest keys that there may be in their children: what is below a
+//! child lies between its key and the next one; a node where that does not hold is corrupt, whatever its
+//! checksum says. B13 a child is one level below its parent, so no walk is deeper than the root's level.
+//! B14 no node is empty; a tree without items has no root. B15 every node but the root uses at least a
+//! third of its room ([`min_used_bytes`]). B16 a cursor's place is a key: it goes on over any root of the
+//! tree.
+//!
+//! Locks: one in [`cache`], a leaf, held for a few steps and never across a wait.
+
+pub mod cache;
+pub mod check;
+pub mod checkpoint;
+pub mod device;
+pub mod map;
+#[cfg(test)]
+pub(crate) mod mem;
+pub mod merge;
+pub mod read;
+pub mod store;
+#[cfg(test)]
+mod tests;
+pub mod write;
+
+pub use cache::NodeCache;
+pub use check::{Problem, Report, Seen};
+pub use checkpoint::{Change, Changes, TreeChanges, checkpoint};
+pub use device::DeviceStore;
+pub use map::{GivenUp, MapChanges, Piece, Stored};
+pub use merge::Merged;
+pub use read::{Cursor, Found};
+pub use store::{NodeStore, StoredNode};
+pub use write::{Ledger, min_used_bytes};
+
+use crate::format::corrupt;
+use crate::format::key::KeyBytes;
+use crate::format::node::{MAX_LEVEL, Node, NodePointer};
+use crate::format::place::{Geometry, Seal};
+use crate::format::superblock::TreeRoot;
+use forebay_base::Result;
+use std::sync::Arc;
+
+const WHAT: &str = "tree";
+
+/// How the trees of a volume are read and written; roots are given with each call.
+#[derive(Clone)]
+pub struct Tree {
+    store: Arc<dyn NodeStore>,
+    cache: Arc<NodeCache>,
+    geometry: Geometry,
+    seal: Seal,
+}
+
+impl Tree {
+    /// Trees in `store`, clean nodes kept in `cache`.
+    pub fn new(
+        store: Arc<dyn NodeStore>,
+        cache: Arc<NodeCache>,
+        geometry: Geometry,
+        seal: Seal,
+    ) -> Self {
+        Self { store, cache, geometry, seal }
+    }
+
+    /// Units of the volume.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The cache of clean nodes.
+    pub fn cache(&self) -> &NodeCache {
+        &self.cache
+    }
+}
+
+/// The root of a tree that has nothing.
+pub fn empty_root(tree: u64, since: u64) -> TreeRoot {
+    TreeRoot { tree, places: None, birth: 0, sum: 0, level: 0, since }
+}
+
+/// Where a node is, what it must be, and between which keys it lies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Link {
+    pub(crate) pointer: NodePointer,
+    pub(crate) tree: u64,
+    pub(crate) level: u8,
+    /// The lowest key that there may be.
+    pub(crate) low: KeyBytes,
+    /// Above all of its keys; none: it goes up to the last one.
+    pub(crate) high: Option<KeyBytes>,
+    pub(crate) is_root: bool,
+}
+
+impl Link {
+    /// To the root; none if there is nothing in the tree. `Corrupt` for a level that cannot be.
+    pub(crate) fn root(root: &TreeRoot) -> Result<Option<Self>> {
+        let Some(places) = root.places else { return Ok(None) };
+        if root.level > MAX_LEVEL {
+            return Err(corrupt(WHAT, format!("{}: a root at level {}", root.tree, root.level)));
+        }
+        let pointer = NodePointer { places, birth: root.birth, sum: root.sum };
+        let (tree, level) = (root.tree, root.level);
+        Ok(Some(Self { pointer, tree, level, low: KeyBytes::EMPTY, high: None, is_root: true }))
+    }
+
+    /// To child `n` of the node that this leads to; none behind the last one.
+    pub(crate) fn child(&self, node: &Node<'_>, n: usize, g: &Geometry) -> Result<Option<Self>> {
+        let Some((key, pointer)) = node.child(n, g)? else { return Ok(None) };
+        let low = if n == 0 { self.low } else { KeyBytes::copy_of(key) };
+        let high = node.raw(n + 1).map_or(self.high, |(key, _)| Some(KeyBytes::copy_of(key)));
+        let Some(level) = self.level.checked_sub(1) else { return Ok(None) };
+        Ok(Some(Self { pointer, tree: self.tree, level, low, high, is_root: false }))
+    }
+
+    /// B12, B14: whether the node's keys lie where its parents say. First and last tell, keys rise.
+    pub(crate) fn check_shape(&self, node: &Node<'_>) -> Result<()> {
+        let bad = |why: &str| {
+            let text = format!("{}: node at {:?}: {why}", self.tree, self.pointer.places);
+            Err(corrupt(WHAT, text))
+        };
+        let (Some((first, _)), Some((last, _))) =
+            (node.raw(0), node.raw(node.len().wrapping_sub(1)))
+        else {
+            return bad("there is nothing in it (B14)");
+        };
+        let mut lowest = first;
+        if node.header.level > 0 {
+            if !first.is_empty() {
+                return bad("its first key is not empty (B12)");
+            }
+            // The first child begins where the node does; the next one begins above that.
+            match node.raw(1) {
+                Some((second, _)) if second > self.low.as_slice() => lowest = second,
+                Some(_) => return bad("its keys are below its place in the tree (B12)"),
+                None if self.is_root => return bad("a root with one child (B14)"),
+                None => return Ok(()),
+            }
+        }
+        if lowest < self.low.as_slice() {
+            return bad("its keys are below its place in the tree (B12)");
+        }
+        match &self.high {
+            Some(high) if last >= high.as_slice() => {
+                bad("its keys are above its place in the tree (B12)")
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Changes merged into a tree, and a tree made anew from all of its items.
+//!
+//! The old tree is walked along the path of the changes: a node without a change below it stays as it is,
+//! the others are opened and their items go, changed, to the writer, which says how nodes are filled.
+//!
+//! Invariants: B61 what the new root has is what the old one had with the changes applied;
+//! [`Tree::rewrite`] of the same items is the oracle. B62 one path of the old tree is in memory. B63
+//! opened, and given up, are the nodes that a change lies below, and at most as many neighbours; twice
+//! [`Merged::touched`] is the bound.
+//!
+//! No locks.
+
+use super::checkpoint::{Change, Changes};
+use super::store::StoredNode;
+use super::write::{Entry, FILL_PERCENT, Ledger, Writer};
+use super::{Link, Tree, WHAT};
+use crate::format::item::MAX_VALUE_BYTES;
+use crate::format::superblock::TreeRoot;
+use crate::format::{corrupt, refused};
+use forebay_base::Result;
+use std::sync::Arc;
+
+/// What became of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Merged {
+    /// Its root.
+    pub root: TreeRoot,
+    /// Changes that were applied.
+    pub changes: u64,
+    /// Nodes of the old tree that a change lay below.
+    pub touched: u64,
+    /// Nodes of the old tree that were replaced, `touched` included.
+    pub replaced: u64,
+    /// New nodes.
+    pub written: u64,
+}
+
+/// Changes with the next one in view.
+struct Stream<'c> {
+    changes: &'c mut dyn Changes,
+    next: Option<Change>,
+    taken: u64,
+}
+
+impl<'c> Stream<'c> {
+    async fn new(changes: &'c mut dyn Changes) -> Result<Self> {
+        let next = changes.next().await?;
+        Ok(Self { changes, next, taken: 0 })
+    }
+
+    /// Whether the next one is below `high`.
+    fn has_below(&self, high: Option<&[u8]>) -> bool {
+        self.next.as_ref().is_some_and(|change| high.is_none_or(|high| change.key() < high))
+    }
+
+    async fn take(&mut self) -> Result<Option<Change>> {
+        let Some(taken) = self.next.take() else { return Ok(None) };
+        self.next = self.changes.next().await?;
+        self.taken += 1;
+        if self.next.as_ref().is_some_and(|next| next.key() <= taken.key()) {
+            return Err(refused(WHAT, format!("changes are not in order at {:02x?}", taken.key())));
+        }
+        Ok(Some(taken))
+    }
+}
+
+/// An inner node of the old tree that is being replaced.
+struct Frame {
+    link: Link,
+    node: Arc<StoredNode>,
+    next: usize,
+}
+
+impl Tree {
+    /// The tree below `old` with the changes applied; new nodes are of checkpoint `birth`. All of them are
+    /// written when this is over; `ledger` says which places were taken and given up, also after an error.
+    pub async fn merge(
+        &self,
+        old: &TreeRoot,
+        changes: &mut dyn Changes,
+        birth: u64,
+        ledger: &mut Ledger,
+    ) -> Result<Merged> {
+        let mut stream = Stream::new(changes).await?;
+        if stream.next.is_none() {
+            let (changes, touched, replaced, written) = (0, 0, 0, 0);
+            return Ok(Merged { root: *old, changes, touched, replaced, written });
+        }
+        let mut writer = Writer::new(self, old.tree, birth, FILL_PERCENT, ledger);
+        let mut touched = 0;
+        let mut path: Vec<Frame> = Vec::new();
+        let mut next = Link::root(old)?;
+        loop {
+            if let Some(link) = next.take() {
+                let has_change = stream.has_below(link.high.as_ref().map(|key| key.as_slice()));
+                touched += u64::from(has_change);
+                if !has_change && writer.drain_below(link.level).await? {
+                    writer.keep(link).await?;
+                } else {
+                    let node = writer.open(&link).await?;
+                    if link.level == 0 {
+                        merge_leaf(&mut writer, &link, &node, &mut stream).await?;
+                    } else {
+                        path.push(Frame { link, node, next: 0 });
+                    }
+                }
+            }
+            debug_assert!(path.len() <= usize::from(old.level), "one path in memory (B62)");
+            let Some(frame) = path.last_mut() else { break };
+            next = frame.link.child(&frame.node.node(), frame.next, &self.geometry)?;
+            frame.next += 1;
+            if next.is_none() {
+                path.pop();
+            }
+        }
+        // Nothing of this is left but for a tree that had nothing.
+        while let Some(change) = stream.take().await? {
+            put(&mut writer, &change).await?;
+        }
+        let root = writer.finish(old.since).await?;
+        let (replaced, written) = writer.counts();
+        Ok(Merged { root, changes: stream.taken, touched, replaced, written })
+    }
+
+    /// A tree of these items and nothing else, its nodes filled to `fill_percent` (70 to 100) of their room.
+    /// The old one is left alone: `ledger.freed` gets nothing.
+    pub async fn rewrite(
+        &self,
+        tree: u64,
+        since: u64,
+        items: &mut dyn Changes,
+        birth: u64,
+        fill_percent: usize,
+        ledger: &mut Ledger,
+    ) -> Result<Merged> {
+        let mut stream = Stream::new(items).await?;
+        let mut writer = Writer::new(self, tree, birth, fill_percent, ledger);
+        while let Some(change) = stream.take().await? {
+            put(&mut writer, &change).await?;
+        }
+        let root = writer.finish(since).await?;
+        let (replaced, written) = writer.counts();
+        Ok(Merged { root, changes: stream.taken, touched: 0, replaced, written })
+    }
+}
+
+async fn put(writer: &mut Writer<'_>, change: &Change) -> Result<()> {
+    match change.value() {
+        Some(value) => writer.item(Entry::new(change.key(), value)).await,
+        None => Ok(()),
+    }
+}
+
+/// Items of a leaf and changes of its range, in order.
+async fn merge_leaf(
+    writer: &mut Writer<'_>,
+    link: &Link,
+    leaf: &StoredNode,
+    stream: &mut Stream<'_>,
+) -> Result<()> {
+    let node = leaf.node();
+    for n in 0..node.len() {
+        let Some((key, value)) = node.raw(n) else { break };
+        if value.len() > MAX_VALUE_BYTES {
+            let text = format!("item {n} at {:?}: {} bytes", link.pointer.places, value.len());
+            return Err(corrupt(WHAT, text));
+        }
+        while stream.has_below(Some(key)) {
+            if let Some(change) = stream.take().await? {
+                put(writer, &change).await?;
+            }
+        }
+        if stream.next.as_ref().is_some_and(|change| change.key() == key) {
+            if let Some(change) = stream.take().await? {
+                put(writer, &change).await?;
+            }
+        } else {
+            writer.item(Entry::new(key, value)).await?;
+        }
+    }
+    while stream.has_below(link.high.as_ref().map(|key| key.as_slice())) {
+        if let Some(change) = stream.take().await? {
+            put(writer, &change).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! Looking things up: one key, the last key up to one, and ranges.
+//!
+//! Invariants: B41 a lookup reads one node a level, or two of them for [`Tree::floor`]. B42 a cursor gives
+//! keys in rising order, each once, and ends: each node that it goes to lies above the one before. B43 a
+//! cursor keeps a leaf and a key; with another root than before it finds its place again by the key.
+//!
+//! No locks.
+
+use super::store::StoredNode;
+use super::{Link, Tree};
+use crate::format::corrupt;
+use crate::format::item::Item;
+use crate::format::key::{Key, KeyBytes};
+use crate::format::node::{Node, NodePointer};
+use crate::format::place::Geometry;
+use crate::format::superblock::TreeRoot;
+use forebay_base::Result;
+use std::sync::Arc;
+
+/// An item that was found. It keeps its leaf.
+#[derive(Clone)]
+pub struct Found {
+    leaf: Arc<StoredNode>,
+    at: usize,
+}
+
+impl Found {
+    /// Key and value in stored form.
+    pub fn raw(&self) -> (&[u8], &[u8]) {
+        self.leaf.node().raw(self.at).unwrap_or((&[], &[]))
+    }
+
+    /// Key and value. `Corrupt` if they are none, with the place.
+    pub fn decode(&self, geometry: &Geometry) -> Result<(Key, Item<'_>)> {
+        let item = self.leaf.node().item(self.at, geometry)?;
+        item.ok_or_else(|| corrupt("item", format!("none at {:?}", self.leaf.places())))
+    }
+}
+
+impl Tree {
+    /// The item with this key.
+    pub async fn get(&self, root: &TreeRoot, key: Key) -> Result<Option<Found>> {
+        let key = key.to_bytes();
+        let Some((_, leaf)) = self.leaf_of(root, key.as_slice()).await? else { return Ok(None) };
+        let found = leaf.node().search(key.as_slice());
+        Ok(found.ok().map(|at| Found { leaf, at }))
+    }
+
+    /// The item with the highest key up to this one, such as the extent that a block may be in.
+    pub async fn floor(&self, root: &TreeRoot, key: Key) -> Result<Option<Found>> {
+        let key = key.to_bytes();
+        let Some((link, leaf)) = self.leaf_of(root, key.as_slice()).await? else {
+            return Ok(None);
+        };
+        match leaf.node().search(key.as_slice()) {
+            Ok(at) => Ok(Some(Found { leaf, at })),
+            Err(0) => self.last_below(root, &link.low).await,
+            Err(n) => Ok(Some(Found { leaf, at: n - 1 })),
+        }
+    }
+
+    /// The leaf that `key` is in, if it is anywhere.
+    async fn leaf_of(
+        &self,
+        root: &TreeRoot,
+        key: &[u8],
+    ) -> Result<Option<(Link, Arc<StoredNode>)>> {
+        let Some(mut link) = Link::root(root)? else { return Ok(None) };
+        loop {
+            let node = self.load(&link).await?;
+            if link.level == 0 {
+                return Ok(Some((link, node)));
+            }
+            let inner = node.node();
+            link = self.child(&link, &inner, inner.child_for(key))?;
+        }
+    }
+
+    /// The last item of the leaf that ends where the one that begins at `low` begins.
+    async fn last_below(&self, root: &TreeRoot, low: &KeyBytes) -> Result<Option<Found>> {
+        let Some(mut link) = Link::root(root)? else { return Ok(None) };
+        if low.as_slice().is_empty() {
+            return Ok(None);
+        }
+        loop {
+            let node = self.load(&link).await?;
+            let inner = node.node();
+            if link.level == 0 {
+                let last = inner.len() - 1;
+                let below = inner.raw(last).is_some_and(|(key, _)| key < low.as_slice());
+                return Ok(below.then_some(Found { leaf: node, at: last }));
+            }
+            let (Ok(first_above) | Err(first_above)) = inner.search(low.as_slice());
+            link = self.child(&link, &inner, first_above.saturating_sub(1))?;
+        }
+    }
+
+    pub(crate) fn child(&self, link: &Link, node: &Node<'_>, n: usize) -> Result<Link> {
+        let child = link.child(node, n, &self.geometry)?;
+        child.ok_or_else(|| corrupt("tree node", format!("no child {n} in {:?}", link.pointer)))
+    }
+}
+
+/// The leaf that a cursor is in.
+struct At {
+    root: NodePointer,
+    leaf: Arc<StoredNode>,
+    next: usize,
+    high: Option<KeyBytes>,
+}
+
+/// Goes over a range of keys, forward.
+pub struct Cursor {
+    from: KeyBytes,
+    /// `from` itself was given.
+    is_past: bool,
+    end: Option<KeyBytes>,
+    at: Option<At>,
+    is_done: bool,
+}
+
+impl Cursor {
+    /// Over the keys from `from` up to, but not including, `end`; without one up to the last key.
+    pub fn new(from: Key, end: Option<Key>) -> Self {
+        Self::over(from.to_bytes(), end.map(Key::to_bytes))
+    }
+
+    /// Over all keys.
+    pub fn all() -> Self {
+        Self::over(KeyBytes::EMPTY, None)
+    }
+
+    pub(crate) fn over(from: KeyBytes, end: Option<KeyBytes>) -> Self {
+        Self { from, is_past: false, end, at: None, is_done: false }
+    }
+
+    /// The next item below `root`, which may be another root than at the last call. None at the end, for
+    /// good. After an error the cursor is where it was.
+    pub async fn next(&mut self, tree: &Tree, root: &TreeRoot) -> Result<Option<Found>> {
+        let end = self.end;
+        let is_over = |key: &KeyBytes| end.is_some_and(|end| key.as_slice() >= end.as_slice());
+        while !self.is_done {
+            let Some(at) = self.seek(tree, root).await? else { break };
+            let Some((key, _)) = at.leaf.node().raw(at.next) else {
+                let Some(high) = at.high else { break };
+                (self.from, self.is_past, self.at) = (high, false, None);
+                if is_over(&high) {
+                    break;
+                }
+                continue;
+            };
+            let key = KeyBytes::copy_of(key);
+            if is_over(&key) {
+                break;
+            }
+            let found = Found { leaf: at.leaf.clone(), at: at.next };
+            at.next += 1;
+            (self.from, self.is_past) = (key, true);
+            return Ok(Some(found));
+        }
+        (self.is_done, self.at) = (true, None);
+        Ok(None)
+    }
+
+    /// The leaf where the next item is, or would be.
+    async fn seek(&mut self, tree: &Tree, root: &TreeRoot) -> Result<Option<&mut At>> {
+        let Some(top) = Link::root(root)? else { return Ok(None) };
+        if self.at.as_ref().is_none_or(|at| at.root != top.pointer) {
+            let key = self.from.as_slice();
+            let Some((link, leaf)) = tree.leaf_of(root, key).await? else { return Ok(None) };
+            let next = match leaf.node().search(key) {
+                Ok(n) => n + usize::from(self.is_past),
+                Err(n) => n,
+            };
+            self.at = Some(At { root: top.pointer, leaf, next, high: link.high });
+        }
+        Ok(self.at.as_mut())
+    }
+}

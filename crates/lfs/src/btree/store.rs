@@ -1,0 +1,110 @@
+//! What the tree asks of whatever keeps its nodes, and how a node is had from two copies.
+//!
+//! Invariants: B21 a node that is handed out verified: place, volume, checksum, and owner, birth, level and
+//! sum as the pointer says. B22 the second copy is asked whenever the first cannot be had, for any reason.
+//! B23 only if both fail does the read fail, and the error names both places.
+//!
+//! No locks.
+
+use super::{Link, Tree};
+use crate::format::node::{Node, Verified};
+use crate::format::place::Place;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::BoxFuture;
+use forebay_base::{Error, ErrorKind, Result};
+use std::sync::Arc;
+
+/// Keeps nodes.
+pub trait NodeStore: Send + Sync {
+    /// The bytes of one copy of a node. Nothing needs to be verified.
+    fn read(&self, place: Place) -> BoxFuture<'_, Result<AlignedBuf>>;
+
+    /// Two places for a new node, which nothing that is durable refers to, best far apart from each other.
+    /// They stay taken until somebody gives them back. `NoSpace` if there are none.
+    fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>>;
+
+    /// Writes both copies of each node; over when all of them are written, not flushed.
+    fn write<'a>(&'a self, nodes: &'a [Arc<StoredNode>]) -> BoxFuture<'a, Result<()>>;
+}
+
+/// A node that verified, and its bytes.
+pub struct StoredNode {
+    bytes: AlignedBuf,
+    known: Verified,
+}
+
+impl StoredNode {
+    /// The node that `bytes` were opened as.
+    pub(crate) fn new(bytes: AlignedBuf, known: Verified) -> Self {
+        Self { bytes, known }
+    }
+
+    /// The node.
+    pub fn node(&self) -> Node<'_> {
+        Node::again(&self.bytes, self.known)
+    }
+
+    /// Its bytes, which are the same in both places.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Its two places.
+    pub fn places(&self) -> [Place; 2] {
+        self.node().header.places
+    }
+}
+
+impl Tree {
+    /// The node that `link` leads to, from the cache or the store.
+    pub(crate) async fn load(&self, link: &Link) -> Result<Arc<StoredNode>> {
+        if let Some(node) = self.cached(link) {
+            link.check_shape(&node.node())?;
+            return Ok(node);
+        }
+        let node = self.load_stored(link).await?;
+        self.cache.insert(&node);
+        Ok(node)
+    }
+
+    pub(crate) fn cached(&self, link: &Link) -> Option<Arc<StoredNode>> {
+        self.cache.get(&link.pointer, link.tree, link.level)
+    }
+
+    /// The node that `link` leads to, from the store.
+    pub(crate) async fn load_stored(&self, link: &Link) -> Result<Arc<StoredNode>> {
+        let first = match self.load_copy(link, 0).await {
+            Ok(node) => return Ok(node),
+            Err(e) => e,
+        };
+        match self.load_copy(link, 1).await {
+            Ok(node) => {
+                log::warn!("a tree node's first copy is bad, its second one is used: {first}");
+                Ok(node)
+            }
+            Err(second) => Err(both_bad(link, &first, &second)),
+        }
+    }
+
+    /// Copy 0 or 1, verified.
+    pub(crate) async fn load_copy(&self, link: &Link, copy: usize) -> Result<Arc<StoredNode>> {
+        let bytes = self.store.read(link.pointer.places[copy]).await?;
+        let (g, owner) = (&self.geometry, link.tree);
+        let node = Node::follow(&bytes, self.seal, &link.pointer, copy, owner, link.level, g)?;
+        link.check_shape(&node)?;
+        let known = node.verified();
+        Ok(Arc::new(StoredNode::new(bytes, known)))
+    }
+}
+
+/// B23. Damage counts more than a device that fails: it does not go away.
+pub(crate) fn both_bad(link: &Link, first: &Error, second: &Error) -> Error {
+    let corrupt = [first, second].iter().any(|e| e.kind() == ErrorKind::Corrupt);
+    let kind = if corrupt { ErrorKind::Corrupt } else { first.kind() };
+    let (tree, places) = (link.tree, link.pointer.places);
+    let text = format!(
+        "tree {tree}: neither copy of the node at {places:?}, level {}, can be had: {first}; {second}",
+        link.level
+    );
+    Error::new(kind, "read", text)
+}

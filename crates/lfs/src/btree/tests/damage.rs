@@ -1,0 +1,195 @@
+//! Every node damaged in turn: one copy, and nothing is lost; both, and the error names it.
+//!
+//! No locks.
+
+use super::work::{SHAPES, Shape, batch};
+use super::{Bench, Model, check};
+use crate::btree::{Cursor, Problem, Seen};
+use crate::format::key::Key;
+use crate::format::place::Place;
+use crate::fuzz::make::Make;
+use forebay_base::task::block_on;
+use forebay_base::{Error, ErrorKind};
+use std::collections::BTreeSet;
+
+/// Ways for a copy to be bad.
+const WAYS: u64 = 6;
+
+fn filled() -> Bench {
+    let (mut make, mut bench) = (Make(11), Bench::new(0));
+    for shape in SHAPES {
+        let changes = batch(&mut make, shape, 160, &bench.model);
+        bench.merge(&changes).unwrap();
+    }
+    assert!(bench.root.level >= 2, "{:?}", bench.root);
+    bench
+}
+
+fn spoil(bench: &Bench, make: &mut Make, places: [Place; 2], copy: usize, way: u64, other: Place) {
+    let place = places[copy];
+    let other_bytes = bench.store.state.lock().nodes[&other].clone();
+    match way {
+        0 => {
+            bench.store.damage(place, |bytes| bytes[make.below(4096) as usize] ^= 1 << (make.0 % 8))
+        }
+        1 => bench.store.damage(place, |bytes| bytes.fill(0)),
+        2 => bench.store.damage(place, |bytes| bytes[512..1024].fill(0xff)),
+        // A write that went to the wrong place.
+        3 => bench.store.damage(place, |bytes| *bytes = other_bytes),
+        4 => drop(bench.store.state.lock().unreadable.insert(place)),
+        _ => drop(bench.store.state.lock().nodes.remove(&place)),
+    }
+}
+
+/// B21, B22, B82: the other copy has everything.
+#[test]
+fn one_copy_of_each_node_is_enough() {
+    let (bench, mut make) = (filled(), Make(12));
+    let nodes = bench.check().nodes;
+    for (n, (places, level)) in nodes.iter().enumerate() {
+        let copy = n % 2;
+        let bad = bench.fork();
+        let other = nodes[(n + 1) % nodes.len()].0[copy];
+        spoil(&bad, &mut make, *places, copy, n as u64 % WAYS, other);
+        let what = format!("node {n} at {places:?}, level {level}, copy {copy}");
+        assert_eq!(bad.scan().expect(&what), bench.model, "{what}");
+        let checked = bad.check();
+        assert!(checked.report.is_complete() && !checked.report.is_clean(), "{what}");
+        let [Problem::Copy(place, _)] = &checked.report.problems[..] else {
+            panic!("{what}: {:?}", checked.report.problems);
+        };
+        assert_eq!(*place, places[copy], "{what}");
+        assert!(checked.keys.iter().eq(bench.model.keys()), "{what}");
+    }
+}
+
+/// All first copies at once, then all second ones.
+#[test]
+fn half_of_everything_is_enough() {
+    let bench = filled();
+    for copy in 0..2 {
+        let bad = bench.fork();
+        for (places, _) in bench.check().nodes {
+            bad.store.damage(places[copy], |bytes| bytes.fill(0x5a));
+        }
+        assert_eq!(bad.scan().unwrap(), bench.model);
+        assert!(bad.check().report.is_complete());
+    }
+}
+
+fn names(e: &Error, places: [Place; 2]) -> bool {
+    let text = e.to_string();
+    places.iter().all(|place| text.contains(&format!("{place:?}")))
+}
+
+/// B23, B83: what is lost is named, and everything else is there.
+#[test]
+fn both_copies_bad_is_an_error_that_names_the_node() {
+    let (bench, mut make) = (filled(), Make(13));
+    let nodes = bench.check().nodes;
+    for (n, (places, level)) in nodes.iter().enumerate() {
+        let bad = bench.fork();
+        let other = nodes[(n + 1) % nodes.len()].0;
+        for (copy, other) in other.into_iter().enumerate() {
+            spoil(&bad, &mut make, *places, copy, (n + copy) as u64 % WAYS, other);
+        }
+        let what = format!("node {n} at {places:?}, level {level}");
+        let stored = bad.store.state.lock().nodes.clone();
+        let checked = check(&bad.tree, &bad.root);
+        assert!(bad.store.state.lock().nodes == stored, "{what}: nothing is written (B84)");
+        let [Problem::Lost { places: lost, low, high, error }] = &checked.report.problems[..]
+        else {
+            panic!("{what}: {:?}", checked.report.problems);
+        };
+        assert!(lost == places && names(error, *places), "{what}: {error}");
+        let is_lost = |key: &Vec<u8>| key >= low && high.as_ref().is_none_or(|high| key < high);
+        let left = bench.model.keys().filter(|key| !is_lost(key));
+        assert!(checked.keys.iter().eq(left), "{what}: the rest is seen");
+        scan_before(&bad, &bench.model, *places, low, &what);
+        for (key, value) in bench.model.iter().step_by(1 + bench.model.len() / 23) {
+            let got = block_on(bad.tree.get(&bad.root, Key::decode(key).unwrap()));
+            match got {
+                Ok(found) => {
+                    let found = found.map(|found| found.raw().1.to_vec());
+                    assert!(!is_lost(key) && found.as_ref() == Some(value), "{what}");
+                }
+                Err(e) => assert!(is_lost(key) && names(&e, *places), "{what}: {e}"),
+            }
+        }
+    }
+}
+
+/// A scan gives what is before the damage, then the error, and the same error again.
+fn scan_before(bad: &Bench, model: &Model, places: [Place; 2], low: &Vec<u8>, what: &str) {
+    let (mut cursor, mut wanted) = (Cursor::all(), model.iter());
+    for _ in 0..2 {
+        let e = loop {
+            match block_on(cursor.next(&bad.tree, &bad.root)) {
+                Ok(found) => {
+                    let found = found.expect("an error comes before the end");
+                    let (key, value) = wanted.next().expect("items are left");
+                    assert!(key < low, "{what}");
+                    assert_eq!(found.raw(), (&key[..], &value[..]), "{what}");
+                }
+                Err(e) => break e,
+            }
+        };
+        assert!(names(&e, places), "{what}: {e}");
+        assert!(matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Io), "{what}: {e}");
+    }
+}
+
+/// A merge that would have to read what is lost fails, and takes nothing; elsewhere it goes on.
+#[test]
+fn a_merge_beside_damage_goes_on_and_into_it_fails() {
+    let bench = filled();
+    let (mut failed, mut done) = (0, 0);
+    for (n, (places, level)) in bench.check().nodes.into_iter().enumerate().step_by(2) {
+        let mut bad = bench.fork();
+        for place in places {
+            bad.store.damage(place, |bytes| bytes.fill(n as u8));
+        }
+        let changes = batch(&mut Make(n as u64), Shape::Deletes, 3, &bench.model);
+        let stored = bad.store.state.lock().nodes.len();
+        match bad.merge(&changes) {
+            Ok(_) => {
+                done += 1;
+                let problems = bad.check().report.problems;
+                assert!(matches!(&problems[..], [Problem::Lost { .. }]), "{problems:?}");
+            }
+            Err(e) => {
+                failed += 1;
+                assert!(names(&e, places) && e.kind() == ErrorKind::Corrupt, "level {level}: {e}");
+                assert_eq!(bad.store.state.lock().nodes.len(), stored);
+            }
+        }
+    }
+    assert!(done > 10 && failed > 2, "{done} done, {failed} failed");
+}
+
+/// B81: what refers to a place that belongs to somebody else is told and not gone into.
+#[test]
+fn a_place_has_one_owner() {
+    let bench = filled();
+    let nodes = bench.check().nodes;
+    for (n, (places, level)) in nodes.iter().enumerate().step_by(3) {
+        let what = format!("node {n} at {places:?}, level {level}");
+        // Of all of it, or of a part.
+        let place = places[n % 2];
+        let theirs = Place::new(place.segment, place.offset + [0, 512, 2048][n % 5 % 3]);
+        let mut taken = BTreeSet::from([theirs]);
+        let mut items = 0;
+        let mut seen = |seen: Seen<'_>| items += usize::from(matches!(seen, Seen::Item(..)));
+        let report = block_on(bench.tree.check(&bench.root, &mut taken, &mut seen)).unwrap();
+        let twice = |p: &Problem| matches!(p, Problem::Twice(at) if *at == place);
+        assert!(report.problems.iter().any(twice), "{what}: {:?} (B81)", report.problems);
+        assert!(items < bench.model.len() && !report.is_complete(), "{what}");
+    }
+    let mut places = BTreeSet::new();
+    let first = block_on(bench.tree.check(&bench.root, &mut places, &mut |_| ())).unwrap();
+    assert!(first.is_clean());
+    bench.store.state.lock().reads = 0;
+    let again = block_on(bench.tree.check(&bench.root, &mut places, &mut |_| ())).unwrap();
+    assert!(matches!(&again.problems[..], [Problem::Twice(_)]), "{:?}", again.problems);
+    assert_eq!(bench.store.state.lock().reads, 0, "a second look reads nothing (B81)");
+}

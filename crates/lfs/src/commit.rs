@@ -1,0 +1,339 @@
+//! Group commit: whoever needs a record durable writes the group and flushes, on its own thread.
+//!
+//! Invariants, beside those of [`crate::log`]: K11 a group goes out with FUA, without a flush behind it,
+//! only when everything before it, the runs that its records point at included, is flushed. K12 a promise of
+//! room is settled when its record is laid out.
+//!
+//! Locks: `ctl` and the state lock in turn, never both; none across a wait.
+
+use crate::batch::Batch;
+use crate::fault::Planted;
+use crate::format::record::RecordKind;
+use crate::log::{Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
+use crate::space::Need;
+use crate::volume::Inner;
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::task::oneshot;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef, flush_here, io};
+use std::time::Duration;
+
+/// Bytes of a group, about.
+const GROUP_BYTES_MAX: u64 = 1 << 20;
+/// The log is idle when nothing came for so long: then its mark is written.
+const IDLE: Duration = Duration::from_millis(10);
+
+impl Inner {
+    /// Makes everything durable that was appended up to `ticket`. `here`: the caller blocks, and I/O may be
+    /// carried out on its thread.
+    pub(crate) async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
+        let entered = self.log.failures();
+        let early = self.plant.has(Planted::AckBeforeFlush);
+        loop {
+            match self.log.wait.wait_until(|| self.log.step(ticket, entered, early)).await {
+                Step::Done(result) => return result,
+                Step::Write => self.write_group(WriteTurn::new(self.log.clone())).await,
+                Step::Flush(groups) => {
+                    let turn = FlushTurn::new(self.log.clone());
+                    self.flush_groups(turn, groups, here).await;
+                }
+            }
+        }
+    }
+
+    /// Makes everything durable that has happened.
+    pub(crate) async fn commit_all(&self, here: bool) -> Result<()> {
+        self.write_owed().await;
+        let ticket = self.state.lock().next_ticket - 1;
+        self.commit(ticket, here).await
+    }
+
+    async fn write_group(&self, mut turn: WriteTurn) {
+        if self.log.ctl.lock().repair
+            && let Err(error) = self.repair(&mut turn).await
+        {
+            return turn.end(|ctl, group| {
+                ctl.groups.extend(group);
+                Log::fail(ctl, error);
+            });
+        }
+        let (head, durable_through) = {
+            let ctl = self.log.ctl.lock();
+            (ctl.head, ctl.durable.sequence - 1)
+        };
+        let records = self.take_queue();
+        let has_runs = records.iter().any(|record| !record.runs.is_empty());
+        let mut group = Group { records, payloads: Vec::new(), head, opened: Vec::new() };
+        let laid_out = self.lay_out(&mut group, durable_through);
+        turn.group = Some(group);
+        let done = match laid_out {
+            Ok(writes) => {
+                let fua = self.may_use_fua(has_runs);
+                let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
+                write_all(&self.device, writes, flags).await.map(|()| fua)
+            }
+            Err(error) => Err(error),
+        };
+        let mut durable = None;
+        turn.end(|ctl, group| {
+            let group = group.expect("put there above");
+            match done {
+                Ok(fua) => {
+                    ctl.head = group.head;
+                    ctl.written_ticket = last_ticket(&group).max(ctl.written_ticket);
+                    ctl.group_count += 1;
+                    if fua && !ctl.repair {
+                        note_durable(ctl, &group, durable_through);
+                        durable = Some(group);
+                    } else {
+                        ctl.groups.push_back(group);
+                        debug_assert!(ctl.groups.len() <= GROUPS_AHEAD, "L6: so many ahead");
+                    }
+                }
+                Err(error) => {
+                    ctl.groups.push_back(group);
+                    Log::fail(ctl, error);
+                }
+            }
+        });
+        self.after(durable);
+    }
+
+    /// K11.
+    fn may_use_fua(&self, has_runs: bool) -> bool {
+        let ctl = self.log.ctl.lock();
+        let flushed = ctl.groups.is_empty() && !ctl.flushing && !has_runs;
+        self.options.fua && (flushed || self.plant.has(Planted::EarlyFua))
+    }
+
+    /// What is queued, up to the size of a group.
+    fn take_queue(&self) -> Vec<Pending> {
+        let mut state = self.state.lock();
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while let Some(record) = state.queue.front() {
+            bytes += record.cost;
+            if bytes > GROUP_BYTES_MAX && !taken.is_empty() {
+                break;
+            }
+            taken.extend(state.queue.pop_front());
+        }
+        taken
+    }
+
+    /// Lays the group out, and settles what it was promised (K12).
+    fn lay_out(&self, group: &mut Group, durable_through: u64) -> Result<Vec<(u64, Vec<u8>)>> {
+        let mut take = || self.state.lock().space.take_log();
+        let mut batch = Batch::new(&self.layout, group.head, durable_through, &mut take);
+        let count = group.records.len();
+        let mut failed = None;
+        for (n, record) in group.records.iter().enumerate() {
+            match batch.add(record, n + 1 == count) {
+                Ok(payload) => group.payloads.push(payload),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        batch.finish();
+        let (head, opened) = (batch.head, std::mem::take(&mut batch.opened));
+        let writes = std::mem::take(&mut batch.writes);
+        (group.head, group.opened) = (head, opened);
+        let mut state = self.state.lock();
+        for record in &mut group.records {
+            state.space.settle(std::mem::take(&mut record.cost));
+        }
+        if head.segment.is_some() {
+            state.space.log_head(u64::from(head.offset));
+        }
+        drop(state);
+        match failed {
+            Some(error) => Err(error),
+            None => {
+                let place = |(at, bytes)| (self.layout.device_offset(at), bytes);
+                Ok(writes.into_iter().map(place).collect())
+            }
+        }
+    }
+
+    async fn flush_groups(&self, turn: FlushTurn, count: usize, here: bool) {
+        let mut done = self.flush_device(here).await;
+        if self.plant.has(Planted::SwallowedFlushError) {
+            done = Ok(());
+        }
+        let durable = turn.end(|ctl| {
+            ctl.flushes += 1;
+            match done {
+                Ok(()) if !ctl.repair => {
+                    let groups: Vec<Group> = ctl.groups.drain(..count).collect();
+                    for group in &groups {
+                        let told = ctl.durable.sequence - 1;
+                        note_durable(ctl, group, told);
+                    }
+                    groups
+                }
+                // A group that was written meanwhile failed, or this flush: what it covered is written again.
+                Ok(()) => Vec::new(),
+                Err(error) => {
+                    Log::fail(ctl, error);
+                    Vec::new()
+                }
+            }
+        });
+        self.after(durable);
+    }
+
+    async fn flush_device(&self, here: bool) -> Result<()> {
+        let done = match here {
+            true => flush_here(&*self.device).await,
+            false => io(&*self.device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
+        };
+        done.result
+    }
+
+    /// Groups became durable: their content is found on the device from now on.
+    fn after(&self, groups: impl IntoIterator<Item = Group>) {
+        let mut any = false;
+        for group in groups {
+            let mut state = self.state.lock();
+            for (record, at) in group.records.iter().zip(&group.payloads) {
+                let (Some(payload), Some(at)) = (&record.payload, at) else { continue };
+                for data_id in &payload.data_ids {
+                    if let Some(overlay) = state.data.get_mut(data_id) {
+                        overlay.resolve(&payload.staged, *at);
+                    }
+                }
+                self.staging.forget(&payload.staged);
+            }
+            any |= group.records.iter().any(|record| record.kind != RecordKind::Mark);
+        }
+        if any {
+            self.arm_mark();
+        }
+    }
+
+    /// Sees to it that a mark is written when the log falls idle, so that what is durable is known to be.
+    fn arm_mark(&self) {
+        if std::mem::replace(&mut self.log.ctl.lock().mark_armed, true) {
+            return;
+        }
+        let (me, world) = (self.me.clone(), self.world.clone());
+        let task = async move {
+            world.sleep(IDLE).await;
+            if let Some(inner) = me.upgrade() {
+                inner.mark().await;
+            }
+        };
+        self.world.spawn("forebay-lfs mark", Box::pin(task));
+    }
+
+    /// Writes a mark if nobody else has told how far the log is durable.
+    async fn mark(&self) {
+        let wanted = {
+            let mut ctl = self.log.ctl.lock();
+            ctl.mark_armed = false;
+            let idle = !ctl.writing && ctl.groups.is_empty() && !ctl.repair;
+            idle && ctl.declared + 1 < ctl.durable.sequence
+        };
+        if !wanted {
+            return;
+        }
+        let ticket = {
+            let mut state = self.state.lock();
+            if !state.queue.is_empty() {
+                return;
+            }
+            state.append_mark()
+        };
+        if let Err(error) = self.commit(ticket, false).await {
+            log::warn!("the mark of the log was not written: {error}");
+        }
+    }
+
+    /// Takes back everything since the last good flush, to be laid out again in a fresh segment (L4).
+    async fn repair(&self, turn: &mut WriteTurn) -> Result<()> {
+        let (groups, head) = {
+            let mut ctl = self.log.ctl.lock();
+            let groups: Vec<Group> = ctl.groups.drain(..).collect();
+            let generation = ctl.head.generation.max(ctl.durable.generation) + 1;
+            let previous = ctl.durable.segment.or(ctl.durable.previous);
+            let head = Head { segment: None, previous, offset: 0, generation, ..ctl.durable };
+            (ctl.head.generation, ctl.written_ticket) = (generation, ctl.durable_ticket);
+            (groups, head)
+        };
+        let mut held =
+            Group { records: Vec::new(), payloads: Vec::new(), head, opened: Vec::new() };
+        for group in groups {
+            held.records.extend(group.records);
+            held.opened.extend(group.opened);
+        }
+        turn.group = Some(held);
+        let group = turn.group.as_mut().expect("put there above");
+        self.rewrite_runs(&mut group.records).await?;
+        let mut state = self.state.lock();
+        for segment in std::mem::take(&mut group.opened) {
+            state.space.give_back_log(segment);
+        }
+        state.space.log_head(self.layout.segment_bytes());
+        for record in &mut group.records {
+            if record.cost == 0 {
+                let payload = record.payload.as_ref().map_or(0, |p| p.bytes.len() as u64);
+                let cost = self.layout.cost(record.body.len() as u64, payload);
+                state.space.promise(cost, Need::Urgent)?;
+                record.cost = cost;
+            }
+        }
+        for record in group.records.drain(..).rev() {
+            state.queue.push_front(record);
+        }
+        drop(state);
+        turn.group = None;
+        let mut ctl = self.log.ctl.lock();
+        (ctl.head, ctl.repair) = (head, false);
+        Ok(())
+    }
+}
+
+fn last_ticket(group: &Group) -> u64 {
+    group.records.last().map_or(0, |record| record.ticket)
+}
+
+/// L3.
+fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
+    ctl.durable = group.head;
+    ctl.durable_ticket = last_ticket(group).max(ctl.durable_ticket);
+    ctl.declared = ctl.declared.max(told);
+    if group.records.iter().all(|record| record.kind == RecordKind::Mark) {
+        // The mark itself need not be told of.
+        ctl.declared = ctl.durable.sequence - 1;
+    }
+}
+
+/// Writes several buffers at once, and waits for all.
+pub(crate) async fn write_all(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+) -> Result<()> {
+    let longest = device.limits().max_transfer as usize;
+    let mut waiting = Vec::new();
+    for (offset, bytes) in writes {
+        let mut at = offset;
+        for part in bytes.chunks(longest) {
+            let (tx, rx) = oneshot::<Completion>();
+            let data = DataRef::Buf(AlignedBuf::copy_of(part));
+            let end = Box::new(move |done| tx.send(done));
+            let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
+            device.submit(bio.with_flags(flags));
+            waiting.push(rx);
+            at += part.len() as u64;
+        }
+    }
+    let mut result = Ok(());
+    for rx in waiting {
+        let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
+        let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+        result = result.and(done);
+    }
+    result
+}

@@ -1,0 +1,143 @@
+//! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
+//!
+//! Invariant D11 an inode has at most one mapping at a time, and it stays while it is open or owes something.
+//!
+//! Locks: the state lock in turn; none across a wait. No mapping is made or dropped while it is held.
+
+use crate::aops::FileOps;
+use crate::format::change::{Change, Size};
+use crate::inode::refuse;
+use crate::space::Need;
+use crate::state::{Node, State};
+use crate::volume::Inner;
+use forebay_base::{ErrorKind, Result};
+use forebay_iomap::file::Geometry;
+use forebay_iomap::{Handle, MappedFile};
+use forebay_vfs::Ino;
+use std::sync::Arc;
+
+/// See the module.
+pub(crate) struct Content {
+    pub file: Arc<MappedFile>,
+    /// Of the volume itself: what a sync of everything has seen of errors.
+    pub handle: Handle,
+}
+
+impl State {
+    /// The size of a file that owes nothing else: what it grew by is a hole.
+    fn publish_end(&mut self, ino: u64) -> Result<()> {
+        let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
+        let (data_id, published) = (node.inode.data_id, node.published());
+        let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
+        let grow = Size { ino, data_id, size, sequence: self.next_sequence - 1 };
+        self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
+    }
+}
+
+impl Inner {
+    /// The content of a regular file.
+    pub(crate) fn content(&self, op: &'static str, ino: Ino) -> Result<Arc<Content>> {
+        let size = {
+            let state = self.state.lock();
+            let node = state.regular(op, ino)?;
+            if let Some(content) = &node.content {
+                return Ok(content.clone());
+            }
+            node.inode.size
+        };
+        let Some(cache) = &self.options.cache else {
+            return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
+        };
+        let ops = Arc::new(FileOps::new(self, ino));
+        let block_size = self.layout.geometry.block_bytes();
+        let geometry = Geometry { block_size, size, read_only: false };
+        let domain = self.domain.clone().expect("there is one where there is a cache");
+        let file = MappedFile::open_in(cache, domain, ops, geometry, None)?;
+        let handle = file.open_handle();
+        let new = Arc::new(Content { file, handle });
+        let mut state = self.state.lock();
+        let Some(node) = state.nodes.get_mut(&ino.0) else {
+            return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
+        };
+        Ok(node.content.get_or_insert(new).clone())
+    }
+
+    /// What was removed drops its dirt; what owes nothing and is not open goes.
+    pub(crate) fn tidy(&self) {
+        let (removed, settled) = {
+            let mut state = self.state.lock();
+            let removed = std::mem::take(&mut state.removed);
+            let lingering = std::mem::take(&mut state.lingering);
+            let mut settled = Vec::new();
+            for ino in lingering {
+                let Some(node) = state.nodes.get(&ino) else { continue };
+                let owes = node.content.as_ref().is_some_and(|c| !c.file.mapping.is_settled());
+                if node.opens > 0 {
+                    continue;
+                }
+                if owes || state.publish_end(ino).is_err() {
+                    state.lingering.insert(ino);
+                } else if let Some(node) = state.nodes.get_mut(&ino) {
+                    settled.extend(node.content.take());
+                }
+            }
+            (removed, settled)
+        };
+        drop(settled);
+        for content in removed {
+            let task = async move {
+                // Nobody can see it any more: nothing of it is written.
+                if let Err(error) = content.file.set_len(0).await {
+                    log::debug!("dropping removed content: {error}");
+                }
+            };
+            self.world.spawn("forebay-lfs drop", Box::pin(task));
+        }
+    }
+
+    /// Files that were cut to nothing and closed: what was written since goes before any commit. One stays
+    /// owed until it is written, so that nobody commits past it meanwhile.
+    pub(crate) async fn write_owed(&self) {
+        loop {
+            let (ino, closed, content) = {
+                let mut state = self.state.lock();
+                let Some((ino, closed)) = state.owed.first_key_value() else { return };
+                let (ino, closed) = (*ino, *closed);
+                let Some(content) = state.nodes.get(&ino).and_then(|node| node.content.clone())
+                else {
+                    state.owed.remove(&ino);
+                    continue;
+                };
+                (ino, closed, content)
+            };
+            if let Err(error) = content.file.write_out().await {
+                log::warn!("content of a file that was cut and closed: {error}");
+            }
+            let mut state = self.state.lock();
+            if state.owed.get(&ino) == Some(&closed) {
+                state.owed.remove(&ino);
+            }
+        }
+    }
+
+    /// Makes everything durable.
+    pub(crate) async fn sync_everything(&self) -> Result<()> {
+        let contents: Vec<Arc<Content>> = {
+            let mut state = self.state.lock();
+            state.write_times(None)?;
+            let owes = |node: &&Node| {
+                let longer = node.live_size().is_some_and(|size| size > node.published());
+                let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
+                longer || !settled
+            };
+            state.nodes.values().filter(owes).filter_map(|node| node.content.clone()).collect()
+        };
+        let mut result = Ok(());
+        for content in contents {
+            result = content.file.sync(&content.handle).await.and(result);
+        }
+        let result = self.commit_all(false).await.and(result);
+        self.tidy();
+        result
+    }
+}

@@ -1,0 +1,154 @@
+//! Inodes as the file-system contract sees them, and what every operation on one checks first.
+//!
+//! Lock: the state lock, held by the caller.
+
+use crate::format::inode::{FileType, Inode, SetAttributes, Time};
+use crate::state::{Node, State};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_vfs::{Attr, FileKind, Ino, Timestamp};
+
+/// An error of an operation.
+pub(crate) fn refuse<T>(kind: ErrorKind, op: &'static str, what: impl ToString) -> Result<T> {
+    Err(Error::new(kind, op, what.to_string()))
+}
+
+/// As it is stored.
+pub(crate) fn time(at: Timestamp) -> Time {
+    Time { seconds: at.sec, nanos: at.nsec }
+}
+
+/// As the contract has it.
+pub(crate) fn timestamp(at: Time) -> Timestamp {
+    Timestamp::new(at.seconds, at.nanos)
+}
+
+/// The type that is stored for a kind.
+pub(crate) fn type_of(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::File => FileType::Regular,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::Fifo,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+/// The kind of a stored type.
+pub(crate) fn kind_of(kind: FileType) -> FileKind {
+    match kind {
+        FileType::Regular => FileKind::File,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+    }
+}
+
+impl Node {
+    /// What it is.
+    pub fn kind(&self) -> FileKind {
+        // A mode without a type does not decode.
+        self.inode.file_type().map_or(FileKind::File, kind_of)
+    }
+
+    /// Permission bits.
+    pub fn perm(&self) -> u16 {
+        (self.inode.mode & 0o7777) as u16
+    }
+
+    /// A mode with other permission bits.
+    pub fn mode_with(&self, perm: u16) -> u32 {
+        self.inode.mode & !0o7777 | u32::from(perm & 0o7777)
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind() == FileKind::Directory
+    }
+}
+
+impl State {
+    /// `Stale` for an inode that is gone.
+    pub fn get(&self, op: &'static str, ino: Ino) -> Result<&Node> {
+        match self.nodes.get(&ino.0) {
+            Some(node) => Ok(node),
+            None => refuse(ErrorKind::Stale, op, format!("{ino:?}")),
+        }
+    }
+
+    /// Attributes, with the size that is not written out yet.
+    pub fn attr(&self, op: &'static str, ino: Ino) -> Result<Attr> {
+        let node = self.get(op, ino)?;
+        let Inode { uid, gid, nlink, rdev, size, data_id, .. } = node.inode;
+        let stored = self.data.get(&data_id).map_or(0, |overlay| overlay.stored_blocks());
+        Ok(Attr {
+            ino,
+            generation: 1,
+            kind: node.kind(),
+            perm: node.perm(),
+            nlink,
+            uid,
+            gid,
+            rdev: rdev as u32,
+            size: node.live_size().unwrap_or(size),
+            allocated_bytes: stored * self.layout.block_bytes(),
+            atime: timestamp(node.inode.atime),
+            mtime: timestamp(node.inode.mtime),
+            ctime: timestamp(node.inode.ctime),
+            btime: timestamp(node.inode.btime),
+        })
+    }
+
+    /// A directory: `Stale`, `NotDirectory`.
+    pub fn dir(&self, op: &'static str, dir: Ino) -> Result<&Node> {
+        let node = self.get(op, dir)?;
+        match node.is_dir() {
+            true => Ok(node),
+            false => refuse(ErrorKind::NotDirectory, op, format!("{dir:?}")),
+        }
+    }
+
+    /// A directory that is in the tree: also `NotFound`.
+    pub fn live_dir(&self, op: &'static str, dir: Ino) -> Result<&Node> {
+        let node = self.dir(op, dir)?;
+        match node.inode.nlink {
+            0 => refuse(ErrorKind::NotFound, op, format!("{dir:?} was removed")),
+            _ => Ok(node),
+        }
+    }
+
+    /// `IsDirectory` or `InvalidInput` for what has no content.
+    pub fn regular(&self, op: &'static str, ino: Ino) -> Result<&Node> {
+        let node = self.get(op, ino)?;
+        match node.kind() {
+            FileKind::File => Ok(node),
+            FileKind::Directory => refuse(ErrorKind::IsDirectory, op, format!("{ino:?}")),
+            kind => refuse(ErrorKind::InvalidInput, op, format!("{ino:?} is a {kind:?}")),
+        }
+    }
+
+    /// Times of an inode that a later sync has to write (S14).
+    pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
+        if let Some(node) = self.nodes.get_mut(&ino.0) {
+            set(&mut node.inode);
+            node.times_moved = true;
+            self.moved.insert(ino.0);
+        }
+    }
+
+    /// What is to be written of moved times, of one inode.
+    pub fn moved_times(&mut self, ino: u64) -> Option<SetAttributes> {
+        self.moved.remove(&ino);
+        let node = self.nodes.get_mut(&ino)?;
+        std::mem::take(&mut node.times_moved).then(|| SetAttributes {
+            atime: Some(node.inode.atime),
+            mtime: Some(node.inode.mtime),
+            ctime: Some(node.inode.ctime),
+            ..SetAttributes::default()
+        })
+    }
+}

@@ -1,0 +1,126 @@
+//! Where logical segments are on the device, and what is padded to which unit.
+//!
+//! Invariants: Y1 a place within the volume has one offset on the device, and the other way round.
+//! Y2 a record is at most a quarter of a segment, so that what the end of a segment wastes is bounded.
+//!
+//! No locks, no state that changes.
+
+use crate::format::place::{Geometry, Place, Seal};
+use crate::format::record::{RECORD_ALIGN, RECORD_HEADER_BYTES};
+use crate::format::superblock::Superblock;
+use forebay_base::units::{round_down, round_up};
+
+/// Bytes of the record that ends a segment: a header, and a change that names the next one.
+const NEXT_RECORD_BYTES: u64 = round_up(RECORD_HEADER_BYTES as u64 + 16, RECORD_ALIGN as u64);
+/// Longest content that goes into a record, bytes.
+const INLINE_BYTES_MAX: u64 = 64 << 10;
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    /// Units.
+    pub geometry: Geometry,
+    /// Of this volume.
+    pub seal: Seal,
+    /// Offset on the device of segment 0, bytes.
+    pub data_start: u64,
+    /// Segments.
+    pub segments: u32,
+    /// What groups of records are padded to, bytes: the device's block.
+    pub align: u32,
+}
+
+impl Layout {
+    /// Of a volume on a device with blocks of `align` bytes.
+    pub fn of(superblock: &Superblock, align: u32) -> Self {
+        Self {
+            geometry: superblock.geometry,
+            seal: Seal::new(&superblock.nonce),
+            data_start: superblock.data_start_bytes,
+            segments: superblock.segment_count,
+            align: align.max(RECORD_ALIGN),
+        }
+    }
+
+    /// Bytes of a segment.
+    pub fn segment_bytes(&self) -> u64 {
+        u64::from(self.geometry.segment_bytes())
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> u64 {
+        u64::from(self.geometry.block_bytes())
+    }
+
+    /// Offset on the device (Y1).
+    pub fn device_offset(&self, place: Place) -> u64 {
+        self.data_start + u64::from(place.segment) * self.segment_bytes() + u64::from(place.offset)
+    }
+
+    /// The place at an offset on the device (Y1).
+    pub fn place_at(&self, device_offset: u64) -> Option<Place> {
+        let at = device_offset.checked_sub(self.data_start)?;
+        let segment = u32::try_from(at / self.segment_bytes()).ok()?;
+        let offset = (at % self.segment_bytes()) as u32;
+        (segment < self.segments).then_some(Place::new(segment, offset))
+    }
+
+    /// Longest record (Y2), bytes.
+    pub fn max_record(&self) -> u64 {
+        let quarter = round_down(self.segment_bytes() / 4, self.block_bytes());
+        quarter.min(u64::from(self.geometry.max_record_bytes()))
+    }
+
+    /// Longest content in a record, bytes: whole blocks.
+    pub fn max_inline(&self) -> u64 {
+        let room = self.max_record() - 2 * self.block_bytes();
+        round_down(room.min(INLINE_BYTES_MAX), self.block_bytes())
+    }
+
+    /// Bytes that a segment surely takes of records, whatever their lengths.
+    pub fn log_bytes(&self) -> u64 {
+        self.left(u64::from(self.align))
+    }
+
+    /// Bytes that a segment which is filled up to `head` surely still takes.
+    pub fn left(&self, head: u64) -> u64 {
+        let tail = self.next_record() + self.max_record();
+        self.segment_bytes().saturating_sub(head + tail)
+    }
+
+    /// Room for the record that ends a segment, wherever it begins and padded to the device's block.
+    pub fn next_record(&self) -> u64 {
+        let align = u64::from(self.align);
+        round_up(NEXT_RECORD_BYTES, align) + align
+    }
+
+    /// Most that a record of this much can take of the log, with its padding and its mark.
+    pub fn cost(&self, body_bytes: u64, payload_bytes: u64) -> u64 {
+        let block = if payload_bytes > 0 { self.block_bytes() } else { 0 };
+        let len = RECORD_HEADER_BYTES as u64 + body_bytes + block + payload_bytes;
+        let align = u64::from(self.align);
+        round_up(len, align) + 2 * align
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Y1 and Y2, for the smallest segments and for large ones.
+    #[test]
+    fn y1_y2_places_and_lengths() {
+        for shift in [16, 20, 26] {
+            let geometry = Geometry::with_segment_shift(shift);
+            let seal = Seal::new(&[1; 16]);
+            let layout = Layout { geometry, seal, data_start: 16384, segments: 9, align: 512 };
+            for place in [Place::new(0, 0), Place::new(3, 512), Place::new(8, 1 << 15)] {
+                assert_eq!(layout.place_at(layout.device_offset(place)), Some(place));
+            }
+            assert_eq!(layout.place_at(16383), None);
+            assert_eq!(layout.place_at(layout.device_offset(Place::new(9, 0))), None);
+            assert!(layout.max_record() * 4 <= layout.segment_bytes());
+            assert!(layout.max_inline() >= 8192 && layout.log_bytes() > layout.max_record());
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The log: records in the order in which things happened, and who makes them durable.
+//!
+//! A record on its way:
+//! ```text
+//!   queued ──group takes it──▶ writing ──completed──▶ written ──flush began later, worked──▶ durable
+//!     ▲                           │ failed, dropped       │ flush failed
+//!     └────── repair: fresh segment, new generation ◀─────┘
+//!              (its runs of data are read back, checked, and written again)
+//! ```
+//! Whoever waits for a record carries the log forward: it takes the turn to write a group of all that is
+//! queued, or the turn to flush, whichever is free and helps. One group may be written while another is
+//! flushed.
+//!
+//! Invariants: L1 groups are laid out one after the other by whoever holds the write turn; a group that is
+//! not flushed is in `groups`, in order. L2 a flush covers the groups whose writes had completed when it
+//! began.
+//! L3 `durable_*` moves only after a good flush, or a FUA write when nothing before it was unflushed.
+//! L4 after a failure nothing becomes durable before a repair: the records since the last good flush are laid
+//! out again, in a fresh segment and generation. L5 whoever waited while it failed is told so; who comes
+//! later starts the repair. L6 at most [`GROUPS_AHEAD`] groups are written and not flushed, so that how far
+//! recovery has to look behind the end of the log is bounded.
+//!
+//! Locks: `ctl`, a leaf like the state lock; the two are never held together.
+
+use crate::format::place::Place;
+use crate::format::record::RecordKind;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_base::task::WaitQueue;
+use forebay_base::{Error, ErrorKind, Result};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// L6.
+pub(crate) const GROUPS_AHEAD: usize = 2;
+
+/// Content that goes into a record.
+#[derive(Clone)]
+pub(crate) struct Payload {
+    /// Where extents find it until the record is durable: bytes of the staging area.
+    pub staged: Range<u64>,
+    /// Whole blocks.
+    pub bytes: std::sync::Arc<Vec<u8>>,
+    /// Whose content it is.
+    pub data_ids: Vec<u64>,
+}
+
+/// Content that a record points at.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    /// Whose content it is.
+    pub ino: u64,
+    /// Where it is.
+    pub at: Place,
+    /// Bytes.
+    pub len: u64,
+    /// Of its blocks.
+    pub sums: std::sync::Arc<[u32]>,
+}
+
+/// A record that is not durable.
+pub(crate) struct Pending {
+    pub ticket: u64,
+    pub kind: RecordKind,
+    /// Changes, encoded, and how many.
+    pub body: Vec<u8>,
+    pub changes: u32,
+    pub payload: Option<Payload>,
+    pub runs: Vec<Run>,
+    /// What it was promised of the log, bytes; 0 when that is settled.
+    pub cost: u64,
+}
+
+/// Where the next record goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    /// Open segment; none: the next record opens one.
+    pub segment: Option<u32>,
+    /// The one before.
+    pub previous: Option<u32>,
+    /// First free byte.
+    pub offset: u32,
+    /// Of the next record.
+    pub sequence: u64,
+    pub generation: u64,
+    /// Sum of the last record.
+    pub predecessor: u32,
+}
+
+/// Records that were written together.
+pub(crate) struct Group {
+    pub records: Vec<Pending>,
+    /// Where the content of each is, for those that have some.
+    pub payloads: Vec<Option<Place>>,
+    /// Head behind it.
+    pub head: Head,
+    /// Segments it opened; free again if it fails.
+    pub opened: Vec<u32>,
+}
+
+/// See the module.
+pub(crate) struct Ctl {
+    pub head: Head,
+    pub writing: bool,
+    pub flushing: bool,
+    pub groups: VecDeque<Group>,
+    pub written_ticket: u64,
+    pub durable_ticket: u64,
+    /// Head behind the last durable record.
+    pub durable: Head,
+    /// Highest `durable_through` that a durable record tells.
+    pub declared: u64,
+    /// A mark is to be written when the log is idle.
+    pub mark_armed: bool,
+    pub failures: u64,
+    pub last_error: Option<Error>,
+    pub repair: bool,
+    pub flushes: u64,
+    pub group_count: u64,
+}
+
+/// See the module.
+pub(crate) struct Log {
+    pub ctl: Mutex<Ctl>,
+    pub wait: WaitQueue,
+}
+
+/// What a waiter can do.
+pub(crate) enum Step {
+    Done(Result<()>),
+    Write,
+    /// Of so many groups.
+    Flush(usize),
+}
+
+impl Log {
+    /// A log that goes on at `head`; everything before is durable.
+    pub fn new(head: Head) -> Self {
+        let ctl = Ctl {
+            head,
+            writing: false,
+            flushing: false,
+            groups: VecDeque::new(),
+            written_ticket: 0,
+            durable_ticket: 0,
+            durable: head,
+            declared: 0,
+            mark_armed: false,
+            failures: 0,
+            last_error: None,
+            repair: false,
+            flushes: 0,
+            group_count: 0,
+        };
+        Self { ctl: Mutex::new(ctl), wait: WaitQueue::new() }
+    }
+
+    /// How many failures there were: who waits tells those that come from now on (L5).
+    pub fn failures(&self) -> u64 {
+        self.ctl.lock().failures
+    }
+
+    /// What is to be done for `ticket`; takes the turn. `None`: somebody else is at it.
+    pub fn step(&self, ticket: u64, entered: u64, early: bool) -> Option<Step> {
+        let mut ctl = self.ctl.lock();
+        if ctl.durable_ticket >= ticket || early && ctl.written_ticket >= ticket {
+            return Some(Step::Done(Ok(())));
+        }
+        if ctl.failures > entered {
+            let error = ctl.last_error.clone();
+            return Some(Step::Done(Err(error.unwrap_or_else(dropped))));
+        }
+        if ctl.repair {
+            if ctl.writing || ctl.flushing {
+                return None;
+            }
+            ctl.writing = true;
+            return Some(Step::Write);
+        }
+        let crowded = ctl.groups.len() >= GROUPS_AHEAD;
+        let written = ctl.written_ticket >= ticket;
+        if !written && !ctl.writing && !crowded {
+            ctl.writing = true;
+            return Some(Step::Write);
+        }
+        if !ctl.groups.is_empty() && !ctl.flushing && (written || crowded) {
+            ctl.flushing = true;
+            return Some(Step::Flush(ctl.groups.len()));
+        }
+        None
+    }
+
+    /// Something went wrong with what is not durable (L4).
+    pub fn fail(ctl: &mut Ctl, error: Error) {
+        log::warn!("the log moves to another segment: {error}");
+        ctl.failures += 1;
+        ctl.last_error = Some(error);
+        ctl.repair = true;
+    }
+}
+
+/// The write turn. Dropped half way, what it held counts as failed (L4).
+pub(crate) struct WriteTurn {
+    log: Arc<Log>,
+    pub group: Option<Group>,
+    over: bool,
+}
+
+impl WriteTurn {
+    /// Of a log whose `writing` was set for it.
+    pub fn new(log: Arc<Log>) -> Self {
+        Self { log, group: None, over: false }
+    }
+
+    /// Ends it; `then` takes the group.
+    pub fn end(mut self, then: impl FnOnce(&mut Ctl, Option<Group>)) {
+        self.over = true;
+        let mut ctl = self.log.ctl.lock();
+        ctl.writing = false;
+        then(&mut ctl, self.group.take());
+        drop(ctl);
+        self.log.wait.wake_all();
+    }
+}
+
+impl Drop for WriteTurn {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        let mut ctl = self.log.ctl.lock();
+        ctl.writing = false;
+        if let Some(mut group) = self.group.take() {
+            // Its write may be on the way still: the segments stay taken.
+            group.opened.clear();
+            ctl.groups.push_back(group);
+        }
+        Log::fail(&mut ctl, dropped());
+        drop(ctl);
+        self.log.wait.wake_all();
+    }
+}
+
+/// The flush turn. Dropped half way, the flush counts as failed.
+pub(crate) struct FlushTurn {
+    log: Arc<Log>,
+    over: bool,
+}
+
+impl FlushTurn {
+    /// Of a log whose `flushing` was set for it.
+    pub fn new(log: Arc<Log>) -> Self {
+        Self { log, over: false }
+    }
+
+    /// Ends it.
+    pub fn end<T>(mut self, then: impl FnOnce(&mut Ctl) -> T) -> T {
+        self.over = true;
+        let mut ctl = self.log.ctl.lock();
+        ctl.flushing = false;
+        let result = then(&mut ctl);
+        drop(ctl);
+        self.log.wait.wake_all();
+        result
+    }
+}
+
+impl Drop for FlushTurn {
+    fn drop(&mut self) {
+        if !self.over {
+            let mut ctl = self.log.ctl.lock();
+            ctl.flushing = false;
+            Log::fail(&mut ctl, dropped());
+            drop(ctl);
+            self.log.wait.wake_all();
+        }
+    }
+}
+
+fn dropped() -> Error {
+    Error::new(ErrorKind::Shutdown, "commit", "its task was dropped")
+}

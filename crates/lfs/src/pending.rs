@@ -1,0 +1,224 @@
+//! What is known of a file's content since the last checkpoint: an interval map from blocks to where they
+//! are. It answers before the tree does.
+//!
+//! Invariants: V1 pieces do not overlap; what no piece covers is not known here. V2 a hole is a piece: what
+//! was cut off or punched stays so, whatever older is heard of later. V3 where pieces overlap, the one with
+//! the higher birth is kept, and of two with the same birth the later one: what a record says twice it says
+//! the same.
+//!
+//! No locks: the volume's state lock covers it.
+
+use crate::format::place::Place;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where blocks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Where {
+    /// Nowhere: they read as zeros.
+    Hole,
+    /// From this place on.
+    Run(Place),
+    /// In a record that is not durable yet: from this byte of the staging area on.
+    Staged(u64),
+}
+
+/// Consecutive blocks of one origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// How many.
+    pub blocks: u64,
+    /// When their content was fixed.
+    pub birth: u64,
+    /// Where they are.
+    pub at: Where,
+    /// Sums of the run that they are a part of; empty if none are kept.
+    pub sums: Arc<[u32]>,
+    /// The first one's among the sums.
+    pub first_sum: usize,
+}
+
+impl Piece {
+    /// A hole.
+    pub fn hole(blocks: u64, birth: u64) -> Self {
+        Self { blocks, birth, at: Where::Hole, sums: Arc::from([]), first_sum: 0 }
+    }
+
+    /// The blocks from `skip` on, `blocks` of them.
+    fn part(&self, skip: u64, blocks: u64, block_bytes: u64) -> Self {
+        let bytes = skip * block_bytes;
+        let at = match self.at {
+            Where::Hole => Where::Hole,
+            Where::Run(place) => Where::Run(Place::new(place.segment, place.offset + bytes as u32)),
+            Where::Staged(from) => Where::Staged(from + bytes),
+        };
+        let first_sum = if self.sums.is_empty() { 0 } else { self.first_sum + skip as usize };
+        Self { blocks, birth: self.birth, at, sums: self.sums.clone(), first_sum }
+    }
+
+    /// Their sums.
+    pub fn own_sums(&self) -> &[u32] {
+        match self.sums.is_empty() {
+            true => &[],
+            false => &self.sums[self.first_sum..self.first_sum + self.blocks as usize],
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Overlay {
+    pieces: BTreeMap<u64, Piece>,
+}
+
+impl Overlay {
+    /// The piece that holds `block`, from `block` on; or how many blocks from there on are not known.
+    pub fn look_up(&self, block: u64, block_bytes: u64) -> Result<Piece, u64> {
+        if let Some((start, piece)) = self.pieces.range(..=block).next_back()
+            && start + piece.blocks > block
+        {
+            let skip = block - start;
+            return Ok(piece.part(skip, piece.blocks - skip, block_bytes));
+        }
+        let next = self.pieces.range(block..).next().map_or(u64::MAX, |(start, _)| *start);
+        Err(next - block)
+    }
+
+    /// Puts a piece at `block`, as far as nothing younger is there (V3).
+    pub fn insert(&mut self, block: u64, piece: &Piece, block_bytes: u64) {
+        let end = block.saturating_add(piece.blocks);
+        let mut at = block;
+        while at < end {
+            let (kept, upto) = match self.look_up(at, block_bytes) {
+                Ok(there) => (there.birth > piece.birth, at + there.blocks),
+                Err(unknown) => (false, at.saturating_add(unknown)),
+            };
+            let upto = upto.min(end);
+            if !kept {
+                self.clear(at..upto, block_bytes);
+                let part = piece.part(at - block, upto - at, block_bytes);
+                self.pieces.insert(at, part);
+            }
+            at = upto;
+        }
+    }
+
+    /// Takes out what is known of a range.
+    fn clear(&mut self, range: Range<u64>, block_bytes: u64) {
+        let before = self.pieces.range(..range.start).next_back().map(|(start, _)| *start);
+        let inside = self.pieces.range(range.clone()).map(|(start, _)| *start);
+        let hit: Vec<u64> = before.into_iter().chain(inside).collect();
+        for start in hit {
+            let end = start + self.pieces[&start].blocks;
+            if end <= range.start {
+                continue;
+            }
+            let piece = self.pieces.remove(&start).expect("it was listed");
+            if start < range.start {
+                let part = piece.part(0, range.start - start, block_bytes);
+                self.pieces.insert(start, part);
+            }
+            if end > range.end {
+                let part = piece.part(range.end - start, end - range.end, block_bytes);
+                self.pieces.insert(range.end, part);
+            }
+        }
+    }
+
+    /// What was staged in `staged` is at `place` now.
+    pub fn resolve(&mut self, staged: &Range<u64>, place: Place) {
+        for piece in self.pieces.values_mut() {
+            if let Where::Staged(at) = piece.at
+                && staged.contains(&at)
+            {
+                let offset = place.offset + (at - staged.start) as u32;
+                piece.at = Where::Run(Place::new(place.segment, offset));
+            }
+        }
+    }
+
+    /// All pieces, by their first block.
+    pub fn pieces(&self) -> impl Iterator<Item = (u64, &Piece)> {
+        self.pieces.iter().map(|(start, piece)| (*start, piece))
+    }
+
+    /// Blocks that are somewhere.
+    pub fn stored_blocks(&self) -> u64 {
+        let stored = self.pieces.values().filter(|piece| piece.at != Where::Hole);
+        stored.map(|piece| piece.blocks).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::world::split_mix;
+
+    const BLOCK: u64 = 512;
+
+    /// V1 to V3, and I14, against an array, in any order of arrival.
+    #[test]
+    fn v1_v2_v3_like_an_array() {
+        for seed in 0..200u64 {
+            let mut rng = seed;
+            let mut overlay = Overlay::default();
+            let mut model: Vec<Option<(u64, Where)>> = vec![None; 64];
+            for _ in 0..40 {
+                let (first, len) = (split_mix(&mut rng) % 60, 1 + split_mix(&mut rng) % 12);
+                let end = (first + len).min(64);
+                let birth = split_mix(&mut rng) % 1000;
+                let sums: Arc<[u32]> = (0..end - first).map(|n| (birth + n) as u32).collect();
+                let piece = match split_mix(&mut rng) % 3 {
+                    0 => Piece::hole(end - first, birth),
+                    _ => {
+                        let at = Where::Run(Place::new(birth as u32, 0));
+                        Piece { blocks: end - first, birth, at, sums, first_sum: 0 }
+                    }
+                };
+                overlay.insert(first, &piece, BLOCK);
+                for n in first..end {
+                    let slot = &mut model[n as usize];
+                    if slot.is_none_or(|(there, _)| there <= birth) {
+                        let offset = ((n - first) * BLOCK) as u32;
+                        let at = match piece.at {
+                            Where::Run(place) => Where::Run(Place::new(place.segment, offset)),
+                            other => other,
+                        };
+                        *slot = Some((birth, at));
+                    }
+                }
+            }
+            for n in 0..64u64 {
+                let found = overlay.look_up(n, BLOCK).ok();
+                let plain = found.as_ref().map(|piece| (piece.birth, piece.at));
+                assert_eq!(plain, model[n as usize], "seed {seed} block {n}");
+                if let Some(piece) = found.filter(|piece| piece.at != Where::Hole) {
+                    let Where::Run(place) = piece.at else { unreachable!() };
+                    let sum = piece.birth as u32 + place.offset / BLOCK as u32;
+                    assert_eq!(piece.own_sums()[0], sum, "seed {seed} block {n}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn staged_pieces_are_found_again_in_their_record() {
+        let mut overlay = Overlay::default();
+        let piece = Piece {
+            blocks: 8,
+            birth: 1,
+            at: Where::Staged(4096),
+            sums: Arc::from([]),
+            first_sum: 0,
+        };
+        overlay.insert(10, &piece, BLOCK);
+        overlay.insert(12, &Piece::hole(2, 2), BLOCK);
+        overlay.resolve(&(4096..8192), Place::new(3, 1024));
+        let at = |block| overlay.look_up(block, BLOCK).unwrap().at;
+        assert_eq!(at(10), Where::Run(Place::new(3, 1024)));
+        assert_eq!(at(12), Where::Hole);
+        assert_eq!(at(15), Where::Run(Place::new(3, 1024 + 5 * 512)));
+        assert_eq!(overlay.stored_blocks(), 6);
+    }
+}

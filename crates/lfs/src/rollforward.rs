@@ -1,0 +1,409 @@
+//! Roll-forward: applies the log from the checkpoint on, and finds its end.
+//!
+//! ```text
+//!   record N: a segment header of a younger generation begins with N ──▶ go on there
+//!             valid, of this generation, its predecessor's ────────────▶ hold; apply what is durable
+//!             else ──▶ the end, unless something later tells that N was durable: corruption
+//!   held at the end: out-of-line data is looked at; the first record whose data is bad is the end
+//! ```
+//! Invariants: R11 a record is applied only behind all before it. R12 a record that something later calls
+//! durable is never taken for the tail. R13 what is read is not
+//! assumed flushed: whoever serves flushes first. R14 recovery changes nothing on the device.
+//!
+//! No locks: nobody else has the volume.
+
+use crate::fault::{Plant, Planted};
+use crate::format::change::Change;
+use crate::format::extent::{Extent, Source};
+use crate::format::place::Place;
+use crate::format::record::{MAGIC, RECORD_ALIGN, RECORD_HEADER_BYTES, Record, RecordHeader};
+use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::format::superblock::Superblock;
+use crate::layout::Layout;
+use crate::log::Head;
+use crate::pending::Where;
+use crate::slots::read_at;
+use crate::space::Use;
+use crate::state::State;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::checksum::crc32c;
+use forebay_base::units::{round_down, round_up};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::DeviceRef;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Bytes read at a time.
+const READ_BYTES: u64 = 128 << 10;
+/// How far behind a bad record something is looked for that calls it durable: groups of a MiB and what may be
+/// written ahead of a flush, with room to spare.
+const SCAN_BYTES: u64 = 8 << 20;
+/// Bytes of records held before their data is looked at although it may be known durable further on.
+const HELD_BYTES_MAX: usize = 16 << 20;
+
+/// What was found.
+pub(crate) struct Found {
+    pub state: State,
+    /// Behind the last record that counts; the generation is the highest one seen.
+    pub head: Head,
+    /// Records applied.
+    pub records: u64,
+}
+
+/// A record that may not count.
+struct Held {
+    bytes: Vec<u8>,
+    at: Place,
+    sequence: u64,
+    /// Head behind it.
+    head: Head,
+}
+
+struct Walk<'a> {
+    device: &'a DeviceRef,
+    layout: Layout,
+    plant: Plant,
+    state: State,
+    /// By the first sequence.
+    headers: BTreeMap<u64, Vec<SegmentHeader>>,
+    /// Where the next record is looked for.
+    head: Head,
+    held: VecDeque<Held>,
+    held_bytes: usize,
+    /// Every record up to this one is durable.
+    durable: u64,
+    /// A held record's data was bad: nothing from it on counts.
+    cut: bool,
+    last: Head,
+    records: u64,
+    buf: Option<(Place, AlignedBuf)>,
+}
+
+/// Applies the log of `superblock`'s checkpoint.
+pub(crate) async fn roll_forward(
+    device: &DeviceRef,
+    superblock: &Superblock,
+    layout: Layout,
+    plant: Plant,
+) -> Result<Found> {
+    let head = Head {
+        segment: Some(superblock.log_head.segment),
+        previous: None,
+        offset: superblock.log_head.offset,
+        sequence: superblock.log_sequence,
+        generation: superblock.generation,
+        predecessor: superblock.log_predecessor,
+    };
+    let mut state = State::new(layout);
+    state.next_ino = superblock.next_ino;
+    state.next_data_id = superblock.next_data_id;
+    state.next_sequence = superblock.next_sequence;
+    let mut walk = Walk {
+        device,
+        layout,
+        plant,
+        state,
+        headers: BTreeMap::new(),
+        head,
+        held: VecDeque::new(),
+        held_bytes: 0,
+        durable: superblock.log_sequence.saturating_sub(1),
+        cut: false,
+        last: head,
+        records: 0,
+        buf: None,
+    };
+    walk.scan_headers().await?;
+    let generations = walk.headers.values().flatten().map(|header| header.generation);
+    let youngest = generations.max().unwrap_or(0);
+    walk.run().await?;
+    let generation = youngest.max(superblock.generation);
+    let head = Head { generation, ..walk.last };
+    Ok(Found { state: walk.state, head, records: walk.records })
+}
+
+impl Walk<'_> {
+    async fn scan_headers(&mut self) -> Result<()> {
+        let len = round_up(SEGMENT_HEADER_BYTES as u64, u64::from(self.layout.align)) as usize;
+        for segment in 0..self.layout.segments {
+            let at = self.layout.device_offset(Place::new(segment, 0));
+            let bytes = read_at(self.device, at, len).await?;
+            let found =
+                SegmentHeader::decode(&bytes, self.layout.seal, segment, &self.layout.geometry);
+            match found {
+                Ok(header) => self.headers.entry(header.first_sequence).or_default().push(header),
+                Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn run(&mut self) -> Result<()> {
+        loop {
+            let stale = self.plant.has(Planted::StaleTail) && self.next().await?.is_some();
+            if !stale {
+                self.switch();
+            }
+            let Some(held) = self.next().await? else { break };
+            self.advance(held).await?;
+            if self.cut {
+                return Ok(());
+            }
+        }
+        self.look_behind().await?;
+        while let Some(held) = self.held.pop_front() {
+            if !self.data_is_good(&held).await? {
+                return Ok(());
+            }
+            self.apply(&held)?;
+        }
+        Ok(())
+    }
+
+    /// Goes on in a younger generation, if one begins here.
+    fn switch(&mut self) {
+        let Head { sequence, generation, predecessor, .. } = self.head;
+        let Some(beginning) = self.headers.get(&sequence) else { return };
+        let younger = beginning
+            .iter()
+            .filter(|header| header.predecessor == predecessor && header.generation > generation);
+        if let Some(header) = younger.max_by_key(|header| header.generation) {
+            self.head = enter(header, self.head);
+            self.state.space.mark(header.segment, Use::Log);
+        }
+    }
+
+    /// The record at the head, if it is the next one of the log.
+    async fn next(&mut self) -> Result<Option<Held>> {
+        let Some(segment) = self.head.segment else { return Ok(None) };
+        let at = Place::new(segment, self.head.offset);
+        let (layout, plant, head) = (self.layout, self.plant, self.head);
+        let Some(bytes) = self.record_at(at).await? else { return Ok(None) };
+        let record = match Record::open(bytes, layout.seal, at, &layout.geometry) {
+            Ok(record) => record,
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(_) => return Ok(None),
+        };
+        let fields = record.header.fields;
+        let ours = fields.sequence == head.sequence
+            && fields.generation == head.generation
+            && fields.predecessor == head.predecessor;
+        if !ours {
+            return Ok(None);
+        }
+        match record.check(&layout.geometry) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(_) => return Ok(None),
+        }
+        if record.payload().is_err() && !plant.has(Planted::TornRecord) {
+            return Ok(None);
+        }
+        let header = record.header;
+        let behind = Head {
+            offset: at.offset + header.length,
+            sequence: fields.sequence.saturating_add(1),
+            predecessor: header.sum,
+            ..head
+        };
+        let bytes = bytes[..header.length as usize].to_vec();
+        Ok(Some(Held { bytes, at, sequence: fields.sequence, head: behind }))
+    }
+
+    /// Holds a valid record, and applies what is known to be durable.
+    async fn advance(&mut self, held: Held) -> Result<()> {
+        let layout = self.layout;
+        let record = Record::open(&held.bytes, layout.seal, held.at, &layout.geometry)?;
+        self.durable = self.durable.max(record.header.fields.durable_through);
+        let mut next = None;
+        for change in record.changes(&layout.geometry) {
+            if let Change::NextSegment(segment) = change? {
+                next = Some(segment);
+            }
+        }
+        self.head = held.head;
+        if let Some(next) = next {
+            self.head.previous = self.head.segment;
+            self.head.segment = None;
+            let Head { sequence, generation, predecessor, .. } = self.head;
+            let beginning = self.headers.get(&sequence).into_iter().flatten();
+            let header = beginning.into_iter().find(|header| {
+                let place = header.segment == next && header.generation == generation;
+                place && header.predecessor == predecessor
+            });
+            if let Some(header) = header.copied() {
+                self.head = enter(&header, self.head);
+                self.state.space.mark(header.segment, Use::Log);
+            }
+        }
+        self.held_bytes += held.bytes.len();
+        self.held.push_back(held);
+        self.drain().await
+    }
+
+    /// Applies held records from the front, while they are known to be durable, or too many.
+    async fn drain(&mut self) -> Result<()> {
+        while let Some(held) = self.held.front() {
+            let durable = held.sequence <= self.durable;
+            if !durable && self.held_bytes <= HELD_BYTES_MAX {
+                break;
+            }
+            let held = self.held.pop_front().expect("looked at it");
+            self.held_bytes -= held.bytes.len();
+            if !durable && !self.data_is_good(&held).await? {
+                // What follows could still tell that it was durable; nothing so old is undone by a crash.
+                self.cut = true;
+                return Ok(());
+            }
+            self.apply(&held)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, held: &Held) -> Result<()> {
+        let layout = self.layout;
+        let record = Record::open(&held.bytes, layout.seal, held.at, &layout.geometry)?;
+        self.state.space.mark(held.at.segment, Use::Log);
+        let resolve = |extent: &Extent<'_>| record.resolve(extent).map(Where::Run);
+        for change in record.changes(&layout.geometry) {
+            let change = change?;
+            self.state.apply(&change, &resolve).map_err(|error| {
+                let text = format!("record {} at {:?}: {error}", held.sequence, held.at);
+                Error::new(error.kind(), "recover", text)
+            })?;
+            if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change {
+                self.state.space.mark(place.segment, Use::Data);
+            }
+        }
+        self.last = held.head;
+        self.records += 1;
+        Ok(())
+    }
+
+    /// Whether what a record points at is there.
+    async fn data_is_good(&self, held: &Held) -> Result<bool> {
+        if self.plant.has(Planted::UnverifiedData) {
+            return Ok(true);
+        }
+        let layout = self.layout;
+        let record = Record::open(&held.bytes, layout.seal, held.at, &layout.geometry)?;
+        let mut runs = Vec::new();
+        for change in record.changes(&layout.geometry) {
+            if let Change::Map(_, _, extent) = change?
+                && let Source::Run(place) = extent.source
+            {
+                let sums: Vec<u32> = extent.sums.iter_crc32c().collect();
+                runs.push((place, extent.stored_bytes as usize, sums));
+            }
+        }
+        for (place, len, sums) in runs {
+            if place.segment >= layout.segments {
+                return Ok(false);
+            }
+            let bytes = read_at(self.device, layout.device_offset(place), len).await?;
+            let blocks = bytes.chunks(layout.block_bytes() as usize);
+            if !sums.is_empty() && !blocks.map(crc32c).eq(sums) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The bytes of the record that may be at `at`; none if there is no room for one.
+    async fn record_at(&mut self, at: Place) -> Result<Option<&[u8]>> {
+        let layout = self.layout;
+        let left = layout.segment_bytes().saturating_sub(u64::from(at.offset));
+        if at.segment >= layout.segments || left < RECORD_HEADER_BYTES as u64 {
+            return Ok(None);
+        }
+        let head = self.bytes(at, RECORD_HEADER_BYTES as u64).await?;
+        if !head.starts_with(&MAGIC.to_le_bytes()) {
+            return Ok(None);
+        }
+        let len = match RecordHeader::peek(head, at, &layout.geometry) {
+            Ok(header) => u64::from(header.length),
+            // The sum says whether it is to be believed that this is newer.
+            Err(error) if error.kind() == ErrorKind::Unsupported => left.min(layout.max_record()),
+            Err(_) => return Ok(None),
+        };
+        self.bytes(at, len.min(left)).await.map(Some)
+    }
+
+    /// At least `len` bytes from `at` on, which lie in the segment.
+    async fn bytes(&mut self, at: Place, len: u64) -> Result<&[u8]> {
+        let end = u64::from(at.offset) + len;
+        let there = self.buf.as_ref().is_some_and(|(from, buf)| {
+            from.segment == at.segment
+                && from.offset <= at.offset
+                && end <= u64::from(from.offset) + buf.len() as u64
+        });
+        if !there {
+            let from = round_down(u64::from(at.offset), u64::from(self.layout.align));
+            let until = round_up(end.max(from + READ_BYTES), u64::from(self.layout.align));
+            let until = until.min(self.layout.segment_bytes());
+            let place = Place::new(at.segment, from as u32);
+            let offset = self.layout.device_offset(place);
+            self.buf = Some((place, read_at(self.device, offset, (until - from) as usize).await?));
+        }
+        let (from, buf) = self.buf.as_ref().expect("read above");
+        Ok(&buf[(at.offset - from.offset) as usize..])
+    }
+
+    /// R12: the log ends at the head; is there anything later that says it should not?
+    async fn look_behind(&mut self) -> Result<()> {
+        let (wanted, generation) = (self.head.sequence, self.head.generation);
+        let mut from: Vec<Place> = Vec::new();
+        if let Some(segment) = self.head.segment {
+            from.push(Place::new(segment, self.head.offset));
+        }
+        let later = self.headers.range(wanted..).flat_map(|(_, headers)| headers);
+        let later = later.filter(|header| header.generation >= generation);
+        from.extend(later.map(|header| Place::new(header.segment, header.first_record)));
+        for start in from {
+            if let Some((place, sequence)) = self.tells_durable(start, wanted).await? {
+                let segment = self.head.segment.or(self.head.previous).unwrap_or_default();
+                let bad = Place::new(segment, self.head.offset);
+                let text = format!(
+                    "log record {wanted} at {bad:?} is bad; \
+                     record {sequence} at {place:?} says it was durable"
+                );
+                return Err(Error::new(ErrorKind::Corrupt, "recover", text));
+            }
+        }
+        Ok(())
+    }
+
+    /// A record from `start` on, in its segment, that calls record `wanted` durable.
+    async fn tells_durable(&mut self, start: Place, wanted: u64) -> Result<Option<(Place, u64)>> {
+        let layout = self.layout;
+        let end = layout.segment_bytes().min(u64::from(start.offset) + SCAN_BYTES) as u32;
+        let mut at = round_up(u64::from(start.offset), u64::from(RECORD_ALIGN)) as u32;
+        while at < end {
+            let place = Place::new(start.segment, at);
+            let mut step = RECORD_ALIGN;
+            if let Some(bytes) = self.record_at(place).await?
+                && let Ok(record) = Record::open(bytes, layout.seal, place, &layout.geometry)
+            {
+                let fields = record.header.fields;
+                if fields.sequence > wanted && fields.durable_through >= wanted {
+                    return Ok(Some((place, fields.sequence)));
+                }
+                step = record.header.length;
+            }
+            at = at.saturating_add(step);
+        }
+        Ok(None)
+    }
+}
+
+/// The head at the start of a segment.
+fn enter(header: &SegmentHeader, from: Head) -> Head {
+    Head {
+        segment: Some(header.segment),
+        previous: from.segment.or(from.previous),
+        offset: header.first_record,
+        sequence: header.first_sequence,
+        generation: header.generation,
+        predecessor: header.predecessor,
+    }
+}

@@ -1,0 +1,250 @@
+//! The staging area: content of records that are not durable yet, found at offsets behind the end of every
+//! device. As a device it passes on what lies on the real one, so that whoever moves content need not know.
+//!
+//! ```text
+//!   0 ............ device ............ | nothing | BASE ....... staged runs, each at an offset of its own
+//! ```
+//! Invariants: G11 an offset of the area is given out once. G12 what is staged is read back until it is
+//! forgotten, and that is when its record is durable and content is found on the device; and for as long
+//! after that as somebody holds the pin that he was given.
+//!
+//! Lock: one, a leaf below the state lock.
+
+use crate::fault::{Plant, Planted};
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::sync::Mutex;
+use forebay_base::task::BoxFuture;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, MapRuns};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+/// First offset of the area.
+pub(crate) const BASE: u64 = 1 << 62;
+
+struct Area {
+    /// Bytes, and how many of them are looked for here.
+    runs: BTreeMap<u64, (Arc<Vec<u8>>, u64)>,
+    /// Forgotten, but somebody who looked before may still read (G12).
+    pinned: BTreeMap<u64, Weak<Vec<u8>>>,
+    next: u64,
+}
+
+/// See the module.
+pub(crate) struct Staging {
+    device: DeviceRef,
+    area: Mutex<Area>,
+    plant: Plant,
+}
+
+impl Staging {
+    /// An empty area beside `device`.
+    pub fn new(device: DeviceRef, plant: Plant) -> Self {
+        let area = Area { runs: BTreeMap::new(), pinned: BTreeMap::new(), next: BASE };
+        Self { device, area: Mutex::new(area), plant }
+    }
+
+    /// Whether an offset lies in the area.
+    pub fn is_staged(offset: u64) -> bool {
+        offset >= BASE
+    }
+
+    /// Room for `len` bytes, zeros until they are written (G11).
+    pub fn take(&self, len: u64) -> Range<u64> {
+        let mut area = self.area.lock();
+        let start = area.next;
+        area.next += len;
+        area.runs.insert(start, (Arc::new(vec![0; len as usize]), len));
+        start..start + len
+    }
+
+    /// What keeps a staged offset readable.
+    pub fn pin(&self, offset: u64) -> Option<Arc<Vec<u8>>> {
+        let area = self.area.lock();
+        area.runs.range(..=offset).next_back().map(|(_, (bytes, _))| bytes.clone())
+    }
+
+    /// A copy of some staged bytes.
+    pub fn copy(&self, range: &Range<u64>) -> Result<Vec<u8>> {
+        let len = (range.end - range.start) as usize;
+        let mut bytes = vec![0; len];
+        self.read_into(range.start, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// These bytes are not looked for here any more.
+    pub fn forget(&self, range: &Range<u64>) {
+        let mut area = self.area.lock();
+        area.pinned.retain(|_, bytes| bytes.strong_count() > 0);
+        let Some((start, (_, left))) = area.runs.range_mut(..=range.start).next_back() else {
+            return;
+        };
+        let start = *start;
+        *left = left.saturating_sub(range.end - range.start);
+        if *left == 0
+            && let Some((bytes, _)) = area.runs.remove(&start)
+        {
+            area.pinned.insert(start, Arc::downgrade(&bytes));
+        }
+    }
+
+    fn read_staged(&self, offset: u64, len: u64, act: impl FnOnce(&[u8])) -> Result<()> {
+        let area = self.area.lock();
+        let held = area.runs.range(..=offset).next_back().map(|(at, (run, _))| (*at, run.clone()));
+        let within = |(at, run): &(u64, Arc<Vec<u8>>)| offset + len <= at + run.len() as u64;
+        let pinned = || {
+            let (at, run) = area.pinned.range(..=offset).next_back()?;
+            run.upgrade().map(|run| (*at, run))
+        };
+        let found = held.filter(within).or_else(|| pinned().filter(within));
+        drop(area);
+        let (start, run) = found.ok_or_else(gone)?;
+        let at = (offset - start) as usize;
+        act(&run[at..at + len as usize]);
+        Ok(())
+    }
+
+    fn write_staged(&self, offset: u64, len: u64, act: impl FnOnce(&mut [u8])) -> Result<()> {
+        let mut area = self.area.lock();
+        let (start, (run, _)) = area.runs.range_mut(..=offset).next_back().ok_or_else(gone)?;
+        if offset + len > start + run.len() as u64 {
+            return Err(gone());
+        }
+        let at = (offset - start) as usize;
+        act(&mut Arc::make_mut(run)[at..at + len as usize]);
+        Ok(())
+    }
+
+    /// The planted fault: it counts as written when it is only on its way.
+    fn complete_early(&self, mut bio: Bio) {
+        let mut copy = AlignedBuf::new(bio.len as usize);
+        bio.data.copy_out(0, &mut copy);
+        let (offset, len, data) = (bio.offset, bio.len, DataRef::Buf(copy));
+        self.device.submit(Bio::new(BioOp::Write, offset, len, data, Box::new(drop)));
+        bio.complete(Ok(()));
+    }
+
+    fn carry_out(&self, bio: &mut Bio) -> Result<()> {
+        let (offset, len) = (bio.offset, bio.len);
+        match bio.op {
+            BioOp::Write => self.write_staged(offset, len, |room| {
+                bio.data.copy_out(0, room);
+            }),
+            BioOp::Read => self.read_staged(offset, len, |bytes| {
+                bio.data.copy_in(0, bytes);
+            }),
+            _ => Err(Error::new(ErrorKind::Unsupported, "staged content", "reads and writes only")),
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Io, "staged content", "it is not held any more")
+}
+
+impl BlockDevice for Staging {
+    fn name(&self) -> String {
+        self.device.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.device.limits()
+    }
+
+    fn size(&self) -> u64 {
+        self.device.size()
+    }
+
+    fn submit(&self, mut bio: Bio) {
+        if bio.op == BioOp::Flush || !Self::is_staged(bio.offset) {
+            if bio.op == BioOp::Write && self.plant.has(Planted::PublishedEarly) {
+                return self.complete_early(bio);
+            }
+            return self.device.submit(bio);
+        }
+        let result = self.carry_out(&mut bio);
+        bio.complete(result);
+    }
+
+    fn submit_batch(&self, bios: &mut Vec<Bio>) {
+        let mut device = Vec::with_capacity(bios.len());
+        for bio in bios.drain(..) {
+            let staged = bio.op != BioOp::Flush && Self::is_staged(bio.offset);
+            match staged || self.plant.has(Planted::PublishedEarly) {
+                true => self.submit(bio),
+                false => device.push(bio),
+            }
+        }
+        self.device.submit_batch(&mut device);
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.device.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.device.room()
+    }
+
+    fn execute(&self, mut bio: Bio) {
+        if bio.op == BioOp::Flush || !Self::is_staged(bio.offset) {
+            return self.device.execute(bio);
+        }
+        let result = self.carry_out(&mut bio);
+        bio.complete(result);
+    }
+
+    fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        if !Self::is_staged(offset) {
+            return self.device.read_into(offset, dst);
+        }
+        let len = dst.len() as u64;
+        self.read_staged(offset, len, |bytes| dst.copy_from_slice(bytes))
+    }
+
+    fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
+        if !Self::is_staged(offset) {
+            return self.device.write_from(offset, src, flags);
+        }
+        self.write_staged(offset, src.len() as u64, |room| room.copy_from_slice(src))
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.device.extents(offset, len, max)
+    }
+
+    fn attach_thread(&self) -> Option<Box<dyn forebay_base::task::LocalQueue>> {
+        self.device.attach_thread()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_block::RamDevice;
+
+    /// G11 and G12: runs do not meet, and are there until all of them is forgotten, and while they are
+    /// pinned.
+    #[test]
+    fn g11_g12_runs_are_held_until_forgotten() {
+        let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());
+        let (first, second) = (staging.take(1024), staging.take(512));
+        assert!(first.end <= second.start);
+        staging.write_from(first.start + 512, &[7; 512], BioFlags::empty()).unwrap();
+        let mut bytes = [0; 512];
+        staging.forget(&(first.start..first.start + 512));
+        staging.read_into(first.start + 512, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 512]);
+        let pin = staging.pin(first.start);
+        staging.forget(&(first.start + 512..first.end));
+        staging.read_into(first.start + 512, &mut bytes).unwrap();
+        drop(pin);
+        assert!(staging.read_into(first.start, &mut bytes).is_err());
+        staging.read_into(second.start, &mut bytes).unwrap();
+        assert!(staging.read_into(second.start + 1, &mut bytes).is_err(), "beyond its end");
+        staging.write_from(0, &[1; 512], BioFlags::empty()).unwrap();
+        staging.read_into(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [1; 512], "the device itself");
+    }
+}

@@ -1,0 +1,84 @@
+//! The volume beside the file system in memory: the same operations, the same answers, the same trees; and
+//! after closing and opening again the same tree.
+//!
+//! No locks.
+
+use crate::tests::seeds;
+use crate::volume::{CreateOptions, OpenOptions, Volume};
+use forebay_base::task::block_on;
+use forebay_base::world::{RealWorld, WorldRef};
+use forebay_block::{DeviceRef, RamDevice};
+use forebay_cache::{Config as CacheConfig, PageCache};
+use forebay_vfs::check::{Config, Limits, Times, Tree, compare};
+use forebay_vfs::mem::{MemFs, MemOptions};
+use forebay_vfs::{ManualClock, Timestamp};
+use std::sync::Arc;
+
+struct Bench {
+    device: DeviceRef,
+    world: WorldRef,
+    clock: Arc<ManualClock>,
+}
+
+impl Bench {
+    fn new(seed: u64, bytes: u64, block_bytes: u32) -> Self {
+        let device: DeviceRef = Arc::new(RamDevice::new(bytes));
+        let world = RealWorld::with_seed(seed);
+        let options = CreateOptions {
+            block_bytes,
+            segment_bytes: 1 << 20,
+            ..CreateOptions::new([seed as u8; 16], [3; 16], Timestamp::new(1_000_000_000, 0))
+        };
+        block_on(Volume::create(&device, &world, &options)).unwrap();
+        Self { device, world, clock: Arc::default() }
+    }
+
+    fn open(&self, fua: bool) -> Volume {
+        let config = CacheConfig { huge_pages: false, ..CacheConfig::with_budget(4 << 20) };
+        let cache = PageCache::new(config, self.world.clone()).unwrap();
+        let clock = self.clock.clone();
+        // Where data begins is an implementation's own, and with it what a reader of trees reads.
+        let (cache, noatime) = (Some(cache), true);
+        let options = OpenOptions { clock, cache, fua, noatime, ..OpenOptions::default() };
+        block_on(Volume::open(&self.device, &self.world, &options)).unwrap()
+    }
+}
+
+fn run(seed: u64, count: u64, size_max: u64) {
+    let bench = Bench::new(seed, 192 << 20, 512 << (seed % 4));
+    let volume = bench.open(seed & 4 == 0);
+    let memory = {
+        let clock = bench.clock.clone();
+        MemFs::new(MemOptions { clock, noatime: true, ..MemOptions::default() })
+    };
+    let config = Config {
+        limits: Limits { size_max, ..Limits::default() },
+        times: Times::Exact,
+        clock: Some(bench.clock.clone()),
+        ..Config::default()
+    };
+    let report = compare(&volume, &memory, &config, seed, count);
+    let report = report.unwrap_or_else(|mismatch| panic!("{mismatch}"));
+    assert!(report.done > count / 5, "{report:?}");
+    block_on(volume.close()).unwrap();
+    drop(volume);
+    let again = block_on(Tree::read(&bench.open(false), Times::Exact)).unwrap();
+    let memory = block_on(Tree::read(&memory.snapshot(), Times::Exact)).unwrap();
+    assert_eq!(memory.difference(&again), None, "seed {seed}, opened again");
+}
+
+/// Open files without a name, times, inodes that come and go, content of closed files: S12, S13, S14, D11.
+#[test]
+fn side_by_side_with_the_one_in_memory() {
+    for seed in seeds(6) {
+        run(seed, 900, 1 << 20);
+    }
+}
+
+/// Offsets up to the last one that a file can have.
+#[test]
+fn side_by_side_at_far_offsets() {
+    for seed in seeds(3) {
+        run(seed ^ 0xfa0, 500, forebay_vfs::types::FILE_SIZE_MAX);
+    }
+}

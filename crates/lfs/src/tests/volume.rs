@@ -1,0 +1,235 @@
+//! A volume on a disk that loses, damages, and runs full.
+//!
+//! No locks.
+
+use crate::format::place::Place;
+use crate::log::Log;
+use crate::pending::Where;
+use crate::tests::crash::run::Setup;
+use crate::volume::Volume;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::{World, WorldRef};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_block::{BioOp, DeviceRef};
+use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_vfs::{
+    Attr, FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, SetXattr,
+    XattrName,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
+
+fn setup() -> Setup {
+    Setup { content: true, volume_bytes: 2 << 20, block_bytes: 4096, ..Setup::from_seed(1) }
+}
+
+async fn open(setup: &Setup, disk: &SimDisk) -> Result<Volume> {
+    let device: DeviceRef = Arc::new(disk.clone());
+    let world: WorldRef = disk.world().clone();
+    Volume::open(&device, &world, &setup.options(&world)).await
+}
+
+async fn create(volume: &Volume, name: &str) -> Result<(Attr, OpenFileRef)> {
+    let name = Name::new(name.as_bytes())?;
+    let new = NewInode::of(FileKind::File, 0o644);
+    volume.create(Ino::ROOT, name, &new, BOTH).await
+}
+
+async fn write(file: &OpenFileRef, offset: u64, bytes: &[u8]) -> Result<usize> {
+    let (none, keep) = (IoFlags::empty(), Privileges::Keep);
+    file.write(offset, AlignedBuf::copy_of(bytes), none, keep).await.1.map(|done| done.len)
+}
+
+async fn read(volume: &Volume, name: &str) -> Result<Vec<u8>> {
+    let ino = volume.lookup(Ino::ROOT, Name::new(name.as_bytes())?).await?;
+    let file = volume.open(ino.ino, OpenFlags::READ).await?;
+    let (buf, len) = file.read(0, AlignedBuf::new(ino.size as usize), IoFlags::empty()).await;
+    Ok(buf[..len?].to_vec())
+}
+
+/// Where the first block of a file is.
+fn place_of(volume: &Volume, ino: Ino) -> Option<Place> {
+    let state = volume.0.state.lock();
+    let overlay = state.data.get(&state.nodes[&ino.0].inode.data_id)?;
+    match overlay.look_up(0, state.layout.block_bytes()).ok()?.at {
+        Where::Run(place) => Some(place),
+        _ => None,
+    }
+}
+
+/// A flush fails, and what was written is not there any more: that file cannot be synced from then on, the
+/// others can, and after a crash it is what it was.
+#[test]
+fn lost_content_is_an_error_of_its_file_alone() {
+    let setup = Setup { inline_max: 0, ..setup() };
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (lost, first) = create(&volume, "lost").await.unwrap();
+        let (_, second) = create(&volume, "kept").await.unwrap();
+        write(&first, 0, &[1; 4096]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        write(&first, 0, &[2; 4096]).await.unwrap();
+        write(&second, 0, &[3; 4096]).await.unwrap();
+        let content = volume.0.content("test", lost.ino).unwrap();
+        content.file.write_out().await.unwrap();
+        let at = volume.0.layout.device_offset(place_of(&volume, lost.ino).unwrap());
+        disk.poke(at, &[9; 4096]);
+        disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
+        assert!(first.sync(true).await.is_err(), "the flush failed");
+        second.sync(true).await.unwrap();
+        for _ in 0..2 {
+            // The cache may have it still and write it elsewhere; the volume may not say that all is well.
+            assert!(first.sync(true).await.is_err(), "not durable");
+        }
+        let kept = open(&setup, &disk.power_cut(1)).await.unwrap();
+        assert_eq!(read(&kept, "kept").await.unwrap(), [3; 4096]);
+        let old = read(&kept, "lost").await.unwrap();
+        assert!(old == [1; 4096] || old == [2; 4096], "{:?}", &old[..4]);
+    });
+    disk.world().stop();
+}
+
+/// R12: a record that a later one calls durable is not taken for the end of the log, wherever it is damaged.
+#[test]
+fn r12_damage_below_the_durable_part_is_not_the_end() {
+    let setup = Setup { content: false, ..setup() };
+    let disk = setup.blank();
+    let (from, to) = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        create(&volume, "one").await.unwrap();
+        volume.syncfs().await.unwrap();
+        let from = head(&volume.0.log);
+        create(&volume, "two").await.unwrap();
+        volume.syncfs().await.unwrap();
+        let to = head(&volume.0.log);
+        // Idle: the mark tells that the last group is durable.
+        disk.world().sleep(Duration::from_millis(50)).await;
+        (from, to)
+    });
+    disk.world().stop();
+    let layout = disk.world().run(open(&setup, &disk)).unwrap().0.layout;
+    for offset in (from.offset..to.offset).step_by(512) {
+        let disk = disk.in_world(SimWorld::new(2));
+        let at = layout.device_offset(Place::new(from.segment, offset));
+        let mut sector = disk.peek(at, 512);
+        sector[7] ^= 1;
+        disk.poke(at, &sector);
+        let error: Error = disk.world().run(open(&setup, &disk)).err().expect("damaged");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("log record"), "{error}");
+    }
+}
+
+fn head(log: &Log) -> Place {
+    let head = log.ctl.lock().head;
+    Place::new(head.segment.expect("something was written"), head.offset)
+}
+
+/// Without the mark, and nothing behind it, a damaged group is what a power cut leaves: the end.
+#[test]
+fn damage_behind_the_durable_part_is_the_end() {
+    let setup = Setup { content: false, ..setup() };
+    let disk = setup.blank();
+    let end = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        create(&volume, "one").await.unwrap();
+        volume.syncfs().await.unwrap();
+        volume.0.layout.device_offset(head(&volume.0.log))
+    });
+    disk.world().stop();
+    disk.poke(end - 512, &[0; 512]);
+    let volume = disk.world().run(open(&setup, &disk)).unwrap();
+    let one = disk.world().run(volume.lookup(Ino::ROOT, Name::new(b"one").unwrap()));
+    assert_eq!(one.unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+/// Names and content until nothing fits: refused cleanly; what was synced is there, before and after a power
+/// cut; removing and syncing work.
+#[test]
+fn full_volumes_refuse_and_keep_what_was_synced() {
+    for inline_max in [0, 64 << 10] {
+        let setup = Setup { inline_max, volume_bytes: 1 << 20, ..setup() };
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let mut synced = Vec::new();
+            let refused = fill(&volume, &mut synced).await;
+            assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+            assert!(synced.len() > 10, "{} files fitted", synced.len());
+            volume.syncfs().await.expect("what was accepted has room");
+            {
+                let state = volume.0.state.lock();
+                assert_eq!(state.space.promised(), 0, "K12: promises are settled");
+                assert!(state.shares.is_empty(), "M12: reservations have gone");
+            }
+            let first = format!("f{}", synced[0]);
+            volume.unlink(Ino::ROOT, Name::new(first.as_bytes()).unwrap()).await.unwrap();
+            volume.syncfs().await.unwrap();
+            let again = open(&setup, &disk.power_cut(3)).await.unwrap();
+            for volume in [&volume, &again] {
+                for n in &synced[1..] {
+                    let bytes = read(volume, &format!("f{n}")).await.unwrap();
+                    assert_eq!(bytes, [*n as u8; 5000], "f{n}");
+                }
+                let gone = read(volume, &first).await.unwrap_err();
+                assert_eq!(gone.kind(), ErrorKind::NotFound);
+            }
+        });
+        disk.world().stop();
+    }
+}
+
+/// Files of 5000 bytes, each synced, until something is refused.
+async fn fill(volume: &Volume, synced: &mut Vec<u32>) -> Error {
+    for n in 0.. {
+        let (_, file) = match create(volume, &format!("f{n}")).await {
+            Ok(made) => made,
+            Err(error) => return error,
+        };
+        if let Err(error) = write(&file, 0, &[n as u8; 5000]).await {
+            return error;
+        }
+        if let Err(error) = file.sync(n % 2 == 0).await {
+            panic!("f{n}: accepted, and then {error}");
+        }
+        synced.push(n);
+    }
+    unreachable!("a disk of a MiB takes no end of files")
+}
+
+/// U11 and U12: any slot may be lost.
+#[test]
+fn u11_u12_one_slot_may_be_lost() {
+    let setup = Setup { content: false, ..setup() };
+    let blank = setup.blank();
+    let offsets = crate::format::superblock::slot_offsets(blank.config().size);
+    for offset in offsets {
+        let disk = blank.in_world(SimWorld::new(1));
+        disk.poke(offset, &[0xff; 4096]);
+        disk.world().run(open(&setup, &disk)).unwrap();
+    }
+    offsets.iter().for_each(|offset| blank.poke(*offset, &[0; 4096]));
+    let error = blank.world().run(open(&setup, &blank)).err().expect("no slot is left");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+/// T11: what no record takes has changed nothing.
+#[test]
+fn t11_too_long_for_a_record_changes_nothing() {
+    let setup = Setup { content: false, ..setup() };
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let before = volume.digest();
+        let name = XattrName::new(b"user.long").unwrap();
+        let set = volume.setxattr(Ino::ROOT, name, &[1; 60_000], SetXattr::Any).await;
+        assert_eq!(set.unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(volume.digest(), before);
+        volume.setxattr(Ino::ROOT, name, &[1; 9000], SetXattr::Any).await.unwrap();
+        assert_ne!(volume.digest(), before);
+    });
+}

@@ -1,0 +1,317 @@
+//! A volume: made, opened, shared by whoever has it open.
+//!
+//! Opening: newest slot, roll-forward, flush, orphans of the last life removed; then the log goes on in a
+//! fresh segment and a new generation. It writes nothing itself: what changes nothing leaves nothing.
+//!
+//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is flushed
+//! first.
+//! O12 a generation is never used twice: it is above every one that a slot or a segment tells.
+//!
+//! Locks: see the crate.
+
+use crate::fault::{Plant, Planted};
+use crate::format::change::Change;
+use crate::format::features::{Access, Features};
+use crate::format::inode::{FileType, Inode, ROOT_INO, Time};
+use crate::format::place::{Geometry, Place, SumAlgorithm};
+use crate::format::segment::SEGMENT_HEADER_BYTES;
+use crate::format::superblock::{
+    FILES_TREE, FIRST_FREE_TREE, KEY_AREA_BYTES, SLOT_BYTES, SLOTS, Superblock, TreeRoot,
+    USAGE_TREE,
+};
+use crate::layout::Layout;
+use crate::log::{Head, Log};
+use crate::rollforward::{Found, roll_forward};
+use crate::slots;
+use crate::space::Need;
+use crate::staging::Staging;
+use crate::state::State;
+use forebay_base::buf::DataRef;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_base::units::MIB;
+use forebay_base::world::WorldRef;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{BioFlags, BioOp, DeviceRef, io};
+use forebay_cache::PageCache;
+use forebay_cache::writeback::Domain;
+use forebay_vfs::{Clock, SystemClock, Timestamp};
+use std::sync::Weak;
+
+/// Fewest segments of a volume: two kept, one of each stream, some to fill.
+const SEGMENTS_MIN: u64 = 8;
+
+/// More than one life draws.
+const UNRECORDED_BIRTHS: u64 = 1 << 32;
+
+/// How a volume is made.
+#[derive(Debug, Clone)]
+pub struct CreateOptions {
+    /// Bytes of a block, a power of two: 512 to 4096, not below the device's.
+    pub block_bytes: u32,
+    /// Bytes of a segment, a power of two: 64 KiB to 1 GiB.
+    pub segment_bytes: u32,
+    /// Blocks of files have checksums.
+    pub sums: bool,
+    /// Name of the volume among all volumes.
+    pub uuid: [u8; 16],
+    /// Secret: what somebody else writes must not verify. From the system's random numbers.
+    pub nonce: [u8; 16],
+    /// When.
+    pub now: Timestamp,
+}
+
+impl CreateOptions {
+    /// 4 KiB blocks, 64 MiB segments, checksums.
+    pub fn new(uuid: [u8; 16], nonce: [u8; 16], now: Timestamp) -> Self {
+        Self { block_bytes: 4096, segment_bytes: 64 << 20, sums: true, uuid, nonce, now }
+    }
+
+    fn geometry(&self) -> Result<Geometry> {
+        let powers = self.block_bytes.is_power_of_two() && self.segment_bytes.is_power_of_two();
+        let geometry = Geometry {
+            block_shift: self.block_bytes.trailing_zeros() as u8,
+            node_shift: 12,
+            segment_shift: self.segment_bytes.trailing_zeros() as u8,
+            sum: if self.sums { SumAlgorithm::Crc32c } else { SumAlgorithm::None },
+            incompat: 0,
+        };
+        match geometry.check("volume") {
+            Ok(()) if powers => Ok(geometry),
+            _ => {
+                let (block, segment) = (self.block_bytes, self.segment_bytes);
+                let text = format!("blocks of {block} in segments of {segment} bytes");
+                Err(Error::new(ErrorKind::InvalidInput, "create", text))
+            }
+        }
+    }
+}
+
+/// How a volume is opened.
+#[derive(Clone)]
+pub struct OpenOptions {
+    /// What stamps inodes.
+    pub clock: std::sync::Arc<dyn Clock>,
+    /// Content goes through it; without one there are only names and attributes.
+    pub cache: Option<Arc<PageCache>>,
+    /// A lone record goes out with FUA instead of a flush behind it.
+    pub fua: bool,
+    /// Reading leaves no trace.
+    pub noatime: bool,
+    /// Longest synced content that goes into a record, bytes; 0: none. At most 64 KiB.
+    pub inline_max: u32,
+    pub(crate) plant: Plant,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        let clock = std::sync::Arc::new(SystemClock);
+        let plant = Plant::default();
+        Self { clock, cache: None, fua: false, noatime: false, inline_max: 64 << 10, plant }
+    }
+}
+
+/// What a volume's users share.
+pub(crate) struct Inner {
+    pub device: DeviceRef,
+    pub world: WorldRef,
+    pub options: OpenOptions,
+    pub layout: Layout,
+    pub state: Mutex<State>,
+    pub log: Arc<Log>,
+    pub staging: std::sync::Arc<Staging>,
+    /// Of all content, if there is a cache.
+    pub domain: Option<Arc<Domain>>,
+    pub plant: Plant,
+    pub me: Weak<Inner>,
+    /// Seeds the hashes of names.
+    pub nonce: [u8; 16],
+}
+
+/// An open volume. Clones share it.
+#[derive(Clone)]
+pub struct Volume(pub(crate) std::sync::Arc<Inner>);
+
+fn align_of(device: &DeviceRef) -> u32 {
+    let limits = device.limits();
+    limits.logical_block.max(limits.physical_block).clamp(512, 4096)
+}
+
+impl Volume {
+    /// Makes an empty volume on all of a device; what was there is lost.
+    pub async fn create(
+        device: &DeviceRef,
+        world: &WorldRef,
+        options: &CreateOptions,
+    ) -> Result<()> {
+        let mut superblock = new_superblock(device.size(), options)?;
+        if device.limits().logical_block > options.block_bytes {
+            let text = format!("blocks of {} bytes are below the device's", options.block_bytes);
+            return Err(Error::new(ErrorKind::InvalidInput, "create", text));
+        }
+        let layout = Layout::of(&superblock, align_of(device));
+        let head = Head {
+            segment: None,
+            previous: None,
+            offset: 0,
+            sequence: superblock.log_sequence,
+            generation: superblock.generation,
+            predecessor: superblock.log_predecessor,
+        };
+        let volume = Self::assemble(device, world, &OpenOptions::default(), &superblock, {
+            Found { state: State::new(layout), head, records: 0 }
+        });
+        let root = root(options.now);
+        volume.0.state.lock().append(&[Change::CreateInode(ROOT_INO, root, &[])], Need::New)?;
+        volume.0.commit_all(false).await?;
+        superblock.log_head = Place::new(0, SEGMENT_HEADER_BYTES as u32);
+        // Twice: every slot that a power cut may leave valid says the same.
+        for checkpoint in 1..=u64::from(SLOTS / 2) {
+            superblock.checkpoint = checkpoint;
+            slots::write(device, &superblock).await?;
+        }
+        flush(device).await
+    }
+
+    /// Opens a volume; recovers it first, if need be.
+    pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
+        let superblock = slots::read_newest(device).await?;
+        if let Access::ReadOnly(why) = superblock.access()? {
+            return Err(Error::new(ErrorKind::ReadOnly, "open", why));
+        }
+        if superblock.recorded_end_bytes > device.size() {
+            let (end, size) = (superblock.recorded_end_bytes, device.size());
+            let text = format!("the volume ends at {end}, the device at {size}");
+            return Err(Error::new(ErrorKind::Corrupt, "open", text));
+        }
+        let layout = Layout::of(&superblock, align_of(device));
+        let mut found = roll_forward(device, &superblock, layout, options.plant).await?;
+        if !options.plant.has(Planted::UnflushedRecovery) {
+            flush(device).await?;
+        }
+        log::debug!("{}: {} records of the log applied", device.name(), found.records);
+        if !options.plant.has(Planted::SameGeneration) {
+            found.head.generation = found.head.generation.saturating_add(1);
+        }
+        // Births that were drawn and never recorded are not drawn again.
+        found.state.next_sequence = found.state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
+        found.head.previous = found.head.segment.or(found.head.previous);
+        found.head.segment = None;
+        let volume = Self::assemble(device, world, options, &superblock, found);
+        volume.remove_orphans()?;
+        Ok(volume)
+    }
+
+    fn assemble(
+        device: &DeviceRef,
+        world: &WorldRef,
+        options: &OpenOptions,
+        superblock: &Superblock,
+        found: Found,
+    ) -> Self {
+        let layout = found.state.layout;
+        let inner = std::sync::Arc::new_cyclic(|me: &Weak<Inner>| Inner {
+            device: device.clone(),
+            world: world.clone(),
+            options: options.clone(),
+            layout,
+            state: Mutex::new(found.state),
+            log: Arc::new(Log::new(found.head)),
+            staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
+            domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
+            plant: options.plant,
+            me: me.clone(),
+            nonce: superblock.nonce,
+        });
+        Self(inner)
+    }
+
+    /// What was open without a name when the last life ended goes.
+    fn remove_orphans(&self) -> Result<()> {
+        let mut state = self.0.state.lock();
+        let orphans: Vec<u64> = state.orphans.iter().copied().collect();
+        for ino in orphans {
+            let sequence = state.draw();
+            let data_id = state.nodes.get(&ino).map_or(0, |node| node.inode.data_id);
+            state.append(&[Change::RemoveInode(ino, data_id, sequence)], Need::Urgent)?;
+        }
+        Ok(())
+    }
+
+    /// One number for all that a recovery of the present state would find. For tests and tools.
+    pub fn digest(&self) -> u64 {
+        self.0.state.lock().digest()
+    }
+
+    /// Makes everything durable. Who wants to know whether that worked calls it before the last reference
+    /// goes.
+    pub async fn close(&self) -> Result<()> {
+        self.0.sync_everything().await
+    }
+}
+
+async fn flush(device: &DeviceRef) -> Result<()> {
+    io(&**device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await.result
+}
+
+fn root(now: Timestamp) -> Inode {
+    let now = Time { seconds: now.sec, nanos: now.nsec };
+    Inode {
+        mode: (FileType::Directory as u32) << 12 | 0o755,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        flags: 0,
+        data_id: 0,
+        size: 0,
+        stored_bytes: 0,
+        rdev: 0,
+        parent: ROOT_INO,
+        version: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+    }
+}
+
+fn new_superblock(size: u64, options: &CreateOptions) -> Result<Superblock> {
+    let geometry = options.geometry()?;
+    let slots = u64::from(SLOTS / 2) * SLOT_BYTES as u64;
+    let segment_bytes = u64::from(geometry.segment_bytes());
+    let data_start_bytes = if segment_bytes >= 16 * MIB { MIB } else { slots };
+    let recorded_end_bytes = size / SLOT_BYTES as u64 * SLOT_BYTES as u64;
+    let room = recorded_end_bytes.saturating_sub(data_start_bytes + slots);
+    let segments = room / segment_bytes;
+    if segments < SEGMENTS_MIN || segments > u64::from(u32::MAX / 2) {
+        let text = format!("{size} bytes are {segments} segments of {segment_bytes} bytes");
+        return Err(Error::new(ErrorKind::InvalidInput, "create", text));
+    }
+    let empty = |tree| TreeRoot { tree, places: None, birth: 0, sum: 0, level: 0, since: 0 };
+    let nanos = i128::from(options.now.sec) * 1_000_000_000 + i128::from(options.now.nsec);
+    Ok(Superblock {
+        slot: 0,
+        features: Features::default(),
+        uuid: options.uuid,
+        nonce: options.nonce,
+        geometry,
+        state: 0,
+        checkpoint: 1,
+        generation: 1,
+        log_head: Place::new(0, 0),
+        log_sequence: 1,
+        log_predecessor: 0,
+        data_start_bytes,
+        recorded_end_bytes,
+        segment_count: segments as u32,
+        inode_count: 0,
+        next_ino: 1,
+        next_data_id: 1,
+        next_tree: FIRST_FREE_TREE,
+        next_sequence: 1,
+        arena_uuid: [0; 16],
+        arena_generation: 0,
+        created_ns: i64::try_from(nanos).unwrap_or(i64::MAX),
+        key_area: [0; KEY_AREA_BYTES],
+        trees: vec![empty(FILES_TREE), empty(USAGE_TREE)],
+    })
+}
