@@ -119,8 +119,8 @@ impl Bounds {
         self.held_wait.wait_for(want, || (!self.overlaps(&range)).then_some(())).await;
     }
 
-    /// The blocks of `freed` are not held any more: wakes who waited for that. Who is left out hears of it from
-    /// whoever holds a block of his range then.
+    /// The blocks of `freed` are not held any more: wakes who waited for that. Who is left out hears of it
+    /// from whoever holds a block of his range then.
     fn wake(&self, freed: &Range<u64>) {
         self.held_wait.wake_matching(|Want { range, takes }| {
             if range.start >= freed.end || freed.start >= range.end || self.overlaps(range) {

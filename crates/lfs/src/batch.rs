@@ -1,8 +1,8 @@
 //! Lays a group of records out: one behind the other from the head of the log, over as many segments as it
 //! takes.
 //!
-//! Invariants: B11 a group begins and ends at the device's block: no write touches what an earlier one wrote.
-//! B12 each segment but the last ends with a record that names the next one. B13 a record, and room for the
+//! Invariants: J11 a group begins and ends at the device's block: no write touches what an earlier one wrote.
+//! J12 each segment but the last ends with a record that names the next one. J13 a record, and room for the
 //! one that ends the segment, lie within the segment.
 //!
 //! No locks: the holder of the write turn works on memory of its own, and gets segments by a callback.
@@ -64,7 +64,7 @@ impl<'a> Batch<'a> {
         let done = builder.finish(self.layout.seal, fields, align)?;
         self.advance(done.length, done.sum);
         let end = u64::from(self.head.offset) + self.layout.next_record();
-        debug_assert!(end <= self.layout.segment_bytes(), "B13: the segment can still be ended");
+        debug_assert!(end <= self.layout.segment_bytes(), "J13: the segment can still be ended");
         let body_end = u64::from(at.offset) + (RECORD_HEADER_BYTES + record.body.len()) as u64;
         let content = round_up(body_end, self.layout.block_bytes());
         Ok(record.payload.as_ref().map(|_| Place::new(segment, content as u32)))
@@ -73,7 +73,7 @@ impl<'a> Batch<'a> {
     /// Ends the group: what is to be written is in `writes`.
     pub fn finish(&mut self) {
         let whole = self.part.len().is_multiple_of(self.layout.align as usize);
-        debug_assert!(whole, "B11: a group ends at the device's block");
+        debug_assert!(whole, "J11: a group ends at the device's block");
         if !self.part.is_empty() {
             let place = Place::new(self.head.segment.unwrap_or_default(), self.start);
             self.writes.push((place, std::mem::take(&mut self.part)));
@@ -109,7 +109,7 @@ impl<'a> Batch<'a> {
         round_up(end, u64::from(self.layout.align)) - start
     }
 
-    /// Sees to it that the record fits at the head (B13). The segment.
+    /// Sees to it that the record fits at the head (J13). The segment.
     fn room_for(&mut self, record: &Pending) -> Result<u32> {
         let tail = self.layout.next_record();
         if let Some(segment) = self.head.segment {
@@ -127,7 +127,7 @@ impl<'a> Batch<'a> {
         self.open(next)
     }
 
-    /// B12.
+    /// J12.
     fn end_segment(&mut self, segment: u32, next: u32) -> Result<()> {
         let at = Place::new(segment, self.head.offset);
         let from = (self.head.offset - self.start) as usize;

@@ -503,8 +503,8 @@ mod tests {
         assert!(!dirts[0].is_stalled() && queue.members[&0].stall_pause == 0);
     }
 
-    /// The flusher let go of a file that had left, and whose number another one had by then: it took that one for
-    /// the one in its hand, and ended.
+    /// The flusher let go of a file that had left, and whose number another one had by then: it took that
+    /// one for the one in its hand, and ended.
     #[test]
     fn a_file_in_hand_that_leaves_is_not_the_next_one_of_its_number() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));

@@ -136,8 +136,8 @@ impl Unflushed {
         covered.epoch == self.epoch()
     }
 
-    /// What it covered is durable, or dirty again. Returns the pinned blocks that were dropped since it began:
-    /// if it failed nobody holds what it covered of them (W4).
+    /// What it covered is durable, or dirty again. Returns the pinned blocks that were dropped since it
+    /// began: if it failed nobody holds what it covered of them (W4).
     pub fn end_flush(&self) -> RangeSet {
         let mut state = self.state.lock();
         assert!(state.flushing > 0, "a flush ends once");
@@ -152,8 +152,8 @@ impl Unflushed {
         std::mem::take(&mut state.lost)
     }
 
-    /// What of the blocks was written again since the flush that covers them began: pinned for the next one, or
-    /// lost meanwhile and to be written anew.
+    /// What of the blocks was written again since the flush that covers them began: pinned for the next one,
+    /// or lost meanwhile and to be written anew.
     pub fn pinned_within(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
         let state = self.state.lock();
         let lost = state.lost.pinned.within(blocks.clone());
@@ -194,8 +194,8 @@ mod tests {
         assert!(unflushed.begin_flush().unpinned);
     }
 
-    /// A block that a flush covered was written again, then a flush of another file failed: the newer bytes were
-    /// not looked for among what is lost, and the block counted as flushed.
+    /// A block that a flush covered was written again, then a flush of another file failed: the newer bytes
+    /// were not looked for among what is lost, and the block counted as flushed.
     #[test]
     fn what_is_lost_while_a_flush_is_dealt_with_was_written_again() {
         let unflushed = Unflushed::default();
@@ -205,7 +205,7 @@ mod tests {
         assert!(unflushed.is_certified(&covered));
         fail_one(&unflushed.flushes);
         assert!(unflushed.completed(unflushed.epoch(), 8..9, true), "somebody sees the epoch move");
-        assert_eq!(unflushed.pinned_within(0..4), [1..2]);
+        assert!(unflushed.pinned_within(0..4).iter().eq(std::iter::once(&(1..2))));
     }
 
     /// A direct write took the place of a block that a flush under way covered; the flush failed, and of the
@@ -217,7 +217,7 @@ mod tests {
         unflushed.drop_blocks(7..8, false);
         let _covered = unflushed.begin_flush();
         unflushed.drop_blocks(2..3, true);
-        assert_eq!(unflushed.end_flush().iter().collect::<Vec<_>>(), [2..3], "W4");
+        assert!(unflushed.end_flush().iter().eq(std::iter::once(2..3)), "W4");
         unflushed.drop_blocks(3..4, true);
         let _covered = unflushed.begin_flush();
         assert!(unflushed.end_flush().is_empty(), "nothing was under way");

@@ -176,9 +176,9 @@ fn a_flush_that_worked_beside_one_that_failed_certifies_nothing() {
     }
 }
 
-/// A write-out was on its way when a flush of another file failed, so it counted as failed, and nobody was told:
-/// the flusher wrote the block once more while the flush of the sync that had waited for it was under way,
-/// and the sync said OK though that flush had begun before.
+/// A write-out was on its way when a flush of another file failed, so it counted as failed, and nobody was
+/// told: the flusher wrote the block once more while the flush of the sync that had waited for it was under
+/// way, and the sync said OK though that flush had begun before.
 #[test]
 fn a_sync_hears_that_a_write_out_it_waited_for_counts_as_failed() {
     let (lab, device) = with_held_flushes();

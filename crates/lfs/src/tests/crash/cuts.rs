@@ -176,7 +176,7 @@ pub fn killed(setup: &Setup, seen: &mut Seen) -> Checked<()> {
 pub const QUICK: Depth = Depth { states: 60, live_on: 60 };
 
 /// What is recovered is a prefix of what happened, with all that was acknowledged, over the ends of segments
-/// (B12), and again the same: I11, I12, I17, L1, L2, L3, R11, S11.
+/// (J12), and again the same: I11, I12, I17, L1, L2, L3, R11, S11.
 #[test]
 fn names_cut_everywhere() {
     let mut seen = Seen::default();
