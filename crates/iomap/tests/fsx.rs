@@ -86,7 +86,9 @@ fn faults_below_a_map_that_moves_lose_nothing_that_was_promised() {
 fn faults_below(map: Map) {
     let fired = AtomicU64::new(0);
     each(seeds(3), |seed| {
-        let setup = Setup::from_seed(seed, map);
+        // A write that a failed flush loses leaves in its new place what was there before, of whatever file:
+        // only sums can tell. In place that is the old content.
+        let setup = Setup { sums: true, ..Setup::from_seed(seed, map) };
         let world = SimWorld::new(seed);
         let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));
         for op in [BioOp::Read, BioOp::Write, BioOp::WriteZeroes, BioOp::Flush] {

@@ -117,7 +117,8 @@ pub struct Config {
     pub trim: TrimReads,
     /// `Io` and `NoSpace` errors are expected, because the device is made to fail.
     pub faults: bool,
-    /// The subject flushes by itself, too: what went past a cache may be lost before a sync says so.
+    /// The subject flushes by itself, too: what went past a cache may be lost before a sync says so. With
+    /// faults: and be found missing by a sum, where there are any, which is `Corrupt`.
     pub flushes_itself: bool,
     /// Relative odds of read, write, trim, zero, sync, drop caches, reopen.
     pub odds: [u32; 7],

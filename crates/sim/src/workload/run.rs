@@ -321,6 +321,9 @@ impl Runner {
         let mut expect = Expect { ok: true, errors: Vec::new() };
         if self.config.faults {
             expect.errors.extend([ErrorKind::Io, ErrorKind::NoSpace]);
+            if self.config.flushes_itself {
+                expect.errors.push(ErrorKind::Corrupt);
+            }
         }
         let (flags, at, len, write) = match op {
             Op::Read { offset, len, flags } => (flags, offset, len, false),
