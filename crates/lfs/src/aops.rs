@@ -15,6 +15,7 @@ use crate::format::change::{Blocks, Change, Size};
 use crate::format::extent::{Extent as Stored, Source, Sums as StoredSums, put_crc32c};
 use crate::format::place::SumAlgorithm;
 use crate::log::{Payload, Run};
+use crate::look::Stop;
 use crate::pending::Where;
 use crate::space::Need;
 use crate::staging::Staging;
@@ -94,7 +95,7 @@ impl FileOps {
         let inner = self.inner()?;
         let unit = u64::from(self.unit);
         let state = inner.state.lock();
-        let node = state.get("map", self.ino)?;
+        let node = state.get("map", self.ino).map_err(Stop::open)?;
         let (block, skip) = (range.start / unit, range.start % unit);
         let found = state.data.get(&node.inode.data_id).map(|o| o.look_up(block, unit));
         let clip = |blocks: u64| (blocks.saturating_mul(unit) - skip).min(range.end - range.start);

@@ -6,7 +6,7 @@
 
 use crate::aops::FileOps;
 use crate::format::change::{Change, Size};
-use crate::inode::refuse;
+use crate::look::Tried;
 use crate::space::Need;
 use crate::state::{Node, State};
 use crate::volume::Inner;
@@ -14,6 +14,7 @@ use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::{Handle, MappedFile};
 use forebay_vfs::Ino;
+use forebay_vfs::rules::{self, refuse};
 use std::sync::Arc;
 
 /// See the module.
@@ -36,10 +37,11 @@ impl State {
 
 impl Inner {
     /// The content of a regular file.
-    pub(crate) fn content(&self, op: &'static str, ino: Ino) -> Result<Arc<Content>> {
+    pub(crate) fn content(&self, op: &'static str, ino: Ino) -> Tried<Arc<Content>> {
         let size = {
             let state = self.state.lock();
-            let node = state.regular(op, ino)?;
+            rules::regular(&*state, op, ino)?;
+            let node = state.get(op, ino)?;
             if let Some(content) = &node.content {
                 return Ok(content.clone());
             }

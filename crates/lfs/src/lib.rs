@@ -2,8 +2,8 @@
 //!
 //! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `space`,
 //! `pending`, `dir`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`, `repair` (how it
-//! becomes durable); `slots`, `rollforward`, `volume` (how it is found again); `inode`, `namei`, `attr`,
-//! `aops`, `staging`, `content`, `file`, `vfs` (what is asked of it). Beside them [`btree`], the
+//! becomes durable); `slots`, `rollforward`, `volume` (how it is found again); `look`, `inode`, `namei`,
+//! `attr`, `aops`, `staging`, `content`, `file`, `vfs` (what is asked of it). Beside them [`btree`], the
 //! copy-on-write tree, which checkpoints will write.
 //!
 //! There is no checkpoint yet: all names and maps are in memory, the log goes back to the making
@@ -59,6 +59,7 @@ pub mod format;
 mod inode;
 mod layout;
 mod log;
+mod look;
 mod namei;
 mod pending;
 mod repair;

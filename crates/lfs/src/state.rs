@@ -76,6 +76,8 @@ pub(crate) struct State {
     pub layout: Layout,
     pub space: Space,
     pub nodes: BTreeMap<u64, Node>,
+    /// How many inodes there are, in memory or not.
+    pub inodes: u64,
     /// Content, by data id.
     pub data: BTreeMap<u64, Overlay>,
     pub orphans: BTreeSet<u64>,
@@ -108,6 +110,7 @@ impl State {
             layout,
             space: Space::new(layout),
             nodes: BTreeMap::new(),
+            inodes: 0,
             data: BTreeMap::new(),
             orphans: BTreeSet::new(),
             moved: BTreeSet::new(),
@@ -179,6 +182,7 @@ impl State {
                 self.orphans.remove(ino);
                 self.data.remove(data_id);
                 self.node(*ino)?;
+                self.inodes = self.inodes.saturating_sub(1);
                 let node = self.nodes.remove(ino);
                 self.removed.extend(node.and_then(|node| node.content));
                 Ok(())
@@ -206,7 +210,10 @@ impl State {
             content: None,
         };
         match self.nodes.insert(ino, node) {
-            None => Ok(()),
+            None => {
+                self.inodes += 1;
+                Ok(())
+            }
             Some(_) => Err(corrupt("change", format!("makes inode {ino} again"))),
         }
     }

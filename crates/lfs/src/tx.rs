@@ -8,6 +8,7 @@ use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
+use crate::look::Tried;
 use crate::pending::Where;
 use crate::space::Need;
 use crate::state::State;
@@ -43,6 +44,11 @@ impl State {
     /// Applies changes as one record and queues it: its ticket. `NoSpace`, `InvalidInput`: T11.
     pub fn append(&mut self, changes: &[Change<'_>], need: Need) -> Result<u64> {
         self.append_with(changes, Content::default(), need)
+    }
+
+    /// The same, for an operation that may be tried again.
+    pub fn try_append(&mut self, changes: &[Change<'_>], need: Need) -> Tried<u64> {
+        Ok(self.append(changes, need)?)
     }
 
     /// [`State::append`] with content.

@@ -123,8 +123,6 @@ pub(crate) struct Inner {
     pub domain: Option<Arc<Domain>>,
     pub plant: Plant,
     pub me: Weak<Inner>,
-    /// Seeds the hashes of names.
-    pub nonce: [u8; 16],
 }
 
 /// An open volume. Clones share it.
@@ -157,9 +155,8 @@ impl Volume {
             generation: superblock.generation,
             predecessor: superblock.log_predecessor,
         };
-        let volume = Self::assemble(device, world, &OpenOptions::default(), &superblock, {
-            Found { state: State::new(layout), head, records: 0 }
-        });
+        let found = Found { state: State::new(layout), head, records: 0 };
+        let volume = Self::assemble(device, world, &OpenOptions::default(), found);
         let root = root(options.now);
         volume.0.state.lock().append(&[Change::CreateInode(ROOT_INO, root, &[])], Need::New)?;
         volume.0.commit_all(false).await?;
@@ -196,18 +193,12 @@ impl Volume {
         found.state.next_sequence = found.state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
         found.head.previous = found.head.segment.or(found.head.previous);
         found.head.segment = None;
-        let volume = Self::assemble(device, world, options, &superblock, found);
+        let volume = Self::assemble(device, world, options, found);
         volume.remove_orphans()?;
         Ok(volume)
     }
 
-    fn assemble(
-        device: &DeviceRef,
-        world: &WorldRef,
-        options: &OpenOptions,
-        superblock: &Superblock,
-        found: Found,
-    ) -> Self {
+    fn assemble(device: &DeviceRef, world: &WorldRef, options: &OpenOptions, found: Found) -> Self {
         let layout = found.state.layout;
         let inner = std::sync::Arc::new_cyclic(|me: &Weak<Inner>| Inner {
             device: device.clone(),
@@ -220,7 +211,6 @@ impl Volume {
             domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,
             me: me.clone(),
-            nonce: superblock.nonce,
         });
         Self(inner)
     }
