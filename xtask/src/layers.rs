@@ -45,6 +45,7 @@ const BELOW_BENCH: &[&str] = &[
     "forebay-cache",
     "forebay-iomap",
     "forebay-vfs",
+    "forebay-lfs",
     "forebay",
     "forebay-nbd",
 ];
