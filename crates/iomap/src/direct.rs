@@ -7,11 +7,12 @@ use crate::file::{MappedFile, Source, Target};
 use crate::ops::{Class, Place, Reservation, Written};
 use crate::published::publishable_size;
 use crate::writeout::Ticket;
-use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::buf::{AlignedBuf, DataRef, PartedBuf};
 use forebay_base::checksum::{crc32c, crc32c_append};
+use forebay_base::task::oneshot;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{BioFlags, BioOp, io};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion, io};
 use forebay_cache::State;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::unflushed::Epoch;
@@ -201,6 +202,7 @@ impl MappedFile {
         Ok(())
     }
 
+    /// Writes all places at once, each as one bio or as few as the device takes.
     async fn write_places(
         &self,
         reservation: &Reservation,
@@ -219,48 +221,81 @@ impl MappedFile {
                 device_offset: place.device_offset + skip,
             })
         });
-        for Place { offset, len, device_offset } in pieces {
-            let end = (offset + len).min(range.end);
-            let part = (offset - range.start) as usize..(end - range.start) as usize;
-            let whole = part.len() == src.bytes().len();
-            let aligned = part.len() % tail == 0;
-            let copied = !aligned || (!whole && matches!(src, Source::Owned(_)));
-            let _permit = match copied && !covered {
-                true => Some(self.cache.private(len + tail as u64).await),
-                false => None,
-            };
-            match src {
-                Source::Slice(bytes) if aligned => {
-                    device.write_from(device_offset, &bytes[part], flags)?
-                }
-                Source::Owned(_) if aligned && !whole => {
-                    let data = DataRef::Buf(AlignedBuf::copy_of(&src.bytes()[part]));
-                    io(&**device, BioOp::Write, device_offset, len, data, flags).await.result?;
-                }
-                Source::Owned(buf) if aligned => {
-                    let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
-                    let done = io(&**device, BioOp::Write, device_offset, len, data, flags).await;
-                    if let Some(back) = done.data.into_buf() {
-                        **buf = back;
-                    }
-                    done.result?;
-                }
-                _ => {
-                    // The last block of a file that ends within it: padded with zeros.
-                    let mut padded = AlignedBuf::new(part.len().next_multiple_of(tail));
-                    padded[..part.len()].copy_from_slice(&src.bytes()[part]);
-                    let len = padded.len() as u64;
-                    if src.blocking() {
-                        device.write_from(device_offset, &padded, flags)?;
-                    } else {
-                        let data = DataRef::Buf(padded);
-                        io(&**device, BioOp::Write, device_offset, len, data, flags).await.result?;
-                    }
-                }
+        let pieces: Vec<Place> = pieces.collect();
+        let len = src.bytes().len();
+        let aligned = len.is_multiple_of(tail);
+        let at = pieces.first().map_or(0, |piece| piece.device_offset);
+        match src {
+            Source::Slice(bytes) if aligned && pieces.len() == 1 => {
+                return device.write_from(at, bytes, flags);
             }
+            Source::Owned(buf) if aligned && pieces.len() == 1 => {
+                let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
+                let done = io(&**device, BioOp::Write, at, len as u64, data, flags).await;
+                if let Some(back) = done.data.into_buf() {
+                    **buf = back;
+                }
+                return done.result;
+            }
+            _ => {}
         }
-        Ok(())
+        let copied = !aligned || matches!(src, Source::Slice(_));
+        let _permit = match copied && !covered {
+            true => Some(self.cache.private(len.next_multiple_of(tail) as u64).await),
+            false => None,
+        };
+        let whole = match src {
+            Source::Owned(buf) if aligned => std::mem::replace(*buf, AlignedBuf::new(0)),
+            _ => {
+                // The last block of a file that ends within it is padded with zeros.
+                let mut padded = AlignedBuf::new(len.next_multiple_of(tail));
+                padded[..len].copy_from_slice(src.bytes());
+                padded
+            }
+        };
+        let parted = PartedBuf::new(whole);
+        let result = write_parts(&**device, &parted, &pieces, range.start, flags).await;
+        if let Source::Owned(buf) = src
+            && !copied
+            && let Some(back) = parted.into_buf()
+        {
+            **buf = back;
+        }
+        result
     }
+}
+
+/// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all.
+async fn write_parts(
+    device: &dyn BlockDevice,
+    buf: &PartedBuf,
+    pieces: &[Place],
+    base: u64,
+    flags: BioFlags,
+) -> Result<()> {
+    if device.is_crowded() {
+        device.room().await;
+    }
+    let (mut bios, mut waiting) = (Vec::new(), Vec::new());
+    for piece in pieces {
+        let (tx, rx) = oneshot();
+        let data = buf.part((piece.offset - base) as usize, piece.len as usize);
+        // The part goes before whoever waits learns that it is over.
+        let end = Box::new(move |Completion { data, result }| {
+            drop(data);
+            tx.send(result);
+        });
+        let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
+        bios.push(bio.with_flags(flags));
+        waiting.push(rx);
+    }
+    device.submit_batch(&mut bios);
+    let mut result = Ok(());
+    for rx in waiting {
+        let gone = || Error::new(ErrorKind::Shutdown, "write directly", "the device went away");
+        result = result.and(rx.await.unwrap_or_else(|| Err(gone())));
+    }
+    result
 }
 
 /// The sum of a unit of which `bytes` are given and the rest is zeros.
