@@ -12,16 +12,18 @@ use forebay_base::checksum::{crc32c, crc32c_append};
 use forebay_base::task::oneshot;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion, io};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
 use forebay_cache::State;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::unflushed::Epoch;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Room for a run that is about to be written past the cache, and its number among the write-outs.
 pub(crate) struct Room {
-    reservation: Reservation,
+    /// Each bio on its way holds it, too (O3).
+    reservation: Arc<Reservation>,
     /// Bytes of a unit of the map and the device.
     unit: u64,
     sums: bool,
@@ -133,6 +135,7 @@ impl MappedFile {
         let ticket = Ticket::new(&self.mapping, range.clone());
         let whole = range.start..round_up(range.end, unit);
         let reservation = self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await?;
+        let reservation = Arc::new(reservation);
         Ok(Room { reservation, unit, sums: limits.sums, _ticket: ticket })
     }
 
@@ -205,7 +208,7 @@ impl MappedFile {
     /// Writes all places at once, each as one bio or as few as the device takes.
     async fn write_places(
         &self,
-        reservation: &Reservation,
+        reservation: &Arc<Reservation>,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
@@ -224,20 +227,22 @@ impl MappedFile {
         let pieces: Vec<Place> = pieces.collect();
         let len = src.bytes().len();
         let aligned = len.is_multiple_of(tail);
-        let at = pieces.first().map_or(0, |piece| piece.device_offset);
-        match src {
-            Source::Slice(bytes) if aligned && pieces.len() == 1 => {
-                return device.write_from(at, bytes, flags);
+        if let Source::Slice(bytes) = src
+            && aligned
+            && let [piece] = &pieces[..]
+        {
+            return device.write_from(piece.device_offset, bytes, flags);
+        }
+        if let Source::Owned(buf) = src
+            && aligned
+            && let [piece] = &pieces[..]
+        {
+            let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
+            let done = write_piece(&**device, data, reservation, piece, flags).await;
+            if let Some(back) = done.data.into_buf() {
+                **buf = back;
             }
-            Source::Owned(buf) if aligned && pieces.len() == 1 => {
-                let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
-                let done = io(&**device, BioOp::Write, at, len as u64, data, flags).await;
-                if let Some(back) = done.data.into_buf() {
-                    **buf = back;
-                }
-                return done.result;
-            }
-            _ => {}
+            return done.result;
         }
         let copied = !aligned || matches!(src, Source::Slice(_));
         let _permit = match copied && !covered {
@@ -254,7 +259,7 @@ impl MappedFile {
             }
         };
         let parted = PartedBuf::new(whole);
-        let result = write_parts(&**device, &parted, &pieces, range.start, flags).await;
+        let result = write_parts(&**device, &parted, reservation, &pieces, range.start, flags).await;
         if let Source::Owned(buf) = src
             && !copied
             && let Some(back) = parted.into_buf()
@@ -265,10 +270,36 @@ impl MappedFile {
     }
 }
 
+/// Writes one piece, which the bio holds the reservation of.
+async fn write_piece(
+    device: &dyn BlockDevice,
+    data: DataRef,
+    reservation: &Arc<Reservation>,
+    piece: &Place,
+    flags: BioFlags,
+) -> Completion {
+    if device.is_crowded() {
+        device.room().await;
+    }
+    let ((tx, rx), holder) = (oneshot(), reservation.clone());
+    let end = Box::new(move |done| {
+        drop(holder);
+        tx.send(done);
+    });
+    let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
+    device.submit(bio.with_flags(flags));
+    rx.await.unwrap_or_else(|| Completion { data: DataRef::None, result: Err(gone()) })
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Shutdown, "write directly", "the device went away")
+}
+
 /// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all.
 async fn write_parts(
     device: &dyn BlockDevice,
     buf: &PartedBuf,
+    reservation: &Arc<Reservation>,
     pieces: &[Place],
     base: u64,
     flags: BioFlags,
@@ -281,8 +312,9 @@ async fn write_parts(
         let (tx, rx) = oneshot();
         let data = buf.part((piece.offset - base) as usize, piece.len as usize);
         // The part goes before whoever waits learns that it is over.
+        let holder = reservation.clone();
         let end = Box::new(move |Completion { data, result }| {
-            drop(data);
+            drop((data, holder));
             tx.send(result);
         });
         let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
@@ -292,7 +324,6 @@ async fn write_parts(
     device.submit_batch(&mut bios);
     let mut result = Ok(());
     for rx in waiting {
-        let gone = || Error::new(ErrorKind::Shutdown, "write directly", "the device went away");
         result = result.and(rx.await.unwrap_or_else(|| Err(gone())));
     }
     result
