@@ -89,6 +89,7 @@ impl Inner {
                     state.lingering.insert(ino);
                 } else if let Some(node) = state.nodes.get_mut(&ino) {
                     settled.extend(node.content.take());
+                    state.close_windows(ino);
                 }
             }
             (removed, settled)

@@ -208,6 +208,8 @@ impl State {
         if node.content.is_some() {
             self.lingering.insert(ino.0);
         }
+        self.close_windows(ino.0);
+        let Some(node) = self.nodes.get(&ino.0) else { return };
         if node.inode.nlink > 0 {
             return;
         }

@@ -46,6 +46,7 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
+pub mod alloc;
 mod aops;
 mod attr;
 mod batch;
@@ -53,6 +54,7 @@ pub mod btree;
 mod commit;
 mod content;
 mod dir;
+mod extents;
 mod fault;
 mod file;
 pub mod format;
@@ -73,6 +75,8 @@ mod tx;
 mod vfs;
 mod volume;
 
+pub use alloc::{AllocMode, AllocStats};
+pub use extents::{FileExtent, FreeSpace};
 pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]

@@ -9,6 +9,7 @@
 //!
 //! Locks: see the crate.
 
+use crate::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::fault::{Plant, Planted};
 use crate::format::change::Change;
 use crate::format::features::{Access, Features};
@@ -99,6 +100,14 @@ pub struct OpenOptions {
     pub noatime: bool,
     /// Longest synced content that goes into a record, bytes; 0: none. At most 64 KiB.
     pub inline_max: u32,
+    /// How blocks of data are given out.
+    pub alloc: AllocMode,
+    /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
+    /// number: never. Live: [`Volume::set_serialized_dio_pages`].
+    pub serialized_dio_pages: u32,
+    /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody meets
+    /// anybody at a lock otherwise.
+    pub lock_points: bool,
     pub(crate) plant: Plant,
 }
 
@@ -106,7 +115,17 @@ impl Default for OpenOptions {
     fn default() -> Self {
         let clock = std::sync::Arc::new(SystemClock);
         let plant = Plant::default();
-        Self { clock, cache: None, fua: false, noatime: false, inline_max: 64 << 10, plant }
+        Self {
+            clock,
+            cache: None,
+            fua: false,
+            noatime: false,
+            inline_max: 64 << 10,
+            alloc: AllocMode::default(),
+            serialized_dio_pages: SERIALIZED_DIO_PAGES,
+            lock_points: false,
+            plant,
+        }
     }
 }
 
@@ -118,6 +137,7 @@ pub(crate) struct Inner {
     pub layout: Layout,
     pub state: Mutex<State>,
     pub log: Arc<Log>,
+    pub alloc: Allocator,
     pub staging: std::sync::Arc<Staging>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,
@@ -207,6 +227,11 @@ impl Volume {
             layout,
             state: Mutex::new(found.state),
             log: Arc::new(Log::new(found.head)),
+            alloc: Allocator::new(
+                options.alloc,
+                options.serialized_dio_pages,
+                options.lock_points,
+            ),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
             domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,

@@ -7,7 +7,7 @@
 //!
 //! `FOREBAY_LFS_SEEDS` sets the number of seeds of each test, `FOREBAY_SEED` the first. No locks.
 
-mod cuts;
+pub mod cuts;
 mod planted;
 pub mod run;
 mod script;

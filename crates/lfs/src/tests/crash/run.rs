@@ -2,6 +2,7 @@
 //!
 //! No locks across a wait.
 
+use crate::alloc::AllocMode;
 use crate::fault::{Plant, Planted};
 use crate::tests::crash::script::Script;
 use crate::volume::{CreateOptions, OpenOptions, Volume};
@@ -25,6 +26,8 @@ pub struct Setup {
     pub plant: Option<Planted>,
     /// Longest content in a record, bytes.
     pub inline_max: u32,
+    /// How blocks are given out.
+    pub alloc: AllocMode,
     /// Files have content.
     pub content: bool,
     pub file_bytes: u64,
@@ -48,6 +51,7 @@ impl Setup {
             fua: pick(2) == 0,
             inline_max: [0, 4096, 64 << 10][pick(3) as usize],
             plant: None,
+            alloc: AllocMode::default(),
             content: false,
             file_bytes: 48 << 10,
             volume_bytes: 1 << 20,
@@ -66,6 +70,9 @@ impl Setup {
             cache: self.content.then(cache),
             inline_max: self.inline_max,
             fua: self.fua,
+            alloc: self.alloc,
+            serialized_dio_pages: 2,
+            lock_points: self.alloc != AllocMode::Reserve,
             plant: Plant(self.plant),
             ..OpenOptions::default()
         }
