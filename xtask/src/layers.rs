@@ -3,7 +3,7 @@
 //! ```text
 //!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
-//!   iomap, vfs <- lfs
+//!   iomap, vfs <- lfs                  block, vfs <- fuse <- cli
 //! ```
 //! sim and bench are never a normal dependency of a layer. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
@@ -56,6 +56,8 @@ const BELOW_CLI: &[&str] = &[
     "forebay-vfs",
     "forebay",
     "forebay-nbd",
+    "forebay-lfs",
+    "forebay-fuse",
     "forebay-bench",
 ];
 
@@ -68,6 +70,7 @@ const RULES: &[Rule] = &[
     rule("forebay-vfs", BASE, &[], true),
     rule("forebay-lfs", BELOW_FACADE, SIM, true),
     rule("forebay-nbd", &["forebay-base", "forebay-vfs"], SIM, true),
+    rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], &[], true),
     rule("forebay", BELOW_FACADE, SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),
