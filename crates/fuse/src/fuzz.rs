@@ -47,3 +47,6 @@ pub fn request(data: &[u8]) -> Result<()> {
     assert_eq!(request.header.opcode == opcode::WRITE, matches!(request.op, Op::Write { .. }));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
