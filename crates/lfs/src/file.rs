@@ -12,7 +12,7 @@ use crate::space::Need;
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::task::BoxFuture;
+use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, Source, Target};
@@ -56,12 +56,15 @@ impl VolumeFile {
 impl VolumeFile {
     /// The content, and this opener's view of it: `IsDirectory`, `InvalidInput`, `BadHandle`.
     fn content(&self, op: &'static str, needed: OpenFlags) -> Result<&(Arc<Content>, Handle)> {
-        self.inner.state.lock().regular(op, self.ino)?;
+        let there = self.content.get();
+        if there.is_none() {
+            self.inner.state.lock().regular(op, self.ino)?;
+        }
         if !self.flags.contains(needed) {
             let text = format!("{:?} is opened {:?}", self.ino, self.flags);
             return refuse(ErrorKind::BadHandle, op, text);
         }
-        if let Some(there) = self.content.get() {
+        if let Some(there) = there {
             return Ok(there);
         }
         let content = self.inner.content(op, self.ino)?;
@@ -72,7 +75,7 @@ impl VolumeFile {
     async fn write_now(
         &self,
         offset: u64,
-        buf: &mut AlignedBuf,
+        buf: Source<'_>,
         flags: IoFlags,
         privileges: Privileges,
     ) -> Result<Wrote> {
@@ -80,33 +83,34 @@ impl VolumeFile {
         let (content, handle) = self.content("write", OpenFlags::WRITE)?;
         let append = flags.contains(IoFlags::APPEND);
         let first = if append { content.file.size() } else { offset };
-        check_range("write", first, buf.len() as u64)?;
-        if buf.is_empty() {
+        check_range("write", first, buf.bytes().len() as u64)?;
+        if buf.bytes().is_empty() {
             return Ok(Wrote { offset: first, len: 0 });
         }
-        let range = content.file.write_placed(handle, offset, Source::Owned(buf), flags).await?;
+        let range = content.file.write_placed(handle, offset, buf, flags).await?;
         let call = self.inner.call();
         self.inner.state.lock().touch_content(self.ino, call, privileges)?;
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
 
-    async fn read_now(&self, offset: u64, buf: &mut AlignedBuf, flags: IoFlags) -> Result<usize> {
+    async fn read_now(&self, offset: u64, mut buf: Target<'_>, flags: IoFlags) -> Result<usize> {
         flags.check(false)?;
         let (content, handle) = self.content("read", OpenFlags::READ)?;
-        if buf.is_empty() || offset >= content.file.size() {
-            if !buf.is_empty() {
+        let wanted = buf.bytes().len();
+        if wanted == 0 || offset >= content.file.size() {
+            if wanted > 0 {
                 self.touch_atime();
             }
             return Ok(0);
         }
         let most = FILE_SIZE_MAX - offset;
-        let len = if buf.len() as u64 <= most {
-            content.file.read(handle, offset, Target::Owned(buf), flags).await?
+        let len = if wanted as u64 <= most {
+            content.file.read(handle, offset, buf, flags).await?
         } else {
             // Behind the last offset there is nothing.
             let mut part = AlignedBuf::new(most as usize);
             let len = content.file.read(handle, offset, Target::Owned(&mut part), flags).await?;
-            buf[..len].copy_from_slice(&part[..len]);
+            buf.bytes()[..len].copy_from_slice(&part[..len]);
             len
         };
         self.touch_atime();
@@ -114,8 +118,10 @@ impl VolumeFile {
     }
 
     fn touch_atime(&self) {
-        let (call, noatime) = (self.inner.call(), self.inner.options.noatime);
-        self.inner.state.lock().touch_atime(self.ino, call, noatime);
+        if !self.inner.options.noatime {
+            let call = self.inner.call();
+            self.inner.state.lock().touch_atime(self.ino, call, false);
+        }
     }
 
     async fn fallocate_now(
@@ -283,11 +289,53 @@ impl OpenFile for VolumeFile {
         self.flags
     }
 
+    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
+        // What has not been used yet, is refused, or has no bytes goes the other way.
+        let (content, handle) = self.content.get()?;
+        let end = offset.checked_add(dst.len() as u64)?;
+        if !self.flags.contains(OpenFlags::READ) || dst.is_empty() || end > FILE_SIZE_MAX {
+            return None;
+        }
+        let done = content.file.try_read(handle, offset, dst, flags)?;
+        if done.is_ok() {
+            self.touch_atime();
+        }
+        Some(done)
+    }
+
     fn read(&self, offset: u64, mut buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
         Box::pin(async move {
-            let done = self.read_now(offset, &mut buf, flags).await;
+            let done = self.read_now(offset, Target::Owned(&mut buf), flags).await;
             (buf, done)
         })
+    }
+
+    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        match self.try_read(offset, dst, flags) {
+            Some(done) => done,
+            None => block_on(self.read_now(offset, Target::Slice(dst), flags)),
+        }
+    }
+
+    fn try_write(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Option<Result<Wrote>> {
+        let (content, _) = self.content.get()?;
+        let end = offset.checked_add(src.len() as u64)?;
+        if !self.flags.contains(OpenFlags::WRITE) || src.is_empty() || end > FILE_SIZE_MAX {
+            return None;
+        }
+        let done = content.file.try_write(offset, src, flags)?;
+        let touched = done.and_then(|len| {
+            let call = self.inner.call();
+            self.inner.state.lock().touch_content(self.ino, call, privileges)?;
+            Ok(Wrote { offset, len })
+        });
+        Some(touched)
     }
 
     fn write(
@@ -298,9 +346,22 @@ impl OpenFile for VolumeFile {
         privileges: Privileges,
     ) -> BoxFuture<'_, WriteResult> {
         Box::pin(async move {
-            let done = self.write_now(offset, &mut buf, flags, privileges).await;
+            let done = self.write_now(offset, Source::Owned(&mut buf), flags, privileges).await;
             (buf, done)
         })
+    }
+
+    fn write_slice(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Wrote> {
+        match self.try_write(offset, src, flags, privileges) {
+            Some(done) => done,
+            None => block_on(self.write_now(offset, Source::Slice(src), flags, privileges)),
+        }
     }
 
     fn fallocate(

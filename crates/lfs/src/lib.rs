@@ -56,6 +56,7 @@ mod dir;
 mod fault;
 mod file;
 pub mod format;
+mod info;
 mod inode;
 mod layout;
 mod log;
@@ -71,6 +72,7 @@ mod tx;
 mod vfs;
 mod volume;
 
+pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

@@ -274,7 +274,7 @@ fn root(now: Timestamp) -> Inode {
     }
 }
 
-fn new_superblock(size: u64, options: &CreateOptions) -> Result<Superblock> {
+pub(crate) fn new_superblock(size: u64, options: &CreateOptions) -> Result<Superblock> {
     let geometry = options.geometry()?;
     let slots = u64::from(SLOTS / 2) * SLOT_BYTES as u64;
     let segment_bytes = u64::from(geometry.segment_bytes());
