@@ -3,7 +3,7 @@
 //! ```text
 //!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
-//!   iomap, vfs <- lfs <- forebay
+//!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- cli
 //! ```
 //! sim and bench are never a normal dependency of a layer. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
@@ -73,6 +73,7 @@ const BELOW_CLI: &[&str] = &[
     "forebay-lfs",
     "forebay",
     "forebay-nbd",
+    "forebay-fuse",
     "forebay-bench",
 ];
 
@@ -85,6 +86,7 @@ const RULES: &[Rule] = &[
     rule("forebay-vfs", BASE, &[], true),
     rule("forebay-lfs", BELOW_LFS, SIM, true),
     rule("forebay-nbd", &["forebay-base", "forebay-vfs"], SIM, true),
+    rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], &[], true),
     rule("forebay", BELOW_FACADE, SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),
