@@ -53,7 +53,8 @@ pub mod btree;
 mod commit;
 mod content;
 mod dir;
-mod fault;
+#[doc(hidden)]
+pub mod fault;
 mod file;
 pub mod format;
 mod inode;

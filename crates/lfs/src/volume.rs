@@ -99,7 +99,9 @@ pub struct OpenOptions {
     pub noatime: bool,
     /// Longest synced content that goes into a record, bytes; 0: none. At most 64 KiB.
     pub inline_max: u32,
-    pub(crate) plant: Plant,
+    /// For tests of the tests.
+    #[doc(hidden)]
+    pub plant: Plant,
 }
 
 impl Default for OpenOptions {
