@@ -259,7 +259,8 @@ impl MappedFile {
             }
         };
         let parted = PartedBuf::new(whole);
-        let result = write_parts(&**device, &parted, reservation, &pieces, range.start, flags).await;
+        let result =
+            write_parts(&**device, &parted, reservation, &pieces, range.start, flags).await;
         if let Source::Owned(buf) = src
             && !copied
             && let Some(back) = parted.into_buf()

@@ -145,7 +145,12 @@ impl FileOps {
     }
 
     /// Room in the staging area: the bytes go into the record itself.
-    fn take_staged(&self, inner: &Arc<Inner>, runs: &[Range<u64>], total: u64) -> Result<Reservation> {
+    fn take_staged(
+        &self,
+        inner: &Arc<Inner>,
+        runs: &[Range<u64>],
+        total: u64,
+    ) -> Result<Reservation> {
         let failures = inner.log.failures();
         let mut at = inner.staging.take(total).start;
         let key = at;
@@ -282,7 +287,8 @@ impl FileOps {
         }
         content.share = state.shares.contains_key(&key).then_some(key);
         state.append_with(&changes, content, Need::Urgent)?;
-        state.room.stats.record_bytes += state.queue.back().map_or(0, |record| record.body.len() as u64);
+        state.room.stats.record_bytes +=
+            state.queue.back().map_or(0, |record| record.body.len() as u64);
         Ok(())
     }
 }

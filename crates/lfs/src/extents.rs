@@ -3,13 +3,13 @@
 //! Lock: the state lock, for a bounded number of pieces at a time; never across a wait.
 
 use crate::alloc::AllocStats;
-use crate::inode::refuse;
 use crate::pending::{Piece, Where};
 use crate::space::Need;
 use crate::state::State;
 use crate::volume::Volume;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::Ino;
+use forebay_vfs::rules::refuse;
 
 /// Pieces looked at in one hold of the lock.
 const PIECES: usize = 1024;
@@ -67,7 +67,8 @@ impl State {
                 }
                 Err(unknown) => unknown,
             };
-            match from.checked_add(blocks).filter(|next| *next < self.layout.geometry.max_blocks()) {
+            match from.checked_add(blocks).filter(|next| *next < self.layout.geometry.max_blocks())
+            {
                 Some(next) => from = next,
                 None => return (pieces, None),
             }

@@ -55,7 +55,8 @@ mod commit;
 mod content;
 mod dir;
 mod extents;
-mod fault;
+#[doc(hidden)]
+pub mod fault;
 mod file;
 pub mod format;
 mod info;

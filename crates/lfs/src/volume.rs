@@ -108,7 +108,9 @@ pub struct OpenOptions {
     /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody meets
     /// anybody at a lock otherwise.
     pub lock_points: bool,
-    pub(crate) plant: Plant,
+    /// For tests of the tests.
+    #[doc(hidden)]
+    pub plant: Plant,
 }
 
 impl Default for OpenOptions {
@@ -227,11 +229,7 @@ impl Volume {
             layout,
             state: Mutex::new(found.state),
             log: Arc::new(Log::new(found.head)),
-            alloc: Allocator::new(
-                options.alloc,
-                options.serialized_dio_pages,
-                options.lock_points,
-            ),
+            alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
             domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,

@@ -303,7 +303,8 @@ mod tests {
     fn setup(segments: u32) -> (Space, Room) {
         let geometry = Geometry::with_segment_shift(16);
         let seal = Seal::new(&[1; 16]);
-        let layout = Layout { geometry, seal, data_start: 16384, segments, align: 512 };
+        let layout =
+            Layout { geometry, seal, nonce: [1; 16], data_start: 16384, segments, align: 512 };
         (Space::new(layout), Room::new(&layout))
     }
 
@@ -338,7 +339,11 @@ mod tests {
                 let apart = |w: &[Run]| w[0].0 + w[0].1 < w[1].0 || w[1].0.is_multiple_of(SEGMENT);
                 assert!(starts.windows(2).all(apart), "R22: {starts:?}");
                 let used: u64 = held.iter().map(|run| run.1).sum();
-                assert_eq!(space.data_room(Need::Urgent) + room.bytes() + used, all, "none is lost");
+                assert_eq!(
+                    space.data_room(Need::Urgent) + room.bytes() + used,
+                    all,
+                    "none is lost"
+                );
             }
             held.into_iter().for_each(|run| room.give_back(&mut space, run));
             room.return_all(&mut space);
@@ -353,7 +358,8 @@ mod tests {
         assert_eq!((room.sizes.first, room.sizes.most, room.sizes.small), (16384, 16384, 16384));
         let geometry = Geometry::with_segment_shift(26);
         let seal = Seal::new(&[1; 16]);
-        let layout = Layout { geometry, seal, data_start: MIB, segments: 9, align: 4096 };
+        let layout =
+            Layout { geometry, seal, nonce: [1; 16], data_start: MIB, segments: 9, align: 4096 };
         let sizes = Sizes::of(&layout);
         assert_eq!((sizes.first, sizes.most), (2 * MIB, 8 * MIB));
         assert_eq!((sizes.small, sizes.pool), (64 << 10, MIB));

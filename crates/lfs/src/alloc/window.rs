@@ -233,9 +233,16 @@ mod tests {
     fn streams_are_known_by_where_they_ended() {
         let mut windows = Windows::default();
         windows.note(1, &(0..100), 8);
-        assert_eq!((windows.stream(1, 100), windows.stream(1, 99), windows.stream(2, 100)), (Some(8), None, None));
+        assert_eq!(
+            (windows.stream(1, 100), windows.stream(1, 99), windows.stream(2, 100)),
+            (Some(8), None, None)
+        );
         windows.note(1, &(100..200), 16);
-        assert_eq!((windows.stream(1, 100), windows.stream(1, 200)), (None, Some(16)), "it went on");
+        assert_eq!(
+            (windows.stream(1, 100), windows.stream(1, 200)),
+            (None, Some(16)),
+            "it went on"
+        );
         for n in 0..STREAMS as u64 {
             windows.note(1, &(1000 * n + 300..1000 * n + 301), 8);
         }

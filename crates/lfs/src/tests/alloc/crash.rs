@@ -4,8 +4,6 @@
 
 use super::lab::{DIRECT, KIB, LARGE, Lab, SEGMENT, create, verify, write};
 use crate::alloc::AllocMode;
-use crate::tests::crash::cuts::{QUICK, Seen, every_cut, seeds_of, with_content};
-use crate::tests::crash::run::Setup;
 use crate::tests::seeds;
 use forebay_base::IoFlags;
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
@@ -36,7 +34,10 @@ fn a5_a7_windows_come_back_after_a_crash() {
         let lab = Lab { device: Arc::new(disk.clone()), disk, ..lab };
         lab.run(async |volume| {
             let free = volume.0.state.lock().space.free_segments();
-            assert!(free >= 16 - 2, "seed {seed}: {free} free: one of records, one of what was synced");
+            assert!(
+                free >= 16 - 2,
+                "seed {seed}: {free} free: one of records, one of what was synced"
+            );
             let attr = volume.lookup(Ino::ROOT, Name::new(b"synced").unwrap()).await.unwrap();
             let file = volume.open(attr.ino, OpenFlags::READ).await.unwrap();
             verify(&file, 1, 0, LARGE).await;
@@ -48,25 +49,4 @@ fn a5_a7_windows_come_back_after_a_crash() {
             }
         });
     }
-}
-
-/// The enumerator with windows of many files open at every cut, and in the other two ways: what is recovered is
-/// what the contract says, and recovery twice is the same.
-#[test]
-fn a5_cut_everywhere_in_each_way() {
-    let mut seen = Seen::default();
-    for mode in AllocMode::ALL {
-        for seed in seeds_of(2) {
-            let setup = Setup {
-                alloc: mode,
-                inline_max: 0,
-                volume_bytes: 4 << 20,
-                file_bytes: 96 << 10,
-                ..with_content(seed)
-            };
-            every_cut(&setup, QUICK, &mut seen).unwrap_or_else(|e| panic!("{mode}: {e}"));
-        }
-    }
-    seen.print("in each way of giving out");
-    assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
 }

@@ -223,8 +223,10 @@ fn give_out(volume: Volume, ino: Ino) -> BoxFuture<'static, ()> {
 #[test]
 fn a10_giving_out_scales_with_writers() {
     for seed in seeds(3) {
-        let (one, eight) =
-            (given_out_per_step(seed, AllocMode::Reserve, 1), given_out_per_step(seed, AllocMode::Reserve, 8));
+        let (one, eight) = (
+            given_out_per_step(seed, AllocMode::Reserve, 1),
+            given_out_per_step(seed, AllocMode::Reserve, 8),
+        );
         assert!(eight >= 0.8 * one, "seed {seed}: {eight} against {one}");
         let torn = given_out_per_step(seed, AllocMode::Interleaved, 8);
         assert!(eight > 10.0 * torn, "seed {seed}: {eight} against {torn} block by block");

@@ -39,8 +39,7 @@ impl Lab {
     /// An empty volume of so many segments.
     pub fn new(seed: u64, segments: u64, mode: AllocMode) -> Self {
         let size = (1 << 20) + segments * SEGMENT;
-        let disk =
-            SimDisk::new(SimWorld::new(seed), SimConfig { size, ..SimConfig::default() });
+        let disk = SimDisk::new(SimWorld::new(seed), SimConfig { size, ..SimConfig::default() });
         let lab = Self { device: Arc::new(disk.clone()), disk, mode, pages: 64 };
         let options = CreateOptions {
             segment_bytes: SEGMENT as u32,

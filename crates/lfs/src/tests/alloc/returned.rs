@@ -244,8 +244,7 @@ fn free_runs(volume: &Volume, inodes: &[Ino]) -> (usize, u64) {
         live.extend(extent.physical.map(|at| (at, at + extent.len)));
     }
     live.sort_unstable();
-    let gaps: Vec<u64> =
-        live.windows(2).map(|w| w[1].0 - w[0].1).filter(|gap| *gap > 0).collect();
+    let gaps: Vec<u64> = live.windows(2).map(|w| w[1].0 - w[0].1).filter(|gap| *gap > 0).collect();
     (gaps.len(), gaps.iter().sum::<u64>() / gaps.len().max(1) as u64)
 }
 
@@ -269,7 +268,10 @@ fn a9_free_space_does_not_fragment_more_than_with_the_plain_allocator() {
                     for _ in 0..4 {
                         let (_, tag) = live.swap_remove(split_mix(&mut rng) as usize % live.len());
                         let name = format!("w{tag}");
-                        volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.unwrap();
+                        volume
+                            .unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap())
+                            .await
+                            .unwrap();
                     }
                 }
                 let inodes: Vec<Ino> = live.iter().map(|(ino, _)| *ino).collect();
