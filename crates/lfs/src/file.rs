@@ -169,7 +169,7 @@ impl VolumeFile {
             content.file.write_out().await?;
         }
         let found = match offset < size {
-            true => self.inner.state.lock().find_stored(self.ino, what, offset, size),
+            true => self.inner.find_stored(self.ino, what, offset, size).await?,
             false => None,
         };
         match found {
@@ -221,29 +221,31 @@ impl State {
             log::warn!("{ino:?} without a name stays until the next opening: {error}");
         }
     }
-
-    /// The first byte from `offset` on that is stored, or that is not.
-    fn find_stored(&self, ino: Ino, what: Seek, offset: u64, size: u64) -> Option<u64> {
-        let unit = self.layout.block_bytes();
-        let data_id = self.nodes.get(&ino.0)?.inode.data_id;
-        let overlay = self.data.get(&data_id);
-        let mut at = offset;
-        while at < size {
-            let found = overlay.map_or(Err(u64::MAX), |o| o.look_up(at / unit, unit));
-            let (stored, blocks) = match found {
-                Ok(piece) => (piece.at != Where::Hole, piece.blocks),
-                Err(unknown) => (false, unknown),
-            };
-            if stored == (what == Seek::Data) {
-                return Some(at);
-            }
-            at = (at / unit).saturating_add(blocks).saturating_mul(unit);
-        }
-        (what == Seek::Hole).then_some(size)
-    }
 }
 
 impl Inner {
+    /// The first byte from `offset` on that is stored, or that is not.
+    async fn find_stored(
+        &self,
+        ino: Ino,
+        what: Seek,
+        offset: u64,
+        size: u64,
+    ) -> Result<Option<u64>> {
+        let unit = self.layout.block_bytes();
+        let data_id = self.state.lock().get("seek", ino).map_err(Stop::open)?.inode.data_id;
+        let mut at = offset;
+        while at < size {
+            let (piece, _) = self.piece_at(data_id, at / unit).await?;
+            let stored = piece.at != Where::Hole;
+            if stored == (what == Seek::Data) {
+                return Ok(Some(at));
+            }
+            at = (at / unit).saturating_add(piece.blocks).saturating_mul(unit);
+        }
+        Ok((what == Seek::Hole).then_some(size))
+    }
+
     pub(crate) async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<()> {
         let Some(size) = set.size else {
             return self.tried(|state, now| state.setattr(ino, set, now)).await;

@@ -33,7 +33,7 @@ fn a5_a7_windows_come_back_after_a_crash() {
         lab.disk.world().stop();
         let lab = Lab { device: Arc::new(disk.clone()), disk, ..lab };
         lab.run(async |volume| {
-            let free = volume.0.state.lock().space.free_segments();
+            let free = volume.0.state.lock().space.segments.free();
             assert!(
                 free >= 16 - 2,
                 "seed {seed}: {free} free: one of records, one of what was synced"
