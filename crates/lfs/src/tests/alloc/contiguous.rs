@@ -34,10 +34,11 @@ fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u6
 #[test]
 fn a1_each_large_request_is_one_extent() {
     let (count, size) = (16, 16 * LARGE);
+    // 128, 128, 256, 512, ..; a window may be short where a segment ends.
+    let most = 3 + size / (512 * KIB);
     for seed in seeds(3) {
         let (each, files) = ten_writers(seed, AllocMode::Reserve, count, LARGE);
         assert_eq!(each, 1.0, "seed {seed}");
-        let most = 2 + size / (512 * KIB);
         assert!(files.iter().all(|n| *n <= most), "seed {seed}: {files:?}");
         let (each, _) = ten_writers(seed, AllocMode::Serialized, count, LARGE);
         assert!(each < 1.1, "seed {seed}: {each}");
