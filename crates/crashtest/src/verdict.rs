@@ -188,11 +188,14 @@ fn one_file(found: &[u8], versions: &[&[u8]], block: usize) -> Checked<()> {
             same && zero(&bytes[upto - start..]) && filled
         });
         if !allowed {
-            let first = bytes.iter().take(8).collect::<Vec<_>>();
             let sizes: Vec<usize> = versions.iter().map(|v| v.len()).collect();
+            let newest = versions.last().map_or(&[][..], |v| &v[start.min(v.len())..]);
+            let same = bytes.iter().zip(newest).take_while(|(a, b)| a == b).count();
+            let (what, size) =
+                (if zero(&bytes[same..]) { "zeros" } else { "other bytes" }, found.len());
             return Err(format!(
-                "block at {start} of {} is of no version: {first:?}.., sizes {sizes:?}",
-                found.len()
+                "block at {start} of {size} bytes is of no version: {same} bytes as in the newest, \
+                 then {what}; sizes {sizes:?}"
             ));
         }
     }
