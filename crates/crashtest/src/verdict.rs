@@ -126,8 +126,10 @@ pub fn judge(setup: &Setup, past: Past<'_>, found: &Found) -> Checked<usize> {
     }
     let earlier = (0..acked).rev().find(|s| *moments[*s].names() == found.names);
     let last = moments[begun].names().difference(&found.names);
+    // Values of attributes are long.
+    let last: String = last.unwrap_or_default().chars().take(600).collect();
     Err(format!(
-        "it is no step from {acked} to {begun}; earlier: {earlier:?}; from the last: {last:?}"
+        "it is no step from {acked} to {begun}; earlier: {earlier:?}; from the last: {last}"
     ))
 }
 
