@@ -8,7 +8,7 @@ use forebay_base::{Error, ErrorKind};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::{Config, PageCache};
 use forebay_lfs::fault::{Plant, Planted};
-use forebay_lfs::{CreateOptions, OpenOptions, Volume};
+use forebay_lfs::{AllocMode, CreateOptions, OpenOptions, Volume};
 use forebay_sim::{CrashState, Fate, Fault, FaultRule, SimConfig, SimDisk};
 use forebay_vfs::check::op::Make;
 use forebay_vfs::check::{Op, Path, Runner, Target, Times};
@@ -31,6 +31,8 @@ pub struct Setup {
     pub plant: Option<Planted>,
     /// Longest content in a record, bytes.
     pub inline_max: u32,
+    /// How blocks are given out.
+    pub alloc: AllocMode,
     /// Files have content.
     pub content: bool,
     /// Largest end of a range, bytes.
@@ -59,6 +61,7 @@ impl Setup {
             fua: pick(2) == 0,
             inline_max: [0, 4096, 64 << 10][pick(3) as usize],
             plant: None,
+            alloc: AllocMode::ALL[pick(3) as usize],
             content: false,
             file_bytes: 48 << 10,
             volume_bytes: 1 << 20,
@@ -104,6 +107,9 @@ impl Setup {
             cache,
             inline_max: self.inline_max,
             fua: self.fua,
+            alloc: self.alloc,
+            serialized_dio_pages: 2,
+            lock_points: self.alloc != AllocMode::Reserve,
             plant: Plant(self.plant),
             ..OpenOptions::default()
         })

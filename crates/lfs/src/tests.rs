@@ -3,6 +3,7 @@
 //!
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 
+mod alloc;
 mod beside;
 mod damage;
 mod fuzz;

@@ -4,6 +4,7 @@
 
 use crate::seeds;
 use forebay_crashtest::{Base, Depth, Script, Seen, Setup, Subject, Violation, replacing, search};
+use forebay_lfs::AllocMode;
 use forebay_vfs::check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges};
 
@@ -135,4 +136,23 @@ fn a_size_is_not_published_before_the_bytes_of_a_write_that_waits() {
         result.unwrap_or_else(|e| panic!("{setup:?}\n{e:?}"));
     }
     println!("growing: {}", seen.line());
+}
+
+/// Windows of many files are open at every cut, and blocks are given out in the other two ways.
+#[test]
+fn a5_cut_everywhere_in_each_way() {
+    let mut second_lives = 0;
+    for alloc in AllocMode::ALL {
+        let setup = |seed| Setup {
+            alloc,
+            inline_max: 0,
+            volume_bytes: 4 << 20,
+            file_bytes: 96 << 10,
+            ..Setup::with_content(seed)
+        };
+        let seen = all(&format!("content, {alloc}"), seeds(2), setup, every_cut, QUICK).counts;
+        assert!(seen.states > 20 * seen.workloads);
+        second_lives += seen.second_lives;
+    }
+    assert!(second_lives > 0);
 }
