@@ -62,15 +62,7 @@ impl<'a> Past<'a> {
 /// # Errors
 /// What is wrong.
 pub fn recover(setup: &Setup, disk: &SimDisk) -> Checked<Found> {
-    let found = open_and(setup, disk, async |volume| {
-        let digest = volume.digest();
-        let files = match setup.content {
-            true => read_files(volume).await.map_err(|e| format!("content: {e}"))?,
-            false => Paths::new(),
-        };
-        let tree = Tree::read(volume, Times::Ignore).await?;
-        Ok(Found { names: without_content(tree), files, digest })
-    })?;
+    let found = open_and(setup, disk, async |volume| look(volume, setup.content).await)?;
     // What the first opening may have written lies in a volatile cache: the second one finds the same.
     let again = disk.power_cut(setup.seed).in_world(SimWorld::new(2));
     let plain = Setup { content: false, ..setup.clone() };
@@ -79,6 +71,20 @@ pub fn recover(setup: &Setup, disk: &SimDisk) -> Checked<Found> {
         same if same == found.digest => Ok(found),
         _ => Err("recovered again, it is something else".into()),
     }
+}
+
+/// Reads all of a volume.
+///
+/// # Errors
+/// What is wrong.
+pub async fn look(volume: &Volume, content: bool) -> Checked<Found> {
+    let digest = volume.digest();
+    let files = match content {
+        true => read_files(volume).await.map_err(|e| format!("content: {e}"))?,
+        false => Paths::new(),
+    };
+    let tree = Tree::read(volume, Times::Ignore).await?;
+    Ok(Found { names: without_content(tree), files, digest })
 }
 
 /// Opens the volume on `disk`, looks at it, and leaves it as if the process died.
