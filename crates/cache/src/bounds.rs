@@ -26,7 +26,8 @@
 //! Whoever waits for a range is woken when that range has become free, not whenever some range has: of those
 //! who are to take the same blocks, one after the other.
 //!
-//! Locks: `held`, `arriving` and `resizing` are leaves; `held` is also taken below the list of those who wait.
+//! Locks: `held`, `arriving` and `resizing` are leaves; `held` is also taken below the list of those who
+//! wait.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};

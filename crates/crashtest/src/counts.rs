@@ -1,6 +1,6 @@
 //! What a search has seen.
 //!
-//! Invariants: N1 memory is bounded: distinct digests are counted up to a limit.
+//! Memory is bounded: distinct results are counted up to a limit.
 //!
 //! No locks.
 
@@ -9,7 +9,7 @@ use forebay_sim::CrashState;
 use std::collections::HashSet;
 use std::ops::AddAssign;
 
-/// Digests remembered (N1).
+/// Results remembered.
 const DIGESTS_MAX: usize = 2_000_000;
 
 /// Numbers that add up.
@@ -95,7 +95,7 @@ impl AddAssign for Counts {
 pub struct Seen {
     /// Numbers.
     pub counts: Counts,
-    /// Of what was recovered: N1.
+    /// Of what was recovered, up to a limit.
     pub digests: HashSet<u64>,
 }
 

@@ -1,5 +1,6 @@
 //! How much of a file's size may be made recoverable (O5): a size is published with, or after, the bytes
-//! below it, and never before bytes that are on their way into the cache (E7). Only maps that keep a size of their own ask.
+//! below it, and never before bytes that are on their way into the cache (E7). Only maps that keep a size of
+//! their own ask.
 
 use crate::file::MappedFile;
 use crate::ops::{MapOps, Reservation};

@@ -1,7 +1,7 @@
-//! A cross-check that owes nothing to the simulated disk or the simulated world: a volume on a real file, with
-//! direct I/O and a real engine, below it a disk of another make (nbdkit and nbdfuse) that records what it is
-//! told. Every prefix of that, and subsets of what lies between two flushes, is put onto an image, opened,
-//! read to the last byte and held against what was acknowledged by then.
+//! A cross-check that owes nothing to the simulated disk or the simulated world: a volume on a real file,
+//! with direct I/O and a real engine, below it a disk of another make (nbdkit and nbdfuse) that records what
+//! it is told. Every prefix of that, and subsets of what lies between two flushes, is put onto an image,
+//! opened, read to the last byte and held against what was acknowledged by then.
 //!
 //! `FOREBAY_RECORDED_SEEDS` sets the number of workloads. No locks.
 

@@ -1,5 +1,5 @@
-//! A disk of another make: a file that `nbdfuse` shows of an export of `nbdkit`, whose plugin writes down each
-//! write and each flush. What a power cut may leave is put together from that.
+//! A disk of another make: a file that `nbdfuse` shows of an export of `nbdkit`, whose plugin writes down
+//! each write and each flush. What a power cut may leave is put together from that.
 //!
 //! Invariants: W1 what was started here ends here, also when a test fails.
 //!

@@ -49,7 +49,7 @@ fn all(
 }
 
 /// What is recovered is a prefix of what happened, with all that was acknowledged, over the ends of segments
-/// (J12), and again the same: I11, I12, I17, L1, L2, L3, R11, S11.
+/// (J12), and again the same: I11, I12, I17, L1, L2, L3, R11, R14, S11.
 #[test]
 fn names_cut_everywhere() {
     let seen = all("names", seeds(5), Setup::from_seed, every_cut, QUICK).counts;
