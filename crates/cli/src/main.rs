@@ -7,6 +7,7 @@
 
 mod args;
 mod control;
+mod crash_test;
 mod doctor;
 mod export;
 mod failure;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),
+        Command::CrashTest(args) => crash_test::crash_test(args),
         Command::Bench(args) => Ok(bench(args.args.clone())),
     };
     ExitCode::from(result.unwrap_or_else(|failure| failure.report()))

@@ -7,6 +7,7 @@
 
 use crate::script::Script;
 use crate::setup::Setup;
+use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::{WaitQueue, yield_now};
@@ -16,6 +17,9 @@ use forebay_lfs::Volume;
 use forebay_sim::{PowerCut, SimDisk};
 use forebay_vfs::FileSystem;
 use forebay_vfs::check::{Op, Runner, Times};
+
+/// ENOSPC.
+const NO_SPACE: i32 = 28;
 
 /// How far a run was at a moment.
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,6 +54,8 @@ pub struct Ran {
     pub flushes_failed: u64,
     /// At the last moment, if everything was synced then: what a recovery has to find.
     pub live: Option<u64>,
+    /// It ended early, because the volume was full.
+    pub full: bool,
     /// What was wrong while it ran.
     pub wrong: Option<String>,
 }
@@ -143,8 +149,16 @@ async fn whole_life(
     let result = steps(setup, script, &volume, shared).await;
     let idle = || (shared.known.lock().running == 0).then_some(());
     shared.idle.wait_until(idle).await;
-    if healthy && result.is_ok() {
-        volume.close().await.map_err(|e| format!("closing: {e}"))?;
+    let full = shared.known.lock().ran.full;
+    if healthy && !full && result.is_ok() {
+        match volume.close().await {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                shared.learn(|known| known.ran.full = true);
+                return Ok(());
+            }
+            Err(error) => return Err(format!("closing: {error}")),
+        }
         let live = volume.digest().await.map_err(|e| format!("digest: {e}"))?;
         shared.learn(|known| {
             known.ran.live = Some(live);
@@ -175,10 +189,13 @@ async fn steps(
                 shared.synced(of, n + 1, outcome.answer.is_ok());
             }
         } else if outcome != *wanted {
-            if setup.failing.is_empty() {
+            let full = outcome.answer == Err(NO_SPACE);
+            shared.learn(|known| known.ran.full |= full);
+            if setup.failing.is_empty() && !full {
                 return Err(format!("step {n}, {op:?}: {outcome:?}, not {wanted:?}"));
             }
-            // It was refused because of the disk; what the others would do then is another story.
+            // It was refused because of the disk, or because that is full; what the others would do then is
+            // another story.
             break;
         }
         if !setup.beside {

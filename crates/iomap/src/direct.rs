@@ -14,6 +14,7 @@ use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
 use forebay_cache::State;
+use forebay_cache::bounds::Arriving;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::unflushed::Epoch;
 use forebay_cache::writeback::{Which, WriteOutPass};
@@ -89,6 +90,7 @@ impl MappedFile {
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: IoFlags,
+        arriving: &mut Option<Arriving<'_>>,
     ) -> Result<bool> {
         let held = self.mapping.bounds.exclusive(range.clone()).await;
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
@@ -106,6 +108,8 @@ impl MappedFile {
         // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let room = self.reserve_run(range).await?;
+        // From here on its ticket says so.
+        drop(arriving.take());
         self.write_reserved(room, range, src, bio_flags, false).await?;
         if durable && !self.ops.fua_suffices() {
             self.write_below(range.end, src.blocking()).await;

@@ -1,5 +1,6 @@
 //! How much of a file's size may be made recoverable (O5): a size is published with, or after, the bytes
-//! below it. Only maps that keep a size of their own ask.
+//! below it, and never before bytes that are on their way into the cache (E7). Only maps that keep a size of
+//! their own ask.
 
 use crate::file::MappedFile;
 use crate::ops::{MapOps, Reservation};
@@ -16,7 +17,9 @@ pub(crate) fn publishable_size(mapping: &Mapping, ops: &dyn MapOps) -> u64 {
     let Some(published) = ops.published_size() else { return 0 };
     // The size first: what it covers was dirty before, or is on its way.
     let size = mapping.size();
-    size.min(mapping.lowest_unwritten(published.min(size)))
+    let (published, arriving) = (published.min(size), mapping.bounds.lowest_arriving(published));
+    // What has arrived meanwhile is dirty.
+    size.min(arriving.max(published)).min(mapping.lowest_unwritten(published))
 }
 
 impl MappedFile {
@@ -38,6 +41,7 @@ impl MappedFile {
             if self.mapping.is_failing() || self.ops.published_size().is_none_or(|p| p >= wanted) {
                 return;
             }
+            self.mapping.bounds.wait_arrived(wanted).await;
         }
     }
 

@@ -146,7 +146,7 @@ impl MappedFile {
         mut src: Source<'_>,
         flags: IoFlags,
     ) -> Result<Range<u64>> {
-        let Placed { range, size } = {
+        let Placed { range, size, mut arriving } = {
             let memory = src.bytes().as_ptr() as u64;
             self.place_write(offset, src.bytes().len(), memory, flags).await?
         };
@@ -159,7 +159,7 @@ impl MappedFile {
         }
         if flags.contains(IoFlags::DIRECT)
             && !self.direct_write_fallback(&range, size, &src, flags)?
-            && self.write_direct(&range, &mut src, flags).await?
+            && self.write_direct(&range, &mut src, flags, &mut arriving).await?
         {
             return Ok(range);
         }
@@ -169,6 +169,8 @@ impl MappedFile {
             let (passing, beyond) = (Passing::Cached, Beyond::Grow);
             self.write_buffered(&range, range.start, &src, passing, beyond).await?;
         }
+        // They are in the cache.
+        drop(arriving);
         if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
             self.sync_range(handle, range.clone(), src.blocking()).await?;
         } else if flags.contains(IoFlags::START_WRITEBACK) {

@@ -60,7 +60,7 @@ fn find(fault: Planted) -> Result<(), String> {
     Err(format!("{fault:?} was not found: {}", seen.line()))
 }
 
-/// K11, O12 among them.
+/// K11, O12 among them; a moment knows what was acknowledged before it: U1.
 #[test]
 fn every_planted_mistake_is_found() {
     let missed: Vec<String> =
