@@ -89,7 +89,7 @@ async fn wait_for_work(cache: &PageCache, domain: &Domain, timer: &mut Option<Ti
 }
 
 fn pass(which: Which, max_bytes: u64) -> WriteOutPass {
-    WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes, sync: false, fua: false }
+    WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes, sync: false }
 }
 
 /// Room for what it runs, beside the flush that passes go on beside.
