@@ -68,7 +68,7 @@ impl Watchdog {
     ) -> Result<Self> {
         let numbers = [alive.pid.to_string(), alive.tid.to_string()];
         command.args(numbers).arg(format!("{major}:{minor}")).arg(dir);
-        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(|e| Error::from_io("start the watchdog", e))?;
         Ok(Self(child))
     }
