@@ -1,0 +1,215 @@
+//! `forebay mount` and `forebay umount`: a volume as a file system that programs use as any other, ended in
+//! each way that there is.
+
+mod common;
+
+use common::{Folder, output, until};
+use forebay::{CreateVolume, Volume};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Whether mounts can be made here; where they cannot, a test fails unless it may be skipped.
+fn may_run() -> bool {
+    let root = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+    assert!(root || allowed, "mounts need root and /dev/fuse");
+    root
+}
+
+/// A folder with a volume and a directory to mount it on; unmounted on drop.
+struct Place {
+    folder: Folder,
+}
+
+impl Place {
+    fn new(bytes: u64) -> Self {
+        let folder = Folder::new();
+        let options = CreateVolume { size: Some(bytes), ..CreateVolume::default() };
+        Volume::create(folder.path("vol"), &options).expect("a volume");
+        std::fs::create_dir(folder.path("mnt")).expect("a directory");
+        Self { folder }
+    }
+
+    fn mnt(&self, name: &str) -> PathBuf {
+        self.folder.path("mnt").join(name)
+    }
+
+    /// Mounts it; options are words after `-o`.
+    fn mount(&self, words: &str) {
+        self.folder.ok(&["mount", "vol", "mnt", "-o", &format!("cache_size=64M,{words}")]);
+        assert!(self.is_mounted());
+    }
+
+    fn is_mounted(&self) -> bool {
+        let table = std::fs::read_to_string("/proc/self/mounts").expect("a table of mounts");
+        let dir = self.folder.path("mnt").display().to_string();
+        table.lines().any(|line| line.split(' ').nth(1) == Some(&dir))
+    }
+
+    /// Ends it with umount(8).
+    fn umount(&self) {
+        self.run("umount", &["mnt"]);
+        assert!(!self.is_mounted());
+    }
+
+    /// A command that has to succeed, in the folder.
+    fn run(&self, program: &str, words: &[&str]) -> String {
+        let mut command = Command::new(program);
+        command.args(words).current_dir(self.folder.path("")).stdin(Stdio::null());
+        command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("HOME", self.folder.path(""));
+        let done = output(command);
+        let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        assert!(done.status.success(), "{program} {words:?}: {out}{err}");
+        out.into_owned()
+    }
+
+    /// The process that serves it.
+    fn pid(&self) -> i32 {
+        let mut text = [0; 32];
+        let name = forebay_fuse::PID_ATTRIBUTE;
+        let len = rustix::fs::getxattr(self.folder.path("mnt"), name, &mut text[..]).expect("a pid");
+        std::str::from_utf8(&text[..len]).expect("digits").parse().expect("a pid")
+    }
+
+    fn signal(&self, name: &str) {
+        self.run("kill", &[&format!("-{name}"), &self.pid().to_string()]);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        while self.is_mounted() {
+            if forebay_fuse::mount::unmount(&self.folder.path("mnt"), true).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+/// Programs that people use work on a mount, and umount(8) leaves everything on the volume.
+#[test]
+fn programs_work_and_umount_makes_it_durable() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(512 << 20);
+    place.mount("");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(mounts.contains("fuseblk.forebay"), "{mounts}");
+    // A tree of files by git: made, cloned, checked.
+    std::fs::create_dir(place.folder.path("source")).unwrap();
+    for n in 0..200_u32 {
+        let path = place.folder.path(&format!("source/file-{n}"));
+        std::fs::write(path, format!("line {n}\n").repeat(n as usize)).unwrap();
+    }
+    std::os::unix::fs::symlink("file-7", place.folder.path("source/link")).unwrap();
+    place.run("git", &["-C", "source", "init", "-q", "-b", "main"]);
+    place.run("git", &["-C", "source", "add", "-A"]);
+    let who = ["-c", "user.name=x", "-c", "user.email=x@y", "-C", "source"];
+    place.run("git", &[&who[..], &["commit", "-q", "-m", "all"]].concat());
+    place.run("git", &["clone", "-q", "source", "mnt/clone"]);
+    place.run("git", &["-C", "mnt/clone", "gc", "-q"]);
+    // A copy with all attributes, twice: the second time there is nothing to do.
+    place.run("rsync", &["-aHAX", "--exclude=.git", "source/", "mnt/copy/"]);
+    let again = place.run("rsync", &["-aHAXi", "--exclude=.git", "source/", "mnt/copy/"]);
+    assert_eq!(again, "", "rsync finds a difference");
+    let make = "pragma journal_mode=wal; create table t(a integer primary key, b blob);
+        with recursive n(i) as (select 1 union all select i+1 from n where i < 5000)
+        insert into t select i, randomblob(100) from n; update t set b = randomblob(200) where a % 3 = 0;";
+    place.run("sqlite3", &["mnt/db", make]);
+    let sum = "select count(*), sum(length(b)), hex(sum(a * length(b))) from t";
+    let before = place.run("sqlite3", &["mnt/db", sum]);
+    place.umount();
+    // The image is free at once, and what was written is there.
+    place.mount("ro");
+    place.run("diff", &["-r", "--exclude=.git", "source", "mnt/copy"]);
+    place.run("diff", &["-r", "--exclude=.git", "source", "mnt/clone"]);
+    assert_eq!(place.run("sqlite3", &["file:mnt/db?immutable=1", sum]), before);
+    let refused = std::fs::write(place.mnt("new"), b"x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(30), "read-only");
+    place.umount();
+    place.mount("");
+    place.run("git", &["-C", "mnt/clone", "fsck", "--full", "--strict"]);
+    assert_eq!(place.run("sqlite3", &["mnt/db", "pragma integrity_check"]), "ok\n");
+    place.folder.ok(&["umount", "mnt"]);
+    assert!(!place.is_mounted());
+}
+
+/// M1: what is wrong is said before anything stays.
+#[test]
+fn m1_what_is_wrong_is_said_at_once() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(64 << 20);
+    let fails = |words: &[&str], status: i32, what: &str| {
+        let done = place.folder.forebay(words);
+        let text = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(done.status.code(), Some(status), "{words:?}: {text}");
+        assert!(text.contains(what), "{words:?}: {text}");
+    };
+    fails(&["mount", "missing", "mnt"], 3, "missing");
+    fails(&["mount", "vol", "nowhere"], 3, "nowhere");
+    fails(&["mount", "vol", "vol"], 2, "not a directory");
+    fails(&["mount", "vol", "."], 2, "hide its own image");
+    fails(&["mount", "vol", "mnt", "-o", "rw,magic"], 2, "magic");
+    std::fs::write(place.folder.path("other"), vec![7; 1 << 20]).unwrap();
+    fails(&["mount", "other", "mnt"], 1, "other");
+    fails(&["umount", "mnt"], 2, "not a mount of Forebay");
+    fails(&["umount", "nowhere"], 3, "nowhere");
+    assert!(!place.is_mounted());
+    place.mount("kernel_cache=never,nodev");
+    std::fs::create_dir(place.folder.path("mnt2")).unwrap();
+    fails(&["mount", "vol", "mnt2"], 4, "vol");
+    let held = std::fs::File::create(place.mnt("held")).unwrap();
+    fails(&["umount", "mnt"], 4, "in use");
+    drop(held);
+    place.folder.ok(&["umount", "mnt"]);
+}
+
+/// M2, M3: a signal ends a mount as umount does, on either type; afterwards the image is free.
+#[test]
+fn m2_m3_a_signal_ends_it_with_everything_durable() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(64 << 20);
+    for (round, words) in ["via=block", "via=plain"].iter().enumerate() {
+        place.mount(words);
+        std::fs::write(place.mnt(&format!("file-{round}")), vec![round as u8; 300_000]).unwrap();
+        place.signal("TERM");
+        until("the mount is gone", || !place.is_mounted());
+        until("the image is free", || place.folder.forebay(&["mount", "vol", "mnt"]).status.success());
+        for n in 0..=round {
+            let bytes = std::fs::read(place.mnt(&format!("file-{n}"))).unwrap();
+            assert!(bytes.len() == 300_000 && bytes.iter().all(|b| *b == n as u8), "file-{n}");
+        }
+        place.folder.ok(&["umount", "mnt"]);
+        assert!(!place.is_mounted());
+    }
+}
+
+/// A daemon that is killed: every call fails at once, and what was synced is there after a new mount.
+#[test]
+fn after_kill_9_what_was_synced_is_there() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(64 << 20);
+    place.mount("");
+    let mut held = std::fs::File::create(place.mnt("synced")).unwrap();
+    std::io::Write::write_all(&mut held, &[5; 100_000]).unwrap();
+    held.sync_all().unwrap();
+    std::fs::File::open(place.mnt("")).unwrap().sync_all().unwrap();
+    place.signal("KILL");
+    until("calls fail", || {
+        let failed = std::fs::metadata(place.mnt("synced")).err().and_then(|e| e.raw_os_error());
+        matches!(failed, Some(107 | 103))
+    });
+    assert_eq!(held.sync_all().unwrap_err().raw_os_error(), Some(107));
+    drop(held);
+    place.folder.ok(&["umount", "mnt"]);
+    place.mount("");
+    assert_eq!(std::fs::read(place.mnt("synced")).unwrap(), [5; 100_000]);
+    place.umount();
+}
