@@ -3,7 +3,7 @@
 //! No locks of its own.
 
 use forebay_base::buf::AlignedBuf;
-use forebay_base::task::BoxFuture;
+use forebay_base::task::{BoxFuture, oneshot};
 use forebay_base::{IoFlags, Result};
 use forebay_fuse::notify::{Notice, Notifier};
 use forebay_vfs::mem::MemFs;
@@ -154,7 +154,13 @@ impl OpenFile for StuckFile {
         if let Some(notifier) = self.notifier.get() {
             notifier.try_send(Notice::Inode { node: self.ino().0, offset: 0, len: 0 });
         }
-        Box::pin(std::future::pending())
+        // A future that nobody could wake would be dropped: this one holds what wakes it.
+        let (sender, receiver) = oneshot::<()>();
+        Box::pin(async move {
+            receiver.await;
+            drop(sender);
+            unreachable!("nothing was sent")
+        })
     }
     fn write(
         &self,
