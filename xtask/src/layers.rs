@@ -4,8 +4,9 @@
 //!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
 //!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- cli
+//!   lfs, sim <- crashtest <- cli
 //! ```
-//! sim and bench are never a normal dependency of a layer. A crate missing from the table is a
+//! sim, bench and crashtest are never a normal dependency of a layer. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
 
 use crate::Findings;
@@ -64,6 +65,15 @@ const BELOW_BENCH: &[&str] = &[
     "forebay",
     "forebay-nbd",
 ];
+/// It stands on the volume and on the simulated disk; only the command stands on it.
+const BELOW_CRASHTEST: &[&str] = &[
+    "forebay-base",
+    "forebay-block",
+    "forebay-cache",
+    "forebay-vfs",
+    "forebay-lfs",
+    "forebay-sim",
+];
 const BELOW_CLI: &[&str] = &[
     "forebay-base",
     "forebay-block",
@@ -75,6 +85,7 @@ const BELOW_CLI: &[&str] = &[
     "forebay-nbd",
     "forebay-fuse",
     "forebay-bench",
+    "forebay-crashtest",
 ];
 
 /// From the bottom up.
@@ -90,6 +101,7 @@ const RULES: &[Rule] = &[
     rule("forebay", BELOW_FACADE, SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),
+    rule("forebay-crashtest", BELOW_CRASHTEST, &[], true),
     rule("forebay-cli", BELOW_CLI, SIM, true),
     rule("xtask", &[], &[], false),
 ];

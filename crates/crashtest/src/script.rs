@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use crate::tests::crash::run::Setup;
+use crate::setup::Setup;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{IoFlags, Result};
@@ -18,6 +18,8 @@ use std::rc::Rc;
 /// The state after a step.
 pub struct Moment {
     pub fs: MemFs,
+    /// Content of files that are open and have no name.
+    unnamed: BTreeMap<u64, Rc<Vec<u8>>>,
     tree: OnceCell<Tree>,
     names: OnceCell<Tree>,
     files: OnceCell<Files>,
@@ -30,6 +32,14 @@ pub type Paths = BTreeMap<Vec<u8>, (u64, Rc<Vec<u8>>)>;
 pub struct Files {
     pub paths: Paths,
     pub inodes: BTreeMap<u64, Rc<Vec<u8>>>,
+}
+
+async fn read_file(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
+    let size = fs.getattr(ino).await?.size;
+    let file = fs.open(ino, OpenFlags::READ).await?;
+    let buf = AlignedBuf::new(size as usize);
+    let (buf, read) = file.read(0, buf, IoFlags::empty()).await;
+    Ok(buf[..read?].to_vec())
 }
 
 /// Reads all regular files.
@@ -48,11 +58,7 @@ pub async fn read_files(fs: &dyn FileSystem) -> Result<Paths> {
                         paths.insert(child, (entry.ino.0, Rc::clone(content)));
                         continue;
                     }
-                    let size = fs.getattr(entry.ino).await?.size;
-                    let file = fs.open(entry.ino, OpenFlags::READ).await?;
-                    let buf = AlignedBuf::new(size as usize);
-                    let (buf, read) = file.read(0, buf, IoFlags::empty()).await;
-                    let content = Rc::new(buf[..read?].to_vec());
+                    let content = Rc::new(read_file(fs, entry.ino).await?);
                     known.insert(entry.ino, content.clone());
                     paths.insert(child, (entry.ino.0, content));
                 }
@@ -66,7 +72,7 @@ pub async fn read_files(fs: &dyn FileSystem) -> Result<Paths> {
 impl Moment {
     fn of(fs: &MemFs) -> Self {
         let (tree, names, files) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Self { fs: fs.snapshot(), tree, names, files }
+        Self { fs: fs.snapshot(), unnamed: BTreeMap::new(), tree, names, files }
     }
 
     /// All of it.
@@ -78,14 +84,15 @@ impl Moment {
     pub fn files(&self) -> &Files {
         self.files.get_or_init(|| {
             let paths = block_on(read_files(&self.fs)).expect("the oracle");
-            let inodes = paths.values().map(|(ino, content)| (*ino, content.clone())).collect();
+            let named = paths.values().map(|(ino, content)| (*ino, content.clone()));
+            let inodes = named.chain(self.unnamed.clone()).collect();
             Files { paths, inodes }
         })
     }
 
     /// All but the content of files.
     pub fn names(&self) -> &Tree {
-        self.names.get_or_init(|| without_content(self.tree()))
+        self.names.get_or_init(|| without_content(self.tree().clone()))
     }
 }
 
@@ -106,8 +113,7 @@ impl Moment {
 }
 
 /// A tree without sizes and content of files.
-pub fn without_content(tree: &Tree) -> Tree {
-    let mut tree = tree.clone();
+pub fn without_content(mut tree: Tree) -> Tree {
     for node in tree.nodes.values_mut().filter(|node| node.shape.kind == FileKind::File) {
         node.shape.size = 0;
         node.units.clear();
@@ -129,7 +135,9 @@ type Next<'a> = dyn FnMut(Option<(&Op, &Outcome)>) -> Option<Op> + 'a;
 
 /// A workload and its past.
 pub struct Script {
+    /// The steps.
     pub ops: Vec<Op>,
+    /// What came of each.
     pub outcomes: Vec<Outcome>,
     /// The inode in the file system in memory that a step syncs.
     pub synced: Vec<Option<u64>>,
@@ -177,10 +185,10 @@ impl Script {
         Self::carry_out(setup, start, len, &mut next)
     }
 
-    /// Steps that are given.
-    pub fn of(setup: &Setup, ops: Vec<Op>) -> Self {
+    /// Steps that are given, on what `start` holds.
+    pub fn of(setup: &Setup, start: &MemFs, ops: Vec<Op>) -> Self {
         let (len, mut ops) = (ops.len(), ops.into_iter());
-        Self::carry_out(setup, &MemFs::default(), len, &mut |_| ops.next().map(without_blocking))
+        Self::carry_out(setup, start, len, &mut |_| ops.next().map(without_blocking))
     }
 
     fn carry_out(setup: &Setup, start: &MemFs, len: usize, next: &mut Next<'_>) -> Self {
@@ -215,7 +223,11 @@ impl Script {
             if outcome.answer.is_err() && !script.ops.len().is_multiple_of(4) {
                 continue;
             }
-            script.moments.push(Moment::of(&fs));
+            let mut moment = Moment::of(&fs);
+            if setup.content {
+                moment.unnamed = unnamed(&fs, &runner);
+            }
+            script.moments.push(moment);
             if setup.content {
                 script.note(&op, &mut cut);
                 for (old, new) in before.into_iter().zip(open(&runner)) {
@@ -231,6 +243,20 @@ impl Script {
         runner.close_all();
         script
     }
+}
+
+/// What is open and has no name: it may get one.
+fn unnamed(fs: &MemFs, runner: &Runner) -> BTreeMap<u64, Rc<Vec<u8>>> {
+    let open = (0..SLOTS).filter_map(|slot| runner.open_ino(slot));
+    let mut all = BTreeMap::new();
+    for ino in open {
+        let attr = block_on(fs.getattr(ino)).expect("the oracle");
+        if attr.nlink == 0 && attr.kind == FileKind::File {
+            let content = block_on(read_file(fs, ino)).expect("the oracle");
+            all.insert(ino.0, Rc::new(content));
+        }
+    }
+    all
 }
 
 impl Script {
