@@ -163,7 +163,9 @@ fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outcome<
 fn watch_signals(dir: &Path) -> Outcome {
     let (sender, events) = channel();
     signals::watch(sender, (), |signal| {
-        log::error!("stopped at once by a second signal ({signal}): what was not synced may be lost");
+        log::error!(
+            "stopped at once by a second signal ({signal}): what was not synced may be lost"
+        );
     })?;
     let dir = dir.to_path_buf();
     let work = move || {

@@ -58,7 +58,8 @@ impl Place {
         command.args(words).current_dir(self.folder.path("")).stdin(Stdio::null());
         command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("HOME", self.folder.path(""));
         let done = output(command);
-        let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        let (out, err) =
+            (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
         assert!(done.status.success(), "{program} {words:?}: {out}{err}");
         out.into_owned()
     }
@@ -67,7 +68,8 @@ impl Place {
     fn pid(&self) -> i32 {
         let mut text = [0; 32];
         let name = forebay_fuse::PID_ATTRIBUTE;
-        let len = rustix::fs::getxattr(self.folder.path("mnt"), name, &mut text[..]).expect("a pid");
+        let len =
+            rustix::fs::getxattr(self.folder.path("mnt"), name, &mut text[..]).expect("a pid");
         std::str::from_utf8(&text[..len]).expect("digits").parse().expect("a pid")
     }
 
@@ -179,7 +181,9 @@ fn m2_m3_a_signal_ends_it_with_everything_durable() {
         std::fs::write(place.mnt(&format!("file-{round}")), vec![round as u8; 300_000]).unwrap();
         place.signal("TERM");
         until("the mount is gone", || !place.is_mounted());
-        until("the image is free", || place.folder.forebay(&["mount", "vol", "mnt"]).status.success());
+        until("the image is free", || {
+            place.folder.forebay(&["mount", "vol", "mnt"]).status.success()
+        });
         for n in 0..=round {
             let bytes = std::fs::read(place.mnt(&format!("file-{n}"))).unwrap();
             assert!(bytes.len() == 300_000 && bytes.iter().all(|b| *b == n as u8), "file-{n}");

@@ -58,6 +58,12 @@ impl Mounted {
     pub(crate) fn into_device(self) -> OwnedFd {
         self.device
     }
+
+    /// A connection that was made elsewhere.
+    #[cfg(test)]
+    pub(crate) fn of(device: OwnedFd, kind: MountKind, dir: PathBuf, number: (u32, u32)) -> Self {
+        Self { device, kind, dir, number }
+    }
 }
 
 fn fail(op: &'static str, path: &Path, e: Errno) -> Error {

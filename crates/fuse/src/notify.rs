@@ -132,3 +132,51 @@ fn tell(device: &Device, notice: &Notice) -> bool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    fn inode(node: u64) -> Notice {
+        Notice::Inode { node, offset: -1, len: 0 }
+    }
+
+    /// V1: and `settle` waits for what was given.
+    #[test]
+    fn v1_notices_leave_in_order() {
+        let kind = SocketType::SEQPACKET;
+        let (ours, kernel) =
+            socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let (device, notifier) = (Device::new(ours), Notifier::default());
+        let theirs = notifier.clone();
+        let thread = std::thread::spawn(move || theirs.run(&device));
+        (0..10).for_each(|n| notifier.send(inode(n)));
+        notifier.settle();
+        for n in 0..10 {
+            let mut bytes = [0; 64];
+            assert_eq!(rustix::io::read(&kernel, &mut bytes).unwrap(), 40);
+            assert_eq!(bytes[..40], inode(n).encode());
+        }
+        notifier.close();
+        thread.join().unwrap();
+        notifier.send(inode(1));
+        notifier.settle();
+    }
+
+    /// V2: a kernel that does not know a kind of notice is not asked again.
+    #[test]
+    fn v2_what_the_kernel_does_not_know_is_no_error() {
+        let null = std::fs::File::options().read(true).open("/dev/null").unwrap();
+        assert!(!tell(&Device::new(null.into()), &inode(1)), "EBADF is not about the notice");
+        assert!(Notifier::default().can_prune());
+    }
+
+    /// V3
+    #[test]
+    fn v3_the_queue_is_bounded() {
+        let notifier = Notifier::default();
+        (0..QUEUE_MAX as u64).for_each(|n| assert!(notifier.try_send(inode(n))));
+        assert!(!notifier.try_send(inode(0)));
+    }
+}

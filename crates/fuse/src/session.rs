@@ -171,10 +171,13 @@ impl Session {
         self.alive
     }
 
-    /// Figures: inodes that the kernel knows, and what it has open.
-    pub fn known(&self) -> (usize, usize) {
-        let core = self.shared.core.read();
-        core.as_ref().map_or((0, 0), |core| (core.inodes.len(), core.handles.len()))
+    /// Asks for figures: inodes that the kernel knows, and what it has open.
+    pub fn figures(&self) -> impl Fn() -> (usize, usize) + Send + Sync + 'static {
+        let shared = self.shared.clone();
+        move || {
+            let core = shared.core.read();
+            core.as_ref().map_or((0, 0), |core| (core.inodes.len(), core.handles.len()))
+        }
     }
 
     /// Serves until the mount is gone.
@@ -438,3 +441,6 @@ impl Drop for Task {
         self.0.change(|state| state.tasks -= 1);
     }
 }
+
+#[cfg(test)]
+mod tests;

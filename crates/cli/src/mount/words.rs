@@ -80,7 +80,8 @@ impl Wanted {
             "noatime" => flags.insert(MountFlags::NOATIME),
             "atime" | "relatime" => flags.remove(MountFlags::NOATIME),
             "allow_other" => self.fuse.allow_other = true,
-            "defaults" | "auto" | "noauto" | "nofail" | "user" | "users" | "nouser" | "_netdev" => {}
+            "defaults" | "auto" | "noauto" | "nofail" | "user" | "users" | "nouser" | "_netdev" => {
+            }
             _ => return Err(bad(word, "no such option")),
         }
         Ok(())
@@ -140,7 +141,8 @@ mod tests {
 
     #[test]
     fn words_as_in_fstab() {
-        let wanted = parse("defaults,ro,nodev,noatime,,x-systemd.automount,x-a=b,cache_size=4G").unwrap();
+        let wanted =
+            parse("defaults,ro,nodev,noatime,,x-systemd.automount,x-a=b,cache_size=4G").unwrap();
         assert!(wanted.read_only() && wanted.noatime());
         assert_eq!(wanted.cache_size, Some(4 << 30));
         let wanted = parse("ro,rw,kernel_cache=always,threads=3,via=plain,inodes=5000").unwrap();
@@ -153,7 +155,8 @@ mod tests {
     /// O1
     #[test]
     fn o1_what_is_not_known_is_refused_by_name() {
-        for word in ["r0", "cache_size=1", "cache_size=x", "threads=0", "via=magic", "aio=x", "a=b"] {
+        for word in ["r0", "cache_size=1", "cache_size=x", "threads=0", "via=magic", "aio=x", "a=b"]
+        {
             let failure = parse(&format!("rw,{word}")).unwrap_err();
             assert_eq!(failure.status, crate::failure::status::USAGE, "{word}");
             let value = word.split('=').next_back().unwrap_or(word);
