@@ -4,5 +4,7 @@
 
 #[path = "../../../vfs/tests/host/adapter.rs"]
 mod adapter;
+mod fsx;
 mod lab;
+mod manners;
 mod rules;
