@@ -147,8 +147,15 @@ impl Session {
         let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
         threads.push(thread);
         let session = Self { shared, threads, alive };
-        session.until_ready()?;
-        Ok(session)
+        match session.until_ready() {
+            Ok(()) => Ok(session),
+            Err(e) => {
+                // Readers end with the mount, whoever takes that away.
+                session.shared.notifier.close();
+                session.shared.change(|state| state.ended = true);
+                Err(e)
+            }
+        }
     }
 
     fn until_ready(&self) -> Result<()> {
@@ -218,8 +225,7 @@ impl Ending {
         }
         self.shared.wait(|state| state.readers == 0);
         self.shared.notifier.close();
-        self.shared.lock().ended = true;
-        self.shared.changed.notify_all();
+        self.shared.change(|state| state.ended = true);
         for thread in self.threads {
             if thread.join().is_err() {
                 log::error!("a thread of the mount panicked");

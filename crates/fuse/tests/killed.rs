@@ -44,6 +44,7 @@ impl Daemon {
         std::fs::create_dir(&dir).expect("a directory");
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-memfs"));
         command.arg(&dir).args(words).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(Stdio::null());
         let child = command.spawn().expect("it starts");
         let mut daemon = Self { child, dir };
         let mut line = String::new();
@@ -220,4 +221,32 @@ fn one_death_is_nobody_elses() {
         stop.store(true, Ordering::Relaxed);
         reader.join().unwrap();
     });
+}
+
+/// U1, U3: a read that never ends holds up nobody else, and a request that panics is answered.
+#[test]
+fn u1_u3_a_request_in_trouble_is_its_own() {
+    if !may_run() {
+        return;
+    }
+    let mut daemon = Daemon::start(&["--kernel-cache", "never", "--stuck"]);
+    let path = daemon.dir.join("file");
+    std::fs::write(&path, [1; 8192]).unwrap();
+    let (sender, ended) = channel();
+    for _ in 0..16 {
+        let (theirs, sender) = (path.clone(), sender.clone());
+        std::thread::spawn(move || sender.send(std::fs::read(&theirs).map(|bytes| bytes.len())));
+    }
+    for n in 0..200 {
+        if n % 64 == 0 {
+            let panics = std::fs::metadata(daemon.dir.join("panic")).unwrap_err();
+            assert_eq!(panics.raw_os_error(), Some(5));
+        }
+        std::fs::write(daemon.dir.join(format!("other-{n}")), b"x").unwrap();
+    }
+    assert!(ended.try_recv().is_err(), "a read that never ends");
+    daemon.kill();
+    for read in all_return(&ended, 16) {
+        assert!(read.is_err());
+    }
 }

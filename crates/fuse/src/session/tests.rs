@@ -181,3 +181,13 @@ fn s2_u5_destroy_is_answered_last() {
     drop(kernel);
     thread.join().unwrap();
 }
+
+/// S3: readers that cannot read end the session; it does not wait for what never comes.
+#[test]
+fn s3_a_device_that_fails_ends_the_session() {
+    let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
+    let mounted = Mounted::of(file.into(), MountKind::Plain, PathBuf::from("/nowhere"), (0, 0));
+    let fs = Arc::new(MemFs::default());
+    let failed = Session::start(mounted, fs, RealWorld::new(), &Options::default()).err().unwrap();
+    assert_eq!(failed.kind(), ErrorKind::Io);
+}

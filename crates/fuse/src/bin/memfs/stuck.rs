@@ -1,4 +1,4 @@
-//! A file system whose reads of content never end.
+//! A file system whose reads of content never end, and that panics when it is asked for `panic`.
 //!
 //! No locks of its own.
 
@@ -44,6 +44,7 @@ impl FileSystem for Stuck {
         self.fs.statfs()
     }
     fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
+        assert!(name.as_bytes() != b"panic", "asked for");
         self.fs.lookup(dir, name)
     }
     fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>> {
