@@ -183,7 +183,7 @@ mod tests {
     use crate::serve::o_direct;
     use forebay_base::task::block_on;
     use forebay_vfs::mem::MemFs;
-    use forebay_vfs::{FileSystem, Ino, Name, NewInode, OpenFlags};
+    use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
     use std::sync::Arc;
 
     fn core() -> Core {
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn small_files_that_are_read_are_the_kernels() {
         let mut core = core();
-        drop(opened(&core));
+        opened(&core);
         let name = Name::new(b"f").unwrap();
         let small = block_on(core.fs.lookup(Ino::ROOT, name)).unwrap();
         let large = Attr { size: SMALL_BYTES + 1, ..small };
