@@ -137,6 +137,35 @@ fn programs_work_and_umount_makes_it_durable() {
     assert!(!place.is_mounted());
 }
 
+/// Random operations in every mode on several files at a time, in a cache that is smaller than they are
+/// busy; and what was there is there after the next mount.
+#[test]
+fn files_are_what_was_written() {
+    if !may_run() {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuse/tests/mount/fsx.py");
+    let place = Place::new(256 << 20);
+    for words in ["kernel_cache=small", "kernel_cache=never", "kernel_cache=always,via=plain"] {
+        place.mount(words);
+        let run = |seed: u32| {
+            let file = format!("mnt/file-{seed}");
+            place.run("python3", &[script, &file, &seed.to_string(), "1500"]);
+        };
+        std::thread::scope(|scope| {
+            for seed in 1..=4 {
+                scope.spawn(move || run(seed));
+            }
+        });
+        let files = ["mnt/file-1", "mnt/file-2", "mnt/file-3", "mnt/file-4"];
+        let sums = place.run("sha256sum", &files);
+        place.folder.ok(&["umount", "mnt"]);
+        place.mount("ro");
+        assert_eq!(place.run("sha256sum", &files), sums, "{words}");
+        place.folder.ok(&["umount", "mnt"]);
+    }
+}
+
 /// M1: what is wrong is said before anything stays.
 #[test]
 fn m1_what_is_wrong_is_said_at_once() {

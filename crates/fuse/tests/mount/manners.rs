@@ -235,3 +235,40 @@ fn what_is_not_there_is_refused() {
     let mut byte = [0; 3];
     assert_eq!((direct.read_at(&mut byte, 0).unwrap(), byte[0]), (1, b'x'));
 }
+
+/// Set-id bits go with what somebody without a right to them does, and stay with what root does; a
+/// change of owner takes them from anybody, a capability goes with all of these.
+#[test]
+fn set_id_bits_go_with_whom_they_should() {
+    if !may_run() {
+        return;
+    }
+    for kernel_cache in [KernelCache::Never, KernelCache::Small, KernelCache::Always] {
+        let lab = lab(&Options { kernel_cache, ..Options::default() });
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(lab.path(), open).unwrap();
+        let path = lab.path().join("f");
+        let after = |uid: &str, line: &str| {
+            let arm = std::os::unix::fs::PermissionsExt::from_mode(0o6777);
+            std::fs::write(&path, b"12345").unwrap();
+            std::fs::set_permissions(&path, arm).unwrap();
+            let mut command = Command::new("setpriv");
+            command.args([uid, "--clear-groups", "sh", "-c", line]).arg(&path);
+            let done = command.output().expect("setpriv, of util-linux");
+            assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
+            std::fs::metadata(&path).unwrap().mode() & 0o7777
+        };
+        let lines = [
+            "echo x >>\"$0\"",
+            ": >\"$0\"",
+            "truncate -s 3 \"$0\"",
+            "fallocate -l 100 \"$0\"",
+            "dd of=\"$0\" if=/dev/zero bs=4096 count=1 oflag=direct conv=notrunc 2>&1",
+        ];
+        for line in lines {
+            assert_eq!(after("--reuid=0", line), 0o6777, "{kernel_cache:?}, root: {line}");
+            assert_eq!(after("--reuid=65534", line), 0o777, "{kernel_cache:?}, nobody: {line}");
+        }
+        assert_eq!(after("--reuid=0", "chown 0:5 \"$0\""), 0o777, "{kernel_cache:?}: chown");
+    }
+}
