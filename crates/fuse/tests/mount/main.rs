@@ -5,6 +5,7 @@
 #[path = "../../../vfs/tests/host/adapter.rs"]
 mod adapter;
 mod fsx;
+mod known;
 mod lab;
 mod manners;
 mod rules;
