@@ -12,7 +12,7 @@ use crate::space::Need;
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::task::BoxFuture;
+use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, Source, Target};
@@ -61,11 +61,13 @@ impl VolumeFile {
 impl VolumeFile {
     /// The content, and this opener's view of it: `IsDirectory`, `InvalidInput`, `BadHandle`.
     fn content(&self, op: &'static str, needed: OpenFlags) -> Result<&(Arc<Content>, Handle)> {
-        rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
-        rules::check_handle(op, self.ino, self.flags, needed)?;
+        // What has content is a regular file for good.
         if let Some(there) = self.content.get() {
+            rules::check_handle(op, self.ino, self.flags, needed)?;
             return Ok(there);
         }
+        rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
+        rules::check_handle(op, self.ino, self.flags, needed)?;
         let content = self.inner.content(op, self.ino).map_err(Stop::open)?;
         let handle = content.file.open_handle();
         Ok(self.content.get_or_init(|| (content, handle)))
@@ -74,7 +76,7 @@ impl VolumeFile {
     async fn write_now(
         &self,
         offset: u64,
-        buf: &mut AlignedBuf,
+        source: Source<'_>,
         flags: IoFlags,
         privileges: Privileges,
     ) -> Result<Wrote> {
@@ -82,43 +84,68 @@ impl VolumeFile {
         let (content, handle) = self.content("write", OpenFlags::WRITE)?;
         let append = flags.contains(IoFlags::APPEND);
         let first = if append { content.file.size() } else { offset };
-        let len = attrs::write_len(first, buf.len())?;
+        let all = source.bytes().len();
+        let len = attrs::write_len(first, all)?;
         if len == 0 {
             return Ok(Wrote { offset: first, len: 0 });
         }
-        let mut part = (len < buf.len()).then(|| AlignedBuf::copy_of(&buf[..len]));
-        let source = Source::Owned(part.as_mut().unwrap_or(buf));
+        let mut part = (len < all).then(|| AlignedBuf::copy_of(&source.bytes()[..len]));
+        let source = part.as_mut().map_or(source, Source::Owned);
         let range = content.file.write_placed(handle, offset, source, flags).await?;
         self.touch_content(privileges)?;
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
 
-    async fn read_now(&self, offset: u64, buf: &mut AlignedBuf, flags: IoFlags) -> Result<usize> {
+    async fn read_now(&self, offset: u64, mut to: Target<'_>, flags: IoFlags) -> Result<usize> {
         flags.check(false)?;
         let (content, handle) = self.content("read", OpenFlags::READ)?;
-        if buf.is_empty() || offset >= content.file.size() {
-            if !buf.is_empty() {
+        let wanted = to.bytes().len();
+        if wanted == 0 || offset >= content.file.size() {
+            if wanted > 0 {
                 self.touch_atime();
             }
             return Ok(0);
         }
         let most = FILE_SIZE_MAX - offset;
-        let len = if buf.len() as u64 <= most {
-            content.file.read(handle, offset, Target::Owned(buf), flags).await?
+        let len = if wanted as u64 <= most {
+            content.file.read(handle, offset, to, flags).await?
         } else {
             // Behind the last offset there is nothing.
             let mut part = AlignedBuf::new(most as usize);
             let len = content.file.read(handle, offset, Target::Owned(&mut part), flags).await?;
-            buf[..len].copy_from_slice(&part[..len]);
+            to.bytes()[..len].copy_from_slice(&part[..len]);
             len
         };
         self.touch_atime();
         Ok(len)
     }
 
+    async fn sync_now(&self, data_only: bool, here: bool) -> Result<()> {
+        if self.content.get().is_none() {
+            let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
+            let file = seen.map_err(Stop::open)?.kind == FileKind::File;
+            if !file || self.inner.options.cache.is_none() {
+                if !data_only {
+                    self.inner.state.lock().write_times(Some(self.ino))?;
+                }
+                return self.inner.commit_all(here).await;
+            }
+        }
+        if !data_only {
+            self.inner.state.lock().write_times(Some(self.ino))?;
+        }
+        let (content, handle) = self.content("sync", OpenFlags::empty())?;
+        match here {
+            true => content.file.sync_here(handle).await,
+            false => content.file.sync(handle).await,
+        }
+    }
+
     fn touch_atime(&self) {
-        let (now, noatime) = (self.inner.options.clock.now(), self.inner.options.noatime);
-        self.inner.state.lock().touch_atime(self.ino, now, noatime);
+        if !self.inner.options.noatime {
+            let now = self.inner.options.clock.now();
+            self.inner.state.lock().touch_atime(self.ino, now, false);
+        }
     }
 
     fn touch_content(&self, privileges: Privileges) -> Result<()> {
@@ -300,9 +327,63 @@ impl OpenFile for VolumeFile {
         self.flags
     }
 
+    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
+        let (content, handle) = self.content.get()?;
+        let readable = self.flags.contains(OpenFlags::READ);
+        let inside = offset.checked_add(dst.len() as u64)? <= content.file.size();
+        if !readable || !inside || dst.is_empty() || flags.check(false).is_err() {
+            return None;
+        }
+        let done = content.file.try_read(handle, offset, dst, flags)?;
+        if done.is_ok() {
+            self.touch_atime();
+        }
+        Some(done)
+    }
+
+    fn try_write(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Option<Result<Wrote>> {
+        let (content, _) = self.content.get()?;
+        let writable = self.flags.contains(OpenFlags::WRITE);
+        let inside = offset.checked_add(src.len() as u64)? <= content.file.size();
+        if !writable || !inside || src.is_empty() || flags.check(true).is_err() {
+            return None;
+        }
+        let done = content.file.try_write(offset, src, flags)?;
+        Some(done.and_then(|len| {
+            self.touch_content(privileges)?;
+            Ok(Wrote { offset, len })
+        }))
+    }
+
+    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        match self.try_read(offset, dst, flags) {
+            Some(done) => done,
+            None => block_on(self.read_now(offset, Target::Slice(dst), flags)),
+        }
+    }
+
+    fn write_slice(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Wrote> {
+        match self.try_write(offset, src, flags, privileges) {
+            Some(done) => done,
+            None => block_on(self.write_now(offset, Source::Slice(src), flags, privileges)),
+        }
+    }
+
     fn read(&self, offset: u64, mut buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
         Box::pin(async move {
-            let done = self.read_now(offset, &mut buf, flags).await;
+            let done = self.read_now(offset, Target::Owned(&mut buf), flags).await;
             (buf, done)
         })
     }
@@ -315,7 +396,7 @@ impl OpenFile for VolumeFile {
         privileges: Privileges,
     ) -> BoxFuture<'_, WriteResult> {
         Box::pin(async move {
-            let done = self.write_now(offset, &mut buf, flags, privileges).await;
+            let done = self.write_now(offset, Source::Owned(&mut buf), flags, privileges).await;
             (buf, done)
         })
     }
@@ -335,17 +416,10 @@ impl OpenFile for VolumeFile {
     }
 
     fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
-            let file = seen.map_err(Stop::open)?.kind == FileKind::File;
-            if !data_only {
-                self.inner.state.lock().write_times(Some(self.ino))?;
-            }
-            if file && self.inner.options.cache.is_some() {
-                let (content, handle) = self.content("sync", OpenFlags::empty())?;
-                return content.file.sync(handle).await;
-            }
-            self.inner.commit_all(false).await
-        })
+        Box::pin(self.sync_now(data_only, false))
+    }
+
+    fn sync_here(&self, data_only: bool) -> Result<()> {
+        block_on(self.sync_now(data_only, true))
     }
 }
