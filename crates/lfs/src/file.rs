@@ -13,7 +13,7 @@ use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
-use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, Source, Target};
 use forebay_vfs::rules::{self, At, attrs, refuse};
@@ -96,7 +96,18 @@ impl VolumeFile {
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
 
-    async fn read_now(&self, offset: u64, mut to: Target<'_>, flags: IoFlags) -> Result<usize> {
+    async fn read_now(&self, offset: u64, to: Target<'_>, flags: IoFlags) -> Result<usize> {
+        // Who knows the file's path says it better.
+        let named = |e: Error| match e.path() {
+            None if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                e.with_path(format!("{:?}", self.ino))
+            }
+            _ => e,
+        };
+        self.read_bytes(offset, to, flags).await.map_err(named)
+    }
+
+    async fn read_bytes(&self, offset: u64, mut to: Target<'_>, flags: IoFlags) -> Result<usize> {
         flags.check(false)?;
         let (content, handle) = self.content("read", OpenFlags::READ)?;
         let wanted = to.bytes().len();

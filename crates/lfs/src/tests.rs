@@ -4,8 +4,10 @@
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 
 mod beside;
+mod blocking;
 mod crash;
 mod damage;
+mod flips;
 mod fuzz;
 mod golden;
 mod limits;

@@ -41,8 +41,7 @@ impl OnVolume {
         let all = size * count as u64;
         // Fresh room for what the slices write, a few times the files.
         let bytes = 2 * all + if options.quick { 192 * MIB } else { 4096 * MIB };
-        let image =
-            BackedImage::create(&options.dir, label, bytes, Backing::Sparse, options.keep)?;
+        let image = BackedImage::create(&options.dir, label, bytes, Backing::Sparse, options.keep)?;
         let mut spec = VolumeSpec::new(&options.aio, bytes, 2 * all + 96 * MIB)?;
         spec.config.folio_size = SMALL as u32;
         spec.config.dirty_tracking = tracking;

@@ -67,13 +67,7 @@ pub struct BackedImage {
 
 impl BackedImage {
     /// Makes `dir/forebay-bench-NAME-PID.img`.
-    pub fn create(
-        dir: &Path,
-        name: &str,
-        size: u64,
-        backing: Backing,
-        keep: bool,
-    ) -> Result<Self> {
+    pub fn create(dir: &Path, name: &str, size: u64, backing: Backing, keep: bool) -> Result<Self> {
         let path = dir.join(format!("forebay-bench-{name}-{}.img", std::process::id()));
         let image = Self { path, keep };
         backing.make(&image.path, size)?;

@@ -91,7 +91,8 @@ impl OurVolume {
     }
 
     fn format(device: &DeviceRef, world: &WorldRef, spec: &VolumeSpec) -> Result<()> {
-        let bytes = || (u128::from(world.random()) << 64 | u128::from(world.random())).to_le_bytes();
+        let bytes =
+            || (u128::from(world.random()) << 64 | u128::from(world.random())).to_le_bytes();
         let options = CreateOptions {
             segment_bytes: spec.segment_bytes,
             sums: spec.sums,

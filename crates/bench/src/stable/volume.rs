@@ -69,7 +69,8 @@ impl OnDelay {
         self.volume.close()?;
         let volume = OurVolume::open_device(self.lower, &self.spec)?;
         let (file, mut buf) = (volume.file(FILE)?, vec![0; 4096]);
-        let failed = (0..mix::SIZE).step_by(buf.len()).filter(|at| file.read(&mut buf, *at).is_err());
+        let failed =
+            (0..mix::SIZE).step_by(buf.len()).filter(|at| file.read(&mut buf, *at).is_err());
         Ok(failed.count() as u64)
     }
 }

@@ -210,7 +210,10 @@ fn add(outcome: &Outcome, cell: &Cell, report: &mut Report) {
     let way = if cell.random { "random" } else { "sequential" };
     let what = if cell.write { "writes" } else { "reads" };
     let cell = format!("a volume, {way} {} KiB {what}", cell.block / KIB);
-    let rivals =
-        [("direct", "O_DIRECT"), ("dontcache", "RWF_DONTCACHE without a cgroup"), ("ours", "a raw image")];
+    let rivals = [
+        ("direct", "O_DIRECT"),
+        ("dontcache", "RWF_DONTCACHE without a cgroup"),
+        ("ours", "a raw image"),
+    ];
     outcome.compare(report, &cell, "volume", &rivals);
 }

@@ -36,7 +36,8 @@ const JOBS: usize = 16;
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (few, many) = if options.quick { (500, 3000) } else { (EACH, 1_000_000) };
     let many = options.size.unwrap_or(many).max(few);
-    report.note(format!("open: {few} and {many} files, a block each, cache of {} MiB", BUDGET / MIB));
+    report
+        .note(format!("open: {few} and {many} files, a block each, cache of {} MiB", BUDGET / MIB));
     let image_bytes = if options.quick { 160 * MIB } else { many * 12 * KIB + 2 * GIB };
     let ground = Ground { options, part: "open", image_bytes, budget: BUDGET };
     let who = [Who::Volume, Who::Loop(FsKind::Xfs)];
@@ -52,7 +53,12 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     recovery(options, report)
 }
 
-fn names(options: &Options, place: &Place, few: u64, many: u64) -> Result<(Vec<Rates>, Vec<Rates>)> {
+fn names(
+    options: &Options,
+    place: &Place,
+    few: u64,
+    many: u64,
+) -> Result<(Vec<Rates>, Vec<Rates>)> {
     let mut tree = Tree::of(place).expect("neither of them is the host's");
     tree.make_directories(many)?;
     let rounds = options.rounds_or(1, 3);
@@ -97,10 +103,9 @@ fn fill(place: &Place, many: u64) -> Result<()> {
     let block = vec![0x77; BLOCK as usize];
     for dir in 0..many.div_ceil(EACH) {
         let name = format!("d{dir}");
-        let dir_ino = block_on(
-            volume.volume.lookup(Ino::ROOT, forebay_vfs::Name::new(name.as_bytes())?),
-        )?
-        .ino;
+        let dir_ino =
+            block_on(volume.volume.lookup(Ino::ROOT, forebay_vfs::Name::new(name.as_bytes())?))?
+                .ino;
         for n in dir * EACH..((dir + 1) * EACH).min(many) {
             volume.file_in(dir_ino, &format!("file{n}"))?.write(&block, 0)?;
         }
@@ -218,8 +223,7 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
             }
         };
         let each = size / JOBS as u64;
-        let job =
-            json!({ "job": "log", "path": image.path(), "budget": BUDGET, "log": log, "each": each });
+        let job = json!({ "job": "log", "path": image.path(), "budget": BUDGET, "log": log, "each": each });
         let bytes = worker.ask(&job)?["written"].as_u64().unwrap_or(0);
         worker.kill()?;
         let start = Instant::now();
@@ -233,7 +237,9 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
     report.row("volume", "recovery_per_gib", "s", &seconds);
     report.ratio_with_bar("recovery_seconds_per_gib", median(&seconds), Good::Below, 5.0);
     let spread = relative_deviation(&seconds) * 100.0;
-    report.note(format!("recovery: rounds vary by {spread:.0} %; a checkpoint in between is not seen"));
+    report.note(format!(
+        "recovery: rounds vary by {spread:.0} %; a checkpoint in between is not seen"
+    ));
     Ok(())
 }
 

@@ -183,8 +183,7 @@ impl Place {
     /// Opens a file, made if it is not there; `direct`: past the cache.
     pub fn file(&self, name: &str, direct: bool) -> Result<Box<dyn Opened + Send>> {
         if let Some(volume) = self.ours() {
-            let flags =
-                if direct { forebay::IoFlags::DIRECT } else { forebay::IoFlags::empty() };
+            let flags = if direct { forebay::IoFlags::DIRECT } else { forebay::IoFlags::empty() };
             return Ok(Box::new(volume.file(name)?.with(flags)));
         }
         let path = self.path(name).expect("a place of the kernel's");
@@ -196,8 +195,9 @@ impl Place {
     pub fn unlink(&self, name: &str) -> Result<()> {
         match (self.ours(), self.path(name)) {
             (Some(volume), _) => volume.unlink(name),
-            (None, Some(path)) => std::fs::remove_file(&path)
-                .map_err(|e| Error::from_io("unlink", e).with_path(path)),
+            (None, Some(path)) => {
+                std::fs::remove_file(&path).map_err(|e| Error::from_io("unlink", e).with_path(path))
+            }
             (None, None) => unreachable!("ours is open"),
         }
     }

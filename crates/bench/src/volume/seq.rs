@@ -122,8 +122,7 @@ fn add(outcome: &Outcome, prefix: &str, places: &[Place], report: &mut Report) {
     for place in places {
         let rounds = outcome.per_round(place.name);
         let of = |usage: fn(&Slice) -> &Usage| {
-            let per_gib =
-                |s: &Slice| usage(s).cpu_seconds * GIB as f64 / s.bytes.max(1) as f64;
+            let per_gib = |s: &Slice| usage(s).cpu_seconds * GIB as f64 / s.bytes.max(1) as f64;
             rounds.iter().map(per_gib).collect::<Vec<_>>()
         };
         let machine = of(|s| &s.machine);
