@@ -4,6 +4,7 @@ use crate::file::{Closing, File, Raw};
 use crate::memory::{default_budget, total_ram};
 use crate::registry::{Claim, Found, Locked, Registry, Resident, View};
 use crate::untold::{Key, UntoldErrors};
+use crate::volume::Volumes;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
@@ -106,6 +107,7 @@ pub(crate) struct Shared {
     pub pages: Arc<PageCache>,
     pub engine: Engine,
     pub registry: Registry,
+    pub volumes: std::sync::Arc<Volumes>,
     pub untold: std::sync::Arc<UntoldErrors>,
     /// Files that are open or owe something, by the number of their mapping.
     files: Mutex<HashMap<u32, Weak<MappedFile>>>,
@@ -171,7 +173,8 @@ impl Cache {
         )?;
         let engine = Engine::new(config.aio)?;
         let (registry, untold) = (Registry::default(), std::sync::Arc::default());
-        let shared = Shared { pages, engine, registry, untold, files: Mutex::default() };
+        let (volumes, files) = (std::sync::Arc::default(), Mutex::default());
+        let shared = Shared { pages, engine, registry, volumes, untold, files };
         Ok(Self { shared: std::sync::Arc::new(shared) })
     }
 
@@ -460,10 +463,14 @@ impl Cache {
         self.shared.pages.drop_clean()
     }
 
-    /// Writes out and flushes every file that is open or owes something. The first error is returned, after
-    /// all were tried; [`Cache::unwritten_bytes`] says how much is left.
+    /// Writes out and flushes every volume that is open, and every file that is open or owes something. The
+    /// first error is returned, after all were tried; [`Cache::unwritten_bytes`] says how much is left.
     pub fn shutdown(&self) -> Result<()> {
         let mut outcome = Ok(());
+        for open in self.shared.volumes.all().into_iter().filter(|open| !open.read_only) {
+            let synced = block_on(open.volume.close()).map_err(|e| e.with_path(&open.path));
+            outcome = outcome.and(synced);
+        }
         for file in self.live_files() {
             // Who calls is told of the first error, and of no other.
             outcome = match outcome {

@@ -91,13 +91,13 @@ impl LiveMode {
         self.0.store(number, Ordering::Relaxed);
     }
 
-    fn flags(&self) -> IoFlags {
+    pub(crate) fn flags(&self) -> IoFlags {
         self.get().flags()
     }
 }
 
 /// Longest request, bytes.
-const MAX_REQUEST: u32 = 32 << 20;
+pub(crate) const MAX_REQUEST: u32 = 32 << 20;
 
 pub(crate) struct FileExport {
     file: File,

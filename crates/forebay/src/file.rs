@@ -253,33 +253,7 @@ impl File {
 
     /// What of a range is cached.
     pub fn residency(&self, offset: u64, len: u64) -> Residency {
-        let file = &*self.opener.file;
-        let (mapping, pages) = (&*file.mapping, &*file.cache);
-        let block = mapping.block_size();
-        let end = offset.saturating_add(len).min(file.size());
-        let range = offset.min(end)..end;
-        let mut out = Residency { block_size: block as u32, ..Residency::default() };
-        if range.is_empty() {
-            return out;
-        }
-        out.total_blocks = range.end.div_ceil(block) - range.start / block;
-        for index in pages.folios_present(mapping, &range) {
-            let Some(folio) = pages.lock_folio(mapping, index) else { continue };
-            let blocks = mapping.blocks_touched(index, &range);
-            let count =
-                |state| -> u64 { folio.runs_with(blocks, state).map(|r| u64::from(r.len())).sum() };
-            out.dirty_blocks += count(State::Dirty);
-            out.referenced_blocks += count(State::Referenced);
-            for run in folio.runs_with(blocks, State::Uptodate) {
-                out.resident_blocks += u64::from(run.len());
-                let bytes = mapping.range_of(index, run);
-                match out.runs.last_mut() {
-                    Some((at, len)) if *at + *len == bytes.start => *len += bytes.end - bytes.start,
-                    _ => out.runs.push((bytes.start, bytes.end - bytes.start)),
-                }
-            }
-        }
-        out
+        residency(&self.opener.file, offset, len)
     }
 
     /// Switches direct I/O below the cache, live: dirty data is flushed first, and no range is dirty
@@ -345,6 +319,36 @@ impl File {
     pub fn export_live(&self, mode: &LiveMode) -> Arc<dyn Export> {
         Arc::new(FileExport::new(self.reopen(), mode.clone()))
     }
+}
+
+/// What of a range of a file is cached.
+pub(crate) fn residency(file: &MappedFile, offset: u64, len: u64) -> Residency {
+    let (mapping, pages) = (&*file.mapping, &*file.cache);
+    let block = mapping.block_size();
+    let end = offset.saturating_add(len).min(file.size());
+    let range = offset.min(end)..end;
+    let mut out = Residency { block_size: block as u32, ..Residency::default() };
+    if range.is_empty() {
+        return out;
+    }
+    out.total_blocks = range.end.div_ceil(block) - range.start / block;
+    for index in pages.folios_present(mapping, &range) {
+        let Some(folio) = pages.lock_folio(mapping, index) else { continue };
+        let blocks = mapping.blocks_touched(index, &range);
+        let count =
+            |state| -> u64 { folio.runs_with(blocks, state).map(|r| u64::from(r.len())).sum() };
+        out.dirty_blocks += count(State::Dirty);
+        out.referenced_blocks += count(State::Referenced);
+        for run in folio.runs_with(blocks, State::Uptodate) {
+            out.resident_blocks += u64::from(run.len());
+            let bytes = mapping.range_of(index, run);
+            match out.runs.last_mut() {
+                Some((at, len)) if *at + *len == bytes.start => *len += bytes.end - bytes.start,
+                _ => out.runs.push((bytes.start, bytes.end - bytes.start)),
+            }
+        }
+    }
+    out
 }
 
 /// Runs of the map below that are asked for at once.

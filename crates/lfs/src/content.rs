@@ -6,10 +6,10 @@
 
 use crate::aops::FileOps;
 use crate::format::change::{Change, Size};
-use crate::look::Tried;
+use crate::look::{Stop, Tried};
 use crate::space::Need;
 use crate::state::{Node, State};
-use crate::volume::Inner;
+use crate::volume::{Inner, Volume};
 use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::{Handle, MappedFile};
@@ -32,6 +32,14 @@ impl State {
         let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
         let grow = Size { ino, data_id, size, sequence: self.next_sequence - 1 };
         self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
+    }
+}
+
+impl Volume {
+    /// The mapping in the cache of a regular file that is open, for who wants to know where its bytes are.
+    /// Changes go through [`forebay_vfs::OpenFile`], which keeps times and privileges.
+    pub fn mapped_file(&self, ino: Ino) -> Result<Arc<MappedFile>> {
+        Ok(self.0.content("map", ino).map_err(Stop::open)?.file.clone())
     }
 }
 
@@ -81,6 +89,7 @@ impl Inner {
                     state.lingering.insert(ino);
                 } else if let Some(node) = state.nodes.get_mut(&ino) {
                     settled.extend(node.content.take());
+                    state.close_windows(ino);
                 }
             }
             (removed, settled)

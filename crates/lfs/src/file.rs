@@ -61,13 +61,14 @@ impl VolumeFile {
 impl VolumeFile {
     /// The content, and this opener's view of it: `IsDirectory`, `InvalidInput`, `BadHandle`.
     fn content(&self, op: &'static str, needed: OpenFlags) -> Result<&(Arc<Content>, Handle)> {
-        // What has content is a regular file for good.
-        if let Some(there) = self.content.get() {
-            rules::check_handle(op, self.ino, self.flags, needed)?;
+        let there = self.content.get();
+        if there.is_none() {
+            rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
+        }
+        rules::check_handle(op, self.ino, self.flags, needed)?;
+        if let Some(there) = there {
             return Ok(there);
         }
-        rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
-        rules::check_handle(op, self.ino, self.flags, needed)?;
         let content = self.inner.content(op, self.ino).map_err(Stop::open)?;
         let handle = content.file.open_handle();
         Ok(self.content.get_or_init(|| (content, handle)))
@@ -76,7 +77,7 @@ impl VolumeFile {
     async fn write_now(
         &self,
         offset: u64,
-        source: Source<'_>,
+        buf: Source<'_>,
         flags: IoFlags,
         privileges: Privileges,
     ) -> Result<Wrote> {
@@ -84,19 +85,22 @@ impl VolumeFile {
         let (content, handle) = self.content("write", OpenFlags::WRITE)?;
         let append = flags.contains(IoFlags::APPEND);
         let first = if append { content.file.size() } else { offset };
-        let all = source.bytes().len();
-        let len = attrs::write_len(first, all)?;
+        let wanted = buf.bytes().len();
+        let len = attrs::write_len(first, wanted)?;
         if len == 0 {
             return Ok(Wrote { offset: first, len: 0 });
         }
-        let mut part = (len < all).then(|| AlignedBuf::copy_of(&source.bytes()[..len]));
-        let source = part.as_mut().map_or(source, Source::Owned);
+        let mut part = (len < wanted).then(|| AlignedBuf::copy_of(&buf.bytes()[..len]));
+        let source = match &mut part {
+            Some(part) => Source::Owned(part),
+            None => buf,
+        };
         let range = content.file.write_placed(handle, offset, source, flags).await?;
         self.touch_content(privileges)?;
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
 
-    async fn read_now(&self, offset: u64, to: Target<'_>, flags: IoFlags) -> Result<usize> {
+    async fn read_now(&self, offset: u64, buf: Target<'_>, flags: IoFlags) -> Result<usize> {
         // Who knows the file's path says it better.
         let named = |e: Error| match e.path() {
             None if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
@@ -104,13 +108,13 @@ impl VolumeFile {
             }
             _ => e,
         };
-        self.read_bytes(offset, to, flags).await.map_err(named)
+        self.read_bytes(offset, buf, flags).await.map_err(named)
     }
 
-    async fn read_bytes(&self, offset: u64, mut to: Target<'_>, flags: IoFlags) -> Result<usize> {
+    async fn read_bytes(&self, offset: u64, mut buf: Target<'_>, flags: IoFlags) -> Result<usize> {
         flags.check(false)?;
         let (content, handle) = self.content("read", OpenFlags::READ)?;
-        let wanted = to.bytes().len();
+        let wanted = buf.bytes().len();
         if wanted == 0 || offset >= content.file.size() {
             if wanted > 0 {
                 self.touch_atime();
@@ -119,12 +123,12 @@ impl VolumeFile {
         }
         let most = FILE_SIZE_MAX - offset;
         let len = if wanted as u64 <= most {
-            content.file.read(handle, offset, to, flags).await?
+            content.file.read(handle, offset, buf, flags).await?
         } else {
             // Behind the last offset there is nothing.
             let mut part = AlignedBuf::new(most as usize);
             let len = content.file.read(handle, offset, Target::Owned(&mut part), flags).await?;
-            to.bytes()[..len].copy_from_slice(&part[..len]);
+            buf.bytes()[..len].copy_from_slice(&part[..len]);
             len
         };
         self.touch_atime();
@@ -132,18 +136,15 @@ impl VolumeFile {
     }
 
     async fn sync_now(&self, data_only: bool, here: bool) -> Result<()> {
-        if self.content.get().is_none() {
+        let file = self.content.get().is_some() || {
             let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
-            let file = seen.map_err(Stop::open)?.kind == FileKind::File;
-            if !file || self.inner.options.cache.is_none() {
-                if !data_only {
-                    self.inner.state.lock().write_times(Some(self.ino))?;
-                }
-                return self.inner.commit_all(here).await;
-            }
-        }
+            seen.map_err(Stop::open)?.kind == FileKind::File
+        };
         if !data_only {
             self.inner.state.lock().write_times(Some(self.ino))?;
+        }
+        if !file || self.inner.options.cache.is_none() {
+            return self.inner.commit_all(here).await;
         }
         let (content, handle) = self.content("sync", OpenFlags::empty())?;
         match here {
@@ -236,6 +237,8 @@ impl State {
         if node.content.is_some() {
             self.lingering.insert(ino.0);
         }
+        self.close_windows(ino.0);
+        let Some(node) = self.nodes.get(&ino.0) else { return };
         if node.inode.nlink > 0 {
             return;
         }
@@ -339,10 +342,10 @@ impl OpenFile for VolumeFile {
     }
 
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
+        // What has not been used yet, is refused, or has no bytes goes the other way.
         let (content, handle) = self.content.get()?;
-        let readable = self.flags.contains(OpenFlags::READ);
-        let inside = offset.checked_add(dst.len() as u64)? <= content.file.size();
-        if !readable || !inside || dst.is_empty() || flags.check(false).is_err() {
+        let end = offset.checked_add(dst.len() as u64)?;
+        if !self.flags.contains(OpenFlags::READ) || dst.is_empty() || end > FILE_SIZE_MAX {
             return None;
         }
         let done = content.file.try_read(handle, offset, dst, flags)?;
@@ -350,6 +353,20 @@ impl OpenFile for VolumeFile {
             self.touch_atime();
         }
         Some(done)
+    }
+
+    fn read(&self, offset: u64, mut buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
+        Box::pin(async move {
+            let done = self.read_now(offset, Target::Owned(&mut buf), flags).await;
+            (buf, done)
+        })
+    }
+
+    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        match self.try_read(offset, dst, flags) {
+            Some(done) => done,
+            None => block_on(self.read_now(offset, Target::Slice(dst), flags)),
+        }
     }
 
     fn try_write(
@@ -360,43 +377,16 @@ impl OpenFile for VolumeFile {
         privileges: Privileges,
     ) -> Option<Result<Wrote>> {
         let (content, _) = self.content.get()?;
-        let writable = self.flags.contains(OpenFlags::WRITE);
-        let inside = offset.checked_add(src.len() as u64)? <= content.file.size();
-        if !writable || !inside || src.is_empty() || flags.check(true).is_err() {
+        let end = offset.checked_add(src.len() as u64)?;
+        if !self.flags.contains(OpenFlags::WRITE) || src.is_empty() || end > FILE_SIZE_MAX {
             return None;
         }
         let done = content.file.try_write(offset, src, flags)?;
-        Some(done.and_then(|len| {
+        let touched = done.and_then(|len| {
             self.touch_content(privileges)?;
             Ok(Wrote { offset, len })
-        }))
-    }
-
-    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
-        match self.try_read(offset, dst, flags) {
-            Some(done) => done,
-            None => block_on(self.read_now(offset, Target::Slice(dst), flags)),
-        }
-    }
-
-    fn write_slice(
-        &self,
-        offset: u64,
-        src: &[u8],
-        flags: IoFlags,
-        privileges: Privileges,
-    ) -> Result<Wrote> {
-        match self.try_write(offset, src, flags, privileges) {
-            Some(done) => done,
-            None => block_on(self.write_now(offset, Source::Slice(src), flags, privileges)),
-        }
-    }
-
-    fn read(&self, offset: u64, mut buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
-        Box::pin(async move {
-            let done = self.read_now(offset, Target::Owned(&mut buf), flags).await;
-            (buf, done)
-        })
+        });
+        Some(touched)
     }
 
     fn write(
@@ -410,6 +400,19 @@ impl OpenFile for VolumeFile {
             let done = self.write_now(offset, Source::Owned(&mut buf), flags, privileges).await;
             (buf, done)
         })
+    }
+
+    fn write_slice(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Wrote> {
+        match self.try_write(offset, src, flags, privileges) {
+            Some(done) => done,
+            None => block_on(self.write_now(offset, Source::Slice(src), flags, privileges)),
+        }
     }
 
     fn fallocate(

@@ -46,6 +46,7 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
+pub mod alloc;
 mod aops;
 mod attr;
 mod batch;
@@ -53,9 +54,12 @@ pub mod btree;
 mod commit;
 mod content;
 mod dir;
-mod fault;
+mod extents;
+#[doc(hidden)]
+pub mod fault;
 mod file;
 pub mod format;
+mod info;
 mod inode;
 mod layout;
 mod log;
@@ -72,6 +76,9 @@ mod tx;
 mod vfs;
 mod volume;
 
+pub use alloc::{AllocMode, AllocStats};
+pub use extents::{FileExtent, FreeSpace};
+pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

@@ -80,7 +80,7 @@ impl State {
     fn take_promise(&mut self, cost: u64, share: Option<u64>, need: Need) -> Result<()> {
         let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |(left, _)| *left);
         let taken = there.min(cost);
-        self.space.promise(cost - taken, need)?;
+        self.promise(cost - taken, need)?;
         if let Some((left, _)) = share.and_then(|key| self.shares.get_mut(&key)) {
             *left -= taken;
         }

@@ -53,12 +53,12 @@ impl FileSystem for Volume {
         self.tried(|state, _| {
             let block = state.layout.block_bytes();
             let per_segment = state.layout.segment_bytes() / block;
-            let available = state.space.data_room(crate::space::Need::New) / block;
+            let available = state.data_room(crate::space::Need::New) / block;
             let files = state.inodes;
             Ok(StatFs {
                 block_size: block as u32,
                 blocks: u64::from(state.layout.segments) * per_segment,
-                blocks_free: state.space.free_segments() * per_segment,
+                blocks_free: state.space.free_segments() * per_segment + state.room.bytes() / block,
                 blocks_available: available,
                 files: files + available,
                 files_free: available,

@@ -9,6 +9,7 @@
 //!
 //! Locks: see the crate.
 
+use crate::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::fault::{Plant, Planted};
 use crate::format::change::Change;
 use crate::format::features::{Access, Features};
@@ -99,14 +100,34 @@ pub struct OpenOptions {
     pub noatime: bool,
     /// Longest synced content that goes into a record, bytes; 0: none. At most 64 KiB.
     pub inline_max: u32,
-    pub(crate) plant: Plant,
+    /// How blocks of data are given out.
+    pub alloc: AllocMode,
+    /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
+    /// number: never. Live: [`Volume::set_serialized_dio_pages`].
+    pub serialized_dio_pages: u32,
+    /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody meets
+    /// anybody at a lock otherwise.
+    pub lock_points: bool,
+    /// For tests of the tests.
+    #[doc(hidden)]
+    pub plant: Plant,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
         let clock = std::sync::Arc::new(SystemClock);
         let plant = Plant::default();
-        Self { clock, cache: None, fua: false, noatime: false, inline_max: 64 << 10, plant }
+        Self {
+            clock,
+            cache: None,
+            fua: false,
+            noatime: false,
+            inline_max: 64 << 10,
+            alloc: AllocMode::default(),
+            serialized_dio_pages: SERIALIZED_DIO_PAGES,
+            lock_points: false,
+            plant,
+        }
     }
 }
 
@@ -118,6 +139,7 @@ pub(crate) struct Inner {
     pub layout: Layout,
     pub state: Mutex<State>,
     pub log: Arc<Log>,
+    pub alloc: Allocator,
     pub staging: std::sync::Arc<Staging>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,
@@ -207,6 +229,7 @@ impl Volume {
             layout,
             state: Mutex::new(found.state),
             log: Arc::new(Log::new(found.head)),
+            alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
             domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,
@@ -264,7 +287,7 @@ fn root(now: Timestamp) -> Inode {
     }
 }
 
-fn new_superblock(size: u64, options: &CreateOptions) -> Result<Superblock> {
+pub(crate) fn new_superblock(size: u64, options: &CreateOptions) -> Result<Superblock> {
     let geometry = options.geometry()?;
     let slots = u64::from(SLOTS / 2) * SLOT_BYTES as u64;
     let segment_bytes = u64::from(geometry.segment_bytes());

@@ -20,6 +20,7 @@ pub mod fs;
 pub mod mem;
 pub mod name;
 pub mod path;
+pub mod readonly;
 pub mod rules;
 pub mod types;
 
@@ -27,6 +28,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use export::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 pub use fs::{FileSystem, OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
 pub use name::{Name, XattrName};
+pub use readonly::ReadOnly;
 pub use types::{
     Attr, Cookie, DirEntry, Fallocate, FileKind, Ino, NewInode, OpenFlags, Privileges, RenameFlags,
     Seek, SetAttr, SetTime, SetXattr, StatFs, Timestamp,

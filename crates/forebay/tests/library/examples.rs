@@ -6,6 +6,11 @@ mod hot_and_scan;
 mod image_edit;
 #[path = "../../examples/many_files_one_budget.rs"]
 mod many_files_one_budget;
+#[path = "../../examples/volume_survives.rs"]
+mod volume_survives;
+
+use crate::dir::Dir;
+use std::process::Command;
 
 #[test]
 fn hot_and_scan_keeps_the_hot_set() {
@@ -29,4 +34,22 @@ fn many_files_keep_one_budget() {
     assert!(lines.iter().all(|(_, now, bound)| now <= bound), "{lines:?}");
     assert!(lines.iter().map(|l| l.2).sum::<u64>() <= 8 << 20);
     many_files_one_budget::main().unwrap();
+}
+
+/// The writer, too, is this test: the example starts the program that it is part of.
+#[test]
+fn a_volume_survives_kill_9() {
+    if std::env::var_os(volume_survives::FOLDER).is_some() {
+        volume_survives::main().unwrap();
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    let writer = || {
+        let mut command = Command::new(&program);
+        command.args(["examples::a_volume_survives_kill_9", "--exact", "--nocapture"]);
+        command
+    };
+    let dir = Dir::new("survives");
+    let (acknowledged, found) = volume_survives::survive(&dir.path(""), writer).unwrap();
+    assert!(acknowledged >= 200 && found >= acknowledged, "{acknowledged}, {found}");
 }

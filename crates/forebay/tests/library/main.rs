@@ -10,3 +10,4 @@ mod looped;
 mod registry;
 mod stacked;
 mod trouble;
+mod volume;

@@ -1,0 +1,348 @@
+//! A volume: a file system in one image, in this process.
+//!
+//! Reading order: here it is made, opened and closed; `names` are the calls by path, as std::fs has them,
+//! `file` is an open file, `export` serves one to front ends, `opened` knows which volumes are open.
+//!
+//! Invariants: V1 an image is open once: its file is locked against other processes, and whoever opens it
+//! again on the same cache shares the volume. V2 what is on a volume uses the cache and the budget that it was
+//! opened on. V3 the last one to let a volume go makes everything durable first; who wants to know whether
+//! that worked calls [`Volume::close`].
+//!
+//! Locks: those of `opened`.
+
+mod export;
+mod file;
+mod names;
+mod opened;
+
+pub use file::{OpenOptions, VolumeFile};
+pub use names::ReadDir;
+pub(crate) use opened::Volumes;
+
+use crate::cache::Cache;
+use forebay_base::task::block_on;
+use forebay_base::units::MIB;
+use forebay_base::world::RealWorld;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{
+    Aio, BlockDevice, DeviceRef, DirectIo, Engine, FileDevice, FileIdentity, FileOptions,
+};
+pub use forebay_lfs::VolumeInfo;
+use forebay_vfs::{FileSystem, ReadOnly, StatFs, Timestamp};
+use opened::{Found, Open};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Largest segment that is chosen by itself, bytes.
+const SEGMENT_BYTES_MAX: u64 = 64 * MIB;
+/// Smallest segment, bytes.
+const SEGMENT_BYTES_MIN: u64 = 64 << 10;
+/// A volume gets at least so many segments, if the size of a segment is ours to choose.
+const SEGMENTS_WANTED: u64 = 32;
+/// What is looked at of a block device before something is made on it, bytes at either end.
+const LOOK_BYTES: u64 = MIB;
+
+/// How a volume is made.
+#[derive(Clone, Debug)]
+pub struct CreateVolume {
+    /// Bytes of the image; `None`: what the file or the block device has.
+    pub size: Option<u64>,
+    /// Bytes of a block, a power of two: 512 to 4096.
+    pub block_size: u32,
+    /// Bytes of a segment, a power of two: 64 KiB to 1 GiB. `None`: 64 MiB, less for a small volume.
+    pub segment_size: Option<u32>,
+    /// Blocks of files have checksums.
+    pub checksums: bool,
+    /// Make it even if there is something already, which is lost.
+    pub force: bool,
+}
+
+impl Default for CreateVolume {
+    fn default() -> Self {
+        Self { size: None, block_size: 4096, segment_size: None, checksums: true, force: false }
+    }
+}
+
+/// How a volume is opened.
+#[derive(Clone, Debug)]
+pub struct VolumeOptions {
+    /// For reading only: nothing is written to the image, and several processes may do so.
+    pub read_only: bool,
+    /// Bypass the system's page cache below us.
+    pub direct_io: DirectIo,
+    /// Reading leaves no trace.
+    pub noatime: bool,
+    /// Owner and group of what is made; `None`: those of this process.
+    pub owner: Option<(u32, u32)>,
+}
+
+impl Default for VolumeOptions {
+    fn default() -> Self {
+        Self { read_only: false, direct_io: DirectIo::Auto, noatime: false, owner: None }
+    }
+}
+
+/// An open volume. Clones share it.
+#[derive(Clone)]
+pub struct Volume {
+    open: Arc<Open>,
+}
+
+impl Volume {
+    /// Makes an empty volume in a file, which is made if need be and stays sparse, or on a block device.
+    /// Errors: `Exists` if there is a volume, or anything else, and `options.force` does not say that it may
+    /// go; `Busy` if somebody has it open; `InvalidInput` for sizes that do not go together.
+    pub fn create(path: impl AsRef<Path>, options: &CreateVolume) -> Result<()> {
+        let path = path.as_ref();
+        create(path, options).map_err(|e| e.with_path(path))
+    }
+
+    /// Opens a volume on a cache, whose budget it uses, and recovers it first if need be. One that is open
+    /// on this cache already is shared, as it is. Errors: `Busy` if another process or cache has it open, or
+    /// it is open here for reading only and is wanted for writing; `Corrupt`; `Unsupported` features, by name.
+    pub fn open(cache: &Cache, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Self> {
+        let path = path.as_ref();
+        open(cache, path, options).map_err(|e| e.with_path(path))
+    }
+
+    /// Makes everything durable. The volume is let go when nobody has it or a file on it any more.
+    pub fn close(self) -> Result<()> {
+        self.sync()
+    }
+
+    /// Everything that was done before is durable after it.
+    pub fn sync(&self) -> Result<()> {
+        block_on(self.open.fs.syncfs())
+    }
+
+    /// Its figures.
+    pub fn statfs(&self) -> Result<StatFs> {
+        block_on(self.open.fs.statfs())
+    }
+
+    /// Path of the image, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.open.path
+    }
+
+    /// Device and inode number of the image, or of a block device twice its number: which image it is.
+    pub fn identity(&self) -> FileIdentity {
+        self.open.key
+    }
+
+    /// Opened for reading only.
+    pub fn read_only(&self) -> bool {
+        self.open.read_only
+    }
+
+    /// Whether direct I/O is on below the cache, and why.
+    pub fn direct_io(&self) -> (bool, String) {
+        self.open.device.direct_io()
+    }
+
+    /// The cache it is open on.
+    pub fn cache(&self) -> &Cache {
+        &self.open.cache
+    }
+
+    /// The volume as front ends see it: by inode number and name, asynchronous. They hold the volume itself,
+    /// too, for as long as they use it.
+    pub fn file_system(&self) -> Arc<dyn FileSystem> {
+        self.open.fs.clone()
+    }
+
+    /// What its superblock says.
+    pub fn info(&self) -> Result<VolumeInfo> {
+        let device: DeviceRef = self.open.device.clone();
+        block_on(forebay_lfs::probe(&device)).map_err(|e| e.with_path(self.path()))
+    }
+}
+
+impl Cache {
+    /// [`Volume::open`].
+    pub fn open_volume(&self, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Volume> {
+        Volume::open(self, path, options)
+    }
+}
+
+fn invalid<T>(op: &'static str, text: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidInput, op, text))
+}
+
+/// Bytes of a segment in a volume of this size.
+fn segment_for(size: u64) -> u32 {
+    let largest = (size / SEGMENTS_WANTED).max(1);
+    let power = 1 << largest.ilog2();
+    power.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX) as u32
+}
+
+/// Random bytes of the system.
+fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map(|()| bytes).map_err(|e| Error::from_io("read /dev/urandom", e))
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::new(i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos())
+}
+
+/// Whether anything but zeros is where file systems and partition tables have their signatures.
+fn is_blank(device: &dyn BlockDevice) -> Result<bool> {
+    let look = LOOK_BYTES.min(device.size());
+    let mut bytes = vec![0; look as usize];
+    for offset in [0, device.size() - look] {
+        device.read_into(offset, &mut bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What is to be made where something is already.
+fn check_free(path: &Path, device: &DeviceRef, force: bool) -> Result<()> {
+    if force || device.size() == 0 {
+        return Ok(());
+    }
+    let is_block = std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device());
+    if block_on(forebay_lfs::probe(device)).is_ok() {
+        return Err(Error::new(ErrorKind::Exists, "create", "there is a volume already"));
+    }
+    match is_block {
+        true if is_blank(&**device)? => Ok(()),
+        true => Err(Error::new(ErrorKind::Exists, "create", "the device is not blank")),
+        false => Err(Error::new(ErrorKind::Exists, "create", "the file is not empty")),
+    }
+}
+
+fn create(path: &Path, options: &CreateVolume) -> Result<()> {
+    let there = std::fs::metadata(path).ok();
+    let is_block = there.as_ref().is_some_and(|m| m.file_type().is_block_device());
+    if options.size.is_none() && there.as_ref().is_none_or(|m| !is_block && m.len() == 0) {
+        return invalid("create", "a new volume needs a size");
+    }
+    let engine = Engine::new(Aio::Threads)?;
+    // Made with no size: a size that makes no sense leaves nothing behind.
+    let create_size = (!is_block && there.is_none()).then_some(0);
+    let size_limit = options.size.filter(|_| is_block);
+    let file_options = FileOptions { create_size, size_limit, ..FileOptions::default() };
+    let device = FileDevice::open(path, &file_options, &engine)?;
+    let made = make_on(path, &device, is_block, options);
+    if made.is_err() && there.is_none() {
+        // It was made here, and it is empty.
+        let _gone = std::fs::remove_file(path);
+    }
+    made
+}
+
+fn make_on(
+    path: &Path,
+    device: &Arc<FileDevice>,
+    is_block: bool,
+    options: &CreateVolume,
+) -> Result<()> {
+    let any: DeviceRef = device.clone();
+    check_free(path, &any, options.force)?;
+    let size = options.size.unwrap_or(device.size());
+    if is_block && size > device.size() {
+        let text = format!("{size} bytes on a device of {}", device.size());
+        return invalid("create", text);
+    }
+    let segment_bytes = options.segment_size.unwrap_or_else(|| segment_for(size));
+    let mut uuid = random()?;
+    // Version 4, variant 1.
+    (uuid[6], uuid[8]) = (uuid[6] & 0x0f | 0x40, uuid[8] & 0x3f | 0x80);
+    let making = forebay_lfs::CreateOptions {
+        block_bytes: options.block_size,
+        segment_bytes,
+        sums: options.checksums,
+        ..forebay_lfs::CreateOptions::new(uuid, random()?, now())
+    };
+    making.check(size)?;
+    if !is_block {
+        device.truncate(0)?;
+        device.grow(size)?;
+    }
+    block_on(forebay_lfs::Volume::create(&any, &RealWorld::new(), &making))?;
+    sync_folder(path)
+}
+
+/// The name of a new file is durable when its folder is.
+fn sync_folder(path: &Path) -> Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let synced = File::open(parent).and_then(|folder| folder.sync_all());
+    synced.map_err(|e| Error::from_io("sync the folder", e))
+}
+
+fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
+    let key = FileIdentity::of_path(path)?;
+    let claim = match cache.shared.volumes.claim(key)? {
+        Found::Open(open) if open.read_only && !options.read_only => {
+            let text = "it is open already, for reading only";
+            return Err(Error::new(ErrorKind::Busy, "open", text));
+        }
+        Found::Open(open) => return Ok(Volume { open }),
+        Found::Free(claim) => claim,
+    };
+    let file_options = FileOptions {
+        read_only: options.read_only,
+        direct_io: options.direct_io,
+        ..FileOptions::default()
+    };
+    let device = FileDevice::open(path, &file_options, &cache.shared.engine)?;
+    if device.identity()? != key {
+        return Err(Error::new(ErrorKind::Busy, "open", "the path leads elsewhere by now"));
+    }
+    let gone = claim.gone();
+    device.until_closed(gone.clone());
+    let mut opening = forebay_lfs::OpenOptions::default();
+    opening.cache = Some(cache.shared.pages.clone());
+    opening.noatime = options.noatime || options.read_only;
+    let any: DeviceRef = device.clone();
+    let world = cache.shared.pages.world.clone();
+    let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;
+    let whole: Arc<dyn FileSystem> = Arc::new(volume.clone());
+    let fs = if options.read_only { Arc::new(ReadOnly::new(whole)) } else { whole };
+    let open = Arc::new(Open {
+        fs,
+        volume,
+        device,
+        cache: cache.clone(),
+        path: path.to_path_buf(),
+        key,
+        read_only: options.read_only,
+        owner: options.owner.unwrap_or_else(own),
+    });
+    claim.opened(&open, &gone);
+    Ok(Volume { open })
+}
+
+/// User and group of this process.
+fn own() -> (u32, u32) {
+    std::fs::metadata("/proc/self").map_or((0, 0), |m| (m.uid(), m.gid()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_follow_the_size() {
+        for (size, segment) in [
+            (2 << 20, 64 << 10),
+            (64 << 20, 2 << 20),
+            (100 << 20, 2 << 20),
+            (2 << 30, 64 << 20),
+            (1 << 40, 64 << 20),
+        ] {
+            assert_eq!(segment_for(size), segment, "{size}");
+        }
+        assert_eq!(segment_for(0), 64 << 10);
+    }
+}
