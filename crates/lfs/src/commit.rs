@@ -32,7 +32,7 @@ impl Inner {
         loop {
             match self.log.wait.wait_until(|| self.log.step(ticket, entered, early)).await {
                 Step::Done(result) => return result,
-                Step::Write => self.write_group(WriteTurn::new(self.log.clone())).await,
+                Step::Write => self.write_group(WriteTurn::new(self.log.clone()), here).await,
                 Step::Flush(groups) => {
                     let turn = FlushTurn::new(self.log.clone());
                     self.flush_groups(turn, groups, here).await;
@@ -48,7 +48,7 @@ impl Inner {
         self.commit(ticket, here).await
     }
 
-    async fn write_group(&self, mut turn: WriteTurn) {
+    async fn write_group(&self, mut turn: WriteTurn, here: bool) {
         if self.log.ctl.lock().repair
             && let Err(error) = self.repair(&mut turn).await
         {
@@ -71,7 +71,11 @@ impl Inner {
             Ok(writes) => {
                 let fua = self.may_use_fua(has_runs);
                 let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-                write_all(&self.device, writes, flags).await.map(|()| fua)
+                let written = match here && writes.len() == 1 {
+                    true => write_here(&self.device, writes, flags).await,
+                    false => write_all(&self.device, writes, flags).await,
+                };
+                written.map(|()| fua)
             }
             Err(error) => Err(error),
         };
@@ -319,6 +323,29 @@ fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
         // The mark itself need not be told of.
         ctl.declared = ctl.durable.sequence - 1;
     }
+}
+
+/// The same one after the other, on this thread if the device lets it: for a caller that blocks.
+async fn write_here(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+) -> Result<()> {
+    let longest = device.limits().max_transfer as usize;
+    for (offset, bytes) in writes {
+        let mut at = offset;
+        for part in bytes.chunks(longest) {
+            let (tx, rx) = oneshot::<Completion>();
+            let data = DataRef::Buf(AlignedBuf::copy_of(part));
+            let end = Box::new(move |done| tx.send(done));
+            let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
+            device.execute(bio.with_flags(flags));
+            let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
+            rx.await.ok_or_else(gone).and_then(|done| done.result)?;
+            at += part.len() as u64;
+        }
+    }
+    Ok(())
 }
 
 /// Writes several buffers at once, and waits for all.
