@@ -30,8 +30,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
-/// Requests of the kernel's own accord (readahead, asynchronous direct I/O) under way at a time.
-const BACKGROUND_MAX: u16 = 64;
 const EIO: i32 = 5;
 const EPROTO: i32 = 71;
 const ENOTCONN: i32 = 107;
@@ -62,6 +60,8 @@ struct State {
     readers: usize,
     /// Requests that background tasks have.
     tasks: usize,
+    /// Requests that the kernel may have under way of its own accord.
+    background: u16,
     ended: bool,
 }
 
@@ -131,6 +131,7 @@ impl Session {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
+        shared.lock().background = options.background();
         let count = options.thread_count();
         shared.lock().readers = count;
         let mut threads = Vec::new();
@@ -327,8 +328,9 @@ impl Shared {
         out: &mut AlignedBuf,
     ) {
         let work = match code {
-            opcode::READ => match Request::parse(&incoming.whole()).map(|request| request.op) {
-                Ok(Op::Read(io)) => match core.read_now(&io, out) {
+            // A read is as long as the head.
+            opcode::READ => match Request::parse(incoming.short().unwrap_or_default()) {
+                Ok(Request { op: Op::Read(io), .. }) => match core.read_now(&io, out) {
                     Some(Ok(len)) => {
                         self.device.reply(header.unique, 0, &out[..len]);
                         return;
@@ -414,7 +416,7 @@ impl Shared {
             );
             return self.fail(header, Error::new(ErrorKind::Unsupported, "mount", text));
         }
-        body.init_out(&agreed(&init));
+        body.init_out(&agreed(&init, self.lock().background));
         let told = self.device.reply(header.unique, 0, body.as_bytes());
         self.change(|state| state.ready = told);
     }
@@ -426,14 +428,14 @@ impl Shared {
 }
 
 /// What both sides can do.
-fn agreed(init: &InitIn) -> InitOut {
+fn agreed(init: &InitIn, background: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
     InitOut {
         minor: init.minor.min(VERSION_MINOR),
         max_readahead: init.max_readahead.min(PAYLOAD_MAX as u32),
         flags: init.flags & WANTED,
-        max_background: BACKGROUND_MAX,
-        congestion_threshold: BACKGROUND_MAX / 4 * 3,
+        max_background: background,
+        congestion_threshold: (background / 4 * 3).max(1),
         max_write: PAYLOAD_MAX as u32,
         max_pages: (PAYLOAD_MAX / 4096) as u16,
     }

@@ -108,7 +108,7 @@ fn s1_versions_are_agreed_on_first() {
 #[test]
 fn only_what_both_sides_have() {
     let flags = InitFlags::ASYNC_DIO | InitFlags::HAS_IOCTL_DIR;
-    let out = agreed(&InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags });
+    let out = agreed(&InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags }, 8);
     assert_eq!((out.flags, out.minor), (InitFlags::ASYNC_DIO, 45));
     assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
 }
