@@ -34,9 +34,9 @@ const EIO: i32 = 5;
 const EPROTO: i32 = 71;
 const ENOTCONN: i32 = 107;
 
-/// What we take of what the kernel has.
+/// What we take of what the kernel has. Not `ATOMIC_O_TRUNC`: the kernel refuses to truncate a program that runs
+/// only after such an `OPEN`.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
-    .union(InitFlags::ATOMIC_O_TRUNC)
     .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
     .union(InitFlags::DO_READDIRPLUS)
