@@ -73,7 +73,8 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Inodes that the kernel may know before it is asked to forget some; 16 bytes each here.
     pub inodes_max: usize,
-    /// Bytes for requests that the kernel has under way of its own accord: readahead, asynchronous direct I/O.
+    /// Bytes for requests that the kernel has under way of its own accord: readahead, asynchronous
+    /// direct I/O.
     pub request_bytes: u64,
 }
 

@@ -21,6 +21,7 @@ use crate::serve::{Answer, Core, Outcome, Undo, Work, errno_of};
 use crate::watchdog::Alive;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result, io_flusher};
@@ -34,8 +35,8 @@ const EIO: i32 = 5;
 const EPROTO: i32 = 71;
 const ENOTCONN: i32 = 107;
 
-/// What we take of what the kernel has. Not `ATOMIC_O_TRUNC`: the kernel refuses to truncate a program that runs
-/// only after such an `OPEN`.
+/// What we take of what the kernel has. Not `ATOMIC_O_TRUNC`: the kernel refuses to truncate a program that
+/// runs only after such an `OPEN`.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
@@ -114,18 +115,10 @@ impl Session {
         options: &Options,
     ) -> Result<Self> {
         let notifier = Notifier::default();
-        let core = Core {
-            fs,
-            handles: Default::default(),
-            inodes: Default::default(),
-            kernel_cache: options.kernel_cache,
-            notifier: notifier.clone(),
-            inodes_max: options.inodes_max,
-            pruned: Default::default(),
-        };
+        let core = Core::new(fs, world.clone(), notifier.clone(), options);
         let shared = Arc::new(Shared {
             device: Device::new(mounted.into_device()),
-            core: RwLock::new(Some(Arc::new(core))),
+            core: RwLock::new(Some(core)),
             world,
             notifier,
             state: Mutex::default(),
@@ -416,7 +409,11 @@ impl Shared {
             );
             return self.fail(header, Error::new(ErrorKind::Unsupported, "mount", text));
         }
-        body.init_out(&agreed(&init, self.lock().background));
+        let out = agreed(&init, self.lock().background);
+        if let Some(core) = &*self.core.read() {
+            core.minor.store(out.minor, Ordering::Relaxed);
+        }
+        body.init_out(&out);
         let told = self.device.reply(header.unique, 0, body.as_bytes());
         self.change(|state| state.ready = told);
     }
