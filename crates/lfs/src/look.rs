@@ -4,8 +4,6 @@
 //! An operation is tried under the state lock. If it ends with [`Stop::Missing`], it has changed nothing:
 //! the lock is let go, what was missing is loaded, and it is tried again ([`crate::volume::Inner::tried`]).
 //!
-//! Invariants: Q11 what ends with `Missing` has changed nothing.
-//!
 //! Lock: the state lock, held by the caller.
 
 use crate::format::key::Cookie;
@@ -17,6 +15,7 @@ use forebay_vfs::rules::{self, At, Child, Seen};
 use forebay_vfs::{Ino, Timestamp};
 
 /// What is not in memory.
+#[expect(dead_code, reason = "nothing is missing while all is in memory")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Want {
     /// An inode, with what hangs on it but for entries.
@@ -26,6 +25,7 @@ pub(crate) enum Want {
 }
 
 /// What ends a try.
+#[expect(dead_code, reason = "nothing is missing while all is in memory")]
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// For good.

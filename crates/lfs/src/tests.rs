@@ -10,6 +10,7 @@ mod fuzz;
 mod golden;
 mod limits;
 mod log;
+mod names;
 mod summary;
 mod superblock;
 mod tree;
