@@ -13,7 +13,7 @@ pub(crate) enum Planted {
     PublishedEarly,
     /// Roll-forward follows what an older generation left behind instead of the younger one.
     StaleTail,
-    /// Recovery serves without a flush of what it has read.
+    /// A slot tells of what recovery has read before that is flushed.
     UnflushedRecovery,
     /// A size is published before the bytes below it.
     SizeBeforeData,
@@ -21,8 +21,6 @@ pub(crate) enum Planted {
     SwallowedFlushError,
     /// A rename does not write out what it puts in another file's place.
     RenameBeforeData,
-    /// Recovery goes on in the generation it found.
-    SameGeneration,
     /// Out-of-line data above the durable part of the log is not looked at.
     UnverifiedData,
     /// A new group goes out with FUA while an earlier one is not flushed.

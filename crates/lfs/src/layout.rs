@@ -7,6 +7,7 @@
 
 use crate::format::place::{Geometry, Place, Seal};
 use crate::format::record::{RECORD_ALIGN, RECORD_HEADER_BYTES};
+use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::superblock::Superblock;
 use forebay_base::units::{round_down, round_up};
 
@@ -22,8 +23,6 @@ pub(crate) struct Layout {
     pub geometry: Geometry,
     /// Of this volume.
     pub seal: Seal,
-    /// Secret of this volume: seeds the hashes of names.
-    pub nonce: [u8; 16],
     /// Offset on the device of segment 0, bytes.
     pub data_start: u64,
     /// Segments.
@@ -38,7 +37,6 @@ impl Layout {
         Self {
             geometry: superblock.geometry,
             seal: Seal::new(&superblock.nonce),
-            nonce: superblock.nonce,
             data_start: superblock.data_start_bytes,
             segments: superblock.segment_count,
             align: align.max(RECORD_ALIGN),
@@ -80,9 +78,19 @@ impl Layout {
         round_down(room.min(INLINE_BYTES_MAX), self.block_bytes())
     }
 
+    /// Where the second copy of a log segment's header is, bytes from its start: in another sector.
+    pub fn header_copy(&self) -> u32 {
+        self.align
+    }
+
+    /// Where a log segment's first record is, bytes from its start.
+    pub fn first_record(&self) -> u32 {
+        self.align + SEGMENT_HEADER_BYTES as u32
+    }
+
     /// Bytes that a segment surely takes of records, whatever their lengths.
     pub fn log_bytes(&self) -> u64 {
-        self.left(u64::from(self.align))
+        self.left(2 * u64::from(self.align))
     }
 
     /// Bytes that a segment which is filled up to `head` surely still takes.
@@ -116,8 +124,7 @@ mod tests {
         for shift in [16, 20, 26] {
             let geometry = Geometry::with_segment_shift(shift);
             let seal = Seal::new(&[1; 16]);
-            let (data_start, nonce) = (16384, [1; 16]);
-            let layout = Layout { geometry, seal, nonce, data_start, segments: 9, align: 512 };
+            let layout = Layout { geometry, seal, data_start: 16384, segments: 9, align: 512 };
             for place in [Place::new(0, 0), Place::new(3, 512), Place::new(8, 1 << 15)] {
                 assert_eq!(layout.place_at(layout.device_offset(place)), Some(place));
             }

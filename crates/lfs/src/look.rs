@@ -119,6 +119,6 @@ impl State {
     /// The cookie for a name that is free.
     pub fn cookie_for(&self, (dir, name): At<'_>) -> Tried<Cookie> {
         let node = self.get("add entry", dir)?;
-        Ok(node.entries.cookie_for(name.as_bytes(), &self.layout.nonce)?)
+        Ok(node.entries.cookie_for(name.as_bytes(), &self.nonce)?)
     }
 }

@@ -52,12 +52,6 @@ fn unflushed_recovery_is_found() {
     found(Planted::UnflushedRecovery, 1, killed, |_, setup| setup.fua = false);
 }
 
-/// O12.
-#[test]
-fn a_generation_used_twice_is_found() {
-    found(Planted::SameGeneration, 1, killed, |_, _| ());
-}
-
 #[test]
 fn a_stale_tail_is_found() {
     found(Planted::StaleTail, 6, cut, |seed, setup| setup.failing = failing(seed));

@@ -31,6 +31,8 @@ pub struct Setup {
     pub volume_bytes: u64,
     /// The log comes to the end of its segment soon.
     pub near_end: bool,
+    /// Longest log behind a checkpoint, bytes.
+    pub checkpoint_bytes: u64,
     /// Steps.
     pub steps: usize,
     /// Flushes or writes fail now and then.
@@ -52,6 +54,7 @@ impl Setup {
             file_bytes: 48 << 10,
             volume_bytes: 1 << 20,
             near_end: seed.is_multiple_of(2),
+            checkpoint_bytes: [2 << 30, 4096, 16 << 10][pick(3) as usize],
             steps: 40,
             failing: Vec::new(),
         }
@@ -66,6 +69,7 @@ impl Setup {
             cache: self.content.then(cache),
             inline_max: self.inline_max,
             fua: self.fua,
+            checkpoint_bytes: self.checkpoint_bytes,
             plant: Plant(self.plant),
             ..OpenOptions::default()
         }
@@ -176,7 +180,8 @@ async fn steps(setup: &Setup, script: &Script, disk: &SimDisk, volume: &Volume, 
             let wanted = &script.outcomes[n];
             assert_eq!(&outcome, wanted, "{setup:?} step {n}: {op:?}");
         }
-        match split_mix(&mut rng) % 8 {
+        match split_mix(&mut rng) % 12 {
+            8 => checkpoint_beside(disk.world(), volume, shared),
             0 | 3 => sync_beside(disk.world(), volume, shared, n + 1),
             1 => yield_now().await,
             2 => disk.world().sleep(std::time::Duration::from_micros(150)).await,
@@ -190,6 +195,20 @@ fn ack(shared: &Both, of: Option<u64>, steps: usize) {
     let mut shared = shared.0.lock().unwrap();
     shared.acked = shared.acked.max(steps);
     shared.syncs.push((of, steps));
+}
+
+/// A checkpoint by somebody else, at the same time.
+fn checkpoint_beside(world: &Arc<SimWorld>, volume: &Volume, shared: &Both) {
+    let (volume, shared) = (volume.clone(), shared.clone());
+    shared.0.lock().unwrap().running += 1;
+    let task = async move {
+        if let Err(error) = volume.checkpoint().await {
+            log::debug!("a checkpoint failed: {error}");
+        }
+        shared.0.lock().unwrap().running -= 1;
+        shared.1.wake_all();
+    };
+    world.spawn("checkpoint", Box::pin(task));
 }
 
 /// A sync of everything by somebody else, at the same time.

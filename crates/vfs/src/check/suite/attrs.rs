@@ -287,6 +287,11 @@ fn xattr_limits(s: &Subject) -> Result<()> {
     block_on(s.fs.setxattr(ino, first, b"smaller", SetXattr::Replace))?;
     block_on(s.fs.removexattr(ino, first))?;
     block_on(s.fs.setxattr(ino, small, b"v", SetXattr::Create))?;
+    // 249 bytes are left: a name and its NUL fill them, or are one too many.
+    let (full, over) = (&name_of(0)[..248], &name_of(0)[..249]);
+    let more = || block_on(s.fs.setxattr(ino, XattrName::new(over)?, b"v", SetXattr::Create));
+    s.refused_without_trace(ErrorKind::NoSpace, "a byte more", more);
+    block_on(s.fs.setxattr(ino, XattrName::new(full)?, b"v", SetXattr::Create))?;
     s.unlink("f")?;
     // Left behind as long as can be.
     let longest = [b"trusted.".as_slice(), &[0xfe; 247]].concat();
