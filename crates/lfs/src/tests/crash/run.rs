@@ -25,6 +25,8 @@ pub struct Setup {
     pub plant: Option<Planted>,
     /// Longest content in a record, bytes.
     pub inline_max: u32,
+    /// Names in memory, bytes; with 0 every operation loads what it needs.
+    pub inode_cache_bytes: usize,
     /// Files have content.
     pub content: bool,
     pub file_bytes: u64,
@@ -49,6 +51,7 @@ impl Setup {
             sector: 512,
             fua: pick(2) == 0,
             inline_max: [0, 4096, 64 << 10][pick(3) as usize],
+            inode_cache_bytes: [0, 3000, 1 << 20][pick(3) as usize],
             plant: None,
             content: false,
             file_bytes: 48 << 10,
@@ -68,6 +71,7 @@ impl Setup {
             clock: Arc::new(ManualClock::default()),
             cache: self.content.then(cache),
             inline_max: self.inline_max,
+            inode_cache_bytes: self.inode_cache_bytes,
             fua: self.fua,
             checkpoint_bytes: self.checkpoint_bytes,
             plant: Plant(self.plant),
