@@ -58,6 +58,7 @@ mod commit;
 mod content;
 mod digest;
 mod dir;
+mod evict;
 mod extents;
 #[doc(hidden)]
 pub mod fault;
@@ -67,6 +68,7 @@ mod info;
 mod inode;
 mod items;
 mod layout;
+mod load;
 mod log;
 mod look;
 mod lookup;
