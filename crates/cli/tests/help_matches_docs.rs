@@ -39,7 +39,10 @@ fn offered(help: &str) -> BTreeSet<String> {
 #[test]
 fn both_ways() {
     let folder = Folder::new();
-    for command in ["export", "stat", "tune", "fincore", "doctor"] {
+    for command in [
+        "create", "ls", "cp", "fsck", "recover", "grow", "export", "stat", "tune", "fincore",
+        "doctor",
+    ] {
         let help = folder.ok(&[command, "--help"]);
         assert_eq!(offered(&help), documented(command), "forebay {command}");
     }

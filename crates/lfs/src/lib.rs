@@ -56,6 +56,7 @@ mod dir;
 mod fault;
 mod file;
 pub mod format;
+mod grow;
 mod info;
 mod inode;
 mod layout;
@@ -72,6 +73,7 @@ mod tx;
 mod vfs;
 mod volume;
 
+pub use grow::grow;
 pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
