@@ -3,9 +3,10 @@
 //! ```text
 //!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
-//!   iomap, vfs <- lfs <- forebay
+//!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- cli
+//!   lfs, sim <- crashtest <- cli
 //! ```
-//! sim and bench are never a normal dependency of a layer. A crate missing from the table is a
+//! sim, bench and crashtest are never a normal dependency of a layer. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
 
 use crate::Findings;
@@ -64,6 +65,15 @@ const BELOW_BENCH: &[&str] = &[
     "forebay",
     "forebay-nbd",
 ];
+/// It stands on the volume and on the simulated disk; only the command stands on it.
+const BELOW_CRASHTEST: &[&str] = &[
+    "forebay-base",
+    "forebay-block",
+    "forebay-cache",
+    "forebay-vfs",
+    "forebay-lfs",
+    "forebay-sim",
+];
 const BELOW_CLI: &[&str] = &[
     "forebay-base",
     "forebay-block",
@@ -73,7 +83,9 @@ const BELOW_CLI: &[&str] = &[
     "forebay-lfs",
     "forebay",
     "forebay-nbd",
+    "forebay-fuse",
     "forebay-bench",
+    "forebay-crashtest",
 ];
 
 /// From the bottom up.
@@ -85,9 +97,11 @@ const RULES: &[Rule] = &[
     rule("forebay-vfs", BASE, &[], true),
     rule("forebay-lfs", BELOW_LFS, SIM, true),
     rule("forebay-nbd", &["forebay-base", "forebay-vfs"], SIM, true),
+    rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], &[], true),
     rule("forebay", BELOW_FACADE, SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),
+    rule("forebay-crashtest", BELOW_CRASHTEST, &[], true),
     rule("forebay-cli", BELOW_CLI, SIM, true),
     rule("xtask", &[], &[], false),
 ];

@@ -108,6 +108,44 @@ unsafe impl IoMem for AlignedBuf {
     }
 }
 
+/// A buffer that several bios write parts of to a device at once. Nobody reads or changes the bytes
+/// meanwhile; when all parts are gone it is an ordinary buffer again.
+pub struct PartedBuf(Arc<AlignedBuf>);
+
+struct BufPart {
+    whole: Arc<AlignedBuf>,
+    at: usize,
+    len: usize,
+}
+
+// SAFETY: 1 the memory neither moves nor goes while `whole` is held, and is valid for writes, being owned by an
+// allocation of our own; 2 the Arc is private to this module, which makes no reference into the memory while
+// a part exists: `PartedBuf::into_buf` gives the buffer out only when it is the last holder; parts that
+// overlap are torn at worst, which whoever makes them has to accept; 3 it is freed with the last Arc.
+unsafe impl IoMem for BufPart {
+    fn segments(&mut self, out: &mut Vec<Segment>) {
+        out.push(Segment { ptr: self.whole.ptr.as_ptr().wrapping_add(self.at), len: self.len });
+    }
+}
+
+impl PartedBuf {
+    /// Takes a buffer over.
+    pub fn new(buf: AlignedBuf) -> Self {
+        Self(Arc::new(buf))
+    }
+
+    /// Bytes `at..at + len` for a bio. Panics if the buffer is shorter.
+    pub fn part(&self, at: usize, len: usize) -> DataRef {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.0.len), "within the buffer");
+        DataRef::Mem(Box::new(BufPart { whole: self.0.clone(), at, len }))
+    }
+
+    /// The buffer again; none while a bio still has a part of it, which keeps the memory.
+    pub fn into_buf(self) -> Option<AlignedBuf> {
+        Arc::try_unwrap(self.0).ok()
+    }
+}
+
 /// Memory that may be lent to a device by an object that its owner keeps and uses again, so that
 /// lending allocates nothing.
 ///
@@ -211,6 +249,25 @@ impl fmt::Debug for DataRef {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_keep_the_buffer_until_the_last_is_gone() {
+        let mut buf = AlignedBuf::new(8192);
+        buf[4096..].fill(7);
+        let parted = PartedBuf::new(buf);
+        let (mut low, mut high) = (parted.part(0, 4096), parted.part(4096, 4096));
+        let mut out = [9; 2];
+        low.copy_out(4095, &mut out);
+        assert_eq!(out, [0, 9]);
+        assert_eq!(high.copy_out(0, &mut out), 2);
+        assert_eq!(out, [7, 7]);
+        drop(low);
+        assert!(parted.into_buf().is_none(), "a part is out");
+        assert_eq!(high.copy_out(4000, &mut [0; 96]), 96, "and keeps the memory");
+        let parted = PartedBuf::new(AlignedBuf::new(512));
+        drop(parted.part(0, 512));
+        assert_eq!(parted.into_buf().map(|buf| buf.len()), Some(512));
+    }
 
     #[test]
     fn aligned_zeroed_and_copyable() {

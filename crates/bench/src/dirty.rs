@@ -11,13 +11,15 @@
 //! cached before the first slice, for every variant that caches. Y3 an operation is a write and
 //! the sync that makes it durable; its latency is that of both.
 
-mod counted;
+pub(crate) mod counted;
 mod delay;
-mod drive;
+pub(crate) mod drive;
 mod figures;
 mod lines;
 mod nbd;
 mod subject;
+
+pub(crate) use subject::{Subject, device_stat, sectors_written};
 
 use crate::harness::options::Options;
 use crate::report::model::Report;

@@ -4,6 +4,7 @@
 //! what they use. Nothing here knows who is measured.
 
 pub mod alternate;
+pub mod backing;
 pub mod cgroup;
 pub mod image;
 pub mod load;

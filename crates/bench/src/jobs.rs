@@ -9,6 +9,7 @@ use crate::rivals::fileset::{kernel_parts, timed};
 use crate::rivals::kernel::{DONTCACHE, KernelFile, open_random};
 use crate::rivals::worker::slice_to;
 use crate::uncached::compete;
+use crate::volume;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::ReadWriteFlags;
@@ -83,6 +84,9 @@ fn do_job(job: &Value, open: &mut Option<(PathBuf, KernelFile)>) -> Result<Value
             Ok(slice_to(&run(file, &load)?))
         }
         Some("set") => set_here(job).map(|slice| slice_to(&slice)),
+        Some("overwrite") => volume::overwrite_here(job),
+        Some("touch") => volume::touch_here(job),
+        Some("log") => volume::log_here(job),
         Some("compete") => compete::compete_here(job),
         Some("hotset") => {
             let target = KernelHot::open(&path, job["dontcache"] == true)?;

@@ -22,6 +22,7 @@ pub mod rivals;
 pub mod stable;
 pub mod start;
 pub mod uncached;
+pub mod volume;
 
 use forebay_base::Result;
 use harness::meter::MachineTime;
@@ -48,6 +49,7 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("files", "thousands of files on one cache: threads, memory, time; a dead device", files::run),
     ("start", "from exec until the first answer, by size of the cache", start::run),
     ("resize", "the cache made small and large again under load", resize::run),
+    ("volume", "the volume beside XFS, ext4 and btrfs on a loop, and the host's", volume::run),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),
 ];
 

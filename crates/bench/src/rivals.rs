@@ -7,4 +7,5 @@ pub mod kernel;
 pub mod loopdev;
 pub mod ours;
 pub mod server;
+pub mod volume;
 pub mod worker;

@@ -181,7 +181,8 @@ pub(crate) struct Inner {
     sync_failures: AtomicU64,
     /// A synchronous write got an error that the next flush has to report as well.
     owed: AtomicBool,
-    spares: Spares,
+    /// Of its disk.
+    spares: Arc<Spares>,
     /// Goes last: see [`FileDevice::until_closed`].
     until_closed: OnceLock<Arc<dyn Send + Sync>>,
 }
@@ -359,8 +360,9 @@ impl FileDevice {
             let text = format!("the engine has no io_uring: {}", engine.kind().1);
             return Err(Error::new(ErrorKind::Unsupported, "open", text).with_path(path));
         }
-        let file = Inner::open(path, options).map_err(|e| e.with_path(path))?;
+        let mut file = Inner::open(path, options).map_err(|e| e.with_path(path))?;
         let lane = Lane::new(file.disk, engine, options.aio);
+        file.spares = lane.spares();
         Ok(Arc::new(Self { file: Arc::new(file), lane }))
     }
 

@@ -77,6 +77,8 @@ pub struct PageCache {
     /// The budget is being changed.
     pub(crate) resizing: AtomicBool,
     pub(crate) resize_wait: WaitQueue,
+    /// The frames are being made to fit beside the files.
+    pub(crate) fitting: AtomicBool,
     next_mapping: AtomicU32,
     /// Counters.
     pub counters: Counters,
@@ -136,6 +138,7 @@ impl PageCache {
             }),
             resizing: AtomicBool::new(false),
             resize_wait: WaitQueue::new(),
+            fitting: AtomicBool::new(false),
             next_mapping: AtomicU32::new(1),
             counters: Counters::default(),
             hits: Striped::default(),
@@ -263,6 +266,7 @@ impl PageCache {
             ),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),
             line("open files", self.file_bytes(), self.file_bytes()),
+            line("files known", self.known_bytes(), self.known_bytes()),
             line("spare records of write-out", self.record_bytes(), self.record_bytes()),
             line("buffers of requests in flight", private, self.private_limit()),
         ];

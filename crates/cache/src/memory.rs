@@ -1,11 +1,12 @@
 //! The memory that cached bytes live in, and what else the one number is spent on: [`arena`] (the
 //! frames), [`frames`] (who owns which frame), [`batch`] (a few), `slots` (which folio descriptors are
 //! free), `region` and `zeroed` (memory that costs nothing until it is touched), `sizes` (how much there
-//! may be of each now), `resize` (making that more or less), `migrate` (moving what is in the way),
-//! [`private`] (buffers of requests in flight).
+//! may be of each now), `resize` (making that more or less), `fit` (frames make room for files), `migrate`
+//! (moving what is in the way), [`private`] (buffers of requests in flight).
 
 pub mod arena;
 pub mod batch;
+mod fit;
 pub mod frames;
 mod migrate;
 pub mod private;

@@ -7,20 +7,23 @@ use crate::file::{MappedFile, Source, Target};
 use crate::ops::{Class, Place, Reservation, Written};
 use crate::published::publishable_size;
 use crate::writeout::Ticket;
-use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::buf::{AlignedBuf, DataRef, PartedBuf};
 use forebay_base::checksum::{crc32c, crc32c_append};
+use forebay_base::task::oneshot;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{BioFlags, BioOp, io};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
 use forebay_cache::State;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::unflushed::Epoch;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Room for a run that is about to be written past the cache, and its number among the write-outs.
 pub(crate) struct Room {
-    reservation: Reservation,
+    /// Each bio on its way holds it, too (O3).
+    reservation: Arc<Reservation>,
     /// Bytes of a unit of the map and the device.
     unit: u64,
     sums: bool,
@@ -132,6 +135,7 @@ impl MappedFile {
         let ticket = Ticket::new(&self.mapping, range.clone());
         let whole = range.start..round_up(range.end, unit);
         let reservation = self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await?;
+        let reservation = Arc::new(reservation);
         Ok(Room { reservation, unit, sums: limits.sums, _ticket: ticket })
     }
 
@@ -201,9 +205,10 @@ impl MappedFile {
         Ok(())
     }
 
+    /// Writes all places at once, each as one bio or as few as the device takes.
     async fn write_places(
         &self,
-        reservation: &Reservation,
+        reservation: &Arc<Reservation>,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
@@ -219,48 +224,110 @@ impl MappedFile {
                 device_offset: place.device_offset + skip,
             })
         });
-        for Place { offset, len, device_offset } in pieces {
-            let end = (offset + len).min(range.end);
-            let part = (offset - range.start) as usize..(end - range.start) as usize;
-            let whole = part.len() == src.bytes().len();
-            let aligned = part.len() % tail == 0;
-            let copied = !aligned || (!whole && matches!(src, Source::Owned(_)));
-            let _permit = match copied && !covered {
-                true => Some(self.cache.private(len + tail as u64).await),
-                false => None,
-            };
-            match src {
-                Source::Slice(bytes) if aligned => {
-                    device.write_from(device_offset, &bytes[part], flags)?
-                }
-                Source::Owned(_) if aligned && !whole => {
-                    let data = DataRef::Buf(AlignedBuf::copy_of(&src.bytes()[part]));
-                    io(&**device, BioOp::Write, device_offset, len, data, flags).await.result?;
-                }
-                Source::Owned(buf) if aligned => {
-                    let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
-                    let done = io(&**device, BioOp::Write, device_offset, len, data, flags).await;
-                    if let Some(back) = done.data.into_buf() {
-                        **buf = back;
-                    }
-                    done.result?;
-                }
-                _ => {
-                    // The last block of a file that ends within it: padded with zeros.
-                    let mut padded = AlignedBuf::new(part.len().next_multiple_of(tail));
-                    padded[..part.len()].copy_from_slice(&src.bytes()[part]);
-                    let len = padded.len() as u64;
-                    if src.blocking() {
-                        device.write_from(device_offset, &padded, flags)?;
-                    } else {
-                        let data = DataRef::Buf(padded);
-                        io(&**device, BioOp::Write, device_offset, len, data, flags).await.result?;
-                    }
-                }
-            }
+        let pieces: Vec<Place> = pieces.collect();
+        let len = src.bytes().len();
+        let aligned = len.is_multiple_of(tail);
+        if let Source::Slice(bytes) = src
+            && aligned
+            && let [piece] = &pieces[..]
+        {
+            return device.write_from(piece.device_offset, bytes, flags);
         }
-        Ok(())
+        if let Source::Owned(buf) = src
+            && aligned
+            && let [piece] = &pieces[..]
+        {
+            let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
+            let done = write_piece(&**device, data, reservation, piece, flags).await;
+            if let Some(back) = done.data.into_buf() {
+                **buf = back;
+            }
+            return done.result;
+        }
+        let copied = !aligned || matches!(src, Source::Slice(_));
+        let _permit = match copied && !covered {
+            true => Some(self.cache.private(len.next_multiple_of(tail) as u64).await),
+            false => None,
+        };
+        let whole = match src {
+            Source::Owned(buf) if aligned => std::mem::replace(*buf, AlignedBuf::new(0)),
+            _ => {
+                // The last block of a file that ends within it is padded with zeros.
+                let mut padded = AlignedBuf::new(len.next_multiple_of(tail));
+                padded[..len].copy_from_slice(src.bytes());
+                padded
+            }
+        };
+        let parted = PartedBuf::new(whole);
+        let result =
+            write_parts(&**device, &parted, reservation, &pieces, range.start, flags).await;
+        if let Source::Owned(buf) = src
+            && !copied
+            && let Some(back) = parted.into_buf()
+        {
+            **buf = back;
+        }
+        result
     }
+}
+
+/// Writes one piece, which the bio holds the reservation of.
+async fn write_piece(
+    device: &dyn BlockDevice,
+    data: DataRef,
+    reservation: &Arc<Reservation>,
+    piece: &Place,
+    flags: BioFlags,
+) -> Completion {
+    if device.is_crowded() {
+        device.room().await;
+    }
+    let ((tx, rx), holder) = (oneshot(), reservation.clone());
+    let end = Box::new(move |done| {
+        drop(holder);
+        tx.send(done);
+    });
+    let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
+    device.submit(bio.with_flags(flags));
+    rx.await.unwrap_or_else(|| Completion { data: DataRef::None, result: Err(gone()) })
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Shutdown, "write directly", "the device went away")
+}
+
+/// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all.
+async fn write_parts(
+    device: &dyn BlockDevice,
+    buf: &PartedBuf,
+    reservation: &Arc<Reservation>,
+    pieces: &[Place],
+    base: u64,
+    flags: BioFlags,
+) -> Result<()> {
+    if device.is_crowded() {
+        device.room().await;
+    }
+    let (mut bios, mut waiting) = (Vec::new(), Vec::new());
+    for piece in pieces {
+        let (tx, rx) = oneshot();
+        let data = buf.part((piece.offset - base) as usize, piece.len as usize);
+        // The part goes before whoever waits learns that it is over.
+        let holder = reservation.clone();
+        let end = Box::new(move |Completion { data, result }| {
+            drop((data, holder));
+            tx.send(result);
+        });
+        let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
+        bios.push(bio.with_flags(flags));
+        waiting.push(rx);
+    }
+    device.submit_batch(&mut bios);
+    let mut result = Ok(());
+    for rx in waiting {
+        result = result.and(rx.await.unwrap_or_else(|| Err(gone())));
+    }
+    result
 }
 
 /// The sum of a unit of which `bytes` are given and the rest is zeros.

@@ -187,6 +187,7 @@ impl MappedFile {
             let out = std::sync::Arc::downgrade(&file);
             cache.join(&file.mapping, out);
         }
+        cache.fit_files();
         file
     }
 
@@ -307,6 +308,7 @@ impl MappedFile {
 impl Drop for MappedFile {
     fn drop(&mut self) {
         let (cache, mapping) = (&self.cache, &self.mapping);
+        cache.fit_files();
         if !self.read_only {
             mapping.domain.leave(mapping.id);
         }

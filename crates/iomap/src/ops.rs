@@ -233,6 +233,10 @@ pub trait MapOps: Send + Sync {
     /// Errors: `NoSpace`.
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>>;
 
+    /// An uncached stream is about to dirty this range: a map that finds places ahead does it now, and
+    /// has them when the range is written out. A hint, never waits.
+    fn announce(&self, _range: &Range<u64>) {}
+
     /// [`MapOps::reserve`] for a map that neither waits nor looks anything up: at once, in `places`, which
     /// is empty and taken. `None` if this map, or this request, has to wait.
     fn try_reserve(

@@ -117,6 +117,8 @@ impl MappedFile {
     }
 
     pub(crate) async fn write_uncached(&self, range: &Range<u64>, src: &Source<'_>) -> Result<()> {
+        // Places are found at write time, a window at a time (X6).
+        self.ops.announce(range);
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => {
                 self.write_buffered(range, range.start, src, Passing::Untouched, Beyond::Grow)

@@ -68,6 +68,9 @@ impl MappedFile {
             return None;
         }
         let passing = self.write_now(&range, flags)?;
+        if passing != Passing::Cached {
+            self.ops.announce(&range);
+        }
         // What stops on its way is written again, and counted there.
         let done = self.try_write_range(&range, src, passing).is_none();
         done.then(|| {

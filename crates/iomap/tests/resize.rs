@@ -197,3 +197,68 @@ fn y4_a_resize_that_cannot_be_done_leaves_the_budget_as_it_was() {
         file.cache.check_books();
     });
 }
+
+/// What files take came on top of the budget: the frames stayed as many.
+#[test]
+fn t1_frames_make_room_for_files_and_get_it_back() {
+    use forebay_block::RamDevice;
+    use forebay_iomap::MappedFile;
+    use forebay_iomap::identity::Identity;
+    const BUDGET: u64 = 16 << 20;
+    let setup = Setup {
+        budget: BUDGET,
+        budget_max: Some(LARGEST),
+        folio_size: 65536,
+        block_size: 4096,
+        ..Setup::from_seed(5, Map::Identity)
+    };
+    let world = SimWorld::new(5);
+    let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));
+    let file = File::open(&setup, &world, &disk);
+    let cache = &file.cache;
+    let sum = || cache.budget().iter().map(|(_, _, bound)| bound).sum::<u64>();
+    let frames = || cache.stats().frames_total;
+    let open = |count: usize| -> Vec<_> {
+        let ram = Arc::new(RamDevice::new(4096));
+        let one =
+            |_| MappedFile::new(cache, Arc::new(Identity::new(ram.clone())), 4096, 4096, false);
+        (0..count).map(|i| one(i).unwrap()).collect()
+    };
+    world.run(async {
+        // The frames are all in use, and some of them dirty.
+        for at in (0..setup.size()).step_by(65536) {
+            let buf = forebay_base::buf::AlignedBuf::new((setup.size() - at).min(65536) as usize);
+            file.read(at, buf, forebay_base::IoFlags::empty()).await.1.unwrap();
+        }
+        let buf = forebay_base::buf::AlignedBuf::new(65536);
+        file.write(0, buf, forebay_base::IoFlags::empty()).await.1.unwrap();
+        let all = frames();
+        let few = open(50);
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(frames(), all, "few files are within the share of requests");
+        let many = open(1000);
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(
+            sum() <= BUDGET && frames() < all,
+            "T1: {} of {BUDGET}, {} frames",
+            sum(),
+            frames()
+        );
+        cache.check_books();
+        // The owner's wish holds beside them, and they beside the wish.
+        cache.resize(BUDGET / 4 * 3).await.unwrap();
+        assert!(sum() <= BUDGET / 4 * 3, "{}", sum());
+        cache.resize(BUDGET).await.unwrap();
+        // More than there can be room for: a quarter of the frames stays.
+        let more = open(6000);
+        world.sleep(Duration::from_secs(1)).await;
+        let least = cache.stats().frames_total;
+        assert!(least >= all / 4 && least <= all / 3, "{least} of {all}");
+        cache.check_books();
+        drop((few, many, more));
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(frames(), all, "given back");
+        cache.check_books();
+        file.sync().await.unwrap();
+    });
+}

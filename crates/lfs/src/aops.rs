@@ -9,12 +9,14 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
+use crate::alloc::take::Taken;
 use crate::fault::Planted;
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::change::{Blocks, Change, Size};
 use crate::format::extent::{Extent as Stored, Source, Sums as StoredSums, put_crc32c};
 use crate::format::place::SumAlgorithm;
 use crate::log::{Payload, Run};
+use crate::look::Stop;
 use crate::pending::Where;
 use crate::space::Need;
 use crate::staging::Staging;
@@ -31,8 +33,6 @@ use forebay_vfs::Ino;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// Longest run on the device, bytes.
-const RUN_BYTES_MAX: u64 = 1 << 20;
 /// Bytes that a `Map` change takes without its sums, and the others of a record of content.
 const CHANGE_BYTES: u64 = 96;
 
@@ -59,13 +59,10 @@ impl GiveBack for Share {
         if let Some((promised, _)) = state.shares.remove(&self.key) {
             state.space.settle(promised);
         }
-        for place in places.iter().rev() {
-            if Staging::is_staged(place.device_offset) {
-                inner.staging.forget(&(place.device_offset..place.device_offset + place.len));
-            } else if let Some(at) = inner.layout.place_at(place.device_offset) {
-                state.space.give_back_data(at, place.len);
-            }
+        for place in places.iter().filter(|place| Staging::is_staged(place.device_offset)) {
+            inner.staging.forget(&(place.device_offset..place.device_offset + place.len));
         }
+        state.give_back(&inner.layout, places);
     }
 }
 
@@ -94,7 +91,7 @@ impl FileOps {
         let inner = self.inner()?;
         let unit = u64::from(self.unit);
         let state = inner.state.lock();
-        let node = state.get("map", self.ino)?;
+        let node = state.get("map", self.ino).map_err(Stop::open)?;
         let (block, skip) = (range.start / unit, range.start % unit);
         let found = state.data.get(&node.inode.data_id).map(|o| o.look_up(block, unit));
         let clip = |blocks: u64| (blocks.saturating_mul(unit) - skip).min(range.end - range.start);
@@ -133,61 +130,106 @@ impl FileOps {
         places.iter().map(each).sum()
     }
 
-    fn take(&self, runs: &[Range<u64>], class: Class) -> Result<Reservation> {
+    /// The same for what is published in one go: its places share records.
+    fn promise_once(&self, inner: &Inner, places: &[Place]) -> u64 {
+        let unit = u64::from(self.unit);
+        let each = |place: &Place| {
+            let blocks = place.len / unit;
+            (blocks.div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + 2) * CHANGE_BYTES + blocks * 4
+        };
+        let body: u64 = places.iter().map(each).sum();
+        // No two records that follow one another are half empty both.
+        let room = inner.layout.max_record() / 2;
+        let records = 2 * body.div_ceil(room) + 1;
+        body + records * inner.layout.cost(CHANGE_BYTES, 0)
+    }
+
+    /// Room in the staging area: the bytes go into the record itself.
+    fn take_staged(
+        &self,
+        inner: &Arc<Inner>,
+        runs: &[Range<u64>],
+        total: u64,
+    ) -> Result<Reservation> {
+        let failures = inner.log.failures();
+        let mut at = inner.staging.take(total).start;
+        let key = at;
+        let mut places = Vec::with_capacity(runs.len());
+        for run in runs {
+            let len = run.end - run.start;
+            places.push(Place { offset: run.start, len, device_offset: at });
+            at += len;
+        }
+        let promise = self.promise_of(inner, &places, true);
+        let done = self.share(inner, key, promise, failures);
+        match done {
+            Ok(owner) => Ok(Reservation::new(places, owner)),
+            Err(error) => {
+                inner.staging.forget(&(key..key + total));
+                Err(error)
+            }
+        }
+    }
+
+    /// Promises what the records will take of the log (M12).
+    fn share(
+        &self,
+        inner: &Arc<Inner>,
+        key: u64,
+        promise: u64,
+        failures: u64,
+    ) -> Result<Arc<Share>> {
+        let mut state = inner.state.lock();
+        state.promise(promise, Need::Urgent)?;
+        state.shares.insert(key, (promise, failures));
+        Ok(Arc::new(Share { inner: self.inner.clone(), key }))
+    }
+
+    /// Places become a reservation.
+    fn reservation(
+        &self,
+        inner: &Arc<Inner>,
+        taken: Taken<'_>,
+        class: Class,
+        failures: u64,
+    ) -> Result<Reservation> {
+        let Some(key) = taken.places().first().map(|place| place.device_offset) else {
+            return Ok(Reservation::in_place(taken.keep()));
+        };
+        let promise = match class {
+            Class::Direct => self.promise_once(inner, taken.places()),
+            _ => self.promise_of(inner, taken.places(), false),
+        };
+        let owner = self.share(inner, key, promise, failures)?;
+        Ok(Reservation::new(taken.keep(), owner))
+    }
+
+    async fn take_waiting(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
+        let inner = self.inner()?;
+        let failures = inner.log.failures();
+        let taken = inner.take_places(self.ino.0, &runs, class).await?;
+        inner.alloc.point().await;
+        self.reservation(&inner, taken, class, failures)
+    }
+
+    /// At once, or what has to be waited for.
+    fn take<'a>(
+        &'a self,
+        runs: &[Range<u64>],
+        class: Class,
+    ) -> Result<MapFuture<'a, Result<Reservation>>> {
         let inner = self.inner()?;
         let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
         let most = u64::from(inner.options.inline_max).min(inner.layout.max_inline());
-        let staged = class == Class::Sync && total <= most;
+        if class == Class::Sync && total <= most {
+            return Ok(MapFuture::Now(Some(self.take_staged(&inner, runs, total))));
+        }
+        if !inner.alloc.at_once() {
+            return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), class))));
+        }
         let failures = inner.log.failures();
-        let mut state = inner.state.lock();
-        let mut places: Vec<Place> = Vec::new();
-        let undo = |state: &mut State, places: &[Place]| {
-            for place in places.iter().rev() {
-                if let Some(at) = inner.layout.place_at(place.device_offset) {
-                    state.space.give_back_data(at, place.len);
-                }
-            }
-        };
-        if staged {
-            let mut at = inner.staging.take(total).start;
-            for run in runs {
-                let len = run.end - run.start;
-                places.push(Place { offset: run.start, len, device_offset: at });
-                at += len;
-            }
-        } else {
-            for run in runs {
-                let mut offset = run.start;
-                while offset < run.end {
-                    let want = (run.end - offset).min(RUN_BYTES_MAX);
-                    let (at, len) = match state.space.take_data(want) {
-                        Ok(taken) => taken,
-                        Err(error) => {
-                            undo(&mut state, &places);
-                            return Err(error);
-                        }
-                    };
-                    let device_offset = inner.layout.device_offset(at);
-                    places.push(Place { offset, len, device_offset });
-                    offset += len;
-                }
-            }
-        }
-        let promise = self.promise_of(&inner, &places, staged);
-        let Some(key) = places.first().map(|place| place.device_offset) else {
-            return Ok(Reservation::in_place(places));
-        };
-        if let Err(error) = state.space.promise(promise, Need::Urgent) {
-            if staged {
-                inner.staging.forget(&(key..key + total));
-            }
-            undo(&mut state, if staged { &[] } else { &places });
-            return Err(error);
-        }
-        state.shares.insert(key, (promise, failures));
-        drop(state);
-        let owner = Arc::new(Share { inner: self.inner.clone(), key });
-        Ok(Reservation::new(places, owner))
+        let taken = inner.take_reserved(self.ino.0, runs, class)?;
+        Ok(MapFuture::Now(Some(self.reservation(&inner, taken, class, failures))))
     }
 
     /// Appends the records of some pieces. They lie one behind the other in the staging area, or each is a
@@ -244,7 +286,10 @@ impl FileOps {
                 Some(Payload { staged, bytes: Arc::new(bytes), data_ids: vec![data_id] });
         }
         content.share = state.shares.contains_key(&key).then_some(key);
-        state.append_with(&changes, content, Need::Urgent).map(drop)
+        state.append_with(&changes, content, Need::Urgent)?;
+        state.room.stats.record_bytes +=
+            state.queue.back().map_or(0, |record| record.body.len() as u64);
+        Ok(())
     }
 }
 
@@ -293,7 +338,7 @@ impl MapOps for FileOps {
         let records = bytes.div_ceil(unit).min(64) * inner.layout.cost(4 * CHANGE_BYTES, 0);
         let tails = bytes.div_ceil(inner.layout.segment_bytes()) * unit;
         let wanted = bytes + tails + 2 * (records + bytes / 32);
-        let room = inner.state.lock().space.data_room(Need::New);
+        let room = inner.state.lock().data_room(Need::New);
         if wanted > room {
             let text = format!("{new} bytes beside {dirty} dirty ones, room for {room}");
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
@@ -302,7 +347,13 @@ impl MapOps for FileOps {
     }
 
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
-        MapFuture::Now(Some(self.take(runs, class)))
+        self.take(runs, class).unwrap_or_else(|error| MapFuture::Now(Some(Err(error))))
+    }
+
+    fn announce(&self, range: &Range<u64>) {
+        if let Ok(inner) = self.inner() {
+            inner.announce(self.ino.0, range);
+        }
     }
 
     fn sequence(&self) -> u64 {
@@ -428,6 +479,7 @@ impl MapOps for FileOps {
                 Change::Punch(Blocks { data_id, block, blocks }, sequence)
             };
             state.append(&[change], Need::Urgent)?;
+            state.close_windows(ino);
             if let Some(node) = state.nodes.get_mut(&ino) {
                 node.cut |= size == 0;
             }

@@ -279,7 +279,7 @@ impl Inner {
             if record.cost == 0 {
                 let payload = record.payload.as_ref().map_or(0, |p| p.bytes.len() as u64);
                 let cost = self.layout.cost(record.body.len() as u64, payload);
-                state.space.promise(cost, Need::Urgent)?;
+                state.promise(cost, Need::Urgent)?;
                 record.cost = cost;
             }
         }

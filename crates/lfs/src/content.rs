@@ -6,7 +6,7 @@
 
 use crate::aops::FileOps;
 use crate::format::change::{Change, Size};
-use crate::inode::refuse;
+use crate::look::{Stop, Tried};
 use crate::space::Need;
 use crate::state::{Node, State};
 use crate::volume::{Inner, Volume};
@@ -14,6 +14,7 @@ use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::{Handle, MappedFile};
 use forebay_vfs::Ino;
+use forebay_vfs::rules::{self, refuse};
 use std::sync::Arc;
 
 /// See the module.
@@ -38,16 +39,17 @@ impl Volume {
     /// The mapping in the cache of a regular file that is open, for who wants to know where its bytes are.
     /// Changes go through [`forebay_vfs::OpenFile`], which keeps times and privileges.
     pub fn mapped_file(&self, ino: Ino) -> Result<Arc<MappedFile>> {
-        Ok(self.0.content("map", ino)?.file.clone())
+        Ok(self.0.content("map", ino).map_err(Stop::open)?.file.clone())
     }
 }
 
 impl Inner {
     /// The content of a regular file.
-    pub(crate) fn content(&self, op: &'static str, ino: Ino) -> Result<Arc<Content>> {
+    pub(crate) fn content(&self, op: &'static str, ino: Ino) -> Tried<Arc<Content>> {
         let size = {
             let state = self.state.lock();
-            let node = state.regular(op, ino)?;
+            rules::regular(&*state, op, ino)?;
+            let node = state.get(op, ino)?;
             if let Some(content) = &node.content {
                 return Ok(content.clone());
             }
@@ -87,6 +89,7 @@ impl Inner {
                     state.lingering.insert(ino);
                 } else if let Some(node) = state.nodes.get_mut(&ino) {
                     settled.extend(node.content.take());
+                    state.close_windows(ino);
                 }
             }
             (removed, settled)

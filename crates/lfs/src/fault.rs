@@ -1,10 +1,10 @@
-//! Faults that tests plant, to see that the suite finds them. In the shipped program there are none.
+//! Faults that tests plant, to see that the suite finds them. Nobody else asks for any.
 //!
 //! No locks.
 
 /// A mistake to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Planted {
+pub enum Planted {
     /// A commit returns when its group is written, before the flush.
     AckBeforeFlush,
     /// Roll-forward takes a record whose checksum is wrong.
@@ -29,20 +29,53 @@ pub(crate) enum Planted {
     EarlyFua,
 }
 
+impl Planted {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::AckBeforeFlush,
+        Self::TornRecord,
+        Self::PublishedEarly,
+        Self::StaleTail,
+        Self::UnflushedRecovery,
+        Self::SizeBeforeData,
+        Self::SwallowedFlushError,
+        Self::RenameBeforeData,
+        Self::SameGeneration,
+        Self::UnverifiedData,
+        Self::EarlyFua,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AckBeforeFlush => "ack-before-flush",
+            Self::TornRecord => "torn-record",
+            Self::PublishedEarly => "published-early",
+            Self::StaleTail => "stale-tail",
+            Self::UnflushedRecovery => "unflushed-recovery",
+            Self::SizeBeforeData => "size-before-data",
+            Self::SwallowedFlushError => "swallowed-flush-error",
+            Self::RenameBeforeData => "rename-before-data",
+            Self::SameGeneration => "same-generation",
+            Self::UnverifiedData => "unverified-data",
+            Self::EarlyFua => "early-fua",
+        }
+    }
+
+    /// From its name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|fault| fault.name() == name)
+    }
+}
+
 /// What is planted in a volume.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Plant(#[cfg(test)] pub Option<Planted>);
+pub struct Plant(pub Option<Planted>);
 
 impl Plant {
     /// Whether to make this mistake.
     #[inline]
     pub fn has(self, fault: Planted) -> bool {
-        #[cfg(test)]
-        return self.0 == Some(fault);
-        #[cfg(not(test))]
-        {
-            let _ = fault;
-            false
-        }
+        self.0 == Some(fault)
     }
 }

@@ -5,8 +5,8 @@
 use crate::content::Content;
 use crate::fault::Planted;
 use crate::format::change::Change;
-use crate::inode::refuse;
-use crate::namei::At;
+use crate::format::inode::FileType;
+use crate::look::{Stop, Tried};
 use crate::pending::Where;
 use crate::space::Need;
 use crate::state::State;
@@ -16,7 +16,8 @@ use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, Source, Target};
-use forebay_vfs::types::{FILE_SIZE_MAX, check_range};
+use forebay_vfs::rules::{self, At, attrs, refuse};
+use forebay_vfs::types::FILE_SIZE_MAX;
 use forebay_vfs::{
     Fallocate, FileKind, Ino, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags, Seek,
     SetAttr, WriteResult, Wrote,
@@ -28,17 +29,14 @@ pub(crate) struct VolumeFile {
     inner: Arc<Inner>,
     ino: Ino,
     flags: OpenFlags,
+    /// That it goes is a close.
+    closes: bool,
     /// Of a regular file, from the first use of its content on.
     content: OnceLock<(Arc<Content>, Handle)>,
 }
 
 impl VolumeFile {
-    /// Opens an inode.
-    pub fn new(inner: &Arc<Inner>, ino: Ino, flags: OpenFlags) -> Result<Self> {
-        Self::count(inner, &mut inner.state.lock(), ino, flags)
-    }
-
-    /// The same, for a caller that holds the state.
+    /// Opens an inode, for a caller that holds the state and has looked at it.
     pub fn count(
         inner: &Arc<Inner>,
         state: &mut State,
@@ -49,7 +47,14 @@ impl VolumeFile {
             Some(node) => node.opens += 1,
             None => return refuse(ErrorKind::Stale, "open", format!("{ino:?}")),
         }
-        Ok(Self { inner: inner.clone(), ino, flags, content: OnceLock::new() })
+        Ok(Self { inner: inner.clone(), ino, flags, closes: true, content: OnceLock::new() })
+    }
+
+    /// The same for the length of a call: nobody closes it.
+    fn hold(inner: &Arc<Inner>, state: &mut State, ino: Ino) -> Result<Self> {
+        let mut held = Self::count(inner, state, ino, OpenFlags::WRITE)?;
+        held.closes = false;
+        Ok(held)
     }
 }
 
@@ -58,16 +63,13 @@ impl VolumeFile {
     fn content(&self, op: &'static str, needed: OpenFlags) -> Result<&(Arc<Content>, Handle)> {
         let there = self.content.get();
         if there.is_none() {
-            self.inner.state.lock().regular(op, self.ino)?;
+            rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
         }
-        if !self.flags.contains(needed) {
-            let text = format!("{:?} is opened {:?}", self.ino, self.flags);
-            return refuse(ErrorKind::BadHandle, op, text);
-        }
+        rules::check_handle(op, self.ino, self.flags, needed)?;
         if let Some(there) = there {
             return Ok(there);
         }
-        let content = self.inner.content(op, self.ino)?;
+        let content = self.inner.content(op, self.ino).map_err(Stop::open)?;
         let handle = content.file.open_handle();
         Ok(self.content.get_or_init(|| (content, handle)))
     }
@@ -83,13 +85,18 @@ impl VolumeFile {
         let (content, handle) = self.content("write", OpenFlags::WRITE)?;
         let append = flags.contains(IoFlags::APPEND);
         let first = if append { content.file.size() } else { offset };
-        check_range("write", first, buf.bytes().len() as u64)?;
-        if buf.bytes().is_empty() {
+        let wanted = buf.bytes().len();
+        let len = attrs::write_len(first, wanted)?;
+        if len == 0 {
             return Ok(Wrote { offset: first, len: 0 });
         }
-        let range = content.file.write_placed(handle, offset, buf, flags).await?;
-        let call = self.inner.call();
-        self.inner.state.lock().touch_content(self.ino, call, privileges)?;
+        let mut part = (len < wanted).then(|| AlignedBuf::copy_of(&buf.bytes()[..len]));
+        let source = match &mut part {
+            Some(part) => Source::Owned(part),
+            None => buf,
+        };
+        let range = content.file.write_placed(handle, offset, source, flags).await?;
+        self.touch_content(privileges)?;
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
 
@@ -119,9 +126,15 @@ impl VolumeFile {
 
     fn touch_atime(&self) {
         if !self.inner.options.noatime {
-            let call = self.inner.call();
-            self.inner.state.lock().touch_atime(self.ino, call, false);
+            let now = self.inner.options.clock.now();
+            self.inner.state.lock().touch_atime(self.ino, now, false);
         }
+    }
+
+    fn touch_content(&self, privileges: Privileges) -> Result<()> {
+        let now = self.inner.options.clock.now();
+        let done = self.inner.state.lock().touch_content(self.ino, now, privileges);
+        done.map_err(Stop::open)
     }
 
     async fn fallocate_now(
@@ -131,12 +144,10 @@ impl VolumeFile {
         len: u64,
         privileges: Privileges,
     ) -> Result<()> {
-        self.inner.state.lock().regular("fallocate", self.ino)?;
-        if len == 0 {
-            return refuse(ErrorKind::InvalidInput, "fallocate", "no bytes");
-        }
+        let of = (self.ino, self.flags);
+        let checked = attrs::check_fallocate(&*self.inner.state.lock(), of, offset, len);
+        checked.map_err(Stop::open)?;
         let (content, _) = self.content("fallocate", OpenFlags::WRITE)?;
-        check_range("fallocate", offset, len)?;
         let (file, end) = (&content.file, offset + len);
         if let Fallocate::PunchHole | Fallocate::ZeroRange { .. } = how {
             let end = end.min(file.size());
@@ -147,8 +158,7 @@ impl VolumeFile {
         if how.grows() && end > file.size() {
             file.set_len(end).await?;
         }
-        let call = self.inner.call();
-        self.inner.state.lock().touch_content(self.ino, call, privileges)
+        self.touch_content(privileges)
     }
 
     async fn seek_now(&self, what: Seek, offset: u64) -> Result<u64> {
@@ -174,19 +184,19 @@ impl Drop for VolumeFile {
         if let Some((content, handle)) = self.content.get() {
             content.file.close_handle(handle);
         }
-        self.inner.state.lock().released(self.ino);
+        self.inner.state.lock().released(self.ino, self.closes);
         self.inner.tidy();
     }
 }
 
 impl State {
-    /// One opener less; what has no name goes with the last.
-    pub fn released(&mut self, ino: Ino) {
+    /// One opener less; what has no name goes with the last. `closes`: it was a file that is closed.
+    pub fn released(&mut self, ino: Ino, closes: bool) {
         let Some(node) = self.nodes.get_mut(&ino.0) else { return };
         node.opens -= 1;
-        let owed = node.cut && node.inode.nlink > 0;
+        let owed = closes && node.cut && node.inode.nlink > 0;
         // Whoever has it open still may write what takes the place of what was cut.
-        node.cut &= node.opens > 0;
+        node.cut &= node.opens > 0 || !closes;
         if owed {
             let closed = self.draw();
             self.owed.insert(ino.0, closed);
@@ -198,6 +208,8 @@ impl State {
         if node.content.is_some() {
             self.lingering.insert(ino.0);
         }
+        self.close_windows(ino.0);
+        let Some(node) = self.nodes.get(&ino.0) else { return };
         if node.inode.nlink > 0 {
             return;
         }
@@ -233,49 +245,60 @@ impl State {
 
 impl Inner {
     pub(crate) async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<()> {
-        self.state.lock().check_setattr(ino, set)?;
-        if set.is_empty() {
-            return Ok(());
+        let Some(size) = set.size else {
+            return self.tried(|state, now| state.setattr(ino, set, now)).await;
+        };
+        // Held open meanwhile, so that it stays.
+        let me = self.me.upgrade().expect("somebody called it");
+        let held = self.tried(|state, _| {
+            attrs::check_set(state, ino, set)?;
+            Ok(VolumeFile::hold(&me, state, ino)?)
+        });
+        let held = held.await?;
+        let (content, _) = held.content("setattr", OpenFlags::WRITE)?;
+        content.file.set_len(size).await?;
+        self.tried(|state, now| state.setattr(ino, set, now)).await
+    }
+
+    /// What a rename puts in the stead of something else, if it is a file with content.
+    fn replacing(
+        state: &State,
+        (from, to): (At<'_>, At<'_>),
+        flags: RenameFlags,
+    ) -> Tried<Option<(Ino, Arc<Content>)>> {
+        if flags.intersects(RenameFlags::EXCHANGE | RenameFlags::NOREPLACE) {
+            return Ok(None);
         }
-        if let Some(size) = set.size {
-            let content = self.content("setattr", ino)?;
-            content.file.set_len(size).await?;
-        }
-        let call = self.call();
-        let mut state = self.state.lock();
-        if set.size.is_some() && state.nodes.get(&ino.0).is_some_and(|node| node.opens == 0) {
-            state.lingering.insert(ino.0);
-        }
-        state.setattr(ino, set, call)
+        let (Some((_, (ino, kind))), Some(_)) = (state.entry_of(from)?, state.entry_of(to)?) else {
+            return Ok(None);
+        };
+        let node = state.look(ino)?.filter(|_| kind == FileType::Regular);
+        Ok(node.and_then(|node| node.content.clone()).map(|content| (Ino(ino), content)))
     }
 
     /// What replaces another file is written out before its record: then it is found wherever the name is.
     pub(crate) async fn rename(&self, from: At<'_>, to: At<'_>, flags: RenameFlags) -> Result<()> {
         let mut written = None;
+        let early = self.plant.has(Planted::RenameBeforeData);
         loop {
-            let call = self.call();
-            let content = {
-                let mut state = self.state.lock();
-                let source = state.peek(from).filter(|(_, kind)| *kind == FileKind::File);
-                let replaces = state.peek(to).is_some() && !flags.contains(RenameFlags::EXCHANGE);
-                let source = source.filter(|_| replaces && !flags.contains(RenameFlags::NOREPLACE));
-                let content = source.and_then(|(ino, _)| {
-                    let content = state.nodes.get(&ino.0)?.content.clone()?;
-                    (written != Some(ino)).then_some((ino, content))
-                });
-                match content {
-                    Some(found) if !self.plant.has(Planted::RenameBeforeData) => found,
-                    _ => {
-                        let done = state.rename(from, to, flags, call);
-                        drop(state);
-                        self.tidy();
-                        return done;
-                    }
+            let tried = self.tried(|state, now| {
+                let first = Self::replacing(state, (from, to), flags)?;
+                match first.filter(|(ino, _)| written != Some(*ino) && !early) {
+                    Some(first) => Ok(Some(first)),
+                    None => state.rename(from, to, flags, now).map(|()| None),
                 }
-            };
-            // Without a lock; then everything is looked at again.
-            content.1.file.write_out().await?;
-            written = Some(content.0);
+            });
+            match tried.await {
+                // Without a lock; then everything is looked at again.
+                Ok(Some((ino, content))) => {
+                    content.file.write_out().await?;
+                    written = Some(ino);
+                }
+                done => {
+                    self.tidy();
+                    return done.map(drop);
+                }
+            }
         }
     }
 }
@@ -331,8 +354,7 @@ impl OpenFile for VolumeFile {
         }
         let done = content.file.try_write(offset, src, flags)?;
         let touched = done.and_then(|len| {
-            let call = self.inner.call();
-            self.inner.state.lock().touch_content(self.ino, call, privileges)?;
+            self.touch_content(privileges)?;
             Ok(Wrote { offset, len })
         });
         Some(touched)
@@ -380,7 +402,8 @@ impl OpenFile for VolumeFile {
 
     fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let file = self.inner.state.lock().get("sync", self.ino)?.kind() == FileKind::File;
+            let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
+            let file = seen.map_err(Stop::open)?.kind == FileKind::File;
             if !data_only {
                 self.inner.state.lock().write_times(Some(self.ino))?;
             }

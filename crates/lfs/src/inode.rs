@@ -3,14 +3,11 @@
 //! Lock: the state lock, held by the caller.
 
 use crate::format::inode::{FileType, Inode, SetAttributes, Time};
+use crate::look::Tried;
 use crate::state::{Node, State};
-use forebay_base::{Error, ErrorKind, Result};
+use forebay_base::ErrorKind;
+use forebay_vfs::rules::refuse;
 use forebay_vfs::{Attr, FileKind, Ino, Timestamp};
-
-/// An error of an operation.
-pub(crate) fn refuse<T>(kind: ErrorKind, op: &'static str, what: impl ToString) -> Result<T> {
-    Err(Error::new(kind, op, what.to_string()))
-}
 
 /// As it is stored.
 pub(crate) fn time(at: Timestamp) -> Time {
@@ -64,24 +61,19 @@ impl Node {
     pub fn mode_with(&self, perm: u16) -> u32 {
         self.inode.mode & !0o7777 | u32::from(perm & 0o7777)
     }
-
-    /// Whether it is a directory.
-    pub fn is_dir(&self) -> bool {
-        self.kind() == FileKind::Directory
-    }
 }
 
 impl State {
     /// `Stale` for an inode that is gone.
-    pub fn get(&self, op: &'static str, ino: Ino) -> Result<&Node> {
-        match self.nodes.get(&ino.0) {
+    pub fn get(&self, op: &'static str, ino: Ino) -> Tried<&Node> {
+        match self.look(ino.0)? {
             Some(node) => Ok(node),
             None => refuse(ErrorKind::Stale, op, format!("{ino:?}")),
         }
     }
 
     /// Attributes, with the size that is not written out yet.
-    pub fn attr(&self, op: &'static str, ino: Ino) -> Result<Attr> {
+    pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
         let node = self.get(op, ino)?;
         let Inode { uid, gid, nlink, rdev, size, data_id, .. } = node.inode;
         let stored = self.data.get(&data_id).map_or(0, |overlay| overlay.stored_blocks());
@@ -101,34 +93,6 @@ impl State {
             ctime: timestamp(node.inode.ctime),
             btime: timestamp(node.inode.btime),
         })
-    }
-
-    /// A directory: `Stale`, `NotDirectory`.
-    pub fn dir(&self, op: &'static str, dir: Ino) -> Result<&Node> {
-        let node = self.get(op, dir)?;
-        match node.is_dir() {
-            true => Ok(node),
-            false => refuse(ErrorKind::NotDirectory, op, format!("{dir:?}")),
-        }
-    }
-
-    /// A directory that is in the tree: also `NotFound`.
-    pub fn live_dir(&self, op: &'static str, dir: Ino) -> Result<&Node> {
-        let node = self.dir(op, dir)?;
-        match node.inode.nlink {
-            0 => refuse(ErrorKind::NotFound, op, format!("{dir:?} was removed")),
-            _ => Ok(node),
-        }
-    }
-
-    /// `IsDirectory` or `InvalidInput` for what has no content.
-    pub fn regular(&self, op: &'static str, ino: Ino) -> Result<&Node> {
-        let node = self.get(op, ino)?;
-        match node.kind() {
-            FileKind::File => Ok(node),
-            FileKind::Directory => refuse(ErrorKind::IsDirectory, op, format!("{ino:?}")),
-            kind => refuse(ErrorKind::InvalidInput, op, format!("{ino:?} is a {kind:?}")),
-        }
     }
 
     /// Times of an inode that a later sync has to write (S14).

@@ -22,6 +22,8 @@ pub(crate) struct Layout {
     pub geometry: Geometry,
     /// Of this volume.
     pub seal: Seal,
+    /// Secret of this volume: seeds the hashes of names.
+    pub nonce: [u8; 16],
     /// Offset on the device of segment 0, bytes.
     pub data_start: u64,
     /// Segments.
@@ -36,6 +38,7 @@ impl Layout {
         Self {
             geometry: superblock.geometry,
             seal: Seal::new(&superblock.nonce),
+            nonce: superblock.nonce,
             data_start: superblock.data_start_bytes,
             segments: superblock.segment_count,
             align: align.max(RECORD_ALIGN),
@@ -113,7 +116,8 @@ mod tests {
         for shift in [16, 20, 26] {
             let geometry = Geometry::with_segment_shift(shift);
             let seal = Seal::new(&[1; 16]);
-            let layout = Layout { geometry, seal, data_start: 16384, segments: 9, align: 512 };
+            let (data_start, nonce) = (16384, [1; 16]);
+            let layout = Layout { geometry, seal, nonce, data_start, segments: 9, align: 512 };
             for place in [Place::new(0, 0), Place::new(3, 512), Place::new(8, 1 << 15)] {
                 assert_eq!(layout.place_at(layout.device_offset(place)), Some(place));
             }

@@ -2,8 +2,8 @@
 //!
 //! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `space`,
 //! `pending`, `dir`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`, `repair` (how it
-//! becomes durable); `slots`, `rollforward`, `volume` (how it is found again); `inode`, `namei`, `attr`,
-//! `aops`, `staging`, `content`, `file`, `vfs` (what is asked of it). Beside them [`btree`], the
+//! becomes durable); `slots`, `rollforward`, `volume` (how it is found again); `look`, `inode`, `namei`,
+//! `attr`, `aops`, `staging`, `content`, `file`, `vfs` (what is asked of it). Beside them [`btree`], the
 //! copy-on-write tree, which checkpoints will write.
 //!
 //! There is no checkpoint yet: all names and maps are in memory, the log goes back to the making
@@ -46,6 +46,7 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
+pub mod alloc;
 mod aops;
 mod attr;
 mod batch;
@@ -53,7 +54,9 @@ pub mod btree;
 mod commit;
 mod content;
 mod dir;
-mod fault;
+mod extents;
+#[doc(hidden)]
+pub mod fault;
 mod file;
 pub mod format;
 mod grow;
@@ -61,6 +64,7 @@ mod info;
 mod inode;
 mod layout;
 mod log;
+mod look;
 mod namei;
 mod pending;
 mod repair;
@@ -73,6 +77,8 @@ mod tx;
 mod vfs;
 mod volume;
 
+pub use alloc::{AllocMode, AllocStats};
+pub use extents::{FileExtent, FreeSpace};
 pub use grow::grow;
 pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};

@@ -94,7 +94,7 @@ impl Space {
     /// Bytes of data that there is room for beside all promises.
     pub fn data_room(&self, need: Need) -> u64 {
         let kept = if need == Need::New { KEPT_SEGMENTS } else { 0 };
-        let open = self.data.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset));
+        let open = self.data_left();
         let log = self.promised.saturating_sub(self.log_left).div_ceil(self.layout.log_bytes());
         open + self.free.saturating_sub(kept + log) * self.layout.segment_bytes()
     }
@@ -123,9 +123,8 @@ impl Space {
     /// A run of at most `bytes` bytes, whole blocks, for data: place and length.
     pub fn take_data(&mut self, bytes: u64) -> Result<(Place, u64)> {
         let segment_bytes = self.layout.segment_bytes();
-        let full = |at: &Place| u64::from(at.offset) >= segment_bytes;
-        if self.data.as_ref().is_none_or(full) {
-            if self.data_room(Need::Urgent) < segment_bytes {
+        if self.data_left() == 0 {
+            if !self.has_segment() {
                 let text = format!("{bytes} bytes of data wanted");
                 return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
             }
@@ -137,20 +136,59 @@ impl Space {
         Ok((at, len))
     }
 
-    /// Takes back the end of what was given out last; more is found by the cleaner.
-    pub fn give_back_data(&mut self, place: Place, bytes: u64) {
-        if let Some(at) = self.data
-            && at.segment == place.segment
-            && u64::from(place.offset) + bytes == u64::from(at.offset)
-        {
-            self.data = Some(place);
-        }
+    /// Takes back the end of what was given out last; false: it is something else.
+    pub fn give_back_data(&mut self, place: Place, bytes: u64) -> bool {
+        let Some(at) = self.data.filter(|at| {
+            at.segment == place.segment && u64::from(place.offset) + bytes == u64::from(at.offset)
+        }) else {
+            return false;
+        };
+        self.data = Some(Place::new(at.segment, place.offset));
+        true
+    }
+
+    /// Bytes that are left of the open data segment.
+    pub fn data_left(&self) -> u64 {
+        self.data.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
+    }
+
+    /// Whether data may have another segment.
+    pub fn has_segment(&self) -> bool {
+        self.data_room(Need::Urgent) - self.data_left() >= self.layout.segment_bytes()
+    }
+
+    /// Whether data is being given out of this segment.
+    pub fn is_open(&self, segment: u32) -> bool {
+        self.data.is_some_and(|at| at.segment == segment)
+    }
+
+    /// A data segment that nothing of was ever used: free.
+    pub fn release(&mut self, segment: u32) {
+        debug_assert_eq!(self.uses[segment as usize], Use::Data, "data was given out of it");
+        self.mark(segment, Use::Free);
     }
 
     /// Sum of promises, bytes.
     #[cfg(test)]
     pub fn promised(&self) -> u64 {
         self.promised
+    }
+
+    /// Free segments, and how many runs they make.
+    pub fn free_runs(&self) -> (u64, u64) {
+        let begins = |n: usize| n == 0 || self.uses[n - 1] != Use::Free;
+        let free = (0..self.uses.len()).filter(|n| self.uses[*n] == Use::Free);
+        (self.free, free.filter(|n| begins(*n)).count() as u64)
+    }
+
+    /// Segments of data.
+    pub fn data_segments(&self) -> u64 {
+        self.uses.iter().filter(|u| **u == Use::Data).count() as u64
+    }
+
+    /// Whether records are in this segment.
+    pub fn is_log(&self, segment: u32) -> bool {
+        self.uses[segment as usize] == Use::Log
     }
 
     /// Free segments.
@@ -167,7 +205,8 @@ mod tests {
     fn space(segments: u32) -> Space {
         let geometry = Geometry::with_segment_shift(16);
         let seal = Seal::new(&[1; 16]);
-        Space::new(Layout { geometry, seal, data_start: 16384, segments, align: 512 })
+        let (data_start, nonce) = (16384, [1; 16]);
+        Space::new(Layout { geometry, seal, nonce, data_start, segments, align: 512 })
     }
 
     /// P11: whoever was promised room finds it, also when data takes all the rest.

@@ -9,6 +9,7 @@
 //!
 //! No locks: the volume's state lock covers it.
 
+use crate::alloc::room::Room;
 use crate::content::Content;
 use crate::dir::Directory;
 use crate::format::change::{Change, Entry, Rename, Size};
@@ -75,7 +76,11 @@ pub(crate) enum Lost {
 pub(crate) struct State {
     pub layout: Layout,
     pub space: Space,
+    /// What of data segments is given out and not in use.
+    pub room: Room,
     pub nodes: BTreeMap<u64, Node>,
+    /// How many inodes there are, in memory or not.
+    pub inodes: u64,
     /// Content, by data id.
     pub data: BTreeMap<u64, Overlay>,
     pub orphans: BTreeSet<u64>,
@@ -107,7 +112,9 @@ impl State {
         Self {
             layout,
             space: Space::new(layout),
+            room: Room::new(&layout),
             nodes: BTreeMap::new(),
+            inodes: 0,
             data: BTreeMap::new(),
             orphans: BTreeSet::new(),
             moved: BTreeSet::new(),
@@ -177,8 +184,10 @@ impl State {
             Change::RemoveInode(ino, data_id, sequence) => {
                 self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
                 self.orphans.remove(ino);
+                self.close_windows(*ino);
                 self.data.remove(data_id);
                 self.node(*ino)?;
+                self.inodes = self.inodes.saturating_sub(1);
                 let node = self.nodes.remove(ino);
                 self.removed.extend(node.and_then(|node| node.content));
                 Ok(())
@@ -206,7 +215,10 @@ impl State {
             content: None,
         };
         match self.nodes.insert(ino, node) {
-            None => Ok(()),
+            None => {
+                self.inodes += 1;
+                Ok(())
+            }
             Some(_) => Err(corrupt("change", format!("makes inode {ino} again"))),
         }
     }

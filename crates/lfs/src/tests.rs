@@ -1,15 +1,16 @@
 //! Tests of the stored form: what is stored reads back, what is damaged is told, and the bytes stay what they
-//! were; and of the volume: beside the file system in memory, and under power cuts.
+//! were; and of the volume: beside the file system in memory. Power cuts: `forebay-crashtest`.
 //!
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 
+mod alloc;
 mod beside;
-mod crash;
 mod damage;
 mod fuzz;
 mod golden;
 mod limits;
 mod log;
+mod setup;
 mod summary;
 mod superblock;
 mod tree;

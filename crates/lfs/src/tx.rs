@@ -8,6 +8,7 @@ use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
+use crate::look::Tried;
 use crate::pending::Where;
 use crate::space::Need;
 use crate::state::State;
@@ -45,6 +46,11 @@ impl State {
         self.append_with(changes, Content::default(), need)
     }
 
+    /// The same, for an operation that may be tried again.
+    pub fn try_append(&mut self, changes: &[Change<'_>], need: Need) -> Tried<u64> {
+        Ok(self.append(changes, need)?)
+    }
+
     /// [`State::append`] with content.
     pub fn append_with(
         &mut self,
@@ -74,7 +80,7 @@ impl State {
     fn take_promise(&mut self, cost: u64, share: Option<u64>, need: Need) -> Result<()> {
         let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |(left, _)| *left);
         let taken = there.min(cost);
-        self.space.promise(cost - taken, need)?;
+        self.promise(cost - taken, need)?;
         if let Some((left, _)) = share.and_then(|key| self.shares.get_mut(&key)) {
             *left -= taken;
         }

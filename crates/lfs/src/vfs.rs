@@ -3,43 +3,46 @@
 //! Lock: the state lock, for the length of a look or a change; never across a wait.
 
 use crate::file::VolumeFile;
-use crate::namei::{Call, call};
+use crate::look::Tried;
 use crate::state::State;
-use crate::volume::{Inner, Volume};
+use crate::volume::Volume;
 use forebay_base::Result;
 use forebay_base::task::BoxFuture;
 use forebay_vfs::name::NAME_MAX;
+use forebay_vfs::rules;
 use forebay_vfs::{
-    Attr, Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags,
-    Privileges, RenameFlags, SetAttr, SetXattr, StatFs, XattrName,
+    Attr, Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFile, OpenFileRef,
+    OpenFlags, Privileges, RenameFlags, SetAttr, SetXattr, StatFs, Timestamp, XattrName,
 };
 
-impl Inner {
-    /// Now, as operations want it.
-    pub(crate) fn call(&self) -> Call {
-        call(self.options.clock.now(), self.nonce)
-    }
-}
-
 impl Volume {
-    /// An operation that needs no waiting.
-    fn now<'a, T: Send + 'a>(
+    /// An operation that waits for nothing but what it has to look at.
+    fn tried<'a, T: Send + 'a>(
         &'a self,
-        op: impl FnOnce(&mut State, Call) -> Result<T> + Send + 'a,
+        op: impl FnMut(&mut State, Timestamp) -> Tried<T> + Send + 'a,
     ) -> BoxFuture<'a, Result<T>> {
-        Box::pin(async move {
-            let call = self.0.call();
-            op(&mut self.0.state.lock(), call)
-        })
+        Box::pin(self.0.tried(op))
     }
 
-    fn opened(&self, ino: Ino, flags: OpenFlags) -> Result<OpenFileRef> {
-        Ok(std::sync::Arc::new(VolumeFile::new(&self.0, ino, flags)?))
+    /// Opens, with what has to be looked at first.
+    async fn open_tried(
+        &self,
+        flags: OpenFlags,
+        mut look: impl FnMut(&mut State, Timestamp) -> Tried<(Ino, bool)>,
+    ) -> Result<VolumeFile> {
+        let opened = self.0.tried(|state, now| {
+            let (ino, cut) = look(state, now)?;
+            Ok((VolumeFile::count(&self.0, state, ino, flags)?, cut))
+        });
+        let (file, cut) = opened.await?;
+        if cut && flags.contains(OpenFlags::TRUNCATE) {
+            self.truncate_on_open(file.ino(), flags).await?;
+        }
+        Ok(file)
     }
 
     async fn truncate_on_open(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
-        let keep = flags.contains(OpenFlags::KEEP_PRIVILEGES);
-        let privileges = if keep { Privileges::Keep } else { Privileges::Drop };
+        let privileges = Privileges::of_open(flags);
         let set = SetAttr { privileges, ..SetAttr::size(0) };
         self.0.setattr(ino, &set).await
     }
@@ -47,15 +50,15 @@ impl Volume {
 
 impl FileSystem for Volume {
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
-        self.now(|state, _| {
+        self.tried(|state, _| {
             let block = state.layout.block_bytes();
             let per_segment = state.layout.segment_bytes() / block;
-            let available = state.space.data_room(crate::space::Need::New) / block;
-            let files = state.nodes.len() as u64;
+            let available = state.data_room(crate::space::Need::New) / block;
+            let files = state.inodes;
             Ok(StatFs {
                 block_size: block as u32,
                 blocks: u64::from(state.layout.segments) * per_segment,
-                blocks_free: state.space.free_segments() * per_segment,
+                blocks_free: state.space.free_segments() * per_segment + state.room.bytes() / block,
                 blocks_available: available,
                 files: files + available,
                 files_free: available,
@@ -65,21 +68,21 @@ impl FileSystem for Volume {
     }
 
     fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
-        self.now(move |state, _| state.lookup((dir, name)))
+        self.tried(move |state, _| state.lookup((dir, name)))
     }
 
     fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>> {
-        self.now(move |state, _| state.parent(dir))
+        self.tried(move |state, _| state.parent(dir))
     }
 
     fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>> {
-        self.now(move |state, _| state.attr("getattr", ino))
+        self.tried(move |state, _| state.attr("getattr", ino))
     }
 
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
         Box::pin(async move {
             self.0.setattr(ino, set).await?;
-            self.0.state.lock().attr("setattr", ino)
+            self.0.tried(|state, _| state.attr("setattr", ino)).await
         })
     }
 
@@ -89,7 +92,7 @@ impl FileSystem for Volume {
         name: Name<'a>,
         new: &'a NewInode,
     ) -> BoxFuture<'a, Result<Attr>> {
-        self.now(move |state, call| state.mknod((dir, name), new, call))
+        self.tried(move |state, now| state.mknod((dir, name), new, now))
     }
 
     fn mkdir<'a>(
@@ -98,7 +101,7 @@ impl FileSystem for Volume {
         name: Name<'a>,
         new: &'a NewInode,
     ) -> BoxFuture<'a, Result<Attr>> {
-        self.now(move |state, call| state.mkdir((dir, name), new, call))
+        self.tried(move |state, now| state.mkdir((dir, name), new, now))
     }
 
     fn symlink<'a>(
@@ -108,7 +111,7 @@ impl FileSystem for Volume {
         target: &'a [u8],
         new: &'a NewInode,
     ) -> BoxFuture<'a, Result<Attr>> {
-        self.now(move |state, call| state.symlink((dir, name), target, new, call))
+        self.tried(move |state, now| state.symlink((dir, name), target, new, now))
     }
 
     fn create<'a>(
@@ -119,18 +122,12 @@ impl FileSystem for Volume {
         flags: OpenFlags,
     ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
         Box::pin(async move {
-            let call = self.0.call();
-            let (file, ino, old) = {
-                let mut state = self.0.state.lock();
-                let (ino, old) = state.create_file((dir, name), new, flags, call)?;
-                (VolumeFile::count(&self.0, &mut state, ino, flags)?, ino, old)
-            };
-            let kind = self.0.state.lock().get("create", ino)?.kind();
-            if old && kind == FileKind::File && flags.contains(OpenFlags::TRUNCATE) {
-                self.truncate_on_open(ino, flags).await?;
-            }
-            let attr = self.0.state.lock().attr("create", ino)?;
-            let file: OpenFileRef = std::sync::Arc::new(file);
+            let file = self.open_tried(flags, |state, now| {
+                let ((ino, kind), old) = state.create_file((dir, name), new, flags, now)?;
+                Ok((ino, old && kind == FileKind::File))
+            });
+            let file: OpenFileRef = std::sync::Arc::new(file.await?);
+            let attr = self.0.tried(|state, _| state.attr("create", file.ino())).await?;
             Ok((attr, file))
         })
     }
@@ -141,29 +138,28 @@ impl FileSystem for Volume {
         new: &'a NewInode,
         flags: OpenFlags,
     ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
-        self.now(move |state, call| {
-            let ino = state.tmpfile(dir, new, flags, call)?;
-            let file: OpenFileRef =
-                std::sync::Arc::new(VolumeFile::count(&self.0, state, ino, flags)?);
-            Ok((state.attr("tmpfile", ino)?, file))
+        self.tried(move |state, now| {
+            let ino = state.tmpfile(dir, new, flags, now)?;
+            let attr = state.attr("tmpfile", ino)?;
+            let file = VolumeFile::count(&self.0, state, ino, flags)?;
+            Ok((attr, std::sync::Arc::new(file) as OpenFileRef))
         })
     }
 
     fn link<'a>(&'a self, ino: Ino, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
-        self.now(move |state, call| state.link(ino, (dir, name), call))
+        self.tried(move |state, now| state.link(ino, (dir, name), now))
     }
 
     fn unlink<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
-            let call = self.0.call();
-            let done = self.0.state.lock().unlink((dir, name), call);
+            let done = self.0.tried(|state, now| state.unlink((dir, name), now)).await;
             self.0.tidy();
             done
         })
     }
 
     fn rmdir<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {
-        self.now(move |state, call| state.rmdir((dir, name), call))
+        self.tried(move |state, now| state.rmdir((dir, name), now))
     }
 
     fn rename<'a>(
@@ -179,24 +175,24 @@ impl FileSystem for Volume {
 
     fn readlink(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<u8>>> {
         let noatime = self.0.options.noatime;
-        self.now(move |state, call| {
+        self.tried(move |state, now| {
             let target = state.readlink(ino)?;
-            state.touch_atime(ino, call, noatime);
+            state.touch_atime(ino, now, noatime);
             Ok(target)
         })
     }
 
     fn readdir(&self, dir: Ino, after: Cookie, max: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>> {
         let noatime = self.0.options.noatime;
-        self.now(move |state, call| {
+        self.tried(move |state, now| {
             let entries = state.readdir(dir, after, max)?;
-            state.touch_atime(dir, call, noatime);
+            state.touch_atime(dir, now, noatime);
             Ok(entries)
         })
     }
 
     fn getxattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<Vec<u8>>> {
-        self.now(move |state, _| state.getxattr(ino, name))
+        self.tried(move |state, _| state.getxattr(ino, name))
     }
 
     fn setxattr<'a>(
@@ -206,25 +202,24 @@ impl FileSystem for Volume {
         value: &'a [u8],
         how: SetXattr,
     ) -> BoxFuture<'a, Result<()>> {
-        self.now(move |state, call| state.setxattr(ino, name, value, how, call))
+        self.tried(move |state, now| state.setxattr(ino, name, value, how, now))
     }
 
     fn listxattr(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<Box<[u8]>>>> {
-        self.now(move |state, _| state.listxattr(ino))
+        self.tried(move |state, _| state.listxattr(ino))
     }
 
     fn removexattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<()>> {
-        self.now(move |state, call| state.removexattr(ino, name, call))
+        self.tried(move |state, now| state.removexattr(ino, name, now))
     }
 
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>> {
         Box::pin(async move {
-            let kind = self.0.state.lock().check_open(ino, flags)?;
-            let file = self.opened(ino, flags)?;
-            if kind == FileKind::File && flags.contains(OpenFlags::TRUNCATE) {
-                self.truncate_on_open(ino, flags).await?;
-            }
-            Ok(file)
+            let file = self.open_tried(flags, |state, _| {
+                let kind = rules::names::open(state, ino, flags)?;
+                Ok((ino, kind == FileKind::File))
+            });
+            Ok(std::sync::Arc::new(file.await?) as OpenFileRef)
         })
     }
 

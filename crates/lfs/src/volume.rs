@@ -9,6 +9,7 @@
 //!
 //! Locks: see the crate.
 
+use crate::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::fault::{Plant, Planted};
 use crate::format::change::Change;
 use crate::format::features::{Access, Features};
@@ -99,14 +100,34 @@ pub struct OpenOptions {
     pub noatime: bool,
     /// Longest synced content that goes into a record, bytes; 0: none. At most 64 KiB.
     pub inline_max: u32,
-    pub(crate) plant: Plant,
+    /// How blocks of data are given out.
+    pub alloc: AllocMode,
+    /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
+    /// number: never. Live: [`Volume::set_serialized_dio_pages`].
+    pub serialized_dio_pages: u32,
+    /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody meets
+    /// anybody at a lock otherwise.
+    pub lock_points: bool,
+    /// For tests of the tests.
+    #[doc(hidden)]
+    pub plant: Plant,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
         let clock = std::sync::Arc::new(SystemClock);
         let plant = Plant::default();
-        Self { clock, cache: None, fua: false, noatime: false, inline_max: 64 << 10, plant }
+        Self {
+            clock,
+            cache: None,
+            fua: false,
+            noatime: false,
+            inline_max: 64 << 10,
+            alloc: AllocMode::default(),
+            serialized_dio_pages: SERIALIZED_DIO_PAGES,
+            lock_points: false,
+            plant,
+        }
     }
 }
 
@@ -118,13 +139,12 @@ pub(crate) struct Inner {
     pub layout: Layout,
     pub state: Mutex<State>,
     pub log: Arc<Log>,
+    pub alloc: Allocator,
     pub staging: std::sync::Arc<Staging>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,
     pub plant: Plant,
     pub me: Weak<Inner>,
-    /// Seeds the hashes of names.
-    pub nonce: [u8; 16],
 }
 
 /// An open volume. Clones share it.
@@ -157,9 +177,8 @@ impl Volume {
             generation: superblock.generation,
             predecessor: superblock.log_predecessor,
         };
-        let volume = Self::assemble(device, world, &OpenOptions::default(), &superblock, {
-            Found { state: State::new(layout), head, records: 0 }
-        });
+        let found = Found { state: State::new(layout), head, records: 0 };
+        let volume = Self::assemble(device, world, &OpenOptions::default(), found);
         let root = root(options.now);
         volume.0.state.lock().append(&[Change::CreateInode(ROOT_INO, root, &[])], Need::New)?;
         volume.0.commit_all(false).await?;
@@ -196,18 +215,12 @@ impl Volume {
         found.state.next_sequence = found.state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
         found.head.previous = found.head.segment.or(found.head.previous);
         found.head.segment = None;
-        let volume = Self::assemble(device, world, options, &superblock, found);
+        let volume = Self::assemble(device, world, options, found);
         volume.remove_orphans()?;
         Ok(volume)
     }
 
-    fn assemble(
-        device: &DeviceRef,
-        world: &WorldRef,
-        options: &OpenOptions,
-        superblock: &Superblock,
-        found: Found,
-    ) -> Self {
+    fn assemble(device: &DeviceRef, world: &WorldRef, options: &OpenOptions, found: Found) -> Self {
         let layout = found.state.layout;
         let inner = std::sync::Arc::new_cyclic(|me: &Weak<Inner>| Inner {
             device: device.clone(),
@@ -216,11 +229,11 @@ impl Volume {
             layout,
             state: Mutex::new(found.state),
             log: Arc::new(Log::new(found.head)),
+            alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
             domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,
             me: me.clone(),
-            nonce: superblock.nonce,
         });
         Self(inner)
     }

@@ -1,38 +1,95 @@
 //! What a disk may hold after the power went.
 //!
 //! Everything durable, and any subset of what was completed but not flushed or still in flight,
-//! kept in order, each write whole or torn between sectors. [`SimDisk::crash_states`] lists all
-//! subsets while that is feasible and a systematic choice beyond; [`SimDisk::power_cut`] draws one.
+//! kept in order, each write whole or torn between sectors. A [`PowerCut`] is a moment at which the
+//! power may go; [`PowerCut::states`] lists all subsets while that is feasible and a systematic choice
+//! beyond; [`SimDisk::power_cut`] draws one state of this moment.
 //!
-//! Invariant: R1 what was flushed, or written with FUA, is in every crash state.
+//! Invariants: R1 what was flushed, or written with FUA, is in every crash state. R2 the text of a state's
+//! fates gives the state again.
 //!
 //! No locks of its own.
 
 use crate::config::SimConfig;
 use crate::disk::SimDisk;
 use crate::image::{Change, Image};
-use crate::media::Pending;
+use crate::media::{Media, Pending};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
 use std::sync::Arc;
 
-/// Up to this many pending writes all subsets are listed.
+/// Up to this many pending writes [`SimDisk::crash_states`] lists all subsets.
 const ALL_SUBSETS: usize = 8;
 /// Random subsets beyond that.
 const SAMPLES: u64 = 64;
 /// Random subsets, torn ones among them, at any number of pending writes.
 const TORN_SAMPLES: u64 = 8;
+/// What some disks never tear, bytes.
+const PAGE_BYTES: usize = 4096;
+/// Ways to tear at random that have a name.
+const RANDOM_TEARS: u64 = 10;
 
 /// How a write of several sectors is torn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tear {
+pub enum Tear {
+    /// The first half is kept.
     FirstHalf,
+    /// The last half is kept.
     LastHalf,
+    /// Every other sector is kept.
     EvenSectors,
-    Random(u64),
+    /// Every other 4 KiB, on a disk of smaller sectors.
+    EvenPages,
+    /// The others.
+    OddPages,
+    /// Each sector by a coin, from a seed below 10.
+    Random(u8),
 }
 
 const TEARS: [Tear; 4] = [Tear::FirstHalf, Tear::LastHalf, Tear::EvenSectors, Tear::Random(1)];
+const PAGE_TEARS: [Tear; 2] = [Tear::EvenPages, Tear::OddPages];
+
+/// How one pending write fares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It is lost.
+    Gone,
+    /// It is kept.
+    Whole,
+    /// A part of it is kept.
+    Torn(Tear),
+}
+
+impl Fate {
+    /// One character (R2).
+    pub fn letter(self) -> char {
+        match self {
+            Self::Gone => '.',
+            Self::Whole => '+',
+            Self::Torn(Tear::FirstHalf) => '<',
+            Self::Torn(Tear::LastHalf) => '>',
+            Self::Torn(Tear::EvenSectors) => 'e',
+            Self::Torn(Tear::EvenPages) => 'p',
+            Self::Torn(Tear::OddPages) => 'q',
+            Self::Torn(Tear::Random(seed)) => char::from(b'0' + seed % RANDOM_TEARS as u8),
+        }
+    }
+
+    /// From its character.
+    pub fn from_letter(letter: char) -> Option<Self> {
+        Some(match letter {
+            '.' => Self::Gone,
+            '+' => Self::Whole,
+            '<' => Self::Torn(Tear::FirstHalf),
+            '>' => Self::Torn(Tear::LastHalf),
+            'e' => Self::Torn(Tear::EvenSectors),
+            'p' => Self::Torn(Tear::EvenPages),
+            'q' => Self::Torn(Tear::OddPages),
+            '0'..='9' => Self::Torn(Tear::Random(letter as u8 - b'0')),
+            _ => return None,
+        })
+    }
+}
 
 /// One way the power cut may have gone; numbers are places in the order of completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +112,7 @@ enum Plan {
 
 /// One possible content of the disk.
 pub struct CrashState {
-    /// Which, for messages.
+    /// What became of the pending writes, a letter each in the order of completion: see [`Fate`].
     pub label: String,
     image: Image,
     config: SimConfig,
@@ -66,23 +123,50 @@ impl CrashState {
     pub fn mount(&self, world: Arc<SimWorld>) -> SimDisk {
         SimDisk::with_image(world, self.config.clone(), self.image.clone())
     }
+
+    /// One number for all that the disk holds.
+    pub fn sum(&self) -> u64 {
+        self.image.sum()
+    }
+
+    /// Whether a write is lost.
+    pub fn lost(&self) -> bool {
+        self.label.contains('.')
+    }
+
+    /// Whether a write is torn.
+    pub fn torn(&self) -> bool {
+        self.label.contains(|letter| !matches!(letter, '.' | '+'))
+    }
+
+    /// Whether a write is kept and one that had completed before it is not.
+    pub fn reordered(&self) -> bool {
+        self.label.find('.').is_some_and(|lost| self.label[lost..].contains(|c| c != '.'))
+    }
 }
 
-/// Iterator over crash states. Made by [`SimDisk::crash_states`].
-pub struct CrashStates {
-    base: Image,
+/// A moment at which the power may go.
+#[derive(Clone)]
+pub struct PowerCut {
+    media: Media,
+    /// What a power cut may or may not have kept: what is pending on the media, then writes in flight.
     parts: Vec<Pending>,
-    plans: std::vec::IntoIter<Plan>,
     config: SimConfig,
+    tag: u64,
+}
+
+/// Iterator over crash states. Made by [`PowerCut::states`].
+pub struct CrashStates {
+    cut: PowerCut,
+    plans: std::vec::IntoIter<Plan>,
 }
 
 impl Iterator for CrashStates {
     type Item = CrashState;
     fn next(&mut self) -> Option<CrashState> {
         let plan = self.plans.next()?;
-        let image = build(&self.base, &self.parts, plan);
-        let label = format!("{plan:?} of {} pending", self.parts.len());
-        Some(CrashState { label, image, config: self.config.clone() })
+        let fates = fates(plan, &self.cut.parts);
+        Some(self.cut.state(&fates))
     }
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.plans.size_hint()
@@ -91,42 +175,81 @@ impl Iterator for CrashStates {
 
 impl ExactSizeIterator for CrashStates {}
 
-impl SimDisk {
-    /// What a power cut at this moment may leave, by the seed. The disk itself goes on as it was.
-    pub fn power_cut(&self, seed: u64) -> SimDisk {
-        let (base, parts) = self.crash_parts();
-        let image = build(&base, &parts, Plan::Sample(seed, true));
-        SimDisk::with_image(self.world().clone(), self.config().clone(), image)
+impl PowerCut {
+    /// Of a disk that stores this, with these writes in flight.
+    pub(crate) fn new(media: Media, in_flight: Vec<Pending>, config: SimConfig, tag: u64) -> Self {
+        let parts = media.pending.iter().cloned().chain(in_flight).collect();
+        Self { media, parts, config, tag }
+    }
+
+    /// What [`SimDisk::tag_cuts`] said last before this moment.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Writes that may be lost.
+    pub fn pending(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// The states that a power cut at this moment may leave: all subsets of at most `all_upto` pending
+    /// writes, else all prefixes, all but each one, each one alone, and samples; and each write
+    /// of several sectors torn in several ways.
+    pub fn states(&self, all_upto: usize) -> CrashStates {
+        CrashStates { cut: self.clone(), plans: plans_for(&self.parts, all_upto).into_iter() }
+    }
+
+    /// The state in which the pending writes fare like this; those that no fate is given for are lost.
+    pub fn state(&self, fates: &[Fate]) -> CrashState {
+        let mut image = self.media.durable.clone();
+        for (part, fate) in self.parts.iter().zip(fates) {
+            match fate {
+                Fate::Gone => {}
+                Fate::Whole => part.changes.iter().for_each(|c| image.set(c.clone())),
+                Fate::Torn(tear) => apply_torn(&mut image, &part.changes, *tear),
+            }
+        }
+        let label = fates.iter().map(|fate| fate.letter()).collect();
+        CrashState { label, image, config: self.config.clone() }
     }
 
     /// What is left when the process dies and the disk goes on: all completed writes, still
     /// volatile, and any of those in flight, by the seed.
-    pub fn process_crash(&self, seed: u64) -> SimDisk {
-        let after = self.in_world(self.world().clone());
-        let (_, parts) = self.crash_parts();
-        let mut state = seed;
-        for part in parts.into_iter().skip(after.pending_writes()) {
+    pub fn killed(&self, seed: u64, world: Arc<SimWorld>) -> SimDisk {
+        let (mut media, mut state) = (self.media.clone(), seed);
+        for part in &self.parts[self.media.pending.len()..] {
             if split_mix(&mut state) & 1 == 0 {
-                after.store_volatile(part);
+                media.store(part.op, part.changes.clone(), false);
             }
         }
-        after
-    }
-
-    /// The states that a power cut at this moment may leave: all subsets of at most 8 pending
-    /// writes, else all prefixes, all but each one, each one alone, and samples; and each write
-    /// of several sectors torn in several ways.
-    pub fn crash_states(&self) -> CrashStates {
-        let (base, parts) = self.crash_parts();
-        let plans = plans_for(&parts).into_iter();
-        CrashStates { base, parts, plans, config: self.config().clone() }
+        SimDisk::with_media(world, self.config.clone(), media)
     }
 }
 
-fn plans_for(parts: &[Pending]) -> Vec<Plan> {
+impl SimDisk {
+    /// What a power cut at this moment may leave, by the seed. The disk itself goes on as it was.
+    pub fn power_cut(&self, seed: u64) -> SimDisk {
+        let cut = self.cut_now();
+        let state = cut.state(&fates(Plan::Sample(seed, true), &cut.parts));
+        state.mount(self.world().clone())
+    }
+
+    /// What is left when the process dies and the disk goes on: [`PowerCut::killed`].
+    pub fn process_crash(&self, seed: u64) -> SimDisk {
+        self.cut_now().killed(seed, self.world().clone())
+    }
+
+    /// The states that a power cut at this moment may leave: [`PowerCut::states`] with all subsets of at
+    /// most 8 pending writes.
+    pub fn crash_states(&self) -> CrashStates {
+        self.cut_now().states(ALL_SUBSETS)
+    }
+}
+
+fn plans_for(parts: &[Pending], all_upto: usize) -> Vec<Plan> {
     let n = parts.len();
     let mut plans = Vec::new();
-    if n <= ALL_SUBSETS {
+    if n <= all_upto.min(20) {
         plans.extend((0..1u64 << n).map(Plan::Subset));
     } else {
         plans.extend((0..=n).map(Plan::Prefix));
@@ -135,10 +258,11 @@ fn plans_for(parts: &[Pending]) -> Vec<Plan> {
         plans.extend((0..SAMPLES).map(|s| Plan::Sample(s, false)));
     }
     for (i, part) in parts.iter().enumerate() {
+        let pages = if part.tears_between_pages() { &PAGE_TEARS[..] } else { &[] };
         if part.changes.len() > 1 {
-            plans.extend(TEARS.map(|tear| Plan::Torn(i, tear)));
-            if i + 1 < n {
-                plans.extend(TEARS.map(|tear| Plan::TornAmongAll(i, tear)));
+            for tear in TEARS.iter().chain(pages) {
+                plans.push(Plan::Torn(i, *tear));
+                plans.extend((i + 1 < n).then_some(Plan::TornAmongAll(i, *tear)));
             }
         }
     }
@@ -148,69 +272,74 @@ fn plans_for(parts: &[Pending]) -> Vec<Plan> {
     plans
 }
 
-/// How one write fares.
-enum Fate {
-    Gone,
-    Whole,
-    Torn(Tear),
-}
-
 fn whole_if(kept: bool) -> Fate {
     if kept { Fate::Whole } else { Fate::Gone }
 }
 
-fn build(base: &Image, parts: &[Pending], plan: Plan) -> Image {
-    let mut image = base.clone();
+fn fates(plan: Plan, parts: &[Pending]) -> Vec<Fate> {
     let mut coins = if let Plan::Sample(seed, _) = plan { seed } else { 0 };
     // Sparse samples and nearly full ones are both likely.
     let odds = split_mix(&mut coins) % 5;
-    for (i, part) in parts.iter().enumerate() {
-        let fate = match plan {
-            Plan::Subset(bits) => whole_if(bits >> i & 1 == 1),
-            Plan::Prefix(n) => whole_if(i < n),
-            Plan::Drop(gone) => whole_if(i != gone),
-            Plan::Keep(kept) => whole_if(i == kept),
-            Plan::Torn(at, tear) if i == at => Fate::Torn(tear),
-            Plan::Torn(at, _) => whole_if(i < at),
-            Plan::TornAmongAll(at, tear) if i == at => Fate::Torn(tear),
-            Plan::TornAmongAll(..) => Fate::Whole,
-            Plan::Sample(_, torn) => {
-                let (kept, how) = (split_mix(&mut coins) % 4 < odds, split_mix(&mut coins));
-                if kept && torn && how & 3 == 0 {
-                    Fate::Torn(tear_of(how >> 2))
-                } else {
-                    whole_if(kept)
-                }
+    let fate = |(i, _): (usize, &Pending)| match plan {
+        Plan::Subset(bits) => whole_if(bits >> i & 1 == 1),
+        Plan::Prefix(n) => whole_if(i < n),
+        Plan::Drop(gone) => whole_if(i != gone),
+        Plan::Keep(kept) => whole_if(i == kept),
+        Plan::Torn(at, tear) if i == at => Fate::Torn(tear),
+        Plan::Torn(at, _) => whole_if(i < at),
+        Plan::TornAmongAll(at, tear) if i == at => Fate::Torn(tear),
+        Plan::TornAmongAll(..) => Fate::Whole,
+        Plan::Sample(_, torn) => {
+            let (kept, how) = (split_mix(&mut coins) % 4 < odds, split_mix(&mut coins));
+            if kept && torn && how & 3 == 0 {
+                Fate::Torn(tear_of(how >> 2))
+            } else {
+                whole_if(kept)
             }
-        };
-        match fate {
-            Fate::Gone => {}
-            Fate::Whole => part.changes.iter().for_each(|c| image.set(c.clone())),
-            Fate::Torn(tear) => apply_torn(&mut image, &part.changes, tear),
         }
-    }
-    image
+    };
+    parts.iter().enumerate().map(fate).collect()
 }
 
 fn tear_of(number: u64) -> Tear {
     match TEARS[(number % 4) as usize] {
-        Tear::Random(_) => Tear::Random(number),
+        Tear::Random(_) => Tear::Random((number / 4 % RANDOM_TEARS) as u8),
         other => other,
     }
 }
 
 fn apply_torn(image: &mut Image, changes: &[Change], tear: Tear) {
     let half = changes.len() / 2;
-    let mut coins = if let Tear::Random(seed) = tear { seed } else { 0 };
+    let mut coins = if let Tear::Random(seed) = tear { u64::from(seed) } else { 0 };
     for (i, change) in changes.iter().enumerate() {
+        let even_page = |c: &Change| (c.0 / sectors_of_page(c).max(1)).is_multiple_of(2);
         let kept = match tear {
             Tear::FirstHalf => i < half,
             Tear::LastHalf => i >= half,
             Tear::EvenSectors => i % 2 == 0,
+            Tear::EvenPages => even_page(change),
+            Tear::OddPages => !even_page(change),
             Tear::Random(_) => split_mix(&mut coins) & 1 == 0,
         };
         if kept {
             image.set(change.clone());
         }
+    }
+}
+
+/// Sectors in 4 KiB; 0 if a hole does not tell.
+fn sectors_of_page(change: &Change) -> u64 {
+    let bytes = change.1.as_ref().map_or(PAGE_BYTES, |sector| sector.bytes().len());
+    (PAGE_BYTES / bytes) as u64
+}
+
+impl Pending {
+    /// It has sectors in several pages of 4 KiB, and pages have several sectors.
+    fn tears_between_pages(&self) -> bool {
+        let (Some(first), Some(last)) = (self.changes.first(), self.changes.last()) else {
+            return false;
+        };
+        let sectors = sectors_of_page(first);
+        sectors > 1 && first.0 / sectors != last.0 / sectors
     }
 }

@@ -12,6 +12,7 @@
 //! Locks: one per disk; taken before the world's. No bio ends while it is held.
 
 use crate::config::{SimConfig, changes_of, refuse};
+use crate::crash::PowerCut;
 use crate::fault::{Fault, FaultCounts, FaultRule};
 use crate::image::{Image, split};
 use crate::media::{Media, Pending};
@@ -65,6 +66,10 @@ struct State {
     power: Option<u64>,
     /// After the power went: what was in flight then.
     dead: Option<Vec<Pending>>,
+    /// The moments before each request that changes something, if they are wanted.
+    cuts: Option<Vec<PowerCut>>,
+    /// Tag of the next ones.
+    tag: u64,
     unstable_writes: u64,
     overlapping_writes: u64,
 }
@@ -88,22 +93,11 @@ impl SimDisk {
 
     /// A disk that durably holds `image`.
     pub(crate) fn with_image(world: Arc<SimWorld>, config: SimConfig, image: Image) -> Self {
-        let media = Media {
-            sector: config.sector as usize,
-            sectors: config.size / u64::from(config.sector),
-            volatile: config.volatile_cache,
-            space: None,
-            current: image.clone(),
-            durable: image,
-            pending: Vec::new(),
-            next_serial: 0,
-            rng: world.random(),
-            counts: FaultCounts::default(),
-        };
+        let media = Media::new(&config, image, world.random());
         Self::with_media(world, config, media)
     }
 
-    fn with_media(world: Arc<SimWorld>, config: SimConfig, media: Media) -> Self {
+    pub(crate) fn with_media(world: Arc<SimWorld>, config: SimConfig, media: Media) -> Self {
         assert!(matches!(config.sector, 512 | 4096), "sector size");
         assert!(config.size.is_multiple_of(u64::from(config.sector)), "whole sectors");
         let state = State {
@@ -114,6 +108,8 @@ impl SimDisk {
             log: Vec::new(),
             power: None,
             dead: None,
+            cuts: None,
+            tag: 0,
             unstable_writes: 0,
             overlapping_writes: 0,
         };
@@ -164,6 +160,26 @@ impl SimDisk {
     /// Whether the power is gone.
     pub fn is_off(&self) -> bool {
         self.0.state.lock().dead.is_some()
+    }
+
+    /// From now on the moment before each write, zeroing, discard and flush is remembered.
+    pub fn record_cuts(&self) {
+        self.0.state.lock().cuts = Some(Vec::new());
+    }
+
+    /// Moments that are remembered from now on carry this number: how far the user of the disk was then.
+    pub fn tag_cuts(&self, tag: u64) {
+        self.0.state.lock().tag = tag;
+    }
+
+    /// The moments since [`SimDisk::record_cuts`]; none are remembered any more.
+    pub fn take_cuts(&self) -> Vec<PowerCut> {
+        self.0.state.lock().cuts.take().unwrap_or_default()
+    }
+
+    /// This moment.
+    pub fn cut_now(&self) -> PowerCut {
+        self.0.state.lock().cut(&self.0.config)
     }
 
     /// How often each class of fault happened.
@@ -249,11 +265,6 @@ impl SimDisk {
         Self::with_media(world, self.0.config.clone(), media)
     }
 
-    /// Puts a write into the volatile cache, as if it had just completed.
-    pub(crate) fn store_volatile(&self, part: Pending) {
-        self.0.state.lock().media.store(part.op, part.changes, false);
-    }
-
     /// Carries a request out on the spot, with faults, power and log as for any other.
     fn at_once(
         &self,
@@ -266,6 +277,7 @@ impl SimDisk {
         let at = self.0.world.now();
         self.0.config.check(op, flags, offset, len)?;
         let mut state = self.0.state.lock();
+        state.remember(op, &self.0.config);
         if state.power_gone(&self.0.config) {
             return refuse(ErrorKind::Io, "the power is off");
         }
@@ -274,19 +286,6 @@ impl SimDisk {
         let done = Some((at, result.is_ok()));
         state.log.push(LogEntry { at, op, offset, len, flags, fault, done });
         result
-    }
-
-    /// The durable image, and in order what a power cut may or may not have kept: completed
-    /// unflushed writes, then writes in flight.
-    pub(crate) fn crash_parts(&self) -> (Image, Vec<Pending>) {
-        let mut state = self.0.state.lock();
-        state.media.durable.freeze();
-        let mut parts = state.media.pending.clone();
-        match state.dead.clone() {
-            Some(then) => parts.extend(then),
-            None => parts.extend(state.copy_in_flight(&self.0.config)),
-        }
-        (state.media.durable.clone(), parts)
     }
 }
 
@@ -306,6 +305,23 @@ impl State {
             parts.push(Pending { serial: u64::MAX / 2 + id, op: bio.op, changes });
         }
         parts
+    }
+
+    /// This moment.
+    fn cut(&mut self, config: &SimConfig) -> PowerCut {
+        let media = self.media.clone();
+        let in_flight = self.dead.clone().unwrap_or_else(|| self.copy_in_flight(config));
+        // Looking changes nothing, not even what is drawn later.
+        self.media.rng = media.rng;
+        PowerCut::new(media, in_flight, config.clone(), self.tag)
+    }
+
+    /// Remembers the moment before a request, if that is wanted.
+    fn remember(&mut self, op: BioOp, config: &SimConfig) {
+        if op != BioOp::Read && self.cuts.is_some() {
+            let cut = self.cut(config);
+            self.cuts.get_or_insert_default().push(cut);
+        }
     }
 
     /// Counts a submission; true if the power is or goes off.
@@ -414,6 +430,9 @@ impl BlockDevice for SimDisk {
             .config
             .check(bio.op, bio.flags, bio.offset, bio.len)
             .and_then(|()| shared.config.check_memory(&mut bio));
+        if checked.is_ok() {
+            state.remember(bio.op, &shared.config);
+        }
         let refused = match checked {
             Ok(()) if state.power_gone(&shared.config) => refuse(ErrorKind::Io, "the power is off"),
             other => other,

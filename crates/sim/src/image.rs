@@ -1,25 +1,47 @@
 //! The sectors of a simulated disk: sparse, and cheap to copy.
 //!
-//! Invariants: I1 a sector that is absent reads as zeros. I2 `base` is shared by copies and never
-//! changes; changes go to `over`. So a crash state costs what it changes, not what the disk holds.
+//! Invariants: I1 a sector that is absent reads as zeros. I2 pages are shared by copies until one of them
+//! changes a sector, so a crash state costs what it changes, not what the disk holds. I3 images that read
+//! the same have the same sum.
 //!
 //! No locks: the disk's own lock covers it.
 
+use forebay_base::checksum::crc32c;
+use forebay_base::world::split_mix;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Sectors of a page.
+const PAGE: u64 = 32;
 
 /// One sector: a slice of the buffer it was written from.
 #[derive(Clone, Debug)]
 pub struct Sector {
     buf: Arc<[u8]>,
-    at: usize,
-    len: usize,
+    at: u32,
+    len: u32,
+    /// Of its bytes; 0 for zeros.
+    sum: u64,
 }
 
 impl Sector {
+    fn new(buf: Arc<[u8]>, at: usize, len: usize) -> Self {
+        let (front, back) = buf[at..at + len].split_at(len / 2);
+        let zero = front.iter().chain(back).all(|b| *b == 0);
+        let sum = u64::from(crc32c(front)) << 32 | u64::from(crc32c(back));
+        let sum = if zero { 0 } else { sum };
+        Self { buf, at: at as u32, len: len as u32, sum }
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        &self.buf[self.at..self.at + self.len]
+        &self.buf[self.at as usize..(self.at + self.len) as usize]
+    }
+
+    /// What it adds to the sum of an image, as sector `number` (I3).
+    fn share(&self, number: u64) -> u64 {
+        let mut word = self.sum ^ number.rotate_left(40);
+        if self.sum == 0 { 0 } else { split_mix(&mut word) }
     }
 }
 
@@ -30,39 +52,43 @@ pub type Change = (u64, Option<Sector>);
 pub fn split(first: u64, data: Vec<u8>, size: usize) -> Vec<Change> {
     let buf: Arc<[u8]> = data.into();
     (0..buf.len() / size)
-        .map(|i| (first + i as u64, Some(Sector { buf: buf.clone(), at: i * size, len: size })))
+        .map(|i| (first + i as u64, Some(Sector::new(buf.clone(), i * size, size))))
         .collect()
 }
+
+type Page = [Option<Sector>; PAGE as usize];
 
 /// All sectors of a disk at one moment.
 #[derive(Clone, Debug)]
 pub struct Image {
     size: usize,
-    base: Arc<BTreeMap<u64, Sector>>,
-    over: BTreeMap<u64, Option<Sector>>,
+    pages: Arc<BTreeMap<u64, Arc<Page>>>,
     allocated: u64,
+    sum: u64,
 }
 
 impl Image {
     /// All zeros, in sectors of `size` bytes.
     pub fn new(size: usize) -> Self {
-        Self { size, base: Arc::default(), over: BTreeMap::new(), allocated: 0 }
+        Self { size, pages: Arc::default(), allocated: 0, sum: 0 }
     }
 
     /// The sector, if it is not a hole.
     pub fn get(&self, number: u64) -> Option<&Sector> {
-        match self.over.get(&number) {
-            Some(changed) => changed.as_ref(),
-            None => self.base.get(&number),
-        }
+        self.pages.get(&(number / PAGE))?[(number % PAGE) as usize].as_ref()
     }
 
     /// Puts one sector.
     pub fn set(&mut self, change: Change) {
         let (number, content) = change;
-        let before = u64::from(self.get(number).is_some());
-        self.allocated = self.allocated + u64::from(content.is_some()) - before;
-        self.over.insert(number, content);
+        let pages = Arc::make_mut(&mut self.pages);
+        let page = pages.entry(number / PAGE).or_default();
+        let place = &mut Arc::make_mut(page)[(number % PAGE) as usize];
+        let share = |sector: &Option<Sector>| sector.as_ref().map_or(0, |s| s.share(number));
+        self.sum ^= share(place) ^ share(&content);
+        self.allocated += u64::from(content.is_some());
+        self.allocated -= u64::from(place.is_some());
+        *place = content;
     }
 
     /// How many sectors are not holes.
@@ -70,18 +96,9 @@ impl Image {
         self.allocated
     }
 
-    /// Moves all changes into the shared base, so that clones from now on cost nothing.
-    pub fn freeze(&mut self) {
-        if self.over.is_empty() {
-            return;
-        }
-        let base = Arc::make_mut(&mut self.base);
-        for (number, content) in std::mem::take(&mut self.over) {
-            match content {
-                Some(sector) => base.insert(number, sector),
-                None => base.remove(&number),
-            };
-        }
+    /// One number for all that it reads as (I3).
+    pub fn sum(&self) -> u64 {
+        self.sum
     }
 
     /// Copies bytes out; `offset` may lie anywhere.
@@ -103,11 +120,9 @@ impl Image {
 
     /// Numbers of the sectors that are not holes, in order.
     pub fn numbers(&self) -> Vec<u64> {
-        let mut all: Vec<u64> = self.base.keys().chain(self.over.keys()).copied().collect();
-        all.sort_unstable();
-        all.dedup();
-        all.retain(|n| self.get(*n).is_some());
-        all
+        let pages = self.pages.iter();
+        let sectors = pages.flat_map(|(page, sectors)| (page * PAGE..).zip(sectors.iter()));
+        sectors.filter(|(_, sector)| sector.is_some()).map(|(number, _)| number).collect()
     }
 }
 
@@ -119,7 +134,6 @@ mod tests {
     fn reads_across_sectors_and_holes() {
         let mut image = Image::new(512);
         split(1, vec![7; 1024], 512).into_iter().for_each(|c| image.set(c));
-        image.freeze();
         let copy = image.clone();
         image.set((2, None));
         let mut out = [9; 1500];
@@ -128,5 +142,19 @@ mod tests {
         assert!(out[524..].iter().all(|b| *b == 0));
         assert_eq!((image.allocated(), copy.allocated()), (1, 2));
         assert_eq!((image.numbers(), copy.numbers()), (vec![1], vec![1, 2]));
+    }
+
+    /// I3: whatever way an image came to be what it is.
+    #[test]
+    fn what_reads_the_same_has_the_same_sum() {
+        let with = |changes: &[(u64, u8)]| {
+            let mut image = Image::new(512);
+            let set = changes.iter().flat_map(|(n, byte)| split(*n, vec![*byte; 512], 512));
+            set.for_each(|c| image.set(c));
+            image.sum()
+        };
+        assert_eq!(with(&[(1, 7), (90, 8), (1, 9)]), with(&[(90, 8), (5, 0), (1, 9)]));
+        assert_ne!(with(&[(1, 7), (2, 8)]), with(&[(1, 8), (2, 7)]));
+        assert_eq!((with(&[]), with(&[(3, 0)])), (0, 0));
     }
 }

@@ -15,6 +15,6 @@ mod media;
 pub mod workload;
 
 pub use config::SimConfig;
-pub use crash::{CrashState, CrashStates};
+pub use crash::{CrashState, CrashStates, Fate, PowerCut, Tear};
 pub use disk::{LogEntry, SimDisk};
 pub use fault::{Fault, FaultCounts, FaultRule};

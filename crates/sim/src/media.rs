@@ -8,6 +8,7 @@
 //!
 //! No locks: the disk's own lock covers it.
 
+use crate::config::SimConfig;
 use crate::fault::{Fault, FaultCounts};
 use crate::image::{Change, Image, split};
 use forebay_base::world::split_mix;
@@ -51,6 +52,22 @@ fn failed(kind: ErrorKind, op: BioOp) -> Error {
 }
 
 impl Media {
+    /// Durably `image`, nothing pending.
+    pub fn new(config: &SimConfig, image: Image, rng: u64) -> Self {
+        Self {
+            sector: config.sector as usize,
+            sectors: config.size / u64::from(config.sector),
+            volatile: config.volatile_cache,
+            space: None,
+            current: image.clone(),
+            durable: image,
+            pending: Vec::new(),
+            next_serial: 0,
+            rng,
+            counts: FaultCounts::default(),
+        }
+    }
+
     fn pick(&mut self, n: u64) -> u64 {
         split_mix(&mut self.rng) % n.max(1)
     }

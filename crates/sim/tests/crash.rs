@@ -7,7 +7,7 @@ use forebay_block::bdev::BlockDevice;
 use forebay_block::bdev::io;
 use forebay_block::bio::BioFlags;
 use forebay_block::bio::BioOp;
-use forebay_sim::{SimConfig, SimDisk};
+use forebay_sim::{Fate, SimConfig, SimDisk};
 use std::collections::BTreeSet;
 
 const SECTORS: u64 = 64;
@@ -163,4 +163,57 @@ fn a_process_crash_keeps_completed_writes() {
         assert_eq!(first_bytes(&after, 2), [1, 0]);
         assert_eq!(after.pending_writes(), 1);
     }
+}
+
+/// Moments that are remembered are those before each change, and looking at them changes nothing.
+#[test]
+fn every_moment_is_remembered() {
+    let run = |record: bool| {
+        let d = disk(8);
+        if record {
+            d.record_cuts();
+        }
+        put(&d, 0, 1, 1);
+        d.tag_cuts(1);
+        put(&d, 1, 2, 1);
+        d.world().run(flush(&d));
+        d.tag_cuts(2);
+        put(&d, 2, 3, 1);
+        (d.take_cuts(), d.content_digest(), d.world().digest())
+    };
+    let (cuts, content, world) = run(true);
+    let (none, same_content, same_world) = run(false);
+    assert_eq!((content, world), (same_content, same_world));
+    assert!(none.is_empty());
+    let seen: Vec<_> = cuts.iter().map(|cut| (cut.pending(), cut.tag())).collect();
+    assert_eq!(seen, [(0, 0), (1, 1), (2, 1), (0, 2)]);
+    let states: BTreeSet<_> =
+        cuts[2].states(10).map(|s| first_bytes(&s.mount(SimWorld::new(0)), 3)).collect();
+    assert_eq!(states, [vec![0, 0, 0], vec![1, 0, 0], vec![0, 2, 0], vec![1, 2, 0]].into());
+    let killed = first_bytes(&cuts[2].killed(1, SimWorld::new(0)), 3);
+    assert_eq!(killed, [1, 2, 0], "what had completed is there");
+}
+
+/// R2; and pages of 4 KiB tear between each other, too.
+#[test]
+fn a_state_is_what_its_letters_say() {
+    let d = disk(9);
+    put(&d, 4, 1, 16);
+    put(&d, 40, 2, 4);
+    let cut = d.cut_now();
+    let mut letters = BTreeSet::new();
+    for state in cut.states(10) {
+        let fates: Option<Vec<_>> = state.label.chars().map(Fate::from_letter).collect();
+        let again = cut.state(&fates.expect("each has a letter"));
+        assert_eq!((&again.label, again.sum()), (&state.label, state.sum()));
+        assert_eq!(state.lost(), state.label.contains('.'));
+        assert_eq!(state.reordered(), state.label.starts_with('.') && !state.label.ends_with('.'));
+        letters.extend(state.label.chars());
+    }
+    assert!(".+<>epq1".chars().all(|letter| letters.contains(&letter)), "{letters:?}");
+    let fates = [Fate::from_letter('p').unwrap(), Fate::Gone];
+    let pages = first_bytes(&cut.state(&fates).mount(SimWorld::new(0)), 24);
+    let wanted: Vec<u8> =
+        (0..24).map(|s| u8::from((4..8).contains(&s) || (16..20).contains(&s))).collect();
+    assert_eq!(pages, wanted);
 }

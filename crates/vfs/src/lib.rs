@@ -2,11 +2,12 @@
 //!
 //! Two contracts: [`Export`], a range of bytes (NBD), and [`FileSystem`] with [`OpenFile`], the
 //! POSIX tree (mount, library, command line). Beside them what their users and implementors share:
-//! [`path`] finds an inode by path, [`copy`] copies a range, [`mem`] is a file system in memory and
-//! the oracle of the others, [`check`] runs two file systems side by side.
+//! [`rules`] say what is refused and what changes, [`path`] finds an inode by path, [`copy`] copies a
+//! range, [`mem`] is a file system in memory and the oracle of the others, [`check`] runs two file
+//! systems side by side.
 //!
-//! Reading order: [`types`], [`name`], [`fs`] (the contract, rule by rule), [`path`], [`copy`],
-//! [`mem`], [`check`].
+//! Reading order: [`types`], [`name`], [`fs`] (the contract, rule by rule), [`rules`], [`path`],
+//! [`copy`], [`mem`], [`check`].
 //!
 //! No locks of its own, apart from the one in [`mem`].
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod mem;
 pub mod name;
 pub mod path;
 pub mod readonly;
+pub mod rules;
 pub mod types;
 
 pub use clock::{Clock, ManualClock, SystemClock};

@@ -59,7 +59,8 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
   --part PART    one part alone: dd, fio, jobs, delay, nbd of dirty; delay, scarce, disk,
                  kernel, verify of stable; files, writes, random, hotset, sequential of
                  uncached; cells, depth, memory, sparse of loop;
-                 hits, misses, status of nbd; many, dead of files
+                 hits, misses, status of nbd; many, dead of files;
+                 sync, random, seq, sustained, open, full of volume
   --lines        prints a line per cycle
   --keep         leaves the images behind";
 

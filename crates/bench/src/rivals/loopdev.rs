@@ -5,6 +5,8 @@
 //! a killed process has left, and touches nothing of a live one. P3 a device that should be
 //! direct and is not is an error and never a silent fall-back.
 
+use crate::dirty::sectors_written;
+use crate::harness::backing::Backing;
 use crate::harness::sys::page_cache_bytes;
 use forebay_base::{Error, ErrorKind, Result};
 use std::ffi::OsStr;
@@ -29,6 +31,34 @@ pub enum FsKind {
     Xfs,
     /// `mkfs.ext4`.
     Ext4,
+    /// `mkfs.btrfs`: the one of them that checksums data; at least 110 MiB.
+    Btrfs,
+}
+
+/// How [`LoopFs`] is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Making {
+    /// What the host has of the image.
+    pub backing: Backing,
+    /// Opened with O_DIRECT.
+    pub direct: bool,
+    /// Bytes of a sector of the loop device; `None`: 512, as losetup does.
+    pub sector: Option<u32>,
+    /// Options of the mount, `-o`.
+    pub mount: &'static str,
+}
+
+impl Making {
+    /// As it comes: sparse, sectors of 512 bytes, no options.
+    pub fn plain(direct: bool) -> Self {
+        Self { backing: Backing::Sparse, direct, sector: None, mount: "defaults" }
+    }
+
+    /// At its best here: direct, sectors of 4 KiB, so that no write is a part of a block of the host's file
+    /// system; no access times; no discards, which would take the blocks of a written image away again.
+    pub fn best(backing: Backing) -> Self {
+        Self { backing, direct: true, sector: Some(4096), mount: "noatime,nodiscard" }
+    }
 }
 
 impl FsKind {
@@ -37,6 +67,23 @@ impl FsKind {
         match self {
             Self::Xfs => "xfs",
             Self::Ext4 => "ext4",
+            Self::Btrfs => "btrfs",
+        }
+    }
+
+    /// Its mkfs, told to discard nothing.
+    fn make(self, device: &OsStr) -> Result<String> {
+        match self {
+            Self::Xfs => call("mkfs.xfs", &["-q".as_ref(), "-f".as_ref(), "-K".as_ref(), device]),
+            Self::Ext4 => {
+                // Tables at once: the kernel would write them in the background of a bench.
+                let now = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+                let args = ["-q".as_ref(), "-F".as_ref(), "-E".as_ref(), now.as_ref(), device];
+                call("mkfs.ext4", &args)
+            }
+            Self::Btrfs => {
+                call("mkfs.btrfs", &["-q".as_ref(), "-f".as_ref(), "-K".as_ref(), device])
+            }
         }
     }
 }
@@ -45,6 +92,7 @@ impl FsKind {
 pub struct LoopFs {
     folder: PathBuf,
     kind: FsKind,
+    mount: &'static str,
     /// `None` only while dropping or after a failed start.
     device: Option<LoopDev>,
 }
@@ -66,8 +114,20 @@ impl LoopDev {
     /// Attaches the next free loop device to `backing`, opened with O_DIRECT if `direct`.
     /// Unsupported where no loop device can be had or the file does not do direct I/O.
     pub fn attach(backing: &Path, direct: bool) -> Result<Self> {
+        Self::attach_with(backing, direct, None)
+    }
+
+    /// The same with sectors of so many bytes.
+    pub fn attach_with(backing: &Path, direct: bool, sector: Option<u32>) -> Result<Self> {
         let how = if direct { "--direct-io=on" } else { "--direct-io=off" };
-        let args = [OsStr::new("--find"), "--show".as_ref(), how.as_ref(), backing.as_os_str()];
+        let sector = format!("--sector-size={}", sector.unwrap_or(512));
+        let args = [
+            OsStr::new("--find"),
+            "--show".as_ref(),
+            how.as_ref(),
+            sector.as_ref(),
+            backing.as_os_str(),
+        ];
         let path = call("losetup", &args).map_err(|e| e.with_path(backing))?;
         let device = Self { path: path.into(), backing: backing.to_path_buf() };
         if device.direct() != direct {
@@ -111,6 +171,11 @@ impl LoopDev {
         fs::write(&file, text).map_err(|e| Error::from_io("set", e).with_path(file))
     }
 
+    /// Bytes written to it so far.
+    pub fn written_bytes(&self) -> Result<u64> {
+        sectors_written(&self.sys("stat"))
+    }
+
     /// Bytes of the backing file that are in the kernel's page cache.
     pub fn backing_cache_bytes(&self) -> Result<u64> {
         let fail = |e| Error::from_io("page cache", e).with_path(&self.backing);
@@ -137,38 +202,42 @@ impl LoopFs {
     /// Makes a sparse file of `size` bytes below `dir`, a loop device on it, and a mounted file
     /// system on that. `name` tells apart what several benches make.
     pub fn new(dir: &Path, name: &str, size: u64, kind: FsKind, direct: bool) -> Result<Self> {
+        Self::with(dir, name, size, kind, &Making::plain(direct))
+    }
+
+    /// The same, made in another way.
+    pub fn with(dir: &Path, name: &str, size: u64, kind: FsKind, how: &Making) -> Result<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         sweep(dir);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let folder = dir.join(format!("{PREFIX}{name}-{serial}-{}", std::process::id()));
-        let mut this = Self { folder, kind, device: None };
+        let mut this = Self { folder, kind, mount: how.mount, device: None };
         let fail = |e| Error::from_io("make", e).with_path(this.folder.clone());
         fs::create_dir(&this.folder).map_err(fail)?;
         fs::create_dir(this.path()).map_err(fail)?;
-        let image = File::create(image_in(&this.folder)).map_err(fail)?;
-        image.set_len(size).map_err(fail)?;
-        this.device = Some(LoopDev::attach(&image_in(&this.folder), direct)?);
-        let device = this.device().path().as_os_str();
-        match kind {
-            FsKind::Xfs => call("mkfs.xfs", &["-q".as_ref(), "-f".as_ref(), device])?,
-            FsKind::Ext4 => {
-                // Tables at once: the kernel would write them in the background of a bench.
-                let now = "lazy_itable_init=0,lazy_journal_init=0";
-                call(
-                    "mkfs.ext4",
-                    &["-q".as_ref(), "-F".as_ref(), "-E".as_ref(), now.as_ref(), device],
-                )?
-            }
-        };
+        let image = image_in(&this.folder);
+        how.backing.make(&image, size)?;
+        this.device = Some(LoopDev::attach_with(&image, how.direct, how.sector)?);
+        kind.make(this.device().path().as_os_str())?;
         this.mount()?;
         Ok(this)
     }
 
     fn mount(&self) -> Result<()> {
-        let (device, at) = (self.device().path(), self.path());
-        let kind = self.kind.name();
-        call("mount", &["-t".as_ref(), kind.as_ref(), device.as_os_str(), at.as_os_str()])?;
+        let (device, at) = (self.device().path().as_os_str(), self.path());
+        let (kind, options) = (OsStr::new(self.kind.name()), OsStr::new(self.mount));
+        call("mount", &["-t".as_ref(), kind, "-o".as_ref(), options, device, at.as_os_str()])?;
         Ok(())
+    }
+
+    /// Unmounts it: a clean close. Nothing on it may be open.
+    pub fn unmount(&self) -> Result<()> {
+        call("umount", &[self.path()]).map(drop)
+    }
+
+    /// Mounts it again after [`LoopFs::unmount`], with nothing cached.
+    pub fn remount(&self) -> Result<()> {
+        self.mount()
     }
 
     /// Where it is mounted.

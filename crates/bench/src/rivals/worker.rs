@@ -23,8 +23,8 @@ pub struct Worker {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Its cgroup. Dropped after the child has ended (C1).
-    pub group: Memcg,
+    /// Its cgroup, if it has one. Dropped after the child has ended (C1).
+    group: Option<Memcg>,
 }
 
 /// How to start this program as a worker: the example itself, the command line's `bench`, or,
@@ -49,7 +49,15 @@ fn worker_command() -> Option<Command> {
 impl Worker {
     /// Starts a child in a new memory cgroup with a limit in bytes.
     pub fn start(name: &str, limit: u64) -> Result<Self> {
-        let group = Memcg::create(name, limit)?;
+        Self::start_in(Some(Memcg::create(name, limit)?))
+    }
+
+    /// Starts a child in no cgroup of its own.
+    pub fn free() -> Result<Self> {
+        Self::start_in(None)
+    }
+
+    fn start_in(group: Option<Memcg>) -> Result<Self> {
         let none = || Error::new(ErrorKind::NotFound, "start worker", "no program to start");
         let mut command = worker_command().ok_or_else(none)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -57,8 +65,20 @@ impl Worker {
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let worker = Self { child, input, output, group };
-        worker.group.add(worker.child.id())?;
+        if let Some(group) = &worker.group {
+            group.add(worker.child.id())?;
+        }
         Ok(worker)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it with SIGKILL, and waits until it is gone.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill().map_err(|e| Error::from_io("kill worker", e))
     }
 
     /// Has one job done.

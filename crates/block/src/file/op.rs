@@ -56,7 +56,7 @@ struct Inside {
     share: Option<Share>,
 }
 
-/// Ops of one file that are over, to be used again.
+/// Ops that are over, to be used again by all files of a disk.
 #[derive(Default)]
 pub(crate) struct Spares(Mutex<VecDeque<Box<Op>>>);
 
@@ -162,10 +162,16 @@ impl Op {
     }
 }
 
-/// The pace of the disk of one file, and how to submit to it.
+/// What the files of one disk share.
+struct Disk {
+    pace: Pace<Box<Op>>,
+    spares: Arc<Spares>,
+}
+
+/// The disk of one file, and how to submit to it.
 #[derive(Clone)]
 pub(crate) struct Lane {
-    pace: Arc<Pace<Box<Op>>>,
+    disk: Arc<Disk>,
     engine: Engine,
     aio: Aio,
 }
@@ -173,19 +179,26 @@ pub(crate) struct Lane {
 impl Lane {
     /// For a file on the disk with this number (`st_dev`, or `st_rdev` of a disk itself).
     pub(crate) fn new(disk: u64, engine: &Engine, aio: Aio) -> Self {
-        static DISKS: Mutex<BTreeMap<u64, Weak<Pace<Box<Op>>>>> = Mutex::new(BTreeMap::new());
+        static DISKS: Mutex<BTreeMap<u64, Weak<Disk>>> = Mutex::new(BTreeMap::new());
         let mut disks = DISKS.lock().unwrap_or_else(|p| p.into_inner());
-        disks.retain(|_, pace| pace.strong_count() > 0);
-        let known = disks.get(&disk).and_then(Weak::upgrade);
-        let pace = known.unwrap_or_else(|| Arc::new(Pace::new()));
-        disks.insert(disk, Arc::downgrade(&pace));
-        Self { pace, engine: engine.clone(), aio }
+        disks.retain(|_, known| known.strong_count() > 0);
+        let known = disks.get(&disk).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let new = Arc::new(Disk { pace: Pace::new(), spares: Arc::default() });
+            disks.insert(disk, Arc::downgrade(&new));
+            new
+        });
+        Self { disk: known, engine: engine.clone(), aio }
+    }
+
+    /// Ops to be used again.
+    pub(crate) fn spares(&self) -> Arc<Spares> {
+        self.disk.spares.clone()
     }
 
     /// A read is on its way to the disk.
     pub(crate) fn note(&self, op: BioOp) {
         if op == BioOp::Read {
-            self.pace.note_read(pace::now());
+            self.disk.pace.note_read(pace::now());
         }
     }
 
@@ -201,7 +214,7 @@ impl Lane {
         let Some(bytes) = Self::paced(op.bio()) else { return Some(op) };
         op.set_share(Share { lane: self.clone(), bytes });
         // A share in a request that is held is not counted yet; it stays in there until `next`.
-        self.pace.admit(bytes, op, pace::now())
+        self.disk.pace.admit(bytes, op, pace::now())
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -222,10 +235,10 @@ pub(crate) struct Share {
 impl Drop for Share {
     fn drop(&mut self) {
         let lane = &self.lane;
-        if lane.pace.over(self.bytes) {
+        if lane.disk.pace.over(self.bytes) {
             // One request's end must not end the next within itself, and so on: whoever is
             // draining submits all.
-            while let Some((_, op)) = lane.pace.next(pace::now()) {
+            while let Some((_, op)) = lane.disk.pace.next(pace::now()) {
                 // Of a file of the same disk, maybe with another engine.
                 let Lane { engine, aio, .. } =
                     op.inside().share.as_ref().map_or(lane, |share| &share.lane).clone();

@@ -67,7 +67,7 @@ impl Inner {
             resized: AtomicBool::new(resized),
             sync_failures: AtomicU64::new(0),
             owed: AtomicBool::new(false),
-            spares: super::op::Spares::default(),
+            spares: std::sync::Arc::default(),
             until_closed: OnceLock::new(),
         };
         file.set_direct(options.direct_io)?;

@@ -30,9 +30,13 @@ impl Age {
         Self { small, main, ghosts: Ghosts::new(slots, frames) }
     }
 
-    /// The cache is going to hold as much. What left it is forgotten.
+    /// The cache is going to hold as much. What left it is forgotten, if it has another number of folios.
     pub fn resize(&mut self, slots: usize, frames: usize) {
-        self.ghosts = Ghosts::new(slots, frames);
+        if self.ghosts.table.len() == Ghosts::entries(slots) {
+            self.ghosts.lifetime = Ghosts::lifetime(frames);
+        } else {
+            self.ghosts = Ghosts::new(slots, frames);
+        }
     }
 
     /// Puts a folio at the young end of a queue.
@@ -88,8 +92,16 @@ struct Ghosts {
 impl Ghosts {
     fn new(slots: usize, frames: usize) -> Self {
         // Zeros come untouched from the system: it is resident as far as it was used.
-        let table = vec![0; slots.max(8) * 2].into_boxed_slice();
-        Self { table, clock: 1, lifetime: frames.min(u32::MAX as usize / 2) as u32, count: 0 }
+        let table = vec![0; Self::entries(slots)].into_boxed_slice();
+        Self { table, clock: 1, lifetime: Self::lifetime(frames), count: 0 }
+    }
+
+    fn entries(slots: usize) -> usize {
+        slots.max(8) * 2
+    }
+
+    fn lifetime(frames: usize) -> u32 {
+        frames.min(u32::MAX as usize / 2) as u32
     }
 
     fn place(&self, id: u32, index: u64) -> (usize, u32) {

@@ -27,8 +27,23 @@ struct Stream {
 
 #[derive(Default)]
 struct Inner {
-    streams: [Stream; STREAMS],
+    /// At most [`STREAMS`]; no memory before the first read.
+    streams: Vec<Stream>,
     clock: u64,
+}
+
+impl Inner {
+    /// A place for one more stream, and what was there: nothing, as long as there is room, else the one
+    /// that was used longest ago.
+    fn place(&mut self) -> (usize, Stream) {
+        if self.streams.len() < STREAMS {
+            self.streams.reserve_exact(1);
+            self.streams.push(Stream::default());
+        }
+        let at =
+            (0..self.streams.len()).min_by_key(|&i| self.streams[i].used).expect("one at least");
+        (at, self.streams[at])
+    }
 }
 
 /// What to do for a read.
@@ -89,8 +104,7 @@ impl Streams {
         let at = match inner.streams.iter().position(mine) {
             Some(at) => at,
             None => {
-                let at = (0..STREAMS).min_by_key(|&i| inner.streams[i].used).expect("not empty");
-                let old = inner.streams[at];
+                let (at, old) = inner.place();
                 if old.uncached {
                     plan.abandoned = old.low..old.ahead.max(old.low);
                 }

@@ -10,6 +10,7 @@
 
 use crate::folio::table::{Slot, Table};
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 
 const SHARDS: usize = 64;
@@ -25,22 +26,38 @@ struct Hot {
 /// See the module.
 pub struct Owners {
     shards: Box<[Mutex<HashMap<u32, Hot>>]>,
+    /// Files in all shards.
+    known: AtomicUsize,
 }
 
 impl Owners {
     pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { shards, known: AtomicUsize::new(0) }
     }
 
     fn shard(&self, id: u32) -> &Mutex<HashMap<u32, Hot>> {
         &self.shards[id as usize % SHARDS]
     }
 
+    /// The hot part of a file, made if it is not known.
+    fn hot<'a>(&self, shard: &'a mut HashMap<u32, Hot>, id: u32) -> &'a mut Hot {
+        shard.entry(id).or_insert_with(|| {
+            self.known.fetch_add(1, Ordering::Relaxed);
+            Hot::default()
+        })
+    }
+
+    fn forget(&self, shard: &mut HashMap<u32, Hot>, id: u32) {
+        shard.remove(&id);
+        self.known.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// The file has a mapping from now on; false if it was forgotten, or never known.
     pub(crate) fn open(&self, id: u32) -> bool {
         let mut shard = self.shard(id).lock();
         let known = shard.contains_key(&id);
-        shard.entry(id).or_default().open = true;
+        self.hot(&mut shard, id).open = true;
         known
     }
 
@@ -50,7 +67,7 @@ impl Owners {
         let Some(hot) = shard.get_mut(&id) else { return };
         hot.open = false;
         if hot.folios == 0 {
-            shard.remove(&id);
+            self.forget(&mut shard, id);
         }
     }
 
@@ -61,7 +78,7 @@ impl Owners {
 
     /// Files known.
     pub fn files(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.known.load(Ordering::Relaxed)
     }
 
     /// Folios of the file.
@@ -72,7 +89,7 @@ impl Owners {
     /// The slot has become the file's. Its folio lock is held and its key set.
     pub(crate) fn link(&self, table: &Table, id: u32, slot: Slot) {
         let mut shard = self.shard(id).lock();
-        let hot = shard.entry(id).or_default();
+        let hot = self.hot(&mut shard, id);
         table.set_links(slot, (0, hot.head));
         if hot.head != 0 {
             let (before, after) = table.links(hot.head);
@@ -101,7 +118,7 @@ impl Owners {
         hot.folios -= 1;
         debug_assert_eq!(hot.folios == 0, hot.head == 0, "H2: file {id}");
         if hot.folios == 0 && !hot.open {
-            shard.remove(&id);
+            self.forget(&mut shard, id);
         }
     }
 

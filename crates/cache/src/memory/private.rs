@@ -23,7 +23,11 @@ pub(crate) type MoreRows = Vec<RowSource>;
 /// handle, entries of tables, and what the allocator makes of these. What grows with its blocks (dirty
 /// sets) is counted with these. Measured: the test of ten thousand files holds the memory of the process
 /// against it.
-const FILE_BYTES: u64 = 3584 + size_of::<crate::Mapping>() as u64;
+const FILE_BYTES: u64 = 2560 + size_of::<crate::Mapping>() as u64;
+
+/// What a file takes that was closed and has blocks in the cache, bytes: the hot part, and what the registry
+/// of the layer above remembers of it. An open file takes it, too.
+const KNOWN_BYTES: u64 = 256;
 
 /// A file's share of the memory of requests and files; given back on drop.
 pub(crate) struct FileShare(CounterRef);
@@ -77,6 +81,18 @@ impl PageCache {
         self.files.load(Ordering::Relaxed)
     }
 
+    /// Bytes that take what is known of files, open or with blocks in the cache.
+    pub fn known_bytes(&self) -> u64 {
+        self.owners.files() as u64 * KNOWN_BYTES
+    }
+
+    /// Bytes that files take beyond three quarters of a share of `io_reserve` bytes; records may have their
+    /// most. They come off the frames ([`PageCache::fit_files`]).
+    pub(crate) fn files_beyond(&self, io_reserve: u64) -> u64 {
+        let taken = self.file_bytes() + self.known_bytes() + io_reserve / 8;
+        taken.saturating_sub(io_reserve / 4 * 3)
+    }
+
     /// Room for the error of a closed file, counted with the open files. `None` if such errors take an eighth
     /// of the share of requests and files already.
     pub fn error_share(&self) -> Option<ErrorShare> {
@@ -91,7 +107,8 @@ impl PageCache {
     /// three, at least a quarter of it.
     pub fn private_limit(&self) -> u64 {
         let share = self.sizes.io_reserve();
-        share - (self.file_bytes() + self.record_bytes()).min(share / 4 * 3)
+        let taken = self.file_bytes() + self.known_bytes() + self.record_bytes();
+        share - taken.min(share / 4 * 3)
     }
 
     /// Bytes of the records that write-outs have left for the next ones.
@@ -182,7 +199,7 @@ mod tests {
         let all: Vec<_> = (0..100).map(|_| cache.new_mapping(4096, 0)).collect();
         let each = cache.file_bytes() / 100;
         assert!(each > 1024 && each * 100 == cache.file_bytes());
-        assert_eq!(cache.private_limit() + cache.file_bytes(), 1 << 20);
+        assert_eq!(cache.private_limit() + cache.file_bytes() + cache.known_bytes(), 1 << 20);
         let rows = cache.budget();
         assert!(rows.contains(&("open files".into(), each * 100, each * 100)), "{rows:?}");
         drop(all);

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The turn of the one who resizes (Y1).
-struct Turn<'a>(&'a PageCache);
+pub(super) struct Turn<'a>(&'a PageCache);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -51,40 +51,53 @@ impl PageCache {
             let text = format!("{bytes}: a running cache can be given {least} to {most}");
             return Err(Error::new(ErrorKind::InvalidInput, "resize", text));
         }
-        let to = self.config.divide_of(bytes)?;
+        let whole = self.config.divide_of(bytes)?;
         let _turn = self.resize_turn().await;
-        let from = Division {
-            budget: self.sizes.budget(),
-            frames: self.sizes.frames(),
-            slots: self.sizes.slots(),
-            io_reserve: self.sizes.io_reserve(),
-            ..to
-        };
+        let (mut to, from) = (self.less_files(whole), self.division_now(whole));
         if to.budget > from.budget {
+            // Those that are in use stay so: it is the files' next step that takes them.
+            to.frames = to.frames.max(from.frames);
             self.grow(&to);
             return Ok(());
         }
-        self.set_limits(&to);
-        let fitted = self.make_fit(&to).await;
-        if let Err(error) = fitted {
-            self.set_limits(&from);
-            self.frame_wait.wake_all();
-            return Err(error);
-        }
-        self.give_back(&to);
+        self.shrink(&from, &to).await?;
         self.sizes.set_budget(&to);
         log::info!("cache size {} (was {})", format_size(bytes), format_size(from.budget));
         Ok(())
     }
 
-    async fn resize_turn(&self) -> Turn<'_> {
+    /// The parts as they are. `like`: any division, for what is the same in all.
+    pub(super) fn division_now(&self, like: Division) -> Division {
+        Division {
+            budget: self.sizes.budget(),
+            frames: self.sizes.frames(),
+            slots: self.sizes.slots(),
+            io_reserve: self.sizes.io_reserve(),
+            ..like
+        }
+    }
+
+    /// Makes everything fit into smaller parts, or leaves them as they were (Y4).
+    pub(super) async fn shrink(&self, from: &Division, to: &Division) -> Result<()> {
+        self.set_limits(to);
+        let fitted = self.make_fit(to).await;
+        if let Err(error) = fitted {
+            self.set_limits(from);
+            self.frame_wait.wake_all();
+            return Err(error);
+        }
+        self.give_back(to);
+        Ok(())
+    }
+
+    pub(super) async fn resize_turn(&self) -> Turn<'_> {
         let free = || (!self.resizing.swap(true, Ordering::SeqCst)).then_some(());
         self.resize_wait.wait_until(free).await;
         Turn(self)
     }
 
     /// From now on nobody gets more than this; who has more keeps it for now.
-    fn set_limits(&self, to: &Division) {
+    pub(super) fn set_limits(&self, to: &Division) {
         self.sizes.set_parts(to.frames, to.slots, to.io_reserve);
         self.frames.lock().set_limit(to.frames);
         self.free_slots.lock().set_limit(to.slots);

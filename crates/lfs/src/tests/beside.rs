@@ -9,6 +9,7 @@ use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_block::{DeviceRef, RamDevice};
 use forebay_cache::{Config as CacheConfig, PageCache};
+use forebay_vfs::check::suite::{Subject, cases};
 use forebay_vfs::check::{Config, Limits, Times, Tree, compare};
 use forebay_vfs::mem::{MemFs, MemOptions};
 use forebay_vfs::{ManualClock, Timestamp};
@@ -33,12 +34,11 @@ impl Bench {
         Self { device, world, clock: Arc::default() }
     }
 
-    fn open(&self, fua: bool) -> Volume {
+    fn open(&self, fua: bool, noatime: bool) -> Volume {
         let config = CacheConfig { huge_pages: false, ..CacheConfig::with_budget(4 << 20) };
         let cache = PageCache::new(config, self.world.clone()).unwrap();
         let clock = self.clock.clone();
-        // Where data begins is an implementation's own, and with it what a reader of trees reads.
-        let (cache, noatime) = (Some(cache), true);
+        let cache = Some(cache);
         let options = OpenOptions { clock, cache, fua, noatime, ..OpenOptions::default() };
         block_on(Volume::open(&self.device, &self.world, &options)).unwrap()
     }
@@ -46,7 +46,8 @@ impl Bench {
 
 fn run(seed: u64, count: u64, size_max: u64) {
     let bench = Bench::new(seed, 192 << 20, 512 << (seed % 4));
-    let volume = bench.open(seed & 4 == 0);
+    // Where data begins is an implementation's own, and with it what a reader of trees reads.
+    let volume = bench.open(seed & 4 == 0, true);
     let memory = {
         let clock = bench.clock.clone();
         MemFs::new(MemOptions { clock, noatime: true, ..MemOptions::default() })
@@ -62,7 +63,7 @@ fn run(seed: u64, count: u64, size_max: u64) {
     assert!(report.done > count / 5, "{report:?}");
     block_on(volume.close()).unwrap();
     drop(volume);
-    let again = block_on(Tree::read(&bench.open(false), Times::Exact)).unwrap();
+    let again = block_on(Tree::read(&bench.open(false, true), Times::Exact)).unwrap();
     let memory = block_on(Tree::read(&memory.snapshot(), Times::Exact)).unwrap();
     assert_eq!(memory.difference(&again), None, "seed {seed}, opened again");
 }
@@ -80,5 +81,26 @@ fn side_by_side_with_the_one_in_memory() {
 fn side_by_side_at_far_offsets() {
     for seed in seeds(3) {
         run(seed ^ 0xfa0, 500, forebay_vfs::types::FILE_SIZE_MAX);
+    }
+}
+
+/// The rules of the contract, case by case; and what each case leaves is found again.
+#[test]
+fn f1_to_f8_hold_on_a_volume() {
+    for (n, case) in cases().into_iter().enumerate() {
+        let bench = Bench::new(n as u64, 192 << 20, 512 << (n % 4));
+        let volume = bench.open(n % 2 == 0, n % 3 == 0);
+        let subject = Subject { fs: Arc::new(volume.clone()), clock: Some(bench.clock.clone()) };
+        if let Err(e) = (case.run)(&subject) {
+            panic!("{}: {e}", case.name);
+        }
+        drop(subject);
+        // Reading moves `atime` where it is kept; once.
+        block_on(Tree::read(&volume, Times::Exact)).unwrap();
+        let before = block_on(Tree::read(&volume, Times::Exact)).unwrap();
+        block_on(volume.close()).unwrap();
+        drop(volume);
+        let again = block_on(Tree::read(&bench.open(false, true), Times::Exact)).unwrap();
+        assert_eq!(before.difference(&again), None, "{}: opened again", case.name);
     }
 }

@@ -5,7 +5,7 @@
 use crate::format::place::Place;
 use crate::log::Log;
 use crate::pending::Where;
-use crate::tests::crash::run::Setup;
+use crate::tests::setup::Setup;
 use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
@@ -23,7 +23,13 @@ use std::time::Duration;
 const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 
 fn setup() -> Setup {
-    Setup { content: true, volume_bytes: 2 << 20, block_bytes: 4096, ..Setup::from_seed(1) }
+    Setup {
+        block_bytes: 4096,
+        volume_bytes: 2 << 20,
+        content: true,
+        inline_max: 64 << 10,
+        fua: true,
+    }
 }
 
 async fn open(setup: &Setup, disk: &SimDisk) -> Result<Volume> {

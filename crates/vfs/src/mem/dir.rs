@@ -9,7 +9,8 @@
 //! No locks.
 
 use crate::name::Name;
-use crate::types::{Cookie, DirEntry, FileKind, Ino};
+use crate::rules::Child;
+use crate::types::{Cookie, DirEntry, Ino};
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -19,14 +20,11 @@ const TELL_APART_BITS: u32 = 16;
 /// Most bits that a hash has in a cookie.
 pub const HASH_BITS_MAX: u32 = 46;
 
-/// What an entry says of its inode.
-pub type Target = (Ino, FileKind);
-
 /// A directory's entries.
 #[derive(Clone, Default)]
 pub struct Directory {
     names: BTreeMap<Box<[u8]>, u64>,
-    entries: BTreeMap<u64, (Box<[u8]>, Target)>,
+    entries: BTreeMap<u64, (Box<[u8]>, Child)>,
 }
 
 /// FNV-1a (Fowler, Noll, Vo), its halves folded.
@@ -45,7 +43,7 @@ impl Directory {
     }
 
     /// What `name` denotes.
-    pub fn get(&self, name: Name<'_>) -> Option<Target> {
+    pub fn get(&self, name: Name<'_>) -> Option<Child> {
         let cookie = self.names.get(name.as_bytes())?;
         self.entries.get(cookie).map(|(_, target)| *target)
     }
@@ -67,7 +65,7 @@ impl Directory {
     }
 
     /// Adds an entry, or gives another inode to one that is there.
-    pub fn set(&mut self, name: Name<'_>, target: Target, bits: u32) -> Result<()> {
+    pub fn set(&mut self, name: Name<'_>, target: Child, bits: u32) -> Result<()> {
         let cookie = match self.names.get(name.as_bytes()) {
             Some(cookie) => *cookie,
             None => self.cookie_for(name, bits)?,
@@ -89,7 +87,7 @@ impl Directory {
     /// Up to `max` entries after `after`.
     pub fn list(&self, after: Cookie, max: usize) -> Vec<DirEntry> {
         let rest = (Bound::Excluded(after.0), Bound::Unbounded);
-        let entry = |(cookie, (name, (ino, kind))): (&u64, &(Box<[u8]>, Target))| DirEntry {
+        let entry = |(cookie, (name, (ino, kind))): (&u64, &(Box<[u8]>, Child))| DirEntry {
             cookie: Cookie(*cookie),
             ino: *ino,
             kind: *kind,

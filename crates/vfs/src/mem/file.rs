@@ -3,9 +3,10 @@
 //! Locks: the file system's one, for the length of a call. No call waits.
 
 use super::Shared;
-use super::state::{State, refuse};
+use super::state::State;
 use crate::fs::{OpenFile, ReadResult, WriteResult, Wrote};
-use crate::types::{FILE_SIZE_MAX, Fallocate, Ino, OpenFlags, Privileges, Seek, check_range};
+use crate::rules::{self, refuse};
+use crate::types::{Fallocate, Ino, OpenFlags, Privileges, Seek};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Arc;
 use forebay_base::task::BoxFuture;
@@ -25,15 +26,8 @@ impl MemFile {
     }
 
     fn check(&self, op: &'static str, state: &State, needed: OpenFlags) -> Result<()> {
-        state.check_regular(op, self.ino)?;
-        match self.flags.contains(needed) {
-            true => Ok(()),
-            false => refuse(
-                ErrorKind::BadHandle,
-                op,
-                format!("{:?} is opened {:?}", self.ino, self.flags),
-            ),
-        }
+        rules::regular(state, op, self.ino)?;
+        rules::check_handle(op, self.ino, self.flags, needed)
     }
 
     fn read_now(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
@@ -64,14 +58,13 @@ impl MemFile {
         if src.is_empty() {
             return Ok(Wrote { offset, len: 0 });
         }
-        check_range("write", offset, 1)?;
-        let len = (src.len() as u64).min(FILE_SIZE_MAX - offset);
-        let src = &src[..len as usize];
+        let len = rules::attrs::write_len(offset, src.len())?;
+        let (src, len) = (&src[..len], len as u64);
         state.check_blocks("write", state.data("write", self.ino)?.missing(offset, len))?;
         let now = state.now();
         state.change_data(self.ino, |data| data.write(offset, src));
         state.inode(self.ino).attr.size = size.max(offset + len);
-        state.touch_content(self.ino, now, privileges);
+        state.touch_content(self.ino, now, privileges)?;
         Ok(Wrote { offset, len: src.len() })
     }
 
@@ -83,12 +76,7 @@ impl MemFile {
         privileges: Privileges,
     ) -> Result<()> {
         let mut state = self.shared.state.lock();
-        self.check("fallocate", &state, OpenFlags::empty())?;
-        if len == 0 {
-            return refuse(ErrorKind::InvalidInput, "fallocate", "no bytes");
-        }
-        self.check("fallocate", &state, OpenFlags::WRITE)?;
-        check_range("fallocate", offset, len)?;
+        rules::attrs::check_fallocate(&*state, (self.ino, self.flags), offset, len)?;
         if let Fallocate::Allocate { .. } = how {
             let missing = state.data("fallocate", self.ino)?.missing(offset, len);
             state.check_blocks("fallocate", missing)?;
@@ -101,8 +89,7 @@ impl MemFile {
             let attr = &mut state.inode(self.ino).attr;
             attr.size = attr.size.max(offset + len);
         }
-        state.touch_content(self.ino, now, privileges);
-        Ok(())
+        state.touch_content(self.ino, now, privileges)
     }
 
     fn seek_now(&self, what: Seek, offset: u64) -> Result<u64> {

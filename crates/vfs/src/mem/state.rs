@@ -10,11 +10,10 @@ use super::MemOptions;
 use super::data::{BLOCK, Data};
 use super::dir::Directory;
 use crate::name::Name;
-use crate::types::{
-    Attr, FileKind, Ino, NewInode, Privileges, Timestamp, XATTR_CAPABILITY, relatime,
-    without_set_id,
-};
-use forebay_base::{Error, ErrorKind, Result};
+use crate::rules::names::Made;
+use crate::rules::{Patch, refuse};
+use crate::types::{Attr, FileKind, Ino, Timestamp, relatime};
+use forebay_base::{ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -54,14 +53,8 @@ pub struct State {
     pub used_blocks: u64,
 }
 
-/// An error of `kind` in `op` about `what`.
-pub fn refuse<T>(kind: ErrorKind, op: &'static str, what: impl ToString) -> Result<T> {
-    Err(Error::new(kind, op, what.to_string()))
-}
-
 impl State {
     pub fn new(options: MemOptions) -> Self {
-        let now = options.clock.now();
         let mut state = Self {
             options,
             inodes: BTreeMap::new(),
@@ -69,9 +62,17 @@ impl State {
             next_ino: Ino::ROOT.0,
             used_blocks: 0,
         };
-        let new = NewInode::of(FileKind::Directory, 0o755);
-        let body = Body::Directory(Directory::default());
-        state.add(&new, (new.gid, new.perm), body, Ino::ROOT, now);
+        let root = Made {
+            kind: FileKind::Directory,
+            perm: 0o755,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            nlink: 2,
+            is_linkable: false,
+            directory: Patch::default(),
+        };
+        state.add(&root, Body::Directory(Directory::default()), Ino::ROOT);
         state
     }
 
@@ -79,6 +80,7 @@ impl State {
         self.options.clock.now()
     }
 
+    /// `Stale` for an inode that is gone.
     pub fn get(&self, op: &'static str, ino: Ino) -> Result<&Inode> {
         match self.inodes.get(&ino) {
             Some(inode) => Ok(inode),
@@ -100,20 +102,11 @@ impl State {
         Ok(Attr { allocated_bytes, ..inode.attr })
     }
 
-    /// The entries of `dir`: `Stale`, `NotDirectory`.
-    pub fn entries(&self, op: &'static str, dir: Ino) -> Result<&Directory> {
-        match &self.get(op, dir)?.body {
-            Body::Directory(entries) => Ok(entries),
-            _ => refuse(ErrorKind::NotDirectory, op, format!("{dir:?}")),
-        }
-    }
-
-    /// The entries of a directory that is in the tree: also `NotFound`.
-    pub fn live_entries(&self, op: &'static str, dir: Ino) -> Result<&Directory> {
-        let entries = self.entries(op, dir)?;
-        match self.get(op, dir)?.attr.nlink {
-            0 => refuse(ErrorKind::NotFound, op, format!("{dir:?} was removed")),
-            _ => Ok(entries),
+    /// The entries of a directory that was looked at before.
+    pub fn entries(&self, dir: Ino) -> &Directory {
+        match self.inodes.get(&dir).map(|inode| &inode.body) {
+            Some(Body::Directory(entries)) => entries,
+            _ => unreachable!("M3: checked to be a directory before"),
         }
     }
 
@@ -155,27 +148,19 @@ impl State {
         }
     }
 
-    /// A new inode; without links, but for a directory's own two.
-    pub fn add(
-        &mut self,
-        new: &NewInode,
-        (gid, perm): (u32, u16),
-        body: Body,
-        parent: Ino,
-        now: Timestamp,
-    ) -> Ino {
-        let ino = Ino(self.next_ino);
+    /// A new inode.
+    pub fn add(&mut self, made: &Made, body: Body, parent: Ino) -> Ino {
+        let (ino, now) = (Ino(self.next_ino), self.now());
         self.next_ino += 1;
-        let device = matches!(new.kind, FileKind::CharDevice | FileKind::BlockDevice);
         let attr = Attr {
             ino,
             generation: 1,
-            kind: new.kind,
-            perm,
-            nlink: if new.kind == FileKind::Directory { 2 } else { 0 },
-            uid: new.uid,
-            gid,
-            rdev: if device { new.rdev } else { 0 },
+            kind: made.kind,
+            perm: made.perm,
+            nlink: made.nlink,
+            uid: made.uid,
+            gid: made.gid,
+            rdev: made.rdev,
             size: if let Body::Symlink(target) = &body { target.len() as u64 } else { 0 },
             allocated_bytes: 0,
             atime: now,
@@ -183,15 +168,10 @@ impl State {
             ctime: now,
             btime: now,
         };
-        let inode = Inode { attr, body, xattrs: BTreeMap::new(), parent, linkable: false };
+        let linkable = made.is_linkable;
+        let inode = Inode { attr, body, xattrs: BTreeMap::new(), parent, linkable };
         self.inodes.insert(ino, Arc::new(inode));
         ino
-    }
-
-    /// The entries of `dir` have changed.
-    pub fn touch_entries(&mut self, dir: Ino, now: Timestamp) {
-        let attr = &mut self.inode(dir).attr;
-        (attr.mtime, attr.ctime) = (now, now);
     }
 
     /// Something read `ino`.
@@ -199,16 +179,6 @@ impl State {
         let now = self.now();
         if !self.options.noatime && relatime(&self.inode(ino).attr, now) {
             self.inode(ino).attr.atime = now;
-        }
-    }
-
-    /// The content of a regular file has changed.
-    pub fn touch_content(&mut self, ino: Ino, now: Timestamp, privileges: Privileges) {
-        let inode = self.inode(ino);
-        (inode.attr.mtime, inode.attr.ctime) = (now, now);
-        inode.xattrs.remove(XATTR_CAPABILITY);
-        if privileges == Privileges::Drop {
-            inode.attr.perm = without_set_id(inode.attr.perm);
         }
     }
 
@@ -224,17 +194,6 @@ impl State {
         result
     }
 
-    /// One link less; the inode goes with its last one unless it is open.
-    pub fn drop_link(&mut self, ino: Ino, now: Timestamp) {
-        let attr = &mut self.inode(ino).attr;
-        attr.ctime = now;
-        attr.nlink = match attr.kind {
-            FileKind::Directory => 0,
-            _ => attr.nlink - 1,
-        };
-        self.reap(ino);
-    }
-
     pub fn opened(&mut self, ino: Ino) {
         *self.opens.entry(ino).or_default() += 1;
     }
@@ -248,12 +207,16 @@ impl State {
         }
     }
 
-    /// Takes an inode out of the table that has no name and is not open (M1).
+    /// Takes an inode out of the table if it has no name and is not open (M1).
     fn reap(&mut self, ino: Ino) {
         let named = self.inodes.get(&ino).is_none_or(|inode| inode.attr.nlink > 0);
-        if named || self.opens.contains_key(&ino) {
-            return;
+        if !named && !self.opens.contains_key(&ino) {
+            self.take_out(ino);
         }
+    }
+
+    /// Takes an inode out of the table.
+    pub fn take_out(&mut self, ino: Ino) {
         if let Some(inode) = self.inodes.remove(&ino)
             && let Body::File(data) = &inode.body
         {

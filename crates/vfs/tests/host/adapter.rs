@@ -20,6 +20,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+#[path = "adapter/file.rs"]
 mod file;
 
 use file::HostFile;
@@ -201,7 +202,8 @@ impl HostFs {
     }
 
     fn own(&self, fd: &OwnedFd, dir: Ino, new: &NewInode) -> Result<()> {
-        let (gid, perm) = new.inherit(&self.shared.attr(&*self.shared.fd(dir)?)?);
+        let parent = self.shared.attr(&*self.shared.fd(dir)?)?;
+        let (gid, perm) = new.inherit((parent.gid, parent.perm));
         let (uid, gid) = (rustix::fs::Uid::from_raw(new.uid), rustix::fs::Gid::from_raw(gid));
         rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
             .map_err(|e| fail("chown", e))?;

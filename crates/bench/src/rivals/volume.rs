@@ -1,0 +1,252 @@
+//! Ours: a volume in an image, behind a cache of its own, as a program that links the library has it.
+//!
+//! Invariant: V1 bytes are counted at the door of the device that the volume writes to: log, data runs,
+//! tree and slots are all in them.
+
+use crate::dirty::counted::Counted;
+use crate::harness::load::Target;
+use forebay::Aio;
+use forebay_base::task::block_on;
+use forebay_base::world::{RealWorld, WorldRef};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_block::{DeviceRef, Engine, FileDevice, FileOptions};
+use forebay_cache::{Config, PageCache};
+use forebay_lfs::{CreateOptions, OpenOptions, Volume};
+use forebay_vfs::{
+    FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, StatFs,
+    Timestamp,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How a volume is made and opened.
+#[derive(Clone, Debug)]
+pub struct VolumeSpec {
+    /// Blocks of files have checksums.
+    pub sums: bool,
+    /// Bytes of a segment.
+    pub segment_bytes: u32,
+    /// Bytes of the cache.
+    pub budget: u64,
+    /// I/O engine.
+    pub aio: Aio,
+    /// Dirty tracking, stable strategy and the rest of the cache.
+    pub config: Config,
+}
+
+impl VolumeSpec {
+    /// Checksums, segments for an image of `bytes` bytes, a cache of `budget` bytes.
+    pub fn new(aio: &str, bytes: u64, budget: u64) -> Result<Self> {
+        // 64 MiB where there are enough of them.
+        let segment_bytes = match bytes {
+            0x1_0000_0000.. => 64 << 20,
+            0x1000_0000.. => 4 << 20,
+            _ => 1 << 20,
+        };
+        let config = Config::with_budget(budget);
+        Ok(Self { sums: true, segment_bytes, budget, aio: aio.parse()?, config })
+    }
+
+    /// The same without checksums.
+    pub fn without_sums(mut self) -> Self {
+        self.sums = false;
+        self
+    }
+}
+
+/// An open volume.
+pub struct OurVolume {
+    /// The volume.
+    pub volume: Volume,
+    /// The cache that its files go through.
+    pub cache: Arc<PageCache>,
+    device: Arc<Counted>,
+    path: PathBuf,
+    spec: VolumeSpec,
+}
+
+fn file_device(path: &Path, aio: Aio) -> Result<DeviceRef> {
+    let engine = Engine::new(aio)?;
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        match FileDevice::open(path, &FileOptions::default(), &engine) {
+            // What the last life left to do in the background holds it a moment longer.
+            Err(e) if e.kind() == ErrorKind::Busy && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
+impl OurVolume {
+    /// Makes a volume on all of an image and opens it.
+    pub fn create(path: &Path, spec: &VolumeSpec) -> Result<Self> {
+        let world = RealWorld::new();
+        let device = file_device(path, spec.aio)?;
+        Self::format(&device, &world, spec)?;
+        drop(device);
+        Self::open(path, spec)
+    }
+
+    fn format(device: &DeviceRef, world: &WorldRef, spec: &VolumeSpec) -> Result<()> {
+        let bytes =
+            || (u128::from(world.random()) << 64 | u128::from(world.random())).to_le_bytes();
+        let options = CreateOptions {
+            segment_bytes: spec.segment_bytes,
+            sums: spec.sums,
+            ..CreateOptions::new(bytes(), bytes(), Timestamp::new(1_700_000_000, 0))
+        };
+        block_on(Volume::create(device, world, &options))
+    }
+
+    /// Opens one that is there.
+    pub fn open(path: &Path, spec: &VolumeSpec) -> Result<Self> {
+        let device = file_device(path, spec.aio)?;
+        Self::open_on(device, path, spec)
+    }
+
+    /// Makes one on a device object and opens it.
+    pub fn create_on(device: DeviceRef, spec: &VolumeSpec) -> Result<Self> {
+        Self::format(&device, &RealWorld::new(), spec)?;
+        Self::open_on(device, Path::new(""), spec)
+    }
+
+    fn open_on(device: DeviceRef, path: &Path, spec: &VolumeSpec) -> Result<Self> {
+        let world = RealWorld::new();
+        let device = Counted::new(device);
+        let cache = PageCache::new(spec.config.clone(), world.clone())?;
+        let mut options = OpenOptions::default();
+        (options.cache, options.noatime) = (Some(cache.clone()), true);
+        let lower: DeviceRef = device.clone();
+        let volume = block_on(Volume::open(&lower, &world, &options))?;
+        Ok(Self { volume, cache, device, path: path.to_path_buf(), spec: spec.clone() })
+    }
+
+    /// Closes it cleanly and opens it again, with nothing cached. No file of it may be open.
+    pub fn reopen(self) -> Result<Self> {
+        let (path, spec) = (self.path.clone(), self.spec.clone());
+        self.close()?;
+        Self::open(&path, &spec)
+    }
+
+    /// Makes everything durable, and lets go of it.
+    pub fn close(self) -> Result<()> {
+        block_on(self.volume.close())
+    }
+
+    /// The same; returns the bytes that were written until then.
+    pub fn close_counted(self) -> Result<u64> {
+        let device = self.device.clone();
+        self.close()?;
+        Ok(device.written())
+    }
+
+    /// Bytes that the device was asked to write since this was opened.
+    pub fn device_bytes(&self) -> u64 {
+        self.device.written()
+    }
+
+    /// Its figures.
+    pub fn statfs(&self) -> Result<StatFs> {
+        block_on(self.volume.statfs())
+    }
+
+    /// A file in the root, made if it is not there.
+    pub fn file(&self, name: &str) -> Result<VolumeFile> {
+        self.file_in(Ino::ROOT, name)
+    }
+
+    /// The same in a directory.
+    pub fn file_in(&self, dir: Ino, name: &str) -> Result<VolumeFile> {
+        let name = Name::new(name.as_bytes())?;
+        let new = NewInode::of(FileKind::File, 0o644);
+        let flags = OpenFlags::READ | OpenFlags::WRITE;
+        let (_, file) = block_on(self.volume.create(dir, name, &new, flags))?;
+        Ok(VolumeFile { file, flags: IoFlags::empty() })
+    }
+
+    /// Removes a file of the root.
+    pub fn unlink(&self, name: &str) -> Result<()> {
+        block_on(self.volume.unlink(Ino::ROOT, Name::new(name.as_bytes())?))
+    }
+
+    /// Makes everything durable that has happened.
+    pub fn sync(&self) -> Result<()> {
+        block_on(self.volume.syncfs())
+    }
+}
+
+/// An open file of a volume, read and written with these flags.
+#[derive(Clone)]
+pub struct VolumeFile {
+    /// The file.
+    pub file: OpenFileRef,
+    /// Flags of each call.
+    pub flags: IoFlags,
+}
+
+impl VolumeFile {
+    /// The same file with other flags on each call.
+    pub fn with(&self, flags: IoFlags) -> Self {
+        Self { file: self.file.clone(), flags }
+    }
+
+    /// Makes its content durable.
+    pub fn sync_data(&self) -> Result<()> {
+        block_on(self.file.sync(true))
+    }
+}
+
+impl Target for VolumeFile {
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let len = buf.len();
+        whole("read", self.file.read_slice(offset, buf, self.flags)?, len, offset)
+    }
+
+    fn write(&self, buf: &[u8], offset: u64) -> Result<()> {
+        let put = self.file.write_slice(offset, buf, self.flags, Privileges::Keep)?;
+        whole("write", put.len, buf.len(), offset)
+    }
+}
+
+fn whole(op: &'static str, done: usize, len: usize, at: u64) -> Result<()> {
+    if done == len {
+        return Ok(());
+    }
+    let text = format!("{done} of {len} bytes");
+    Err(Error::new(ErrorKind::Io, op, text).with_range(at, len as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::backing::{BackedImage, Backing};
+
+    #[test]
+    fn what_was_written_is_there_after_a_clean_close() {
+        let dir = std::env::temp_dir();
+        let bytes = 64 << 20;
+        let image = BackedImage::create(&dir, "ourvolume", bytes, Backing::Sparse, false).unwrap();
+        for sums in [true, false] {
+            let spec = VolumeSpec::new("auto", bytes, 16 << 20).unwrap();
+            let spec = if sums { spec } else { spec.without_sums() };
+            let volume = OurVolume::create(image.path(), &spec).unwrap();
+            let file = volume.file("a").unwrap();
+            file.write(&[7; 10_000], 5000).unwrap();
+            drop(file);
+            let volume = volume.reopen().unwrap();
+            let file = volume.file("a").unwrap();
+            let mut back = [0; 10_001];
+            assert!(file.read(&mut back, 4999).is_ok());
+            assert_eq!((back[0], back[1], back[10_000]), (0, 7, 7));
+            assert_eq!(volume.device_bytes(), 0, "opening writes nothing");
+            file.write(&[8; 4096], 0).unwrap();
+            file.sync_data().unwrap();
+            assert!((4096..4 << 20).contains(&volume.device_bytes()));
+            drop(file);
+            volume.close().unwrap();
+        }
+    }
+}

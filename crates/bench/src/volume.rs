@@ -1,0 +1,53 @@
+//! `volume`: the log-structured volume beside XFS, ext4 and btrfs on a direct loop device and beside the host's
+//! own file system.
+//!
+//! Reading order: [`places`] (who takes part), `overwrite` (a load), then the parts: `sync`, `random`, `seq`
+//! with `flush`, `sustained`, `open` with `names`, `full`.
+//!
+//! Invariants: W1 what is compared does the same calls on files of the same size in images of the same size.
+//! W2 bytes to the device are counted where they leave: ours at the door of the device, the kernel's by the
+//! loop device.
+
+mod flush;
+mod full;
+mod names;
+mod open;
+mod overwrite;
+pub mod places;
+mod random;
+mod seq;
+mod sustained;
+mod sync;
+
+pub use open::{log_here, touch_here};
+pub use overwrite::overwrite_here;
+
+use crate::harness::options::Options;
+use crate::report::model::Report;
+use forebay_base::Result;
+
+/// A part.
+type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
+
+const PARTS: [Part; 6] = [
+    ("sync", sync::run),
+    ("random", random::run),
+    ("seq", seq::run),
+    ("sustained", sustained::run),
+    ("open", open::run),
+    ("full", full::run),
+];
+
+/// Runs all parts, or the one that is asked for.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut report = Report::default();
+    for (name, part) in PARTS {
+        if options.wants(name)
+            && let Err(e) = part(options, &mut report)
+        {
+            // The other parts are worth having.
+            report.not_run(&format!("volume {name}"), e);
+        }
+    }
+    Ok(report)
+}

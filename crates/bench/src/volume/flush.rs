@@ -1,0 +1,137 @@
+//! Reads beside a full flush: random 4 KiB reads of a file that is not cached, alone, and while all the dirt
+//! that the cache may hold is written out.
+//!
+//! Invariants: F1 only reads that began while the flush was under way count as beside it. F2 the kernel's
+//! reader has O_DIRECT, ours `UNCACHED`: every read goes to the device.
+
+use super::places::{self, Ground, Opened, Place, Who};
+use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::backing::Backing;
+use crate::harness::image::Rng;
+use crate::harness::load::Slice;
+use crate::harness::meter::Usage;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report};
+use crate::rivals::loopdev::FsKind;
+use forebay::IoFlags;
+use forebay_base::Result;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::units::{GIB, KIB, MIB};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+const COLD: &str = "cold";
+const DIRT: &str = "dirt";
+const BLOCK: u64 = 4 * KIB;
+
+/// Names of the two slices of each place.
+const NAMES: [(&str, &str, &str); 3] = [
+    ("volume-sparse", "volume-idle", "volume-flushing"),
+    ("xfs-on-loop-sparse", "xfs-on-loop-idle", "xfs-on-loop-flushing"),
+    ("host", "host-idle", "host-flushing"),
+];
+
+/// Runs it.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let (cold, dirt) = if options.quick { (32 * MIB, 8 * MIB) } else { (GIB, 48 * MIB) };
+    let budget = if options.quick { 64 * MIB } else { 256 * MIB };
+    let room = if options.quick { 256 * MIB } else { 8 * GIB };
+    let ground = Ground { options, part: "flush", image_bytes: cold + dirt + room, budget };
+    let who = [Who::Volume, Who::Loop(FsKind::Xfs), Who::Host];
+    let mut places = places::all(&ground, &who, &[Backing::Sparse], report);
+    for place in &mut places {
+        place.fill(COLD, cold)?;
+        place.fill(DIRT, dirt)?;
+        place.reopen()?;
+    }
+    let mut variants = Vec::new();
+    for place in &places {
+        let (_, idle, flushing) = *NAMES.iter().find(|n| n.0 == place.name).expect("named above");
+        for (name, beside) in [(idle, false), (flushing, true)] {
+            variants.push(Variant::new(name, move |turn: &Turn| {
+                slice(place, (cold, dirt), beside, turn)
+            }));
+        }
+    }
+    let plan = Plan {
+        rounds: options.rounds_or(1, 5),
+        cycles: 1,
+        slice: options.millis(80, 3000),
+        passes: 1,
+        gate: None,
+        repeats_max: 0,
+        lines: options.lines,
+    };
+    let outcome = alternate(&mut variants, &plan)?;
+    drop(variants);
+    outcome.add_rows(report, "read_beside_flush");
+    let p999 = |s: &Slice| s.hist.percentile(99.9) as f64;
+    for (_, idle, flushing) in NAMES {
+        let ratio = outcome.ratio_of(flushing, idle, p999);
+        match flushing {
+            "volume-flushing" => {
+                let name = "read_p999_beside_flush_vs_idle";
+                report.ratio_with_bar(name, ratio, Good::AtMost, 3.0);
+            }
+            "xfs-on-loop-flushing" => report.ratio("xfs_read_p999_beside_flush_vs_idle", ratio),
+            _ => report.ratio("host_read_p999_beside_flush_vs_idle", ratio),
+        }
+    }
+    Ok(())
+}
+
+fn reader(place: &Place) -> Result<Box<dyn Opened + Send>> {
+    match place.ours() {
+        Some(volume) => Ok(Box::new(volume.file(COLD)?.with(IoFlags::UNCACHED))),
+        None => place.file(COLD, true),
+    }
+}
+
+fn slice(place: &Place, (cold, dirt): (u64, u64), beside: bool, turn: &Turn) -> Result<Slice> {
+    let (reads, writes) = (reader(place)?, place.file(DIRT, false)?);
+    let (flushing, stop) = (AtomicBool::new(!beside), AtomicBool::new(false));
+    let before = Usage::own();
+    let start = Instant::now();
+    let mut out = Slice::default();
+    std::thread::scope(|scope| {
+        let (flushing, stop, writes) = (&flushing, &stop, &*writes);
+        let flusher = beside.then(|| scope.spawn(move || flush(writes, dirt, flushing, stop)));
+        let mut rng = Rng::new(turn.seed);
+        let mut buf = AlignedBuf::new(BLOCK as usize);
+        let read = (|| {
+            // In a quick run a flush may be over before a read began beside it.
+            while start.elapsed() < turn.time || out.ops < 10 {
+                let counts = flushing.load(Ordering::Relaxed);
+                let from = Instant::now();
+                reads.read(&mut buf, rng.below(cold / BLOCK) * BLOCK)?;
+                if counts {
+                    let took = from.elapsed();
+                    out.hist.record(took.as_nanos() as u64);
+                    out.seconds += took.as_secs_f64();
+                    out.ops += 1;
+                }
+            }
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        let flushed = flusher.map_or(Ok(()), |f| f.join().expect("the flusher returns"));
+        read.and(flushed)
+    })?;
+    out.bytes = out.ops * BLOCK;
+    out.usage = Usage::own().since(&before);
+    Ok(out)
+}
+
+/// Dirties all of the file and flushes it, until told to stop.
+fn flush(file: &dyn Opened, dirt: u64, flushing: &AtomicBool, stop: &AtomicBool) -> Result<()> {
+    let mut seed = 0;
+    while !stop.load(Ordering::Relaxed) {
+        places::write_all(file, dirt, seed)?;
+        flushing.store(true, Ordering::Relaxed);
+        let synced = file.sync();
+        flushing.store(false, Ordering::Relaxed);
+        synced?;
+        seed += 1;
+    }
+    Ok(())
+}

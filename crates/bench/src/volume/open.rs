@@ -1,0 +1,280 @@
+//! `open`: many files. Names made, looked up and removed; opening after a clean stop; memory while all files are
+//! touched; and recovery after a kill, per GiB of log.
+//!
+//! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every 20 ms, and
+//! what it has before it opens the volume is not taken off. O2 the child that writes the log is killed with
+//! SIGKILL and closes nothing.
+
+use super::names::{EACH, Rates, Tree};
+use super::places::{self, Ground, Opened, Place, Who};
+use crate::dirty::drive::{self, Drive};
+use crate::harness::alternate::relative_deviation;
+use crate::harness::backing::{BackedImage, Backing};
+use crate::harness::load::Target;
+use crate::harness::meter::{looking, resident_bytes};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report, median};
+use crate::rivals::loopdev::FsKind;
+use crate::rivals::volume::{OurVolume, VolumeSpec};
+use crate::rivals::worker::Worker;
+use forebay_base::task::block_on;
+use forebay_base::units::{GIB, KIB, MIB};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_vfs::{Cookie, FileKind, FileSystem, Ino, OpenFlags};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const BUDGET: u64 = 256 * MIB;
+const BLOCK: u64 = 4 * KIB;
+/// Memory beyond the budget.
+const OVER_MIB: f64 = 32.0;
+/// Jobs that write the log.
+const JOBS: usize = 16;
+
+/// Runs it. `--size` is the number of files here.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let (few, many) = if options.quick { (500, 3000) } else { (EACH, 1_000_000) };
+    let many = options.size.unwrap_or(many).max(few);
+    report
+        .note(format!("open: {few} and {many} files, a block each, cache of {} MiB", BUDGET / MIB));
+    let image_bytes = if options.quick { 160 * MIB } else { many * 12 * KIB + 2 * GIB };
+    let ground = Ground { options, part: "open", image_bytes, budget: BUDGET };
+    let who = [Who::Volume, Who::Loop(FsKind::Xfs)];
+    for mut place in places::all(&ground, &who, &[Backing::Sparse], report) {
+        let (few_rates, many_rates) = names(options, &place, few, many)?;
+        add_names(report, place.name, &few_rates, &many_rates);
+        if place.ours().is_some() {
+            fill(&place, many)?;
+            open_again(options, &mut place, report)?;
+            touched(&mut place, many, report)?;
+        }
+    }
+    recovery(options, report)
+}
+
+fn names(
+    options: &Options,
+    place: &Place,
+    few: u64,
+    many: u64,
+) -> Result<(Vec<Rates>, Vec<Rates>)> {
+    let mut tree = Tree::of(place).expect("neither of them is the host's");
+    tree.make_directories(many)?;
+    let rounds = options.rounds_or(1, 3);
+    let few_rates = (0..rounds).map(|n| tree.few(few, n as u64)).collect::<Result<_>>()?;
+    tree.create_all(0, many - few)?;
+    let mut many_rates = Vec::new();
+    for n in 0..rounds as u64 {
+        let create = tree.create_all(many - few, many)?;
+        let stat = tree.stat_some(few, many, n)?;
+        let (unlink, gone) = tree.unlink_some(few, many, n)?;
+        tree.restore(&gone)?;
+        many_rates.push(Rates { create, stat, unlink });
+        if n + 1 < rounds as u64 {
+            // The next round makes the last ones anew.
+            tree.remove(many - few, many)?;
+        }
+    }
+    Ok((few_rates, many_rates))
+}
+
+fn add_names(report: &mut Report, name: &str, few: &[Rates], many: &[Rates]) {
+    let figures: [(&str, fn(&Rates) -> f64); 3] =
+        [("create", |r| r.create), ("stat", |r| r.stat), ("unlink", |r| r.unlink)];
+    for (what, figure) in figures {
+        let of = |rates: &[Rates]| rates.iter().map(figure).collect::<Vec<f64>>();
+        let (few, many) = (of(few), of(many));
+        report.row(name, &format!("names_{what}_few"), "1/s", &few);
+        report.row(name, &format!("names_{what}_many"), "1/s", &many);
+        let ratio = median(&many) / median(&few);
+        if name.starts_with("volume") {
+            let name = format!("{what}_at_many_vs_few");
+            report.ratio_with_bar(&name, ratio, Good::AtLeast, 0.7);
+        } else {
+            report.ratio(&format!("xfs_{what}_at_many_vs_few"), ratio);
+        }
+    }
+}
+
+/// A block into every file.
+fn fill(place: &Place, many: u64) -> Result<()> {
+    let volume = place.ours().expect("ours");
+    let block = vec![0x77; BLOCK as usize];
+    for dir in 0..many.div_ceil(EACH) {
+        let name = format!("d{dir}");
+        let dir_ino =
+            block_on(volume.volume.lookup(Ino::ROOT, forebay_vfs::Name::new(name.as_bytes())?))?
+                .ino;
+        for n in dir * EACH..((dir + 1) * EACH).min(many) {
+            volume.file_in(dir_ino, &format!("file{n}"))?.write(&block, 0)?;
+        }
+    }
+    volume.sync()
+}
+
+fn open_again(options: &Options, place: &mut Place, report: &mut Report) -> Result<()> {
+    let mut seconds = Vec::new();
+    for _ in 0..options.rounds_or(1, 5) {
+        place.close()?;
+        let start = Instant::now();
+        place.open()?;
+        // Open is when the first name is found.
+        let volume = place.ours().expect("ours");
+        block_on(volume.volume.lookup(Ino::ROOT, forebay_vfs::Name::new(b"d0")?))?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    report.row("volume", "open_after_clean_stop", "s", &seconds);
+    let name = "open_after_clean_stop_seconds";
+    report.ratio_with_bar(name, median(&seconds), Good::Below, 1.0);
+    Ok(())
+}
+
+/// Memory of a child that touches everything.
+fn touched(place: &mut Place, many: u64, report: &mut Report) -> Result<()> {
+    let path = place.image().expect("ours").to_path_buf();
+    place.close()?;
+    let mut worker = match Worker::free() {
+        Ok(worker) => worker,
+        Err(e) => {
+            report.not_run("memory with many files touched", e);
+            return place.open();
+        }
+    };
+    let (pid, mut resident) = (worker.pid(), Vec::new());
+    let job = json!({ "job": "touch", "path": path, "budget": BUDGET });
+    let look = || resident.extend(resident_bytes(pid));
+    let answer = looking(Duration::from_millis(20), look, || worker.ask(&job))?;
+    drop(worker);
+    place.open()?;
+    if answer["files"].as_u64() != Some(many) {
+        let text = format!("{answer}, there are {many} files");
+        return Err(Error::new(ErrorKind::Corrupt, "touch", text));
+    }
+    let peak = resident.iter().copied().max().unwrap_or(0) as f64 / MIB as f64;
+    report.row("volume", "touched_resident_peak", "MiB", &[peak]);
+    let rate = answer["files"].as_f64().unwrap_or(0.0) / answer["seconds"].as_f64().unwrap_or(1.0);
+    report.row("volume", "touched_rate", "1/s", &[rate]);
+    let over = peak - (BUDGET / MIB) as f64;
+    report.ratio_with_bar("touched_memory_over_budget_mib", over, Good::AtMost, OVER_MIB);
+    Ok(())
+}
+
+fn open_job(job: &Value) -> Result<OurVolume> {
+    let path = Path::new(job["path"].as_str().unwrap_or_default());
+    let bytes = std::fs::metadata(path).map_err(|e| Error::from_io("stat", e).with_path(path))?;
+    let budget = job["budget"].as_u64().unwrap_or(BUDGET);
+    OurVolume::open(path, &VolumeSpec::new("auto", bytes.len(), budget)?)
+}
+
+/// The child's side: lists every directory of the root, and of each file in it reads the attributes and the
+/// first block.
+pub fn touch_here(job: &Value) -> Result<Value> {
+    let volume = open_job(job)?;
+    let fs = &volume.volume;
+    let start = Instant::now();
+    let (mut files, mut buf) = (0u64, vec![0; BLOCK as usize]);
+    let list = |dir, after| block_on(fs.readdir(dir, after, 1000));
+    for dir in list(Ino::ROOT, Cookie::START)? {
+        if dir.kind != FileKind::Directory {
+            continue;
+        }
+        let mut after = Cookie::START;
+        loop {
+            let entries = list(dir.ino, after)?;
+            let Some(last) = entries.last() else { break };
+            after = last.cookie;
+            for entry in &entries {
+                let size = block_on(fs.getattr(entry.ino))?.size;
+                let file = block_on(fs.open(entry.ino, OpenFlags::READ))?;
+                let read = file.read_slice(0, &mut buf, forebay::IoFlags::empty())?;
+                if (read as u64, buf[0]) != (size, 0x77) {
+                    let text = format!("{:?}: {read} of {size} bytes", entry.ino);
+                    return Err(Error::new(ErrorKind::Corrupt, "touch", text));
+                }
+                files += 1;
+            }
+        }
+    }
+    Ok(json!({ "files": files, "seconds": start.elapsed().as_secs_f64() }))
+}
+
+/// Time to open after a kill, over GiB written since the log began.
+fn recovery(options: &Options, report: &mut Report) -> Result<()> {
+    let log = if options.quick { 4 * MIB } else { GIB };
+    let size = (log / 8).max(16 * MIB);
+    let bytes = if options.quick { 128 * MIB } else { 4 * log + size };
+    let (mut seconds, mut written) = (Vec::new(), Vec::new());
+    for _ in 0..options.rounds_or(1, 3) {
+        let image =
+            BackedImage::create(&options.dir, "recovery", bytes, Backing::Written, options.keep)?;
+        let spec = VolumeSpec::new(&options.aio, bytes, BUDGET)?;
+        let volume = OurVolume::create(image.path(), &spec)?;
+        for job in 0..JOBS {
+            let file = volume.file(&format!("f{job}"))?;
+            places::write_all(&file, size / JOBS as u64, job as u64)?;
+        }
+        volume.close()?;
+        let mut worker = match Worker::free() {
+            Ok(worker) => worker,
+            Err(e) => {
+                report.not_run("recovery after a kill", e);
+                return Ok(());
+            }
+        };
+        let each = size / JOBS as u64;
+        let job = json!({ "job": "log", "path": image.path(), "budget": BUDGET, "log": log, "each": each });
+        let bytes = worker.ask(&job)?["written"].as_u64().unwrap_or(0);
+        worker.kill()?;
+        let start = Instant::now();
+        let volume = OurVolume::open(image.path(), &spec)?;
+        let took = start.elapsed().as_secs_f64();
+        written.push(bytes as f64 / GIB as f64);
+        seconds.push(took / (bytes as f64 / GIB as f64));
+        volume.close()?;
+    }
+    report.row("volume", "recovery_log", "GiB", &written);
+    report.row("volume", "recovery_per_gib", "s", &seconds);
+    report.ratio_with_bar("recovery_seconds_per_gib", median(&seconds), Good::Below, 5.0);
+    let spread = relative_deviation(&seconds) * 100.0;
+    report.note(format!(
+        "recovery: rounds vary by {spread:.0} %; a checkpoint in between is not seen"
+    ));
+    Ok(())
+}
+
+/// The child's side: synced writes by many jobs until the device has got so many bytes; closes nothing (O2).
+pub fn log_here(job: &Value) -> Result<Value> {
+    let volume = open_job(job)?;
+    let count = |key: &str| job[key].as_u64().unwrap_or(0);
+    let files = (0..JOBS).map(|n| volume.file(&format!("f{n}"))).collect::<Result<Vec<_>>>()?;
+    let files = files.into_iter().map(|file| Box::new(file) as Box<dyn Opened + Send>).collect();
+    let subject = Synced { volume: &volume, files };
+    let mut seed = 1;
+    while volume.device_bytes() < count("log") {
+        let (size, time) = (count("each"), Duration::from_millis(20));
+        drive::run(&subject, &Drive { jobs: JOBS, size, time, seed })?;
+        seed += 1;
+    }
+    let written = volume.device_bytes();
+    drop(subject);
+    // Whoever asked kills this process: what would be written at the end must not be.
+    std::mem::forget(volume);
+    Ok(json!({ "written": written }))
+}
+
+struct Synced<'a> {
+    volume: &'a OurVolume,
+    files: Vec<Box<dyn Opened + Send>>,
+}
+
+impl crate::dirty::Subject for Synced<'_> {
+    fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()> {
+        self.files[job].write(buf, offset)?;
+        self.files[job].sync()
+    }
+
+    fn device_bytes(&self) -> Result<u64> {
+        Ok(self.volume.device_bytes())
+    }
+}

@@ -1,0 +1,129 @@
+//! Random overwrites of a file, in windows that end with a sync; here, and in a child in a memory cgroup.
+//!
+//! Invariant: O1 the time of a window ends when all of it is durable; latencies are of the write calls alone.
+
+use super::places::Opened;
+use crate::harness::image::{Rng, open_with};
+use crate::rivals::kernel::KernelFile;
+use forebay_base::Result;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::hist::Hist;
+use rustix::fs::OFlags;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Instant;
+
+/// How much, and where.
+#[derive(Clone, Copy, Debug)]
+pub struct Overwrite {
+    /// Bytes of the file.
+    pub len: u64,
+    /// Bytes of a write.
+    pub block: u64,
+    /// Bytes to write in all.
+    pub total: u64,
+    /// Bytes of a window.
+    pub window: u64,
+    /// Offsets and content follow from this.
+    pub seed: u64,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Overwritten {
+    /// Bytes and seconds of each window.
+    pub windows: Vec<(u64, f64)>,
+    /// Latencies of the write calls, ns.
+    pub hist: Hist,
+}
+
+impl Overwrite {
+    /// Does it.
+    pub fn run(&self, file: &dyn Opened) -> Result<Overwritten> {
+        let mut rng = Rng::new(self.seed);
+        let mut buf = AlignedBuf::new(self.block as usize);
+        let (mut out, mut left) = (Overwritten::default(), self.total);
+        while left > 0 {
+            let bytes = left.min(self.window);
+            let start = Instant::now();
+            let mut now = start;
+            for _ in 0..bytes / self.block {
+                let offset = rng.below(self.len / self.block) * self.block;
+                buf[..8].copy_from_slice(&rng.draw().to_le_bytes());
+                file.write(&buf, offset)?;
+                let after = Instant::now();
+                out.hist.record((after - now).as_nanos() as u64);
+                now = after;
+            }
+            file.sync()?;
+            out.windows.push((bytes, start.elapsed().as_secs_f64()));
+            left -= bytes;
+        }
+        Ok(out)
+    }
+
+    /// As a job for a child, on a file of the kernel's.
+    pub fn job(&self, path: &Path) -> Value {
+        json!({ "job": "overwrite", "path": path, "len": self.len, "block": self.block,
+            "total": self.total, "window": self.window, "seed": self.seed })
+    }
+}
+
+/// The child's side of [`Overwrite::job`].
+pub fn overwrite_here(job: &Value) -> Result<Value> {
+    let count = |key: &str| job[key].as_u64().unwrap_or(0);
+    let spec = Overwrite {
+        len: count("len"),
+        block: count("block").max(1),
+        total: count("total"),
+        window: count("window").max(1),
+        seed: count("seed"),
+    };
+    let path = Path::new(job["path"].as_str().unwrap_or_default());
+    let file = KernelFile::new(open_with(path, OFlags::empty())?);
+    spec.run(&file).map(|done| done.to_json())
+}
+
+impl Overwritten {
+    fn to_json(&self) -> Value {
+        json!({ "windows": self.windows, "hist": self.hist.occupied() })
+    }
+
+    /// The answer of a child.
+    pub fn from_json(answer: &Value) -> Self {
+        let mut out = Self::default();
+        for window in answer["windows"].as_array().into_iter().flatten() {
+            let (bytes, seconds) = (window[0].as_u64(), window[1].as_f64());
+            out.windows.push((bytes.unwrap_or(0), seconds.unwrap_or(f64::NAN)));
+        }
+        for pair in answer["hist"].as_array().into_iter().flatten() {
+            out.hist.record_n(pair[0].as_u64().unwrap_or(0), pair[1].as_u64().unwrap_or(0));
+        }
+        out
+    }
+
+    /// Bytes of all windows.
+    pub fn bytes(&self) -> u64 {
+        self.windows.iter().map(|w| w.0).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_cover_the_total_and_survive_the_pipe() {
+        let path = std::env::temp_dir().join(format!("forebay-overwrite-{}", std::process::id()));
+        std::fs::write(&path, vec![0; 64 << 10]).unwrap();
+        let spec =
+            Overwrite { len: 64 << 10, block: 4096, total: 40 << 10, window: 16 << 10, seed: 3 };
+        let answer = overwrite_here(&spec.job(&path)).unwrap();
+        let done = Overwritten::from_json(&answer);
+        let bytes: Vec<u64> = done.windows.iter().map(|w| w.0).collect();
+        assert_eq!(bytes, [16 << 10, 16 << 10, 8 << 10]);
+        assert_eq!((done.bytes(), done.hist.count()), (40 << 10, 10));
+        assert!(std::fs::read(&path).unwrap().iter().any(|b| *b != 0));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

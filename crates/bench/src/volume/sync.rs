@@ -1,0 +1,176 @@
+//! `sync`: random 4 KiB writes, each synced, by one thread and by sixteen with a file each; and bytes that
+//! reach the device for each byte dirtied so.
+//!
+//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its
+//! fdatasync. S3 the amplification is of a run of its own that ends with a clean close, checkpoints and all;
+//! what a cleaner moves is in it.
+
+use super::places::{self, ALL, Ground, Place, QUICK, Synced, Who};
+use crate::dirty::Subject;
+use crate::dirty::drive::{self, Drive};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::backing::Backing;
+use crate::harness::image::Rng;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report};
+use crate::rivals::loopdev::FsKind;
+use forebay_base::Result;
+use forebay_base::units::{GIB, KIB, MIB, format_size};
+
+const JOBS: usize = 16;
+const WRITE: u64 = 4 * KIB;
+
+/// A rival and its bars: with one job, with sixteen.
+const BARS: [(&str, &str, f64, f64); 3] = [
+    ("xfs", "xfs-on-loop", 1.3, 3.0),
+    ("host", "host", 1.0, 1.2),
+    ("btrfs", "btrfs-on-loop", 5.0, 20.0),
+];
+
+/// Runs it.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    rates(options, report)?;
+    amplification(options, report)
+}
+
+fn rates(options: &Options, report: &mut Report) -> Result<()> {
+    let size = options.size_or(16 * MIB, 512 * MIB);
+    let each = (size / JOBS as u64).max(MIB);
+    // Ours writes on into fresh segments: room for what all slices write.
+    let room = if options.quick { 96 * MIB } else { 3 * GIB };
+    let ground = Ground {
+        options,
+        part: "sync",
+        image_bytes: size + each * JOBS as u64 + room,
+        budget: 2 * (size + each * JOBS as u64) + 96 * MIB,
+    };
+    let (who, backings): (&[Who], &[Backing]) = match options.quick {
+        true => (&QUICK, &Backing::ALL[..2]),
+        false => (&ALL, &Backing::ALL),
+    };
+    let places = places::all(&ground, who, backings, report);
+    for place in &places {
+        place.fill("one", size)?;
+        (0..JOBS).try_for_each(|job| place.fill(&format!("many{job}"), each))?;
+    }
+    for (jobs, size) in [(1, size), (JOBS, each)] {
+        let outcome = alternated(options, &places, jobs, size)?;
+        let prefix = if jobs == 1 { "sync" } else { "sync16" };
+        outcome.add_rows(report, prefix);
+        outcome.add_notes(report, prefix, "host");
+        ratios(&outcome, jobs, report);
+        let title = format!("4 KiB random writes, each synced, {jobs} at a time");
+        report.plots.push(outcome.rates_plot("volume", title));
+    }
+    report.note(format!(
+        "sync: a file of {}, 16 of {}, images of {}; a name without a suffix is a written image",
+        format_size(size),
+        format_size(each),
+        format_size(ground.image_bytes)
+    ));
+    Ok(())
+}
+
+fn alternated(options: &Options, places: &[Place], jobs: usize, size: u64) -> Result<Outcome> {
+    let mut variants = Vec::new();
+    for place in places {
+        let name = |job| if jobs == 1 { "one".to_string() } else { format!("many{job}") };
+        let files = (0..jobs).map(|job| place.file(&name(job), false)).collect::<Result<_>>()?;
+        let subject = Synced { place, files };
+        variants.push(Variant::new(place.name, move |turn: &Turn| {
+            let (time, seed) = (turn.time, turn.seed);
+            drive::run(&subject, &Drive { jobs, size, time, seed })
+        }));
+    }
+    let plan = Plan {
+        rounds: options.rounds_or(1, 5),
+        cycles: if options.quick { 1 } else { 3 },
+        slice: options.millis(40, 450),
+        passes: if options.quick { 1 } else { 3 },
+        gate: Some("host"),
+        repeats_max: if options.quick { 0 } else { 2 },
+        lines: options.lines,
+    };
+    alternate(&mut variants, &plan)
+}
+
+fn ratios(outcome: &Outcome, jobs: usize, report: &mut Report) {
+    let prefix = if jobs == 1 { "sync" } else { "sync16" };
+    for (label, rival, one, many) in BARS {
+        let bar = if jobs == 1 { one } else { many };
+        let ratio = outcome.ratio("volume", rival);
+        report.ratio_with_bar(&format!("{prefix}_vs_{label}"), ratio, Good::AtLeast, bar);
+        for (ours, suffix) in [("volume-sparse", "sparse"), ("volume-prealloc", "prealloc")] {
+            let theirs = if rival == "host" { "host".into() } else { format!("{rival}-{suffix}") };
+            let ratio = outcome.ratio(ours, &theirs);
+            if ratio.is_finite() {
+                report.ratio(&format!("{prefix}_vs_{label}_{suffix}"), ratio);
+            }
+        }
+    }
+    report.ratio(&format!("{prefix}_vs_ext4_on_loop"), outcome.ratio("volume", "ext4-on-loop"));
+    let rivals = [
+        ("host", "the host's file system"),
+        ("xfs-on-loop", "kernel xfs on loop"),
+        ("ext4-on-loop", "kernel ext4 on loop"),
+        ("btrfs-on-loop", "kernel btrfs on loop"),
+    ];
+    let cell = format!("4 KiB random writes, each synced, {jobs} at a time");
+    outcome.compare(report, &cell, "volume", &rivals);
+}
+
+/// Bytes to the device for each byte dirtied, every 4 KiB synced.
+fn amplification(options: &Options, report: &mut Report) -> Result<()> {
+    let quick: &[(u64, &str, f64)] = &[(16 * MIB, "1g", 2.1)];
+    let full: &[(u64, &str, f64)] = &[(GIB, "1g", 2.1), (4 * GIB, "4g", 2.25)];
+    for (size, name, bar) in if options.quick { quick } else { full } {
+        let mut who = vec![Who::Volume];
+        if !options.quick && *name == "1g" {
+            who.extend([FsKind::Xfs, FsKind::Btrfs].map(Who::Loop));
+        }
+        for who in who {
+            let dirtied = match (options.quick, who) {
+                (true, _) => 4 * MIB,
+                // The rest of theirs is known sooner, and they are slower.
+                (false, Who::Loop(_)) => 64 * MIB,
+                (false, _) => GIB,
+            };
+            let ground = Ground {
+                options,
+                part: "amplification",
+                image_bytes: 2 * size + 3 * dirtied + 64 * MIB,
+                budget: 256 * MIB,
+            };
+            let metric = format!("synced_{name}_written_per_byte_dirtied");
+            match amplified(&ground, who, *size, dirtied) {
+                Ok(value) => {
+                    report.row(who.name(Backing::Sparse), &metric, "x", &[value]);
+                    if who == Who::Volume {
+                        let ratio = format!("write_amplification_volume_synced_{name}");
+                        report.ratio_with_bar(&ratio, value, Good::AtMost, *bar);
+                    }
+                }
+                Err(e) => report.not_run(&format!("{metric} of {who:?}"), e),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn amplified(ground: &Ground<'_>, who: Who, size: u64, dirtied: u64) -> Result<f64> {
+    let mut place = Place::new(ground, who, Backing::Sparse)?;
+    place.fill("file", size)?;
+    place.reopen()?;
+    let before = place.device_bytes()?;
+    let files = vec![place.file("file", false)?];
+    let subject = Synced { place: &place, files };
+    let mut rng = Rng::new(size);
+    let mut buf = vec![0x5a; WRITE as usize];
+    for _ in 0..dirtied / WRITE {
+        buf[..8].copy_from_slice(&rng.draw().to_le_bytes());
+        subject.write_synced(0, &buf, rng.below(size / WRITE) * WRITE)?;
+    }
+    drop(subject);
+    let written = place.closed_bytes()? - before;
+    Ok(written as f64 / dirtied as f64)
+}

@@ -1,0 +1,148 @@
+//! A loop device of the kernel's over memory, for who needs a block device and nothing in it.
+//!
+//! Invariants: X1 the device goes with its last user: we are one as long as a [`MemoryLoop`] lives, a mount
+//! is another. A process that dies leaves none behind.
+//!
+//! No locks.
+
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::fs::MemfdFlags;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+const LOOP_CTL_GET_FREE: u32 = 0x4c82;
+const LOOP_CONFIGURE: u32 = 0x4c0a;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+/// Somebody else may take the free device first; so often it is tried again.
+const TRIES: u32 = 64;
+
+/// `struct loop_config`: descriptor, block size, `struct loop_info64`, reserved.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+/// `struct loop_info64`.
+#[repr(C)]
+struct LoopInfo {
+    device_to_size_limit: [u64; 5],
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct MemoryLoop {
+    path: PathBuf,
+    _device: File,
+}
+
+fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *const LoopConfig) -> std::io::Result<i32> {
+    // SAFETY: `argument` is null or a whole structure that outlives the call, as both requests want it.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, argument) };
+    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(done) }
+}
+
+impl MemoryLoop {
+    /// A device of so many bytes, all zero. `name` shows in lists of loop devices.
+    pub fn attach(name: &str, bytes: u64) -> Result<Self> {
+        let memory = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)
+            .and_then(|fd| rustix::fs::ftruncate(&fd, bytes).map(|()| fd))
+            .map_err(|e| Error::from_io("make a loop device", e.into()))?;
+        let control = open(Path::new("/dev/loop-control"))?;
+        for _ in 0..TRIES {
+            let free = ioctl(control.as_fd(), LOOP_CTL_GET_FREE, std::ptr::null());
+            let number = free.map_err(|e| Error::from_io("find a free loop device", e))?;
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let device = open(&path)?;
+            match configure(&device, &memory, name) {
+                Ok(()) => return Ok(Self { path, _device: device }),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(e) => return Err(Error::from_io("make a loop device", e).with_path(path)),
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, "find a free loop device", "others took each"))
+    }
+
+    /// `/dev/loopN`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|e| Error::from_io("open", e).with_path(path))
+}
+
+fn configure(device: &File, memory: &OwnedFd, name: &str) -> std::io::Result<()> {
+    let mut file_name = [0; 64];
+    let shown = &name.as_bytes()[..name.len().min(63)];
+    file_name[..shown.len()].copy_from_slice(shown);
+    let info = LoopInfo {
+        device_to_size_limit: [0; 5],
+        number: 0,
+        encrypt_type: 0,
+        encrypt_key_size: 0,
+        flags: LO_FLAGS_AUTOCLEAR,
+        file_name,
+        crypt_name: [0; 64],
+        encrypt_key: [0; 32],
+        init: [0; 2],
+    };
+    let fd = memory.as_raw_fd() as u32;
+    let config = LoopConfig { fd, block_size: 0, info, reserved: [0; 8] };
+    ioctl(device.as_fd(), LOOP_CONFIGURE, &config).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_structure_is_the_kernels() {
+        assert_eq!(size_of::<LoopInfo>(), 232);
+        assert_eq!(size_of::<LoopConfig>(), 304);
+    }
+
+    /// X1, where loop devices can be had.
+    #[test]
+    fn x1_a_device_goes_with_its_last_user() {
+        let size = |path: &Path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let text = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
+            let backing = Path::new("/sys/block").join(name).join("loop/backing_file").exists();
+            (text.trim().parse::<u64>().unwrap(), backing)
+        };
+        let made = match MemoryLoop::attach("forebay-test", 64 << 10) {
+            Ok(made) => made,
+            Err(e) => {
+                let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+                assert!(allowed, "loop devices need root: {e}");
+                return;
+            }
+        };
+        let path = made.path().to_path_buf();
+        assert_eq!(size(&path), (128, true));
+        drop(made);
+        // The kernel clears it on the last close, at the latest when that is worked off.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while size(&path).1 && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert!(!size(&path).1, "{} is still there", path.display());
+    }
+}

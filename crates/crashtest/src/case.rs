@@ -1,0 +1,159 @@
+//! The workloads of a campaign, by number: first all short ones of one step, then those of two steps
+//! beside long ones from seeds.
+//!
+//! Invariants: K1 seed and number give the workload.
+//!
+//! No locks.
+
+use crate::replacing::replacing;
+use crate::script::Script;
+use crate::setup::{Base, Setup};
+use crate::short::{self, PAIRS, SINGLES};
+use forebay_base::Error;
+use forebay_base::world::split_mix;
+use forebay_lfs::fault::Planted;
+use forebay_vfs::check::Op;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Ways to set up a volume in which all sequences of one step are tried.
+const SINGLE_SETUPS: u64 = 8;
+/// One in so many behind them is long.
+const LONG_ONE_IN: u64 = 8;
+/// Coprime to the number of pairs: their order.
+const STRIDE: u64 = 4_001;
+
+/// What a workload does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Sequence of one step.
+    Single(u64),
+    /// Sequence of two steps.
+    Pair(u64),
+    /// Names only, from the seed.
+    Names,
+    /// With content, from the seed.
+    Content,
+    /// Files that take the place of others.
+    Replacing,
+}
+
+/// A workload.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// Its number.
+    pub number: u64,
+    /// What it does.
+    pub kind: Kind,
+    /// How.
+    pub setup: Setup,
+}
+
+impl Case {
+    /// Workload `number` of the campaign with this seed (K1).
+    pub fn new(seed: u64, number: u64, plant: Option<Planted>) -> Self {
+        let singles = SINGLES * SINGLE_SETUPS;
+        let mut draw = seed ^ number.rotate_left(20);
+        let drawn = split_mix(&mut draw);
+        let (kind, setup) = if number < singles {
+            let setup = short_setup(seed.wrapping_add(number / SINGLES), drawn);
+            (Kind::Single(number % SINGLES), setup)
+        } else {
+            let behind = number - singles;
+            match behind % LONG_ONE_IN {
+                0 => long(seed.wrapping_add(behind / LONG_ONE_IN)),
+                within => {
+                    let pair = behind / LONG_ONE_IN * (LONG_ONE_IN - 1) + within - 1;
+                    let at = (pair.wrapping_mul(STRIDE)).wrapping_add(seed) % PAIRS;
+                    (Kind::Pair(at), short_setup(drawn % SHORT_SETUPS, drawn))
+                }
+            }
+        };
+        Self { number, kind, setup: Setup { plant, ..setup } }
+    }
+
+    /// Its steps, or those of them that are named by their place.
+    pub fn script(&self, base: &Base, keep: Option<&[usize]>) -> Script {
+        let setup = &self.setup;
+        let whole = match self.kind {
+            Kind::Single(number) => Script::of(setup, &base.fs, short::single(number)),
+            Kind::Pair(number) => Script::of(setup, &base.fs, short::pair(number)),
+            Kind::Names | Kind::Content => Script::make(setup, setup.seed, &base.fs, setup.steps),
+            Kind::Replacing => Script::of(setup, &base.fs, replacing(setup.seed)),
+        };
+        let Some(keep) = keep else { return whole };
+        let ops: Vec<Op> = keep.iter().filter_map(|at| whole.ops.get(*at).cloned()).collect();
+        Script::of(setup, &base.fs, ops)
+    }
+}
+
+/// Setups of short workloads.
+const SHORT_SETUPS: u64 = 26;
+
+/// One of the ways to set up a volume for a short workload.
+fn short_setup(number: u64, seed: u64) -> Setup {
+    let number = number % SHORT_SETUPS;
+    let inline = [0, 4096, 64 << 10];
+    let plain = Setup {
+        fua: number.is_multiple_of(2),
+        beside: number % 3 == 0,
+        near_end: false,
+        ..Setup::with_content(seed)
+    };
+    match number {
+        // All blocks, all lengths of what is inline, FUA and not.
+        0..24 => Setup {
+            block_bytes: 512 << (number / 6),
+            inline_max: inline[(number / 2 % 3) as usize],
+            ..plain
+        },
+        // Sectors of 4 KiB.
+        _ => Setup { block_bytes: 4096, sector: 4096, inline_max: inline[1], ..plain },
+    }
+}
+
+fn long(seed: u64) -> (Kind, Setup) {
+    match seed % 6 {
+        0 => (Kind::Names, Setup::from_seed(seed)),
+        1 => (Kind::Names, Setup::from_seed(seed).failing()),
+        2 => (Kind::Replacing, Setup::with_content(seed)),
+        3 => (Kind::Content, Setup::with_content(seed).failing()),
+        4 => (Kind::Content, large_sectors(Setup::with_content(seed))),
+        _ => (Kind::Content, Setup::with_content(seed)),
+    }
+}
+
+fn large_sectors(setup: Setup) -> Setup {
+    Setup { block_bytes: 4096, sector: 4096, ..setup }
+}
+
+/// What workloads start from, made once.
+#[derive(Default)]
+pub struct Bases(HashMap<(u32, u32, u64, bool), Rc<Base>>);
+
+impl Bases {
+    /// Of this workload.
+    ///
+    /// # Errors
+    /// What the volume says.
+    pub fn of(&mut self, case: &Case) -> Result<Rc<Base>, Error> {
+        // What was set up by hand starts without the mistake, and by the plainest way.
+        let plain = Setup {
+            seed: 1,
+            plant: None,
+            fua: false,
+            inline_max: 0,
+            failing: Vec::new(),
+            ..case.setup.clone()
+        };
+        let furnished = matches!(case.kind, Kind::Single(_) | Kind::Pair(_));
+        let key = (plain.block_bytes, plain.sector, plain.volume_bytes, furnished);
+        if let Some(base) = self.0.get(&key) {
+            return Ok(base.clone());
+        }
+        let base = if furnished { Base::furnished(&plain)? } else { Base::empty(&plain)? };
+        let base = Rc::new(base);
+        self.0.insert(key, base.clone());
+        Ok(base)
+    }
+}

@@ -1,0 +1,148 @@
+//! What a search has seen.
+//!
+//! Invariants: N1 memory is bounded: distinct digests are counted up to a limit.
+//!
+//! No locks.
+
+use crate::run::Ran;
+use forebay_sim::CrashState;
+use std::collections::HashSet;
+use std::ops::AddAssign;
+
+/// Digests remembered (N1).
+const DIGESTS_MAX: usize = 2_000_000;
+
+/// Numbers that add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Workloads that were carried out.
+    pub workloads: u64,
+    /// Moments at which the power went.
+    pub cuts: u64,
+    /// Distinct (workload, moment, what the disk holds), second lives included.
+    pub states: u64,
+    /// Disks that were recovered and read: what is the same in a workload is recovered once.
+    pub recovered: u64,
+    /// Workloads that went on after a power cut or a kill, cut again at every moment.
+    pub second_lives: u64,
+    /// Of the states: those of a power cut in a second life.
+    pub second_states: u64,
+    /// Kills of the process with the machine up.
+    pub kills: u64,
+    /// States with a write that was lost.
+    pub lost: u64,
+    /// States with a write that was torn.
+    pub torn: u64,
+    /// States with a write that was kept while an earlier one was not.
+    pub reordered: u64,
+    /// Writes that failed.
+    pub writes_failed: u64,
+    /// Flushes that failed.
+    pub flushes_failed: u64,
+    /// Syncs that were acknowledged.
+    pub syncs: u64,
+    /// Syncs that were told of a failure.
+    pub syncs_failed: u64,
+}
+
+impl Counts {
+    /// All, by their names.
+    pub fn named(&self) -> [(&'static str, u64); 14] {
+        [
+            ("workloads", self.workloads),
+            ("cuts", self.cuts),
+            ("states", self.states),
+            ("recovered", self.recovered),
+            ("second_lives", self.second_lives),
+            ("second_states", self.second_states),
+            ("kills", self.kills),
+            ("lost", self.lost),
+            ("torn", self.torn),
+            ("reordered", self.reordered),
+            ("writes_failed", self.writes_failed),
+            ("flushes_failed", self.flushes_failed),
+            ("syncs", self.syncs),
+            ("syncs_failed", self.syncs_failed),
+        ]
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.workloads += other.workloads;
+        self.cuts += other.cuts;
+        self.states += other.states;
+        self.recovered += other.recovered;
+        self.second_lives += other.second_lives;
+        self.second_states += other.second_states;
+        self.kills += other.kills;
+        self.lost += other.lost;
+        self.torn += other.torn;
+        self.reordered += other.reordered;
+        self.writes_failed += other.writes_failed;
+        self.flushes_failed += other.flushes_failed;
+        self.syncs += other.syncs;
+        self.syncs_failed += other.syncs_failed;
+    }
+}
+
+/// What a search has seen.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// Numbers.
+    pub counts: Counts,
+    /// Of what was recovered: N1.
+    pub digests: HashSet<u64>,
+}
+
+impl Seen {
+    /// Distinct results of recovery; a lower bound if there are very many.
+    pub fn distinct(&self) -> u64 {
+        self.digests.len() as u64
+    }
+
+    /// Takes over what another one has seen.
+    pub fn add(&mut self, other: Self) {
+        self.counts += other.counts;
+        other.digests.into_iter().for_each(|digest| self.digest(digest));
+    }
+
+    fn digest(&mut self, digest: u64) {
+        if self.digests.len() < DIGESTS_MAX {
+            self.digests.insert(digest);
+        }
+    }
+
+    pub(crate) fn ran(&mut self, ran: &Ran) {
+        self.counts.workloads += 1;
+        self.counts.syncs += ran.syncs.len() as u64;
+        self.counts.syncs_failed += ran.syncs_failed;
+        self.counts.writes_failed += ran.writes_failed;
+        self.counts.flushes_failed += ran.flushes_failed;
+    }
+
+    pub(crate) fn state(&mut self, state: &CrashState) {
+        self.counts.states += 1;
+        self.counts.lost += u64::from(state.lost());
+        self.counts.torn += u64::from(state.torn());
+        self.counts.reordered += u64::from(state.reordered());
+    }
+
+    pub(crate) fn second(&mut self, state: &CrashState) {
+        self.state(state);
+        self.counts.second_states += 1;
+    }
+
+    pub(crate) fn recovered(&mut self, digest: u64) {
+        self.counts.recovered += 1;
+        self.digest(digest);
+    }
+
+    /// One line.
+    pub fn line(&self) -> String {
+        let distinct = self.distinct();
+        let numbers = self.counts.named();
+        let numbers: Vec<String> = numbers.iter().map(|(name, n)| format!("{name} {n}")).collect();
+        format!("{}, distinct {distinct}", numbers.join(", "))
+    }
+}

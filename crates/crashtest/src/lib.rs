@@ -1,0 +1,36 @@
+//! forebay-crashtest: volumes on the simulated disk under power cuts, for tests and for `forebay crash-test`.
+//!
+//! A *script* is a workload that was carried out once on the file system in memory, with its state after each
+//! step. A *run* carries it out on a volume and keeps every moment at which the power may go. A *search*
+//! takes each of them, and each subset of the writes that were not flushed; recovers what the disk may then
+//! hold; goes on living on some of it, and cuts again. A *verdict* holds what is recovered against the
+//! script: which step it may be, which bytes each block may have (`docs/crash-contract.md`). A *campaign* is
+//! many of these on several threads; what fails is made short.
+//!
+//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing` and `case`, which
+//! say what workloads there are; `campaign`, `shrink`.
+//!
+//! No layer depends on this crate. Locks: `campaign` says.
+#![forbid(unsafe_code)]
+
+mod campaign;
+mod case;
+mod counts;
+mod replacing;
+mod run;
+mod script;
+mod search;
+mod setup;
+mod short;
+mod shrink;
+mod verdict;
+
+pub use campaign::{Options, Progress, Summary, campaign};
+pub use case::{Bases, Case, Kind};
+pub use counts::{Counts, Seen};
+pub use forebay_lfs::fault::Planted;
+pub use replacing::replacing;
+pub use script::Script;
+pub use search::{Depth, Spot, Subject, Violation, look_at, search};
+pub use setup::{Base, Setup};
+pub use shrink::{Failure, shrink};

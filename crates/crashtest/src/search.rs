@@ -1,0 +1,333 @@
+//! One workload: every moment at which the power may go, all that the disk may have kept, recovery, a second
+//! life cut again.
+//!
+//! Invariants: X1 what is looked at depends on the setup, the script and the depth, nothing else, so that a
+//! [`Spot`] finds it again. X2 a state is counted once for each moment; what reads the same is recovered once
+//! in a workload and judged against each moment that it belongs to.
+//!
+//! No locks.
+
+use crate::counts::Seen;
+use crate::run::{Ran, run};
+use crate::script::Script;
+use crate::setup::{Base, Setup};
+use crate::verdict::{Checked, Found, Past, judge, recover};
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::split_mix;
+use forebay_sim::{CrashState, Fate, PowerCut, SimDisk};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::str::FromStr;
+
+/// How much of each workload is looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Depth {
+    /// All subsets of up to so many pending writes, at most 20; more are sampled.
+    pub all_upto: usize,
+    /// Crash states of a moment, at most.
+    pub states: usize,
+    /// One in so many recovered disks is lived on in; 0: none.
+    pub live_on: u64,
+    /// Crash states of a moment of a second life, at most.
+    pub second_states: usize,
+    /// At one in so many moments the process is killed, and the machine goes on; 0: at none.
+    pub kills: u64,
+}
+
+impl Depth {
+    /// All there is.
+    pub const FULL: Self =
+        Self { all_upto: 10, states: usize::MAX, live_on: 60, second_states: 24, kills: 6 };
+}
+
+/// Where something was found wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Spot {
+    /// While the workload ran.
+    Running,
+    /// When the power went at this moment, and the pending writes fared so (letters of [`Fate`]); with the
+    /// flag: in the life after that.
+    Cut(usize, String, bool),
+    /// When the process was killed at this moment, or later.
+    Killed(usize),
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Running => f.write_str("run"),
+            Self::Cut(cut, fates, false) => write!(f, "{cut}:{fates}"),
+            Self::Cut(cut, fates, true) => write!(f, "{cut}:{fates}:then"),
+            Self::Killed(cut) => write!(f, "{cut}:killed"),
+        }
+    }
+}
+
+impl FromStr for Spot {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is none of run, CUT:FATES, CUT:FATES:then, CUT:killed");
+        if text == "run" {
+            return Ok(Self::Running);
+        }
+        let mut parts = text.split(':');
+        let cut = parts.next().and_then(|cut| cut.parse().ok()).ok_or_else(wrong)?;
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some("killed"), None, None) => Ok(Self::Killed(cut)),
+            (Some(fates), then @ (None | Some("then")), None) => {
+                match fates.chars().all(|letter| Fate::from_letter(letter).is_some()) {
+                    true => Ok(Self::Cut(cut, fates.into(), then.is_some())),
+                    false => Err(wrong()),
+                }
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// Something that the contract does not allow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// Where.
+    pub spot: Spot,
+    /// What, in a sentence.
+    pub what: String,
+}
+
+/// A workload on what it starts from.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// How.
+    pub setup: &'a Setup,
+    /// On what.
+    pub base: &'a Base,
+    /// What.
+    pub script: &'a Script,
+}
+
+/// Recovered disks of one workload (X2).
+#[derive(Default)]
+struct Memo {
+    /// By the sum of the disk.
+    disks: HashMap<u64, u64>,
+    /// By their key.
+    found: HashMap<u64, Found>,
+    /// Steps, by key and tag of the moment.
+    judged: HashMap<(u64, u64), usize>,
+}
+
+/// Recoveries that are remembered.
+const MEMO_MAX: usize = 300;
+
+struct Search<'a> {
+    subject: Subject<'a>,
+    depth: Depth,
+    ran: Ran,
+    memo: Memo,
+}
+
+/// Looks at everything, until `stop` says so.
+///
+/// # Errors
+/// The first violation.
+pub fn search(
+    subject: Subject<'_>,
+    depth: Depth,
+    seen: &mut Seen,
+    stop: &dyn Fn(&Seen) -> bool,
+) -> Result<(), Violation> {
+    let mut search = Search::begin(subject, depth, seen)?;
+    for n in 0..search.ran.cuts.len() {
+        if stop(seen) {
+            return Ok(());
+        }
+        seen.counts.cuts += 1;
+        let cut = search.ran.cuts[n].clone();
+        let mut here = HashSet::new();
+        for state in cut.states(depth.all_upto).take(depth.states) {
+            if here.insert(state.sum()) {
+                search.state(n, &cut, &state, None, seen)?;
+            }
+        }
+        let mut draw = subject.setup.seed ^ (n as u64) << 32;
+        let kill = depth.kills > 0 && split_mix(&mut draw).is_multiple_of(depth.kills);
+        if kill && subject.setup.failing.is_empty() {
+            search.killed(n, &cut, seen)?;
+        }
+    }
+    Ok(())
+}
+
+/// Looks at one spot.
+///
+/// # Errors
+/// The violation, if it is there.
+pub fn look_at(
+    subject: Subject<'_>,
+    depth: Depth,
+    spot: &Spot,
+    seen: &mut Seen,
+) -> Result<(), Violation> {
+    let mut search = Search::begin(subject, depth, seen)?;
+    let (Spot::Cut(n, ..) | Spot::Killed(n)) = spot else { return Ok(()) };
+    let Some(cut) = search.ran.cuts.get(*n).cloned() else { return Ok(()) };
+    seen.counts.cuts += 1;
+    match spot {
+        Spot::Cut(n, letters, then) => {
+            let fates: Vec<Fate> = letters.chars().filter_map(Fate::from_letter).collect();
+            search.state(*n, &cut, &cut.state(&fates), Some(*then), seen)
+        }
+        _ => search.killed(*n, &cut, seen),
+    }
+}
+
+impl<'a> Search<'a> {
+    fn begin(subject: Subject<'a>, depth: Depth, seen: &mut Seen) -> Result<Self, Violation> {
+        let disk = subject.base.disk.mount(SimWorld::new(subject.setup.seed ^ 0xd15c));
+        let mut ran = run(subject.setup, subject.script, &disk);
+        seen.ran(&ran);
+        match ran.wrong.take() {
+            Some(what) => Err(Violation { spot: Spot::Running, what }),
+            None => Ok(Self { subject, depth, ran, memo: Memo::default() }),
+        }
+    }
+
+    /// One state; `then` says whether it is lived on in, else that is drawn.
+    fn state(
+        &mut self,
+        n: usize,
+        cut: &PowerCut,
+        state: &CrashState,
+        then: Option<bool>,
+        seen: &mut Seen,
+    ) -> Result<(), Violation> {
+        seen.state(state);
+        let sum = state.sum();
+        let at = |what, then| Violation { spot: Spot::Cut(n, state.label.clone(), then), what };
+        let fresh = !self.memo.disks.contains_key(&sum);
+        let step = self.verdict(n, cut, state, seen).map_err(|what| at(what, false))?;
+        let mut draw = self.subject.setup.seed ^ sum;
+        let one_in = self.depth.live_on;
+        let drawn = fresh && one_in > 0 && split_mix(&mut draw).is_multiple_of(one_in);
+        if !then.unwrap_or(drawn) {
+            return Ok(());
+        }
+        let found = &self.memo.found[&self.memo.disks[&sum]];
+        let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
+        let disk = state.mount(SimWorld::new(3));
+        let setup = self.subject.setup;
+        live_on(setup, self.depth, past, (step, found), &disk, draw, seen)
+            .map_err(|what| at(format!("then {what}"), true))
+    }
+
+    /// The step that a state is.
+    fn verdict(
+        &mut self,
+        n: usize,
+        cut: &PowerCut,
+        state: &CrashState,
+        seen: &mut Seen,
+    ) -> Checked<usize> {
+        let (setup, sum) = (self.subject.setup, state.sum());
+        let key = match self.memo.disks.get(&sum) {
+            Some(key) => *key,
+            None => {
+                if self.memo.found.len() >= MEMO_MAX {
+                    self.memo = Memo::default();
+                }
+                let found = recover(setup, &state.mount(SimWorld::new(1)))?;
+                seen.recovered(found.key());
+                let key = found.key();
+                self.memo.disks.insert(sum, key);
+                self.memo.found.insert(key, found);
+                key
+            }
+        };
+        let found = &self.memo.found[&key];
+        let last = n + 1 == self.ran.cuts.len();
+        if let Some(live) = self.ran.live.filter(|live| last && *live != found.digest) {
+            let digest = found.digest;
+            return Err(format!("all was synced as {live:#x}, recovered is {digest:#x}"));
+        }
+        if let Some(step) = self.memo.judged.get(&(key, cut.tag())) {
+            return Ok(*step);
+        }
+        let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
+        let step = judge(setup, past, found)?;
+        self.memo.judged.insert((key, cut.tag()), step);
+        Ok(step)
+    }
+
+    /// The process dies at this moment, the machine goes on; the volume is opened on what is in the disk's
+    /// volatile cache, used, and then the power goes.
+    fn killed(&self, n: usize, cut: &PowerCut, seen: &mut Seen) -> Result<(), Violation> {
+        let at = |what| Violation { spot: Spot::Killed(n), what };
+        let setup = self.subject.setup;
+        let mut draw = setup.seed ^ 0x0dead ^ (n as u64) << 32;
+        seen.counts.kills += 1;
+        let left = cut.killed(split_mix(&mut draw), SimWorld::new(5));
+        let copy = left.in_world(SimWorld::new(6));
+        let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
+        let found = recover(setup, &copy).map_err(at)?;
+        seen.recovered(found.key());
+        let step = judge(setup, past, &found).map_err(at)?;
+        let second = Setup { fua: split_mix(&mut draw) & 1 == 0, ..setup.clone() };
+        live_on(&second, self.depth, past, (step, &found), &left, draw, seen)
+            .map_err(|what| at(format!("then {what}")))
+    }
+}
+
+/// A second life on what was recovered, cut at every request.
+fn live_on(
+    setup: &Setup,
+    depth: Depth,
+    before: Past<'_>,
+    (step, found): (usize, &Found),
+    disk: &SimDisk,
+    seed: u64,
+    seen: &mut Seen,
+) -> Checked<()> {
+    let moment = &before.script.moments[step];
+    let start = if setup.content { moment.with_files(&found.files) } else { moment.fs.snapshot() };
+    let mut rng = seed;
+    let script = Script::make(setup, split_mix(&mut rng), &start, 8);
+    let mut ran = run(setup, &script, disk);
+    seen.counts.second_lives += 1;
+    if let Some(what) = ran.wrong.take() {
+        return Err(format!("a second life: {what}"));
+    }
+    let mut judged: HashSet<(u64, u64)> = HashSet::new();
+    for (n, cut) in ran.cuts.iter().enumerate() {
+        let progress = ran.progress(cut);
+        // Until it is open nothing was served that has to stay.
+        let past = if progress.opened { Past::new(&script, &ran, progress) } else { before };
+        for state in cut.states(depth.all_upto).take(depth.second_states) {
+            if !judged.insert((state.sum(), cut.tag())) {
+                continue;
+            }
+            seen.second(&state);
+            let found = recover(setup, &state.mount(SimWorld::new(4)));
+            let at = |e| format!("a second life, {n}:{}: {e}", state.label);
+            let found = found.map_err(at)?;
+            seen.recovered(found.key());
+            judge(setup, past, &found).map_err(at)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spots_read_back() {
+        for text in ["run", "3:", "12:+.<e0", "12:+.:then", "7:killed"] {
+            assert_eq!(text.parse::<Spot>().unwrap().to_string(), text);
+        }
+        for text in ["", "3", "x:+", "3:+:later", "3:+:then:x", "3:?", "-1:+"] {
+            assert!(text.parse::<Spot>().is_err(), "{text}");
+        }
+    }
+}

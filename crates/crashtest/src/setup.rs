@@ -1,0 +1,219 @@
+//! How a workload's volume and disk are set up.
+//!
+//! No locks.
+
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::{WorldRef, split_mix};
+use forebay_base::{Error, ErrorKind};
+use forebay_block::{BioOp, DeviceRef};
+use forebay_cache::{Config, PageCache};
+use forebay_lfs::fault::{Plant, Planted};
+use forebay_lfs::{AllocMode, CreateOptions, OpenOptions, Volume};
+use forebay_sim::{CrashState, Fate, Fault, FaultRule, SimConfig, SimDisk};
+use forebay_vfs::check::op::Make;
+use forebay_vfs::check::{Op, Path, Runner, Target, Times};
+use forebay_vfs::mem::MemFs;
+use forebay_vfs::{ManualClock, OpenFlags, Privileges, SetXattr, Timestamp};
+use std::sync::Arc;
+
+/// One way to set up a run; drawn from the seed.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Decides the schedule, and what is generated.
+    pub seed: u64,
+    /// Of the volume, bytes.
+    pub block_bytes: u32,
+    /// Of the disk: what is never torn, bytes.
+    pub sector: u32,
+    /// A lone record goes out with FUA.
+    pub fua: bool,
+    /// The mistake to make.
+    pub plant: Option<Planted>,
+    /// Longest content in a record, bytes.
+    pub inline_max: u32,
+    /// How blocks are given out.
+    pub alloc: AllocMode,
+    /// Files have content.
+    pub content: bool,
+    /// Largest end of a range, bytes.
+    pub file_bytes: u64,
+    /// Of the disk, bytes.
+    pub volume_bytes: u64,
+    /// The log comes to the end of its segment soon.
+    pub near_end: bool,
+    /// Steps.
+    pub steps: usize,
+    /// Flushes or writes fail now and then.
+    pub failing: Vec<FaultRule>,
+    /// Somebody else syncs everything now and then.
+    pub beside: bool,
+}
+
+impl Setup {
+    /// Names only, 40 steps.
+    pub fn from_seed(seed: u64) -> Self {
+        let mut rng = seed ^ 0x5eed;
+        let mut pick = |n: u64| split_mix(&mut rng) % n;
+        Self {
+            seed,
+            block_bytes: 512 << pick(4),
+            sector: 512,
+            fua: pick(2) == 0,
+            inline_max: [0, 4096, 64 << 10][pick(3) as usize],
+            plant: None,
+            alloc: AllocMode::ALL[pick(3) as usize],
+            content: false,
+            file_bytes: 48 << 10,
+            volume_bytes: 1 << 20,
+            near_end: seed.is_multiple_of(2),
+            steps: 40,
+            failing: Vec::new(),
+            beside: true,
+        }
+    }
+
+    /// With content.
+    pub fn with_content(seed: u64) -> Self {
+        Self { content: true, volume_bytes: 2 << 20, steps: 50, ..Self::from_seed(seed) }
+    }
+
+    /// On a disk that sometimes fails: one flush and one write, two flushes, or two writes and a flush.
+    pub fn failing(mut self) -> Self {
+        let fail = Fault::Fail(ErrorKind::Io);
+        // The first flush belongs to the opening.
+        let flush = FaultRule::on(BioOp::Flush, fail).nth(2 + self.seed % 3);
+        let write = FaultRule::on(BioOp::Write, fail).nth(2 + self.seed % 5);
+        self.failing = match self.seed % 3 {
+            0 => vec![flush, write],
+            1 => vec![flush.times(2)],
+            _ => vec![write.times(2), FaultRule::on(BioOp::Flush, fail).nth(6)],
+        };
+        self
+    }
+
+    /// How the volume is opened.
+    ///
+    /// # Errors
+    /// No memory for a cache.
+    pub fn options(&self, world: &WorldRef) -> Result<OpenOptions, Error> {
+        let config =
+            Config { huge_pages: false, folio_size: 16384, ..Config::with_budget(1 << 20) };
+        let cache = match self.content {
+            true => Some(PageCache::new(config, world.clone())?),
+            false => None,
+        };
+        Ok(OpenOptions {
+            clock: Arc::new(ManualClock::default()),
+            cache,
+            inline_max: self.inline_max,
+            fua: self.fua,
+            alloc: self.alloc,
+            serialized_dio_pages: 2,
+            lock_points: self.alloc != AllocMode::Reserve,
+            plant: Plant(self.plant),
+            ..OpenOptions::default()
+        })
+    }
+
+    /// A disk with an empty volume, everything durable.
+    ///
+    /// # Errors
+    /// What the making says.
+    pub fn blank(&self) -> Result<SimDisk, Error> {
+        let world = SimWorld::new(self.seed);
+        let config =
+            SimConfig { size: self.volume_bytes, sector: self.sector, ..SimConfig::default() };
+        let disk = SimDisk::new(world.clone(), config);
+        let device: DeviceRef = Arc::new(disk.clone());
+        let options = CreateOptions {
+            block_bytes: self.block_bytes,
+            segment_bytes: 64 << 10,
+            ..CreateOptions::new([7; 16], [9; 16], Timestamp::new(1, 0))
+        };
+        let asked: WorldRef = world.clone();
+        let made = world.run(Volume::create(&device, &asked, &options));
+        world.stop();
+        made.map(|()| disk)
+    }
+}
+
+/// What a workload starts from.
+pub struct Base {
+    /// The disk.
+    pub disk: CrashState,
+    /// What the volume on it holds.
+    pub fs: MemFs,
+}
+
+impl Base {
+    /// An empty volume.
+    ///
+    /// # Errors
+    /// What the making says.
+    pub fn empty(setup: &Setup) -> Result<Self, Error> {
+        Ok(Self { disk: all_kept(&setup.blank()?), fs: MemFs::default() })
+    }
+
+    /// A few files and directories, everything durable.
+    ///
+    /// # Errors
+    /// What the volume says.
+    pub fn furnished(setup: &Setup) -> Result<Self, Error> {
+        let disk = setup.blank()?;
+        let (fs, world) = (MemFs::default(), disk.world().clone());
+        let device: DeviceRef = Arc::new(disk.clone());
+        let asked: WorldRef = world.clone();
+        let options = setup.options(&asked)?;
+        let made = world.run(async {
+            let volume = Volume::open(&device, &asked, &options).await?;
+            let mut here = Runner::new(Times::Ignore, None);
+            let mut there = Runner::new(Times::Ignore, None);
+            for op in furniture() {
+                let (done, wanted) = (here.apply(&volume, &op).await, there.apply(&fs, &op).await);
+                debug_assert_eq!(done, wanted, "{op:?}");
+            }
+            here.close_all();
+            there.close_all();
+            volume.close().await
+        });
+        world.stop();
+        made.map(|()| Self { disk: all_kept(&disk), fs })
+    }
+}
+
+fn all_kept(disk: &SimDisk) -> CrashState {
+    let cut = disk.cut_now();
+    cut.state(&vec![Fate::Whole; cut.pending()])
+}
+
+/// Whoever makes things in workloads.
+pub(crate) const MAKE: Make = Make { perm: 0o644, owner: (0, 0) };
+
+/// What [`Base::furnished`] holds: `/0` with three blocks of 4 KiB and an attribute, `/1` with less than
+/// a block, `/3/2` in a directory, an empty directory `/4`.
+fn furniture() -> Vec<Op> {
+    let flags = OpenFlags::READ | OpenFlags::WRITE;
+    let create =
+        |path: &[u8], slot| Op::Create { path: Path(path.to_vec()), make: MAKE, slot, flags };
+    let write = |slot, len, fill| Op::Write {
+        slot,
+        offset: 0,
+        len,
+        fill,
+        append: false,
+        privileges: Privileges::Keep,
+    };
+    let of = Target::Path(Path(vec![0]));
+    vec![
+        create(&[0], 0),
+        write(0, 9001, 11),
+        Op::SetXattr { of, name: 0, len: 30, fill: 5, how: SetXattr::Any },
+        create(&[1], 1),
+        write(1, 701, 12),
+        Op::Mkdir { path: Path(vec![3]), make: MAKE },
+        create(&[3, 2], 2),
+        write(2, 301, 13),
+        Op::Mkdir { path: Path(vec![4]), make: MAKE },
+        Op::SyncFs,
+    ]
+}

@@ -1,0 +1,200 @@
+//! What is recovered, held against the past that it may come from.
+//!
+//! No locks.
+
+use crate::run::{Progress, Ran, Synced};
+use crate::script::{Paths, Script, read_files, without_content};
+use crate::setup::Setup;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::{WorldRef, split_mix};
+use forebay_block::{BioOp, DeviceRef};
+use forebay_lfs::Volume;
+use forebay_sim::SimDisk;
+use forebay_vfs::check::{Times, Tree};
+use std::sync::Arc;
+
+/// A sentence that says what is wrong.
+pub type Checked<T> = Result<T, String>;
+
+/// What was found on a disk.
+pub struct Found {
+    /// Names and attributes.
+    pub names: Tree,
+    /// Content.
+    pub files: Paths,
+    /// Of the volume.
+    pub digest: u64,
+}
+
+impl Found {
+    /// One number for everything: what lies at the same place may still read differently.
+    pub fn key(&self) -> u64 {
+        let mut key = self.digest;
+        for (path, (_, content)) in &self.files {
+            key ^= u64::from(forebay_base::checksum::crc32c(path)) << 32;
+            key ^= u64::from(forebay_base::checksum::crc32c(content));
+            key = split_mix(&mut key);
+        }
+        key
+    }
+}
+
+/// The past that something may come from.
+#[derive(Clone, Copy)]
+pub struct Past<'a> {
+    /// What was done.
+    pub script: &'a Script,
+    /// How far it was.
+    pub progress: Progress,
+    /// Syncs that were acknowledged until then.
+    pub syncs: &'a [Synced],
+}
+
+impl<'a> Past<'a> {
+    /// Of a run, at a moment.
+    pub fn new(script: &'a Script, ran: &'a Ran, progress: Progress) -> Self {
+        Self { script, progress, syncs: &ran.syncs[..progress.syncs] }
+    }
+}
+
+/// Opens the volume on `disk` and reads all of it; then opens what that has left and finds the same again.
+///
+/// # Errors
+/// What is wrong.
+pub fn recover(setup: &Setup, disk: &SimDisk) -> Checked<Found> {
+    let found = open_and(setup, disk, async |volume| {
+        let digest = volume.digest();
+        let files = match setup.content {
+            true => read_files(volume).await.map_err(|e| format!("content: {e}"))?,
+            false => Paths::new(),
+        };
+        let tree = Tree::read(volume, Times::Ignore).await?;
+        Ok(Found { names: without_content(tree), files, digest })
+    })?;
+    // What the first opening may have written lies in a volatile cache: the second one finds the same.
+    let again = disk.power_cut(setup.seed).in_world(SimWorld::new(2));
+    let plain = Setup { content: false, ..setup.clone() };
+    let digest = open_and(&plain, &again, async |volume| Ok(volume.digest()));
+    match digest.map_err(|what| format!("again: {what}"))? {
+        same if same == found.digest => Ok(found),
+        _ => Err("recovered again, it is something else".into()),
+    }
+}
+
+/// Opens the volume on `disk`, looks at it, and leaves it as if the process died.
+fn open_and<T>(
+    setup: &Setup,
+    disk: &SimDisk,
+    look: impl AsyncFnOnce(&Volume) -> Checked<T>,
+) -> Checked<T> {
+    let world: Arc<SimWorld> = disk.world().clone();
+    let device: DeviceRef = Arc::new(disk.clone());
+    let asked: WorldRef = world.clone();
+    let options = setup.options(&asked).map_err(|e| e.to_string())?;
+    let seen = world.run(async {
+        let volume = Volume::open(&device, &asked, &options).await;
+        let volume = volume.map_err(|e| format!("it does not open: {e}"))?;
+        look(&volume).await
+    });
+    world.stop();
+    let seen = seen?;
+    match disk.log().iter().any(|entry| entry.op == BioOp::Write) {
+        true => Err("R14: recovery and reading wrote something".into()),
+        false => Ok(seen),
+    }
+}
+
+/// Finds the step that it is: not before what was acknowledged.
+///
+/// # Errors
+/// What is wrong.
+pub fn judge(setup: &Setup, past: Past<'_>, found: &Found) -> Checked<usize> {
+    let Progress { acked, begun, .. } = past.progress;
+    let moments = &past.script.moments;
+    let mut why = None;
+    for step in (acked..=begun).rev() {
+        if *moments[step].names() != found.names {
+            continue;
+        }
+        match content(setup, past, &found.files, step) {
+            Ok(()) => return Ok(step),
+            Err(what) => why = Some(format!("as step {step}: {what}")),
+        }
+    }
+    if let Some(why) = why {
+        return Err(why);
+    }
+    let earlier = (0..acked).rev().find(|s| *moments[*s].names() == found.names);
+    let last = moments[begun].names().difference(&found.names);
+    Err(format!(
+        "it is no step from {acked} to {begun}; earlier: {earlier:?}; from the last: {last:?}"
+    ))
+}
+
+/// The content of every file, if the names are those of `step`.
+fn content(setup: &Setup, past: Past<'_>, files: &Paths, step: usize) -> Checked<()> {
+    if !setup.content {
+        return Ok(());
+    }
+    let moments = &past.script.moments;
+    for (path, (_, found)) in files {
+        let shown = path.escape_ascii();
+        let Some((ino, _)) = moments[step].files().paths.get(path) else {
+            return Err(format!("{shown} is no file there"));
+        };
+        let lowest = lowest(past, *ino, step);
+        let versions: Vec<&[u8]> = (lowest..=past.progress.begun)
+            .filter_map(|n| moments[n].files().inodes.get(ino))
+            .map(|content| &content[..])
+            .collect();
+        one_file(found, &versions, setup.block_bytes as usize)
+            .map_err(|e| format!("{shown} (#{ino}, since step {lowest}): {e}"))?;
+    }
+    Ok(())
+}
+
+/// The oldest version that a file may have.
+fn lowest(past: Past<'_>, ino: u64, step: usize) -> usize {
+    let syncs = past.syncs.iter().filter(|(of, _)| of.is_none_or(|of| of == ino));
+    let synced = syncs.map(|(_, steps)| *steps).max().unwrap_or(0);
+    let any = past.syncs.iter().map(|(_, steps)| *steps).max().unwrap_or(0);
+    let closed = past.script.closed.iter().filter(|(of, at)| *of == ino && *at <= any);
+    let closed = closed.map(|(_, at)| *at).max().unwrap_or(0);
+    let replaced = past.script.replacing.iter().filter(|(of, by)| *of == ino && *by < step);
+    let replaced = replaced.map(|(_, by)| *by).max().unwrap_or(0);
+    synced.max(closed).max(replaced)
+}
+
+/// Each block is that of a version, and no size is without its bytes.
+fn one_file(found: &[u8], versions: &[&[u8]], block: usize) -> Checked<()> {
+    let sizes = versions.iter().map(|content| content.len());
+    let (least, most) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
+    if !(least..=most).contains(&found.len()) {
+        return Err(format!("{} bytes, it had {least} to {most}", found.len()));
+    }
+    for start in (0..found.len()).step_by(block) {
+        let end = (start + block).min(found.len());
+        let bytes = &found[start..end];
+        let zero = |bytes: &[u8]| bytes.iter().all(|b| *b == 0);
+        let allowed = versions.iter().enumerate().any(|(n, content)| {
+            if content.len() <= start {
+                return false;
+            }
+            let upto = content.len().min(end);
+            let same = content[start..upto] == bytes[..upto - start];
+            // Behind its end: a later version has zeros there.
+            let later = &versions[n..];
+            let filled = upto == end || later.iter().any(|c| c.len() >= end && zero(&c[upto..end]));
+            same && zero(&bytes[upto - start..]) && filled
+        });
+        if !allowed {
+            let first = bytes.iter().take(8).collect::<Vec<_>>();
+            let sizes: Vec<usize> = versions.iter().map(|v| v.len()).collect();
+            return Err(format!(
+                "block at {start} of {} is of no version: {first:?}.., sizes {sizes:?}",
+                found.len()
+            ));
+        }
+    }
+    Ok(())
+}

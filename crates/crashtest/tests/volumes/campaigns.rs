@@ -1,0 +1,66 @@
+//! Campaigns: as many states as were asked for, all different kinds of them, the same from the same seed; and
+//! a failure that is made short and repeats.
+//!
+//! No locks.
+
+use crate::from_env;
+use forebay_crashtest::{Options, Planted, Spot, Summary, campaign};
+
+fn quietly(options: &Options) -> Summary {
+    campaign(options, &mut |_| ())
+}
+
+/// Nothing is wrong in many states, and every class of fault happens. `FOREBAY_CRASH_STATES` sets the number.
+#[test]
+fn many_states_and_nothing_wrong() {
+    let wanted = from_env("FOREBAY_CRASH_STATES").unwrap_or(3_000);
+    let jobs = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let seed = from_env("FOREBAY_SEED").unwrap_or(1);
+    let summary = quietly(&Options { states: Some(wanted), jobs, seed, ..Options::default() });
+    let (counts, distinct) = (summary.counts, summary.distinct);
+    println!("{counts:?}, distinct {distinct}, {:.0} states/s", summary.rate());
+    if let Some(failure) = summary.failure {
+        panic!("forebay {}\n{failure:#?}", failure.command());
+    }
+    assert!(counts.states >= wanted && counts.recovered > wanted / 4);
+    for (name, count) in counts.named() {
+        let rare = ["writes_failed", "flushes_failed", "syncs_failed"].contains(&name);
+        assert!(count > 0 || rare && wanted < 50_000, "no {name}");
+    }
+}
+
+/// The same seed sees the same, whatever the number of threads.
+#[test]
+fn the_same_seed_sees_the_same() {
+    let whole = |case| {
+        let summary = quietly(&Options { case: Some(case), seed: 3, ..Options::default() });
+        assert!(summary.failure.is_none(), "{:?}", summary.failure);
+        (summary.counts, summary.distinct)
+    };
+    for case in [5, 700, 725] {
+        let (first, again) = (whole(case), whole(case));
+        assert_eq!(first, again);
+        assert!(first.0.states > 2, "{case}: {first:?}");
+    }
+}
+
+/// A violation is made short, and its command repeats it, without the mistake nothing.
+#[test]
+fn a_failure_is_made_short_and_repeats() {
+    let plant = Some(Planted::AckBeforeFlush);
+    let summary = quietly(&Options { plant, states: Some(200_000), jobs: 2, ..Options::default() });
+    let failure = summary.failure.expect("the mistake shows");
+    println!("forebay {}\n{:?}\n{}", failure.command(), failure.steps, failure.violation.what);
+    assert!(failure.steps.len() <= 6, "{:?}", failure.steps);
+    let again = Options {
+        plant,
+        case: Some(failure.case),
+        steps: Some(failure.keep.clone()),
+        spot: Some(failure.violation.spot.clone()),
+        ..Options::default()
+    };
+    let repeated = quietly(&again).failure.expect("it repeats");
+    assert_eq!(repeated.violation, failure.violation);
+    assert_ne!(repeated.violation.spot, Spot::Running);
+    assert!(quietly(&Options { plant: None, ..again }).failure.is_none());
+}

@@ -1,0 +1,78 @@
+//! The suite finds what it is there for: each planted mistake makes the search report a violation, and the
+//! same workloads without it none.
+//!
+//! No locks.
+
+use crate::cuts::{KILLED, QUICK, every_cut, replaced};
+use forebay_crashtest::{Depth, Planted, Seen, Setup, Violation};
+
+/// Seeds tried until one shows the mistake.
+const TRIES: u64 = 40;
+
+/// How a mistake is looked for.
+struct Hunt {
+    setup: fn(u64) -> Setup,
+    change: fn(&mut Setup),
+    search: fn(&Setup, Depth, &mut Seen) -> Result<(), Violation>,
+    depth: Depth,
+}
+
+/// Workloads of names, cut everywhere.
+const NAMES: Hunt =
+    Hunt { setup: Setup::from_seed, change: |_| (), search: every_cut, depth: QUICK };
+const CONTENT: Hunt = Hunt { setup: Setup::with_content, ..NAMES };
+/// Nothing goes into records.
+const RUNS: Hunt = Hunt { change: |setup| setup.inline_max = 0, ..CONTENT };
+const FAILING: Hunt = Hunt { setup: |seed| Setup::from_seed(seed).failing(), ..NAMES };
+const KILLS: Hunt = Hunt { depth: KILLED, ..NAMES };
+
+fn hunt(fault: Planted) -> Hunt {
+    match fault {
+        Planted::AckBeforeFlush => NAMES,
+        Planted::SwallowedFlushError | Planted::StaleTail => FAILING,
+        Planted::UnflushedRecovery => Hunt { change: |setup| setup.fua = false, ..KILLS },
+        Planted::SameGeneration => KILLS,
+        Planted::TornRecord => Hunt { change: |setup| setup.inline_max = 64 << 10, ..CONTENT },
+        Planted::UnverifiedData | Planted::PublishedEarly => RUNS,
+        Planted::EarlyFua => {
+            Hunt { change: |setup| (setup.inline_max, setup.fua) = (0, true), ..CONTENT }
+        }
+        Planted::SizeBeforeData => CONTENT,
+        Planted::RenameBeforeData => Hunt { search: replaced, ..CONTENT },
+    }
+}
+
+/// The first seed that shows the mistake; without it that seed shows nothing.
+fn find(fault: Planted) -> Result<(), String> {
+    let Hunt { setup, change, search, depth } = hunt(fault);
+    let mut seen = Seen::default();
+    for seed in 1..=TRIES {
+        let mut plain = setup(seed);
+        change(&mut plain);
+        let planted = Setup { plant: Some(fault), ..plain.clone() };
+        if let Err(violation) = search(&planted, depth, &mut seen) {
+            let clean = search(&plain, depth, &mut Seen::default());
+            let (what, states) = (violation.what, seen.counts.states);
+            let what: String = what.chars().take(120).collect();
+            println!("{}: seed {seed}, {states} states: {what}", fault.name());
+            return clean.map_err(|e| format!("{fault:?}: also without it: {e:?}"));
+        }
+    }
+    Err(format!("{fault:?} was not found: {}", seen.line()))
+}
+
+/// K11, O12 among them.
+#[test]
+fn every_planted_mistake_is_found() {
+    let missed: Vec<String> =
+        Planted::ALL.into_iter().filter_map(|fault| find(fault).err()).collect();
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[test]
+fn mistakes_have_names() {
+    for fault in Planted::ALL {
+        assert_eq!(Planted::from_name(fault.name()), Some(fault));
+    }
+    assert_eq!(Planted::from_name("none"), None);
+}

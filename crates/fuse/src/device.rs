@@ -1,0 +1,121 @@
+//! /dev/fuse: one message in, one out.
+//!
+//! The payload of a `WRITE` is read to the start of an aligned buffer, its head beside it; of other
+//! requests head and rest are put together again.
+//!
+//! Invariants: D1 a buffer that is read into has room for the longest message that the kernel was allowed.
+//! D2 the payload is the buffer's beginning.
+//!
+//! No locks; the device takes and gives whole messages, from any thread.
+
+use crate::proto::consts::{OUT_HEADER_BYTES, WRITE_HEADER_BYTES};
+use crate::proto::reply;
+use forebay_base::buf::AlignedBuf;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+
+/// Longest payload of a request, bytes.
+pub(crate) const PAYLOAD_MAX: usize = 1 << 20;
+/// Bytes that the kernel insists on having room for.
+const LEAST_BYTES: usize = 8192;
+const _: () = assert!(PAYLOAD_MAX >= LEAST_BYTES);
+
+/// The open device; it is the connection.
+pub(crate) struct Device(OwnedFd);
+
+/// A message as it was read.
+pub(crate) struct Incoming {
+    pub head: [u8; WRITE_HEADER_BYTES],
+    /// What came after the head.
+    pub payload: AlignedBuf,
+    /// Bytes of the whole message.
+    pub len: usize,
+}
+
+impl Incoming {
+    pub fn new() -> Self {
+        Self { head: [0; WRITE_HEADER_BYTES], payload: AlignedBuf::new(PAYLOAD_MAX), len: 0 }
+    }
+
+    /// The head as far as it was read.
+    pub fn head(&self) -> &[u8] {
+        &self.head[..self.len.min(WRITE_HEADER_BYTES)]
+    }
+
+    /// What came after the head.
+    pub fn rest(&self) -> &[u8] {
+        &self.payload[..self.len.saturating_sub(WRITE_HEADER_BYTES)]
+    }
+
+    /// Head and rest in one piece.
+    pub fn whole(&self) -> Vec<u8> {
+        [self.head(), self.rest()].concat()
+    }
+
+    /// The payload as a buffer of its own: this one, if it is full.
+    pub fn take_payload(&mut self) -> AlignedBuf {
+        match self.rest().len() == PAYLOAD_MAX {
+            true => std::mem::replace(&mut self.payload, AlignedBuf::new(PAYLOAD_MAX)),
+            false => AlignedBuf::copy_of(self.rest()),
+        }
+    }
+}
+
+/// What reading a message came to.
+pub(crate) enum Read {
+    Message,
+    /// Nothing this time.
+    Again,
+    /// The connection is over: unmounted or aborted.
+    Ended,
+}
+
+impl Device {
+    pub fn new(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Waits for a message.
+    pub fn read(&self, into: &mut Incoming) -> Result<Read, Errno> {
+        let Incoming { head, payload, len } = into;
+        let mut parts = [IoSliceMut::new(head), IoSliceMut::new(payload)];
+        match rustix::io::readv(&self.0, &mut parts) {
+            Ok(n) => {
+                *len = n;
+                Ok(Read::Message)
+            }
+            // Interrupted; or the asker was, before the request was ours.
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => Ok(Read::Again),
+            Err(Errno::NODEV | Errno::CONNABORTED) => Ok(Read::Ended),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Answers a request. False: nobody waits for the answer any more.
+    pub fn reply(&self, unique: u64, errno: i32, body: &[u8]) -> bool {
+        let header = reply::header(unique, errno, body.len());
+        let parts = [IoSlice::new(&header), IoSlice::new(body)];
+        let used = if body.is_empty() { &parts[..1] } else { &parts[..] };
+        match rustix::io::writev(&self.0, used) {
+            Ok(n) => {
+                debug_assert_eq!(n, OUT_HEADER_BYTES + body.len());
+                true
+            }
+            Err(Errno::NOENT | Errno::NODEV) => false,
+            Err(e) => {
+                log::error!("the kernel refused the answer to request {unique}: {e}");
+                // Whoever asked must not wait for ever.
+                if !body.is_empty() {
+                    self.reply(unique, Errno::IO.raw_os_error(), &[]);
+                }
+                false
+            }
+        }
+    }
+
+    /// Tells the kernel something.
+    pub fn notify(&self, message: &[u8]) -> Result<(), Errno> {
+        rustix::io::write(&self.0, message).map(drop)
+    }
+}

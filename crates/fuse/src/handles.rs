@@ -1,0 +1,92 @@
+//! What the kernel has open: numbers for open files.
+//!
+//! Invariants: H1 a number denotes one opening from the reply that gave it to its release.
+//!
+//! Lock: one, for the length of a look.
+
+use forebay_base::IoFlags;
+use forebay_base::sync::RwLock;
+use forebay_base::sync::atomic::{AtomicU32, Ordering};
+use forebay_vfs::OpenFileRef;
+use std::sync::Arc;
+
+/// An opening.
+pub(crate) struct Handle {
+    pub file: OpenFileRef,
+    /// Durability that it was opened with; requests say the present one where they can.
+    pub sync: IoFlags,
+    /// One of [`crate::ioctl`].
+    mode: AtomicU32,
+}
+
+impl Handle {
+    pub fn new(file: OpenFileRef, sync: IoFlags) -> Self {
+        Self { file, sync, mode: AtomicU32::new(crate::ioctl::MODE_CACHED) }
+    }
+
+    pub fn mode(&self) -> u32 {
+        self.mode.load(Ordering::Relaxed)
+    }
+
+    /// False: no such mode.
+    pub fn set_mode(&self, mode: u32) -> bool {
+        let known = crate::ioctl::mode_flags(mode).is_some();
+        if known {
+            self.mode.store(mode, Ordering::Relaxed);
+        }
+        known
+    }
+
+    /// What the mode adds to each request.
+    pub fn mode_flags(&self) -> IoFlags {
+        crate::ioctl::mode_flags(self.mode()).unwrap_or_default()
+    }
+}
+
+#[derive(Default)]
+struct Slots {
+    slots: Vec<Option<Arc<Handle>>>,
+    free: Vec<u32>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Handles(RwLock<Slots>);
+
+impl Handles {
+    /// Numbers an opening.
+    pub fn add(&self, handle: Handle) -> u64 {
+        let mut table = self.0.write();
+        let at = table.free.pop().unwrap_or_else(|| {
+            table.slots.push(None);
+            table.slots.len() as u32 - 1
+        });
+        table.slots[at as usize] = Some(Arc::new(handle));
+        u64::from(at)
+    }
+
+    pub fn get(&self, fh: u64) -> Option<Arc<Handle>> {
+        let table = self.0.read();
+        table.slots.get(usize::try_from(fh).ok()?)?.clone()
+    }
+
+    /// Takes an opening out. The file itself goes with its last user, outside of the lock.
+    pub fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
+        let mut table = self.0.write();
+        let handle = table.slots.get_mut(usize::try_from(fh).ok()?)?.take()?;
+        table.free.push(fh as u32);
+        Some(handle)
+    }
+
+    /// Takes all out.
+    pub fn clear(&self) {
+        let all = std::mem::take(&mut *self.0.write());
+        drop(all);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        let table = self.0.read();
+        table.slots.len() - table.free.len()
+    }
+}

@@ -1,0 +1,41 @@
+//! forebay-fuse: a file system of ours, [`forebay_vfs::FileSystem`], as a mount of the kernel's.
+//!
+//! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mount`] (how the kernel is asked
+//! for a mount), `device` (one message of /dev/fuse in, one out), `inodes` and `handles` (what the kernel
+//! knows of us), `serve` (a request answered by the contract), [`session`] (threads, ending), [`notify`],
+//! [`watchdog`].
+//!
+//! ```text
+//!   reader threads, as many as CPUs        background tasks of the world        notify thread
+//!   read /dev/fuse ─▶ parse ─▶ first poll ──pending──▶ polled when woken           queue ─▶ write
+//!        ▲              │ ready                              │ ready
+//!        └── writev ◀───┘                          writev ◀──┘
+//! ```
+//! Invariants: U1 each request that wants an answer gets one, also when its handler panics. U2 what the
+//! kernel knows of an inode is counted before it is told, and taken back if it could not be told. U3 no
+//! reader thread waits for a device, a lock that is held across a wait, or a notification. U4 an inode that
+//! has lost its last name lives until the kernel has forgotten it. U5 `DESTROY` is answered when everything
+//! is durable and the file system is given back.
+//!
+//! Locks, all leaves, none held across a call of the file system: the table of handles, the shards of the
+//! inodes, the inodes kept without a name, the queue of notices, the session's state.
+#![forbid(unsafe_code)]
+
+mod device;
+mod handles;
+mod inodes;
+pub mod ioctl;
+pub mod mount;
+pub mod notify;
+pub mod options;
+pub mod proto;
+mod serve;
+pub mod session;
+pub mod watchdog;
+
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+
+pub use mount::{MountKind, Mounted, mount};
+pub use options::{KernelCache, Options};
+pub use session::{Ending, Session};

@@ -1,0 +1,97 @@
+//! How a mount is made and served.
+//!
+//! No locks.
+
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::mount::MountFlags;
+use std::str::FromStr;
+
+/// Which open files the kernel's page cache may keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KernelCache {
+    /// None: every read and write comes to us. What is mapped is in the kernel's cache while it is.
+    Never,
+    /// Files of up to [`SMALL_BYTES`] that are opened only to be read.
+    #[default]
+    Small,
+    /// All, save those opened with `O_DIRECT`. Writes still come to us before they return.
+    Always,
+}
+
+/// Longest file that [`KernelCache::Small`] leaves to the kernel's cache, bytes.
+pub const SMALL_BYTES: u64 = 128 << 10;
+
+impl KernelCache {
+    /// Its words on a command line.
+    pub const WORDS: [&'static str; 3] = ["never", "small", "always"];
+}
+
+impl FromStr for KernelCache {
+    type Err = Error;
+    fn from_str(word: &str) -> Result<Self> {
+        match word {
+            "never" => Ok(Self::Never),
+            "small" => Ok(Self::Small),
+            "always" => Ok(Self::Always),
+            _ => {
+                let text = format!("`{word}`: never, small or always");
+                Err(Error::new(ErrorKind::InvalidInput, "kernel cache", text))
+            }
+        }
+    }
+}
+
+/// How the kernel is asked for the mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Via {
+    /// The best that works: block device, then plain, then helper.
+    #[default]
+    Auto,
+    /// Type `fuseblk.forebay` on a loop device of its own: umount(2) and sync(2) reach us. Needs root.
+    Block,
+    /// Type `fuse.forebay`. Needs root.
+    Plain,
+    /// Type `fuse.forebay` by fusermount3, for anybody.
+    Helper,
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What the table of mounts shows as the source, where the type lets us choose.
+    pub source: String,
+    /// What the kernel keeps to itself: read-only, no set-id, no devices, no execution, times of access.
+    pub flags: MountFlags,
+    /// Other users may look in; rights are checked by mode bits. Root's mounts always allow it.
+    pub allow_other: bool,
+    /// How the kernel is asked.
+    pub via: Via,
+    /// What the kernel's page cache may keep.
+    pub kernel_cache: KernelCache,
+    /// Reader threads, 1 to 64; none: as many as CPUs.
+    pub threads: Option<usize>,
+    /// Inodes that the kernel may know before it is asked to forget some; 16 bytes each here.
+    pub inodes_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            source: "forebay".to_string(),
+            flags: MountFlags::empty(),
+            allow_other: false,
+            via: Via::Auto,
+            kernel_cache: KernelCache::default(),
+            threads: None,
+            inodes_max: 1 << 18,
+        }
+    }
+}
+
+impl Options {
+    /// How many reader threads there are.
+    pub(crate) fn thread_count(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or(processors).clamp(1, 64)
+    }
+}

@@ -1,0 +1,82 @@
+//! Notifications to the kernel: messages that nobody asked for. See [`crate::proto`] for the invariants.
+//!
+//! No locks.
+
+use super::consts::{OUT_HEADER_BYTES, notify_code};
+
+/// What the kernel has to forget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// Attributes, and what is cached of `[offset, offset + len)`; `len` 0 is up to the end, a negative
+    /// offset leaves the data.
+    Inode {
+        /// Which inode.
+        node: u64,
+        /// First byte.
+        offset: i64,
+        /// How many.
+        len: i64,
+    },
+    /// A name, or that there is none.
+    Entry {
+        /// In which directory.
+        dir: u64,
+        /// Which.
+        name: Box<[u8]>,
+    },
+    /// A name that is gone: who has it open sees that.
+    Delete {
+        /// In which directory.
+        dir: u64,
+        /// What it denoted.
+        node: u64,
+        /// Which.
+        name: Box<[u8]>,
+    },
+    /// These inodes, where nobody uses them.
+    Prune(Vec<u64>),
+}
+
+impl Notice {
+    /// The whole message.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; OUT_HEADER_BYTES];
+        let code = match self {
+            Self::Inode { node, offset, len } => {
+                out.extend_from_slice(&node.to_le_bytes());
+                out.extend_from_slice(&offset.to_le_bytes());
+                out.extend_from_slice(&len.to_le_bytes());
+                notify_code::INVAL_INODE
+            }
+            Self::Entry { dir, name } => {
+                out.extend_from_slice(&dir.to_le_bytes());
+                named(&mut out, name);
+                notify_code::INVAL_ENTRY
+            }
+            Self::Delete { dir, node, name } => {
+                out.extend_from_slice(&dir.to_le_bytes());
+                out.extend_from_slice(&node.to_le_bytes());
+                named(&mut out, name);
+                notify_code::DELETE
+            }
+            Self::Prune(nodes) => {
+                out.extend_from_slice(&(nodes.len() as u32).to_le_bytes());
+                out.extend_from_slice(&[0; 12]);
+                nodes.iter().for_each(|node| out.extend_from_slice(&node.to_le_bytes()));
+                notify_code::PRUNE
+            }
+        };
+        let len = out.len() as u32;
+        out[..4].copy_from_slice(&len.to_le_bytes());
+        out[4..8].copy_from_slice(&code.to_le_bytes());
+        out
+    }
+}
+
+/// Length, no flags, the name and a NUL.
+fn named(out: &mut Vec<u8>, name: &[u8]) {
+    out.extend_from_slice(&(name.len() as u32).to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(name);
+    out.push(0);
+}

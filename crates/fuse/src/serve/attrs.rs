@@ -1,0 +1,107 @@
+//! Attributes of inodes, extended ones, and of the file system.
+//!
+//! No locks.
+
+use super::{BLOCK_BYTES, Core, Outcome, fail, privileges, valid};
+use crate::proto::consts::Valid as Set;
+use crate::proto::reply::Body;
+use crate::proto::request::SetAttrIn;
+use forebay_base::{ErrorKind, Result};
+use forebay_vfs::{Attr, Ino, SetAttr, SetTime, SetXattr, Timestamp, XattrName};
+
+const XATTR_CREATE: u32 = 1;
+const XATTR_REPLACE: u32 = 2;
+
+fn attr_out(attr: &Attr) -> Outcome {
+    let mut body = Body::with_capacity(112);
+    body.attr_out(attr, &valid(attr), BLOCK_BYTES);
+    Outcome::body(body)
+}
+
+fn set_of(set: &SetAttrIn) -> SetAttr {
+    let has = |flag| set.valid.contains(flag);
+    let time = |now, to, (sec, nsec): (u64, u32)| match (has(now), has(to)) {
+        (true, _) => Some(SetTime::Now),
+        (false, true) => Some(SetTime::To(Timestamp::new(sec as i64, nsec))),
+        (false, false) => None,
+    };
+    SetAttr {
+        perm: has(Set::MODE).then_some((set.mode & 0o7777) as u16),
+        uid: has(Set::UID).then_some(set.uid),
+        gid: has(Set::GID).then_some(set.gid),
+        size: has(Set::SIZE).then_some(set.size),
+        atime: time(Set::ATIME_NOW, Set::ATIME, set.atime),
+        mtime: time(Set::MTIME_NOW, Set::MTIME, set.mtime),
+        privileges: privileges(has(Set::KILL_SUIDGID)),
+    }
+}
+
+/// A value, or how long it is, as `size` asks.
+fn sized(value: &[u8], size: u32) -> Result<Outcome> {
+    let mut body = Body::new();
+    match size as usize {
+        0 => body.size_out(value.len() as u32),
+        room if room < value.len() => return fail(ErrorKind::DoesNotFit, "getxattr", "no room"),
+        _ => body.bytes(value),
+    };
+    Ok(Outcome::body(body))
+}
+
+impl Core {
+    pub(super) async fn getattr(&self, node: Ino) -> Result<Outcome> {
+        Ok(attr_out(&self.fs.getattr(node).await?))
+    }
+
+    pub(super) async fn statx(&self, node: Ino) -> Result<Outcome> {
+        let attr = self.fs.getattr(node).await?;
+        let mut body = Body::with_capacity(288);
+        body.statx_out(&attr, &valid(&attr), BLOCK_BYTES);
+        Ok(Outcome::body(body))
+    }
+
+    pub(super) async fn setattr(&self, node: Ino, set: &SetAttrIn) -> Result<Outcome> {
+        Ok(attr_out(&self.fs.setattr(node, &set_of(set)).await?))
+    }
+
+    pub(super) async fn statfs(&self) -> Result<Outcome> {
+        let mut body = Body::with_capacity(80);
+        body.statfs_out(&self.fs.statfs().await?);
+        Ok(Outcome::body(body))
+    }
+
+    pub(super) async fn getxattr(&self, node: Ino, name: &[u8], size: u32) -> Result<Outcome> {
+        sized(&self.fs.getxattr(node, XattrName::new(name)?).await?, size)
+    }
+
+    pub(super) async fn listxattr(&self, node: Ino, size: u32) -> Result<Outcome> {
+        let names = self.fs.listxattr(node).await?;
+        let mut list = Vec::new();
+        for name in &names {
+            list.extend_from_slice(name);
+            list.push(0);
+        }
+        sized(&list, size)
+    }
+
+    pub(super) async fn setxattr(
+        &self,
+        node: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> Result<Outcome> {
+        let how = match flags {
+            0 => SetXattr::Any,
+            XATTR_CREATE => SetXattr::Create,
+            XATTR_REPLACE => SetXattr::Replace,
+            _ => return fail(ErrorKind::InvalidInput, "setxattr", "no such flags"),
+        };
+        self.fs.setxattr(node, XattrName::new(name)?, value, how).await?;
+        Ok(Outcome::done())
+    }
+
+    pub(super) async fn removexattr(&self, node: Ino, name: &[u8]) -> Result<Outcome> {
+        self.fs.removexattr(node, XattrName::new(name)?).await?;
+        Ok(Outcome::done())
+    }
+}

@@ -1,0 +1,178 @@
+//! Content: reads, writes, and what else is asked of open files.
+//!
+//! Invariants: B1 a read or write that a file answers without waiting is answered on the reader thread. B2
+//! each flag of a request is passed on or decided here: `O_DIRECT` that is not aligned falls back,
+//! `O_DSYNC` and `O_SYNC` are honoured by the write that carries them, `O_APPEND` has its place from the
+//! kernel, which knows the size as long as nobody else writes.
+//!
+//! No locks.
+
+use super::{Answer, Core, Outcome, Undo, fail, privileges, read_flags, sync_flags};
+use crate::device::PAYLOAD_MAX;
+use crate::handles::Handle;
+use crate::ioctl::{GET_MODE, SET_MODE};
+use crate::options::{KernelCache, SMALL_BYTES};
+use crate::proto::consts::{FOpen, WRITE_CACHE, WRITE_KILL_SUIDGID, open};
+use crate::proto::reply::Body;
+use crate::proto::request::{CopyIn, Header, IoctlIn, ReadIn, WriteIn};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_vfs::copy::copy_range;
+use forebay_vfs::{Attr, Fallocate, FileKind, Privileges, Seek, Wrote};
+
+/// Bytes that one `COPY_FILE_RANGE` copies at most: who asks for more asks again.
+const COPY_MAX: u64 = 16 << 20;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+/// Not a terminal: no such ioctl here.
+const ENOTTY: i32 = 25;
+
+fn flags_of_read(handle: &Handle, io: &ReadIn) -> IoFlags {
+    read_flags(io.flags) | handle.mode_flags()
+}
+
+fn flags_of_write(handle: &Handle, io: &WriteIn) -> IoFlags {
+    // From the kernel's cache: of whoever wrote into a mapping, when it suits the kernel.
+    if io.write_flags & WRITE_CACHE != 0 {
+        return IoFlags::empty();
+    }
+    read_flags(io.flags) | sync_flags(io.flags) | handle.mode_flags()
+}
+
+fn privileges_of(io: &WriteIn) -> Privileges {
+    privileges(io.write_flags & WRITE_KILL_SUIDGID != 0)
+}
+
+fn wrote(done: Wrote) -> Outcome {
+    let mut body = Body::new();
+    body.size_out(done.len as u32);
+    Outcome::body(body)
+}
+
+impl Core {
+    /// A read that needs no waiting: how many bytes are in `dst`.
+    pub fn read_now(&self, io: &ReadIn, dst: &mut [u8]) -> Option<Result<usize>> {
+        let handle = match self.handle(io.fh) {
+            Ok(handle) => handle,
+            Err(e) => return Some(Err(e)),
+        };
+        let size = (io.size as usize).min(dst.len());
+        handle.file.try_read(io.offset, &mut dst[..size], flags_of_read(&handle, io))
+    }
+
+    /// A write that needs no waiting.
+    pub fn write_now(&self, io: &WriteIn, src: &[u8]) -> Option<Result<Outcome>> {
+        let handle = match self.handle(io.fh) {
+            Ok(handle) => handle,
+            Err(e) => return Some(Err(e)),
+        };
+        let flags = flags_of_write(&handle, io);
+        let done = handle.file.try_write(io.offset, src, flags, privileges_of(io))?;
+        Some(done.map(wrote))
+    }
+
+    pub(super) async fn read(&self, io: ReadIn) -> Result<Outcome> {
+        let handle = self.handle(io.fh)?;
+        let buf = AlignedBuf::new((io.size as usize).min(PAYLOAD_MAX));
+        let (buf, done) = handle.file.read(io.offset, buf, flags_of_read(&handle, &io)).await;
+        Ok(Outcome { answer: Answer::Data(buf, done?), undo: Undo::default() })
+    }
+
+    pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
+        let handle = self.handle(io.fh)?;
+        let flags = flags_of_write(&handle, &io);
+        let (_, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
+        done.map(wrote)
+    }
+
+    /// How the kernel shall treat an opening that its cache has nothing to do with.
+    pub(super) fn direct_fopen(&self) -> FOpen {
+        FOpen::DIRECT_IO | FOpen::PARALLEL_DIRECT_WRITES | FOpen::NOFLUSH
+    }
+
+    /// How the kernel shall treat an opening.
+    pub(super) fn fopen(&self, attr: &Attr, flags: u32) -> FOpen {
+        let reads_only = flags & (open::ACCMODE | open::TRUNC) == 0;
+        let cached = match self.kernel_cache {
+            KernelCache::Never => false,
+            KernelCache::Small => reads_only && attr.size <= SMALL_BYTES,
+            KernelCache::Always => true,
+        };
+        match cached && attr.kind == FileKind::File {
+            true => FOpen::KEEP_CACHE | FOpen::NOFLUSH,
+            false => self.direct_fopen(),
+        }
+    }
+
+    pub(super) async fn fallocate(
+        &self,
+        header: &Header,
+        fh: u64,
+        (offset, len): (u64, u64),
+        mode: u32,
+    ) -> Result<Outcome> {
+        let handle = self.handle(fh)?;
+        let how = Fallocate::from_linux(mode)?;
+        // The kernel does not say; root keeps them, as with CAP_FSETID.
+        let privileges = privileges(header.uid != 0);
+        handle.file.fallocate(how, offset, len, privileges).await?;
+        if !handle.sync.is_empty() {
+            handle.file.sync(handle.sync == IoFlags::DSYNC).await?;
+        }
+        Ok(Outcome::done())
+    }
+
+    pub(super) async fn lseek(&self, fh: u64, offset: u64, whence: u32) -> Result<Outcome> {
+        let what = match whence {
+            SEEK_DATA => Seek::Data,
+            SEEK_HOLE => Seek::Hole,
+            _ => return fail(ErrorKind::InvalidInput, "lseek", "no such whence"),
+        };
+        let found = self.handle(fh)?.file.seek(what, offset).await?;
+        let mut body = Body::new();
+        body.u64(found);
+        Ok(Outcome::body(body))
+    }
+
+    pub(super) async fn copy(&self, header: &Header, copy: &CopyIn) -> Result<Outcome> {
+        if copy.flags != 0 {
+            return fail(ErrorKind::InvalidInput, "copy", "no such flags");
+        }
+        let (from, to) = (self.handle(copy.fh_in)?, self.handle(copy.fh_out)?);
+        let len = copy.len.min(COPY_MAX);
+        let done = copy_range(
+            &*self.fs,
+            (&*from.file, copy.offset_in),
+            (&*to.file, copy.offset_out),
+            len,
+            to.sync,
+            privileges(header.uid != 0),
+        )
+        .await?;
+        let mut body = Body::new();
+        match copy.wide {
+            true => body.u64(done),
+            false => body.size_out(done as u32),
+        };
+        Ok(Outcome::body(body))
+    }
+
+    pub(super) fn ioctl(&self, ioctl: &IoctlIn<'_>) -> Result<Outcome> {
+        let mut body = Body::new();
+        match ioctl.cmd {
+            SET_MODE => {
+                let handle = self.handle(ioctl.fh)?;
+                let mode = ioctl.input.first_chunk().map(|b| u32::from_le_bytes(*b));
+                if !mode.is_some_and(|mode| handle.set_mode(mode)) {
+                    return fail(ErrorKind::Unsupported, "ioctl", "no such mode");
+                }
+                body.ioctl_out(&[]);
+            }
+            GET_MODE => {
+                body.ioctl_out(&self.handle(ioctl.fh)?.mode().to_le_bytes());
+            }
+            _ => return Ok(Outcome::errno(ENOTTY)),
+        }
+        Ok(Outcome::body(body))
+    }
+}

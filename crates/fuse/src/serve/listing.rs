@@ -1,0 +1,119 @@
+//! Listings of directories.
+//!
+//! Places in a listing are the contract's cookies, which leave room for `.` and `..` in front.
+//!
+//! No locks.
+
+use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, Undo, valid};
+use crate::device::PAYLOAD_MAX;
+use crate::proto::reply::{Body, ENTRY_OUT_BYTES, dirent_bytes};
+use crate::proto::request::ReadIn;
+use forebay_base::{ErrorKind, Result};
+use forebay_vfs::{Attr, Cookie, DirEntry, FileKind, Ino};
+
+/// After `.`, and after `..`.
+const AFTER_SELF: u64 = 1;
+const AFTER_PARENT: u64 = 2;
+/// Entries that the file system is asked for at a time.
+const BATCH: usize = 128;
+
+/// A listing under way.
+struct Listing<'a> {
+    core: &'a Core,
+    body: Body,
+    undo: Undo,
+    max: usize,
+    plus: bool,
+}
+
+impl Listing<'_> {
+    /// Adds an entry, with attributes if there are some. False: there is no room.
+    fn add(
+        &mut self,
+        ino: Ino,
+        next: u64,
+        kind: FileKind,
+        name: &[u8],
+        attr: Option<&Attr>,
+    ) -> bool {
+        let before = self.body.len();
+        if self.plus {
+            if before + ENTRY_OUT_BYTES + dirent_bytes(name) > self.max {
+                return false;
+            }
+            match attr {
+                Some(attr) => self.body.entry_out(attr, &valid(attr), BLOCK_BYTES),
+                None => self.body.no_entry_out(LONG),
+            };
+        }
+        let fits = self.body.dirent(ino.0, next, kind, name, self.max);
+        match (fits, attr) {
+            (true, Some(attr)) if self.plus => self.core.told(attr.ino, &mut self.undo),
+            (true, _) => {}
+            (false, _) => self.body.truncate(before),
+        }
+        fits
+    }
+
+    /// Adds what the file system lists. False: there is no room.
+    async fn entries(&mut self, entries: &[DirEntry]) -> Result<bool> {
+        for entry in entries {
+            let attr = match self.plus {
+                false => None,
+                true => match self.core.fs.getattr(entry.ino).await {
+                    Ok(attr) => Some(attr),
+                    // Removed meanwhile: the kernel looks it up if it has to.
+                    Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => None,
+                    Err(e) => return Err(e),
+                },
+            };
+            if !self.add(entry.ino, entry.cookie.0, entry.kind, &entry.name, attr.as_ref()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Core {
+    pub(super) async fn readdir(&self, dir: Ino, io: &ReadIn, plus: bool) -> Result<Outcome> {
+        let max = (io.size as usize).min(PAYLOAD_MAX);
+        let body = Body::with_capacity(max.min(64 << 10));
+        let mut listing = Listing { core: self, body, undo: Undo::default(), max, plus };
+        let done = self.list(dir, io.offset, &mut listing).await;
+        let Listing { body, undo, .. } = listing;
+        match done {
+            Ok(()) => Ok(Outcome { answer: Answer::Body(body), undo }),
+            Err(e) => {
+                self.undo(undo);
+                Err(e)
+            }
+        }
+    }
+
+    async fn list(&self, dir: Ino, offset: u64, listing: &mut Listing<'_>) -> Result<()> {
+        if offset < AFTER_SELF && !listing.add(dir, AFTER_SELF, FileKind::Directory, b".", None) {
+            return Ok(());
+        }
+        if offset < AFTER_PARENT {
+            // A removed directory has none; it is empty, and says so.
+            let parent = match self.fs.parent(dir).await {
+                Ok(parent) => parent,
+                Err(e) if e.kind() == ErrorKind::NotFound => dir,
+                Err(e) => return Err(e),
+            };
+            if !listing.add(parent, AFTER_PARENT, FileKind::Directory, b"..", None) {
+                return Ok(());
+            }
+        }
+        let mut after = Cookie(if offset <= AFTER_PARENT { Cookie::START.0 } else { offset });
+        loop {
+            let entries = self.fs.readdir(dir, after, BATCH).await?;
+            let Some(last) = entries.last() else { return Ok(()) };
+            after = last.cookie;
+            if !listing.entries(&entries).await? || entries.len() < BATCH {
+                return Ok(());
+            }
+        }
+    }
+}

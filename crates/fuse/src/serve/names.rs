@@ -1,0 +1,192 @@
+//! Names: looking up, making, removing, renaming.
+//!
+//! No locks.
+
+use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags, valid};
+use crate::handles::Handle;
+use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
+use crate::proto::reply::Body;
+use crate::proto::request::Header;
+use forebay_base::{ErrorKind, Result};
+use forebay_vfs::{Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags, RenameFlags};
+
+/// What is made, by whom.
+fn new_inode(header: &Header, kind: FileKind, mode: u32, rdev: u32) -> NewInode {
+    let perm = (mode & 0o7777) as u16;
+    NewInode { kind, perm, uid: header.uid, gid: header.gid, rdev }
+}
+
+/// Whether a truncation leaves set-id bits.
+fn keeps(kill: u32) -> bool {
+    kill & OPEN_KILL_SUIDGID == 0
+}
+
+impl Core {
+    pub(super) async fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Outcome> {
+        let found = match name {
+            // By number, for file handles.
+            b"." => self.fs.getattr(dir).await,
+            b".." => match self.fs.parent(dir).await {
+                Ok(parent) => self.fs.getattr(parent).await,
+                Err(e) => Err(e),
+            },
+            name => self.fs.lookup(dir, Name::new(name)?).await,
+        };
+        match found {
+            Ok(attr) => Ok(self.entry(&attr)),
+            Err(e) if e.kind() == ErrorKind::NotFound && !name.starts_with(b".") => {
+                let mut body = Body::new();
+                body.no_entry_out(LONG);
+                Ok(Outcome::body(body))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(super) async fn mknod(
+        &self,
+        header: &Header,
+        mode: u32,
+        rdev: u32,
+        name: &[u8],
+    ) -> Result<Outcome> {
+        let Some(kind) = FileKind::of_mode(mode) else {
+            return fail(ErrorKind::InvalidInput, "mknod", "no such kind");
+        };
+        let new = new_inode(header, kind, mode, rdev);
+        let attr = self.fs.mknod(Ino(header.node), Name::new(name)?, &new).await?;
+        Ok(self.entry(&attr))
+    }
+
+    pub(super) async fn mkdir(&self, header: &Header, mode: u32, name: &[u8]) -> Result<Outcome> {
+        let new = new_inode(header, FileKind::Directory, mode, 0);
+        let attr = self.fs.mkdir(Ino(header.node), Name::new(name)?, &new).await?;
+        Ok(self.entry(&attr))
+    }
+
+    pub(super) async fn symlink(
+        &self,
+        header: &Header,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Outcome> {
+        let new = new_inode(header, FileKind::Symlink, 0o777, 0);
+        let attr = self.fs.symlink(Ino(header.node), Name::new(name)?, target, &new).await?;
+        Ok(self.entry(&attr))
+    }
+
+    pub(super) async fn link(&self, old: Ino, dir: Ino, name: &[u8]) -> Result<Outcome> {
+        let attr = self.fs.link(old, dir, Name::new(name)?).await?;
+        Ok(self.entry(&attr))
+    }
+
+    pub(super) async fn readlink(&self, node: Ino) -> Result<Outcome> {
+        let target = self.fs.readlink(node).await?;
+        let mut body = Body::new();
+        body.bytes(&target);
+        Ok(Outcome::body(body))
+    }
+
+    /// Holds on to what `name` denotes if that is its last name: the kernel may still use it by number, as
+    /// a working directory or by an `O_PATH` descriptor.
+    async fn hold(&self, dir: Ino, name: Name<'_>) -> Option<OpenFileRef> {
+        let attr = self.fs.lookup(dir, name).await.ok()?;
+        let last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
+        match last && self.inodes.knows(attr.ino) {
+            true => self.fs.open(attr.ino, OpenFlags::empty()).await.ok(),
+            false => None,
+        }
+    }
+
+    fn keep_held(&self, held: Option<OpenFileRef>) {
+        if let Some(file) = held {
+            self.inodes.keep(file);
+        }
+    }
+
+    pub(super) async fn remove(&self, dir: Ino, name: &[u8], directory: bool) -> Result<Outcome> {
+        let name = Name::new(name)?;
+        let held = self.hold(dir, name).await;
+        match directory {
+            true => self.fs.rmdir(dir, name).await?,
+            false => self.fs.unlink(dir, name).await?,
+        }
+        self.keep_held(held);
+        Ok(Outcome::done())
+    }
+
+    pub(super) async fn rename(
+        &self,
+        (dir, name): (Ino, &[u8]),
+        (new_dir, new_name): (Ino, &[u8]),
+        flags: u32,
+    ) -> Result<Outcome> {
+        let flags = RenameFlags::from_bits_retain(flags);
+        flags.check()?;
+        let (name, new_name) = (Name::new(name)?, Name::new(new_name)?);
+        let held = match flags.is_empty() {
+            true => self.hold(new_dir, new_name).await,
+            false => None,
+        };
+        self.fs.rename(dir, name, new_dir, new_name, flags).await?;
+        self.keep_held(held);
+        Ok(Outcome::done())
+    }
+
+    /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it.
+    pub(super) fn opened(
+        &self,
+        file: OpenFileRef,
+        flags: u32,
+        fopen: FOpen,
+        attr: Option<&Attr>,
+    ) -> Outcome {
+        let fh = self.handles.add(Handle::new(file, sync_flags(flags)));
+        let (mut body, mut undo) = (Body::with_capacity(160), super::Undo::default());
+        if let Some(attr) = attr {
+            self.told(attr.ino, &mut undo);
+            body.entry_out(attr, &valid(attr), BLOCK_BYTES);
+        }
+        body.open_out(fh, fopen);
+        undo.opened = Some(fh);
+        Outcome { answer: Answer::Body(body), undo }
+    }
+
+    pub(super) async fn create(
+        &self,
+        header: &Header,
+        name: &[u8],
+        (flags, mode, kill): (u32, u32, u32),
+    ) -> Result<Outcome> {
+        let new = new_inode(header, FileKind::File, mode, 0);
+        let how = open_flags(flags, keeps(kill));
+        let made = self.fs.create(Ino(header.node), Name::new(name)?, &new, how).await;
+        let (attr, file) = made?;
+        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some(&attr)))
+    }
+
+    pub(super) async fn tmpfile(
+        &self,
+        header: &Header,
+        (flags, mode, kill): (u32, u32, u32),
+    ) -> Result<Outcome> {
+        let new = new_inode(header, FileKind::File, mode, 0);
+        let how = open_flags(flags, keeps(kill));
+        let (attr, file) = self.fs.tmpfile(Ino(header.node), &new, how).await?;
+        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some(&attr)))
+    }
+
+    pub(super) async fn open(&self, node: Ino, flags: u32, kill: u32) -> Result<Outcome> {
+        let file = self.fs.open(node, open_flags(flags, keeps(kill))).await?;
+        let fopen = match self.kernel_cache {
+            crate::KernelCache::Never => self.direct_fopen(),
+            _ => self.fopen(&self.fs.getattr(node).await?, flags),
+        };
+        Ok(self.opened(file, flags, fopen, None))
+    }
+
+    pub(super) async fn opendir(&self, node: Ino) -> Result<Outcome> {
+        let file = self.fs.open(node, OpenFlags::READ).await?;
+        Ok(self.opened(file, 0, FOpen::empty(), None))
+    }
+}

@@ -1,0 +1,440 @@
+//! A mount that is served: threads, the first message and the last.
+//!
+//! ```text
+//!   INIT ─▶ negotiated, ready ─▶ requests ─▶ DESTROY, or the connection is over ─▶ Ending: sync, give the
+//!   file system back, answer DESTROY, join the threads
+//! ```
+//! Invariants: S1 before `INIT` was answered nothing else is. S2 an [`Ending`] lets go of the file system
+//! after the last request is answered. S3 a reader thread that ends for another reason than the end of the
+//! connection says so in the log, and the session ends when none is left.
+//!
+//! Locks: the session's state, and the slot of the file system: leaves.
+
+use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
+use crate::mount::Mounted;
+use crate::notify::Notifier;
+use crate::options::Options;
+use crate::proto::consts::{InitFlags, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, opcode};
+use crate::proto::reply::{Body, InitOut};
+use crate::proto::request::{Header, InitIn, Op, Request};
+use crate::serve::{Answer, Core, Outcome, Undo, Work, errno_of};
+use crate::watchdog::Alive;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::RwLock;
+use forebay_base::task::block_on;
+use forebay_base::world::WorldRef;
+use forebay_base::{Error, ErrorKind, Result, io_flusher};
+use forebay_vfs::{FileSystem, Ino};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+
+/// Requests of the kernel's own accord (readahead, asynchronous direct I/O) under way at a time.
+const BACKGROUND_MAX: u16 = 64;
+const EIO: i32 = 5;
+const EPROTO: i32 = 71;
+const ENOTCONN: i32 = 107;
+
+/// What we take of what the kernel has.
+const WANTED: InitFlags = InitFlags::ASYNC_READ
+    .union(InitFlags::ATOMIC_O_TRUNC)
+    .union(InitFlags::EXPORT_SUPPORT)
+    .union(InitFlags::BIG_WRITES)
+    .union(InitFlags::DO_READDIRPLUS)
+    .union(InitFlags::READDIRPLUS_AUTO)
+    .union(InitFlags::ASYNC_DIO)
+    .union(InitFlags::PARALLEL_DIROPS)
+    .union(InitFlags::ABORT_ERROR)
+    .union(InitFlags::MAX_PAGES)
+    .union(InitFlags::CACHE_SYMLINKS)
+    .union(InitFlags::EXPLICIT_INVAL_DATA)
+    .union(InitFlags::HANDLE_KILLPRIV_V2)
+    .union(InitFlags::INIT_EXT)
+    .union(InitFlags::DIRECT_IO_ALLOW_MMAP);
+
+#[derive(Default)]
+struct State {
+    ready: bool,
+    failed: Option<Error>,
+    /// The request to answer last.
+    destroy: Option<u64>,
+    readers: usize,
+    /// Requests that background tasks have.
+    tasks: usize,
+    ended: bool,
+}
+
+struct Shared {
+    device: Device,
+    core: RwLock<Option<Arc<Core>>>,
+    world: WorldRef,
+    notifier: Notifier,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// See the module.
+pub struct Session {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    alive: Alive,
+}
+
+/// A session that is over, but for its last answer.
+pub struct Ending {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Answers a request with EIO if nobody else does (U1).
+struct Unanswered<'a> {
+    shared: &'a Shared,
+    unique: u64,
+}
+
+impl Unanswered<'_> {
+    fn answered(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.shared.device.reply(self.unique, EIO, &[]);
+    }
+}
+
+impl Session {
+    /// Serves `fs` on a mount; returns when the kernel has agreed and requests are answered.
+    pub fn start(
+        mounted: Mounted,
+        fs: Arc<dyn FileSystem>,
+        world: WorldRef,
+        options: &Options,
+    ) -> Result<Self> {
+        let notifier = Notifier::default();
+        let core = Core {
+            fs,
+            handles: Default::default(),
+            inodes: Default::default(),
+            kernel_cache: options.kernel_cache,
+            notifier: notifier.clone(),
+            inodes_max: options.inodes_max,
+            pruned: Default::default(),
+        };
+        let shared = Arc::new(Shared {
+            device: Device::new(mounted.into_device()),
+            core: RwLock::new(Some(Arc::new(core))),
+            world,
+            notifier,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let count = options.thread_count();
+        shared.lock().readers = count;
+        let mut threads = Vec::new();
+        for n in 0..count {
+            let theirs = shared.clone();
+            threads.push(spawn(&format!("forebay-fuse-{n}"), move || theirs.read_all())?);
+        }
+        let theirs = shared.clone();
+        threads.push(spawn("forebay-notify", move || {
+            io_flusher::mark_thread();
+            theirs.notifier.run(&theirs.device);
+        })?);
+        let theirs = shared.clone();
+        let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
+        threads.push(thread);
+        let session = Self { shared, threads, alive };
+        session.until_ready()?;
+        Ok(session)
+    }
+
+    fn until_ready(&self) -> Result<()> {
+        self.shared.wait(|state| state.ready || state.readers == 0);
+        let mut state = self.shared.lock();
+        match state.failed.take() {
+            Some(e) => Err(e),
+            None if state.ready => Ok(()),
+            None => Err(Error::new(ErrorKind::Io, "mount", "the connection ended at once")),
+        }
+    }
+
+    /// Tells the kernel what others than its own callers have changed.
+    pub fn notifier(&self) -> Notifier {
+        self.shared.notifier.clone()
+    }
+
+    /// What a watchdog looks at.
+    pub fn alive(&self) -> Alive {
+        self.alive
+    }
+
+    /// Figures: inodes that the kernel knows, and what it has open.
+    pub fn known(&self) -> (usize, usize) {
+        let core = self.shared.core.read();
+        core.as_ref().map_or((0, 0), |core| (core.inodes.len(), core.handles.len()))
+    }
+
+    /// Serves until the mount is gone.
+    pub fn wait(self) -> Ending {
+        self.shared.wait(|state| state.destroy.is_some() || state.readers == 0);
+        Ending { shared: self.shared, threads: self.threads }
+    }
+}
+
+impl Ending {
+    /// Makes everything durable, when the last request is answered.
+    pub fn sync(&self) -> Result<()> {
+        self.shared.wait(|state| state.tasks == 0);
+        let core = self.shared.core.read().clone();
+        match core {
+            Some(core) => block_on(core.fs.syncfs()),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets go of the file system.
+    pub fn release(&self) {
+        self.shared.wait(|state| state.tasks == 0);
+        let core = self.shared.core.write().take();
+        if let Some(core) = core {
+            core.handles.clear();
+            core.inodes.clear();
+        }
+    }
+
+    /// Answers `DESTROY`: umount(2) returns. `synced` is what it is told; nobody looks at it.
+    pub fn finish(self, synced: &Result<()>) {
+        self.release();
+        let destroy = self.shared.lock().destroy.take();
+        if let Some(unique) = destroy {
+            let errno = synced.as_ref().map_or_else(errno_of, |()| 0);
+            self.shared.device.reply(unique, errno, &[]);
+        }
+        self.shared.wait(|state| state.readers == 0);
+        self.shared.notifier.close();
+        self.shared.lock().ended = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads {
+            if thread.join().is_err() {
+                log::error!("a thread of the mount panicked");
+            }
+        }
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let builder = std::thread::Builder::new().name(name.to_string());
+    builder.spawn(work).map_err(|e| Error::from_io("start a thread", e))
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, until: impl Fn(&State) -> bool) {
+        let mut state = self.lock();
+        while !until(&state) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// The work of a reader thread.
+    fn read_all(self: &Arc<Self>) {
+        io_flusher::mark_thread();
+        let (mut incoming, mut out) = (Incoming::new(), AlignedBuf::new(PAYLOAD_MAX));
+        loop {
+            match self.device.read(&mut incoming) {
+                Ok(Read::Message) => {
+                    let take = AssertUnwindSafe(|| self.take(&mut incoming, &mut out));
+                    if catch_unwind(take).is_err() {
+                        log::error!("a request panicked and was answered EIO");
+                    }
+                }
+                Ok(Read::Again) => {}
+                Ok(Read::Ended) => break,
+                Err(e) => {
+                    log::error!("/dev/fuse: {e}");
+                    break;
+                }
+            }
+        }
+        self.change(|state| state.readers -= 1);
+    }
+
+    /// Answers a message, or sees to it that it is answered.
+    fn take(self: &Arc<Self>, incoming: &mut Incoming, out: &mut AlignedBuf) {
+        let header = match Header::parse(incoming.head()) {
+            Ok(header) => header,
+            Err(e) => return log::error!("{} bytes of /dev/fuse: {e}", incoming.len),
+        };
+        match header.opcode {
+            opcode::FORGET | opcode::BATCH_FORGET => return self.forget(&incoming.whole()),
+            // Requests are not called back: those of one file system end by themselves.
+            opcode::INTERRUPT | opcode::NOTIFY_REPLY => return,
+            _ => {}
+        }
+        let unanswered = Unanswered { shared: self, unique: header.unique };
+        match header.opcode {
+            opcode::INIT => self.init(&header, &incoming.whole()),
+            opcode::DESTROY => self.change(|state| state.destroy = Some(header.unique)),
+            code => {
+                let core = self.core.read().clone();
+                match core {
+                    None => drop(self.device.reply(header.unique, ENOTCONN, &[])),
+                    Some(core) => self.serve(core, header, code, incoming, out),
+                }
+            }
+        }
+        unanswered.answered();
+    }
+
+    fn forget(&self, message: &[u8]) {
+        let Some(core) = self.core.read().clone() else { return };
+        match Request::parse(message).map(|request| (request.header.node, request.op)) {
+            Ok((node, Op::Forget { count })) => core.inodes.forgot(Ino(node), count),
+            Ok((_, Op::BatchForget(all))) => {
+                all.iter().for_each(|(node, count)| core.inodes.forgot(Ino(node), count));
+            }
+            Ok(_) => {}
+            Err(e) => log::error!("{e}"),
+        }
+    }
+
+    fn serve(
+        self: &Arc<Self>,
+        core: Arc<Core>,
+        header: Header,
+        code: u32,
+        incoming: &mut Incoming,
+        out: &mut AlignedBuf,
+    ) {
+        let work = match code {
+            opcode::READ => match Request::parse(&incoming.whole()).map(|request| request.op) {
+                Ok(Op::Read(io)) => match core.read_now(&io, out) {
+                    Some(Ok(len)) => {
+                        self.device.reply(header.unique, 0, &out[..len]);
+                        return;
+                    }
+                    Some(Err(e)) => return self.refuse(&header, &e),
+                    None => Work::Read(io),
+                },
+                Ok(_) => Work::Other(incoming.whole()),
+                Err(e) => return self.refuse(&header, &e),
+            },
+            opcode::WRITE => match Request::parse_write(incoming.head(), incoming.rest()) {
+                Ok(Request { op: Op::Write { io, data }, .. }) => match core.write_now(&io, data) {
+                    Some(Ok(outcome)) => return self.finish(&core, header.unique, outcome),
+                    Some(Err(e)) => return self.refuse(&header, &e),
+                    None => Work::Write(io, incoming.take_payload()),
+                },
+                Ok(_) => Work::Other(incoming.whole()),
+                Err(e) => return self.refuse(&header, &e),
+            },
+            _ => Work::Other(incoming.whole()),
+        };
+        self.start(core, header.unique, work);
+    }
+
+    fn refuse(&self, header: &Header, e: &Error) {
+        if e.kind() == ErrorKind::Protocol {
+            log::error!("{e}");
+        }
+        self.device.reply(header.unique, errno_of(e), &[]);
+    }
+
+    /// Polls once; what has to wait goes on as a background task.
+    fn start(self: &Arc<Self>, core: Arc<Core>, unique: u64, work: Work) {
+        let mut future = Box::pin(core.clone().serve(work));
+        let mut cx = Context::from_waker(Waker::noop());
+        if let Poll::Ready(outcome) = future.as_mut().poll(&mut cx) {
+            return self.finish(&core, unique, outcome);
+        }
+        self.change(|state| state.tasks += 1);
+        let shared = self.clone();
+        self.world.spawn(
+            "fuse request",
+            Box::pin(async move {
+                let task = Task(shared);
+                let unanswered = Unanswered { shared: &task.0, unique };
+                let outcome = future.await;
+                unanswered.answered();
+                task.0.finish(&core, unique, outcome);
+                // The file system may be given back when nobody counts any more (S2).
+                drop(core);
+            }),
+        );
+    }
+
+    fn finish(&self, core: &Core, unique: u64, outcome: Outcome) {
+        let told = match &outcome.answer {
+            Answer::Errno(errno) => self.device.reply(unique, *errno, &[]),
+            Answer::Body(body) => self.device.reply(unique, 0, body.as_bytes()),
+            Answer::Data(buf, len) => self.device.reply(unique, 0, &buf[..*len]),
+        };
+        let Undo { inodes, opened } = &outcome.undo;
+        if !told && (!inodes.is_empty() || opened.is_some()) {
+            core.undo(outcome.undo);
+        }
+    }
+
+    fn init(&self, header: &Header, message: &[u8]) {
+        let init = match Request::parse(message).map(|request| request.op) {
+            Ok(Op::Init(init)) => init,
+            Ok(_) => return,
+            Err(e) => return self.fail(header, e),
+        };
+        let mut body = Body::new();
+        if init.major > VERSION_MAJOR {
+            body.init_version(VERSION_MINOR);
+            self.device.reply(header.unique, 0, body.as_bytes());
+            return;
+        }
+        if init.major < VERSION_MAJOR || init.minor < VERSION_MINOR_MIN {
+            let text = format!(
+                "the kernel speaks FUSE {}.{}; {VERSION_MAJOR}.{VERSION_MINOR_MIN} (Linux 6.6) is needed",
+                init.major, init.minor
+            );
+            return self.fail(header, Error::new(ErrorKind::Unsupported, "mount", text));
+        }
+        body.init_out(&agreed(&init));
+        let told = self.device.reply(header.unique, 0, body.as_bytes());
+        self.change(|state| state.ready = told);
+    }
+
+    fn fail(&self, header: &Header, e: Error) {
+        self.device.reply(header.unique, EPROTO, &[]);
+        self.change(|state| state.failed = Some(e));
+    }
+}
+
+/// What both sides can do.
+fn agreed(init: &InitIn) -> InitOut {
+    log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
+    InitOut {
+        minor: init.minor.min(VERSION_MINOR),
+        max_readahead: init.max_readahead.min(PAYLOAD_MAX as u32),
+        flags: init.flags & WANTED,
+        max_background: BACKGROUND_MAX,
+        congestion_threshold: BACKGROUND_MAX / 4 * 3,
+        max_write: PAYLOAD_MAX as u32,
+        max_pages: (PAYLOAD_MAX / 4096) as u16,
+    }
+}
+
+/// A request that a background task has, counted as long as the task lives.
+struct Task(Arc<Shared>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.change(|state| state.tasks -= 1);
+    }
+}

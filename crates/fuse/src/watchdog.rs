@@ -1,0 +1,151 @@
+//! A process beside the one that serves a mount, which ends the connection when that one dies.
+//!
+//! A process that is killed while one of its threads waits in the kernel for a page that a request of the
+//! mount has to fill never closes /dev/fuse: the thread waits for the request, the request for an answer, and
+//! every call on the mount for ever. The watchdog sees the death and aborts the connection; then every call
+//! fails with ENOTCONN.
+//!
+//! It watches one thread, which does nothing else: a thread in the kernel keeps the process as a whole from
+//! ending.
+//!
+//! Invariants: G1 only a mount with the number it was told is aborted. G2 it ends with the mount, and when
+//! it is told to. G3 it has nothing of the mount open while the process lives.
+//!
+//! No locks.
+
+use crate::mount::number_of;
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+
+/// `PIDFD_THREAD`, since Linux 6.9.
+const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
+
+/// A process and the thread in it that lives as long as it is well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alive {
+    pid: i32,
+    tid: i32,
+}
+
+impl Alive {
+    /// Starts the thread; it ends with `until`.
+    pub(crate) fn start(until: impl FnOnce() + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let thread =
+            std::thread::Builder::new().name("forebay-alive".to_string()).spawn(move || {
+                let _ = sender.send(rustix::thread::gettid().as_raw_nonzero().get());
+                until();
+            });
+        let thread = thread.map_err(|e| Error::from_io("start a thread", e))?;
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        match receiver.recv() {
+            Ok(tid) => Ok((Self { pid, tid }, thread)),
+            Err(_) => Err(Error::new(ErrorKind::Io, "start a thread", "it ended at once")),
+        }
+    }
+}
+
+/// The running watchdog.
+pub struct Watchdog(Child);
+
+impl Watchdog {
+    /// Runs `command` with the arguments that [`run`] takes added: it has to call that.
+    pub fn start(
+        mut command: Command,
+        alive: Alive,
+        dir: &Path,
+        (major, minor): (u32, u32),
+    ) -> Result<Self> {
+        let numbers = [alive.pid.to_string(), alive.tid.to_string()];
+        command.args(numbers).arg(format!("{major}:{minor}")).arg(dir);
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let child = command.spawn().map_err(|e| Error::from_io("start the watchdog", e))?;
+        Ok(Self(child))
+    }
+
+    /// The mount is over: ends it.
+    pub fn stop(mut self) {
+        if let Some(mut stdin) = self.0.stdin.take() {
+            let _ = stdin.write_all(b"q");
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// The work of the watchdog: arguments as [`Watchdog::start`] gives them; standard input ends with the
+/// process, or says `q`.
+pub fn run(args: &[OsString]) -> Result<()> {
+    let bad = || Error::new(ErrorKind::InvalidInput, "watchdog", "PID TID MAJOR:MINOR DIR");
+    let [pid, tid, number, dir] = args else { return Err(bad()) };
+    let int = |word: &OsString| word.to_str().and_then(|w| w.parse::<i32>().ok());
+    let (pid, tid) = (int(pid).ok_or_else(bad)?, int(tid).ok_or_else(bad)?);
+    let number = number.to_str().and_then(|w| w.split_once(':')).ok_or_else(bad)?;
+    let number = (number.0.parse().map_err(|_| bad())?, number.1.parse().map_err(|_| bad())?);
+    // A signal for the terminal's processes is none for us.
+    let _ = rustix::process::setsid();
+    if !told_to_end(pid, tid) {
+        abort(&PathBuf::from(dir), number)?;
+    }
+    Ok(())
+}
+
+/// Waits until the process dies (false) or says that all is over (true).
+fn told_to_end(pid: i32, tid: i32) -> bool {
+    let open =
+        |id, flags| Pid::from_raw(id).ok_or(Errno::SRCH).and_then(|id| pidfd_open(id, flags));
+    let watched = match open(tid, THREAD) {
+        // A kernel that knows no threads there.
+        Err(Errno::INVAL) => open(pid, PidfdFlags::empty()),
+        opened => opened,
+    };
+    // Gone already: then only what is in the pipe tells how.
+    let watched: Option<OwnedFd> = watched.ok();
+    let stdin = std::io::stdin();
+    loop {
+        let mut both = vec![PollFd::new(&stdin, PollFlags::IN)];
+        both.extend(watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        match poll(&mut both, None) {
+            Err(Errno::INTR) => continue,
+            Err(_) => return false,
+            Ok(_) => {}
+        }
+        if !both[0].revents().is_empty() {
+            let mut byte = [0; 1];
+            return matches!(rustix::io::read(&stdin, &mut byte), Ok(1));
+        }
+        return false;
+    }
+}
+
+/// Ends the connection of the mount with this number (G1).
+fn abort(dir: &Path, number: (u32, u32)) -> Result<()> {
+    if number_of(dir)? != number {
+        return Ok(());
+    }
+    let connection = number.0 << 20 | number.1;
+    let file = format!("/sys/fs/fuse/connections/{connection}/abort");
+    if std::fs::write(file, "1").is_ok() {
+        return Ok(());
+    }
+    // While this is open the mount is in use: it is aborted and stays, so that nobody writes into the
+    // directory below it. That needs no answer: the root is not asked for.
+    let held = rustix::fs::open(dir, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let held = held.map_err(|e| Error::from_io("open", e.into()).with_path(dir))?;
+    let flags = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
+    let done = rustix::mount::unmount(dir, flags);
+    drop(held);
+    match done {
+        Ok(()) | Err(Errno::BUSY) => Ok(()),
+        Err(e) => Err(Error::from_io("abort", e.into()).with_path(dir)),
+    }
+}

@@ -1,0 +1,8 @@
+//! Real mounts of the file system in memory, served by this process.
+//!
+//! No locks.
+
+#[path = "../../../vfs/tests/host/adapter.rs"]
+mod adapter;
+mod lab;
+mod rules;

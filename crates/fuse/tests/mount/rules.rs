@@ -1,0 +1,105 @@
+//! The rules of the contract through the kernel: each case of `vfs::check::suite`, and random operations
+//! beside a file system in memory in process. The host adapter of vfs speaks system calls; the host is ours.
+//!
+//! No locks.
+
+use crate::adapter::HostFs;
+use crate::lab::{Lab, may_run};
+use forebay_fuse::options::Via;
+use forebay_fuse::{KernelCache, MountKind, Options};
+use forebay_vfs::check::suite::{Subject, cases};
+use forebay_vfs::check::{Config, Limits, Times, compare, shrink};
+use forebay_vfs::mem::{MemFs, MemOptions};
+use forebay_vfs::{FileSystem, ManualClock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Cases that cannot be asked through the kernel or the adapter, and why.
+fn left_out(case: &str) -> Option<&'static str> {
+    match case {
+        "f3_directory_removed_while_open" => Some("rustix takes ENOENT for the end of a listing"),
+        "f3_unknown_numbers_are_stale" => Some("numbers are the adapter's own"),
+        "f4_what_stays_is_listed_once" => Some("cookies are the adapter's own"),
+        "kinds_and_targets" => Some("the kernel refuses mknod of a directory with EPERM"),
+        "flags_are_known_or_refused" => Some("the adapter passes no flags on"),
+        "privileges_are_dropped" => Some("root's writes keep them"),
+        "f8_the_far_end" => Some("the kernel refuses reads that would end beyond 2^63"),
+        "attributes_are_set_alone_and_together" => Some("several calls: not all or none"),
+        _ => None,
+    }
+}
+
+#[test]
+fn the_rules_hold_through_a_mount() {
+    if !may_run() {
+        return;
+    }
+    let mut broken = Vec::new();
+    for (via, kind) in [(Via::Block, MountKind::Block), (Via::Plain, MountKind::Plain)] {
+        let options = Options { via, ..Options::default() };
+        let lab = Lab::new(Arc::new(MemFs::default()), &options);
+        assert_eq!(lab.kind, kind);
+        for case in cases().iter().filter(|case| !case.needs_clock) {
+            if let Some(why) = left_out(case.name) {
+                eprintln!("not asked for {}: {why}", case.name);
+                continue;
+            }
+            let subject = Subject { fs: Arc::new(HostFs::new(lab.path(), case.name)), clock: None };
+            let run = std::panic::AssertUnwindSafe(|| (case.run)(&subject));
+            match std::panic::catch_unwind(run) {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => broken.push(format!("{kind:?} {}: {e}", case.name)),
+                Err(_) => broken.push(format!("{kind:?} {}: see above", case.name)),
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+fn config(clock: Arc<ManualClock>) -> Config {
+    let limits = Limits {
+        // The kernel refuses a read that would end beyond 2^63 with EINVAL.
+        size_max: (1 << 63) - (1 << 20),
+        // We are root, whose writes keep set-id bits.
+        drop_privileges: false,
+        ..Limits::default()
+    };
+    Config { limits, times: Times::Moved, clock: Some(clock), ..Config::default() }
+}
+
+#[test]
+fn a_mount_agrees_with_what_it_serves() {
+    if !may_run() {
+        return;
+    }
+    let number = |name: &str, default: u64| {
+        std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+    };
+    let (seeds, count) = (number("FOREBAY_VFS_SEEDS", 2), number("FOREBAY_VFS_OPS", 1200));
+    let first = number("FOREBAY_SEED", 1);
+    for kernel_cache in [KernelCache::Never, KernelCache::Small, KernelCache::Always] {
+        let options = Options { kernel_cache, ..Options::default() };
+        let lab = Lab::new(Arc::new(MemFs::default()), &options);
+        let serial = AtomicU64::new(0);
+        let fresh = || -> (Arc<dyn FileSystem>, Arc<dyn FileSystem>, Config) {
+            let clock = Arc::new(ManualClock::default());
+            let ours = MemFs::new(MemOptions { clock: clock.clone(), ..MemOptions::default() });
+            let name = serial.fetch_add(1, Ordering::Relaxed).to_string();
+            (Arc::new(ours), Arc::new(HostFs::new(lab.path(), &name)), config(clock))
+        };
+        for seed in first..first + seeds {
+            let (ours, theirs, config) = fresh();
+            match compare(&*ours, &*theirs, &config, seed, count) {
+                Ok(report) => {
+                    let done = report.ops.min(report.done * 4);
+                    assert!(done == report.ops, "most operations do nothing: {report:?}");
+                }
+                Err(mismatch) => {
+                    drop((ours, theirs));
+                    let short = shrink(*mismatch, &mut || fresh());
+                    panic!("{kernel_cache:?}: {short}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The power goes while windows are open.
+//!
+//! No locks.
+
+use super::lab::{DIRECT, KIB, LARGE, Lab, SEGMENT, create, verify, write};
+use crate::alloc::AllocMode;
+use crate::tests::seeds;
+use forebay_base::IoFlags;
+use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
+use std::sync::Arc;
+
+/// A window that was never used comes back after a crash, and so does all of a segment that only windows were
+/// in; what was synced out of another one is there, and what was not shows nothing.
+#[test]
+fn a5_a7_windows_come_back_after_a_crash() {
+    for seed in seeds(4) {
+        let lab = Lab::new(seed, 16, AllocMode::Reserve);
+        let disk = lab.disk.world().run(async {
+            let volume = lab.open().await;
+            let (_, synced) = create(&volume, "synced").await;
+            write(&synced, 1, 0, LARGE, DIRECT | IoFlags::DSYNC).await.unwrap();
+            let mut open = Vec::new();
+            for n in 2..30 {
+                let (_, file) = create(&volume, &format!("f{n}")).await;
+                write(&file, n, 0, LARGE, DIRECT).await.unwrap();
+                write(&file, n, LARGE, 4 * KIB, DIRECT).await.unwrap();
+                open.push(file);
+            }
+            let stats = volume.alloc_stats();
+            assert!(stats.held_bytes > 2 * SEGMENT / 4, "windows are open: {stats:?}");
+            lab.disk.power_cut(seed)
+        });
+        lab.disk.world().stop();
+        let lab = Lab { device: Arc::new(disk.clone()), disk, ..lab };
+        lab.run(async |volume| {
+            let free = volume.0.state.lock().space.free_segments();
+            assert!(
+                free >= 16 - 2,
+                "seed {seed}: {free} free: one of records, one of what was synced"
+            );
+            let attr = volume.lookup(Ino::ROOT, Name::new(b"synced").unwrap()).await.unwrap();
+            let file = volume.open(attr.ino, OpenFlags::READ).await.unwrap();
+            verify(&file, 1, 0, LARGE).await;
+            for n in 2..30 {
+                let name = format!("f{n}");
+                let found = volume.lookup(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await;
+                let size = found.map_or(0, |attr| attr.size);
+                assert_eq!(size, 0, "seed {seed}: its record was not committed");
+            }
+        });
+    }
+}

@@ -1,0 +1,242 @@
+//! Who gets how much, and what a request costs others: A2, A4, A6, A10. All in simulated time.
+//!
+//! No locks.
+
+use super::lab::{DIRECT, KIB, LARGE, Lab, READ_WRITE, appends, beside, create, write};
+use crate::alloc::AllocMode;
+use crate::tests::seeds;
+use crate::volume::Volume;
+use forebay_base::IoFlags;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::Mutex;
+use forebay_base::task::BoxFuture;
+use forebay_base::world::World;
+use forebay_block::target::{DelayDevice, DelayOptions};
+use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits};
+use forebay_vfs::{FileSystem, Ino, SetAttr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Eight readers and eight writers of 4 KiB at random, for a while: requests per second of simulated time.
+fn small_mix(seed: u64, mode: AllocMode, pages: u32) -> f64 {
+    let lab = Lab { pages, ..Lab::new(seed, 24, mode) };
+    lab.run(async |volume| {
+        let mut files = Vec::new();
+        for n in 0..8 {
+            let (ino, file) = create(&volume, &format!("f{n}")).await;
+            volume.setattr(ino, &SetAttr::size(1024 * KIB)).await.unwrap();
+            files.push(file);
+        }
+        let start = lab.disk.world().now();
+        let one = |job: usize| -> BoxFuture<'static, ()> {
+            let file = files[job % 8].clone();
+            Box::pin(async move {
+                for n in 0..60u64 {
+                    let at = (n * 97 + job as u64 * 31) % 256 * 4 * KIB;
+                    if job < 8 {
+                        write(&file, job as u64, at, 4 * KIB, DIRECT).await.unwrap();
+                    } else {
+                        let buf = AlignedBuf::new(4096);
+                        file.read(at, buf, DIRECT).await.1.unwrap();
+                    }
+                }
+            })
+        };
+        lab.beside((0..16).map(one).collect()).await;
+        16.0 * 60.0 / ((lab.disk.world().now() - start) as f64 / 1e9)
+    })
+}
+
+/// Small writers are as fast as with nothing at all: ours holds the lock as often as the baseline, and with
+/// the threshold where it was nobody takes a turn.
+#[test]
+fn a2_small_readers_and_writers_are_as_fast_as_without() {
+    let rate = |mode, pages| -> f64 { seeds(6).map(|seed| small_mix(seed, mode, pages)).sum() };
+    let without = rate(AllocMode::Interleaved, 64);
+    for (mode, pages) in [(AllocMode::Reserve, 64), (AllocMode::Serialized, 64)] {
+        let ratio = rate(mode, pages) / without;
+        assert!(ratio >= 0.95, "{mode} reaches {ratio} of what there is without it");
+    }
+}
+
+/// What a small write costs is one hold of the lock, whichever way.
+#[test]
+fn a2_a_small_write_is_one_hold_of_the_lock() {
+    for (mode, pages, turns) in [
+        (AllocMode::Interleaved, 64, 0),
+        (AllocMode::Serialized, 64, 0),
+        (AllocMode::Serialized, 1, 40),
+        (AllocMode::Reserve, 64, 0),
+    ] {
+        let lab = Lab { pages, ..Lab::new(1, 12, mode) };
+        lab.run(async |volume| {
+            let (ino, file) = create(&volume, "f").await;
+            volume.setattr(ino, &SetAttr::size(1024 * KIB)).await.unwrap();
+            let before = volume.alloc_stats();
+            for n in 0..40 {
+                write(&file, 1, n * 7 % 40 * 8 * KIB, 4 * KIB, DIRECT).await.unwrap();
+            }
+            let after = volume.alloc_stats();
+            assert_eq!(after.holds - before.holds, 40, "{mode}");
+            assert_eq!(after.turns - before.turns, turns, "{mode}, threshold {pages}");
+        });
+    }
+}
+
+/// Holds writes back until so many are there.
+struct Gate {
+    lower: DeviceRef,
+    wanted: usize,
+    closed: AtomicBool,
+    waiting: Mutex<Vec<Bio>>,
+}
+
+impl BlockDevice for Gate {
+    fn name(&self) -> String {
+        "gate".into()
+    }
+
+    fn limits(&self) -> Limits {
+        self.lower.limits()
+    }
+
+    fn size(&self) -> u64 {
+        self.lower.size()
+    }
+
+    fn submit(&self, bio: Bio) {
+        if bio.op != BioOp::Write || !self.closed.load(Ordering::Relaxed) {
+            return self.lower.submit(bio);
+        }
+        let mut waiting = self.waiting.lock();
+        waiting.push(bio);
+        if waiting.len() == self.wanted {
+            self.closed.store(false, Ordering::Relaxed);
+            let all = std::mem::take(&mut *waiting);
+            drop(waiting);
+            all.into_iter().for_each(|bio| self.lower.submit(bio));
+        }
+    }
+}
+
+/// Eight writers' requests are at the device at the same time, none of them over: whoever holds a lock or a
+/// turn while its request is there would keep the others from coming, and the world would stand still.
+#[test]
+fn a4_no_lock_is_held_while_a_request_is_at_the_device() {
+    for (mode, pages) in [(AllocMode::Serialized, 0), (AllocMode::Reserve, 64)] {
+        let mut lab = Lab { pages, ..Lab::new(1, 12, mode) };
+        let gate = Arc::new(Gate {
+            lower: lab.device.clone(),
+            wanted: 8,
+            closed: AtomicBool::new(true),
+            waiting: Mutex::default(),
+        });
+        lab.device = gate.clone();
+        lab.run(async |volume| {
+            let jobs = (0..8).map(|tag| appends(&volume, tag, 1, 64 * KIB, DIRECT)).collect();
+            lab.beside(jobs).await;
+        });
+        assert!(!gate.closed.load(Ordering::Relaxed), "{mode}: all eight were there at once");
+    }
+}
+
+/// Ten writers of large requests for two seconds of simulated time on a disk with an arm: the most that one of
+/// them got over the least.
+fn spread(seed: u64, mode: AllocMode) -> (f64, f64) {
+    let mut lab = Lab::new(seed, 160, mode);
+    let delays = DelayOptions {
+        bandwidth: Some(100_000_000),
+        seek: Duration::from_millis(1),
+        ..DelayOptions::default()
+    };
+    let world = lab.world();
+    lab.device = DelayDevice::new(lab.device.clone(), &world, delays);
+    lab.run(async |volume| {
+        let end = world.now() + 2_000_000_000;
+        let one = |tag: u64| -> BoxFuture<'static, u64> {
+            let (volume, world) = (volume.clone(), world.clone());
+            Box::pin(async move {
+                let (_, file) = create(&volume, &format!("w{tag}")).await;
+                let mut done = 0;
+                while world.now() < end {
+                    write(&file, tag, done * LARGE, LARGE, DIRECT).await.unwrap();
+                    done += 1;
+                }
+                done
+            })
+        };
+        let done = beside(&world, (0..10).map(one).collect()).await;
+        let (most, least) = (*done.iter().max().unwrap(), *done.iter().min().unwrap());
+        (most as f64 / least as f64, done.iter().sum::<u64>() as f64)
+    })
+}
+
+/// Everybody gets about the same, and contiguous requests are that much faster on a disk with an arm.
+#[test]
+fn a6_writers_share_evenly() {
+    for seed in seeds(2) {
+        let (serialized, _) = spread(seed, AllocMode::Serialized);
+        let (ours, rate) = spread(seed, AllocMode::Reserve);
+        assert!(serialized <= 1.2, "seed {seed}: {serialized}");
+        assert!(ours <= 1.2, "seed {seed}: {ours}");
+        let (_, torn) = spread(seed, AllocMode::Interleaved);
+        assert!(rate > 2.0 * torn, "seed {seed}: {rate} requests against {torn}");
+    }
+}
+
+/// Requests given out to `writers` at once, for each step of the world that it takes.
+fn given_out_per_step(seed: u64, mode: AllocMode, writers: u64) -> f64 {
+    let lab = Lab { pages: 0, ..Lab::new(seed, 60, mode) };
+    lab.run(async |volume| {
+        let mut inodes: Vec<Ino> = Vec::new();
+        let mut files = Vec::new();
+        for n in 0..writers {
+            let (ino, file) = create(&volume, &format!("f{n}")).await;
+            inodes.push(ino);
+            files.push(file);
+        }
+        let before = lab.disk.world().steps();
+        let one = |n: usize| -> BoxFuture<'static, ()> { give_out(volume.clone(), inodes[n]) };
+        lab.beside((0..writers as usize).map(one).collect()).await;
+        let steps = lab.disk.world().steps() - before;
+        (writers * REQUESTS) as f64 / steps as f64
+    })
+}
+
+const REQUESTS: u64 = 20;
+
+/// Blocks for many requests, given back at once.
+fn give_out(volume: Volume, ino: Ino) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        for n in 0..REQUESTS {
+            let run = n * LARGE..(n + 1) * LARGE;
+            let taken =
+                volume.0.take_places(ino.0, &[run], forebay_iomap::Class::Direct).await.unwrap();
+            drop(taken);
+        }
+    })
+}
+
+/// With eight writers a request takes no more steps than with one: nobody is woken in vain, nobody waits for
+/// another. Block by block it takes as many holds of the lock as it has blocks.
+#[test]
+fn a10_giving_out_scales_with_writers() {
+    for seed in seeds(3) {
+        let (one, eight) = (
+            given_out_per_step(seed, AllocMode::Reserve, 1),
+            given_out_per_step(seed, AllocMode::Reserve, 8),
+        );
+        assert!(eight >= 0.8 * one, "seed {seed}: {eight} against {one}");
+        let torn = given_out_per_step(seed, AllocMode::Interleaved, 8);
+        assert!(eight > 10.0 * torn, "seed {seed}: {eight} against {torn} block by block");
+    }
+    let lab = Lab::new(1, 12, AllocMode::Reserve);
+    lab.run(async |volume| {
+        let (_, file) = create(&volume, "f").await;
+        write(&file, 1, 0, 8 * LARGE, DIRECT).await.unwrap();
+        assert_eq!(volume.alloc_stats().holds, 1, "T22: whatever its length");
+        let _ = volume.open(file.ino(), READ_WRITE).await.unwrap();
+        write(&file, 1, 8 * LARGE, LARGE, DIRECT | IoFlags::DSYNC).await.unwrap();
+    });
+}

@@ -1,0 +1,288 @@
+//! What is held for a stream comes back: A5, A7, A9.
+//!
+//! No locks.
+
+use super::lab::{BUFFERED, DIRECT, KIB, LARGE, Lab, SEGMENT, appends, create, verify, write};
+use crate::alloc::AllocMode;
+use crate::tests::seeds;
+use crate::volume::Volume;
+use forebay_base::task::BoxFuture;
+use forebay_base::world::{World, split_mix};
+use forebay_base::{Error, ErrorKind, IoFlags};
+use forebay_block::BioOp;
+use forebay_sim::{Fault, FaultRule};
+use forebay_vfs::{FileSystem, Ino, Name, SetAttr};
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+/// Bytes of content that the volume says it takes.
+async fn available(volume: &Volume) -> u64 {
+    let statfs = volume.statfs().await.unwrap();
+    statfs.blocks_available * u64::from(statfs.block_size)
+}
+
+fn held(volume: &Volume) -> u64 {
+    volume.alloc_stats().held_bytes
+}
+
+/// A stream with a window of which most is free.
+async fn stream(volume: &Volume, name: &str) -> (Ino, forebay_vfs::OpenFileRef) {
+    let (ino, file) = create(volume, name).await;
+    for n in 0..3 {
+        write(&file, 1, n * LARGE, LARGE, DIRECT).await.unwrap();
+    }
+    assert!(held(volume) > 0, "a window is open");
+    (ino, file)
+}
+
+/// On close, on truncate, on unlink, and after a while; statfs tells the same with a window open as without,
+/// and when the window is gone all but the content is back.
+#[test]
+fn a7_windows_are_returned_and_statfs_is_honest() {
+    let lab = Lab::new(1, 12, AllocMode::Reserve);
+    lab.run(async |volume| {
+        let before = available(&volume).await;
+        let (ino, file) = stream(&volume, "closed").await;
+        assert_eq!(available(&volume).await, before - 3 * LARGE, "what is held is not used");
+        drop(file);
+        assert_eq!(held(&volume), 0, "closed by the last opener");
+        assert_eq!(available(&volume).await, before - 3 * LARGE);
+        assert_eq!(volume.extents(ino).unwrap().len(), 2);
+
+        let (ino, file) = stream(&volume, "cut").await;
+        volume.setattr(ino, &SetAttr::size(LARGE)).await.unwrap();
+        assert_eq!(held(&volume), 0, "cut");
+        drop(file);
+
+        let (_, first) = stream(&volume, "idle").await;
+        let idle = held(&volume);
+        lab.disk.world().sleep(Duration::from_secs(31)).await;
+        let (_, second) = create(&volume, "other").await;
+        write(&second, 1, 0, LARGE, DIRECT).await.unwrap();
+        assert!(held(&volume) < idle, "not used for 30 s, and another window was opened");
+        drop((first, second));
+
+        let (_, file) = stream(&volume, "removed").await;
+        volume.unlink(Ino::ROOT, Name::new(b"removed").unwrap()).await.unwrap();
+        drop(file);
+        assert_eq!(held(&volume), 0, "gone");
+        assert_eq!(volume.0.state.lock().room.windows.files(), 0, "nothing is kept for nobody");
+    });
+}
+
+/// Streams of many files hold an eighth of what is free at most, and whoever wants room gets it: all of it is
+/// written before anybody is told that there is none.
+#[test]
+fn a7_no_space_only_when_windows_are_gone() {
+    for seed in seeds(3) {
+        let lab = Lab::new(seed, 10, AllocMode::Reserve);
+        lab.run(async |volume| {
+            let mut files = Vec::new();
+            for n in 0..24 {
+                let (_, file) = create(&volume, &format!("f{n}")).await;
+                write(&file, n, 0, LARGE, DIRECT).await.unwrap();
+                write(&file, n, LARGE, 64 * KIB, DIRECT).await.unwrap();
+                files.push(file);
+                let room = volume.room_bytes();
+                assert!(held(&volume) <= room / 8 + SEGMENT / 64, "{} of {room}", held(&volume));
+            }
+            let (_, large) = create(&volume, "large").await;
+            let mut at = 0;
+            let refused = loop {
+                match write(&large, 99, at, LARGE, DIRECT).await {
+                    Ok(()) => at += LARGE,
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+            assert_eq!(held(&volume), 0, "windows went first");
+            let left = volume.0.state.lock().data_room(crate::space::Need::Urgent);
+            assert!(left < LARGE, "seed {seed}: {left} bytes were left when it was refused");
+            volume.syncfs().await.unwrap();
+            verify(&large, 99, 0, at).await;
+        });
+    }
+}
+
+/// A request that finds half of its room is refused and gives that half back, in each of the ways, with
+/// others doing the same; what was there stays readable, and what was not written does not show.
+#[test]
+fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
+    for mode in AllocMode::ALL {
+        for seed in seeds(3) {
+            let lab = Lab::new(seed, 10, mode);
+            lab.run(async |volume| {
+                let (_, file) = create(&volume, "f").await;
+                let mut at = 0;
+                while volume.room_bytes() > SEGMENT {
+                    write(&file, 1, at, LARGE, DIRECT).await.unwrap();
+                    at += LARGE;
+                }
+                let urgent = || volume.0.state.lock().data_room(crate::space::Need::Urgent);
+                let room = urgent();
+                let wanted = room / 2 + 64 * KIB;
+                let one = |tag: u64| -> BoxFuture<'static, Result<(), Error>> {
+                    let volume = volume.clone();
+                    Box::pin(async move {
+                        let (_, file) = create(&volume, &format!("big{tag}")).await;
+                        write(&file, tag, 0, wanted, DIRECT).await
+                    })
+                };
+                let done = lab.beside((10..14).map(one).collect()).await;
+                let served = done.iter().filter(|done| done.is_ok()).count() as u64;
+                for error in done.into_iter().filter_map(Result::err) {
+                    assert_eq!(error.kind(), ErrorKind::NoSpace, "{mode} {error}");
+                }
+                assert!(served < 4, "{mode}, seed {seed}: not all fitted");
+                // Names take from the log.
+                let slack = 4 * SEGMENT / 64;
+                let back = urgent() + served * wanted;
+                assert!(back + slack >= room, "{mode}, seed {seed}: {back} of {room} are back");
+                assert!(volume.0.state.lock().shares.is_empty());
+                verify(&file, 1, 0, at).await;
+                volume.syncfs().await.unwrap();
+            });
+        }
+    }
+}
+
+/// Whoever stops waiting in the middle lets the turn go, and gives back what it had.
+#[test]
+fn a5_who_stops_waiting_gives_back_turn_and_blocks() {
+    for mode in AllocMode::ALL {
+        let lab = Lab { pages: 0, ..Lab::new(1, 12, mode) };
+        lab.run(async |volume| {
+            let (_, file) = create(&volume, "f").await;
+            volume.syncfs().await.unwrap();
+            let room = volume.room_bytes();
+            let mut at_the_disk = false;
+            for polls in 1.. {
+                let mut request = pin!(write(&file, 1, 0, LARGE, DIRECT));
+                let mut context = Context::from_waker(Waker::noop());
+                for _ in 0..polls {
+                    // The disk does not answer meanwhile: nothing of it is written.
+                    assert!(request.as_mut().poll(&mut context).is_pending());
+                    at_the_disk = lab.disk.pending_writes() > 0;
+                    if at_the_disk {
+                        break;
+                    }
+                }
+                // `request` goes here.
+                if at_the_disk {
+                    break;
+                }
+                assert_eq!(volume.room_bytes(), room, "{mode}: all is back after {polls} steps");
+            }
+            assert!(volume.room_bytes() < room, "{mode}: the disk still has it");
+            lab.disk.world().sleep(Duration::from_millis(20)).await;
+            assert_eq!(volume.room_bytes(), room, "{mode}: all is back");
+            let (_, other) = create(&volume, "other").await;
+            write(&other, 2, 0, LARGE, DIRECT).await.unwrap();
+            verify(&other, 2, 0, LARGE).await;
+        });
+    }
+}
+
+/// Syncs, group commits and write-back go on beside requests in each of the ways: nobody waits for anybody
+/// for ever (the world would say so), and everything is there.
+#[test]
+fn a5_no_deadlock_beside_syncs() {
+    for mode in AllocMode::ALL {
+        for seed in seeds(2) {
+            let lab = Lab { pages: 4, ..Lab::new(seed, 20, mode) };
+            lab.run(async |volume| {
+                let mut jobs: Vec<BoxFuture<'static, Ino>> = Vec::new();
+                for tag in 0..4 {
+                    jobs.push(appends(&volume, tag, 6, LARGE, DIRECT | IoFlags::DSYNC));
+                    jobs.push(appends(&volume, tag + 10, 6, LARGE, BUFFERED));
+                }
+                for tag in 20..23u64 {
+                    let (volume, world) = (volume.clone(), lab.world());
+                    jobs.push(Box::pin(async move {
+                        let (ino, _) = create(&volume, &format!("s{tag}")).await;
+                        for _ in 0..8 {
+                            volume.syncfs().await.unwrap();
+                            world.sleep(Duration::from_micros(300)).await;
+                        }
+                        ino
+                    }));
+                }
+                lab.beside(jobs).await;
+                volume.syncfs().await.unwrap();
+            });
+        }
+    }
+}
+
+/// Blocks that a failed write left on the device are not shown by whoever has them next: what was not written
+/// reads as zeros.
+#[test]
+fn a5_blocks_of_a_failed_write_show_nothing() {
+    let lab = Lab::new(1, 12, AllocMode::Reserve);
+    lab.run(async |volume| {
+        let (ino, file) = create(&volume, "failed").await;
+        // Torn: some of it is on the medium.
+        lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)).nth(1));
+        assert!(write(&file, 1, 0, LARGE, DIRECT).await.is_err());
+        assert!(volume.extents(ino).unwrap().is_empty());
+        let (_, other) = create(&volume, "other").await;
+        write(&other, 2, 0, 4 * KIB, DIRECT).await.unwrap();
+        write(&other, 2, 2 * LARGE, LARGE, DIRECT).await.unwrap();
+        let len = 2 * LARGE - 4 * KIB;
+        let buf = forebay_base::buf::AlignedBuf::new(len as usize);
+        let (buf, read) = other.read(4 * KIB, buf, BUFFERED).await;
+        assert!(buf[..read.unwrap()].iter().all(|byte| *byte == 0), "a hole");
+    });
+}
+
+/// Free runs between what is live in data segments: how many, and their mean length.
+fn free_runs(volume: &Volume, inodes: &[Ino]) -> (usize, u64) {
+    let mut live: Vec<(u64, u64)> = Vec::new();
+    for extent in inodes.iter().flat_map(|ino| volume.extents(*ino).unwrap()) {
+        live.extend(extent.physical.map(|at| (at, at + extent.len)));
+    }
+    live.sort_unstable();
+    let gaps: Vec<u64> = live.windows(2).map(|w| w[1].0 - w[0].1).filter(|gap| *gap > 0).collect();
+    (gaps.len(), gaps.iter().sum::<u64>() / gaps.len().max(1) as u64)
+}
+
+/// Files are written at the same time, some are removed, others are written, for some rounds: what is free
+/// between what is live is in fewer and longer runs than block by block, and what lies idle in segments
+/// beside dead blocks is little.
+#[test]
+fn a9_free_space_does_not_fragment_more_than_with_the_plain_allocator() {
+    for seed in seeds(3) {
+        let free = |mode| {
+            let lab = Lab::new(seed, 60, mode);
+            lab.run(async |volume| {
+                let (mut rng, mut live, mut serial) = (seed, Vec::new(), 0u64);
+                for _ in 0..4 {
+                    let jobs: Vec<_> = (0..8)
+                        .map(|n| appends(&volume, serial + n, 3 + n % 4, LARGE, DIRECT))
+                        .collect();
+                    let inodes = lab.beside(jobs).await;
+                    live.extend(inodes.into_iter().zip(serial..));
+                    serial += 8;
+                    for _ in 0..4 {
+                        let (_, tag) = live.swap_remove(split_mix(&mut rng) as usize % live.len());
+                        let name = format!("w{tag}");
+                        volume
+                            .unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap())
+                            .await
+                            .unwrap();
+                    }
+                }
+                let inodes: Vec<Ino> = live.iter().map(|(ino, _)| *ino).collect();
+                let idle = volume.alloc_stats().left_bytes;
+                (free_runs(&volume, &inodes), idle)
+            })
+        };
+        let ((ours, length), idle) = free(AllocMode::Reserve);
+        let ((plain, plain_length), _) = free(AllocMode::Interleaved);
+        assert!(ours * 2 < plain, "seed {seed}: {ours} runs, {plain} with the plain one");
+        assert!(length > 2 * plain_length, "seed {seed}: {length} bytes, {plain_length}");
+        assert!(idle <= 2 * SEGMENT / 8, "seed {seed}: {idle} bytes lie idle");
+    }
+}
