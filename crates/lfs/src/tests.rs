@@ -8,6 +8,7 @@ mod beside;
 mod damage;
 mod fuzz;
 mod golden;
+mod grow;
 mod limits;
 mod log;
 mod setup;
