@@ -5,12 +5,15 @@
 
 mod alloc;
 mod beside;
+mod blocking;
 mod damage;
+mod flips;
 mod fuzz;
 mod golden;
 mod grow;
 mod limits;
 mod log;
+mod names;
 mod setup;
 mod summary;
 mod superblock;

@@ -7,7 +7,11 @@
 #![expect(dead_code, reason = "each test file uses its part")]
 
 pub mod nbd;
+<<<<<<< HEAD
 pub mod volume;
+=======
+pub mod place;
+>>>>>>> main
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
