@@ -64,6 +64,7 @@ mod extents;
 pub mod fault;
 mod file;
 pub mod format;
+mod grow;
 mod info;
 mod inode;
 mod items;
@@ -90,6 +91,7 @@ mod volume;
 
 pub use alloc::{AllocMode, AllocStats};
 pub use extents::{FileExtent, FreeSpace};
+pub use grow::grow;
 pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]

@@ -9,8 +9,10 @@
 use crate::commit::write_all;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
 use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
+use std::ops::Range;
 
 /// Reads `len` bytes; both ends are multiples of the device's block.
 pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Result<AlignedBuf> {
@@ -21,6 +23,57 @@ pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Resu
     done.data.into_buf().ok_or_else(gone)
 }
 
+<<<<<<< HEAD
+/// The newest state (U12).
+pub(crate) async fn read_newest(device: &DeviceRef) -> Result<Superblock> {
+    let mut found = Valid::default();
+    let end = round_down(device.size(), SLOT_BYTES as u64);
+    found.read(device, end, 0..SLOTS as usize).await?;
+    // A device that is larger than the volume: the other slots lie before the volume's end. Only the newest
+    // of those that are found first says where that is: elsewhere anything may be.
+    if let Some(recorded) = found.newest.as_ref().map(|newest| newest.recorded_end_bytes)
+        && recorded < end
+    {
+        found.read(device, recorded, SLOTS as usize / 2..SLOTS as usize).await?;
+    }
+    let none = || Error::new(ErrorKind::Corrupt, "open", "no superblock slot is valid");
+    found.newest.ok_or_else(|| found.why.unwrap_or_else(none))
+}
+
+/// Slots that were read.
+#[derive(Default)]
+struct Valid {
+    newest: Option<Superblock>,
+    /// What is wrong with one of the start.
+    why: Option<Error>,
+}
+
+impl Valid {
+    /// Reads some slots of a volume that ends at `end`.
+    async fn read(&mut self, device: &DeviceRef, end: u64, slots: Range<usize>) -> Result<()> {
+        for (slot, offset) in slot_offsets(end).into_iter().enumerate() {
+            if !slots.contains(&slot) || offset + SLOT_BYTES as u64 > device.size() {
+                continue;
+            }
+            let found = match read_at(device, offset, SLOT_BYTES).await {
+                Ok(bytes) => Superblock::decode(&bytes, slot as u32),
+                Err(error) => Err(error),
+            };
+            match found {
+                Ok(found) => {
+                    if self.newest.as_ref().is_none_or(|n| n.checkpoint < found.checkpoint) {
+                        self.newest = Some(found);
+                    }
+                }
+                // What is newer than this program says more than a slot that was never written.
+                Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+                Err(error) if slot < SLOTS as usize / 2 => self.why = Some(error),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+=======
 /// The newest state (U12), and the one before it if there is one.
 pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Option<Superblock>)> {
     let half = SLOTS as usize / 2;
@@ -57,6 +110,7 @@ pub(crate) async fn wipe(device: &DeviceRef, recorded_end_bytes: u64) -> Result<
     let offsets = slot_offsets(recorded_end_bytes);
     let zeros = offsets.map(|offset| (offset, vec![0; SLOT_BYTES]));
     write_all(device, zeros.into(), BioFlags::SYNC).await
+>>>>>>> main
 }
 
 /// Writes the state to the two slots whose turn it is (U11). The caller flushes.

@@ -10,6 +10,7 @@ mod damage;
 mod flips;
 mod fuzz;
 mod golden;
+mod grow;
 mod limits;
 mod log;
 mod names;

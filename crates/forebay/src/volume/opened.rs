@@ -1,7 +1,7 @@
 //! Which volumes a cache has open.
 //!
-//! Invariant: W1 whoever opens a volume that somebody is opening, or letting go, waits for that; it is neither
-//! refused for our own lock nor opened twice.
+//! Invariant: W1 whoever opens a volume that somebody is opening, or letting go, waits for that; it is
+//! neither refused for our own lock nor opened twice.
 //!
 //! Lock: `map`, not held while a volume is opened or let go.
 
