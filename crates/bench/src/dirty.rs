@@ -3,7 +3,7 @@
 //!
 //! Reading order: `subject` (who writes and syncs) with `counted`,
 //! `drive` (one slice), then the parts: the `dd` line, the `fio` line, the 8 jobs, the delay
-//! device, and fio through NBD.
+//! device, fio through NBD, and what is not synced on a volume.
 //!
 //! Invariants: Y1 bytes are counted where they leave for the device: ours by a device around the
 //! image, bare O_DIRECT by the kernel's count of our process, a file system's (metadata and journal
@@ -18,6 +18,7 @@ mod figures;
 mod lines;
 mod nbd;
 mod subject;
+mod volume;
 
 pub(crate) use subject::{Subject, device_stat, sectors_written};
 
@@ -35,6 +36,9 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     if options.wants("fio") {
         lines::fio(options, &mut report, &mut found)?;
+    }
+    if options.wants("volume") {
+        volume::unsynced(options, &mut report)?;
     }
     if options.wants("jobs") {
         lines::jobs(options, &mut report)?;

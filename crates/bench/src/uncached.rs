@@ -1,7 +1,7 @@
 //! `uncached`: reads of 32 files (`files`) and writes (`writes`) by every strategy, a buffered
 //! writer beside an uncached one ([`compete`]), random reads
 //! of a file ten times the budget and more (`random`), a hot set beside a stream
-//! ([`crate::hotset`]), sequential reads (`sequential`).
+//! ([`crate::hotset`]), sequential reads (`sequential`); and on a volume (`volume`).
 //!
 //! Invariants: N1 variants that fill a cache and variants that pass it by use different files,
 //! so that none helps or hinders another. N2 both files are on the disk and out of the page
@@ -12,6 +12,7 @@ mod files;
 mod random;
 mod sequential;
 mod setting;
+mod volume;
 mod writes;
 
 pub use setting::budget_for;
@@ -45,6 +46,9 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     if options.wants("hotset") {
         hotset::run(options, &setting.cached, budget, &mut report)?;
+    }
+    if options.wants("volume") {
+        volume::run(options, budget, &mut report)?;
     }
     if options.wants("sequential") {
         sequential::run_parts(options, &setting, &mut report)?;

@@ -126,6 +126,9 @@ fn uncached_reports_every_row_and_ratio() {
             ("ours-dropbehind", "seqwrite_p99_9"),
             ("ours", "write64k_rate"),
             ("ours", "competing_writers_sum"),
+            ("volume", "randread_volume_rate"),
+            ("volume-nosums", "randwrite_volume_p99_9"),
+            ("volume", "seqwrite_volume_cpu_per_io"),
         ],
     );
     let mut ratios = vec![
@@ -146,6 +149,7 @@ fn uncached_reports_every_row_and_ratio() {
         "resident_growth_bytes",
         "write_resident_growth_bytes",
         "competing_writers_fairness",
+        "volume_resident_growth_bytes",
     ];
     // Kernels before 6.14 have no RWF_DONTCACHE; the bench then says so.
     let not_run = json["not_run"].as_array().unwrap();
@@ -185,8 +189,23 @@ fn dirty_reports_every_row_and_ratio() {
         "fsync_iops_vs_folio_delay_device",
         "fdatasync8_vs_folio_2m",
         "write_amplification_raw",
+        "write_amplification_volume_synced",
+        "write_amplification_volume_synced_nosums",
+        "write_amplification_volume_unsynced",
+        "write_amplification_volume_unsynced_nosums",
     ];
     check_ratios(&json, &ratios);
+    // By the volume's own door, so these hold on a busy machine too.
+    for (name, least, most) in [
+        ("write_amplification_volume_synced", 1.5, 2.1),
+        ("write_amplification_volume_synced_nosums", 1.5, 2.1),
+        ("write_amplification_volume_unsynced", 1.0, 1.1),
+        ("write_amplification_volume_unsynced_nosums", 1.0, 1.1),
+        ("write_amplification_volume_folio_mode", 16.0, 24.0),
+    ] {
+        let value = found(name).and_then(|v| v.as_f64()).unwrap();
+        assert!((least..=most).contains(&value), "{name}: {value}");
+    }
     assert_eq!(json["summaries"][0]["behaviour"], "dirty");
 }
 
@@ -210,6 +229,10 @@ fn stable_reports_every_row_and_ratio() {
         "checked_blocks",
         "mismatches",
         "mismatches_when_forced_off",
+        "volume_cow_max_vs_wait",
+        "volume_cow_throughput_vs_nosums",
+        "volume_copied_blocks_share",
+        "volume_mismatches",
     ];
     check_ratios(&json, &ratios);
     let value = |name: &str| {
@@ -217,6 +240,8 @@ fn stable_reports_every_row_and_ratio() {
         list.iter().find(|r| r["name"] == name).unwrap()["value"].as_f64().unwrap()
     };
     assert_eq!(value("mismatches"), 0.0);
+    assert_eq!(value("volume_mismatches"), 0.0);
+    assert!(value("volume_copied_blocks_share") <= 1.1);
     assert!(value("copied_blocks_share") <= 1.1);
 }
 
@@ -246,6 +271,52 @@ fn loop_reports_every_row_and_ratio() {
             ("ours-mode-direct", "randread_depth16_rate"),
         ],
     );
+}
+
+#[test]
+fn volume_reports_every_row_and_ratio() {
+    let json = run("volume");
+    for variant in ["volume", "volume-sparse", "host"] {
+        for metric in ["sync_rate", "sync_p99_9", "sync16_rate"] {
+            check_rows(&json, &[(variant, metric)]);
+        }
+    }
+    check_rows(
+        &json,
+        &[
+            ("volume-sparse", "synced_1g_written_per_byte_dirtied"),
+            ("volume-sparse", "random_rate"),
+            ("volume-sparse", "random_written_per_byte_dirtied"),
+            ("volume-sparse", "seqwrite_machine_cpu_per_gib"),
+            ("volume-nosums-sparse", "seqread_own_cpu_per_gib"),
+            ("volume-flushing", "read_beside_flush_p99_9"),
+            ("volume-sparse", "names_create_few"),
+            ("volume", "open_after_clean_stop"),
+            ("volume", "recovery_per_gib"),
+            ("volume", "full_filled"),
+        ],
+    );
+    let mut ratios = vec![
+        "write_amplification_volume_synced_1g",
+        "write_amplification_volume_unsynced",
+        "sync_vs_host",
+        "sync16_vs_host",
+        "random_vs_host",
+        "read_p999_beside_flush_vs_idle",
+        "create_at_many_vs_few",
+        "stat_at_many_vs_few",
+        "unlink_at_many_vs_few",
+        "open_after_clean_stop_seconds",
+        "touched_memory_over_budget_mib",
+        "recovery_seconds_per_gib",
+        "full_failures",
+        "full_space_missing_percent",
+    ];
+    let not_run = json["not_run"].as_array().unwrap();
+    if !not_run.iter().any(|item| item["what"].as_str().unwrap().contains("xfs-on-loop")) {
+        ratios.extend(["sync_vs_xfs", "random_vs_xfs", "seqwrite_vs_xfs", "seqread_vs_xfs"]);
+    }
+    check_ratios(&json, &ratios);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The command line: every option with its help text. `docs/cli.md` says the same at length, and
 //! a test compares the two.
 
+use crate::mount::{MountArgs, WatchdogArgs};
+use crate::umount::UmountArgs;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
 use forebay_base::units::parse_size;
@@ -28,6 +30,13 @@ pub struct Cli {
 pub enum Command {
     /// Serve images over NBD, all behind one cache
     Export(Box<ExportArgs>),
+    /// Mount a volume
+    Mount(Box<MountArgs>),
+    /// End a mount; returns when everything is durable
+    Umount(UmountArgs),
+    /// Watches over the process of a mount
+    #[command(hide = true)]
+    Watchdog(WatchdogArgs),
     /// Show the numbers of a running process
     Stat(StatArgs),
     /// Show or change the settings of a running process

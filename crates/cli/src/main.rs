@@ -14,9 +14,11 @@ mod failure;
 mod fincore;
 mod logger;
 mod machine;
+mod mount;
 mod output;
 mod signals;
 mod stat;
+mod umount;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -31,6 +33,9 @@ fn main() -> ExitCode {
     logger::install(cli.verbose);
     let result = match &cli.command {
         Command::Export(args) => export::export(args),
+        Command::Mount(args) => mount::mount(args),
+        Command::Umount(args) => umount::umount(args).map(|()| status::OK),
+        Command::Watchdog(args) => mount::watchdog(args).map(|()| status::OK),
         Command::Stat(args) => stat::stat(args).map(|()| status::OK),
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),

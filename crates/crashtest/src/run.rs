@@ -159,7 +159,7 @@ async fn whole_life(
             }
             Err(error) => return Err(format!("closing: {error}")),
         }
-        let live = volume.digest();
+        let live = volume.digest().await.map_err(|e| format!("digest: {e}"))?;
         shared.learn(|known| {
             known.ran.live = Some(live);
             known.now.acked = known.now.begun;
@@ -201,7 +201,8 @@ async fn steps(
         if !setup.beside {
             continue;
         }
-        match split_mix(&mut rng) % 8 {
+        match split_mix(&mut rng) % 12 {
+            8 => checkpoint_beside(volume, shared),
             0 | 3 => sync_beside(volume, shared, n + 1),
             1 => yield_now().await,
             2 => world.sleep(std::time::Duration::from_micros(150)).await,
@@ -210,6 +211,21 @@ async fn steps(
     }
     runner.close_all();
     Ok(())
+}
+
+/// A checkpoint by somebody else, at the same time.
+fn checkpoint_beside(volume: &Volume, shared: &Arc<Shared>) {
+    let (volume, world) = (volume.clone(), shared.disk.world().clone());
+    let shared = shared.clone();
+    shared.known.lock().running += 1;
+    let task = async move {
+        if let Err(error) = volume.checkpoint().await {
+            log::debug!("a checkpoint failed: {error}");
+        }
+        shared.known.lock().running -= 1;
+        shared.idle.wake_all();
+    };
+    world.spawn("checkpoint", Box::pin(task));
 }
 
 /// A sync of everything by somebody else, at the same time.

@@ -41,6 +41,8 @@ pub struct Setup {
     pub volume_bytes: u64,
     /// The log comes to the end of its segment soon.
     pub near_end: bool,
+    /// Longest log behind a checkpoint, bytes.
+    pub checkpoint_bytes: u64,
     /// Steps.
     pub steps: usize,
     /// Flushes or writes fail now and then.
@@ -66,6 +68,7 @@ impl Setup {
             file_bytes: 48 << 10,
             volume_bytes: 1 << 20,
             near_end: seed.is_multiple_of(2),
+            checkpoint_bytes: [2 << 30, 4096, 16 << 10][pick(3) as usize],
             steps: 40,
             failing: Vec::new(),
             beside: true,
@@ -108,6 +111,7 @@ impl Setup {
             inline_max: self.inline_max,
             fua: self.fua,
             alloc: self.alloc,
+            checkpoint_bytes: self.checkpoint_bytes,
             serialized_dio_pages: 2,
             lock_points: self.alloc != AllocMode::Reserve,
             plant: Plant(self.plant),

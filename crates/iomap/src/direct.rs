@@ -16,8 +16,8 @@ use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
 use forebay_cache::State;
 use forebay_cache::bounds::Arriving;
 use forebay_cache::stats::Counters;
+use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::writeback::unflushed::Epoch;
-use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -176,28 +176,14 @@ impl MappedFile {
         let mapping = &*self.mapping;
         for index in self.cache.folios_present(mapping, range) {
             let blocks = mapping.blocks_touched(index, range);
-            loop {
-                let Some(folio) = self.cache.lock_folio(mapping, index) else { break };
-                let busy =
-                    [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
-                if let Some(state) = busy {
-                    drop(folio);
-                    self.cache.wait_while(mapping, index, blocks, state).await;
-                    continue;
-                }
+            while let Some(folio) = self.lock_idle(index, blocks).await {
                 if !folio.any(State::Dirty, blocks) {
                     folio.discard(blocks);
                     break;
                 }
                 drop(folio);
                 let bytes = mapping.range_of(index, blocks);
-                let pass = WriteOutPass {
-                    range: bytes,
-                    which: Which::All,
-                    max_bytes: u64::MAX,
-                    sync: true,
-                    fua: false,
-                };
+                let pass = WriteOutPass::for_sync(bytes);
                 self.write_out_pass(&pass).await;
                 mapping.wait_write_outs().await;
                 if mapping.failed_in(&mapping.block_numbers(index, blocks)) {

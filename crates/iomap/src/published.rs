@@ -5,7 +5,7 @@
 use crate::file::MappedFile;
 use crate::ops::{MapOps, Reservation};
 use forebay_cache::Mapping;
-use forebay_cache::writeback::{Which, WriteOutPass};
+use forebay_cache::writeback::WriteOutPass;
 
 /// A sync beside a writer who always dirties the same unpublished block gives up after so many rounds.
 const PUBLISH_TRIES: usize = 64;
@@ -48,13 +48,7 @@ impl MappedFile {
     /// A write that ends beyond the published size first has written what is dirty below it (O5).
     pub(crate) async fn write_below(&self, end: u64, here: bool) {
         let Some(published) = self.ops.published_size().filter(|&p| p < end) else { return };
-        let pass = WriteOutPass {
-            range: published..end,
-            which: Which::All,
-            max_bytes: u64::MAX,
-            sync: true,
-            fua: false,
-        };
+        let pass = WriteOutPass::for_sync(published..end);
         self.write_out_all(&pass, here).await;
     }
 }

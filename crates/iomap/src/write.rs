@@ -176,7 +176,7 @@ impl MappedFile {
         } else if flags.contains(IoFlags::START_WRITEBACK) {
             let max_bytes = u64::MAX;
             let (range, which) = (range.clone(), Which::All);
-            let pass = WriteOutPass { range, which, max_bytes, sync: false, fua: false };
+            let pass = WriteOutPass { range, which, max_bytes, sync: false };
             self.write_out_pass(&pass).await;
         }
         Ok(range)
@@ -381,9 +381,7 @@ impl MappedFile {
     /// What is dirty may be counted twice while it is written out, and places that it leaves come free
     /// then: an error only if there is no room after that either.
     async fn make_room(&self, error: Error, piece: &Range<u64>) -> Result<()> {
-        let range = 0..u64::MAX >> 1;
-        let pass =
-            WriteOutPass { range, which: Which::All, max_bytes: u64::MAX, sync: true, fua: false };
+        let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
         self.write_out_pass(&pass).await;
         self.mapping.wait_write_outs().await;
         let held = self.mapping.dirty_bytes.load(Ordering::Relaxed);

@@ -32,7 +32,7 @@ impl Inner {
         loop {
             match self.log.wait.wait_until(|| self.log.step(ticket, entered, early)).await {
                 Step::Done(result) => return result,
-                Step::Write => self.write_group(WriteTurn::new(self.log.clone())).await,
+                Step::Write => self.write_group(WriteTurn::new(self.log.clone()), here).await,
                 Step::Flush(groups) => {
                     let turn = FlushTurn::new(self.log.clone());
                     self.flush_groups(turn, groups, here).await;
@@ -48,7 +48,7 @@ impl Inner {
         self.commit(ticket, here).await
     }
 
-    async fn write_group(&self, mut turn: WriteTurn) {
+    async fn write_group(&self, mut turn: WriteTurn, here: bool) {
         if self.log.ctl.lock().repair
             && let Err(error) = self.repair(&mut turn).await
         {
@@ -63,14 +63,19 @@ impl Inner {
         };
         let records = self.take_queue();
         let has_runs = records.iter().any(|record| !record.runs.is_empty());
-        let mut group = Group { records, payloads: Vec::new(), head, opened: Vec::new() };
+        let (payloads, opened) = (Vec::new(), Vec::new());
+        let mut group = Group { records, payloads, head, cut: None, opened };
         let laid_out = self.lay_out(&mut group, durable_through);
         turn.group = Some(group);
         let done = match laid_out {
             Ok(writes) => {
                 let fua = self.may_use_fua(has_runs);
                 let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-                write_all(&self.device, writes, flags).await.map(|()| fua)
+                let written = match here && writes.len() == 1 {
+                    true => write_here(&self.device, writes, flags).await,
+                    false => write_all(&self.device, writes, flags).await,
+                };
+                written.map(|()| fua)
             }
             Err(error) => Err(error),
         };
@@ -96,7 +101,11 @@ impl Inner {
                 }
             }
         });
-        self.after(durable);
+        if durable.is_some() {
+            self.after(durable);
+            self.log.wait.wake_all();
+        }
+        self.trigger_checkpoint();
     }
 
     /// K11.
@@ -128,7 +137,12 @@ impl Inner {
         let mut failed = None;
         for (n, record) in group.records.iter().enumerate() {
             match batch.add(record, n + 1 == count) {
-                Ok(payload) => group.payloads.push(payload),
+                Ok(payload) => {
+                    group.payloads.push(payload);
+                    if record.is_cut {
+                        group.cut = Some((record.ticket, batch.head));
+                    }
+                }
                 Err(error) => {
                     failed = Some(error);
                     break;
@@ -138,8 +152,10 @@ impl Inner {
         batch.finish();
         let (head, opened) = (batch.head, std::mem::take(&mut batch.opened));
         let writes = std::mem::take(&mut batch.writes);
+        let bytes: u64 = writes.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         (group.head, group.opened) = (head, opened);
         let mut state = self.state.lock();
+        state.space.log_grows(bytes);
         for record in &mut group.records {
             state.space.settle(std::mem::take(&mut record.cost));
         }
@@ -181,9 +197,10 @@ impl Inner {
             }
         });
         self.after(durable);
+        self.log.wait.wake_all();
     }
 
-    async fn flush_device(&self, here: bool) -> Result<()> {
+    pub(crate) async fn flush_device(&self, here: bool) -> Result<()> {
         let done = match here {
             true => flush_here(&*self.device).await,
             false => io(&*self.device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
@@ -198,10 +215,8 @@ impl Inner {
             let mut state = self.state.lock();
             for (record, at) in group.records.iter().zip(&group.payloads) {
                 let (Some(payload), Some(at)) = (&record.payload, at) else { continue };
-                for data_id in &payload.data_ids {
-                    if let Some(overlay) = state.data.get_mut(data_id) {
-                        overlay.resolve(&payload.staged, *at);
-                    }
+                for (data_id, blocks) in &payload.blocks {
+                    state.resolve(*data_id, blocks, &payload.staged, *at);
                 }
                 self.staging.forget(&payload.staged);
             }
@@ -240,7 +255,7 @@ impl Inner {
         }
         let ticket = {
             let mut state = self.state.lock();
-            if !state.queue.is_empty() {
+            if !state.queue.is_empty() || state.is_closed {
                 return;
             }
             state.append_mark()
@@ -261,8 +276,8 @@ impl Inner {
             (ctl.head.generation, ctl.written_ticket) = (generation, ctl.durable_ticket);
             (groups, head)
         };
-        let mut held =
-            Group { records: Vec::new(), payloads: Vec::new(), head, opened: Vec::new() };
+        let (records, payloads, opened) = (Vec::new(), Vec::new(), Vec::new());
+        let mut held = Group { records, payloads, head, cut: None, opened };
         for group in groups {
             held.records.extend(group.records);
             held.opened.extend(group.opened);
@@ -303,10 +318,34 @@ fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
     ctl.durable = group.head;
     ctl.durable_ticket = last_ticket(group).max(ctl.durable_ticket);
     ctl.declared = ctl.declared.max(told);
+    ctl.cut = group.cut.or(ctl.cut);
     if group.records.iter().all(|record| record.kind == RecordKind::Mark) {
         // The mark itself need not be told of.
         ctl.declared = ctl.durable.sequence - 1;
     }
+}
+
+/// The same one after the other, on this thread if the device lets it: for a caller that blocks.
+async fn write_here(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+) -> Result<()> {
+    let longest = device.limits().max_transfer as usize;
+    for (offset, bytes) in writes {
+        let mut at = offset;
+        for part in bytes.chunks(longest) {
+            let (tx, rx) = oneshot::<Completion>();
+            let data = DataRef::Buf(AlignedBuf::copy_of(part));
+            let end = Box::new(move |done| tx.send(done));
+            let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
+            device.execute(bio.with_flags(flags));
+            let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
+            rx.await.ok_or_else(gone).and_then(|done| done.result)?;
+            at += part.len() as u64;
+        }
+    }
+    Ok(())
 }
 
 /// Writes several buffers at once, and waits for all.

@@ -13,7 +13,7 @@ use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
-use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, Source, Target};
 use forebay_vfs::rules::{self, At, attrs, refuse};
@@ -100,7 +100,18 @@ impl VolumeFile {
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
 
-    async fn read_now(&self, offset: u64, mut buf: Target<'_>, flags: IoFlags) -> Result<usize> {
+    async fn read_now(&self, offset: u64, buf: Target<'_>, flags: IoFlags) -> Result<usize> {
+        // Who knows the file's path says it better.
+        let named = |e: Error| match e.path() {
+            None if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                e.with_path(format!("{:?}", self.ino))
+            }
+            _ => e,
+        };
+        self.read_bytes(offset, buf, flags).await.map_err(named)
+    }
+
+    async fn read_bytes(&self, offset: u64, mut buf: Target<'_>, flags: IoFlags) -> Result<usize> {
         flags.check(false)?;
         let (content, handle) = self.content("read", OpenFlags::READ)?;
         let wanted = buf.bytes().len();
@@ -122,6 +133,24 @@ impl VolumeFile {
         };
         self.touch_atime();
         Ok(len)
+    }
+
+    async fn sync_now(&self, data_only: bool, here: bool) -> Result<()> {
+        let file = self.content.get().is_some() || {
+            let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
+            seen.map_err(Stop::open)?.kind == FileKind::File
+        };
+        if !data_only {
+            self.inner.state.lock().write_times(Some(self.ino))?;
+        }
+        if !file || self.inner.options.cache.is_none() {
+            return self.inner.commit_all(here).await;
+        }
+        let (content, handle) = self.content("sync", OpenFlags::empty())?;
+        match here {
+            true => content.file.sync_here(handle).await,
+            false => content.file.sync(handle).await,
+        }
     }
 
     fn touch_atime(&self) {
@@ -169,7 +198,7 @@ impl VolumeFile {
             content.file.write_out().await?;
         }
         let found = match offset < size {
-            true => self.inner.state.lock().find_stored(self.ino, what, offset, size),
+            true => self.inner.find_stored(self.ino, what, offset, size).await?,
             false => None,
         };
         match found {
@@ -221,29 +250,31 @@ impl State {
             log::warn!("{ino:?} without a name stays until the next opening: {error}");
         }
     }
-
-    /// The first byte from `offset` on that is stored, or that is not.
-    fn find_stored(&self, ino: Ino, what: Seek, offset: u64, size: u64) -> Option<u64> {
-        let unit = self.layout.block_bytes();
-        let data_id = self.nodes.get(&ino.0)?.inode.data_id;
-        let overlay = self.data.get(&data_id);
-        let mut at = offset;
-        while at < size {
-            let found = overlay.map_or(Err(u64::MAX), |o| o.look_up(at / unit, unit));
-            let (stored, blocks) = match found {
-                Ok(piece) => (piece.at != Where::Hole, piece.blocks),
-                Err(unknown) => (false, unknown),
-            };
-            if stored == (what == Seek::Data) {
-                return Some(at);
-            }
-            at = (at / unit).saturating_add(blocks).saturating_mul(unit);
-        }
-        (what == Seek::Hole).then_some(size)
-    }
 }
 
 impl Inner {
+    /// The first byte from `offset` on that is stored, or that is not.
+    async fn find_stored(
+        &self,
+        ino: Ino,
+        what: Seek,
+        offset: u64,
+        size: u64,
+    ) -> Result<Option<u64>> {
+        let unit = self.layout.block_bytes();
+        let data_id = self.state.lock().get("seek", ino).map_err(Stop::open)?.inode.data_id;
+        let mut at = offset;
+        while at < size {
+            let (piece, _) = self.piece_at(data_id, at / unit).await?;
+            let stored = piece.at != Where::Hole;
+            if stored == (what == Seek::Data) {
+                return Ok(Some(at));
+            }
+            at = (at / unit).saturating_add(piece.blocks).saturating_mul(unit);
+        }
+        Ok((what == Seek::Hole).then_some(size))
+    }
+
     pub(crate) async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<()> {
         let Some(size) = set.size else {
             return self.tried(|state, now| state.setattr(ino, set, now)).await;
@@ -401,17 +432,10 @@ impl OpenFile for VolumeFile {
     }
 
     fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
-            let file = seen.map_err(Stop::open)?.kind == FileKind::File;
-            if !data_only {
-                self.inner.state.lock().write_times(Some(self.ino))?;
-            }
-            if file && self.inner.options.cache.is_some() {
-                let (content, handle) = self.content("sync", OpenFlags::empty())?;
-                return content.file.sync(handle).await;
-            }
-            self.inner.commit_all(false).await
-        })
+        Box::pin(self.sync_now(data_only, false))
+    }
+
+    fn sync_here(&self, data_only: bool) -> Result<()> {
+        block_on(self.sync_now(data_only, true))
     }
 }

@@ -5,7 +5,9 @@
 
 mod alloc;
 mod beside;
+mod blocking;
 mod damage;
+mod flips;
 mod fuzz;
 mod golden;
 mod limits;

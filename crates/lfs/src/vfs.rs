@@ -58,7 +58,8 @@ impl FileSystem for Volume {
             Ok(StatFs {
                 block_size: block as u32,
                 blocks: u64::from(state.layout.segments) * per_segment,
-                blocks_free: state.space.free_segments() * per_segment + state.room.bytes() / block,
+                blocks_free: (state.space.segments.free() * per_segment)
+                    + state.room.bytes() / block,
                 blocks_available: available,
                 files: files + available,
                 files_free: available,

@@ -284,4 +284,9 @@ pub trait OpenFile: Send + Sync {
     /// to find it, or with `data_only` false all its metadata. For a directory, its entries. Fails
     /// once for each opener if anything was lost.
     fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>>;
+
+    /// As `sync`, for a caller that blocks: I/O may be carried out on its thread.
+    fn sync_here(&self, data_only: bool) -> Result<()> {
+        block_on(self.sync(data_only))
+    }
 }

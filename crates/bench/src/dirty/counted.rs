@@ -1,4 +1,4 @@
-//! A device that counts the bytes it is asked to write, and changes nothing.
+//! A device that counts the writes it is asked for and their bytes, and changes nothing.
 
 use forebay_base::Result;
 use forebay_base::task::{BoxFuture, LocalQueue};
@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counted {
     lower: DeviceRef,
     written: AtomicU64,
+    requests: AtomicU64,
 }
 
 impl Counted {
     /// Stands on `lower`.
     pub fn new(lower: DeviceRef) -> Arc<Self> {
-        Arc::new(Self { lower, written: AtomicU64::new(0) })
+        Arc::new(Self { lower, written: AtomicU64::new(0), requests: AtomicU64::new(0) })
     }
 
     /// Bytes of all writes so far.
@@ -23,9 +24,15 @@ impl Counted {
         self.written.load(Ordering::Relaxed)
     }
 
+    /// Writes so far.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
     fn count(&self, op: BioOp, len: u64) {
         if op == BioOp::Write {
             self.written.fetch_add(len, Ordering::Relaxed);
+            self.requests.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

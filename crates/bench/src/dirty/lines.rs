@@ -3,6 +3,7 @@
 use super::drive::{self, Drive};
 use super::figures::{Found, LARGE, SMALL, Tally, WRITE, exactly};
 use super::subject::{Bare, Buffered, Cached, Subject};
+use super::volume::{OnVolume, add_synced};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::image::Image;
 use crate::harness::load::Slice;
@@ -191,6 +192,11 @@ pub fn fio(options: &Options, report: &mut Report, found: &mut Found) -> Result<
     add_ours(&mut field, options, "ours-folio-2m", &folio_large, LARGE, DirtyTracking::Folio)?;
     field.add("ext4", Buffered::open(&paths(&host))?);
     let on_loop = add_loops(&mut field, &fs, 1, size)?;
+    let block = DirtyTracking::Block;
+    let of = |label, tracking, sums| OnVolume::new(options, label, (1, size), tracking, sums);
+    field.add("volume", of("dirty-volume", block, true)?);
+    field.add("volume-nosums", of("dirty-volume-nosums", block, false)?);
+    field.add("volume-folio-64k", of("dirty-volume-folio", DirtyTracking::Folio, true)?);
     let part = Part { prefix: "fsync", jobs: 1, size, millis: 450 };
     let outcome = field.run(options, report, &part)?;
     for (name, _, tally) in &field.subjects {
@@ -201,6 +207,10 @@ pub fn fio(options: &Options, report: &mut Report, found: &mut Found) -> Result<
     exactly(report, "write_amplification_raw", raw, 1.0);
     let folio = field.tally("ours-folio-64k").amplification();
     exactly(report, "write_amplification_folio_mode", folio, (SMALL / WRITE) as f64);
+    add_synced(report, field.tally("volume"), true);
+    add_synced(report, field.tally("volume-nosums"), false);
+    let name = "write_amplification_volume_folio_mode";
+    report.ratio(name, field.tally("volume-folio-64k").amplification());
     fio_ratios(&outcome, report);
     drop(field);
     drop(on_loop);
@@ -234,6 +244,11 @@ fn fio_ratios(outcome: &Outcome, report: &mut Report) {
     report.ratio("fsync_iops_vs_ext4", of("ours-block-64k", "ext4"));
     report.ratio("fsync_iops_vs_xfs", of("ours-block-64k", "xfs-on-loop"));
     report.ratio("fsync_iops_vs_ext4_on_loop", of("ours-block-64k", "ext4-on-loop"));
+    outcome.compare(report, "1 job, on a volume", "volume", &OTHERS);
+    outcome.compare(report, "1 job, on a volume", "volume", &folio("volume-folio-64k"));
+    report.ratio("fsync_iops_volume_vs_raw", of("volume", "ours-block-64k"));
+    report.ratio("fsync_iops_volume_vs_folio", of("volume", "volume-folio-64k"));
+    report.ratio("fsync_iops_volume_vs_nosums", of("volume", "volume-nosums"));
 }
 
 fn add_ours(

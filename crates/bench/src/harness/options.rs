@@ -56,9 +56,9 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
   --rounds N     rounds to keep
   --size S       bytes of the image (4k, 1M, 2G)
   --aio ENGINE   I/O engine of ours
-  --part PART    one part alone: dd, fio, jobs, delay, nbd of dirty; delay, scarce, disk,
-                 kernel, verify of stable; files, writes, random, hotset, sequential of
-                 uncached; cells, depth, memory, sparse of loop;
+  --part PART    one part alone: dd, fio, volume, jobs, delay, nbd of dirty; delay, scarce, disk,
+                 kernel, volume, verify of stable; files, writes, random, hotset, sequential,
+                 volume of uncached; cells, depth, memory, sparse of loop;
                  hits, misses, status of nbd; many, dead of files;
                  sync, random, seq, sustained, open, full of volume
   --lines        prints a line per cycle

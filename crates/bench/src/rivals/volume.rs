@@ -113,6 +113,11 @@ impl OurVolume {
         Self::open_on(device, Path::new(""), spec)
     }
 
+    /// Opens one that is on a device object.
+    pub fn open_device(device: DeviceRef, spec: &VolumeSpec) -> Result<Self> {
+        Self::open_on(device, Path::new(""), spec)
+    }
+
     fn open_on(device: DeviceRef, path: &Path, spec: &VolumeSpec) -> Result<Self> {
         let world = RealWorld::new();
         let device = Counted::new(device);
@@ -146,6 +151,11 @@ impl OurVolume {
     /// Bytes that the device was asked to write since this was opened.
     pub fn device_bytes(&self) -> u64 {
         self.device.written()
+    }
+
+    /// The device that it writes to.
+    pub(crate) fn counted(&self) -> &Counted {
+        &self.device
     }
 
     /// Its figures.
@@ -195,7 +205,7 @@ impl VolumeFile {
 
     /// Makes its content durable.
     pub fn sync_data(&self) -> Result<()> {
-        block_on(self.file.sync(true))
+        self.file.sync_here(true)
     }
 }
 

@@ -31,7 +31,6 @@ fn hunt(fault: Planted) -> Hunt {
         Planted::AckBeforeFlush => NAMES,
         Planted::SwallowedFlushError | Planted::StaleTail => FAILING,
         Planted::UnflushedRecovery => Hunt { change: |setup| setup.fua = false, ..KILLS },
-        Planted::SameGeneration => KILLS,
         Planted::TornRecord => Hunt { change: |setup| setup.inline_max = 64 << 10, ..CONTENT },
         Planted::UnverifiedData | Planted::PublishedEarly => RUNS,
         Planted::EarlyFua => {

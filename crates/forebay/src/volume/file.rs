@@ -237,12 +237,12 @@ impl VolumeFile {
 
     /// Makes everything written so far durable, with what is needed to find it.
     pub fn sync_data(&self) -> Result<()> {
-        block_on(self.file.sync(true))
+        self.file.sync_here(true)
     }
 
     /// As [`VolumeFile::sync_data`], with times and all other attributes.
     pub fn sync_all(&self) -> Result<()> {
-        block_on(self.file.sync(false))
+        self.file.sync_here(false)
     }
 
     /// Sets the size in bytes: what is cut off is gone, what is added reads as zeros.
