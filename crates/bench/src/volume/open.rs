@@ -80,9 +80,12 @@ fn names(
 }
 
 fn add_names(report: &mut Report, name: &str, few: &[Rates], many: &[Rates]) {
-    let figures: [(&str, fn(&Rates) -> f64); 3] =
-        [("create", |r| r.create), ("stat", |r| r.stat), ("unlink", |r| r.unlink)];
-    for (what, figure) in figures {
+    for what in ["create", "stat", "unlink"] {
+        let figure = |rates: &Rates| match what {
+            "create" => rates.create,
+            "stat" => rates.stat,
+            _ => rates.unlink,
+        };
         let of = |rates: &[Rates]| rates.iter().map(figure).collect::<Vec<f64>>();
         let (few, many) = (of(few), of(many));
         report.row(name, &format!("names_{what}_few"), "1/s", &few);

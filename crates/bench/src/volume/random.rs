@@ -42,10 +42,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mut workers = Vec::new();
     for place in &places {
         place.fill(FILE, size)?;
-        workers.push(match place.path(FILE) {
-            Some(_) => Some(Worker::start(&format!("random-{}", place.name), budget)),
-            None => None,
-        });
+        let start = |_| Worker::start(&format!("random-{}", place.name), budget);
+        workers.push(place.path(FILE).map(start));
     }
     let bytes = Bytes::default();
     let mut variants = Vec::new();
