@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: run test check unit fsx fsx-long shuttle clients bench-quick build setup requires bench clean help
+.PHONY: run test check unit fsx fsx-long crash shuttle clients bench-quick build setup requires bench clean help
 
 help:
 	@echo "make run        the main job on a real file system image, with numbers; then quick benches and their page"
@@ -13,6 +13,7 @@ help:
 	@echo "make check      format, clippy, layers, tidy, deps, rustdoc"
 	@echo "make unit       cargo test of the whole workspace"
 	@echo "make fsx        seeded runs against a model: 1,000 for each map, 50 on each engine; fsx-long: ten times as many"
+	@echo "make crash      100,000 crash states of volumes"
 	@echo "make shuttle    concurrency tests of the folio state machine"
 	@echo "make bench      the benches in full, about half an hour, and their page"
 
@@ -39,6 +40,9 @@ fsx: setup
 
 fsx-long: setup
 	FOREBAY_FSX_RUNS=10000 scripts/test-all fsx
+
+crash: setup
+	scripts/test-all crash
 
 shuttle: setup
 	scripts/test-all shuttle

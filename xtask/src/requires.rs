@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Device, what for.
 const DEVICES: &[(&str, &str)] = &[
-    ("/dev/fuse", "a device that takes seconds for each write, in the tests of signals"),
+    ("/dev/fuse", "mounts, and a device that takes seconds for each write"),
     ("/dev/loop-control", "loop devices, which need root"),
 ];
 

@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
     /// Skips `len` bytes that must all be zero.
     pub fn zeros(&mut self, field: &str, len: usize) -> Result<()> {
         let start = self.at;
-        if self.bytes(field, len)?.iter().any(|b| *b != 0) {
+        if self.bytes(field, len)?.iter().fold(0, |all, b| all | *b) != 0 {
             let error = self.bad(field, "reserved bytes are not zero");
             self.at = start;
             return Err(error);

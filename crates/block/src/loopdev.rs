@@ -56,7 +56,9 @@ fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *const LoopConfig) -> std::
 impl MemoryLoop {
     /// A device of so many bytes, all zero. `name` shows in lists of loop devices.
     pub fn attach(name: &str, bytes: u64) -> Result<Self> {
-        let memory = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)
+        // The system takes 249 bytes.
+        let shown = String::from_utf8_lossy(&name.as_bytes()[..name.len().min(200)]);
+        let memory = rustix::fs::memfd_create(&*shown, MemfdFlags::CLOEXEC)
             .and_then(|fd| rustix::fs::ftruncate(&fd, bytes).map(|()| fd))
             .map_err(|e| Error::from_io("make a loop device", e.into()))?;
         let control = open(Path::new("/dev/loop-control"))?;

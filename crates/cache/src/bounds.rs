@@ -20,11 +20,14 @@
 //!    lock, the holder looks at each folio after it registered.
 //! E5 so whoever holds the last block while the size is within it sees a size that stands.
 //! E6 a fill zeroes what of its blocks lies behind the size at its plan; no later size counts.
+//! E7 a size that somebody else may make recoverable does not cover bytes that are on their way into the
+//!    cache: a write that moves the end says so before it does, until they are there.
 //!
 //! Whoever waits for a range is woken when that range has become free, not whenever some range has: of those
 //! who are to take the same blocks, one after the other.
 //!
-//! Locks: `held` and `resizing` are leaves; `held` is also taken below the list of those who wait.
+//! Locks: `held`, `arriving` and `resizing` are leaves; `held` is also taken below the list of those who
+//! wait.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -50,6 +53,10 @@ pub struct Bounds {
     held: Mutex<Vec<Range<u64>>>,
     held_count: AtomicU64,
     held_wait: WaitQueue<Want>,
+    /// By age: what was added to the file and is not in the cache yet (E7).
+    arriving: Mutex<Vec<(u64, Range<u64>)>>,
+    arrivals: AtomicU64,
+    arriving_wait: WaitQueue,
 }
 
 impl Bounds {
@@ -64,6 +71,9 @@ impl Bounds {
             held: Mutex::default(),
             held_count: AtomicU64::new(0),
             held_wait: WaitQueue::with_keys(),
+            arriving: Mutex::default(),
+            arrivals: AtomicU64::new(0),
+            arriving_wait: WaitQueue::new(),
         }
     }
 
@@ -134,6 +144,33 @@ impl Bounds {
         });
     }
 
+    /// Says that the bytes of `range`, beyond the end of file as it is, are on their way (E7). Before the
+    /// size moves.
+    pub fn arriving(&self, range: Range<u64>) -> Arriving<'_> {
+        let number = self.arrivals.fetch_add(1, Ordering::Relaxed);
+        self.arriving.lock().push((number, range));
+        Arriving { bounds: self, number }
+    }
+
+    /// Where the lowest bytes beyond `from` are that are on their way. Ask after the size, and before what is
+    /// dirty.
+    pub fn lowest_arriving(&self, from: u64) -> u64 {
+        let arriving = self.arriving.lock();
+        let beyond = arriving.iter().filter(|(_, range)| range.end > from);
+        beyond.map(|(_, range)| range.start).min().unwrap_or(u64::MAX)
+    }
+
+    /// Waits until what is on its way now to a place below `end` has arrived. Not for who holds a range:
+    /// those who are on their way may wait for it.
+    pub async fn wait_arrived(&self, end: u64) {
+        let now = self.arrivals.load(Ordering::Relaxed);
+        let arrived = || {
+            let arriving = self.arriving.lock();
+            (!arriving.iter().any(|(n, range)| *n < now && range.start < end)).then_some(())
+        };
+        self.arriving_wait.wait_until(arrived).await;
+    }
+
     /// The right to move the size; waits for whoever has it.
     pub async fn resize(&self) -> Resize<'_> {
         let free = || !self.resizing.swap(true, Ordering::AcqRel);
@@ -166,6 +203,19 @@ impl Drop for Exclusive<'_> {
         self.bounds.held_count.fetch_sub(1, Ordering::SeqCst);
         drop(held);
         self.bounds.wake(&self.range);
+    }
+}
+
+/// Bytes on their way into the cache; on drop they are there, or given up.
+pub struct Arriving<'a> {
+    bounds: &'a Bounds,
+    number: u64,
+}
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        self.bounds.arriving.lock().retain(|(number, _)| *number != self.number);
+        self.bounds.arriving_wait.wake_all();
     }
 }
 
@@ -263,6 +313,25 @@ mod tests {
         drop(elsewhere);
         assert_eq!(woken.0.load(Ordering::Relaxed) - before, 3);
         assert!(wide.as_mut().poll(&mut cx).is_ready());
+    }
+
+    /// E7.
+    #[test]
+    fn what_is_on_its_way_is_known_until_it_is_there() {
+        let bounds = Bounds::new(4096, 5000);
+        let (first, second) = (bounds.arriving(5000..9000), bounds.arriving(9000..9500));
+        assert_eq!((bounds.lowest_arriving(0), bounds.lowest_arriving(9000)), (5000, 9000));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let (mut low, mut all) =
+            (Box::pin(bounds.wait_arrived(9000)), Box::pin(bounds.wait_arrived(9001)));
+        assert!(low.as_mut().poll(&mut cx).is_pending() && all.as_mut().poll(&mut cx).is_pending());
+        drop(first);
+        let later = bounds.arriving(100..200);
+        assert!(low.as_mut().poll(&mut cx).is_ready() && all.as_mut().poll(&mut cx).is_pending());
+        drop(second);
+        assert!(all.as_mut().poll(&mut cx).is_ready(), "what came later is not waited for");
+        drop(later);
+        assert_eq!(bounds.lowest_arriving(0), u64::MAX);
     }
 
     #[test]

@@ -118,7 +118,24 @@ impl Lab {
                 self.device.lock()[block as usize] = now;
             }
         }
-        end_write(&self.cache, &self.mapping, &pieces, ok, true);
+        end_write(&self.cache, &self.mapping, &pieces, ok);
+        if ok {
+            self.flush();
+        }
+    }
+
+    /// A flush that works: what was written before it need not be kept any longer, save what was written
+    /// again meanwhile.
+    fn flush(&self) {
+        let unflushed = &self.mapping.unflushed;
+        let covered = unflushed.begin_flush();
+        if let Some(folio) = self.cache.lock_folio(&self.mapping, 0) {
+            let mine = covered.pinned.iter().flatten();
+            for block in mine.filter(|&b| unflushed.pinned_within(b..b + 1).is_empty()) {
+                folio.flushed(one(block as u32));
+            }
+        }
+        unflushed.end_flush();
     }
 
     /// Reads a folio's missing blocks from the device; gives up if the range is held.

@@ -1,9 +1,12 @@
 //! The command line: every option with its help text. `docs/cli.md` says the same at length, and
 //! a test compares the two.
 
+use crate::mount::{MountArgs, WatchdogArgs};
+use crate::umount::UmountArgs;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
 use forebay_base::units::parse_size;
+use forebay_crashtest::{Planted, Spot};
 use std::path::PathBuf;
 
 /// A page cache that its owner sizes and steers, over files and disk images.
@@ -27,6 +30,13 @@ pub struct Cli {
 pub enum Command {
     /// Serve images over NBD, all behind one cache
     Export(Box<ExportArgs>),
+    /// Mount a volume
+    Mount(Box<MountArgs>),
+    /// End a mount; returns when everything is durable
+    Umount(UmountArgs),
+    /// Watches over the process of a mount
+    #[command(hide = true)]
+    Watchdog(WatchdogArgs),
     /// Show the numbers of a running process
     Stat(StatArgs),
     /// Show or change the settings of a running process
@@ -35,6 +45,8 @@ pub enum Command {
     Fincore(FincoreArgs),
     /// Say what this machine offers and what would be chosen
     Doctor(DoctorArgs),
+    /// Cut the power of volumes in memory, everywhere, and see what is left
+    CrashTest(CrashTestArgs),
     /// Measure against the kernel
     #[command(disable_help_flag = true)]
     Bench(BenchArgs),
@@ -219,6 +231,57 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
+/// `forebay crash-test`
+#[derive(Args, Debug)]
+pub struct CrashTestArgs {
+    /// Which workloads; the same number gives the same ones
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// End after this time [default: 10, without --states and --case]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: Option<u64>,
+    /// End after so many crash states
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub states: Option<u64>,
+    /// Threads [default: the CPUs]
+    #[arg(long, value_name = "J", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub jobs: Option<u16>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// This workload alone
+    #[arg(long, value_name = "N", conflicts_with_all = ["seconds", "states"])]
+    pub case: Option<u64>,
+    /// Of its steps these alone: their places, or `none`
+    #[arg(long, value_name = "LIST", requires = "case", value_parser = steps)]
+    pub steps: Option<Steps>,
+    /// Look at this spot alone: CUT:FATES, CUT:FATES:then, CUT:killed, or `run`
+    #[arg(long, value_name = "SPOT", requires = "steps")]
+    pub at: Option<Spot>,
+    /// Make a mistake, to see that it is found
+    #[arg(long, value_name = "NAME", hide = true, value_parser = planted)]
+    pub plant: Option<Planted>,
+}
+
+/// Places of steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Steps(pub Vec<usize>);
+
+fn steps(text: &str) -> Result<Steps, String> {
+    if text == "none" {
+        return Ok(Steps(Vec::new()));
+    }
+    let steps = text.split(',').map(|place| place.parse().map_err(|_| "numbers with commas"));
+    Ok(Steps(steps.collect::<Result<_, _>>()?))
+}
+
+fn planted(text: &str) -> Result<Planted, String> {
+    Planted::from_name(text).ok_or_else(|| {
+        let names: Vec<&str> = Planted::ALL.iter().map(|fault| fault.name()).collect();
+        format!("one of {}", names.join(", "))
+    })
+}
+
 /// `forebay bench`: its own options are in the bench crate.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
@@ -284,6 +347,13 @@ mod tests {
             "forebay stat --json --prometheus",
             "forebay stat --pid 1 --control x",
             "forebay stat --count 2",
+            "forebay crash-test --seconds 0",
+            "forebay crash-test --jobs 0",
+            "forebay crash-test --steps 1,2",
+            "forebay crash-test --case 1 --steps 1,x",
+            "forebay crash-test --case 1 --steps 1 --at 3",
+            "forebay crash-test --case 1 --seconds 3",
+            "forebay crash-test --plant no-such-mistake",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -7,15 +7,18 @@
 
 mod args;
 mod control;
+mod crash_test;
 mod doctor;
 mod export;
 mod failure;
 mod fincore;
 mod logger;
 mod machine;
+mod mount;
 mod output;
 mod signals;
 mod stat;
+mod umount;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -30,10 +33,14 @@ fn main() -> ExitCode {
     logger::install(cli.verbose);
     let result = match &cli.command {
         Command::Export(args) => export::export(args),
+        Command::Mount(args) => mount::mount(args),
+        Command::Umount(args) => umount::umount(args).map(|()| status::OK),
+        Command::Watchdog(args) => mount::watchdog(args).map(|()| status::OK),
         Command::Stat(args) => stat::stat(args).map(|()| status::OK),
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),
+        Command::CrashTest(args) => crash_test::crash_test(args),
         Command::Bench(args) => Ok(bench(args.args.clone())),
     };
     ExitCode::from(result.unwrap_or_else(|failure| failure.report()))

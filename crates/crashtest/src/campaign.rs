@@ -1,7 +1,8 @@
 //! Many workloads on several threads, for a time or a number of states.
 //!
 //! Invariants: P1 which workloads there are depends on the seed alone; how far they come on time and threads.
-//! P2 memory does not grow with time: what is kept of a workload ends with it.
+//!
+//! Memory does not grow with time: what is kept of a workload ends with it.
 //!
 //! Locks: one, a leaf, around what all threads have seen.
 

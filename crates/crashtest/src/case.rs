@@ -11,6 +11,7 @@ use crate::setup::{Base, Setup};
 use crate::short::{self, PAIRS, SINGLES};
 use forebay_base::Error;
 use forebay_base::world::split_mix;
+use forebay_lfs::AllocMode;
 use forebay_lfs::fault::Planted;
 use forebay_vfs::check::Op;
 use std::collections::HashMap;
@@ -143,6 +144,7 @@ impl Bases {
             plant: None,
             fua: false,
             inline_max: 0,
+            alloc: AllocMode::Reserve,
             failing: Vec::new(),
             ..case.setup.clone()
         };

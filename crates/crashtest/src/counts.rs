@@ -1,6 +1,6 @@
 //! What a search has seen.
 //!
-//! Invariants: N1 memory is bounded: distinct digests are counted up to a limit.
+//! Memory is bounded: distinct results are counted up to a limit.
 //!
 //! No locks.
 
@@ -9,7 +9,7 @@ use forebay_sim::CrashState;
 use std::collections::HashSet;
 use std::ops::AddAssign;
 
-/// Digests remembered (N1).
+/// Results remembered.
 const DIGESTS_MAX: usize = 2_000_000;
 
 /// Numbers that add up.
@@ -39,6 +39,8 @@ pub struct Counts {
     pub writes_failed: u64,
     /// Flushes that failed.
     pub flushes_failed: u64,
+    /// Workloads that ended early, because the volume was full.
+    pub full: u64,
     /// Syncs that were acknowledged.
     pub syncs: u64,
     /// Syncs that were told of a failure.
@@ -47,7 +49,7 @@ pub struct Counts {
 
 impl Counts {
     /// All, by their names.
-    pub fn named(&self) -> [(&'static str, u64); 14] {
+    pub fn named(&self) -> [(&'static str, u64); 15] {
         [
             ("workloads", self.workloads),
             ("cuts", self.cuts),
@@ -61,6 +63,7 @@ impl Counts {
             ("reordered", self.reordered),
             ("writes_failed", self.writes_failed),
             ("flushes_failed", self.flushes_failed),
+            ("full", self.full),
             ("syncs", self.syncs),
             ("syncs_failed", self.syncs_failed),
         ]
@@ -81,6 +84,7 @@ impl AddAssign for Counts {
         self.reordered += other.reordered;
         self.writes_failed += other.writes_failed;
         self.flushes_failed += other.flushes_failed;
+        self.full += other.full;
         self.syncs += other.syncs;
         self.syncs_failed += other.syncs_failed;
     }
@@ -91,7 +95,7 @@ impl AddAssign for Counts {
 pub struct Seen {
     /// Numbers.
     pub counts: Counts,
-    /// Of what was recovered: N1.
+    /// Of what was recovered, up to a limit.
     pub digests: HashSet<u64>,
 }
 
@@ -115,6 +119,7 @@ impl Seen {
 
     pub(crate) fn ran(&mut self, ran: &Ran) {
         self.counts.workloads += 1;
+        self.counts.full += u64::from(ran.full);
         self.counts.syncs += ran.syncs.len() as u64;
         self.counts.syncs_failed += ran.syncs_failed;
         self.counts.writes_failed += ran.writes_failed;

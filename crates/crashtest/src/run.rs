@@ -7,6 +7,7 @@
 
 use crate::script::Script;
 use crate::setup::Setup;
+use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::{WaitQueue, yield_now};
@@ -16,6 +17,9 @@ use forebay_lfs::Volume;
 use forebay_sim::{PowerCut, SimDisk};
 use forebay_vfs::FileSystem;
 use forebay_vfs::check::{Op, Runner, Times};
+
+/// ENOSPC.
+const NO_SPACE: i32 = 28;
 
 /// How far a run was at a moment.
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,6 +54,8 @@ pub struct Ran {
     pub flushes_failed: u64,
     /// At the last moment, if everything was synced then: what a recovery has to find.
     pub live: Option<u64>,
+    /// It ended early, because the volume was full.
+    pub full: bool,
     /// What was wrong while it ran.
     pub wrong: Option<String>,
 }
@@ -143,9 +149,17 @@ async fn whole_life(
     let result = steps(setup, script, &volume, shared).await;
     let idle = || (shared.known.lock().running == 0).then_some(());
     shared.idle.wait_until(idle).await;
-    if healthy && result.is_ok() {
-        volume.close().await.map_err(|e| format!("closing: {e}"))?;
-        let live = volume.digest();
+    let full = shared.known.lock().ran.full;
+    if healthy && !full && result.is_ok() {
+        match volume.close().await {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                shared.learn(|known| known.ran.full = true);
+                return Ok(());
+            }
+            Err(error) => return Err(format!("closing: {error}")),
+        }
+        let live = volume.digest().await.map_err(|e| format!("digest: {e}"))?;
         shared.learn(|known| {
             known.ran.live = Some(live);
             known.now.acked = known.now.begun;
@@ -175,16 +189,20 @@ async fn steps(
                 shared.synced(of, n + 1, outcome.answer.is_ok());
             }
         } else if outcome != *wanted {
-            if setup.failing.is_empty() {
+            let full = outcome.answer == Err(NO_SPACE);
+            shared.learn(|known| known.ran.full |= full);
+            if setup.failing.is_empty() && !full {
                 return Err(format!("step {n}, {op:?}: {outcome:?}, not {wanted:?}"));
             }
-            // It was refused because of the disk; what the others would do then is another story.
+            // It was refused because of the disk, or because that is full; what the others would do then is
+            // another story.
             break;
         }
         if !setup.beside {
             continue;
         }
-        match split_mix(&mut rng) % 8 {
+        match split_mix(&mut rng) % 12 {
+            8 => checkpoint_beside(volume, shared),
             0 | 3 => sync_beside(volume, shared, n + 1),
             1 => yield_now().await,
             2 => world.sleep(std::time::Duration::from_micros(150)).await,
@@ -193,6 +211,21 @@ async fn steps(
     }
     runner.close_all();
     Ok(())
+}
+
+/// A checkpoint by somebody else, at the same time.
+fn checkpoint_beside(volume: &Volume, shared: &Arc<Shared>) {
+    let (volume, world) = (volume.clone(), shared.disk.world().clone());
+    let shared = shared.clone();
+    shared.known.lock().running += 1;
+    let task = async move {
+        if let Err(error) = volume.checkpoint().await {
+            log::debug!("a checkpoint failed: {error}");
+        }
+        shared.known.lock().running -= 1;
+        shared.idle.wake_all();
+    };
+    world.spawn("checkpoint", Box::pin(task));
 }
 
 /// A sync of everything by somebody else, at the same time.

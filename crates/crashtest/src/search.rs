@@ -294,6 +294,7 @@ fn live_on(
     let script = Script::make(setup, split_mix(&mut rng), &start, 8);
     let mut ran = run(setup, &script, disk);
     seen.counts.second_lives += 1;
+    seen.counts.full += u64::from(ran.full);
     if let Some(what) = ran.wrong.take() {
         return Err(format!("a second life: {what}"));
     }

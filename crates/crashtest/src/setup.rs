@@ -33,6 +33,8 @@ pub struct Setup {
     pub inline_max: u32,
     /// How blocks are given out.
     pub alloc: AllocMode,
+    /// Names in memory, bytes; with 0 every operation loads what it needs.
+    pub inode_cache_bytes: usize,
     /// Files have content.
     pub content: bool,
     /// Largest end of a range, bytes.
@@ -41,6 +43,8 @@ pub struct Setup {
     pub volume_bytes: u64,
     /// The log comes to the end of its segment soon.
     pub near_end: bool,
+    /// Longest log behind a checkpoint, bytes.
+    pub checkpoint_bytes: u64,
     /// Steps.
     pub steps: usize,
     /// Flushes or writes fail now and then.
@@ -60,12 +64,14 @@ impl Setup {
             sector: 512,
             fua: pick(2) == 0,
             inline_max: [0, 4096, 64 << 10][pick(3) as usize],
+            inode_cache_bytes: [0, 3000, 1 << 20][pick(3) as usize],
             plant: None,
             alloc: AllocMode::ALL[pick(3) as usize],
             content: false,
             file_bytes: 48 << 10,
             volume_bytes: 1 << 20,
             near_end: seed.is_multiple_of(2),
+            checkpoint_bytes: [2 << 30, 4096, 16 << 10][pick(3) as usize],
             steps: 40,
             failing: Vec::new(),
             beside: true,
@@ -106,8 +112,10 @@ impl Setup {
             clock: Arc::new(ManualClock::default()),
             cache,
             inline_max: self.inline_max,
+            inode_cache_bytes: self.inode_cache_bytes,
             fua: self.fua,
             alloc: self.alloc,
+            checkpoint_bytes: self.checkpoint_bytes,
             serialized_dio_pages: 2,
             lock_points: self.alloc != AllocMode::Reserve,
             plant: Plant(self.plant),

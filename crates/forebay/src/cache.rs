@@ -522,3 +522,25 @@ fn create(path: &Path, options: &RawOptions) -> Result<()> {
     let made = open.write(true).create(!options.read_only).truncate(false).open(path);
     made.map(drop).map_err(|e| Error::from_io("open", e).with_path(path))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a file that something in the background held when it was closed an entry stayed in the list of
+    /// files, for good, and the memory of the file with it.
+    #[test]
+    fn files_that_outlive_their_closing_are_not_listed_for_ever() {
+        let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
+        for _ in 0..500 {
+            let device = std::sync::Arc::new(forebay_block::RamDevice::new(4096));
+            let file = cache.open_device(device, &RawOptions::default()).unwrap();
+            let held = file.opener.file.clone();
+            drop(file);
+            drop(held);
+        }
+        let listed = cache.shared.files().len();
+        assert!(listed < 32, "{listed} files are listed, and none is left");
+        assert!(cache.live_files().is_empty());
+    }
+}

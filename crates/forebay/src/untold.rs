@@ -144,4 +144,21 @@ mod tests {
         }
         assert_eq!(pages.file_bytes(), 0);
     }
+    /// A file that was closed twice before anybody heard: the second time's error took the place of the first
+    /// one, which had said that bytes may be lost for good.
+    #[test]
+    fn bytes_that_may_be_lost_stay_so_whatever_comes_after() {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let pages = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let errors = UntoldErrors::default();
+        let key = || Key::File(FileIdentity::Inode(1, 7));
+        let lost = Error::new(ErrorKind::Io, "sync", "lost for good");
+        errors.keep(&pages, key(), Untold { sticky: Some(lost), ..untold(1) });
+        errors.keep(&pages, key(), untold(2));
+        assert_eq!(pages.file_bytes(), 1024, "one file, one record (T2)");
+        let told = errors.take(&key()).unwrap();
+        assert!(told.error.to_string().contains('2'), "the latest: {}", told.error);
+        assert!(told.sticky.expect("kept").to_string().contains("lost for good"));
+        assert!(errors.take(&key()).is_none() && pages.file_bytes() == 0);
+    }
 }

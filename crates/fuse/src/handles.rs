@@ -90,3 +90,32 @@ impl Handles {
         table.slots.len() - table.free.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::task::block_on;
+    use forebay_vfs::mem::MemFs;
+    use forebay_vfs::{FileSystem, Ino, OpenFlags};
+
+    /// H1: a number is given again only after its release.
+    #[test]
+    fn h1_numbers_denote_one_opening() {
+        let (fs, handles) = (MemFs::default(), Handles::default());
+        let add = |ino| {
+            let file = block_on(fs.open(ino, OpenFlags::READ)).unwrap();
+            handles.add(Handle::new(file, IoFlags::empty()))
+        };
+        let (a, b) = (add(Ino::ROOT), add(Ino::ROOT));
+        assert!(a != b && handles.len() == 2);
+        let held = handles.get(a).unwrap();
+        assert!(held.set_mode(crate::ioctl::MODE_UNCACHED) && !held.set_mode(9));
+        assert_eq!(held.mode_flags(), IoFlags::UNCACHED);
+        assert!(handles.remove(a).is_some() && handles.remove(a).is_none());
+        assert!(handles.get(a).is_none() && handles.get(u64::MAX).is_none());
+        assert_eq!(add(Ino::ROOT), a);
+        assert_eq!(handles.get(a).unwrap().mode(), crate::ioctl::MODE_CACHED, "a new opening");
+        handles.clear();
+        assert!(handles.len() == 0 && handles.get(b).is_none());
+    }
+}

@@ -39,3 +39,7 @@ pub mod fuzz;
 pub use mount::{MountKind, Mounted, mount};
 pub use options::{KernelCache, Options};
 pub use session::{Ending, Session};
+
+/// An extended attribute that the root of each mount has: the process that serves it, in decimal, as that
+/// process knows itself. Not listed.
+pub const PID_ATTRIBUTE: &str = "system.forebay.pid";

@@ -58,6 +58,12 @@ impl Mounted {
     pub(crate) fn into_device(self) -> OwnedFd {
         self.device
     }
+
+    /// A connection that was made elsewhere.
+    #[cfg(test)]
+    pub(crate) fn of(device: OwnedFd, kind: MountKind, dir: PathBuf, number: (u32, u32)) -> Self {
+        Self { device, kind, dir, number }
+    }
 }
 
 fn fail(op: &'static str, path: &Path, e: Errno) -> Error {
@@ -115,7 +121,8 @@ fn options_text(device: &OwnedFd, more: &str) -> CString {
 
 fn block(dir: &Path, options: &Options) -> Result<OwnedFd> {
     let device = open_device()?;
-    let dummy = MemoryLoop::attach("forebay-mount", DUMMY_BYTES)?;
+    // Tools that look through a loop device show the name of what is behind it.
+    let dummy = MemoryLoop::attach(&options.source, DUMMY_BYTES)?;
     let text = options_text(&device, ",blksize=4096");
     rustix::mount::mount(dummy.path(), dir, "fuseblk.forebay", options.flags, &*text)
         .map_err(|e| fail("mount", dir, e))?;

@@ -25,6 +25,8 @@ struct State {
     given: u64,
     gone: u64,
     closed: bool,
+    /// A `Prune` waits or is under way.
+    pruning: bool,
     /// The kernel refused a `Prune` as unknown.
     no_prune: bool,
 }
@@ -84,9 +86,14 @@ impl Notifier {
         }
     }
 
-    /// Whether this kernel knows [`Notice::Prune`], as far as it was tried.
-    pub fn can_prune(&self) -> bool {
-        !self.lock().no_prune
+    /// Queues a notice to forget some inodes, unless one is under way or this kernel knows none.
+    pub(crate) fn try_prune(&self, some: impl FnOnce() -> Vec<u64>) {
+        let mut state = self.lock();
+        if state.pruning || state.no_prune || state.queue.len() >= QUEUE_MAX {
+            return;
+        }
+        state.pruning = true;
+        self.put(state, Notice::Prune(some()));
     }
 
     pub(crate) fn close(&self) {
@@ -113,7 +120,10 @@ impl Notifier {
             let refused = tell(device, &notice);
             let mut state = self.lock();
             state.gone += 1;
-            state.no_prune |= refused && matches!(notice, Notice::Prune(_));
+            if let Notice::Prune(_) = notice {
+                state.pruning = false;
+                state.no_prune |= refused;
+            }
             self.0.changed.notify_all();
         }
     }
@@ -130,5 +140,55 @@ fn tell(device: &Device, notice: &Notice) -> bool {
             log::warn!("the kernel refused {notice:?}: {e}");
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    fn inode(node: u64) -> Notice {
+        Notice::Inode { node, offset: -1, len: 0 }
+    }
+
+    /// V1: and `settle` waits for what was given.
+    #[test]
+    fn v1_notices_leave_in_order() {
+        let kind = SocketType::SEQPACKET;
+        let (ours, kernel) =
+            socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let (device, notifier) = (Device::new(ours), Notifier::default());
+        let theirs = notifier.clone();
+        let thread = std::thread::spawn(move || theirs.run(&device));
+        (0..10).for_each(|n| notifier.send(inode(n)));
+        notifier.settle();
+        for n in 0..10 {
+            let mut bytes = [0; 64];
+            assert_eq!(rustix::io::read(&kernel, &mut bytes).unwrap(), 40);
+            assert_eq!(bytes[..40], inode(n).encode());
+        }
+        notifier.close();
+        thread.join().unwrap();
+        notifier.send(inode(1));
+        notifier.settle();
+    }
+
+    /// V2: a kernel that does not know a kind of notice is not asked again.
+    #[test]
+    fn v2_what_the_kernel_does_not_know_is_no_error() {
+        let null = std::fs::File::options().read(true).open("/dev/null").unwrap();
+        assert!(!tell(&Device::new(null.into()), &inode(1)), "EBADF is not about the notice");
+    }
+
+    /// V3
+    #[test]
+    fn v3_the_queue_is_bounded() {
+        let notifier = Notifier::default();
+        (0..QUEUE_MAX as u64).for_each(|n| assert!(notifier.try_send(inode(n))));
+        assert!(!notifier.try_send(inode(0)));
+        let notifier = Notifier::default();
+        (0..9).for_each(|n| notifier.try_prune(|| vec![n]));
+        assert_eq!(notifier.lock().queue, [Notice::Prune(vec![0])], "one at a time");
     }
 }

@@ -16,7 +16,7 @@ mod names;
 
 use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;
-use crate::notify::{Notice, Notifier};
+use crate::notify::Notifier;
 use crate::options::KernelCache;
 use crate::proto::consts::open;
 use crate::proto::reply::{Body, ENOSYS, Valid};
@@ -37,7 +37,9 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Until then after its last change an inode is not settled, seconds.
 const SETTLED_AFTER: u64 = 60;
 /// Inodes that the kernel is asked to forget at a time.
-const PRUNE_BATCH: usize = 1024;
+const PRUNE_BATCH: usize = 4096;
+/// Beyond the bound it is asked with each so many that it is told of.
+const PRUNE_EVERY: usize = 32;
 
 /// What is served.
 pub(crate) struct Core {
@@ -170,13 +172,13 @@ impl Core {
     fn told(&self, ino: Ino, undo: &mut Undo) {
         self.inodes.told(ino);
         undo.inodes.push(ino);
-        let len = self.inodes.len();
-        if len > self.inodes_max && self.notifier.can_prune() {
-            // One batch for each batch of inodes beyond the bound.
+        if self.inodes.len() > self.inodes_max {
+            // Now and then, one shard after the other, and no more than the kernel gets done: what is in use
+            // it keeps.
             let turn = self.pruned.fetch_add(1, Ordering::Relaxed);
-            if turn.is_multiple_of(PRUNE_BATCH / 2) {
-                let some = self.inodes.some(turn / (PRUNE_BATCH / 2), PRUNE_BATCH);
-                self.notifier.try_send(Notice::Prune(some));
+            if turn.is_multiple_of(PRUNE_EVERY) {
+                let shard = turn / PRUNE_EVERY;
+                self.notifier.try_prune(|| self.inodes.some(shard, PRUNE_BATCH));
             }
         }
     }

@@ -147,8 +147,15 @@ impl Session {
         let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
         threads.push(thread);
         let session = Self { shared, threads, alive };
-        session.until_ready()?;
-        Ok(session)
+        match session.until_ready() {
+            Ok(()) => Ok(session),
+            Err(e) => {
+                // Readers end with the mount, whoever takes that away.
+                session.shared.notifier.close();
+                session.shared.change(|state| state.ended = true);
+                Err(e)
+            }
+        }
     }
 
     fn until_ready(&self) -> Result<()> {
@@ -171,10 +178,13 @@ impl Session {
         self.alive
     }
 
-    /// Figures: inodes that the kernel knows, and what it has open.
-    pub fn known(&self) -> (usize, usize) {
-        let core = self.shared.core.read();
-        core.as_ref().map_or((0, 0), |core| (core.inodes.len(), core.handles.len()))
+    /// Asks for figures: inodes that the kernel knows, and what it has open.
+    pub fn figures(&self) -> impl Fn() -> (usize, usize) + Send + Sync + 'static {
+        let shared = self.shared.clone();
+        move || {
+            let core = shared.core.read();
+            core.as_ref().map_or((0, 0), |core| (core.inodes.len(), core.handles.len()))
+        }
     }
 
     /// Serves until the mount is gone.
@@ -215,8 +225,7 @@ impl Ending {
         }
         self.shared.wait(|state| state.readers == 0);
         self.shared.notifier.close();
-        self.shared.lock().ended = true;
-        self.shared.changed.notify_all();
+        self.shared.change(|state| state.ended = true);
         for thread in self.threads {
             if thread.join().is_err() {
                 log::error!("a thread of the mount panicked");
@@ -438,3 +447,6 @@ impl Drop for Task {
         self.0.change(|state| state.tasks -= 1);
     }
 }
+
+#[cfg(test)]
+mod tests;

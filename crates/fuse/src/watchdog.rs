@@ -15,7 +15,7 @@
 
 use crate::mount::number_of;
 use forebay_base::{Error, ErrorKind, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -29,6 +29,9 @@ use std::thread::JoinHandle;
 
 /// `PIDFD_THREAD`, since Linux 6.9.
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
+
+/// How long a process that dies has to close the connection.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// A process and the thread in it that lives as long as it is well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +71,7 @@ impl Watchdog {
     ) -> Result<Self> {
         let numbers = [alive.pid.to_string(), alive.tid.to_string()];
         command.args(numbers).arg(format!("{major}:{minor}")).arg(dir);
-        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(|e| Error::from_io("start the watchdog", e))?;
         Ok(Self(child))
     }
@@ -93,37 +96,56 @@ pub fn run(args: &[OsString]) -> Result<()> {
     let number = (number.0.parse().map_err(|_| bad())?, number.1.parse().map_err(|_| bad())?);
     // A signal for the terminal's processes is none for us.
     let _ = rustix::process::setsid();
-    if !told_to_end(pid, tid) {
+    let watched = Watched::open(pid, tid);
+    if !watched.told_to_end() && !watched.ends_by_itself() {
         abort(&PathBuf::from(dir), number)?;
     }
     Ok(())
 }
 
-/// Waits until the process dies (false) or says that all is over (true).
-fn told_to_end(pid: i32, tid: i32) -> bool {
-    let open =
-        |id, flags| Pid::from_raw(id).ok_or(Errno::SRCH).and_then(|id| pidfd_open(id, flags));
-    let watched = match open(tid, THREAD) {
-        // A kernel that knows no threads there.
-        Err(Errno::INVAL) => open(pid, PidfdFlags::empty()),
-        opened => opened,
-    };
-    // Gone already: then only what is in the pipe tells how.
-    let watched: Option<OwnedFd> = watched.ok();
-    let stdin = std::io::stdin();
-    loop {
-        let mut both = vec![PollFd::new(&stdin, PollFlags::IN)];
-        both.extend(watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-        match poll(&mut both, None) {
-            Err(Errno::INTR) => continue,
-            Err(_) => return false,
-            Ok(_) => {}
+/// The process of the mount, and the thread in it that is to live as long as it.
+struct Watched {
+    process: Option<OwnedFd>,
+    thread: Option<OwnedFd>,
+}
+
+impl Watched {
+    fn open(pid: i32, tid: i32) -> Self {
+        let open =
+            |id, flags| Pid::from_raw(id).ok_or(Errno::SRCH).and_then(|id| pidfd_open(id, flags));
+        let thread = match open(tid, THREAD) {
+            // A kernel that knows no threads there.
+            Err(Errno::INVAL) => open(pid, PidfdFlags::empty()),
+            opened => opened,
+        };
+        Self { process: open(pid, PidfdFlags::empty()).ok(), thread: thread.ok() }
+    }
+
+    /// Waits until the thread dies (false) or the process says that all is over (true).
+    fn told_to_end(&self) -> bool {
+        let stdin = std::io::stdin();
+        loop {
+            let mut both = vec![PollFd::new(&stdin, PollFlags::IN)];
+            // Gone already: then only what is in the pipe tells how.
+            both.extend(self.thread.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+            match poll(&mut both, None) {
+                Err(Errno::INTR) => continue,
+                Err(_) => return false,
+                Ok(_) => {}
+            }
+            if !both[0].revents().is_empty() {
+                let mut byte = [0; 1];
+                return matches!(rustix::io::read(&stdin, &mut byte), Ok(1));
+            }
+            return false;
         }
-        if !both[0].revents().is_empty() {
-            let mut byte = [0; 1];
-            return matches!(rustix::io::read(&stdin, &mut byte), Ok(1));
-        }
-        return false;
+    }
+
+    /// Whether the rest of the process ends soon after the thread: then the kernel has closed the connection.
+    fn ends_by_itself(&self) -> bool {
+        let Some(process) = &self.process else { return true };
+        let mut one = [PollFd::new(process, PollFlags::IN)];
+        matches!(poll(&mut one, Some(&PATIENCE)), Ok(1))
     }
 }
 

@@ -14,9 +14,10 @@ use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
 use forebay_cache::State;
+use forebay_cache::bounds::Arriving;
 use forebay_cache::stats::Counters;
+use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::writeback::unflushed::Epoch;
-use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -89,6 +90,7 @@ impl MappedFile {
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: IoFlags,
+        arriving: &mut Option<Arriving<'_>>,
     ) -> Result<bool> {
         let held = self.mapping.bounds.exclusive(range.clone()).await;
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
@@ -106,6 +108,8 @@ impl MappedFile {
         // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let room = self.reserve_run(range).await?;
+        // From here on its ticket says so.
+        drop(arriving.take());
         self.write_reserved(room, range, src, bio_flags, false).await?;
         if durable && !self.ops.fua_suffices() {
             self.write_below(range.end, src.blocking()).await;
@@ -172,28 +176,14 @@ impl MappedFile {
         let mapping = &*self.mapping;
         for index in self.cache.folios_present(mapping, range) {
             let blocks = mapping.blocks_touched(index, range);
-            loop {
-                let Some(folio) = self.cache.lock_folio(mapping, index) else { break };
-                let busy =
-                    [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
-                if let Some(state) = busy {
-                    drop(folio);
-                    self.cache.wait_while(mapping, index, blocks, state).await;
-                    continue;
-                }
+            while let Some(folio) = self.lock_idle(index, blocks).await {
                 if !folio.any(State::Dirty, blocks) {
                     folio.discard(blocks);
                     break;
                 }
                 drop(folio);
                 let bytes = mapping.range_of(index, blocks);
-                let pass = WriteOutPass {
-                    range: bytes,
-                    which: Which::All,
-                    max_bytes: u64::MAX,
-                    sync: true,
-                    fua: false,
-                };
+                let pass = WriteOutPass::for_sync(bytes);
                 self.write_out_pass(&pass).await;
                 mapping.wait_write_outs().await;
                 if mapping.failed_in(&mapping.block_numbers(index, blocks)) {

@@ -1,10 +1,11 @@
 //! How much of a file's size may be made recoverable (O5): a size is published with, or after, the bytes
-//! below it. Only maps that keep a size of their own ask.
+//! below it, and never before bytes that are on their way into the cache (E7). Only maps that keep a size of
+//! their own ask.
 
 use crate::file::MappedFile;
 use crate::ops::{MapOps, Reservation};
 use forebay_cache::Mapping;
-use forebay_cache::writeback::{Which, WriteOutPass};
+use forebay_cache::writeback::WriteOutPass;
 
 /// A sync beside a writer who always dirties the same unpublished block gives up after so many rounds.
 const PUBLISH_TRIES: usize = 64;
@@ -16,7 +17,9 @@ pub(crate) fn publishable_size(mapping: &Mapping, ops: &dyn MapOps) -> u64 {
     let Some(published) = ops.published_size() else { return 0 };
     // The size first: what it covers was dirty before, or is on its way.
     let size = mapping.size();
-    size.min(mapping.lowest_unwritten(published.min(size)))
+    let (published, arriving) = (published.min(size), mapping.bounds.lowest_arriving(published));
+    // What has arrived meanwhile is dirty.
+    size.min(arriving.max(published)).min(mapping.lowest_unwritten(published))
 }
 
 impl MappedFile {
@@ -38,19 +41,14 @@ impl MappedFile {
             if self.mapping.is_failing() || self.ops.published_size().is_none_or(|p| p >= wanted) {
                 return;
             }
+            self.mapping.bounds.wait_arrived(wanted).await;
         }
     }
 
     /// A write that ends beyond the published size first has written what is dirty below it (O5).
     pub(crate) async fn write_below(&self, end: u64, here: bool) {
         let Some(published) = self.ops.published_size().filter(|&p| p < end) else { return };
-        let pass = WriteOutPass {
-            range: published..end,
-            which: Which::All,
-            max_bytes: u64::MAX,
-            sync: true,
-            fua: false,
-        };
+        let pass = WriteOutPass::for_sync(published..end);
         self.write_out_all(&pass, here).await;
     }
 }

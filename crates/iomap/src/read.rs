@@ -2,7 +2,7 @@
 
 use crate::file::{Handle, MappedFile, Target};
 use crate::fill::{FillError, FillMode, Filling, corrupt};
-use crate::ops::Extent;
+use crate::ops::{Extent, MapFuture};
 use crate::uncached::Passing;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::checksum::crc32c;
@@ -244,14 +244,7 @@ impl MappedFile {
             }
         }
         // No frames, or it is evicted as fast as it comes: past the cache then.
-        let into = (piece.start - base) as usize..(piece.end - base) as usize;
-        // This buffer, and what the device needs around it.
-        let _permit = self.cache.private(2 * (into.len() as u64 + 4096)).await;
-        let mut part = AlignedBuf::new(into.len());
-        let mut target = Target::Owned(&mut part);
-        self.read_around(&piece, piece.start, &mut target, Past::Covered).await?;
-        dst.bytes()[into].copy_from_slice(&part);
-        Ok(())
+        self.read_around(&piece, base, dst, Past::Straight).await
     }
 
     /// The part of a run that lies within the file as it is now; what a truncate has cut off meanwhile
@@ -407,7 +400,12 @@ impl MappedFile {
             let start = round_down(at, unit);
             let longest = round_down(self.longest_past(past), unit).max(unit);
             let end = round_up(run.end, unit).min(start + longest);
-            let extent = self.ops.map(start..end).await?;
+            let mut extent = self.ops.map(start..end);
+            if matches!(extent, MapFuture::Later(_)) {
+                // It may need memory for the answer, which may be what is left beside this.
+                drop(permit.take());
+            }
+            let extent = (&mut extent).await?;
             let upto = (extent.offset + extent.len).min(run.end);
             assert!(upto > at, "a map makes progress");
             let into = (at - base) as usize..(upto - base) as usize;
@@ -450,7 +448,7 @@ impl MappedFile {
         let longest = u64::from(self.device().limits().max_transfer);
         match past {
             Past::Private => longest.min(self.cache.private_limit() / 4),
-            Past::Straight | Past::Covered => longest,
+            Past::Straight => longest,
         }
     }
 
@@ -470,7 +468,7 @@ impl MappedFile {
             Target::Slice(_) => is_aligned(memory, u64::from(self.device().limits().memory_align)),
             Target::Owned(buf) => into.len() == buf.len(),
         };
-        past != Past::Covered && (past == Past::Private || !aligned || !lent)
+        past == Past::Private || !aligned || !lent
     }
 
     /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. What came
@@ -556,6 +554,4 @@ pub(crate) enum Past {
     Straight,
     /// Always through private memory.
     Private,
-    /// Straight, or through memory that the caller has a permit for.
-    Covered,
 }

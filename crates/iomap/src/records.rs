@@ -145,7 +145,6 @@ impl MappedFile {
             // Gone into the reservation.
             std::mem::swap(&mut plan.places, &mut work.places);
         }
-        work.fua = flags.contains(BioFlags::FUA);
         let bytes = work.take_pieces(self, &mut plan.captured);
         for (token, bio) in (0..).zip(&work.bios[..work.used]) {
             let end: std::sync::Arc<dyn EndBio> = record.clone();
@@ -195,7 +194,6 @@ struct Part {
 struct Work {
     /// None in a record that waits to be used again.
     owner: Option<Owner>,
-    fua: bool,
     pieces: Vec<WritePiece>,
     /// Of each piece.
     written: Vec<Written>,
@@ -299,14 +297,14 @@ impl Work {
             Ok(()) => {
                 let size = publishable_size(mapping, &**ops);
                 ops.publish(reservation, &self.written[range], size);
-                end_write(cache, mapping, pieces, true, self.fua);
+                end_write(cache, mapping, pieces, true);
             }
             Err(error) => {
                 log::warn!("write-out failed: {error}");
                 // The error first: a writer that is refused for it says why. Dirty again before the places
                 // go back: dirt is what room is counted by.
                 mapping.errseq.set(error);
-                end_write(cache, mapping, pieces, false, self.fua);
+                end_write(cache, mapping, pieces, false);
             }
         }
     }

@@ -8,12 +8,14 @@ use crate::writeout::Ticket;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
-use forebay_cache::bounds::{Exclusive, Resize};
+use forebay_cache::bounds::{Arriving, Exclusive, Resize};
 use std::ops::Range;
 
 /// Where a write goes.
-pub(crate) struct Placed {
+pub(crate) struct Placed<'a> {
     pub range: Range<u64>,
+    /// Until its bytes are there: what it adds to the file (E7).
+    pub arriving: Option<Arriving<'a>>,
     /// The end of file when it was placed.
     pub size: u64,
 }
@@ -31,12 +33,12 @@ impl MappedFile {
         len: usize,
         memory: u64,
         flags: IoFlags,
-    ) -> Result<Placed> {
+    ) -> Result<Placed<'_>> {
         let append = flags.contains(IoFlags::APPEND);
         let first = if append { self.size() } else { offset };
         let (range, size) = (self.check_write(first, len, flags)?, self.size());
         if range.is_empty() || (!append && range.end <= size) {
-            return Ok(Placed { range, size });
+            return Ok(Placed { range, arriving: None, size });
         }
         if flags.contains(IoFlags::NOWAIT) {
             return Err(Error::new(ErrorKind::WouldBlock, "write", "the file has to grow"));
@@ -44,14 +46,16 @@ impl MappedFile {
         let resize = self.mapping.bounds.resize().await;
         let size = self.size();
         let range = self.check_write(if append { size } else { offset }, len, flags)?;
+        let mut arriving = None;
         if range.end > size {
             if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
                 // Refused before the file grows; it ends where the file is going to.
                 self.check_direct("write directly", &range, memory, range.end, flags)?;
             }
+            arriving = Some(self.mapping.bounds.arriving(range.start.max(size)..range.end));
             self.grow(&resize, range.end).await?;
         }
-        Ok(Placed { size: size.max(range.end), range })
+        Ok(Placed { size: size.max(range.end), range, arriving })
     }
 
     /// The file is at least so long again: a truncate came between the placing of a write and its bytes,

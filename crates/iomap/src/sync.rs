@@ -15,8 +15,8 @@ use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::rangeset::RangeSet;
 use forebay_cache::stats::Counters;
+use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::writeback::unflushed::Covered;
-use forebay_cache::writeback::{Which, WriteOutPass};
 use std::ops::Range;
 
 #[derive(Default)]
@@ -158,9 +158,7 @@ impl MappedFile {
             return Ok(());
         }
         let entered = self.mapping.errseq.now();
-        let (which, max_bytes) = (Which::All, u64::MAX);
-        let range = 0..u64::MAX >> 1;
-        let pass = WriteOutPass { range, which, max_bytes, sync: true, fua: false };
+        let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
         self.write_out_all(&pass, false).await;
         self.publish_upto(self.size(), false).await;
         self.mapping.errseq.error_since(entered).map_or(Ok(()), Err)
@@ -189,14 +187,7 @@ impl MappedFile {
         // What fails from here on is this call's to tell, whoever else is told: data may be written again, by
         // the time that it is looked for, and not be flushed.
         let entered = self.mapping.errseq.now();
-        let which = Which::All;
-        let pass = WriteOutPass {
-            range: range.clone(),
-            which,
-            max_bytes: u64::MAX,
-            sync: true,
-            fua: false,
-        };
+        let pass = WriteOutPass::for_sync(range.clone());
         self.write_out_all(&pass, here).await;
         self.publish_upto(range.end.min(self.size()), here).await;
         let flushed = self.flush_on(here).await;

@@ -46,20 +46,22 @@ impl MappedFile {
         range: &Range<u64>,
         mut f: impl FnMut(&FolioWrite<'_>, Blocks),
     ) {
-        let mapping = &*self.mapping;
-        for index in self.cache.folios_present(mapping, range) {
-            let blocks = mapping.blocks_touched(index, range);
-            loop {
-                let Some(folio) = self.cache.lock_folio(mapping, index) else { break };
-                let busy =
-                    [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
-                let Some(state) = busy else {
-                    f(&folio, blocks);
-                    break;
-                };
-                drop(folio);
-                self.cache.wait_while(mapping, index, blocks, state).await;
+        for index in self.cache.folios_present(&self.mapping, range) {
+            let blocks = self.mapping.blocks_touched(index, range);
+            if let Some(folio) = self.lock_idle(index, blocks).await {
+                f(&folio, blocks);
             }
+        }
+    }
+
+    /// Locks a folio when none of the blocks is being read or written out; `None` if it is not cached.
+    pub(crate) async fn lock_idle(&self, index: u64, blocks: Blocks) -> Option<FolioWrite<'_>> {
+        loop {
+            let folio = self.cache.lock_folio(&self.mapping, index)?;
+            let busy = [State::Reading, State::Writing].into_iter().find(|&s| folio.any(s, blocks));
+            let Some(state) = busy else { return Some(folio) };
+            drop(folio);
+            self.cache.wait_while(&self.mapping, index, blocks, state).await;
         }
     }
 }

@@ -30,7 +30,7 @@ use forebay_cache::FolioWrite;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::strategy::UncachedStrategy;
-use forebay_cache::writeback::{Which, WriteOutPass};
+use forebay_cache::writeback::WriteOutPass;
 use std::ops::Range;
 
 /// Longest private write, bytes.
@@ -127,9 +127,8 @@ impl MappedFile {
             }
             UncachedStrategy::DropBehind => {
                 self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow).await?;
-                let (which, max_bytes) = (Which::All, u64::MAX);
                 let range = range.clone();
-                let pass = WriteOutPass { range, which, max_bytes, sync: true, fua: false };
+                let pass = WriteOutPass::for_sync(range);
                 self.write_out_pass(&pass).await;
                 // An error is the next sync's to tell (U14).
                 self.mapping.wait_write_outs().await;
@@ -192,19 +191,25 @@ impl MappedFile {
         let whole = round_down(run.start, block)..round_up(run.end, block).min(size);
         self.evict_for_direct(&held.range()).await?;
         let epoch = self.mapping.unflushed.epoch();
-        // Before the permit: who makes room may need one.
+        // Before the permit: who makes room, or says where the edges are, may need one.
+        let last = round_down(whole.end - 1, block);
+        let mut edges = [(whole.start, whole.start < run.start), (last, run.end < whole.end)].map(
+            |(at, partial)| {
+                let len = if partial { (at + block).min(whole.end) - at } else { 0 };
+                (at, AlignedBuf::new(len as usize))
+            },
+        );
+        for (at, old) in edges.iter_mut().filter(|(_, old)| !old.is_empty()) {
+            let edge = *at..*at + old.len() as u64;
+            self.read_absent(edge, *at, &mut Target::Owned(old), Past::Straight).await?;
+        }
         let room = self.reserve_run(&whole).await?;
         let len = whole.end - whole.start;
-        let _permit = self.cache.private(2 * len + 4 * block).await;
+        let _permit = self.cache.private(2 * len + 2 * block).await;
         Counters::add(&self.cache.counters.uncached_write_bytes, run.end - run.start);
         let mut data = AlignedBuf::new(len as usize);
-        let last = round_down(whole.end - 1, block);
-        let edges = [(whole.start, whole.start < run.start), (last, run.end < whole.end)];
-        for (at, _) in edges.into_iter().filter(|&(_, partial)| partial) {
-            let edge = at..(at + block).min(whole.end);
-            let mut old = AlignedBuf::new((edge.end - edge.start) as usize);
-            self.read_absent(edge.clone(), at, &mut Target::Owned(&mut old), Past::Covered).await?;
-            data[(at - whole.start) as usize..][..old.len()].copy_from_slice(&old);
+        for (at, old) in &edges {
+            data[(at - whole.start) as usize..][..old.len()].copy_from_slice(old);
         }
         let bytes = &src.bytes()[(run.start - base) as usize..(run.end - base) as usize];
         data[(run.start - whole.start) as usize..][..bytes.len()].copy_from_slice(bytes);

@@ -146,7 +146,7 @@ impl MappedFile {
         mut src: Source<'_>,
         flags: IoFlags,
     ) -> Result<Range<u64>> {
-        let Placed { range, size } = {
+        let Placed { range, size, mut arriving } = {
             let memory = src.bytes().as_ptr() as u64;
             self.place_write(offset, src.bytes().len(), memory, flags).await?
         };
@@ -159,7 +159,7 @@ impl MappedFile {
         }
         if flags.contains(IoFlags::DIRECT)
             && !self.direct_write_fallback(&range, size, &src, flags)?
-            && self.write_direct(&range, &mut src, flags).await?
+            && self.write_direct(&range, &mut src, flags, &mut arriving).await?
         {
             return Ok(range);
         }
@@ -169,12 +169,14 @@ impl MappedFile {
             let (passing, beyond) = (Passing::Cached, Beyond::Grow);
             self.write_buffered(&range, range.start, &src, passing, beyond).await?;
         }
+        // They are in the cache.
+        drop(arriving);
         if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
             self.sync_range(handle, range.clone(), src.blocking()).await?;
         } else if flags.contains(IoFlags::START_WRITEBACK) {
             let max_bytes = u64::MAX;
             let (range, which) = (range.clone(), Which::All);
-            let pass = WriteOutPass { range, which, max_bytes, sync: false, fua: false };
+            let pass = WriteOutPass { range, which, max_bytes, sync: false };
             self.write_out_pass(&pass).await;
         }
         Ok(range)
@@ -379,9 +381,7 @@ impl MappedFile {
     /// What is dirty may be counted twice while it is written out, and places that it leaves come free
     /// then: an error only if there is no room after that either.
     async fn make_room(&self, error: Error, piece: &Range<u64>) -> Result<()> {
-        let range = 0..u64::MAX >> 1;
-        let pass =
-            WriteOutPass { range, which: Which::All, max_bytes: u64::MAX, sync: true, fua: false };
+        let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
         self.write_out_pass(&pass).await;
         self.mapping.wait_write_outs().await;
         let held = self.mapping.dirty_bytes.load(Ordering::Relaxed);

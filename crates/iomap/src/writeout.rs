@@ -189,11 +189,7 @@ impl MappedFile {
         let end = plan.runs.last().map_or(0, |run| run.end);
         let ticket = Ticket::new(&self.mapping, plan.runs[0].start..end);
         self.capture(plan, &reservation, pass.sync);
-        let flags = match (pass.fua, pass.sync) {
-            (true, _) => BioFlags::FUA | BioFlags::SYNC,
-            (false, true) => BioFlags::SYNC,
-            (false, false) => BioFlags::BACKGROUND,
-        };
+        let flags = if pass.sync { BioFlags::SYNC } else { BioFlags::BACKGROUND };
         let bytes = self.fill_record(plan, reservation, ticket, flags);
         let last = if here { plan.bios.pop() } else { None };
         self.device().submit_batch(&mut plan.bios);

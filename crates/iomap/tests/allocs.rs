@@ -126,13 +126,8 @@ impl Lab {
     fn pass(&mut self) -> usize {
         uncounted(|| self.write(false));
         let before = allocations();
-        let pass = WriteOutPass {
-            range: 0..FILE,
-            which: Which::All,
-            max_bytes: u64::MAX,
-            sync: false,
-            fua: false,
-        };
+        let pass =
+            WriteOutPass { range: 0..FILE, which: Which::All, max_bytes: u64::MAX, sync: false };
         self.file.clone().write_out(pass, &mut self.slot);
         let issued = drive(&self.driver, &self.waker, Pin::new(&mut self.slot));
         assert!(issued >= BLOCK as u64, "a pass of nothing counts nothing");

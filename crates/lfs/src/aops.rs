@@ -17,10 +17,12 @@ use crate::format::extent::{Extent as Stored, Source, Sums as StoredSums, put_cr
 use crate::format::place::SumAlgorithm;
 use crate::log::{Payload, Run};
 use crate::look::Stop;
-use crate::pending::Where;
+use crate::lookup::Known;
+use crate::pending::{Piece, Where};
+use crate::segment::Pin;
 use crate::space::Need;
 use crate::staging::Staging;
-use crate::state::{Lost, State};
+use crate::state::{Lost, Promise, State};
 use crate::tx::Content;
 use crate::volume::Inner;
 use forebay_base::task::BoxFuture;
@@ -56,13 +58,27 @@ impl GiveBack for Share {
     fn give_back(&self, places: &[Place]) {
         let Some(inner) = self.inner.upgrade() else { return };
         let mut state = inner.state.lock();
-        if let Some((promised, _)) = state.shares.remove(&self.key) {
-            state.space.settle(promised);
+        if let Some(promise) = state.shares.remove(&self.key) {
+            state.space.settle(promise.cost);
+            promise.segments.iter().for_each(|segment| state.space.land(*segment));
         }
         for place in places.iter().filter(|place| Staging::is_staged(place.device_offset)) {
             inner.staging.forget(&(place.device_offset..place.device_offset + place.len));
         }
+        for place in places {
+            if let Some(at) = inner.layout.place_at(place.device_offset) {
+                state.space.segments.hold(at.segment, place.len as i64);
+            }
+        }
         state.give_back(&inner.layout, places);
+        let waited_for = match &mut state.frozen {
+            Some(frozen) => frozen.in_flight.remove(&self.key),
+            None => false,
+        };
+        drop(state);
+        if waited_for {
+            inner.checkpoints.wait.wake_all();
+        }
     }
 }
 
@@ -87,35 +103,51 @@ impl FileOps {
         self.inner.upgrade().ok_or_else(closed)
     }
 
-    fn look_up(&self, range: &Range<u64>) -> Result<Extent> {
-        let inner = self.inner()?;
-        let unit = u64::from(self.unit);
+    /// The data, and the block of the file, that an offset lies in.
+    fn block_of(&self, inner: &Inner, offset: u64) -> Result<(u64, u64)> {
         let state = inner.state.lock();
-        let node = state.get("map", self.ino).map_err(Stop::open)?;
-        let (block, skip) = (range.start / unit, range.start % unit);
-        let found = state.data.get(&node.inode.data_id).map(|o| o.look_up(block, unit));
-        let clip = |blocks: u64| (blocks.saturating_mul(unit) - skip).min(range.end - range.start);
-        let hole = |blocks| Extent {
-            offset: range.start,
-            len: clip(blocks),
-            device_offset: None,
-            sums: None,
-            pin: None,
-        };
-        let piece = match found {
-            None => return Ok(hole(u64::MAX / unit)),
-            Some(Err(unknown)) => return Ok(hole(unknown.min(u64::MAX / unit))),
-            Some(Ok(piece)) => piece,
-        };
+        let data_id = state.get("map", self.ino).map_err(Stop::open)?.inode.data_id;
+        Ok((data_id, offset / u64::from(self.unit)))
+    }
+
+    /// What can be said without the tree.
+    fn look_up_now(&self, range: &Range<u64>) -> Option<Result<Extent>> {
+        let known = self.inner().and_then(|inner| {
+            let (data_id, block) = self.block_of(&inner, range.start)?;
+            let known = inner.state.lock().find_piece(data_id, block);
+            Ok((inner, known))
+        });
+        match known {
+            Ok((inner, Known::Piece(piece, pin))) => {
+                Some(Ok(self.extent(&inner, range, &piece, pin)))
+            }
+            Ok((_, Known::Tree(..))) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    async fn look_up(&self, range: Range<u64>) -> Result<Extent> {
+        let inner = self.inner()?;
+        let (data_id, block) = self.block_of(&inner, range.start)?;
+        let (piece, pin) = inner.piece_at(data_id, block).await?;
+        Ok(self.extent(&inner, &range, &piece, pin))
+    }
+
+    fn extent(&self, inner: &Inner, range: &Range<u64>, piece: &Piece, pin: Option<Pin>) -> Extent {
+        let unit = u64::from(self.unit);
+        let skip = range.start % unit;
+        let len = (piece.blocks.min(u64::MAX / unit).saturating_mul(unit) - skip)
+            .min(range.end - range.start);
         let (at, pin) = match piece.at {
-            Where::Hole => return Ok(hole(piece.blocks)),
-            Where::Run(place) => (inner.layout.device_offset(place), None),
-            Where::Staged(at) => (at, inner.staging.pin(at).map(|pin| pin as _)),
+            Where::Hole => (None, None),
+            Where::Run(place) => (Some(inner.layout.device_offset(place)), pin.map(|pin| pin as _)),
+            Where::Staged(at) => (Some(at), inner.staging.pin(at).map(|pin| pin as _)),
         };
-        let len = clip(piece.blocks);
         let blocks = (skip + len).div_ceil(unit) as usize;
-        let sums = piece.own_sums().get(..blocks).filter(|_| self.sums).map(Arc::from);
-        Ok(Extent { offset: range.start, len, device_offset: Some(at + skip), sums, pin })
+        let summed = self.sums && at.is_some();
+        let sums = if summed { piece.own_sums().get(..blocks).map(Arc::from) } else { None };
+        let device_offset = at.map(|at| at + skip);
+        Extent { offset: range.start, len, device_offset, sums, pin }
     }
 
     /// What records of these runs take of the log, if each place gets one of its own.
@@ -161,7 +193,7 @@ impl FileOps {
             at += len;
         }
         let promise = self.promise_of(inner, &places, true);
-        let done = self.share(inner, key, promise, failures);
+        let done = self.share(inner, key, promise, failures, &[]);
         match done {
             Ok(owner) => Ok(Reservation::new(places, owner)),
             Err(error) => {
@@ -178,10 +210,18 @@ impl FileOps {
         key: u64,
         promise: u64,
         failures: u64,
+        places: &[Place],
     ) -> Result<Arc<Share>> {
         let mut state = inner.state.lock();
         state.promise(promise, Need::Urgent)?;
-        state.shares.insert(key, (promise, failures));
+        let mut segments = Vec::with_capacity(places.len());
+        for place in places {
+            let Some(at) = inner.layout.place_at(place.device_offset) else { continue };
+            state.space.segments.hold(at.segment, -(place.len as i64));
+            state.space.segments.fly(at.segment, 1);
+            segments.push(at.segment);
+        }
+        state.shares.insert(key, Promise { cost: promise, failures, segments });
         Ok(Arc::new(Share { inner: self.inner.clone(), key }))
     }
 
@@ -200,7 +240,7 @@ impl FileOps {
             Class::Direct => self.promise_once(inner, taken.places()),
             _ => self.promise_of(inner, taken.places(), false),
         };
-        let owner = self.share(inner, key, promise, failures)?;
+        let owner = self.share(inner, key, promise, failures, taken.places())?;
         Ok(Reservation::new(taken.keep(), owner))
     }
 
@@ -249,25 +289,29 @@ impl FileOps {
         let mut stored = Vec::new();
         let mut content = Content::default();
         for written in pieces {
-            let blocks = written.place.len / unit;
-            for first in (0..blocks).step_by(usize::from(MAX_EXTENT_BLOCKS)) {
-                let count = (blocks - first).min(u64::from(MAX_EXTENT_BLOCKS));
-                let sums = written.sums.get(first as usize..(first + count) as usize);
-                let sums = sums.unwrap_or_default();
-                let mut bytes = Vec::new();
-                put_crc32c(sums, &mut bytes);
-                let at = written.place.device_offset + first * unit;
-                let source = match (staged, inner.layout.place_at(at)) {
-                    (true, _) => Source::Inline((at - start) as u32),
-                    (false, Some(place)) => Source::Run(place),
-                    (false, None) => return Err(closed()),
-                };
-                if let Source::Run(place) = source {
-                    let (ino, len) = (self.ino.0, count * unit);
-                    content.runs.push(Run { ino, at: place, len, sums: sums.into() });
+            let from = written.place.offset / unit;
+            let whole = from..from + written.place.len / unit;
+            // S15: what was overruled while it was on its way is not said.
+            for part in state.older(data_id, whole, written.sequence) {
+                for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
+                    let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
+                    let skip = block - from;
+                    let sums = written.sums.get(skip as usize..(skip + count) as usize);
+                    let sums = sums.unwrap_or_default();
+                    let mut bytes = Vec::new();
+                    put_crc32c(sums, &mut bytes);
+                    let at = written.place.device_offset + skip * unit;
+                    let source = match (staged, inner.layout.place_at(at)) {
+                        (true, _) => Source::Inline((at - start) as u32),
+                        (false, Some(place)) => Source::Run(place),
+                        (false, None) => return Err(closed()),
+                    };
+                    if let Source::Run(place) = source {
+                        let (ino, len) = (self.ino.0, count * unit);
+                        content.runs.push(Run { ino, at: place, len, sums: sums.into() });
+                    }
+                    stored.push((block, source, count as u16, written.sequence, bytes));
                 }
-                let block = written.place.offset / unit + first;
-                stored.push((block, source, count as u16, written.sequence, bytes));
             }
         }
         let mut changes = Vec::new();
@@ -282,8 +326,11 @@ impl FileOps {
             let end = pieces.last().map_or(0, |w| w.place.device_offset + w.place.len);
             let bytes = inner.staging.copy(&(start..end))?;
             let staged = start..end;
-            content.payload =
-                Some(Payload { staged, bytes: Arc::new(bytes), data_ids: vec![data_id] });
+            let blocks = stored
+                .iter()
+                .map(|(block, _, count, ..)| (data_id, *block..*block + u64::from(*count)));
+            let blocks = blocks.collect();
+            content.payload = Some(Payload { staged, bytes: Arc::new(bytes), blocks });
         }
         content.share = state.shares.contains_key(&key).then_some(key);
         state.append_with(&changes, content, Need::Urgent)?;
@@ -327,7 +374,10 @@ impl MapOps for FileOps {
     }
 
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        MapFuture::Now(Some(self.look_up(&range)))
+        match self.look_up_now(&range) {
+            Some(known) => MapFuture::Now(Some(known)),
+            None => MapFuture::Later(Box::pin(self.look_up(range))),
+        }
     }
 
     fn admit(&self, new: u64, dirty: u64) -> Result<()> {
@@ -377,7 +427,7 @@ impl MapOps for FileOps {
             size,
             sequence: state.next_sequence - 1,
         });
-        let failures = state.shares.get(&key).map(|(_, failures)| *failures);
+        let failures = state.shares.get(&key).map(|promise| promise.failures);
         let room = inner.layout.max_record() / 2;
         let mut groups = records(written, room, u64::from(self.unit));
         if groups.is_empty() && grown.is_some() {
@@ -496,7 +546,7 @@ impl MapOps for FileOps {
             let mut runs = MapRuns::new();
             let mut at = range.start;
             while at < range.end && runs.len() < max.max(1) {
-                let extent = self.look_up(&(at..range.end))?;
+                let extent = self.look_up(at..range.end).await?;
                 let data = extent.device_offset.is_some();
                 match runs.last_mut() {
                     Some(last) if last.2 == data => last.1 += extent.len,

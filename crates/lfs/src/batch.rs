@@ -113,6 +113,9 @@ impl<'a> Batch<'a> {
     fn room_for(&mut self, record: &Pending) -> Result<u32> {
         let tail = self.layout.next_record();
         if let Some(segment) = self.head.segment {
+            if self.head.offset == 0 {
+                return self.open(segment);
+            }
             let end = u64::from(self.head.offset) + self.upper(record);
             if end + tail <= self.layout.segment_bytes() {
                 return Ok(segment);
@@ -146,7 +149,7 @@ impl<'a> Batch<'a> {
     }
 
     fn open(&mut self, segment: u32) -> Result<u32> {
-        let first_record = SEGMENT_HEADER_BYTES as u32;
+        let first_record = self.layout.first_record();
         let header = SegmentHeader {
             segment,
             generation: self.head.generation,
@@ -157,8 +160,9 @@ impl<'a> Batch<'a> {
             key_id: 0,
             object_tag: 0,
         };
-        self.part = vec![0; SEGMENT_HEADER_BYTES];
+        self.part = vec![0; first_record as usize];
         header.encode_into(self.layout.seal, &self.layout.geometry, &mut self.part)?;
+        self.part.copy_within(..SEGMENT_HEADER_BYTES, self.layout.header_copy() as usize);
         (self.head.segment, self.head.offset, self.start) = (Some(segment), first_record, 0);
         Ok(segment)
     }

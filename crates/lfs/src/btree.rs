@@ -33,6 +33,7 @@ pub mod read;
 pub mod store;
 #[cfg(test)]
 mod tests;
+pub mod walk;
 pub mod write;
 
 pub use cache::NodeCache;

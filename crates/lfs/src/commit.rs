@@ -63,7 +63,8 @@ impl Inner {
         };
         let records = self.take_queue();
         let has_runs = records.iter().any(|record| !record.runs.is_empty());
-        let mut group = Group { records, payloads: Vec::new(), head, opened: Vec::new() };
+        let (payloads, opened) = (Vec::new(), Vec::new());
+        let mut group = Group { records, payloads, head, cut: None, opened };
         let laid_out = self.lay_out(&mut group, durable_through);
         turn.group = Some(group);
         let done = match laid_out {
@@ -100,7 +101,11 @@ impl Inner {
                 }
             }
         });
-        self.after(durable);
+        if durable.is_some() {
+            self.after(durable);
+            self.log.wait.wake_all();
+        }
+        self.trigger_checkpoint();
     }
 
     /// K11.
@@ -132,7 +137,12 @@ impl Inner {
         let mut failed = None;
         for (n, record) in group.records.iter().enumerate() {
             match batch.add(record, n + 1 == count) {
-                Ok(payload) => group.payloads.push(payload),
+                Ok(payload) => {
+                    group.payloads.push(payload);
+                    if record.is_cut {
+                        group.cut = Some((record.ticket, batch.head));
+                    }
+                }
                 Err(error) => {
                     failed = Some(error);
                     break;
@@ -142,8 +152,10 @@ impl Inner {
         batch.finish();
         let (head, opened) = (batch.head, std::mem::take(&mut batch.opened));
         let writes = std::mem::take(&mut batch.writes);
+        let bytes: u64 = writes.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         (group.head, group.opened) = (head, opened);
         let mut state = self.state.lock();
+        state.space.log_grows(bytes);
         for record in &mut group.records {
             state.space.settle(std::mem::take(&mut record.cost));
         }
@@ -185,9 +197,10 @@ impl Inner {
             }
         });
         self.after(durable);
+        self.log.wait.wake_all();
     }
 
-    async fn flush_device(&self, here: bool) -> Result<()> {
+    pub(crate) async fn flush_device(&self, here: bool) -> Result<()> {
         let done = match here {
             true => flush_here(&*self.device).await,
             false => io(&*self.device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
@@ -202,10 +215,8 @@ impl Inner {
             let mut state = self.state.lock();
             for (record, at) in group.records.iter().zip(&group.payloads) {
                 let (Some(payload), Some(at)) = (&record.payload, at) else { continue };
-                for data_id in &payload.data_ids {
-                    if let Some(overlay) = state.data.get_mut(data_id) {
-                        overlay.resolve(&payload.staged, *at);
-                    }
+                for (data_id, blocks) in &payload.blocks {
+                    state.resolve(*data_id, blocks, &payload.staged, *at);
                 }
                 self.staging.forget(&payload.staged);
             }
@@ -244,7 +255,7 @@ impl Inner {
         }
         let ticket = {
             let mut state = self.state.lock();
-            if !state.queue.is_empty() {
+            if !state.queue.is_empty() || state.is_closed {
                 return;
             }
             state.append_mark()
@@ -265,8 +276,8 @@ impl Inner {
             (ctl.head.generation, ctl.written_ticket) = (generation, ctl.durable_ticket);
             (groups, head)
         };
-        let mut held =
-            Group { records: Vec::new(), payloads: Vec::new(), head, opened: Vec::new() };
+        let (records, payloads, opened) = (Vec::new(), Vec::new(), Vec::new());
+        let mut held = Group { records, payloads, head, cut: None, opened };
         for group in groups {
             held.records.extend(group.records);
             held.opened.extend(group.opened);
@@ -307,6 +318,7 @@ fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
     ctl.durable = group.head;
     ctl.durable_ticket = last_ticket(group).max(ctl.durable_ticket);
     ctl.declared = ctl.declared.max(told);
+    ctl.cut = group.cut.or(ctl.cut);
     if group.records.iter().all(|record| record.kind == RecordKind::Mark) {
         // The mark itself need not be told of.
         ctl.declared = ctl.durable.sequence - 1;

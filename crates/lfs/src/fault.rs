@@ -13,7 +13,7 @@ pub enum Planted {
     PublishedEarly,
     /// Roll-forward follows what an older generation left behind instead of the younger one.
     StaleTail,
-    /// Recovery serves without a flush of what it has read.
+    /// A slot tells of what recovery has read before that is flushed.
     UnflushedRecovery,
     /// A size is published before the bytes below it.
     SizeBeforeData,
@@ -21,8 +21,6 @@ pub enum Planted {
     SwallowedFlushError,
     /// A rename does not write out what it puts in another file's place.
     RenameBeforeData,
-    /// Recovery goes on in the generation it found.
-    SameGeneration,
     /// Out-of-line data above the durable part of the log is not looked at.
     UnverifiedData,
     /// A new group goes out with FUA while an earlier one is not flushed.
@@ -31,7 +29,7 @@ pub enum Planted {
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 10] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -40,7 +38,6 @@ impl Planted {
         Self::SizeBeforeData,
         Self::SwallowedFlushError,
         Self::RenameBeforeData,
-        Self::SameGeneration,
         Self::UnverifiedData,
         Self::EarlyFua,
     ];
@@ -56,7 +53,6 @@ impl Planted {
             Self::SizeBeforeData => "size-before-data",
             Self::SwallowedFlushError => "swallowed-flush-error",
             Self::RenameBeforeData => "rename-before-data",
-            Self::SameGeneration => "same-generation",
             Self::UnverifiedData => "unverified-data",
             Self::EarlyFua => "early-fua",
         }

@@ -7,7 +7,6 @@ use crate::fault::Planted;
 use crate::format::change::Change;
 use crate::format::inode::FileType;
 use crate::look::{Stop, Tried};
-use crate::pending::Where;
 use crate::space::Need;
 use crate::state::State;
 use crate::volume::Inner;
@@ -192,14 +191,11 @@ impl VolumeFile {
 
     async fn seek_now(&self, what: Seek, offset: u64) -> Result<u64> {
         let (content, _) = self.content("seek", OpenFlags::empty())?;
-        let size = content.file.size();
-        if offset < size {
-            // What is dirty has a place then, and is found.
-            content.file.write_out().await?;
-        }
-        let found = match offset < size {
-            true => self.inner.state.lock().find_stored(self.ino, what, offset, size),
-            false => None,
+        let (file, size) = (&content.file, content.file.size());
+        let found = match what {
+            _ if offset >= size => None,
+            Seek::Data => file.next_data(offset..size).await?,
+            Seek::Hole => Some(file.next_hole(offset..size).await?),
         };
         match found {
             Some(at) => Ok(at),
@@ -249,26 +245,6 @@ impl State {
             // It stays an orphan, and goes when the volume is opened again.
             log::warn!("{ino:?} without a name stays until the next opening: {error}");
         }
-    }
-
-    /// The first byte from `offset` on that is stored, or that is not.
-    fn find_stored(&self, ino: Ino, what: Seek, offset: u64, size: u64) -> Option<u64> {
-        let unit = self.layout.block_bytes();
-        let data_id = self.nodes.get(&ino.0)?.inode.data_id;
-        let overlay = self.data.get(&data_id);
-        let mut at = offset;
-        while at < size {
-            let found = overlay.map_or(Err(u64::MAX), |o| o.look_up(at / unit, unit));
-            let (stored, blocks) = match found {
-                Ok(piece) => (piece.at != Where::Hole, piece.blocks),
-                Err(unknown) => (false, unknown),
-            };
-            if stored == (what == Seek::Data) {
-                return Some(at);
-            }
-            at = (at / unit).saturating_add(blocks).saturating_mul(unit);
-        }
-        (what == Seek::Hole).then_some(size)
     }
 }
 

@@ -57,7 +57,7 @@ impl From<&Superblock> for VolumeInfo {
 
 /// What the newest superblock slot of a device says; `Corrupt` if none is valid.
 pub async fn probe(device: &DeviceRef) -> Result<VolumeInfo> {
-    slots::read_newest(device).await.map(|superblock| VolumeInfo::from(&superblock))
+    slots::read_newest(device).await.map(|(superblock, _)| VolumeInfo::from(&superblock))
 }
 
 impl CreateOptions {

@@ -75,8 +75,7 @@ impl State {
     /// Attributes, with the size that is not written out yet.
     pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
         let node = self.get(op, ino)?;
-        let Inode { uid, gid, nlink, rdev, size, data_id, .. } = node.inode;
-        let stored = self.data.get(&data_id).map_or(0, |overlay| overlay.stored_blocks());
+        let Inode { uid, gid, nlink, rdev, size, .. } = node.inode;
         Ok(Attr {
             ino,
             generation: 1,
@@ -87,7 +86,7 @@ impl State {
             gid,
             rdev: rdev as u32,
             size: node.live_size().unwrap_or(size),
-            allocated_bytes: stored * self.layout.block_bytes(),
+            allocated_bytes: self.stored_bytes(node),
             atime: timestamp(node.inode.atime),
             mtime: timestamp(node.inode.mtime),
             ctime: timestamp(node.inode.ctime),

@@ -7,6 +7,7 @@
 
 use crate::format::place::{Geometry, Place, Seal};
 use crate::format::record::{RECORD_ALIGN, RECORD_HEADER_BYTES};
+use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::superblock::Superblock;
 use forebay_base::units::{round_down, round_up};
 
@@ -80,9 +81,19 @@ impl Layout {
         round_down(room.min(INLINE_BYTES_MAX), self.block_bytes())
     }
 
+    /// Where the second copy of a log segment's header is, bytes from its start: in another sector.
+    pub fn header_copy(&self) -> u32 {
+        self.align
+    }
+
+    /// Where a log segment's first record is, bytes from its start.
+    pub fn first_record(&self) -> u32 {
+        self.align + SEGMENT_HEADER_BYTES as u32
+    }
+
     /// Bytes that a segment surely takes of records, whatever their lengths.
     pub fn log_bytes(&self) -> u64 {
-        self.left(u64::from(self.align))
+        self.left(2 * u64::from(self.align))
     }
 
     /// Bytes that a segment which is filled up to `head` surely still takes.

@@ -1,13 +1,13 @@
 //! forebay-lfs: the volume, a log-structured and checksummed file system in one image.
 //!
-//! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `space`,
-//! `pending`, `dir`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`, `repair` (how it
-//! becomes durable); `slots`, `rollforward`, `volume` (how it is found again); `look`, `inode`, `namei`,
-//! `attr`, `aops`, `staging`, `content`, `file`, `vfs` (what is asked of it). Beside them [`btree`], the
-//! copy-on-write tree, which checkpoints will write.
+//! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `segment`,
+//! `space`, `pending`, `dir`, `items`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`,
+//! `repair` (how it becomes durable); [`btree`], `nodes`, `usage_table`, `checkpoint` (how it gets into the
+//! copy-on-write tree, and room comes back); `slots`, `rollforward`, `open`, `volume` (how it is found
+//! again); `look`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`, `content`, `file`, `vfs` (what is asked of
+//! it); `digest`.
 //!
-//! There is no checkpoint yet: all names and maps are in memory, the log goes back to the making
-//! of the volume, and no segment is used again. When it is full, new things are refused.
+//! Names and attributes are all in memory, and loaded at opening; where content is, the tree is asked.
 //!
 //! A record:
 //! ```text
@@ -19,9 +19,10 @@
 //! ```
 //! A segment:
 //! ```text
-//!  free ──the log needs room──▶ open log ──full, or the volume was opened again──▶ log
-//!   ▲  └──a run needs room────▶ open data ──full──▶ data
-//!   └── a log segment of a group that failed          (dead, discarded, free again: with checkpoints)
+//!  free ──the log needs room───▶ open log ───┐ full, or the volume was opened again
+//!   ▲ ├──a run needs room─────▶ open data ──┴▶ sealed ──nothing live at a checkpoint──▶ dead
+//!   │ └──a node needs room────▶ tree: its places come and go one by one               │
+//!   └────────────────── the next checkpoint is durable, and nobody reads there ───────┘
 //! ```
 //! Invariants, beside those of each module:
 //! I11 the order of the log is the order in which things were applied; what is recovered is a prefix of it.
@@ -30,8 +31,9 @@
 //! I13 a record points only at bytes whose write had completed when it was appended.
 //! I14 where runs overlap, the one whose content was fixed later counts, whatever the order of completion.
 //! I15 a recoverable size never covers bytes that were not written.
-//! I16 nothing that a slot or a record refers to is overwritten with anything else, slots in turn aside.
-//! I17 recovery writes nothing; what it read is flushed before it is served; a second recovery finds the
+//! I16 nothing that one of the two newest durable checkpoints, or the log behind the older one, refers to is
+//! overwritten with anything else.
+//! I17 what recovery read is flushed, and in a checkpoint, before it is served; a second recovery finds the
 //! same.
 //! I18 after a failed write or flush no sync succeeds before everything since the last good flush is written
 //! again.
@@ -51,9 +53,12 @@ mod aops;
 mod attr;
 mod batch;
 pub mod btree;
+mod checkpoint;
 mod commit;
 mod content;
+mod digest;
 mod dir;
+mod evict;
 mod extents;
 #[doc(hidden)]
 pub mod fault;
@@ -61,18 +66,25 @@ mod file;
 pub mod format;
 mod info;
 mod inode;
+mod items;
 mod layout;
+mod load;
 mod log;
 mod look;
+mod lookup;
 mod namei;
+mod nodes;
+mod open;
 mod pending;
 mod repair;
 mod rollforward;
+mod segment;
 mod slots;
 mod space;
 mod staging;
 mod state;
 mod tx;
+mod usage_table;
 mod vfs;
 mod volume;
 

@@ -40,8 +40,8 @@ pub(crate) struct Payload {
     pub staged: Range<u64>,
     /// Whole blocks.
     pub bytes: std::sync::Arc<Vec<u8>>,
-    /// Whose content it is.
-    pub data_ids: Vec<u64>,
+    /// Whose content it is: data ids and blocks.
+    pub blocks: Vec<(u64, Range<u64>)>,
 }
 
 /// Content that a record points at.
@@ -68,6 +68,8 @@ pub(crate) struct Pending {
     pub runs: Vec<Run>,
     /// What it was promised of the log, bytes; 0 when that is settled.
     pub cost: u64,
+    /// A checkpoint holds everything up to it.
+    pub is_cut: bool,
 }
 
 /// Where the next record goes.
@@ -77,7 +79,7 @@ pub(crate) struct Head {
     pub segment: Option<u32>,
     /// The one before.
     pub previous: Option<u32>,
-    /// First free byte.
+    /// First free byte; 0: the segment's header is to be written first.
     pub offset: u32,
     /// Of the next record.
     pub sequence: u64,
@@ -93,6 +95,8 @@ pub(crate) struct Group {
     pub payloads: Vec<Option<Place>>,
     /// Head behind it.
     pub head: Head,
+    /// Ticket of a checkpoint's last record, and the head behind that.
+    pub cut: Option<(u64, Head)>,
     /// Segments it opened; free again if it fails.
     pub opened: Vec<u32>,
 }
@@ -109,6 +113,8 @@ pub(crate) struct Ctl {
     pub durable: Head,
     /// Highest `durable_through` that a durable record tells.
     pub declared: u64,
+    /// The last durable record that a checkpoint is to begin behind, and the head behind it.
+    pub cut: Option<(u64, Head)>,
     /// A mark is to be written when the log is idle.
     pub mark_armed: bool,
     pub failures: u64,
@@ -144,6 +150,7 @@ impl Log {
             durable_ticket: 0,
             durable: head,
             declared: 0,
+            cut: None,
             mark_armed: false,
             failures: 0,
             last_error: None,

@@ -46,7 +46,7 @@ impl Piece {
     }
 
     /// The blocks from `skip` on, `blocks` of them.
-    fn part(&self, skip: u64, blocks: u64, block_bytes: u64) -> Self {
+    pub fn part(&self, skip: u64, blocks: u64, block_bytes: u64) -> Self {
         let bytes = skip * block_bytes;
         let at = match self.at {
             Where::Hole => Where::Hole,
@@ -70,6 +70,8 @@ impl Piece {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Overlay {
     pieces: BTreeMap<u64, Piece>,
+    /// Whose content it is, if that is known: 0 if not.
+    pub owner: u64,
 }
 
 impl Overlay {
@@ -126,9 +128,41 @@ impl Overlay {
         }
     }
 
-    /// What was staged in `staged` is at `place` now.
-    pub fn resolve(&mut self, staged: &Range<u64>, place: Place) {
-        for piece in self.pieces.values_mut() {
+    /// Of a range, what nothing younger than `birth` is known of.
+    pub fn older(&self, range: Range<u64>, birth: u64, block_bytes: u64) -> Vec<Range<u64>> {
+        let (mut older, mut at): (Vec<Range<u64>>, u64) = (Vec::new(), range.start);
+        while at < range.end {
+            let (kept, upto) = match self.look_up(at, block_bytes) {
+                Ok(there) => (there.birth > birth, at + there.blocks),
+                Err(unknown) => (false, at.saturating_add(unknown)),
+            };
+            let upto = upto.min(range.end);
+            match older.last_mut() {
+                _ if kept => {}
+                Some(last) if last.end == at => last.end = upto,
+                _ => older.push(at..upto),
+            }
+            at = upto;
+        }
+        older
+    }
+
+    /// Something of it is staged.
+    pub fn is_staged(&self) -> bool {
+        self.pieces.values().any(|piece| matches!(piece.at, Where::Staged(_)))
+    }
+
+    /// What `newer` knows, before what is known here.
+    pub fn put_over(&mut self, newer: &Self, block_bytes: u64) {
+        for (block, piece) in newer.pieces() {
+            self.clear(block..block.saturating_add(piece.blocks), block_bytes);
+            self.pieces.insert(block, piece.clone());
+        }
+    }
+
+    /// What was staged in `staged` for these blocks is at `place` now.
+    pub fn resolve(&mut self, blocks: &Range<u64>, staged: &Range<u64>, place: Place) {
+        for piece in self.pieces.range_mut(blocks.clone()).map(|(_, piece)| piece) {
             if let Where::Staged(at) = piece.at
                 && staged.contains(&at)
             {
@@ -214,7 +248,9 @@ mod tests {
         };
         overlay.insert(10, &piece, BLOCK);
         overlay.insert(12, &Piece::hole(2, 2), BLOCK);
-        overlay.resolve(&(4096..8192), Place::new(3, 1024));
+        assert!(overlay.is_staged());
+        overlay.resolve(&(10..18), &(4096..8192), Place::new(3, 1024));
+        assert!(!overlay.is_staged());
         let at = |block| overlay.look_up(block, BLOCK).unwrap().at;
         assert_eq!(at(10), Where::Run(Place::new(3, 1024)));
         assert_eq!(at(12), Where::Hole);

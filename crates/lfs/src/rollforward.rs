@@ -12,19 +12,24 @@
 //!
 //! No locks: nobody else has the volume.
 
-use crate::fault::{Plant, Planted};
+use crate::btree::Tree;
+use crate::fault::Planted;
 use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
 use crate::format::place::Place;
 use crate::format::record::{MAGIC, RECORD_ALIGN, RECORD_HEADER_BYTES, Record, RecordHeader};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::Superblock;
+use crate::format::usage::Stream;
 use crate::layout::Layout;
+use crate::load;
 use crate::log::Head;
+use crate::open::head_of;
 use crate::pending::Where;
+use crate::segment::Phase;
 use crate::slots::read_at;
-use crate::space::Use;
 use crate::state::State;
+use crate::volume::OpenOptions;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::checksum::crc32c;
 use forebay_base::units::{round_down, round_up};
@@ -47,6 +52,8 @@ pub(crate) struct Found {
     pub head: Head,
     /// Records applied.
     pub records: u64,
+    /// The log is damaged behind these: only reading is safe.
+    pub damage: Option<Error>,
 }
 
 /// A record that may not count.
@@ -60,8 +67,10 @@ struct Held {
 
 struct Walk<'a> {
     device: &'a DeviceRef,
+    /// Of the checkpoint.
+    tree: &'a Tree,
     layout: Layout,
-    plant: Plant,
+    options: &'a OpenOptions,
     state: State,
     /// By the first sequence.
     headers: BTreeMap<u64, Vec<SegmentHeader>>,
@@ -78,29 +87,20 @@ struct Walk<'a> {
     buf: Option<(Place, AlignedBuf)>,
 }
 
-/// Applies the log of `superblock`'s checkpoint.
+/// Applies the log of `superblock`'s checkpoint, whose state is `state`.
 pub(crate) async fn roll_forward(
     device: &DeviceRef,
+    tree: &Tree,
     superblock: &Superblock,
-    layout: Layout,
-    plant: Plant,
+    state: State,
+    options: &OpenOptions,
 ) -> Result<Found> {
-    let head = Head {
-        segment: Some(superblock.log_head.segment),
-        previous: None,
-        offset: superblock.log_head.offset,
-        sequence: superblock.log_sequence,
-        generation: superblock.generation,
-        predecessor: superblock.log_predecessor,
-    };
-    let mut state = State::new(layout);
-    state.next_ino = superblock.next_ino;
-    state.next_data_id = superblock.next_data_id;
-    state.next_sequence = superblock.next_sequence;
+    let (head, layout) = (head_of(superblock), state.layout);
     let mut walk = Walk {
         device,
+        tree,
         layout,
-        plant,
+        options,
         state,
         headers: BTreeMap::new(),
         head,
@@ -112,35 +112,72 @@ pub(crate) async fn roll_forward(
         records: 0,
         buf: None,
     };
+    walk.state.space.segments.found(superblock.log_head.segment, Stream::Log);
     walk.scan_headers().await?;
     let generations = walk.headers.values().flatten().map(|header| header.generation);
     let youngest = generations.max().unwrap_or(0);
-    walk.run().await?;
+    let mut damage = None;
+    if let Err(error) = walk.run().await {
+        if !options.read_only {
+            return Err(error);
+        }
+        log::warn!("{}: opened as far as the log can be read: {error}", device.name());
+        damage = Some(error);
+    }
     let generation = youngest.max(superblock.generation);
     let head = Head { generation, ..walk.last };
-    Ok(Found { state: walk.state, head, records: walk.records })
+    Ok(Found { state: walk.state, head, records: walk.records, damage })
 }
 
 impl Walk<'_> {
     async fn scan_headers(&mut self) -> Result<()> {
-        let len = round_up(SEGMENT_HEADER_BYTES as u64, u64::from(self.layout.align)) as usize;
         for segment in 0..self.layout.segments {
-            let at = self.layout.device_offset(Place::new(segment, 0));
-            let bytes = read_at(self.device, at, len).await?;
-            let found =
-                SegmentHeader::decode(&bytes, self.layout.seal, segment, &self.layout.geometry);
-            match found {
-                Ok(header) => self.headers.entry(header.first_sequence).or_default().push(header),
-                Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
-                Err(_) => {}
+            // What was full of something else at the checkpoint is not the log behind it.
+            let this = self.state.space.segments.get(segment);
+            let other = |s: &crate::segment::Segment| {
+                s.stream == Stream::Tree || s.stream == Stream::Data && s.phase == Phase::Sealed
+            };
+            if this.is_some_and(other) {
+                continue;
+            }
+            if let Some(header) = self.header_of(segment).await? {
+                self.headers.entry(header.first_sequence).or_default().push(header);
             }
         }
         Ok(())
     }
 
+    /// What a segment begins with, from either copy.
+    async fn header_of(&self, segment: u32) -> Result<Option<SegmentHeader>> {
+        let layout = &self.layout;
+        let copies = [0, layout.header_copy()];
+        let len = round_up(SEGMENT_HEADER_BYTES as u64, u64::from(layout.align));
+        let both = copies[1] as usize + len as usize;
+        let at = layout.device_offset(Place::new(segment, 0));
+        let together = read_at(self.device, at, both).await;
+        for copy in copies {
+            let part = match &together {
+                Ok(bytes) => bytes[copy as usize..].to_vec(),
+                Err(_) => {
+                    let there = layout.device_offset(Place::new(segment, copy));
+                    let Ok(bytes) = read_at(self.device, there, len as usize).await else {
+                        continue;
+                    };
+                    bytes.to_vec()
+                }
+            };
+            match SegmentHeader::decode(&part, layout.seal, segment, &layout.geometry) {
+                Ok(header) => return Ok(Some(header)),
+                Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
     async fn run(&mut self) -> Result<()> {
         loop {
-            let stale = self.plant.has(Planted::StaleTail) && self.next().await?.is_some();
+            let stale = self.options.plant.has(Planted::StaleTail) && self.next().await?.is_some();
             if !stale {
                 self.switch();
             }
@@ -155,7 +192,7 @@ impl Walk<'_> {
             if !self.data_is_good(&held).await? {
                 return Ok(());
             }
-            self.apply(&held)?;
+            self.apply(&held).await?;
         }
         Ok(())
     }
@@ -169,7 +206,7 @@ impl Walk<'_> {
             .filter(|header| header.predecessor == predecessor && header.generation > generation);
         if let Some(header) = younger.max_by_key(|header| header.generation) {
             self.head = enter(header, self.head);
-            self.state.space.mark(header.segment, Use::Log);
+            self.state.space.segments.found(header.segment, Stream::Log);
         }
     }
 
@@ -177,7 +214,7 @@ impl Walk<'_> {
     async fn next(&mut self) -> Result<Option<Held>> {
         let Some(segment) = self.head.segment else { return Ok(None) };
         let at = Place::new(segment, self.head.offset);
-        let (layout, plant, head) = (self.layout, self.plant, self.head);
+        let (layout, plant, head) = (self.layout, self.options.plant, self.head);
         let Some(bytes) = self.record_at(at).await? else { return Ok(None) };
         let record = match Record::open(bytes, layout.seal, at, &layout.geometry) {
             Ok(record) => record,
@@ -233,7 +270,7 @@ impl Walk<'_> {
             });
             if let Some(header) = header.copied() {
                 self.head = enter(&header, self.head);
-                self.state.space.mark(header.segment, Use::Log);
+                self.state.space.segments.found(header.segment, Stream::Log);
             }
         }
         self.held_bytes += held.bytes.len();
@@ -255,26 +292,32 @@ impl Walk<'_> {
                 self.cut = true;
                 return Ok(());
             }
-            self.apply(&held)?;
+            self.apply(&held).await?;
         }
         Ok(())
     }
 
-    fn apply(&mut self, held: &Held) -> Result<()> {
+    /// Applies a record, when all that it changes is in memory.
+    async fn apply(&mut self, held: &Held) -> Result<()> {
         let layout = self.layout;
         let record = Record::open(&held.bytes, layout.seal, held.at, &layout.geometry)?;
-        self.state.space.mark(held.at.segment, Use::Log);
+        self.state.space.segments.found(held.at.segment, Stream::Log);
+        let changes = record.changes(&layout.geometry).collect::<Result<Vec<_>>>()?;
+        while let Some(want) = self.state.missing(&changes) {
+            let part = load::read(self.tree, self.state.root, want).await?;
+            self.state.insert_part(want, part)?;
+        }
         let resolve = |extent: &Extent<'_>| record.resolve(extent).map(Where::Run);
-        for change in record.changes(&layout.geometry) {
-            let change = change?;
-            self.state.apply(&change, &resolve).map_err(|error| {
+        for change in &changes {
+            self.state.apply(change, &resolve).map_err(|error| {
                 let text = format!("record {} at {:?}: {error}", held.sequence, held.at);
                 Error::new(error.kind(), "recover", text)
             })?;
             if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change {
-                self.state.space.mark(place.segment, Use::Data);
+                self.state.space.segments.found(place.segment, Stream::Data);
             }
         }
+        self.state.evict();
         self.last = held.head;
         self.records += 1;
         Ok(())
@@ -282,7 +325,7 @@ impl Walk<'_> {
 
     /// Whether what a record points at is there.
     async fn data_is_good(&self, held: &Held) -> Result<bool> {
-        if self.plant.has(Planted::UnverifiedData) {
+        if self.options.plant.has(Planted::UnverifiedData) {
             return Ok(true);
         }
         let layout = self.layout;

@@ -21,10 +21,10 @@ pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Resu
     done.data.into_buf().ok_or_else(gone)
 }
 
-/// The newest state (U12).
-pub(crate) async fn read_newest(device: &DeviceRef) -> Result<Superblock> {
+/// The newest state (U12), and the one before it if there is one.
+pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Option<Superblock>)> {
     let half = SLOTS as usize / 2;
-    let mut newest: Option<Superblock> = None;
+    let mut valid: Vec<Superblock> = Vec::new();
     let mut why = None;
     for (slot, offset) in slot_offsets(device.size()).into_iter().enumerate() {
         if offset + SLOT_BYTES as u64 > device.size() {
@@ -35,10 +35,7 @@ pub(crate) async fn read_newest(device: &DeviceRef) -> Result<Superblock> {
             Err(error) => Err(error),
         };
         match found {
-            Ok(found) if newest.as_ref().is_none_or(|n| n.checkpoint < found.checkpoint) => {
-                newest = Some(found);
-            }
-            Ok(_) => {}
+            Ok(found) => valid.push(found),
             // What is newer than this program says more than a slot that was never written.
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
             Err(error) if slot < half => why = Some(error),
@@ -46,7 +43,20 @@ pub(crate) async fn read_newest(device: &DeviceRef) -> Result<Superblock> {
         }
     }
     let none = || Error::new(ErrorKind::Corrupt, "open", "no superblock slot is valid");
-    newest.ok_or_else(|| why.unwrap_or_else(none))
+    valid.sort_by_key(|found| found.checkpoint);
+    let Some(newest) = valid.pop() else { return Err(why.unwrap_or_else(none)) };
+    let before = |found: &&Superblock| {
+        found.uuid == newest.uuid && found.checkpoint + 1 == newest.checkpoint
+    };
+    let older = valid.iter().find(before).cloned();
+    Ok((newest, older))
+}
+
+/// Makes all slots invalid. The caller flushes.
+pub(crate) async fn wipe(device: &DeviceRef, recorded_end_bytes: u64) -> Result<()> {
+    let offsets = slot_offsets(recorded_end_bytes);
+    let zeros = offsets.map(|offset| (offset, vec![0; SLOT_BYTES]));
+    write_all(device, zeros.into(), BioFlags::SYNC).await
 }
 
 /// Writes the state to the two slots whose turn it is (U11). The caller flushes.

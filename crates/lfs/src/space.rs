@@ -1,30 +1,25 @@
-//! Segments, and who may still take how much: room is promised before anything is done that needs it.
+//! Who may take how much: room is promised before anything is done that needs it.
 //!
 //! ```text
-//!   free ──log──▶ open log ──full──▶ log ┐
-//!    │ ◀───────── its group failed ──────┤   (reuse comes with checkpoints)
-//!    └──data──▶ open data ──full──▶ data ┘
+//!   all free segments = promises of the log | room for checkpoints | kept segments | what new things may take
 //! ```
 //! Invariants: P11 promises of the log are kept: what is left of the open segment and what free segments
 //! surely take (see [`Layout::left`]) is at least the sum of all promises. P12 the last [`KEPT_SEGMENTS`]
-//! are promised only to what makes room or ends work: unlink, truncate, syncing.
+//! are promised only to what makes room or ends work: unlink, truncate, syncing. P13 beside them there is
+//! room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes room can be
+//! made durable.
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::format::place::Place;
+use crate::format::usage::Stream;
 use crate::layout::Layout;
+use crate::nodes::NodeSlots;
+use crate::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
 
 /// Segments kept for removing, truncating and syncing (P12).
 pub(crate) const KEPT_SEGMENTS: u64 = 2;
-
-/// What a segment is used for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
-    Free,
-    Log,
-    Data,
-}
 
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,12 +33,16 @@ pub(crate) enum Need {
 /// See the module.
 pub(crate) struct Space {
     layout: Layout,
-    uses: Vec<Use>,
-    free: u64,
-    /// Where the search for a free segment goes on, so that a bad one is not found again at once.
-    next: u32,
+    pub segments: Segments,
+    pub nodes: NodeSlots,
+    /// Pairs of nodes that a checkpoint may need (P13).
+    need_nodes: u64,
     /// Bytes that the open log segment surely takes.
     log_left: u64,
+    /// Open log segment.
+    log: Option<u32>,
+    /// Bytes of the log since the last freeze.
+    log_written: u64,
     /// Sum of promises, bytes.
     promised: u64,
     /// Open data segment, and the first byte that nobody has.
@@ -53,26 +52,44 @@ pub(crate) struct Space {
 impl Space {
     /// All free.
     pub fn new(layout: Layout) -> Self {
-        let uses = vec![Use::Free; layout.segments as usize];
-        let free = u64::from(layout.segments);
-        Self { layout, uses, free, next: 0, log_left: 0, promised: 0, data: None }
+        Self {
+            layout,
+            segments: Segments::new(layout.segments),
+            nodes: NodeSlots::new(layout.geometry),
+            need_nodes: 0,
+            log_left: 0,
+            log: None,
+            log_written: 0,
+            promised: 0,
+            data: None,
+        }
     }
 
-    /// Marks a segment, as recovery finds it.
-    pub fn mark(&mut self, segment: u32, new: Use) {
-        let old = std::mem::replace(&mut self.uses[segment as usize], new);
-        self.free = self.free + u64::from(new == Use::Free) - u64::from(old == Use::Free);
+    /// Segments that nobody may have because of P13.
+    fn checkpoint_segments(&self) -> u64 {
+        let wanted = (2 * self.need_nodes).saturating_sub(self.nodes.left());
+        wanted.div_ceil(u64::from(self.nodes.per_segment()))
     }
 
-    /// Bytes that the log surely takes if `segments` free ones are left alone.
-    fn log_room(&self, segments: u64) -> u64 {
-        self.log_left + self.free.saturating_sub(segments) * self.layout.log_bytes()
+    fn left_alone(&self, need: Need) -> u64 {
+        let kept = if need == Need::New { KEPT_SEGMENTS } else { 0 };
+        kept + self.checkpoint_segments()
+    }
+
+    /// Bytes that the log surely takes.
+    fn log_room(&self, need: Need) -> u64 {
+        let free = self.segments.free().saturating_sub(self.left_alone(need));
+        self.log_left + free * self.layout.log_bytes()
+    }
+
+    /// The next checkpoint may need so many pairs of nodes (P13).
+    pub fn need_nodes(&mut self, pairs: u64) {
+        self.need_nodes = pairs;
     }
 
     /// Promises `cost` bytes of the log (P11), or `NoSpace`.
     pub fn promise(&mut self, cost: u64, need: Need) -> Result<()> {
-        let kept = if need == Need::New { KEPT_SEGMENTS } else { 0 };
-        if self.promised + cost > self.log_room(kept) {
+        if self.promised + cost > self.log_room(need) {
             let text = format!("{cost} bytes of the log wanted");
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
@@ -93,31 +110,73 @@ impl Space {
 
     /// Bytes of data that there is room for beside all promises.
     pub fn data_room(&self, need: Need) -> u64 {
-        let kept = if need == Need::New { KEPT_SEGMENTS } else { 0 };
         let open = self.data_left();
         let log = self.promised.saturating_sub(self.log_left).div_ceil(self.layout.log_bytes());
-        open + self.free.saturating_sub(kept + log) * self.layout.segment_bytes()
+        let free = self.segments.free().saturating_sub(self.left_alone(need) + log);
+        open + free * self.layout.segment_bytes()
     }
 
-    /// A segment for the log; it is to be filled from `head` on.
+    /// A segment for the log, which goes on there.
     pub fn take_log(&mut self) -> Result<u32> {
-        self.take(Use::Log)
+        let taken = self.segments.take(Stream::Log)?;
+        if let Some(before) = self.log.replace(taken) {
+            self.segments.seal(before);
+        }
+        Ok(taken)
     }
 
     /// A log segment of a group that failed: nothing in it counts.
     pub fn give_back_log(&mut self, segment: u32) {
-        self.mark(segment, Use::Free);
+        self.segments.give_back(segment);
+        self.log = self.log.filter(|open| *open != segment);
     }
 
-    fn take(&mut self, new: Use) -> Result<u32> {
-        let count = self.uses.len() as u32;
-        let found = (0..count).map(|n| (self.next + n) % count);
-        let Some(segment) = found.into_iter().find(|s| self.uses[*s as usize] == Use::Free) else {
-            return Err(Error::new(ErrorKind::NoSpace, "take segment", "none is free"));
-        };
-        self.next = (segment + 1) % count;
-        self.mark(segment, new);
-        Ok(segment)
+    /// So much more of the log is written.
+    pub fn log_grows(&mut self, bytes: u64) {
+        self.log_written += bytes;
+    }
+
+    /// Bytes of the log since the last freeze.
+    pub fn log_written(&self) -> u64 {
+        self.log_written
+    }
+
+    /// A freeze: what of the log comes now is counted anew.
+    pub fn freeze(&mut self) {
+        self.log_written = 0;
+    }
+
+    /// The log has little room.
+    pub fn is_short(&self) -> bool {
+        self.log_room(Need::New) < 2 * self.layout.log_bytes()
+    }
+
+    /// Two places for a node, and segments for them if there are none.
+    pub fn take_node(&mut self) -> Result<[Place; 2]> {
+        while self.nodes.wants_segment() {
+            let segment = self.segments.take(Stream::Tree)?;
+            self.nodes.add(segment);
+        }
+        let none = || Error::new(ErrorKind::NoSpace, "allocate", "no place for a node");
+        self.nodes.take().ok_or_else(none)
+    }
+
+    /// Checkpoint `number` is durable, and gave these places of nodes up.
+    pub fn settle_checkpoint(&mut self, plan: &Plan, given_up: Vec<Place>, number: u64) {
+        self.segments.settle(plan, number);
+        for segment in self.nodes.settle(given_up) {
+            self.segments.give_back(segment);
+        }
+    }
+
+    /// What a checkpoint changes for these places of nodes.
+    pub fn count_nodes(&self, taken: &[Place], given_up: &[Place], deltas: &mut Deltas) {
+        let bytes = self.layout.geometry.node_bytes() as i64;
+        for (places, by) in [(taken, bytes), (given_up, -bytes)] {
+            for place in places {
+                deltas.entry(place.segment).or_default().bytes += by;
+            }
+        }
     }
 
     /// A run of at most `bytes` bytes, whole blocks, for data: place and length.
@@ -128,12 +187,21 @@ impl Space {
                 let text = format!("{bytes} bytes of data wanted");
                 return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
             }
-            self.data = Some(Place::new(self.take(Use::Data)?, 0));
+            let taken = self.segments.take(Stream::Data)?;
+            if let Some(before) = self.data.replace(Place::new(taken, 0)) {
+                self.segments.seal(before.segment);
+            }
         }
         let at = self.data.expect("opened above");
         let len = bytes.min(segment_bytes - u64::from(at.offset));
         self.data = Some(Place::new(at.segment, at.offset + len as u32));
+        self.segments.hold(at.segment, len as i64);
         Ok((at, len))
+    }
+
+    /// A run has landed, or its reservation has gone.
+    pub fn land(&mut self, segment: u32) {
+        self.segments.fly(segment, -1);
     }
 
     /// Takes back the end of what was given out last; false: it is something else.
@@ -144,6 +212,7 @@ impl Space {
             return false;
         };
         self.data = Some(Place::new(at.segment, place.offset));
+        self.segments.hold(at.segment, -(bytes as i64));
         true
     }
 
@@ -164,8 +233,8 @@ impl Space {
 
     /// A data segment that nothing of was ever used: free.
     pub fn release(&mut self, segment: u32) {
-        debug_assert_eq!(self.uses[segment as usize], Use::Data, "data was given out of it");
-        self.mark(segment, Use::Free);
+        self.segments.hold(segment, -(self.layout.segment_bytes() as i64));
+        self.segments.give_back(segment);
     }
 
     /// Sum of promises, bytes.
@@ -176,24 +245,21 @@ impl Space {
 
     /// Free segments, and how many runs they make.
     pub fn free_runs(&self) -> (u64, u64) {
-        let begins = |n: usize| n == 0 || self.uses[n - 1] != Use::Free;
-        let free = (0..self.uses.len()).filter(|n| self.uses[*n] == Use::Free);
-        (self.free, free.filter(|n| begins(*n)).count() as u64)
+        let is_free = |n: u32| self.segments.get(n).is_some_and(|s| s.phase == Phase::Free);
+        let begins = |n: u32| n == 0 || !is_free(n - 1);
+        let free = (0..self.segments.count()).filter(|n| is_free(*n));
+        (self.segments.free(), free.filter(|n| begins(*n)).count() as u64)
     }
 
     /// Segments of data.
     pub fn data_segments(&self) -> u64 {
-        self.uses.iter().filter(|u| **u == Use::Data).count() as u64
+        let is_data = |s: &Segment| s.stream == Stream::Data && s.phase != Phase::Free;
+        self.segments.iter().filter(|(_, segment)| is_data(segment)).count() as u64
     }
 
     /// Whether records are in this segment.
     pub fn is_log(&self, segment: u32) -> bool {
-        self.uses[segment as usize] == Use::Log
-    }
-
-    /// Free segments.
-    pub fn free_segments(&self) -> u64 {
-        self.free
+        self.segments.get(segment).is_some_and(|segment| segment.stream == Stream::Log)
     }
 }
 
@@ -205,8 +271,14 @@ mod tests {
     fn space(segments: u32) -> Space {
         let geometry = Geometry::with_segment_shift(16);
         let seal = Seal::new(&[1; 16]);
-        let (data_start, nonce) = (16384, [1; 16]);
-        Space::new(Layout { geometry, seal, nonce, data_start, segments, align: 512 })
+        Space::new(Layout {
+            geometry,
+            seal,
+            nonce: [1; 16],
+            data_start: 16384,
+            segments,
+            align: 512,
+        })
     }
 
     /// P11: whoever was promised room finds it, also when data takes all the rest.
@@ -235,5 +307,18 @@ mod tests {
         assert_eq!(space.data_room(Need::New), 0);
         assert!(space.promise(1024, Need::Urgent).is_ok());
         assert!(space.data_room(Need::Urgent) >= 1 << 16);
+    }
+
+    /// P13.
+    #[test]
+    fn p13_a_checkpoint_finds_room() {
+        let mut space = space(8);
+        space.need_nodes(30);
+        while space.promise(1024, Need::Urgent).is_ok() {
+            while space.data_room(Need::Urgent) >= 4096 && space.take_data(4096).is_ok() {}
+        }
+        for _ in 0..30 {
+            space.take_node().unwrap();
+        }
     }
 }

@@ -6,33 +6,48 @@
 //! S12 an inode is here while it has a name, is open, or is an orphan of the last life. S13 ids are never
 //! given out twice.
 //! S14 `times_moved` alone is ahead of the log: times that a sync of all metadata still has to write.
+//! `recorded` is what the log says. S15 what a record says of content was not overruled before it: whoever
+//! publishes leaves out what something younger is known of, so that in the log the later one counts.
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::alloc::room::Room;
+use crate::btree::empty_root;
+use crate::checkpoint::Frozen;
 use crate::content::Content;
 use crate::dir::Directory;
+use crate::evict::Cache;
 use crate::format::change::{Change, Entry, Rename, Size};
 use crate::format::corrupt;
 use crate::format::extent::Extent;
 use crate::format::inode::{FileType, Inode, SetAttributes};
+use crate::format::item::EntryItem;
+use crate::format::key::Cookie;
+use crate::format::place::Place;
+use crate::format::superblock::{FILES_TREE, TreeRoot};
+use crate::items::Items;
 use crate::layout::Layout;
 use crate::log::Pending;
 use crate::pending::{Overlay, Piece, Where};
 use crate::space::Space;
 use forebay_base::Result;
-use forebay_base::world::split_mix;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// An inode, and what hangs on it.
 pub(crate) struct Node {
     /// Attributes; the size is the one that recovery would find.
     pub inode: Inode,
+    /// The same, without what is ahead of the log (S14).
+    pub recorded: Inode,
     /// Of a symbolic link.
     pub target: Box<[u8]>,
     /// Extended attributes.
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    /// Where the attributes are in the tree, by name.
+    pub cookies: BTreeMap<Box<[u8]>, Cookie>,
     /// Of a directory.
     pub entries: Directory,
     /// Open files.
@@ -47,9 +62,42 @@ pub(crate) struct Node {
     pub regrow: bool,
     /// Of a regular file that is open or owes something.
     pub content: Option<Arc<Content>>,
+    /// Bytes that it was counted with.
+    pub counted_bytes: usize,
+    /// When it was loaded, by the cache's clock.
+    pub loaded: u64,
+    /// Since the hand of the cache passed by.
+    pub looked_at: Cell<bool>,
 }
 
 impl Node {
+    /// One that nobody has open.
+    pub fn new(inode: Inode, target: &[u8]) -> Self {
+        Self {
+            inode,
+            recorded: inode,
+            target: target.into(),
+            xattrs: BTreeMap::new(),
+            cookies: BTreeMap::new(),
+            entries: Directory::default(),
+            opens: 0,
+            linkable: false,
+            times_moved: false,
+            cut: false,
+            regrow: false,
+            content: None,
+            counted_bytes: 0,
+            loaded: 0,
+            looked_at: Cell::new(false),
+        }
+    }
+
+    /// Changes what is and what is recorded.
+    fn change(&mut self, change: impl Fn(&mut Inode)) {
+        change(&mut self.inode);
+        change(&mut self.recorded);
+    }
+
     /// Bytes, those that are not written out yet included; none: what is stored counts.
     pub fn live_size(&self) -> Option<u64> {
         self.content.as_ref().map(|content| content.file.size())
@@ -72,17 +120,43 @@ pub(crate) enum Lost {
     Data,
 }
 
+/// What a reservation holds.
+pub(crate) struct Promise {
+    /// Of the log, bytes.
+    pub cost: u64,
+    /// How often the log had failed when it was made.
+    pub failures: u64,
+    /// Segments of its runs, one for each.
+    pub segments: Vec<u32>,
+}
+
+/// Bytes of an extent in the tree, without its sums.
+const MAP_ITEM_BYTES: u64 = 80;
+
 /// See the module.
 pub(crate) struct State {
     pub layout: Layout,
     pub space: Space,
     /// What of data segments is given out and not in use.
     pub room: Room,
+    /// Inodes that are in memory.
     pub nodes: BTreeMap<u64, Node>,
+    /// What of them stays there.
+    pub cache: Cache,
     /// How many inodes there are, in memory or not.
     pub inodes: u64,
-    /// Content, by data id.
+    /// Changes of content since the last freeze, by data id.
     pub data: BTreeMap<u64, Overlay>,
+    /// Names and attributes that have changed since the last freeze.
+    pub items: Items,
+    /// What a checkpoint is merging into the tree.
+    pub frozen: Option<Frozen>,
+    /// The tree of the newest durable checkpoint.
+    pub root: TreeRoot,
+    /// Data ids below may be in the tree, or frozen.
+    pub tree_data_ids: u64,
+    /// Inodes, by their data ids.
+    pub owners: BTreeMap<u64, u64>,
     pub orphans: BTreeSet<u64>,
     /// Inodes whose times have moved (S14).
     pub moved: BTreeSet<u64>,
@@ -94,8 +168,8 @@ pub(crate) struct State {
     pub queue: VecDeque<Pending>,
     /// Of the next record.
     pub next_ticket: u64,
-    /// Promises of reservations, by their first offset, and how often the log had failed when they were made.
-    pub shares: BTreeMap<u64, (u64, u64)>,
+    /// Promises of reservations, by their first offset.
+    pub shares: BTreeMap<u64, Promise>,
     /// Content of inodes that were removed; its dirt is to be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Inodes that are closed and may owe something.
@@ -104,6 +178,14 @@ pub(crate) struct State {
     pub owed: BTreeMap<u64, u64>,
     /// Inodes that cannot be synced.
     pub unpublished: BTreeSet<(u64, Lost)>,
+    /// Nodes of the tree, about.
+    pub tree_nodes: u64,
+    /// Changes of content since the last freeze, and the bytes that they take in the tree, about.
+    pub maps: (u64, u64),
+    /// Nothing is changed: the volume is open for reading.
+    pub is_read_only: bool,
+    /// The volume was closed: the newest slot says that nothing follows.
+    pub is_closed: bool,
 }
 
 impl State {
@@ -114,8 +196,14 @@ impl State {
             space: Space::new(layout),
             room: Room::new(&layout),
             nodes: BTreeMap::new(),
+            cache: Cache::new(),
             inodes: 0,
             data: BTreeMap::new(),
+            items: Items::default(),
+            frozen: None,
+            root: empty_root(FILES_TREE, 0),
+            tree_data_ids: 1,
+            owners: BTreeMap::new(),
             orphans: BTreeSet::new(),
             moved: BTreeSet::new(),
             next_ino: 1,
@@ -128,6 +216,10 @@ impl State {
             lingering: BTreeSet::new(),
             owed: BTreeMap::new(),
             unpublished: BTreeSet::new(),
+            tree_nodes: 0,
+            maps: (0, 0),
+            is_read_only: false,
+            is_closed: false,
         }
     }
 
@@ -145,11 +237,14 @@ impl State {
     ) -> Result<()> {
         match change {
             Change::CreateInode(ino, inode, target) => self.create(*ino, *inode, target),
-            Change::SetAttributes(ino, set) => self.node(*ino).map(|node| assign(node, set)),
+            Change::SetAttributes(ino, set) => {
+                self.node(*ino)?.change(|inode| assign(inode, set));
+                self.note_inode(*ino)
+            }
             Change::InsertEntry(entry) => self.insert(entry),
             Change::RemoveEntry(entry) => {
-                self.node(entry.dir)?.entries.remove(entry.name);
-                Ok(())
+                self.remove_entry(entry)?;
+                self.count_entries(entry.dir, -1)
             }
             Change::Rename(rename) => self.rename_entries(rename),
             Change::Map(data_id, block, extent) => {
@@ -165,36 +260,29 @@ impl State {
                 self.put(blocks.data_id, blocks.block, &hole);
                 Ok(())
             }
-            Change::SetXattr(ino, name, value) => {
-                self.node(*ino)?.xattrs.insert((*name).into(), (*value).into());
-                Ok(())
-            }
+            Change::SetXattr(ino, name, value) => self.set_xattr(*ino, name, value),
             Change::RemoveXattr(ino, name) => {
-                self.node(*ino)?.xattrs.remove(*name);
+                if let Some(old) = self.node(*ino)?.xattrs.remove(*name) {
+                    self.note_no_xattr(*ino, name, old.len());
+                }
+                self.recount(*ino);
                 Ok(())
             }
             Change::AddOrphan(ino) => {
                 self.orphans.insert(*ino);
-                self.node(*ino).map(drop)
+                self.node(*ino)?;
+                self.note_orphan(*ino, true)
             }
             Change::RemoveOrphan(ino) => {
                 self.orphans.remove(ino);
-                Ok(())
+                self.note_orphan(*ino, false)
             }
             Change::RemoveInode(ino, data_id, sequence) => {
-                self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
-                self.orphans.remove(ino);
-                self.close_windows(*ino);
-                self.data.remove(data_id);
-                self.node(*ino)?;
-                self.inodes = self.inodes.saturating_sub(1);
-                let node = self.nodes.remove(ino);
-                self.removed.extend(node.and_then(|node| node.content));
-                Ok(())
+                self.remove_inode(*ino, *data_id, *sequence)
             }
             Change::NextSegment(_) => Ok(()),
             Change::ReapDead { .. } | Change::Move { .. } | Change::SetSegment(..) => {
-                Err(crate::format::unsupported("change", "of a volume with checkpoints"))
+                Err(crate::format::unsupported("change", "not made by this version"))
             }
         }
     }
@@ -202,52 +290,104 @@ impl State {
     fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
         self.next_ino = self.next_ino.max(ino.saturating_add(1));
         self.next_data_id = self.next_data_id.max(inode.data_id.saturating_add(1));
-        let node = Node {
-            inode,
-            target: target.into(),
-            xattrs: BTreeMap::new(),
-            entries: Directory::default(),
-            opens: 0,
-            linkable: false,
-            times_moved: false,
-            cut: false,
-            regrow: false,
-            content: None,
-        };
-        match self.nodes.insert(ino, node) {
-            None => {
-                self.inodes += 1;
-                Ok(())
-            }
-            Some(_) => Err(corrupt("change", format!("makes inode {ino} again"))),
+        if self.nodes.contains_key(&ino) {
+            return Err(corrupt("change", format!("makes inode {ino} again")));
         }
+        let mut node = Node::new(inode, target);
+        if inode.file_type() == Some(FileType::Directory) {
+            node.entries = Directory::empty();
+        }
+        self.keep(ino, node);
+        self.inodes += 1;
+        if inode.data_id != 0 {
+            self.owners.insert(inode.data_id, ino);
+        }
+        self.note_inode(ino)?;
+        self.note_target(ino, target)
+    }
+
+    fn remove_inode(&mut self, ino: u64, data_id: u64, sequence: u64) -> Result<()> {
+        self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
+        if self.orphans.remove(&ino) {
+            self.note_orphan(ino, false)?;
+        }
+        self.drop_data(data_id, sequence);
+        self.node(ino)?;
+        self.close_windows(ino);
+        if let Some(node) = self.forget(ino) {
+            self.inodes = self.inodes.saturating_sub(1);
+            self.note_no_inode(ino, &node);
+            self.removed.extend(node.content);
+        }
+        Ok(())
+    }
+
+    fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8]) -> Result<()> {
+        let old = self.node(ino)?.xattrs.insert(name.into(), value.into());
+        let nonce = self.layout.nonce;
+        self.note_xattr(ino, name, value, old.map(|old| old.len()), &nonce)?;
+        self.recount(ino);
+        Ok(())
+    }
+
+    /// Content is dead: what the tree has of it goes with the next checkpoint.
+    fn drop_data(&mut self, data_id: u64, sequence: u64) {
+        self.owners.remove(&data_id);
+        self.data.remove(&data_id);
+        if data_id != 0 && data_id < self.tree_data_ids {
+            let blocks = self.layout.geometry.max_blocks();
+            self.put(data_id, 0, &Piece::hole(blocks, sequence));
+        }
+    }
+
+    fn set_entry(&mut self, at: &Entry<'_>, child: (u64, FileType)) -> Result<()> {
+        self.node(at.dir)?.entries.set(at.cookie, at.name, child);
+        self.recount(at.dir);
+        let item = EntryItem { child: child.0, kind: child.1, name: at.name };
+        self.note_entry(at.dir, at.cookie, item)
+    }
+
+    fn remove_entry(&mut self, at: &Entry<'_>) -> Result<()> {
+        self.node(at.dir)?.entries.remove(at.cookie);
+        self.recount(at.dir);
+        self.note_no_entry(at.dir, at.cookie);
+        Ok(())
+    }
+
+    /// A directory has so many entries more. Its size is their number, so that nobody has to look at them
+    /// to know whether there are any.
+    fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
+        self.node(dir)?.change(|inode| inode.size = inode.size.saturating_add_signed(more));
+        self.note_inode(dir)
     }
 
     fn insert(&mut self, entry: &Entry<'_>) -> Result<()> {
         self.node(entry.child)?;
-        let dir = self.node(entry.dir)?;
-        dir.entries.set(entry.cookie, entry.name, (entry.child, entry.kind));
-        Ok(())
+        self.set_entry(entry, (entry.child, entry.kind))?;
+        self.count_entries(entry.dir, 1)
     }
 
     fn rename_entries(&mut self, rename: &Rename<'_>) -> Result<()> {
-        let Rename { from, to, exchange, .. } = rename;
+        let Rename { from, to, replaced, exchange } = rename;
         self.node(from.child)?;
         self.node(to.child)?;
         if !exchange {
-            self.node(from.dir)?.entries.remove(from.name);
-            self.node(to.dir)?.entries.set(to.cookie, to.name, (to.child, to.kind));
+            self.remove_entry(from)?;
+            self.count_entries(from.dir, -1)?;
+            self.set_entry(to, (to.child, to.kind))?;
+            self.count_entries(to.dir, i64::from(*replaced == 0))?;
             return self.moved(from.child, from.kind, to.dir);
         }
-        self.node(from.dir)?.entries.set(from.cookie, from.name, (to.child, to.kind));
-        self.node(to.dir)?.entries.set(to.cookie, to.name, (from.child, from.kind));
+        self.set_entry(from, (to.child, to.kind))?;
+        self.set_entry(to, (from.child, from.kind))?;
         self.moved(from.child, from.kind, to.dir)?;
         self.moved(to.child, to.kind, from.dir)
     }
 
     fn moved(&mut self, ino: u64, kind: FileType, dir: u64) -> Result<()> {
         if kind == FileType::Directory {
-            self.node(ino)?.inode.parent = dir;
+            self.node(ino)?.change(|inode| inode.parent = dir);
+            self.note_inode(ino)?;
         }
         Ok(())
     }
@@ -261,21 +401,82 @@ impl State {
     fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
         self.next_sequence = self.next_sequence.max(piece.birth.saturating_add(1));
         let block_bytes = self.layout.block_bytes();
+        let sums = if piece.at == Where::Hole { 0 } else { 4 * piece.blocks };
+        self.maps = (self.maps.0 + 1, self.maps.1 + MAP_ITEM_BYTES + sums);
         let overlay = self.data.entry(data_id).or_default();
         overlay.insert(block, piece, block_bytes);
+        overlay.owner = self.owners.get(&data_id).copied().unwrap_or(0);
+    }
+
+    /// What was staged for these blocks is in a durable record.
+    pub fn resolve(&mut self, data_id: u64, blocks: &Range<u64>, staged: &Range<u64>, at: Place) {
+        if let Some(overlay) = self.data.get_mut(&data_id) {
+            overlay.resolve(blocks, staged, at);
+        }
+        if let Some(frozen) = &mut self.frozen
+            && let Some(data) = Arc::get_mut(&mut frozen.data)
+            && let Some(overlay) = data.get_mut(&data_id)
+        {
+            overlay.resolve(blocks, staged, at);
+        }
+    }
+
+    /// What is known of a block without the tree: a piece that begins there, or for how many blocks nothing
+    /// is known.
+    pub fn known(&self, data_id: u64, block: u64) -> std::result::Result<Piece, u64> {
+        let block_bytes = self.layout.block_bytes();
+        let look = |data: &BTreeMap<u64, Overlay>| match data.get(&data_id) {
+            Some(overlay) => overlay.look_up(block, block_bytes),
+            None => Err(u64::MAX),
+        };
+        let unknown = match look(&self.data) {
+            Ok(piece) => return Ok(piece),
+            Err(unknown) => unknown,
+        };
+        let frozen = self.frozen.as_ref().map_or(Err(u64::MAX), |frozen| look(&frozen.data));
+        match frozen {
+            Ok(piece) => Ok(piece.part(0, piece.blocks.min(unknown), block_bytes)),
+            Err(more) => Err(unknown.min(more)),
+        }
+    }
+
+    /// S15: of a range, what nothing younger than `birth` is known of.
+    pub fn older(&self, data_id: u64, range: Range<u64>, birth: u64) -> Vec<Range<u64>> {
+        let block_bytes = self.layout.block_bytes();
+        let mut ranges = vec![range];
+        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
+        for overlay in self.data.get(&data_id).into_iter().chain(frozen) {
+            let older = |range: Range<u64>| overlay.older(range, birth, block_bytes);
+            ranges = ranges.into_iter().flat_map(older).collect();
+        }
+        ranges
+    }
+
+    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts twice, as far
+    /// as the file is long.
+    pub fn stored_bytes(&self, node: &Node) -> u64 {
+        let data_id = node.recorded.data_id;
+        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
+        let overlays = self.data.get(&data_id).into_iter().chain(frozen);
+        let block_bytes = self.layout.block_bytes();
+        let new = overlays.map(|overlay| overlay.stored_blocks() * block_bytes).sum::<u64>();
+        let size = node.live_size().unwrap_or(node.inode.size).max(node.inode.size);
+        let longest = size.div_ceil(block_bytes).saturating_mul(block_bytes);
+        (node.recorded.stored_bytes + new).min(longest)
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
         self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
-        let inode = &mut self.node(size.ino)?.inode;
-        if inode.data_id != size.data_id {
+        let node = self.node(size.ino)?;
+        if node.inode.data_id != size.data_id {
             return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
         }
         if !cut {
-            inode.size = inode.size.max(size.size);
-            return Ok(());
+            node.change(|inode| inode.size = inode.size.max(size.size));
+            return self.note_inode(size.ino);
         }
-        inode.size = size.size;
+        node.change(|inode| inode.size = size.size);
+        self.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());
         let blocks = self.layout.geometry.max_blocks() - first;
         self.put(size.data_id, first, &Piece::hole(blocks, size.sequence));
@@ -285,10 +486,12 @@ impl State {
     fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
         self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
         self.next_data_id = self.next_data_id.max(size.data_id.saturating_add(1));
-        self.data.remove(&dead);
-        let inode = &mut self.node(size.ino)?.inode;
-        (inode.data_id, inode.size) = (size.data_id, size.size);
-        Ok(())
+        self.drop_data(dead, size.sequence);
+        self.owners.insert(size.data_id, size.ino);
+        self.node(size.ino)?.change(|inode| {
+            (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
+        });
+        self.note_inode(size.ino)
     }
 
     /// The next sequence of content.
@@ -296,32 +499,9 @@ impl State {
         self.next_sequence = self.next_sequence.saturating_add(1);
         self.next_sequence - 1
     }
-
-    /// One number for all that a recovery finds.
-    pub fn digest(&self) -> u64 {
-        let mut digest = 0;
-        let mut mix = |text: String| {
-            for byte in text.into_bytes() {
-                let mut word = digest ^ u64::from(byte);
-                digest = split_mix(&mut word);
-            }
-        };
-        for (ino, node) in &self.nodes {
-            let entries: Vec<_> = node.entries.list(0, usize::MAX).collect();
-            mix(format!("{ino} {:?} {:?}", node.inode, node.target));
-            mix(format!("{entries:?} {:?}", node.xattrs));
-        }
-        for (data_id, overlay) in &self.data {
-            mix(format!("{data_id}"));
-            overlay.pieces().for_each(|piece| mix(format!("{piece:?}")));
-        }
-        mix(format!("{:?} {} {}", self.orphans, self.next_ino, self.next_data_id));
-        digest
-    }
 }
 
-fn assign(node: &mut Node, set: &SetAttributes) {
-    let inode = &mut node.inode;
+fn assign(inode: &mut Inode, set: &SetAttributes) {
     inode.mode = set.mode.unwrap_or(inode.mode);
     inode.uid = set.uid.unwrap_or(inode.uid);
     inode.gid = set.gid.unwrap_or(inode.gid);

@@ -13,6 +13,7 @@ mod fuzz;
 mod golden;
 mod limits;
 mod log;
+mod names;
 mod setup;
 mod summary;
 mod superblock;

@@ -8,7 +8,7 @@ use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
-use crate::look::Tried;
+use crate::look::{Stop, Tried};
 use crate::pending::Where;
 use crate::space::Need;
 use crate::state::State;
@@ -48,7 +48,10 @@ impl State {
 
     /// The same, for an operation that may be tried again.
     pub fn try_append(&mut self, changes: &[Change<'_>], need: Need) -> Tried<u64> {
-        Ok(self.append(changes, need)?)
+        match self.missing(changes) {
+            Some(want) => Err(Stop::Missing(want)),
+            None => Ok(self.append(changes, need)?),
+        }
     }
 
     /// [`State::append`] with content.
@@ -58,6 +61,7 @@ impl State {
         content: Content,
         need: Need,
     ) -> Result<u64> {
+        self.check_writable()?;
         let body = self.encode(changes)?;
         let staged = content.payload.as_ref().map(|payload| payload.staged.clone());
         let payload_bytes = staged.as_ref().map_or(0, |staged| staged.end - staged.start);
@@ -71,27 +75,56 @@ impl State {
         for change in changes {
             self.apply(change, &resolve)?;
         }
+        self.space.need_nodes(self.checkpoint_nodes());
         let Content { payload, runs, .. } = content;
         let (kind, changes) = (RecordKind::Changes, changes.len() as u32);
-        Ok(self.enqueue(Pending { ticket: 0, kind, body, changes, payload, runs, cost }))
+        let is_cut = false;
+        let record = Pending { ticket: 0, kind, body, changes, payload, runs, cost, is_cut };
+        Ok(self.enqueue(record))
+    }
+
+    /// `ReadOnly`, `Shutdown` for a volume that nothing can be changed in.
+    fn check_writable(&self) -> Result<()> {
+        if self.is_read_only {
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                "append",
+                "the volume is open for reading",
+            ));
+        }
+        match self.is_closed {
+            true => Err(Error::new(ErrorKind::Shutdown, "append", "the volume is closed")),
+            false => Ok(()),
+        }
     }
 
     /// Room in the log: of the reservation's share as far as that goes.
     fn take_promise(&mut self, cost: u64, share: Option<u64>, need: Need) -> Result<()> {
-        let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |(left, _)| *left);
+        let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |promise| promise.cost);
         let taken = there.min(cost);
         self.promise(cost - taken, need)?;
-        if let Some((left, _)) = share.and_then(|key| self.shares.get_mut(&key)) {
-            *left -= taken;
+        if let Some(promise) = share.and_then(|key| self.shares.get_mut(&key)) {
+            promise.cost -= taken;
         }
         Ok(())
     }
 
     /// Queues a mark. Its room was promised with the records that it follows.
     pub fn append_mark(&mut self) -> u64 {
+        self.enqueue_mark(0, false)
+    }
+
+    /// Queues the mark that a checkpoint ends with.
+    pub fn append_cut(&mut self) -> Result<u64> {
+        let cost = self.layout.cost(0, 0);
+        self.space.promise(cost, Need::Urgent)?;
+        Ok(self.enqueue_mark(cost, true))
+    }
+
+    fn enqueue_mark(&mut self, cost: u64, is_cut: bool) -> u64 {
         let kind = RecordKind::Mark;
-        let (body, runs) = (Vec::new(), Vec::new());
-        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payload: None, runs, cost: 0 })
+        let (body, runs, payload) = (Vec::new(), Vec::new(), None);
+        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payload, runs, cost, is_cut })
     }
 
     fn enqueue(&mut self, record: Pending) -> u64 {

@@ -1,32 +1,34 @@
 //! A volume: made, opened, shared by whoever has it open.
 //!
-//! Opening: newest slot, roll-forward, flush, orphans of the last life removed; then the log goes on in a
-//! fresh segment and a new generation. It writes nothing itself: what changes nothing leaves nothing.
-//!
-//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is flushed
-//! first.
-//! O12 a generation is never used twice: it is above every one that a slot or a segment tells.
+//! How it is found again is in [`crate::open`].
 //!
 //! Locks: see the crate.
 
 use crate::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
-use crate::fault::{Plant, Planted};
+use crate::btree::cache::DEFAULT_BUDGET_BYTES;
+use crate::btree::{NodeCache, Tree};
+use crate::checkpoint::{Checkpoints, How};
+use crate::fault::Plant;
 use crate::format::change::Change;
+use crate::format::corrupt;
+use crate::format::extent::Extent;
 use crate::format::features::{Access, Features};
 use crate::format::inode::{FileType, Inode, ROOT_INO, Time};
 use crate::format::place::{Geometry, Place, SumAlgorithm};
-use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::superblock::{
-    FILES_TREE, FIRST_FREE_TREE, KEY_AREA_BYTES, SLOT_BYTES, SLOTS, Superblock, TreeRoot,
-    USAGE_TREE,
+    FILES_TREE, FIRST_FREE_TREE, KEY_AREA_BYTES, SLOT_BYTES, SLOTS, STATE_CLEAN, Superblock,
+    TreeRoot, USAGE_TREE,
 };
 use crate::layout::Layout;
 use crate::log::{Head, Log};
-use crate::rollforward::{Found, roll_forward};
+use crate::nodes::VolumeStore;
+use crate::open::{Opened, find, fresh_head, head_of};
+use crate::rollforward::Found;
 use crate::slots;
 use crate::space::Need;
 use crate::staging::Staging;
 use crate::state::State;
+use crate::usage_table::usage_nodes;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::units::MIB;
@@ -40,9 +42,6 @@ use std::sync::Weak;
 
 /// Fewest segments of a volume: two kept, one of each stream, some to fill.
 const SEGMENTS_MIN: u64 = 8;
-
-/// More than one life draws.
-const UNRECORDED_BIRTHS: u64 = 1 << 32;
 
 /// How a volume is made.
 #[derive(Debug, Clone)]
@@ -100,6 +99,16 @@ pub struct OpenOptions {
     pub noatime: bool,
     /// Longest synced content that goes into a record, bytes; 0: none. At most 64 KiB.
     pub inline_max: u32,
+    /// Nothing is written, and nothing can be changed: for volumes where only that is safe, too.
+    pub read_only: bool,
+    /// Longest log behind a checkpoint, bytes; and never more than a sixteenth of the volume.
+    pub checkpoint_bytes: u64,
+    /// What changes may take in memory until a checkpoint has merged them, bytes.
+    pub overlay_bytes: u64,
+    /// Clean nodes of the tree that are kept in memory, bytes.
+    pub node_cache_bytes: usize,
+    /// Inodes and entries of directories that are kept in memory beside those that must be, bytes.
+    pub inode_cache_bytes: usize,
     /// How blocks of data are given out.
     pub alloc: AllocMode,
     /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
@@ -123,6 +132,11 @@ impl Default for OpenOptions {
             fua: false,
             noatime: false,
             inline_max: 64 << 10,
+            read_only: false,
+            checkpoint_bytes: 2 << 30,
+            overlay_bytes: 32 << 20,
+            node_cache_bytes: DEFAULT_BUDGET_BYTES,
+            inode_cache_bytes: crate::evict::DEFAULT_BYTES,
             alloc: AllocMode::default(),
             serialized_dio_pages: SERIALIZED_DIO_PAGES,
             lock_points: false,
@@ -145,6 +159,29 @@ pub(crate) struct Inner {
     pub domain: Option<Arc<Domain>>,
     pub plant: Plant,
     pub me: Weak<Inner>,
+    pub tree: Tree,
+    pub store: std::sync::Arc<VolumeStore>,
+    pub checkpoints: Checkpoints,
+}
+
+/// How the trees of a volume are reached.
+struct Parts {
+    tree: Tree,
+    store: std::sync::Arc<VolumeStore>,
+}
+
+impl Parts {
+    fn of(
+        device: &DeviceRef,
+        superblock: &Superblock,
+        layout: Layout,
+        options: &OpenOptions,
+    ) -> Self {
+        let store = std::sync::Arc::new(VolumeStore::new(device.clone(), layout));
+        let cache = std::sync::Arc::new(NodeCache::new(options.node_cache_bytes));
+        let tree = Tree::new(store.clone(), cache, superblock.geometry, layout.seal);
+        Self { tree, store }
+    }
 }
 
 /// An open volume. Clones share it.
@@ -163,28 +200,32 @@ impl Volume {
         world: &WorldRef,
         options: &CreateOptions,
     ) -> Result<()> {
-        let mut superblock = new_superblock(device.size(), options)?;
+        let superblock = new_superblock(device.size(), options)?;
         if device.limits().logical_block > options.block_bytes {
             let text = format!("blocks of {} bytes are below the device's", options.block_bytes);
             return Err(Error::new(ErrorKind::InvalidInput, "create", text));
         }
+        slots::wipe(device, superblock.recorded_end_bytes).await?;
+        flush(device).await?;
         let layout = Layout::of(&superblock, align_of(device));
-        let head = Head {
-            segment: None,
-            previous: None,
-            offset: 0,
-            sequence: superblock.log_sequence,
-            generation: superblock.generation,
-            predecessor: superblock.log_predecessor,
+        let mut state = State::new(layout);
+        let nowhere = |_: &Extent<'_>| Err(corrupt("create", "there is no content"));
+        state.apply(&Change::CreateInode(ROOT_INO, root(options.now), &[]), &nowhere)?;
+        let mut head = Head { segment: None, ..head_of(&superblock) };
+        fresh_head(&mut state, &mut head)?;
+        let opened = Opened {
+            found: Found { state, head, records: 0, damage: None },
+            usage: Vec::new(),
+            is_clean: true,
         };
-        let found = Found { state: State::new(layout), head, records: 0 };
-        let volume = Self::assemble(device, world, &OpenOptions::default(), found);
-        let root = root(options.now);
-        volume.0.state.lock().append(&[Change::CreateInode(ROOT_INO, root, &[])], Need::New)?;
-        volume.0.commit_all(false).await?;
-        superblock.log_head = Place::new(0, SEGMENT_HEADER_BYTES as u32);
-        // Twice: every slot that a power cut may leave valid says the same.
-        for checkpoint in 1..=u64::from(SLOTS / 2) {
+        let options = OpenOptions::default();
+        let parts = Parts::of(device, &superblock, layout, &options);
+        let volume = Self::assemble(device, world, &options, (&superblock, opened), parts).await?;
+        volume.0.checkpoint(How::Fresh).await?;
+        // Every slot says the same: nothing follows.
+        let mut superblock = volume.0.checkpoints.superblock();
+        superblock.state = STATE_CLEAN;
+        for checkpoint in 2..=u64::from(SLOTS / 2) + 1 {
             superblock.checkpoint = checkpoint;
             slots::write(device, &superblock).await?;
         }
@@ -193,9 +234,12 @@ impl Volume {
 
     /// Opens a volume; recovers it first, if need be.
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
-        let superblock = slots::read_newest(device).await?;
-        if let Access::ReadOnly(why) = superblock.access()? {
-            return Err(Error::new(ErrorKind::ReadOnly, "open", why));
+        let (superblock, older) = slots::read_newest(device).await?;
+        match superblock.access()? {
+            Access::ReadOnly(why) if !options.read_only => {
+                return Err(Error::new(ErrorKind::ReadOnly, "open", why));
+            }
+            _ => {}
         }
         if superblock.recorded_end_bytes > device.size() {
             let (end, size) = (superblock.recorded_end_bytes, device.size());
@@ -203,25 +247,39 @@ impl Volume {
             return Err(Error::new(ErrorKind::Corrupt, "open", text));
         }
         let layout = Layout::of(&superblock, align_of(device));
-        let mut found = roll_forward(device, &superblock, layout, options.plant).await?;
-        if !options.plant.has(Planted::UnflushedRecovery) {
-            flush(device).await?;
+        let parts = Parts::of(device, &superblock, layout, options);
+        let slots = (&superblock, older.as_ref());
+        let mut opened = find(device, &parts.tree, slots, layout, options).await?;
+        if !options.read_only {
+            opened.prepare(device)?;
         }
-        log::debug!("{}: {} records of the log applied", device.name(), found.records);
-        if !options.plant.has(Planted::SameGeneration) {
-            found.head.generation = found.head.generation.saturating_add(1);
+        let is_clean = opened.is_clean;
+        let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
+        if options.read_only {
+            volume.0.state.lock().is_read_only = true;
+            return Ok(volume);
         }
-        // Births that were drawn and never recorded are not drawn again.
-        found.state.next_sequence = found.state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
-        found.head.previous = found.head.segment.or(found.head.previous);
-        found.head.segment = None;
-        let volume = Self::assemble(device, world, options, found);
-        volume.remove_orphans()?;
+        match is_clean {
+            true => volume.0.begin_life().await?,
+            false => volume.0.checkpoint(How::Fresh).await?,
+        }
+        volume.remove_orphans().await?;
         Ok(volume)
     }
 
-    fn assemble(device: &DeviceRef, world: &WorldRef, options: &OpenOptions, found: Found) -> Self {
+    async fn assemble(
+        device: &DeviceRef,
+        world: &WorldRef,
+        options: &OpenOptions,
+        (superblock, opened): (&Superblock, Opened),
+        parts: Parts,
+    ) -> Result<Self> {
+        let Opened { found, usage, .. } = opened;
         let layout = found.state.layout;
+        let (segments, seal) = (layout.segments, layout.seal);
+        let nodes = usage_nodes(segments, layout.geometry, seal).await?;
+        let checkpoints = Checkpoints::new(superblock.clone(), usage, nodes);
+        let Parts { tree, store } = parts;
         let inner = std::sync::Arc::new_cyclic(|me: &Weak<Inner>| Inner {
             device: device.clone(),
             world: world.clone(),
@@ -234,31 +292,47 @@ impl Volume {
             domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
             plant: options.plant,
             me: me.clone(),
+            tree,
+            store,
+            checkpoints,
         });
-        Self(inner)
+        inner.store.attach(std::sync::Arc::downgrade(&inner));
+        Ok(Self(inner))
     }
 
     /// What was open without a name when the last life ended goes.
-    fn remove_orphans(&self) -> Result<()> {
-        let mut state = self.0.state.lock();
-        let orphans: Vec<u64> = state.orphans.iter().copied().collect();
+    async fn remove_orphans(&self) -> Result<()> {
+        let orphans: Vec<u64> = self.0.state.lock().orphans.iter().copied().collect();
         for ino in orphans {
-            let sequence = state.draw();
-            let data_id = state.nodes.get(&ino).map_or(0, |node| node.inode.data_id);
-            state.append(&[Change::RemoveInode(ino, data_id, sequence)], Need::Urgent)?;
+            let removed = self.0.tried(|state, _| {
+                let data_id = state.look(ino)?.map_or(0, |node| node.inode.data_id);
+                let change = Change::RemoveInode(ino, data_id, state.draw());
+                state.try_append(&[change], Need::Urgent).map(drop)
+            });
+            removed.await?;
         }
         Ok(())
     }
 
     /// One number for all that a recovery of the present state would find. For tests and tools.
-    pub fn digest(&self) -> u64 {
-        self.0.state.lock().digest()
+    pub async fn digest(&self) -> Result<u64> {
+        self.0.digest().await
     }
 
-    /// Makes everything durable. Who wants to know whether that worked calls it before the last reference
-    /// goes.
+    /// Makes a checkpoint: what is behind it is not gone through again by a recovery.
+    pub async fn checkpoint(&self) -> Result<()> {
+        self.0.checkpoint(How::Log).await
+    }
+
+    /// Makes everything durable, and says so where nobody else changes anything: then the next opening has
+    /// no log to read, and nothing can be changed any more. Who wants to know whether that worked calls it
+    /// before the last reference goes.
     pub async fn close(&self) -> Result<()> {
-        self.0.sync_everything().await
+        if self.0.options.read_only {
+            return Ok(());
+        }
+        self.0.sync_everything().await?;
+        self.0.checkpoint(How::Close).await
     }
 }
 
@@ -308,7 +382,7 @@ pub(crate) fn new_superblock(size: u64, options: &CreateOptions) -> Result<Super
         nonce: options.nonce,
         geometry,
         state: 0,
-        checkpoint: 1,
+        checkpoint: 0,
         generation: 1,
         log_head: Place::new(0, 0),
         log_sequence: 1,

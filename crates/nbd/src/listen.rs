@@ -137,3 +137,25 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
         Err(e) => Err(failed(OP, e)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpStream;
+
+    /// A client whose machine was switched off held its place, and what it had been given, for ever.
+    #[test]
+    fn who_is_silent_on_tcp_is_probed() {
+        let (listener, address) = Listener::tcp(([127, 0, 0, 1], 0).into()).unwrap();
+        for (keepalive, probed) in [(30, Some(30)), (0, None)] {
+            let _client = TcpStream::connect(address).unwrap();
+            let fd = listener.accept(Duration::from_secs(keepalive)).unwrap();
+            assert_eq!(sockopt::socket_keepalive(&fd).unwrap(), probed.is_some());
+            if let Some(seconds) = probed {
+                assert_eq!(sockopt::tcp_keepidle(&fd).unwrap(), Duration::from_secs(seconds));
+                assert_eq!(sockopt::tcp_keepintvl(&fd).unwrap(), PROBE_EVERY);
+                assert_eq!(sockopt::tcp_keepcnt(&fd).unwrap(), PROBES);
+            }
+        }
+    }
+}

@@ -3,16 +3,15 @@
 
 mod common;
 
+use common::behind::{Before, Behind};
 use common::{Client, Running, eventually};
-use forebay_base::buf::AlignedBuf;
-use forebay_base::task::{BoxFuture, LocalQueue, yield_now};
-use forebay_base::{IoFlags, Result};
+use forebay_base::task::{BoxFuture, yield_now};
 use forebay_nbd::proto::{self, Command, CommandFlags};
 use forebay_nbd::{DropReason, MemExport, ServerConfig};
-use forebay_vfs::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::RecvTimeoutError::Timeout;
 use std::time::Duration;
 
 const NONE: CommandFlags = CommandFlags::empty();
@@ -107,24 +106,20 @@ fn a_trickle_is_no_progress() {
         });
     }
     eventually("they hold what they can get", || running.stats().memory_used > 3 << 20);
-    let stop = Arc::new(AtomicUsize::new(0));
-    let trickle = {
-        let stop = stop.clone();
-        std::thread::spawn(move || {
-            // Who waits for memory itself has nothing to take, and must not hold the others up.
-            hoarders.iter().for_each(|c| c.socket.set_nonblocking(true).unwrap());
-            while stop.load(Ordering::Relaxed) == 0 {
-                for client in &mut hoarders {
-                    let _ = client.socket.read(&mut [0; 2048]);
-                }
-                std::thread::sleep(Duration::from_millis(20));
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let trickle = std::thread::spawn(move || {
+        // Who waits for memory itself has nothing to take, and must not hold the others up.
+        hoarders.iter().for_each(|c| c.socket.set_nonblocking(true).unwrap());
+        while stopped.recv_timeout(Duration::from_millis(20)).is_err_and(|e| e == Timeout) {
+            for client in &mut hoarders {
+                let _ = client.socket.read(&mut [0; 2048]);
             }
-        })
-    };
+        }
+    });
     check(&mut clean);
     assert_eq!(clean.read(0, 2 << 20).data.len(), 2 << 20);
     assert!(running.server.dropped(DropReason::Stalled) > 0);
-    stop.store(1, Ordering::Relaxed);
+    drop(stop);
     trickle.join().unwrap();
     check(&mut clean);
 }
@@ -175,22 +170,16 @@ fn a_busy_client_keeps_its_place() {
     assert!(running.server.dropped(DropReason::TooManyClients) >= 20);
 }
 
-/// Memory whose map and prefetch take as many polls as they are told to, and say how many of them are
-/// under way at a time.
+/// Map and prefetch take as many polls as they are told to, and say how many of them are under way at a
+/// time.
 struct Laborious {
-    memory: Arc<MemExport>,
     steps: usize,
     under_way: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
 }
 
-impl Laborious {
-    fn new(steps: usize) -> Self {
-        let memory = Arc::new(MemExport::new(SIZE));
-        Self { memory, steps, under_way: Arc::default(), most: Arc::default() }
-    }
-
-    fn labour(&self) -> BoxFuture<'static, ()> {
+impl Before for Laborious {
+    fn work(&self) -> BoxFuture<'static, ()> {
         let (steps, under_way, most) = (self.steps, self.under_way.clone(), self.most.clone());
         Box::pin(async move {
             most.fetch_max(under_way.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -202,88 +191,25 @@ impl Laborious {
     }
 }
 
-impl Export for Laborious {
-    fn info(&self) -> ExportInfo {
-        self.memory.info()
-    }
-    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
-        self.memory.try_read(offset, dst, flags)
-    }
-    fn read(
-        self: Arc<Self>,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-    ) -> BoxFuture<'static, BufResult> {
-        self.memory.clone().read(offset, buf, flags)
-    }
-    fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>> {
-        self.memory.try_write(offset, src, flags)
-    }
-    fn write(
-        self: Arc<Self>,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-    ) -> BoxFuture<'static, BufResult> {
-        self.memory.clone().write(offset, buf, flags)
-    }
-    fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().flush()
-    }
-    fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().trim(offset, len, fua)
-    }
-    fn zero(
-        self: Arc<Self>,
-        offset: u64,
-        len: u64,
-        mode: ZeroMode,
-    ) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().zero(offset, len, mode)
-    }
-    fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
-        let labour = self.labour();
-        Box::pin(async move {
-            labour.await;
-            self.memory.clone().prefetch(offset, len).await
-        })
-    }
-    fn extents(
-        self: Arc<Self>,
-        offset: u64,
-        len: u64,
-        max: usize,
-    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        let labour = self.labour();
-        Box::pin(async move {
-            labour.await;
-            self.memory.clone().extents(offset, len, max).await
-        })
-    }
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        None
-    }
-}
-
 /// 26 and 27: a thousand requests for the map, or for bringing everything into the cache, of 28 bytes
 /// each. All of them were started at once. One of a client is under way at a time now, in steps, and
 /// the turns between the steps belong to the others.
 #[test]
 fn much_work_for_few_bytes() {
     for command in [Command::BlockStatus, Command::Cache] {
-        let export = Arc::new(Laborious::new(100));
-        let running = Running::with(ServerConfig::default(), vec![("disk", export.clone())]);
+        let most = Arc::new(AtomicUsize::new(0));
+        let before = Laborious { steps: 100, under_way: Arc::default(), most: most.clone() };
+        let running = Running::one(Behind::new(SIZE, before));
         let mut clean = running.client();
         let mut hostile: Vec<Client> = (0..4).map(|_| running.client()).collect();
         for client in &mut hostile {
             client.send(&header(command, SIZE as u32).repeat(1000));
         }
-        eventually("all of them are at it", || export.most.load(Ordering::Relaxed) == 4);
+        eventually("all of them are at it", || most.load(Ordering::Relaxed) == 4);
         for _ in 0..50 {
             check(&mut clean);
         }
-        assert_eq!(export.most.load(Ordering::Relaxed), 4, "one of each client at a time");
+        assert_eq!(most.load(Ordering::Relaxed), 4, "one of each client at a time");
         // One goes away in the middle: nothing of it is left behind.
         hostile.pop();
         for client in &mut hostile {

@@ -4,12 +4,10 @@
 mod common;
 
 use common::Running;
-use forebay_base::buf::AlignedBuf;
+use common::behind::{Before, Behind};
 use forebay_base::task::{BoxFuture, LocalQueue, OneSender, oneshot};
-use forebay_base::{IoFlags, Result};
 use forebay_nbd::proto::{Command, CommandFlags};
 use forebay_nbd::{MemExport, Server, ServerConfig};
-use forebay_vfs::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,94 +48,42 @@ impl LocalQueue for Queue {
     }
 }
 
-/// Memory behind a queue: nothing is served at once.
-struct Queued {
-    memory: Arc<MemExport>,
-    state: Arc<State>,
+/// Nothing is served at once, all of it through a queue.
+struct Queued(Arc<State>);
+
+fn wait(state: &State) -> BoxFuture<'static, ()> {
+    let (tx, rx) = oneshot();
+    state.queued.lock().unwrap().push(tx);
+    Box::pin(async move {
+        rx.await.expect("the queue outlives its requests");
+    })
 }
 
-impl Queued {
-    fn wait(&self) -> BoxFuture<'static, ()> {
-        let (tx, rx) = oneshot();
-        self.state.queued.lock().unwrap().push(tx);
-        Box::pin(async move {
-            rx.await.expect("the queue outlives its requests");
-        })
+impl Before for Queued {
+    fn at_once(&self) -> bool {
+        false
     }
-}
-
-impl Export for Queued {
-    fn info(&self) -> ExportInfo {
-        self.memory.info()
+    fn read(&self) -> BoxFuture<'static, ()> {
+        wait(&self.0)
     }
-    fn try_read(&self, _: u64, _: &mut [u8], _: IoFlags) -> Option<Result<()>> {
-        None
-    }
-    fn read(
-        self: Arc<Self>,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-    ) -> BoxFuture<'static, BufResult> {
-        let wait = self.wait();
-        Box::pin(async move {
-            wait.await;
-            self.memory.clone().read(offset, buf, flags).await
-        })
-    }
-    fn try_write(&self, _: u64, _: &[u8], _: IoFlags) -> Option<Result<()>> {
-        None
-    }
-    fn write(
-        self: Arc<Self>,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-    ) -> BoxFuture<'static, BufResult> {
-        let wait = self.wait();
+    fn write(&self) -> BoxFuture<'static, ()> {
+        let (state, first) = (self.0.clone(), wait(&self.0));
         Box::pin(async move {
             // Two steps: the second is queued from within a completion.
-            wait.await;
-            self.wait().await;
-            self.memory.clone().write(offset, buf, flags).await
+            first.await;
+            wait(&state).await;
         })
-    }
-    fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().flush()
-    }
-    fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().trim(offset, len, fua)
-    }
-    fn zero(
-        self: Arc<Self>,
-        offset: u64,
-        len: u64,
-        mode: ZeroMode,
-    ) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().zero(offset, len, mode)
-    }
-    fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().prefetch(offset, len)
-    }
-    fn extents(
-        self: Arc<Self>,
-        offset: u64,
-        len: u64,
-        max: usize,
-    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        self.memory.clone().extents(offset, len, max)
     }
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-        Some(Box::new(Queue { state: self.state.clone(), done: Vec::new(), fd }))
+        Some(Box::new(Queue { state: self.0.clone(), done: Vec::new(), fd }))
     }
 }
 
 #[test]
 fn a_batch_is_submitted_with_one_flush() {
     let state = Arc::new(State::default());
-    let memory = Arc::new(MemExport::new(1 << 20));
-    let running = Running::one(Arc::new(Queued { memory, state: state.clone() }));
+    let running = Running::one(Behind::new(1 << 20, Queued(state.clone())));
     let mut client = running.client();
     let none = CommandFlags::empty();
     for at in 0..16 {

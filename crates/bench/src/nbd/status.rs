@@ -13,11 +13,14 @@ use crate::rivals::fio::FioJob;
 use crate::rivals::server::{Kind, Server, program_exists};
 use forebay_base::units::MIB;
 use forebay_base::{Error, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::OFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Clients who ask for the map.
 const ASKING: usize = 4;
@@ -101,6 +104,41 @@ fn write_every_other(image: &Image, size: u64) -> Result<()> {
     made(file.sync_all())
 }
 
+/// The end of it all, which whoever waits for a program hears of at once.
+struct Over(OwnedFd);
+
+impl Over {
+    fn new() -> Result<Self> {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        fd.map(Self).map_err(|e| Error::from_io("make an eventfd", e.into()))
+    }
+
+    fn set(&self) {
+        let one = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        one.expect("a counter of one takes another");
+    }
+
+    fn is_set(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Waits for it, or for the end of a program; true if it came.
+    fn wait_or_end_of(&self, child: &Child) -> Result<bool> {
+        let failed = |e: rustix::io::Errno| Error::from_io("wait for nbdinfo", e.into());
+        let pid = Pid::from_raw(child.id() as i32).expect("a program has a number");
+        let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
+        loop {
+            let mut fds = [&self.0, &ended].map(|fd| PollFd::new(fd, PollFlags::IN));
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(failed(e)),
+                Ok(_) => return Ok(!fds[0].revents().is_empty()),
+            }
+        }
+    }
+}
+
 /// One who asks for the whole map; ended on drop.
 struct Asking(Child);
 
@@ -113,12 +151,12 @@ impl Drop for Asking {
 
 /// Runs `client` while others ask for the map.
 fn beside(uri: &str, maps: &AtomicU64, client: impl FnOnce() -> Result<Slice>) -> Result<Slice> {
-    let over = AtomicBool::new(false);
+    let over = Over::new()?;
     std::thread::scope(|scope| {
         let asking: Vec<_> = (0..ASKING).map(|_| scope.spawn(|| ask(uri, maps, &over))).collect();
         let done = client();
         let throughout = !asking.iter().any(|one| one.is_finished());
-        over.store(true, Ordering::Relaxed);
+        over.set();
         for one in asking {
             one.join().expect("whoever asks does not panic")?;
         }
@@ -128,8 +166,8 @@ fn beside(uri: &str, maps: &AtomicU64, client: impl FnOnce() -> Result<Slice>) -
 }
 
 /// At a low priority: it is the server that the reader is to wait for, if for anybody.
-fn ask(uri: &str, maps: &AtomicU64, over: &AtomicBool) -> Result<()> {
-    while !over.load(Ordering::Relaxed) {
+fn ask(uri: &str, maps: &AtomicU64, over: &Over) -> Result<()> {
+    while !over.is_set() {
         let mut command = Command::new("nice");
         command.args(["-n", "19", "nbdinfo", "--map", uri]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -138,7 +176,7 @@ fn ask(uri: &str, maps: &AtomicU64, over: &AtomicBool) -> Result<()> {
         loop {
             let ended = asking.0.try_wait().map_err(|e| Error::from_io("wait for nbdinfo", e))?;
             if let Some(status) = ended {
-                if !status.success() && !over.load(Ordering::Relaxed) {
+                if !status.success() && !over.is_set() {
                     let mut said = String::new();
                     if let Some(mut pipe) = asking.0.stderr.take() {
                         let _ = pipe.read_to_string(&mut said);
@@ -149,10 +187,9 @@ fn ask(uri: &str, maps: &AtomicU64, over: &AtomicBool) -> Result<()> {
                 maps.fetch_add(1, Ordering::Relaxed);
                 break;
             }
-            if over.load(Ordering::Relaxed) {
+            if over.wait_or_end_of(&asking.0)? {
                 return Ok(());
             }
-            std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
     Ok(())

@@ -310,4 +310,29 @@ mod tests {
         assert_eq!(file.flush(2).unwrap_err().kind(), ErrorKind::Io);
         file.flush(2).unwrap();
     }
+    /// The sync that turning direct I/O on makes took the system's only word of a lost write with it: nobody
+    /// who flushed afterwards heard of it.
+    #[test]
+    fn f5_a_sync_that_fails_while_direct_io_is_turned_on_is_told_to_the_next_flush() {
+        use crate::file::DirectIo;
+        use rustix::event::{EventfdFlags, eventfd};
+        let path = std::env::temp_dir().join(format!("forebay-sync-on-{}", std::process::id()));
+        let options = FileOptions { create_size: Some(4096), ..Default::default() };
+        let mut file = Inner::open(&path, &options).unwrap();
+        file.set_direct(DirectIo::On)
+            .expect("this test requires direct I/O on the temporary folder");
+        file.set_direct(DirectIo::Off).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        // No file, and nothing to sync: EINVAL.
+        let not_a_file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let real = std::mem::replace(&mut file.buffered, not_a_file);
+        file.set_direct(DirectIo::On).unwrap_err();
+        assert!(!file.is_direct(), "F2: what may be dirty below is not bypassed");
+        file.buffered = real;
+        let now = || file.sync_failures.load(Ordering::Acquire);
+        assert!(file.flush(now()).is_err(), "F5: told once");
+        file.flush(now()).unwrap();
+        file.set_direct(DirectIo::On).unwrap();
+        assert!(file.is_direct());
+    }
 }

@@ -271,6 +271,24 @@ mod tests {
         assert!(!at(2 * FRESH).required);
     }
 
+    /// With no descriptor left the knob could not be read, which was taken for "not asked": bytes changed
+    /// under a device that sums them. A link to itself cannot be opened either.
+    #[test]
+    fn n1_what_cannot_be_told_is_as_it_was() {
+        let tree = Tree::new("need-untold");
+        let dir = tree.device("sda", true);
+        let file = fs::File::open(&tree.0).unwrap();
+        let need = Need::new(vec![dir.clone()], false, file.as_fd());
+        let at = |now: Duration| need.get_at(now, file.as_fd()).required;
+        assert!(at(Duration::ZERO));
+        let knob = dir.join("queue/stable_writes");
+        fs::remove_file(&knob).unwrap();
+        std::os::unix::fs::symlink(&knob, &knob).unwrap();
+        assert!(at(2 * FRESH) && at(4 * FRESH), "as it was");
+        fs::remove_file(&knob).unwrap();
+        assert!(!at(6 * FRESH), "it is not there: nobody asks");
+    }
+
     #[test]
     fn the_source_of_a_mount_is_found_by_its_number() {
         let tree = Tree::new("need-mount");

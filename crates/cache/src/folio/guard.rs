@@ -531,7 +531,6 @@ mod tests {
             which: Which::All,
             max_bytes: u64::MAX,
             sync: false,
-            fua: false,
         };
         let (mut cursor, mut listed, folios) = (DirtyCursor::default(), Vec::new(), 0..u64::MAX);
         cursor.begin(&pass, &folios, 0);

@@ -57,8 +57,9 @@ impl Index {
         // file that is as long as the table.
         let mask = self.mask.load(Ordering::Relaxed);
         let stretch = index >> (!mask).trailing_zeros();
-        let place = (stretch ^ u64::from(id) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-        (index.wrapping_add(place)) as usize & mask
+        let place = (stretch ^ u64::from(id) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // What the number of a file does is in the high half only.
+        (index.wrapping_add(place ^ place >> 32)) as usize & mask
     }
 
     /// The bucket of a key, its lock held: it is not moved meanwhile.
@@ -169,6 +170,28 @@ impl Index {
 mod tests {
     use super::*;
     use crate::folio::table::Layout;
+
+    /// Of the place of a file twelve bits were always zero: the first folios of all files shared sixteen
+    /// chains, of thousands each, and a cache of small files was busy walking them.
+    #[test]
+    fn files_and_stretches_lie_all_over_the_heads() {
+        let (slots, mut longest) = (1 << 16, 0);
+        let index = Index::new(slots, slots).unwrap();
+        let mut looks = |keys: &mut dyn Iterator<Item = (u32, u64)>| {
+            let mut chains = vec![0u8; slots];
+            for (id, at) in keys.take(slots) {
+                let chain = &mut chains[index.bucket(id, at)];
+                *chain = chain.saturating_add(1);
+                longest = longest.max(*chain);
+            }
+        };
+        looks(&mut (1..).map(|id| (id, 0)));
+        looks(&mut (1..).map(|id| (id * 1000 + id % 7, u64::from(id) % 3)));
+        looks(&mut (0..).map(|n| (1 + n as u32 / 16, n % 16)));
+        looks(&mut (0..).map(|n| (9, n << 16)));
+        looks(&mut (0..).map(|n| (9, n)));
+        assert!(longest <= 16, "a chain of {longest}");
+    }
 
     #[test]
     fn finds_what_is_there() {

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     fn pass(which: Which) -> WriteOutPass {
-        WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes: 0, sync: false, fua: false }
+        WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes: 0, sync: false }
     }
 
     fn all_of(dirt: &Dirt, which: Which, now: Nanos) -> Vec<u64> {

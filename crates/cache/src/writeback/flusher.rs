@@ -89,7 +89,7 @@ async fn wait_for_work(cache: &PageCache, domain: &Domain, timer: &mut Option<Ti
 }
 
 fn pass(which: Which, max_bytes: u64) -> WriteOutPass {
-    WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes, sync: false, fua: false }
+    WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes, sync: false }
 }
 
 /// Room for what it runs, beside the flush that passes go on beside.
@@ -387,5 +387,76 @@ mod tests {
         });
         files.iter().for_each(|file| domain.leave(file.mapping.id));
         world.run(async {});
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod beside {
+    use super::*;
+    use crate::config::Config;
+    use forebay_base::sim_world::SimWorld;
+    use forebay_base::task::WaitQueue;
+    use std::sync::atomic::AtomicBool;
+
+    /// A file whose write-out waits until a flush is over.
+    #[derive(Default)]
+    struct Fake {
+        flushed: AtomicBool,
+        changed: WaitQueue,
+    }
+
+    impl WriteOut for Fake {
+        fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass, slot: &mut FutureSlot<u64>) {
+            slot.put(async move {
+                let over = || self.flushed.load(Ordering::SeqCst).then_some(4096);
+                self.changed.wait_until(over).await
+            });
+        }
+
+        fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>) {
+            slot.put(async move {
+                self.flushed.store(true, Ordering::SeqCst);
+                self.changed.wake_all();
+            });
+        }
+
+        fn is_settled(&self) -> bool {
+            true
+        }
+    }
+
+    /// A pass of uncached dirt waited for room that only the end of a flush makes, and the flush stood still
+    /// meanwhile: nobody drove it.
+    #[test]
+    fn a_flush_goes_on_beside_every_kind_of_write_out() {
+        let world = SimWorld::new(1);
+        let config = Config { huge_pages: false, ..Config::with_budget(4 << 20) };
+        let cache = PageCache::new(config, world.clone()).unwrap();
+        let domain = cache.dirty.domain(None);
+        let file = std::sync::Arc::new(Fake::default());
+        let weak = std::sync::Arc::downgrade(&file);
+        let out: std::sync::Weak<dyn WriteOut> = weak;
+        let dirt: Arc<crate::writeback::dirt::Dirt> = Arc::default();
+        domain.join(1, dirt.clone(), out);
+        for uncached in [true, false] {
+            file.flushed.store(false, Ordering::SeqCst);
+            dirt.uncached.store(if uncached { 1 << 40 } else { 0 }, Ordering::SeqCst);
+            domain.queue().look_by(1, 0);
+            let look = domain.queue().due(1, 1 << 40).expect("it asked");
+            let (mut slots, mut flush_slot) = (Slots::default(), FutureSlot::default());
+            file.clone().flush(&mut flush_slot);
+            let under_way = Some(domain.hold(look.hand));
+            let mut flush = Flush { slot: &mut flush_slot, under_way, others: false };
+            let mut round =
+                Round { cache: &cache, domain: &domain, at: (0, 0), issued: 0, slots: &mut slots };
+            world.run(async {
+                if uncached {
+                    round.write_uncached(&look, 0, &mut flush).await;
+                } else {
+                    round.write(&look, pass(Which::All, CHUNK), 0, &mut flush).await;
+                }
+            });
+            assert!(flush.under_way.is_none() && file.flushed.load(Ordering::SeqCst));
+        }
     }
 }

@@ -28,8 +28,13 @@ pub struct WriteOutPass {
     /// A sync: blocks dirty *and* in write-out are waited for and written again; otherwise they
     /// are left for the next pass.
     pub sync: bool,
-    /// Write with FUA: durable when done.
-    pub fua: bool,
+}
+
+impl WriteOutPass {
+    /// All dirt of a range, for a sync.
+    pub fn for_sync(range: Range<u64>) -> Self {
+        Self { range, which: Which::All, max_bytes: u64::MAX, sync: true }
+    }
 }
 
 /// Writes dirty folios out. Implemented by the layer above.

@@ -167,8 +167,8 @@ impl FolioWrite<'_> {
     }
 
     /// Ends the write-out of a piece. Blocks that failed become dirty again; blocks that worked are
-    /// kept until the next flush if the window has room, unless they are durable already.
-    fn end_write(&self, piece: &WritePiece, ok: bool, durable: bool) {
+    /// kept until the next flush if the window has room.
+    fn end_write(&self, piece: &WritePiece, ok: bool) {
         let table = &self.cache.table;
         let bytes = u64::from(piece.blocks.len()) * self.mapping.block_size();
         for (g, mask) in piece.blocks.masks() {
@@ -179,7 +179,7 @@ impl FolioWrite<'_> {
         let (numbers, now) =
             (self.mapping.block_numbers(self.index, piece.blocks), self.cache.world.now());
         let dead = self.mapping.is_dead();
-        let kept = ok && (durable || self.keep_until_flush(piece, numbers.clone()));
+        let kept = ok && self.keep_until_flush(piece, numbers.clone());
         if !dead && !kept {
             if ok {
                 // A sync that waits for this write-out is told, also if the blocks are written again before
@@ -307,13 +307,7 @@ impl FolioWrite<'_> {
 }
 
 /// Ends the write-out of pieces of one file, wakes who waits.
-pub fn end_write(
-    cache: &PageCache,
-    mapping: &Mapping,
-    pieces: &[WritePiece],
-    ok: bool,
-    durable: bool,
-) {
+pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok: bool) {
     let (mut bytes, mut cleaned, mut again) = (0, 0, false);
     let now = cache.world.now();
     if let Some(first) = pieces.first() {
@@ -322,7 +316,7 @@ pub fn end_write(
     for piece in pieces {
         let folio = cache.lock_folio(mapping, piece.index);
         let folio = folio.expect("a folio with blocks in write-out is not evicted (F4)");
-        folio.end_write(piece, ok, durable);
+        folio.end_write(piece, ok);
         again |= folio.cache.table.any_at_all(folio.slot, State::Dirty);
         drop(folio);
         bytes += u64::from(piece.blocks.len()) * mapping.block_size();

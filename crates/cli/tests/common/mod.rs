@@ -7,6 +7,7 @@
 #![expect(dead_code, reason = "each test file uses its part")]
 
 pub mod nbd;
+pub mod place;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -113,7 +113,6 @@ fn any_bytes_are_refused_or_parsed() {
                 Some(_) => {}
             }
         }
-        println!("{name}: {taken} taken, {} reasons", reasons.len());
         assert!(taken > 100 && reasons.len() >= 20, "{name}: gone blind: {taken}, {reasons:#?}");
     }
 }

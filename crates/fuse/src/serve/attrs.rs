@@ -3,6 +3,7 @@
 //! No locks.
 
 use super::{BLOCK_BYTES, Core, Outcome, fail, privileges, valid};
+use crate::PID_ATTRIBUTE;
 use crate::proto::consts::Valid as Set;
 use crate::proto::reply::Body;
 use crate::proto::request::SetAttrIn;
@@ -70,6 +71,9 @@ impl Core {
     }
 
     pub(super) async fn getxattr(&self, node: Ino, name: &[u8], size: u32) -> Result<Outcome> {
+        if node == Ino::ROOT && name == PID_ATTRIBUTE.as_bytes() {
+            return sized(std::process::id().to_string().as_bytes(), size);
+        }
         sized(&self.fs.getxattr(node, XattrName::new(name)?).await?, size)
     }
 

@@ -176,3 +176,91 @@ impl Core {
         Ok(Outcome::body(body))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::o_direct;
+    use forebay_base::task::block_on;
+    use forebay_vfs::mem::MemFs;
+    use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
+    use std::sync::Arc;
+
+    fn core() -> Core {
+        Core {
+            fs: Arc::new(MemFs::default()),
+            handles: Default::default(),
+            inodes: Default::default(),
+            kernel_cache: KernelCache::Small,
+            notifier: Default::default(),
+            inodes_max: 9,
+            pruned: Default::default(),
+        }
+    }
+
+    /// A file that is open, and its handle.
+    fn opened(core: &Core) -> u64 {
+        let new = NewInode::of(FileKind::File, 0o600);
+        let flags = OpenFlags::READ | OpenFlags::WRITE;
+        let made = block_on(core.fs.create(Ino::ROOT, Name::new(b"f").unwrap(), &new, flags));
+        core.handles.add(Handle::new(made.unwrap().1, IoFlags::empty()))
+    }
+
+    fn write_in(fh: u64, flags: u32, write_flags: u32) -> WriteIn {
+        WriteIn { fh, offset: 0, size: 3, write_flags, flags }
+    }
+
+    /// B1: what the file system answers at once needs no future.
+    #[test]
+    fn b1_hits_are_answered_at_once() {
+        let core = core();
+        let fh = opened(&core);
+        assert!(matches!(core.write_now(&write_in(fh, 2, 0), b"abc"), Some(Ok(_))));
+        let io = ReadIn { fh, offset: 1, size: 9, read_flags: 2, flags: 0 };
+        let mut bytes = [0; 16];
+        assert_eq!(core.read_now(&io, &mut bytes).unwrap().unwrap(), 2);
+        assert_eq!(bytes[..2], *b"bc");
+        let unknown = ReadIn { fh: fh + 1, ..io };
+        let e = core.read_now(&unknown, &mut bytes).unwrap().unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::BadHandle);
+    }
+
+    /// B2: flags of the kernel, and of the opening's mode.
+    #[test]
+    fn b2_every_flag_is_passed_on() {
+        let core = core();
+        let fh = opened(&core);
+        let handle = core.handle(fh).unwrap();
+        let of = |flags, write_flags| flags_of_write(&handle, &write_in(fh, flags, write_flags));
+        let direct = IoFlags::DIRECT | IoFlags::FALLBACK;
+        assert_eq!(of(2, 2), IoFlags::empty());
+        assert_eq!(of(o_direct() | open::DSYNC, 2), direct | IoFlags::DSYNC);
+        assert_eq!(of(open::DSYNC | open::SYNC_ONLY, 2), IoFlags::SYNC);
+        assert_eq!(of(open::APPEND, 2), IoFlags::empty(), "its place is the kernel's");
+        assert_eq!(of(o_direct() | open::DSYNC, WRITE_CACHE), IoFlags::empty());
+        assert!(handle.set_mode(crate::ioctl::MODE_UNCACHED));
+        assert_eq!(of(open::DSYNC, 2), IoFlags::UNCACHED | IoFlags::DSYNC);
+        let read = ReadIn { fh, offset: 0, size: 1, read_flags: 0, flags: o_direct() };
+        assert_eq!(flags_of_read(&handle, &read), direct | IoFlags::UNCACHED);
+        assert_eq!(privileges_of(&write_in(fh, 0, WRITE_KILL_SUIDGID)), Privileges::Drop);
+        assert_eq!(privileges_of(&write_in(fh, 0, 2)), Privileges::Keep);
+    }
+
+    /// Which openings the kernel's cache may serve.
+    #[test]
+    fn small_files_that_are_read_are_the_kernels() {
+        let mut core = core();
+        opened(&core);
+        let name = Name::new(b"f").unwrap();
+        let small = block_on(core.fs.lookup(Ino::ROOT, name)).unwrap();
+        let large = Attr { size: SMALL_BYTES + 1, ..small };
+        let fifo = Attr { kind: FileKind::Fifo, ..small };
+        let kept = |core: &Core, attr, flags| core.fopen(attr, flags).contains(FOpen::KEEP_CACHE);
+        assert!(kept(&core, &small, 0) && !kept(&core, &large, 0) && !kept(&core, &fifo, 0));
+        assert!(!kept(&core, &small, open::RDWR) && !kept(&core, &small, open::TRUNC));
+        core.kernel_cache = KernelCache::Always;
+        assert!(kept(&core, &large, open::RDWR));
+        core.kernel_cache = KernelCache::Never;
+        assert!(!kept(&core, &small, 0));
+    }
+}

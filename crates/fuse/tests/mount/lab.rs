@@ -4,6 +4,7 @@
 
 use forebay_base::world::RealWorld;
 use forebay_fuse::mount::unmount;
+use forebay_fuse::notify::Notifier;
 use forebay_fuse::{MountKind, Options, Session};
 use forebay_vfs::FileSystem;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,9 @@ impl Drop for Folder {
 pub struct Lab {
     /// How it was made.
     pub kind: MountKind,
+    /// Tells the kernel.
+    pub notifier: Notifier,
+    figures: Box<dyn Fn() -> (usize, usize)>,
     thread: Option<JoinHandle<()>>,
     folder: Folder,
 }
@@ -51,13 +55,19 @@ impl Lab {
         let mounted = forebay_fuse::mount(&folder.0, options).expect("a mount; root and /dev/fuse");
         let kind = mounted.kind;
         let session = Session::start(mounted, fs, RealWorld::new(), options).expect("a session");
+        let (notifier, figures) = (session.notifier(), Box::new(session.figures()));
         let thread = std::thread::spawn(move || {
             let ending = session.wait();
             let synced = ending.sync();
             ending.finish(&synced);
             synced.expect("everything is durable");
         });
-        Self { kind, thread: Some(thread), folder }
+        Self { kind, notifier, figures, thread: Some(thread), folder }
+    }
+
+    /// Inodes that the kernel knows, and what it has open.
+    pub fn figures(&self) -> (usize, usize) {
+        (self.figures)()
     }
 
     /// Where.

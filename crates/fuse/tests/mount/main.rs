@@ -4,5 +4,8 @@
 
 #[path = "../../../vfs/tests/host/adapter.rs"]
 mod adapter;
+mod fsx;
+mod known;
 mod lab;
+mod manners;
 mod rules;

@@ -28,9 +28,28 @@ pub struct Driver {
     pub unit: u64,
     /// Calls are made by threads that block.
     pub blocks: bool,
+    /// Of each file an opener that goes on for some steps, and the end of file as it was when that came: its
+    /// streams live, and what it thinks of the end is old.
+    openers: Vec<Option<(Handle, u64)>>,
 }
 
 impl Driver {
+    pub fn new(
+        cache: &forebay_base::sync::Arc<PageCache>,
+        files: &Arc<Vec<Subject>>,
+        (rng, unit, blocks): (u64, u64, bool),
+    ) -> Self {
+        let openers = files.iter().map(|_| None).collect();
+        Self { cache: cache.clone(), files: files.clone(), rng, unit, blocks, openers }
+    }
+
+    /// Its openers go.
+    pub fn close(&mut self) {
+        for (subject, opener) in self.files.iter().zip(&mut self.openers) {
+            opener.take().inspect(|(handle, _)| subject.file.close_handle(handle));
+        }
+    }
+
     fn draw(&mut self, below: u64) -> u64 {
         split_mix(&mut self.rng) % below
     }
@@ -38,17 +57,34 @@ impl Driver {
     /// One operation on one of the files. `Err` says what was wrong.
     pub async fn step(&mut self) -> std::result::Result<(), String> {
         let files = self.files.clone();
-        let subject = &files[self.draw(files.len() as u64) as usize];
-        let handle = subject.file.open_handle();
-        let kind = self.draw(32);
+        let which = self.draw(files.len() as u64) as usize;
+        let subject = &files[which];
+        let new = || (subject.file.open_handle(), subject.file.size());
+        let (handle, seen) = self.openers[which].take().unwrap_or_else(new);
+        let done = self.operation(subject, &handle, seen).await;
+        if done.is_err() || self.draw(4) == 0 {
+            subject.file.close_handle(&handle);
+        } else {
+            self.openers[which] = Some((handle, seen));
+        }
+        done
+    }
+
+    async fn operation(
+        &mut self,
+        subject: &Subject,
+        handle: &Handle,
+        seen: u64,
+    ) -> std::result::Result<(), String> {
+        let kind = self.draw(36);
         let what = |error: Error| format!("operation {kind}: {error}");
         match kind {
-            0..8 => self.append(subject, &handle).await.map_err(what),
-            8..14 => self.write(subject, &handle).await.map_err(what),
+            0..8 => self.append(subject, handle).await.map_err(what),
+            8..14 => self.write(subject, handle).await.map_err(what),
             14..18 => self.zero(subject).await.map_err(what),
             18..20 if subject.truncates => self.truncate(subject).await.map_err(what),
-            18..26 => self.read(subject, &handle).await,
-            26 => subject.file.sync(&handle).await.map_err(what),
+            18..26 => self.read(subject, handle).await,
+            26 => subject.file.sync(handle).await.map_err(what),
             27 | 28 => {
                 self.cache.drop_clean();
                 Ok(())
@@ -62,12 +98,13 @@ impl Driver {
                 self.cache.dirty.kick_all();
                 Ok(())
             }
-            _ => {
+            31 => {
                 self.turn();
                 Ok(())
             }
+            32 | 33 => self.stream(subject, handle).await,
+            _ => self.page(subject, handle, seen).await.map_err(what),
         }
-        .map(|()| subject.file.close_handle(&handle))
     }
 
     fn turn(&mut self) {
@@ -181,6 +218,46 @@ impl Driver {
     ) -> std::result::Result<(), String> {
         let (at, len) = (self.near_end(subject).saturating_sub(8_000), self.length());
         let flags = self.flags() & (IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::FALLBACK);
+        self.read_at(subject, handle, (at, len, flags)).await.map(drop)
+    }
+
+    /// Reads on and on towards the end of file, and past it: read ahead, or an uncached window, goes before.
+    async fn stream(
+        &mut self,
+        subject: &Subject,
+        handle: &Handle,
+    ) -> std::result::Result<(), String> {
+        let (mut at, len) = (self.near_end(subject).saturating_sub(40_000), 500 + self.draw(9_000));
+        let flags = self.flags() & IoFlags::UNCACHED;
+        for _ in 0..2 + self.draw(6) {
+            at += self.read_at(subject, handle, (at, len, flags)).await? as u64;
+        }
+        Ok(())
+    }
+
+    /// As a page of a mapping goes out: from its beginning to its end, or to the end of file as its owner saw
+    /// it last.
+    async fn page(&mut self, subject: &Subject, handle: &Handle, seen: u64) -> Result<()> {
+        let at = self.near_end(subject).min(seen.saturating_sub(1)) / 4096 * 4096;
+        let len = seen.saturating_sub(at).min(4096);
+        if len == 0 {
+            return Ok(());
+        }
+        let value = subject.history.value(split_mix(&mut self.rng));
+        let mut data = AlignedBuf::copy_of(&vec![value; len as usize]);
+        let begun = subject.history.begin(at..at + len, value, format!("page {at}+{len}"));
+        let source = if self.blocks { Source::Slice(&data) } else { Source::Owned(&mut data) };
+        let done = subject.file.write(handle, at, source, IoFlags::empty()).await.map(|_| ());
+        subject.history.end(&begun, at..at + len, done.is_ok());
+        done
+    }
+
+    async fn read_at(
+        &mut self,
+        subject: &Subject,
+        handle: &Handle,
+        (at, len, flags): (u64, u64, IoFlags),
+    ) -> std::result::Result<usize, String> {
         let mut buf = AlignedBuf::new(len as usize);
         let begin = subject.history.now();
         let file = &subject.file;
@@ -190,7 +267,8 @@ impl Driver {
             None => file.read(handle, at, Target::Owned(&mut buf), flags).await,
         };
         let read = read.map_err(|e| format!("read {at}+{len} {flags:?}: {e}"))?;
-        subject.history.check(begin, at, &buf[..read]).map_err(|e| format!("read {flags:?}: {e}"))
+        let checked = subject.history.check(begin, at, &buf[..read]);
+        checked.map(|_| read).map_err(|e| format!("read {flags:?}: {e}"))
     }
 }
 

@@ -76,11 +76,11 @@ fn round(seed: u64, folder: &Folder, engine: &Engine) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
-            let (cache, files, rng) = (cache.clone(), files.clone(), split_mix(&mut rng));
+            let (cache, files, rng) = (&cache, &files, split_mix(&mut rng));
             let (wrong, stop) = (&wrong, &stop);
             scope.spawn(move || {
                 let unit = u64::from(block);
-                let mut driver = Driver { cache, files, rng, unit, blocks: true };
+                let mut driver = Driver::new(cache, files, (rng, unit, true));
                 for _ in 0..STEPS {
                     if stop.load(Ordering::Relaxed) {
                         return;
@@ -90,6 +90,7 @@ fn round(seed: u64, folder: &Folder, engine: &Engine) {
                         stop.store(true, Ordering::Relaxed);
                     }
                 }
+                driver.close();
             });
         }
     });

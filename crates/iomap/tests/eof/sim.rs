@@ -33,6 +33,7 @@ async fn work(shared: Arc<Shared>, mut driver: Driver, steps: u32) {
             break;
         }
     }
+    driver.close();
     shared.left.fetch_sub(1, Ordering::AcqRel);
     shared.done.wake_all();
 }
@@ -93,8 +94,7 @@ fn run(seed: u64, remap: bool) -> u64 {
     let unit =
         u64::from(files[0].file.ops.unit().max(files[0].file.device().limits().logical_block));
     for _ in 0..tasks {
-        let (cache, files, rng) = (cache.clone(), files.clone(), split_mix(&mut rng));
-        let driver = Driver { cache, files, rng, unit, blocks: false };
+        let driver = Driver::new(&cache, &files, (split_mix(&mut rng), unit, false));
         world.spawn("work", Box::pin(work(shared.clone(), driver, 40)));
     }
     let over = || (shared.left.load(Ordering::Acquire) == 0).then_some(());

@@ -1,7 +1,8 @@
 //! Many at once: writers above the limits, uncached writers among buffered ones, readers beside them.
 //! All times are the simulated world's.
 
-use crate::lab::{Lab, NONE};
+use crate::gates::Gated;
+use crate::lab::{Lab, NONE, at_once};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::BoxFuture;
@@ -253,4 +254,38 @@ fn x7_each_writer_of_an_image_is_a_stream_of_its_own() {
             assert!(mean >= 48 << 10, "{flags:?}: {mean} bytes to a write, {writes} writes");
         });
     }
+}
+
+/// Who read past the cache held memory of the share of requests while the map was asked where something is.
+/// A map that reads a tree for that takes such memory itself: what was left beside that was not enough, for
+/// ever.
+#[test]
+fn v1_the_map_is_asked_without_a_permit() {
+    use forebay_cache::strategy::UncachedStrategy;
+    use std::sync::OnceLock;
+    let keep: OnceLock<Arc<Gated>> = OnceLock::new();
+    let lab = Lab::with_map(Config::with_budget(8 << 20), 4096, Lab::sim(MIB), MIB, |disk| {
+        keep.get_or_init(|| Gated::new(Arc::new(Identity::new(disk)))).clone()
+    });
+    let gated = keep.get().unwrap();
+    lab.cache.strategies.set_uncached(UncachedStrategy::Private);
+    let old = |at: u64| (at..at + 5000).map(Lab::old).collect::<Vec<u8>>();
+    lab.run(async {
+        // It waits for memory that somebody else has, and asks the map again when it has it.
+        let held = lab.cache.try_private(lab.cache.private_limit()).unwrap();
+        let mut read = Box::pin(lab.read(5, 5000, UNCACHED));
+        assert!(at_once(read.as_mut()).is_none());
+        gated.tree.get_or_init(|| lab.cache.clone());
+        drop(held);
+        assert!(read.await == old(5));
+        // The edges of a write are read while its buffer is counted.
+        lab.write(MIB / 2 + 7, &[0xab; 5000], UNCACHED).await;
+        let mut back = old(MIB / 2);
+        back[7..].fill(0xab);
+        assert!(lab.read(MIB / 2, 5000, UNCACHED).await == back);
+        // No frame is to be had: a read goes past the cache.
+        let frames = lab.cache.take_frames(lab.cache.stats().frames_free as usize).unwrap();
+        assert!(lab.read(MIB / 4, 5000, NONE).await == old(MIB / 4));
+        drop(frames);
+    });
 }

@@ -1,12 +1,13 @@
 //! A map and a device that stop where a test wants them to.
 
-use forebay_base::sync::Mutex;
+use forebay_base::sync::{Arc as CacheArc, Mutex};
 use forebay_base::task::{BoxFuture, WaitQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits, MapRuns};
+use forebay_cache::PageCache;
 use forebay_iomap::{Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 #[derive(Default)]
 struct GateState {
@@ -62,12 +63,15 @@ pub struct Gated {
     pub reserve: Gate,
     pub zero: Gate,
     pub truncate: Gate,
+    /// From when it is set, to say where something is takes all of the private memory for a moment, as
+    /// reading a tree does.
+    pub tree: OnceLock<CacheArc<PageCache>>,
 }
 
 impl Gated {
     pub fn new(map: Arc<dyn MapOps>) -> Arc<Self> {
-        let (reserve, zero, truncate) = Default::default();
-        Arc::new(Self { map, reserve, zero, truncate })
+        let (reserve, zero, truncate, tree) = Default::default();
+        Arc::new(Self { map, reserve, zero, truncate, tree })
     }
 }
 
@@ -79,7 +83,11 @@ impl MapOps for Gated {
         self.map.limits()
     }
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
-        self.map.map(range)
+        let Some(cache) = self.tree.get() else { return self.map.map(range) };
+        MapFuture::Later(Box::pin(async move {
+            drop(cache.private(cache.private_limit()).await);
+            self.map.map(range).await
+        }))
     }
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
         let runs = runs.to_vec();

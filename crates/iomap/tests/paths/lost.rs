@@ -309,7 +309,7 @@ fn a_pass_over_whole_folios_leaves_alone_what_it_has_no_room_for() {
             map.reserve.open();
         };
         let (range, which, max_bytes) = (0..MIB, Which::All, u64::MAX);
-        let pass = WriteOutPass { range, which, max_bytes, sync: false, fua: false };
+        let pass = WriteOutPass { range, which, max_bytes, sync: false };
         let mut slot = FutureSlot::default();
         lab.file.clone().write_out(pass, &mut slot);
         let (issued, ()) = both(&mut slot, meanwhile).await;

@@ -232,6 +232,23 @@ impl Room {
         Ok((at, taken))
     }
 
+    /// Bytes of a segment that are left over.
+    pub fn left_of(&self, segment: u32) -> u64 {
+        let first = u64::from(segment) * self.sizes.segment;
+        self.left.runs.range(first..first + self.sizes.segment).map(|(_, len)| len).sum()
+    }
+
+    /// What is left over of a segment goes with it.
+    pub fn forget(&mut self, space: &mut Space, segment: u32) {
+        let first = u64::from(segment) * self.sizes.segment;
+        let runs = self.left.runs.range(first..first + self.sizes.segment);
+        for at in runs.map(|(at, _)| *at).collect::<Vec<u64>>() {
+            if let Some((_, len)) = self.left.remove(at) {
+                space.segments.hold(segment, -(len as i64));
+            }
+        }
+    }
+
     /// Takes a run back that is not in use any more, or never was.
     pub fn give_back(&mut self, space: &mut Space, run: Run) {
         let (at, len) = self.left.join(run, self.sizes.segment);

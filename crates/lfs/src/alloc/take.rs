@@ -168,9 +168,11 @@ impl Request<'_> {
     /// The range that a window for `part` should have, and its size; none: it has no stream.
     fn plan(&self, part: &Range<u64>) -> Option<(Range<u64>, u64)> {
         let (sizes, who) = (&self.room.sizes, &self.who);
+        let before = round_down(part.start, sizes.first);
+        let behind = self.room.windows.window_behind(who.ino, before);
         let wanted = match (self.stream, self.is_large()) {
             (Some(next), false) => next,
-            (next, true) => next.unwrap_or(0).max(sizes.first),
+            (next, true) => next.max(behind).unwrap_or(0).max(sizes.first),
             (None, false) => return None,
         };
         // The more windows, the smaller: all of them together stay within the limit.
@@ -185,7 +187,7 @@ impl Request<'_> {
             part.start
         } else {
             // What belongs before it may come later.
-            round_down(part.start, size.min(sizes.first)).max(gap.start)
+            round_down(part.start, sizes.first.min(size)).max(gap.start)
         };
         let mut end = (round_down(part.start, size) + size).max(part.end);
         if !who.open {
@@ -194,9 +196,9 @@ impl Request<'_> {
         Some((start..end.min(gap.end), size))
     }
 
-    /// Opens a window for `part`.
-    fn open(&mut self, part: &Range<u64>, planned: Range<u64>) -> Result<()> {
-        let (who, mut range) = (self.who, planned);
+    /// Opens a window for `part` as planned; its size.
+    fn open(&mut self, part: &Range<u64>, (mut range, size): (Range<u64>, u64)) -> Result<u64> {
+        let who = self.who;
         self.room.return_idle(self.space, who.now.saturating_sub(IDLE.as_nanos() as u64));
         if self.room.windows.len() >= WINDOWS_MAX
             && let Some((ino, start)) = self.room.windows.oldest()
@@ -214,9 +216,10 @@ impl Request<'_> {
         let least = (lead + part.end - part.start).min(self.room.sizes.segment);
         let (at, len) = self.room.fresh(self.space, range.end - range.start, least)?;
         let start = if len > lead { range.start } else { part.start };
-        self.room.windows.open(who.ino, start..start + len, at, who.now);
+        let next = (2 * size).min(self.room.sizes.most);
+        self.room.windows.open(who.ino, start..start + len, (at, next), who.now);
         self.room.stats.windows += 1;
-        Ok(())
+        Ok(size)
     }
 
     fn close_one(&mut self, ino: u64, start: u64) {
@@ -270,10 +273,7 @@ impl Request<'_> {
                 let run = self.room.pooled(self.space, part.end - part.start)?;
                 Ok(Step::Run(run))
             }
-            Some((planned, size)) => {
-                self.open(&part, planned)?;
-                Ok(Step::Opened(size))
-            }
+            Some(planned) => self.open(&part, planned).map(Step::Opened),
         }
     }
 
@@ -286,9 +286,8 @@ impl Request<'_> {
                 None => {
                     let gap = self.room.windows.gap(self.who.ino, at);
                     let part = at..self.run.end.min(gap.end);
-                    let Some((planned, size)) = self.plan(&part) else { break };
-                    self.open(&part, planned)?;
-                    opened = Some(size);
+                    let Some(planned) = self.plan(&part) else { break };
+                    opened = Some(self.open(&part, planned)?);
                 }
             }
         }

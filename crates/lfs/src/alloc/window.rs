@@ -12,8 +12,8 @@ use crate::alloc::room::Run;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ends of requests that a file remembers, so as to know who goes on.
-const STREAMS: usize = 16;
+/// Ends of requests, and of windows, that a file remembers, so as to know who goes on.
+const STREAMS: usize = 32;
 /// Windows at most.
 pub(crate) const WINDOWS_MAX: usize = 4096;
 
@@ -38,8 +38,20 @@ struct Stream {
 struct OfFile {
     /// By first byte (W11).
     windows: BTreeMap<u64, Window>,
-    /// The newest last.
+    /// Of requests, the newest last.
     streams: Vec<Stream>,
+    /// Of windows, the newest last: requests may overtake one another.
+    ends: Vec<Stream>,
+}
+
+/// Takes the stream that ended at `from` on to `stream`.
+fn go_on(streams: &mut Vec<Stream>, from: u64, stream: Stream) {
+    let known = streams.iter().position(|known| known.end == from || known.end == stream.end);
+    let least = known.map_or(0, |at| streams.remove(at).next);
+    if streams.len() == STREAMS {
+        streams.remove(0);
+    }
+    streams.push(Stream { next: stream.next.max(least), ..stream });
 }
 
 impl OfFile {
@@ -85,12 +97,13 @@ impl Windows {
     /// A request went from `range.start` to `range.end`; what goes on there has a window of `next` bytes.
     pub fn note(&mut self, ino: u64, range: &Range<u64>, next: u64) {
         let streams = &mut self.files.entry(ino).or_default().streams;
-        let known = streams.iter().position(|stream| stream.end == range.start);
-        let least = known.map_or(0, |at| streams.remove(at).next);
-        if streams.len() == STREAMS {
-            streams.remove(0);
-        }
-        streams.push(Stream { end: range.end, next: next.max(least) });
+        go_on(streams, range.start, Stream { end: range.end, next });
+    }
+
+    /// The next window behind one that ended at `at`.
+    pub fn window_behind(&self, ino: u64, at: u64) -> Option<u64> {
+        let ends = &self.files.get(&ino)?.ends;
+        ends.iter().find(|stream| stream.end == at).map(|stream| stream.next)
     }
 
     /// Takes the blocks at `range.start` out of their window, up to the end of the range.
@@ -130,13 +143,15 @@ impl Windows {
         before..behind
     }
 
-    /// A window for a range of which nobody has one.
-    pub fn open(&mut self, ino: u64, range: Range<u64>, at: u64, now: u64) {
+    /// A window for a range of which nobody has one; the one behind it has `next` bytes.
+    pub fn open(&mut self, ino: u64, range: Range<u64>, (at, next): (u64, u64), now: u64) {
         self.turn += 1;
         self.held += range.end - range.start;
         self.by_use.insert(self.turn, (ino, range.start, now));
         let window = Window { end: range.end, at, free: vec![range.clone()], turn: self.turn };
-        let old = self.files.entry(ino).or_default().windows.insert(range.start, window);
+        let file = self.files.entry(ino).or_default();
+        go_on(&mut file.ends, range.start, Stream { end: range.end, next });
+        let old = file.windows.insert(range.start, window);
         debug_assert!(old.is_none(), "W11: windows do not overlap");
     }
 
@@ -204,7 +219,7 @@ mod tests {
             let mut pick = |n: u64| split_mix(&mut rng) % n;
             let mut windows = Windows::default();
             for n in 0..4 {
-                windows.open(7, n * 64..n * 64 + 40, 10_000 + n * 1000, n);
+                windows.open(7, n * 64..n * 64 + 40, (10_000 + n * 1000, 0), n);
             }
             let mut taken = [false; 256];
             for _ in 0..pick(120) {

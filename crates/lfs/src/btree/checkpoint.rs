@@ -43,6 +43,11 @@ impl Change {
         Self { key: key.to_bytes(), value: None }
     }
 
+    /// A change of which both are in stored form.
+    pub(crate) fn stored(key: KeyBytes, value: Option<Box<[u8]>>) -> Self {
+        Self { key, value }
+    }
+
     /// The key in stored form.
     pub fn key(&self) -> &[u8] {
         self.key.as_slice()

@@ -55,6 +55,8 @@ pub struct Stored {
 /// Stored bytes that no extent holds any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GivenUp {
+    /// Whose they were.
+    pub data_id: u64,
     /// Where.
     pub place: Place,
     /// How many.
@@ -258,13 +260,15 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
     }
 
     fn give_up(&mut self, found: &Found, from: u64, upto: u64) -> Result<()> {
-        let (Key::Extent(_, first), Item::Extent(extent)) = found.decode(&self.tree.geometry)?
+        let (Key::Extent(data_id, first), Item::Extent(extent)) =
+            found.decode(&self.tree.geometry)?
         else {
             return Err(corrupt(WHAT, "something else among extents"));
         };
         let part = self.part(&extent, from - first, upto - from)?;
         if let Source::Run(place) = part.source {
-            (self.given_up)(GivenUp { place, bytes: part.stored_bytes, birth: part.birth });
+            let (bytes, birth) = (part.stored_bytes, part.birth);
+            (self.given_up)(GivenUp { data_id, place, bytes, birth });
         }
         Ok(())
     }

@@ -86,6 +86,26 @@ impl KeyBytes {
     }
 }
 
+impl PartialEq for KeyBytes {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_slice() == other.as_slice()
+    }
+}
+
+impl Eq for KeyBytes {}
+
+impl Ord for KeyBytes {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_slice().cmp(other.as_slice())
+    }
+}
+
+impl PartialOrd for KeyBytes {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 impl Ord for Key {
     fn cmp(&self, other: &Self) -> Ordering {
         self.to_bytes().as_slice().cmp(other.to_bytes().as_slice())
@@ -197,6 +217,9 @@ impl Key {
 pub struct Cookie(u64);
 
 impl Cookie {
+    /// Not above any.
+    pub const FIRST: Self = Self(1 << 16);
+
     /// The cookie of a name with this hash, as the `nth` of those with the same one.
     pub fn new(hash: NameHash, nth: u16) -> Self {
         Self(hash.0 << 16 | u64::from(nth))

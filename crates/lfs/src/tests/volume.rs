@@ -27,6 +27,7 @@ fn setup() -> Setup {
         block_bytes: 4096,
         volume_bytes: 2 << 20,
         content: true,
+        inode_cache_bytes: 3000,
         inline_max: 64 << 10,
         fua: true,
     }
@@ -57,10 +58,9 @@ async fn read(volume: &Volume, name: &str) -> Result<Vec<u8>> {
 }
 
 /// Where the first block of a file is.
-fn place_of(volume: &Volume, ino: Ino) -> Option<Place> {
-    let state = volume.0.state.lock();
-    let overlay = state.data.get(&state.nodes[&ino.0].inode.data_id)?;
-    match overlay.look_up(0, state.layout.block_bytes()).ok()?.at {
+async fn place_of(volume: &Volume, ino: Ino) -> Option<Place> {
+    let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+    match volume.0.piece_at(data_id, 0).await.ok()?.0.at {
         Where::Run(place) => Some(place),
         _ => None,
     }
@@ -82,7 +82,7 @@ fn lost_content_is_an_error_of_its_file_alone() {
         write(&second, 0, &[3; 4096]).await.unwrap();
         let content = volume.0.content("test", lost.ino).unwrap();
         content.file.write_out().await.unwrap();
-        let at = volume.0.layout.device_offset(place_of(&volume, lost.ino).unwrap());
+        let at = volume.0.layout.device_offset(place_of(&volume, lost.ino).await.unwrap());
         disk.poke(at, &[9; 4096]);
         disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
         assert!(first.sync(true).await.is_err(), "the flush failed");
@@ -104,7 +104,7 @@ fn lost_content_is_an_error_of_its_file_alone() {
 fn r12_damage_below_the_durable_part_is_not_the_end() {
     let setup = Setup { content: false, ..setup() };
     let disk = setup.blank();
-    let (from, to) = disk.world().run(async {
+    let (from, to, layout) = disk.world().run(async {
         let volume = open(&setup, &disk).await.unwrap();
         create(&volume, "one").await.unwrap();
         volume.syncfs().await.unwrap();
@@ -114,10 +114,9 @@ fn r12_damage_below_the_durable_part_is_not_the_end() {
         let to = head(&volume.0.log);
         // Idle: the mark tells that the last group is durable.
         disk.world().sleep(Duration::from_millis(50)).await;
-        (from, to)
+        (from, to, volume.0.layout)
     });
     disk.world().stop();
-    let layout = disk.world().run(open(&setup, &disk)).unwrap().0.layout;
     for offset in (from.offset..to.offset).step_by(512) {
         let disk = disk.in_world(SimWorld::new(2));
         let at = layout.device_offset(Place::new(from.segment, offset));
@@ -230,12 +229,12 @@ fn t11_too_long_for_a_record_changes_nothing() {
     let disk = setup.blank();
     disk.world().run(async {
         let volume = open(&setup, &disk).await.unwrap();
-        let before = volume.digest();
+        let before = volume.digest().await.unwrap();
         let name = XattrName::new(b"user.long").unwrap();
         let set = volume.setxattr(Ino::ROOT, name, &[1; 60_000], SetXattr::Any).await;
         assert_eq!(set.unwrap_err().kind(), ErrorKind::NoSpace);
-        assert_eq!(volume.digest(), before);
+        assert_eq!(volume.digest().await.unwrap(), before);
         volume.setxattr(Ino::ROOT, name, &[1; 9000], SetXattr::Any).await.unwrap();
-        assert_ne!(volume.digest(), before);
+        assert_ne!(volume.digest().await.unwrap(), before);
     });
 }

@@ -2,6 +2,8 @@
 //! byte by byte, so that it can also speak it wrongly.
 #![expect(dead_code, reason = "each test binary uses its part")]
 
+pub mod behind;
+
 use forebay_nbd::proto::{self, Command, CommandFlags, Request, opt, rep};
 use forebay_nbd::{Server, ServerConfig, Stats};
 use forebay_vfs::Export;

@@ -3,7 +3,7 @@
 //! usage: forebay-memfs DIR [--via auto|block|plain|helper] [--kernel-cache never|small|always] [--stuck]
 //!
 //! It says `ready` when it serves, and `ended` when the mount is gone. With `--stuck` reads of content are
-//! never answered, and each one makes the kernel be told to forget what it reads.
+//! never answered, each one makes the kernel be told to forget what it reads, and looking up `panic` panics.
 //!
 //! No locks.
 #![forbid(unsafe_code)]

@@ -1,9 +1,9 @@
-//! A file system whose reads of content never end.
+//! A file system whose reads of content never end, and that panics when it is asked for `panic`.
 //!
 //! No locks of its own.
 
 use forebay_base::buf::AlignedBuf;
-use forebay_base::task::BoxFuture;
+use forebay_base::task::{BoxFuture, oneshot};
 use forebay_base::{IoFlags, Result};
 use forebay_fuse::notify::{Notice, Notifier};
 use forebay_vfs::mem::MemFs;
@@ -44,6 +44,7 @@ impl FileSystem for Stuck {
         self.fs.statfs()
     }
     fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
+        assert!(name.as_bytes() != b"panic", "asked for");
         self.fs.lookup(dir, name)
     }
     fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>> {
@@ -154,7 +155,13 @@ impl OpenFile for StuckFile {
         if let Some(notifier) = self.notifier.get() {
             notifier.try_send(Notice::Inode { node: self.ino().0, offset: 0, len: 0 });
         }
-        Box::pin(std::future::pending())
+        // A future that nobody could wake would be dropped: this one holds what wakes it.
+        let (sender, receiver) = oneshot::<()>();
+        Box::pin(async move {
+            receiver.await;
+            drop(sender);
+            unreachable!("nothing was sent")
+        })
     }
     fn write(
         &self,

@@ -13,9 +13,12 @@ use forebay_base::task::BoxFuture;
 use forebay_base::world::split_mix;
 use forebay_vfs::{FileSystem, Ino, OpenFileRef, SetAttr};
 
+/// Pages of a large request: from so many on it takes its turn.
+const PAGES: u32 = (LARGE / (4 * KIB)) as u32;
+
 /// Ten writers, each of a file of its own: extents for each request, and of each file.
 fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u64>) {
-    let lab = Lab::new(seed, 40, mode);
+    let lab = Lab { pages: PAGES, ..Lab::new(seed, 40, mode) };
     lab.run(async |volume| {
         let jobs = (0..10).map(|tag| appends(&volume, tag, count, len, DIRECT)).collect();
         let inodes = lab.beside(jobs).await;
@@ -27,18 +30,18 @@ fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u6
 
 /// Each request is one extent, and a file has one for each window, which double from 128 to 512 KiB. What
 /// ours is held against in the same world: block by block they are torn to pieces, and with the mutex each
-/// request is whole, but for the ends of segments, and a file is as many pieces as requests.
+/// request is whole, but for the ends of segments.
 #[test]
 fn a1_each_large_request_is_one_extent() {
     let (count, size) = (16, 16 * LARGE);
+    // 128, 128, 256, 512, ..; a window may be short where a segment ends.
+    let most = 3 + size / (512 * KIB);
     for seed in seeds(3) {
         let (each, files) = ten_writers(seed, AllocMode::Reserve, count, LARGE);
         assert_eq!(each, 1.0, "seed {seed}");
-        let most = 2 + size / (512 * KIB);
         assert!(files.iter().all(|n| *n <= most), "seed {seed}: {files:?}");
-        let (each, files) = ten_writers(seed, AllocMode::Serialized, count, LARGE);
+        let (each, _) = ten_writers(seed, AllocMode::Serialized, count, LARGE);
         assert!(each < 1.1, "seed {seed}: {each}");
-        assert!(files.iter().all(|n| *n > most), "seed {seed}: {files:?}");
         let (each, files) = ten_writers(seed, AllocMode::Interleaved, count, LARGE);
         assert!(each > 8.0, "seed {seed}: {each}");
         assert!(files.iter().all(|n| *n > 64), "seed {seed}: {files:?}");
@@ -112,9 +115,8 @@ fn a3_the_threshold_decides_who_is_torn() {
                 per_request(&volume.alloc_stats())
             })
         };
-        let pages = (LARGE / (4 * KIB)) as u32;
-        assert!(torn(pages) < 1.1, "seed {seed}");
-        assert!(torn(pages + 1) > 8.0, "seed {seed}");
+        assert!(torn(PAGES) < 1.1, "seed {seed}");
+        assert!(torn(PAGES + 1) > 8.0, "seed {seed}");
     }
 }
 
@@ -185,7 +187,7 @@ fn shuffled(seed: u64, count: u64) -> Vec<u64> {
 fn a8_appends_out_of_order_do_not_fragment_a_file() {
     for seed in seeds(4) {
         let count = |mode| {
-            let lab = Lab::new(seed, 12, mode);
+            let lab = Lab { pages: PAGES / 2, ..Lab::new(seed, 80, mode) };
             lab.run(async |volume| {
                 let (ino, file) = create(&volume, "f").await;
                 for batch in shuffled(seed, 64).chunks(8) {
@@ -225,7 +227,7 @@ fn a8_the_halves_of_a_request_go_on_in_one_window() {
 fn x7_writers_of_one_image_are_streams_of_their_own() {
     for seed in seeds(3) {
         let count = |mode| {
-            let lab = Lab::new(seed, 16, mode);
+            let lab = Lab::new(seed, 40, mode);
             lab.run(async |volume| {
                 let (ino, file) = create(&volume, "image").await;
                 let (part, clients) = (16 * LARGE, 4u64);
@@ -247,8 +249,9 @@ fn x7_writers_of_one_image_are_streams_of_their_own() {
             })
         };
         let (ours, torn) = (count(AllocMode::Reserve), count(AllocMode::Interleaved));
-        assert!(ours <= 4 * 16, "seed {seed}: {ours}");
-        assert!(torn > 500, "seed {seed}: {torn}");
+        // 128, 128, 256, 512, 512, 512 KiB each.
+        assert!(ours <= 4 * 6, "seed {seed}: {ours}");
+        assert!(torn > 150, "seed {seed}: {torn}");
     }
 }
 
@@ -257,7 +260,7 @@ fn x7_writers_of_one_image_are_streams_of_their_own() {
 #[test]
 fn x6_uncached_writes_find_their_window_at_write_time() {
     for seed in seeds(3) {
-        let lab = Lab::new(seed, 16, AllocMode::Reserve);
+        let lab = Lab::new(seed, 80, AllocMode::Reserve);
         lab.run(async |volume| {
             let (ino, file) = create(&volume, "first").await;
             write(&file, 1, 0, LARGE, IoFlags::UNCACHED).await.unwrap();

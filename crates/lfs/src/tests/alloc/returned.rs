@@ -13,7 +13,6 @@ use forebay_block::BioOp;
 use forebay_sim::{Fault, FaultRule};
 use forebay_vfs::{FileSystem, Ino, Name, SetAttr};
 use std::future::Future;
-use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -43,13 +42,14 @@ async fn stream(volume: &Volume, name: &str) -> (Ino, forebay_vfs::OpenFileRef) 
 fn a7_windows_are_returned_and_statfs_is_honest() {
     let lab = Lab::new(1, 12, AllocMode::Reserve);
     lab.run(async |volume| {
+        create(&volume, "first").await;
+        volume.syncfs().await.unwrap();
         let before = available(&volume).await;
-        let (ino, file) = stream(&volume, "closed").await;
+        let (_, file) = stream(&volume, "closed").await;
         assert_eq!(available(&volume).await, before - 3 * LARGE, "what is held is not used");
         drop(file);
         assert_eq!(held(&volume), 0, "closed by the last opener");
         assert_eq!(available(&volume).await, before - 3 * LARGE);
-        assert_eq!(volume.extents(ino).unwrap().len(), 2);
 
         let (ino, file) = stream(&volume, "cut").await;
         volume.setattr(ino, &SetAttr::size(LARGE)).await.unwrap();
@@ -115,6 +115,10 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
             let lab = Lab::new(seed, 10, mode);
             lab.run(async |volume| {
                 let (_, file) = create(&volume, "f").await;
+                let mut files = Vec::new();
+                for n in 0..4 {
+                    files.push(create(&volume, &format!("big{n}")).await.1);
+                }
                 let mut at = 0;
                 while volume.room_bytes() > SEGMENT {
                     write(&file, 1, at, LARGE, DIRECT).await.unwrap();
@@ -123,23 +127,18 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                 let urgent = || volume.0.state.lock().data_room(crate::space::Need::Urgent);
                 let room = urgent();
                 let wanted = room / 2 + 64 * KIB;
-                let one = |tag: u64| -> BoxFuture<'static, Result<(), Error>> {
-                    let volume = volume.clone();
-                    Box::pin(async move {
-                        let (_, file) = create(&volume, &format!("big{tag}")).await;
-                        write(&file, tag, 0, wanted, DIRECT).await
-                    })
+                let one = |n: usize| -> BoxFuture<'static, Result<(), Error>> {
+                    let (file, tag) = (files[n].clone(), 10 + n as u64);
+                    Box::pin(async move { write(&file, tag, 0, wanted, DIRECT).await })
                 };
-                let done = lab.beside((10..14).map(one).collect()).await;
+                let done = lab.beside((0..4).map(one).collect()).await;
                 let served = done.iter().filter(|done| done.is_ok()).count() as u64;
                 for error in done.into_iter().filter_map(Result::err) {
                     assert_eq!(error.kind(), ErrorKind::NoSpace, "{mode} {error}");
                 }
                 assert!(served < 4, "{mode}, seed {seed}: not all fitted");
-                // Names take from the log.
-                let slack = 4 * SEGMENT / 64;
                 let back = urgent() + served * wanted;
-                assert!(back + slack >= room, "{mode}, seed {seed}: {back} of {room} are back");
+                assert_eq!(back, room, "{mode}, seed {seed}");
                 assert!(volume.0.state.lock().shares.is_empty());
                 verify(&file, 1, 0, at).await;
                 volume.syncfs().await.unwrap();
@@ -158,18 +157,19 @@ fn a5_who_stops_waiting_gives_back_turn_and_blocks() {
             volume.syncfs().await.unwrap();
             let room = volume.room_bytes();
             let mut at_the_disk = false;
+            lab.disk.clear_log();
             for polls in 1.. {
-                let mut request = pin!(write(&file, 1, 0, LARGE, DIRECT));
+                let mut request = Box::pin(write(&file, 1, 0, LARGE, DIRECT));
                 let mut context = Context::from_waker(Waker::noop());
                 for _ in 0..polls {
                     // The disk does not answer meanwhile: nothing of it is written.
                     assert!(request.as_mut().poll(&mut context).is_pending());
-                    at_the_disk = lab.disk.pending_writes() > 0;
+                    at_the_disk = !lab.disk.log().is_empty();
                     if at_the_disk {
                         break;
                     }
                 }
-                // `request` goes here.
+                drop(request);
                 if at_the_disk {
                     break;
                 }
@@ -283,6 +283,7 @@ fn a9_free_space_does_not_fragment_more_than_with_the_plain_allocator() {
         let ((plain, plain_length), _) = free(AllocMode::Interleaved);
         assert!(ours * 2 < plain, "seed {seed}: {ours} runs, {plain} with the plain one");
         assert!(length > 2 * plain_length, "seed {seed}: {length} bytes, {plain_length}");
-        assert!(idle <= 2 * SEGMENT / 8, "seed {seed}: {idle} bytes lie idle");
+        // The last windows of one round's streams, which the next round has; not of all four.
+        assert!(idle <= 8 * 256 * KIB, "seed {seed}: {idle} bytes lie idle");
     }
 }

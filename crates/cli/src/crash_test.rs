@@ -1,0 +1,113 @@
+//! `forebay crash-test`: volumes on a simulated disk in memory, whose power goes everywhere.
+
+use crate::args::CrashTestArgs;
+use crate::failure::{Outcome, status};
+use crate::output;
+use forebay_crashtest::{Failure, Options, Progress, Summary, campaign};
+use serde_json::json;
+use std::time::Duration;
+
+/// How long it runs when nothing else says when it ends.
+const SECONDS: u64 = 10;
+
+/// Runs it; says on standard error how far it is, and at the end on standard output what was seen.
+pub fn crash_test(args: &CrashTestArgs) -> Outcome<u8> {
+    let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
+    let seconds = match (args.states, args.case) {
+        (None, None) => Some(args.seconds.unwrap_or(SECONDS)),
+        _ => args.seconds,
+    };
+    let options = Options {
+        seed: args.seed,
+        time: seconds.map(Duration::from_secs),
+        states: args.states,
+        jobs: args.jobs.map_or(cpus, usize::from),
+        plant: args.plant,
+        case: args.case,
+        steps: args.steps.as_ref().map(|steps| steps.0.clone()),
+        spot: args.at.clone(),
+        ..Options::default()
+    };
+    // A panic is a violation, and is told with it.
+    std::panic::set_hook(Box::new(|_| ()));
+    let mut last = (0, Duration::ZERO);
+    let summary = campaign(&options, &mut |progress| match progress {
+        Progress::Running(counts, time) => {
+            let (states, since) = (counts.states - last.0, time - last.1);
+            let rate = states as f64 / since.as_secs_f64().max(1e-3);
+            last = (counts.states, time);
+            let seconds = time.as_secs();
+            eprintln!("{seconds:>6} s  {:>9} states  {rate:>6.0}/s", counts.states);
+        }
+        Progress::Shrinking => eprintln!("a violation; looking for a shorter way to it"),
+    });
+    drop(std::panic::take_hook());
+    if let Some(failure) = summary.failure.as_ref().filter(|_| !args.json) {
+        tell(failure);
+    }
+    output::line(if args.json { in_json(args, &summary) } else { in_words(&summary) });
+    Ok(if summary.failure.is_some() { status::FAILED } else { status::OK })
+}
+
+/// What was found, and how to see it again.
+fn tell(failure: &Failure) {
+    let before = failure.steps_before;
+    output::line(format!(
+        "{} of {before} steps of workload {}:",
+        failure.steps.len(),
+        failure.case
+    ));
+    for (n, step) in failure.steps.iter().enumerate() {
+        output::line(format!("  {} {step}", n + 1));
+    }
+    output::line(format!("on {}", failure.setup));
+    output::line(format!("violation at {}: {}", failure.violation.spot, failure.violation.what));
+    output::line(format!("again: forebay {}", failure.command()));
+}
+
+fn in_words(summary: &Summary) -> String {
+    let counts = summary.counts;
+    let verdict = if summary.failure.is_some() { "1 violation" } else { "no violation" };
+    format!(
+        "{verdict}: {} workloads, {} cuts, {} crash states, {} recovered, {} distinct results, \
+         {:.0} states/s; {} second lives, {} kills; lost {}, torn {}, reordered {}, cut again {}, \
+         failed writes {}, failed flushes {}; {} syncs held, {} refused",
+        counts.workloads,
+        counts.cuts,
+        counts.states,
+        counts.recovered,
+        summary.distinct,
+        summary.rate(),
+        counts.second_lives,
+        counts.kills,
+        counts.lost,
+        counts.torn,
+        counts.reordered,
+        counts.second_states,
+        counts.writes_failed,
+        counts.flushes_failed,
+        counts.syncs,
+        counts.syncs_failed,
+    )
+}
+
+fn in_json(args: &CrashTestArgs, summary: &Summary) -> String {
+    let mut all = json!({
+        "seed": args.seed,
+        "seconds": summary.time.as_secs_f64(),
+        "states_per_second": summary.rate(),
+        "distinct_recovered": summary.distinct,
+        "violation": summary.failure.as_ref().map(|failure| json!({
+            "case": failure.case,
+            "steps": failure.steps,
+            "setup": failure.setup,
+            "spot": failure.violation.spot.to_string(),
+            "what": failure.violation.what,
+            "command": format!("forebay {}", failure.command()),
+        })),
+    });
+    for (name, count) in summary.counts.named() {
+        all[name] = json!(count);
+    }
+    all.to_string()
+}

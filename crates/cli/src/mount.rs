@@ -1,0 +1,198 @@
+//! `forebay mount`: opens a volume, serves it on a directory, and ends with everything durable.
+//!
+//! ```text
+//!   parse -> [start the process that stays, wait for its word] -> open (lock) the volume -> mount
+//!   -> watchdog -> ready -> serve
+//!     umount(8), `forebay umount`, or a signal
+//!   -> answer what is under way -> make durable -> let go of the image -> umount returns -> exit
+//! ```
+//! M1 `mount` returns when the mount can be used, or with the reason why there is none.
+//! M2 Exit status 0 of the process that stays means that everything accepted is durable.
+//! M3 Whoever is told that the mount is gone can open the image.
+
+mod daemon;
+mod words;
+
+use crate::failure::{Failure, Outcome, status};
+use crate::{output, signals};
+use clap::Args;
+use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
+use forebay_base::ErrorKind;
+use forebay_base::world::RealWorld;
+use forebay_fuse::watchdog::{self, Watchdog};
+use forebay_fuse::{MountKind, Session};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::channel;
+use words::Wanted;
+
+/// `forebay mount`
+#[derive(Args, Debug)]
+pub struct MountArgs {
+    /// Image of the volume
+    #[arg(value_name = "VOLUME")]
+    pub volume: PathBuf,
+    /// An empty directory, or any: what is in it is hidden while the mount is there
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Options as in fstab; `forebay mount --help` lists them
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS", value_delimiter = ',')]
+    #[arg(long_help = words::HELP)]
+    pub options: Vec<String>,
+    /// Stay in the foreground
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// This is the process that stays.
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+/// The hidden command of the watchdog's process.
+#[derive(Args, Debug)]
+pub struct WatchdogArgs {
+    /// As the library gives them.
+    #[arg(value_name = "ARGS", trailing_var_arg = true)]
+    pub args: Vec<OsString>,
+}
+
+/// The work of the watchdog's process.
+pub fn watchdog(args: &WatchdogArgs) -> Outcome {
+    Ok(watchdog::run(&args.args)?)
+}
+
+/// Runs the command and gives its exit status.
+pub fn mount(args: &MountArgs) -> Outcome<u8> {
+    let wanted = Wanted::parse(&args.options)?;
+    let volume = absolute(&args.volume)?;
+    let dir = absolute(&args.dir)?;
+    check(&volume, &dir)?;
+    if !args.foreground && !args.daemon {
+        return daemon::start();
+    }
+    serve(args, &wanted, &volume, &dir)
+}
+
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    std::fs::canonicalize(path).map_err(|e| Failure::io(path.display().to_string(), &e))
+}
+
+/// What makes no sense, before anything is opened.
+fn check(volume: &Path, dir: &Path) -> Outcome {
+    let shown = dir.display();
+    if !dir.is_dir() {
+        return Err(Failure::usage(format!("{shown}: not a directory")));
+    }
+    if volume.starts_with(dir) {
+        let text = format!("{shown}: the mount would hide its own image, {}", volume.display());
+        return Err(Failure::usage(text).hint("mount it on a directory beside the image"));
+    }
+    if dir == Path::new("/") {
+        return Err(Failure::usage("/: not on the root directory"));
+    }
+    Ok(())
+}
+
+fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcome<u8> {
+    let mut config = CacheConfig::default();
+    if let Some(size) = wanted.cache_size {
+        config.budget = size;
+    }
+    config.aio = wanted.aio;
+    let cache = Cache::new(config)?;
+    let options = VolumeOptions {
+        read_only: wanted.read_only(),
+        direct_io: wanted.direct_io,
+        noatime: wanted.noatime(),
+        owner: None,
+    };
+    let opened = Volume::open(&cache, volume, &options)?;
+    let fs = opened.file_system();
+    let mut how = wanted.fuse.clone();
+    how.source = volume.display().to_string();
+    let mounted = forebay_fuse::mount(dir, &how)?;
+    let (kind, number) = (mounted.kind, mounted.number);
+    // From here on the mount is there: who fails takes it away again.
+    let undo = Unmount(dir.to_path_buf());
+    let session = Session::start(mounted, fs, RealWorld::new(), &how)?;
+    let watchdog = start_watchdog(&session, dir, number)?;
+    watch_signals(dir)?;
+    if args.daemon {
+        daemon::ready(kind)?;
+    } else {
+        output::announce(&[format!("{} is mounted on {}", volume.display(), dir.display())]);
+    }
+    let ending = session.wait();
+    std::mem::forget(undo);
+    log::info!("{}: the mount is gone", dir.display());
+    let synced = ending.sync();
+    ending.release();
+    let closed = opened.close();
+    let stopped = cache.shutdown();
+    // The image is free before umount(2) returns (M3).
+    drop(cache);
+    let done = synced.and(closed).and(stopped);
+    ending.finish(&done);
+    watchdog.stop();
+    done.map(|()| status::OK).map_err(|e| {
+        Failure::new(format!("{}: {e}", volume.display()))
+            .hint("the volume is older than what programs wrote, where they did not sync")
+    })
+}
+
+/// Takes a mount away that could not be served.
+struct Unmount(PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        if let Err(e) = forebay_fuse::mount::unmount(&self.0, true) {
+            log::warn!("{e}");
+        }
+    }
+}
+
+fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outcome<Watchdog> {
+    let exe = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
+    let mut command = Command::new(exe);
+    command.args(["watchdog", "--"]);
+    Ok(Watchdog::start(command, session.alive(), dir, number)?)
+}
+
+/// The first signal ends the mount as `umount` does, or for new users only if it is in use; the second
+/// ends the process.
+fn watch_signals(dir: &Path) -> Outcome {
+    let (sender, events) = channel();
+    signals::watch(sender, (), |signal| {
+        log::error!(
+            "stopped at once by a second signal ({signal}): what was not synced may be lost"
+        );
+    })?;
+    let dir = dir.to_path_buf();
+    let work = move || {
+        if events.recv().is_err() {
+            return;
+        }
+        match forebay_fuse::mount::unmount(&dir, false) {
+            Err(e) if e.kind() == ErrorKind::Busy => {
+                log::warn!("{}: in use; it ends when nobody uses it any more", dir.display());
+                if let Err(e) = forebay_fuse::mount::unmount(&dir, true) {
+                    log::error!("{e}");
+                }
+            }
+            Err(e) => log::error!("{e}"),
+            Ok(()) => {}
+        }
+    };
+    let thread = std::thread::Builder::new().name("forebay-umount".into()).spawn(work);
+    thread.map(drop).map_err(|e| Failure::io("start a thread", &e))
+}
+
+/// What a user has to know of a mount of this kind; nothing for the usual one.
+fn remark(kind: MountKind) -> Option<&'static str> {
+    match kind {
+        MountKind::Block => None,
+        MountKind::Plain => Some(
+            "umount(8) and sync(1) do not wait for this mount to write out; `forebay umount` does",
+        ),
+    }
+}

@@ -1,0 +1,166 @@
+//! The words after `-o`, as in fstab.
+//!
+//! Invariant: O1 a word that is not known is refused by name, and so is a value that makes no sense.
+
+use crate::failure::{Failure, Outcome};
+use forebay::{Aio, DirectIo};
+use forebay_base::units::{MIB, format_size, parse_size};
+use forebay_fuse::Options;
+use forebay_fuse::options::Via;
+use rustix::mount::MountFlags;
+
+/// Smallest `cache_size`, bytes.
+const CACHE_MIN: u64 = 16 * MIB;
+
+/// All words, for `--help`.
+pub const HELP: &str = "Options as in fstab, separated by commas:\n\
+  ro, rw                 refuse changes, or not\n\
+  allow_other            others than the one who mounts may use it, as mode bits say; root's mounts always\n\
+  nosuid, nodev, noexec  as for any mount\n\
+  noatime                reading leaves no trace\n\
+  cache_size=SIZE        bytes for everything that grows with data [default: 25% of RAM, at most 50% of\n\
+  \x20                       the cgroup's limit]\n\
+  kernel_cache=WHAT      what the kernel's page cache may keep: never, small (files of up to 128k that are\n\
+  \x20                       opened to be read), always [default: small]\n\
+  direct_io=MODE         open the image with O_DIRECT: auto, on, off\n\
+  aio=ENGINE             auto, io_uring, threads\n\
+  threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
+  inodes=N               inodes that the kernel may know before it is asked to forget some\n\
+  via=HOW                auto, block (a loop device, so that umount and sync reach us), plain, helper\n\
+Words for mount(8) itself (defaults, auto, noauto, nofail, user, _netdev, x-...) are accepted and do\n\
+nothing here.";
+
+/// What was asked for.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// What the front end is told.
+    pub fuse: Options,
+    /// Bytes for everything that grows.
+    pub cache_size: Option<u64>,
+    /// I/O engine.
+    pub aio: Aio,
+    /// Bypass the system's page cache below us.
+    pub direct_io: DirectIo,
+}
+
+fn bad(word: &str, why: &str) -> Failure {
+    Failure::usage(format!("mount: -o {word}: {why}")).hint("`forebay mount --help` lists them")
+}
+
+impl Wanted {
+    /// Reads the words.
+    pub fn parse(words: &[String]) -> Outcome<Self> {
+        let mut wanted = Self {
+            fuse: Options::default(),
+            cache_size: None,
+            aio: Aio::default(),
+            direct_io: DirectIo::default(),
+        };
+        for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
+            match word.split_once('=') {
+                _ if word.starts_with("x-") => {}
+                Some((name, value)) => wanted.value(word, name, value)?,
+                None => wanted.word(word)?,
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn word(&mut self, word: &str) -> Outcome {
+        let flags = &mut self.fuse.flags;
+        match word {
+            "ro" => flags.insert(MountFlags::RDONLY),
+            "rw" => flags.remove(MountFlags::RDONLY),
+            "nosuid" => flags.insert(MountFlags::NOSUID),
+            "suid" => flags.remove(MountFlags::NOSUID),
+            "nodev" => flags.insert(MountFlags::NODEV),
+            "dev" => flags.remove(MountFlags::NODEV),
+            "noexec" => flags.insert(MountFlags::NOEXEC),
+            "exec" => flags.remove(MountFlags::NOEXEC),
+            "noatime" => flags.insert(MountFlags::NOATIME),
+            "atime" | "relatime" => flags.remove(MountFlags::NOATIME),
+            "allow_other" => self.fuse.allow_other = true,
+            "defaults" | "auto" | "noauto" | "nofail" | "user" | "users" | "nouser" | "_netdev" => {
+            }
+            _ => return Err(bad(word, "no such option")),
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, word: &str, name: &str, value: &str) -> Outcome {
+        let number = |least: usize, most: usize| {
+            let found = value.parse().ok().filter(|n| (least..=most).contains(n));
+            found.ok_or_else(|| bad(word, &format!("a number from {least} to {most}")))
+        };
+        match name {
+            "cache_size" => {
+                let size = parse_size(value).map_err(|_| bad(word, "a size, such as 256M"))?;
+                if size < CACHE_MIN {
+                    return Err(bad(word, &format!("at least {}", format_size(CACHE_MIN))));
+                }
+                self.cache_size = Some(size);
+            }
+            "kernel_cache" => self.fuse.kernel_cache = value.parse()?,
+            "direct_io" => self.direct_io = value.parse()?,
+            "aio" => self.aio = value.parse()?,
+            "threads" => self.fuse.threads = Some(number(1, 64)?),
+            "inodes" => self.fuse.inodes_max = number(1024, 1 << 40)?,
+            "via" => {
+                self.fuse.via = match value {
+                    "auto" => Via::Auto,
+                    "block" => Via::Block,
+                    "plain" => Via::Plain,
+                    "helper" => Via::Helper,
+                    _ => return Err(bad(word, "auto, block, plain or helper")),
+                }
+            }
+            _ => return Err(bad(word, "no such option")),
+        }
+        Ok(())
+    }
+
+    /// Whether changes are refused.
+    pub fn read_only(&self) -> bool {
+        self.fuse.flags.contains(MountFlags::RDONLY)
+    }
+
+    /// Whether reading leaves no trace.
+    pub fn noatime(&self) -> bool {
+        self.fuse.flags.contains(MountFlags::NOATIME)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_fuse::KernelCache;
+
+    fn parse(words: &str) -> Outcome<Wanted> {
+        Wanted::parse(&words.split(',').map(str::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn words_as_in_fstab() {
+        let wanted =
+            parse("defaults,ro,nodev,noatime,,x-systemd.automount,x-a=b,cache_size=4G").unwrap();
+        assert!(wanted.read_only() && wanted.noatime());
+        assert_eq!(wanted.cache_size, Some(4 << 30));
+        let wanted = parse("ro,rw,kernel_cache=always,threads=3,via=plain,inodes=5000").unwrap();
+        assert!(!wanted.read_only());
+        assert_eq!(wanted.fuse.kernel_cache, KernelCache::Always);
+        assert_eq!((wanted.fuse.threads, wanted.fuse.via), (Some(3), Via::Plain));
+        assert_eq!(wanted.fuse.inodes_max, 5000);
+    }
+
+    /// O1
+    #[test]
+    fn o1_what_is_not_known_is_refused_by_name() {
+        for word in ["r0", "cache_size=1", "cache_size=x", "threads=0", "via=magic", "aio=x", "a=b"]
+        {
+            let failure = parse(&format!("rw,{word}")).unwrap_err();
+            assert_eq!(failure.status, crate::failure::status::USAGE, "{word}");
+            let value = word.split('=').next_back().unwrap_or(word);
+            assert!(failure.message.contains(value), "{word}: {}", failure.message);
+        }
+    }
+}

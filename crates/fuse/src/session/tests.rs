@@ -1,0 +1,193 @@
+//! Sessions with a kernel of our own at the other end of a socket.
+//!
+//! No locks.
+
+use super::{Ending, Session, agreed};
+use crate::device::PAYLOAD_MAX;
+use crate::mount::{MountKind, Mounted};
+use crate::options::Options;
+use crate::proto::consts::{InitFlags, opcode};
+use crate::proto::request::InitIn;
+use forebay_base::task::block_on;
+use forebay_base::world::RealWorld;
+use forebay_base::{ErrorKind, Result};
+use forebay_vfs::mem::MemFs;
+use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode};
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+/// The kernel's end.
+struct Kernel(OwnedFd);
+
+/// A reply: errno, body.
+type Reply = (i32, Vec<u8>);
+
+impl Kernel {
+    fn send(&self, code: u32, unique: u64, node: u64, args: &[u8]) {
+        let mut message = Vec::new();
+        message.extend_from_slice(&(40 + args.len() as u32).to_le_bytes());
+        message.extend_from_slice(&code.to_le_bytes());
+        message.extend_from_slice(&unique.to_le_bytes());
+        message.extend_from_slice(&node.to_le_bytes());
+        message.extend_from_slice(&[0; 16]);
+        message.extend_from_slice(args);
+        rustix::io::write(&self.0, &message).unwrap();
+    }
+
+    fn reply(&self) -> (u64, Reply) {
+        let mut bytes = vec![0; 1 << 16];
+        let len = rustix::io::read(&self.0, &mut bytes).unwrap();
+        assert_eq!(len, u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize);
+        let errno = -i32::from_le_bytes(bytes[4..8].try_into().unwrap());
+        let unique = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+        (unique, (errno, bytes[16..len].to_vec()))
+    }
+
+    fn ask(&self, code: u32, node: u64, args: &[u8]) -> Reply {
+        self.send(code, 99, node, args);
+        let (unique, reply) = self.reply();
+        assert_eq!(unique, 99);
+        reply
+    }
+
+    fn init(&self, major: u32, minor: u32) -> Reply {
+        let mut args = Vec::new();
+        for word in [major, minor, 1 << 20, u32::MAX, u32::MAX] {
+            args.extend_from_slice(&word.to_le_bytes());
+        }
+        args.resize(64, 0);
+        self.ask(opcode::INIT, 0, &args)
+    }
+}
+
+fn start(fs: Arc<dyn FileSystem>) -> (Kernel, JoinHandle<Result<Session>>) {
+    let kind = SocketType::SEQPACKET;
+    let (device, kernel) =
+        socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    let dir = PathBuf::from("/nowhere");
+    let mounted = Mounted::of(device, MountKind::Block, dir, (0, 0));
+    let options = Options { threads: Some(2), ..Options::default() };
+    let session = move || Session::start(mounted, fs, RealWorld::new(), &options);
+    (Kernel(kernel), std::thread::spawn(session))
+}
+
+fn ready(fs: Arc<dyn FileSystem>) -> (Kernel, Session) {
+    let (kernel, session) = start(fs);
+    assert_eq!(kernel.init(7, 45).0, 0);
+    (kernel, session.join().unwrap().unwrap())
+}
+
+fn end(ending: Ending) {
+    let synced = ending.sync();
+    ending.finish(&synced);
+}
+
+/// S1: what is too old is refused by name, what is too new is told our version first.
+#[test]
+fn s1_versions_are_agreed_on_first() {
+    let (kernel, session) = start(Arc::new(MemFs::default()));
+    assert_eq!(kernel.init(7, 31).0, 71);
+    drop(kernel);
+    let failed = session.join().unwrap().err().unwrap();
+    assert_eq!(failed.kind(), ErrorKind::Unsupported);
+    assert!(failed.to_string().contains("7.31"), "{failed}");
+    let (kernel, session) = start(Arc::new(MemFs::default()));
+    let (errno, body) = kernel.init(8, 0);
+    assert_eq!((errno, body[0], body[4], body.len()), (0, 7, 45, 64));
+    let (errno, body) = kernel.init(7, 45);
+    assert_eq!((errno, body[0], body[4]), (0, 7, 45));
+    let session = session.join().unwrap().unwrap();
+    drop(kernel);
+    end(session.wait());
+}
+
+/// What the kernel does not have is not asked for, and what it has and we do not want neither.
+#[test]
+fn only_what_both_sides_have() {
+    let flags = InitFlags::ASYNC_DIO | InitFlags::HAS_IOCTL_DIR;
+    let out = agreed(&InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags });
+    assert_eq!((out.flags, out.minor), (InitFlags::ASYNC_DIO, 45));
+    assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
+}
+
+/// R2, U1: what is not known gets its answer, and what is malformed as well.
+#[test]
+fn r2_u1_every_request_is_answered() {
+    let (kernel, session) = ready(Arc::new(MemFs::default()));
+    // ACCESS, BMAP, POLL, a lock, SETUPMAPPING, something from the future.
+    for code in [34, 37, 40, 31, 48, 54, 4000] {
+        assert_eq!(kernel.ask(code, 1, &[0; 56]).0, 38, "{code}");
+    }
+    assert_eq!(kernel.ask(opcode::LOOKUP, 1, b"no end").0, 117);
+    assert_eq!(kernel.ask(opcode::WRITE, 1, &[0; 8]).0, 71);
+    assert_eq!(kernel.ask(opcode::LOOKUP, 77, b"x\0").0, 116, "stale");
+    assert_eq!(kernel.ask(opcode::READ, 1, &[9; 40]).0, 9, "no such handle");
+    assert_eq!(kernel.ask(opcode::LOOKUP, 1, &[&[b'x'; 256][..], b"\0"].concat()).0, 36);
+    let (errno, body) = kernel.ask(opcode::LOOKUP, 1, b"none\0");
+    assert_eq!((errno, body.len(), &body[..8]), (0, 128, &[0; 8][..]), "there is no such name");
+    // No answer: a forget, an interrupt; the next answer is the next question's.
+    kernel.send(opcode::FORGET, 1, 1, &[1, 0, 0, 0, 0, 0, 0, 0]);
+    kernel.send(opcode::INTERRUPT, 1, 0, &[5, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).1.len(), 80);
+    drop(kernel);
+    end(session.wait());
+}
+
+/// U2, R1: an inode that the kernel is told of is counted before it can be forgotten.
+#[test]
+fn u2_r1_what_is_told_is_counted() {
+    let fs = MemFs::default();
+    let new = NewInode::of(FileKind::File, 0o600);
+    let name = Name::new(b"f").unwrap();
+    let ino = block_on(fs.mknod(Ino::ROOT, name, &new)).unwrap().ino;
+    let (kernel, session) = ready(Arc::new(fs));
+    let figures = session.figures();
+    for _ in 0..3 {
+        assert_eq!(kernel.ask(opcode::LOOKUP, 1, b"f\0").0, 0);
+    }
+    assert_eq!(figures(), (1, 0));
+    let batch =
+        [&[1, 0, 0, 0, 0, 0, 0, 0], &ino.0.to_le_bytes()[..], &3_u64.to_le_bytes()].concat();
+    kernel.send(opcode::BATCH_FORGET, 0, 0, &batch);
+    let (errno, body) = kernel.ask(opcode::OPEN, ino.0, &[0; 8]);
+    assert_eq!((errno, body.len()), (0, 16));
+    // The other thread may still be at the forgetting.
+    while figures() != (0, 1) {
+        std::thread::yield_now();
+    }
+    drop(kernel);
+    end(session.wait());
+}
+
+/// S2, U5: the last answer comes when the file system is given back.
+#[test]
+fn s2_u5_destroy_is_answered_last() {
+    let fs: Arc<dyn FileSystem> = Arc::new(MemFs::default());
+    let weak: Weak<dyn FileSystem> = Arc::downgrade(&fs);
+    let (kernel, session) = ready(fs);
+    assert_eq!(kernel.ask(opcode::OPENDIR, 1, &[0; 8]).0, 0);
+    kernel.send(opcode::DESTROY, 5, 0, &[]);
+    let ending = session.wait();
+    let synced = ending.sync();
+    assert!(weak.upgrade().is_some());
+    ending.release();
+    assert!(weak.upgrade().is_none(), "U5: given back, though a directory was open");
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 107, "nobody is there any more");
+    let thread = std::thread::spawn(move || ending.finish(&synced));
+    assert_eq!(kernel.reply(), (5, (0, Vec::new())));
+    drop(kernel);
+    thread.join().unwrap();
+}
+
+/// S3: readers that cannot read end the session; it does not wait for what never comes.
+#[test]
+fn s3_a_device_that_fails_ends_the_session() {
+    let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
+    let mounted = Mounted::of(file.into(), MountKind::Plain, PathBuf::from("/nowhere"), (0, 0));
+    let fs = Arc::new(MemFs::default());
+    let failed = Session::start(mounted, fs, RealWorld::new(), &Options::default()).err().unwrap();
+    assert_eq!(failed.kind(), ErrorKind::Io);
+}

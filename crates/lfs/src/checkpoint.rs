@@ -1,0 +1,603 @@
+//! Checkpoints: what changed since the last one goes into the trees, and a slot names their new roots.
+//!
+//! ```text
+//!   freeze (under the lock: both overlays change hands, a mark is queued)
+//!     > commit up to the mark ............ everything frozen is durable, and has a place
+//!     > merge content, then names ........ nodes in new places, usage counted
+//!     > usage table, rewritten ........... its places were taken before it was counted
+//!     > flush > slots > flush ............ durable
+//!     > settle ........................... new root, dead places go their way
+//!   any step fails: what was frozen goes back below what changed since; the old root holds
+//! ```
+//! Invariants: H11 a checkpoint is exactly the records up to its mark. H12 a slot is written when everything
+//! that it leads to is flushed. H13 no write or flush failed between the first node and the last slot, or
+//! the checkpoint did not happen. H14 while what is frozen is looked up, whoever had reserved before the
+//! freeze can still find that something younger is known; so nothing is frozen again before they are done.
+//!
+//! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
+
+use crate::btree::map::{MapChanges, Piece, Stored};
+use crate::btree::{Change, Ledger};
+use crate::fault::Planted;
+use crate::format::extent::put_crc32c;
+use crate::format::item::Item;
+use crate::format::key::Key;
+use crate::format::place::Place;
+use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
+use crate::format::usage::USAGE_BYTES;
+use crate::items::Items;
+use crate::log::Head;
+use crate::pending::{Overlay, Where};
+use crate::segment::{Deltas, Plan, Snapshot};
+use crate::slots;
+use crate::space::Space;
+use crate::state::State;
+use crate::volume::Inner;
+use forebay_base::sync::Mutex;
+use forebay_base::task::WaitQueue;
+use forebay_base::{Error, ErrorKind, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What a checkpoint merges.
+pub(crate) struct Frozen {
+    pub data: Arc<BTreeMap<u64, Overlay>>,
+    pub items: Arc<Items>,
+    /// Reservations that were there, by their keys (H14).
+    pub in_flight: BTreeSet<u64>,
+    /// It is in the tree, too.
+    pub is_merged: bool,
+    before: Snapshot,
+    next_ino: u64,
+    next_data_id: u64,
+    next_sequence: u64,
+    inodes: u64,
+    ticket: u64,
+}
+
+/// Where a checkpoint's log begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Behind a mark.
+    Log,
+    /// Behind a mark, and nothing follows: the volume is closed.
+    Close,
+    /// In a segment that nothing was written to: there is no log yet.
+    Fresh,
+}
+
+/// Whose turn it is, and what the newest slot says.
+pub(crate) struct Checkpoints {
+    turn: Mutex<Turn>,
+    pub wait: WaitQueue,
+    /// Nodes of the usage table.
+    usage: Mutex<Vec<[Place; 2]>>,
+    usage_nodes: u64,
+}
+
+struct Turn {
+    is_busy: bool,
+    is_armed: bool,
+    superblock: Superblock,
+}
+
+struct TurnGuard<'a>(&'a Checkpoints);
+
+impl Drop for TurnGuard<'_> {
+    fn drop(&mut self) {
+        self.0.turn.lock().is_busy = false;
+        self.0.wait.wake_all();
+    }
+}
+
+/// What became of the tree of files.
+struct Merged {
+    root: TreeRoot,
+    ledger: Ledger,
+    deltas: Deltas,
+    /// By data id: whose, and bytes stored more.
+    stored: BTreeMap<u64, (u64, i64)>,
+    nodes: i64,
+}
+
+impl Checkpoints {
+    /// Of a volume whose newest slot is `superblock`, and whose usage table has these nodes.
+    pub fn new(superblock: Superblock, usage: Vec<[Place; 2]>, usage_nodes: u64) -> Self {
+        let turn = Turn { is_busy: false, is_armed: false, superblock };
+        let (turn, usage) = (Mutex::new(turn), Mutex::new(usage));
+        Self { turn, wait: WaitQueue::new(), usage, usage_nodes }
+    }
+
+    /// The newest slot.
+    pub fn superblock(&self) -> Superblock {
+        self.turn.lock().superblock.clone()
+    }
+
+    async fn take(&self) -> TurnGuard<'_> {
+        let free = || {
+            let mut turn = self.turn.lock();
+            (!std::mem::replace(&mut turn.is_busy, true)).then_some(())
+        };
+        self.wait.wait_until(free).await;
+        TurnGuard(self)
+    }
+}
+
+impl State {
+    /// Pairs of nodes that a checkpoint may need now (P13).
+    pub fn checkpoint_nodes(&self) -> u64 {
+        let geometry = &self.layout.geometry;
+        let room = crate::btree::write::room_bytes(geometry) as u64;
+        let entries = self.items.len() + 2 * self.maps.0;
+        let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1;
+        let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
+        // Each changed leaf with its path and a neighbour, and what is new at half full.
+        (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + usage + 8
+    }
+
+    /// Freezes what has changed.
+    fn freeze(&mut self, ticket: u64) {
+        let data = Arc::new(std::mem::take(&mut self.data));
+        let items = Arc::new(std::mem::take(&mut self.items));
+        self.maps = (0, 0);
+        self.space.freeze();
+        self.tree_data_ids = self.next_data_id;
+        self.frozen = Some(Frozen {
+            data,
+            items,
+            in_flight: self.shares.keys().copied().collect(),
+            is_merged: false,
+            before: self.space.segments.snapshot(),
+            next_ino: self.next_ino,
+            next_data_id: self.next_data_id,
+            next_sequence: self.next_sequence,
+            inodes: self.inodes,
+            ticket,
+        });
+    }
+
+    /// What was frozen goes back below what has changed since.
+    fn thaw(&mut self) {
+        let Some(frozen) = self.frozen.take_if(|frozen| !frozen.is_merged) else { return };
+        let block_bytes = self.layout.block_bytes();
+        let mut data = Arc::unwrap_or_clone(frozen.data);
+        for (data_id, newer) in std::mem::take(&mut self.data) {
+            let under = data.entry(data_id).or_default();
+            under.put_over(&newer, block_bytes);
+            under.owner = newer.owner;
+        }
+        let mut items = Arc::unwrap_or_clone(frozen.items);
+        items.put_over(std::mem::take(&mut self.items));
+        let pieces = data.values().map(|overlay| overlay.pieces().count() as u64).sum::<u64>();
+        self.maps = (self.maps.0 + pieces, self.maps.1 + 600 * pieces);
+        (self.data, self.items) = (data, items);
+    }
+
+    /// Lets what is merged go, when nobody is left who had reserved before it was frozen (H14).
+    pub fn drop_shadow(&mut self) {
+        self.frozen.take_if(|frozen| frozen.is_merged && frozen.in_flight.is_empty());
+    }
+}
+
+/// Thaws unless it is told not to.
+struct Thaw<'a>(&'a Inner, bool);
+
+impl Drop for Thaw<'_> {
+    fn drop(&mut self) {
+        if self.1 {
+            self.0.state.lock().thaw();
+        }
+    }
+}
+
+impl Inner {
+    /// Begins a checkpoint on a task of its own, if it is time for one.
+    pub(crate) fn trigger_checkpoint(&self) {
+        let wanted = {
+            let state = self.state.lock();
+            let written = state.space.log_written();
+            let short = state.space.is_short() && written >= self.layout.segment_bytes() / 2;
+            let full = state.items.bytes() + 64 * state.items.len() + state.maps.1
+                >= self.options.overlay_bytes / 2;
+            !state.is_closed && (written >= self.log_bytes_max() || short || full)
+        };
+        if !wanted || std::mem::replace(&mut self.checkpoints.turn.lock().is_armed, true) {
+            return;
+        }
+        let me = self.me.clone();
+        let task = async move {
+            let Some(inner) = me.upgrade() else { return };
+            inner.checkpoints.turn.lock().is_armed = false;
+            if let Err(error) = inner.checkpoint(How::Log).await {
+                log::warn!("a checkpoint was not made: {error}");
+            }
+        };
+        self.world.spawn("forebay-lfs checkpoint", Box::pin(task));
+    }
+
+    /// Longest log behind a checkpoint, bytes.
+    fn log_bytes_max(&self) -> u64 {
+        let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
+        self.options.checkpoint_bytes.min((volume / 16).max(self.layout.segment_bytes()))
+    }
+
+    /// Makes a checkpoint. Its error: the one before holds, and nothing is lost.
+    pub(crate) async fn checkpoint(&self, how: How) -> Result<()> {
+        let guard = self.checkpoints.take().await;
+        let done = self.checkpoint_in_turn(how).await;
+        drop(guard);
+        done
+    }
+
+    async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
+        let free = || {
+            let mut state = self.state.lock();
+            state.drop_shadow();
+            state.frozen.is_none().then_some(())
+        };
+        self.checkpoints.wait.wait_until(free).await;
+        let ticket = {
+            let mut state = self.state.lock();
+            if state.is_closed {
+                return Ok(());
+            }
+            let ticket = match how {
+                How::Fresh => 0,
+                How::Log | How::Close => state.append_cut()?,
+            };
+            state.freeze(ticket);
+            ticket
+        };
+        let mut thaw = Thaw(self, true);
+        if ticket > 0 {
+            self.commit(ticket, false).await?;
+        }
+        let head = self.cut_head(ticket)?;
+        self.resolved().await;
+        let failures = self.log.failures();
+        let number = self.checkpoints.superblock().checkpoint + 1;
+        let (data, items) = {
+            let state = self.state.lock();
+            let frozen = state.frozen.as_ref().expect("it was frozen above");
+            (frozen.data.clone(), frozen.items.clone())
+        };
+        let mut taken = Ledger::default();
+        let done = self.write_checkpoint(how, head, number, (&data, &items), failures, &mut taken);
+        let done = done.await;
+        drop((data, items));
+        match done {
+            Ok(settled) => {
+                thaw.1 = false;
+                self.settle(settled, number);
+                Ok(())
+            }
+            Err(error) => {
+                let mut state = self.state.lock();
+                state.is_closed = false;
+                // A slot may name them, and some may be on their way still.
+                state.space.nodes.hold(taken.taken.concat());
+                Err(error)
+            }
+        }
+    }
+
+    /// Behind which head the checkpoint's log begins.
+    fn cut_head(&self, ticket: u64) -> Result<Head> {
+        let ctl = self.log.ctl.lock();
+        match ctl.cut {
+            _ if ticket == 0 => Ok(ctl.head),
+            Some((cut, head)) if cut == ticket => Ok(head),
+            _ => Err(Error::new(ErrorKind::Io, "checkpoint", "its mark went astray")),
+        }
+    }
+
+    /// Everything frozen is durable; waits until its places are known, too.
+    async fn resolved(&self) {
+        let resolved = || {
+            let state = self.state.lock();
+            let frozen = state.frozen.as_ref().map(|frozen| frozen.data.clone());
+            drop(state);
+            let staged = frozen.is_some_and(|data| data.values().any(Overlay::is_staged));
+            (!staged).then_some(())
+        };
+        self.log.wait.wait_until(resolved).await;
+    }
+}
+
+/// A checkpoint that is durable.
+struct Settled {
+    merged: Merged,
+    usage: Vec<[Place; 2]>,
+    given_up: Vec<Place>,
+    plan: Plan,
+    superblock: Superblock,
+}
+
+impl Inner {
+    async fn write_checkpoint(
+        &self,
+        how: How,
+        head: Head,
+        number: u64,
+        frozen: (&BTreeMap<u64, Overlay>, &Items),
+        failures: u64,
+        taken: &mut Ledger,
+    ) -> Result<Settled> {
+        let mut merged = self.merge(frozen.0, frozen.1, number, taken).await?;
+        let mut usage = Vec::new();
+        for _ in 0..self.checkpoints.usage_nodes {
+            usage.push(self.store.take()?);
+            taken.taken.extend(usage.last());
+        }
+        let old_usage = self.checkpoints.usage.lock().clone();
+        let given_up = [taken.freed.concat(), old_usage.concat()].concat();
+        let (plan, mut superblock) = {
+            let mut state = self.state.lock();
+            let mut deltas = std::mem::take(&mut merged.deltas);
+            state.space.count_nodes(&taken.taken.concat(), &given_up, &mut deltas);
+            let frozen = state.frozen.as_ref().expect("until it is settled");
+            let left = |segment| state.room.left_of(segment);
+            let plan = state.space.segments.plan(&frozen.before, deltas, number, &left)?;
+            let mut superblock = self.checkpoints.superblock();
+            superblock.next_ino = frozen.next_ino;
+            superblock.next_data_id = frozen.next_data_id;
+            superblock.next_sequence = frozen.next_sequence;
+            superblock.inode_count = frozen.inodes;
+            let State { room, space, .. } = &mut *state;
+            plan.died().iter().for_each(|segment| room.forget(space, *segment));
+            (plan, superblock)
+        };
+        let table = self.write_usage(&plan.entries, &usage, number).await?;
+        if how != How::Fresh || !self.plant.has(Planted::UnflushedRecovery) {
+            self.flush_device(false).await.inspect_err(|error| self.failed(error))?;
+        }
+        self.unfailed(failures)?;
+        superblock.trees = vec![merged.root, table];
+        superblock.checkpoint = number;
+        superblock.generation = head.generation;
+        superblock.log_head = match (head.segment, head.offset) {
+            (Some(segment), 0) => Place::new(segment, self.layout.first_record()),
+            (Some(segment), offset) => Place::new(segment, offset),
+            (None, _) => {
+                return Err(Error::new(ErrorKind::Io, "checkpoint", "the log has no head"));
+            }
+        };
+        (superblock.log_sequence, superblock.log_predecessor) = (head.sequence, head.predecessor);
+        superblock.state = if how == How::Close && self.seal()? { STATE_CLEAN } else { 0 };
+        self.write_slots(&superblock, failures).await?;
+        Ok(Settled { merged, usage, given_up, plan, superblock })
+    }
+
+    /// A volume that was closed is open again: a slot says so, and tells of the generation, before anything
+    /// else is written.
+    pub(crate) async fn begin_life(&self) -> Result<()> {
+        let head = self.log.ctl.lock().head;
+        let failures = self.log.failures();
+        let mut superblock = self.checkpoints.superblock();
+        superblock.checkpoint += 1;
+        superblock.state = 0;
+        superblock.generation = head.generation;
+        let segment = head.segment.unwrap_or_default();
+        superblock.log_head = Place::new(segment, self.layout.first_record());
+        superblock.next_sequence = self.state.lock().next_sequence;
+        self.write_slots(&superblock, failures).await?;
+        let mut state = self.state.lock();
+        let number = superblock.checkpoint;
+        self.checkpoints.turn.lock().superblock = superblock;
+        let Space { segments, nodes, .. } = &mut state.space;
+        segments.reclaim(number);
+        nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
+        Ok(())
+    }
+
+    /// Writes a state of the superblock, and makes it durable (H12, H13).
+    pub(crate) async fn write_slots(&self, superblock: &Superblock, failures: u64) -> Result<()> {
+        slots::write(&self.device, superblock).await?;
+        self.flush_device(false).await.inspect_err(|error| self.failed(error))?;
+        self.unfailed(failures)
+    }
+
+    /// A flush that was not the log's own failed: what of the log it would have covered is not durable.
+    fn failed(&self, error: &Error) {
+        crate::log::Log::fail(&mut self.log.ctl.lock(), error.clone());
+        self.log.wait.wake_all();
+    }
+
+    /// H13.
+    fn unfailed(&self, failures: u64) -> Result<()> {
+        match self.log.failures() == failures || self.plant.has(Planted::SwallowedFlushError) {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Io, "checkpoint", "a flush failed meanwhile")),
+        }
+    }
+
+    /// Nothing follows the mark: from now on nothing will. False if something does.
+    fn seal(&self) -> Result<bool> {
+        let mut state = self.state.lock();
+        let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);
+        state.is_closed = state.next_ticket == ticket + 1 && state.shares.is_empty();
+        Ok(state.is_closed)
+    }
+
+    /// The checkpoint is durable.
+    fn settle(&self, settled: Settled, number: u64) {
+        let Settled { merged, usage, given_up, plan, superblock } = settled;
+        let mut pairs = merged.ledger.freed.clone();
+        pairs.append(&mut self.checkpoints.usage.lock());
+        self.tree.cache().forget(&pairs);
+        *self.checkpoints.usage.lock() = usage;
+        self.checkpoints.turn.lock().superblock = superblock;
+        let mut state = self.state.lock();
+        state.root = merged.root;
+        state.tree_nodes = state.tree_nodes.saturating_add_signed(merged.nodes);
+        state.space.settle_checkpoint(&plan, given_up, number);
+        if let Some(frozen) = &mut state.frozen {
+            frozen.is_merged = true;
+            let there = std::mem::take(&mut frozen.in_flight);
+            let shares = &state.shares;
+            let left = there.into_iter().filter(|key| shares.contains_key(key)).collect();
+            state.frozen.as_mut().expect("it is there").in_flight = left;
+        }
+        state.drop_shadow();
+        for (data_id, (ino, bytes)) in merged.stored {
+            state.store_bytes(ino, data_id, bytes);
+        }
+        let nodes = state.checkpoint_nodes();
+        state.space.need_nodes(nodes);
+    }
+
+    /// Merges what is frozen: content first, so that inodes can say what is stored.
+    async fn merge(
+        &self,
+        data: &BTreeMap<u64, Overlay>,
+        items: &Items,
+        number: u64,
+        ledger: &mut Ledger,
+    ) -> Result<Merged> {
+        let root = self.state.lock().root;
+        let mut deltas = Deltas::new();
+        let mut stored: BTreeMap<u64, (u64, i64)> = BTreeMap::new();
+        let block_bytes = self.layout.block_bytes();
+        for (data_id, overlay) in data {
+            for (_, piece) in overlay.pieces() {
+                let Where::Run(place) = piece.at else { continue };
+                let bytes = (piece.blocks * block_bytes) as i64;
+                let delta = deltas.entry(place.segment).or_default();
+                delta.bytes += bytes;
+                delta.youngest = delta.youngest.max(piece.birth);
+                stored.entry(*data_id).or_insert((overlay.owner, 0)).1 += bytes;
+            }
+        }
+        let pieces = pieces_of(data);
+        let mut given_up = |gone: crate::btree::GivenUp| {
+            let bytes = i64::from(gone.bytes);
+            deltas.entry(gone.place.segment).or_default().bytes -= bytes;
+            let owner = data.get(&gone.data_id).map_or(0, |overlay| overlay.owner);
+            stored.entry(gone.data_id).or_insert((owner, 0)).1 -= bytes;
+        };
+        let mut changes = MapChanges::new(&self.tree, root, pieces, &mut given_up);
+        let content = self.tree.merge(&root, &mut changes, number, ledger).await?;
+        drop(changes);
+        let patches = self.inodes(&content.root, items, &stored).await?;
+        let mut changes = overlaid(items.changes(), patches);
+        let names = self.tree.merge(&content.root, &mut changes, number, ledger).await?;
+        let nodes =
+            (content.written + names.written) as i64 - (content.replaced + names.replaced) as i64;
+        let ledger = ledger.clone();
+        Ok(Merged { root: names.root, ledger, deltas, stored, nodes })
+    }
+
+    /// Inodes of which more or less is stored, as they are to be.
+    async fn inodes(
+        &self,
+        root: &TreeRoot,
+        items: &Items,
+        stored: &BTreeMap<u64, (u64, i64)>,
+    ) -> Result<BTreeMap<u64, Change>> {
+        let geometry = &self.layout.geometry;
+        let mut out = BTreeMap::new();
+        for (data_id, (ino, bytes)) in stored {
+            if *ino == 0 || *bytes == 0 {
+                continue;
+            }
+            let key = Key::Inode(*ino);
+            let in_tree;
+            let value = match items.get(key) {
+                Some(value) => value,
+                None => {
+                    in_tree = self.tree.get(root, key).await?;
+                    in_tree.as_ref().map(|found| found.raw().1)
+                }
+            };
+            let Some(value) = value else { continue };
+            let Item::Inode(mut inode) = Item::decode(key, value, geometry)? else { continue };
+            if inode.data_id == *data_id {
+                inode.stored_bytes = inode.stored_bytes.saturating_add_signed(*bytes);
+                out.insert(*ino, Change::put(key, &Item::Inode(inode), geometry)?);
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl State {
+    /// So much more is stored for a file, as the tree has it now.
+    fn store_bytes(&mut self, ino: u64, data_id: u64, bytes: i64) {
+        let Some(node) = self.nodes.get_mut(&ino) else {
+            return self.store_bytes_of_item(ino, data_id, bytes);
+        };
+        if node.recorded.data_id != data_id || bytes == 0 {
+            return;
+        }
+        let stored = node.recorded.stored_bytes.saturating_add_signed(bytes);
+        (node.recorded.stored_bytes, node.inode.stored_bytes) = (stored, stored);
+        if self.items.get(Key::Inode(ino)).is_some()
+            && let Err(error) = self.note_inode(ino)
+        {
+            log::error!("inode {ino} cannot be stored: {error}");
+        }
+    }
+}
+
+impl State {
+    /// The same for an inode that is not in memory, and has changed again.
+    fn store_bytes_of_item(&mut self, ino: u64, data_id: u64, bytes: i64) {
+        let (key, geometry) = (Key::Inode(ino), self.layout.geometry);
+        let Some(Some(value)) = self.items.get(key) else { return };
+        let Ok(Item::Inode(mut inode)) = Item::decode(key, value, &geometry) else { return };
+        if inode.data_id == data_id {
+            inode.stored_bytes = inode.stored_bytes.saturating_add_signed(bytes);
+            if let Err(error) = self.items.item(key, &Item::Inode(inode), &geometry) {
+                log::error!("inode {ino} cannot be stored: {error}");
+            }
+        }
+    }
+}
+
+/// All pieces, as the tree is told of them.
+fn pieces_of(data: &BTreeMap<u64, Overlay>) -> Box<dyn Iterator<Item = Piece> + Send + '_> {
+    Box::new(data.iter().flat_map(|(id, overlay)| overlay.pieces().map(|p| piece(*id, p))))
+}
+
+/// A piece as the tree is told of it.
+fn piece(data_id: u64, (block, piece): (u64, &crate::pending::Piece)) -> Piece {
+    let stored = match piece.at {
+        Where::Run(place) => {
+            let mut sums = Vec::new();
+            put_crc32c(piece.own_sums(), &mut sums);
+            Some(Stored { place, birth: piece.birth, flags: 0, sums: sums.into() })
+        }
+        Where::Hole | Where::Staged(_) => None,
+    };
+    Piece { data_id, block, blocks: piece.blocks, stored }
+}
+
+/// Changes, with those of some inodes in the stead of what is said of them.
+fn overlaid(
+    items: impl Iterator<Item = Change> + Send,
+    patches: BTreeMap<u64, Change>,
+) -> impl Iterator<Item = Change> + Send {
+    let mut patches = patches.into_values().peekable();
+    let mut items = items.peekable();
+    std::iter::from_fn(move || {
+        let (Some(patch), Some(item)) = (patches.peek(), items.peek()) else {
+            return patches.next().or_else(|| items.next());
+        };
+        if patch.key() > item.key() {
+            return items.next();
+        }
+        if patch.key() == item.key() {
+            items.next();
+        }
+        patches.next()
+    })
+}
+
+/// The root of a tree in a slot.
+pub(crate) fn root_of(superblock: &Superblock, tree: u64) -> Result<TreeRoot> {
+    let found = superblock.trees.iter().find(|root| root.tree == tree);
+    let which = if tree == FILES_TREE { "files" } else { "usage" };
+    let missing =
+        || Error::new(ErrorKind::Corrupt, "open", format!("the slot has no tree of {which}"));
+    found.copied().ok_or_else(missing)
+}

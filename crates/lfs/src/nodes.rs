@@ -1,0 +1,282 @@
+//! Tree nodes in segments of the volume: both copies of each in another segment, and each place used again by
+//! itself when two checkpoints do without it.
+//!
+//! ```text
+//!   free slot ──allocated──▶ node of a checkpoint ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
+//!                              └── the checkpoint failed ──▶ free, or limbo if a slot may name it
+//! ```
+//! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not overwritten. N12
+//! the copies of a node lie in different segments. N13 a segment without a node, and with none in limbo, is
+//! free.
+//!
+//! Locks: [`VolumeStore`] takes the state lock to allocate; none across a wait.
+
+use crate::btree::{NodeStore, StoredNode};
+use crate::commit::write_all;
+use crate::format::place::{Geometry, Place};
+use crate::layout::Layout;
+use crate::slots::read_at;
+use crate::volume::Inner;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::Mutex;
+use forebay_base::task::BoxFuture;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{BioFlags, DeviceRef};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Slots of one segment.
+struct Slots {
+    /// Bit set: free.
+    free: Vec<u64>,
+    left: u32,
+}
+
+/// Places for nodes. See the module.
+pub(crate) struct NodeSlots {
+    geometry: Geometry,
+    segments: BTreeMap<u32, Slots>,
+    /// Segments that the next copies go to.
+    current: [Option<u32>; 2],
+    /// Given up by the newest durable checkpoint.
+    limbo: Vec<Place>,
+    left: u64,
+}
+
+impl NodeSlots {
+    /// No segments.
+    pub fn new(geometry: Geometry) -> Self {
+        let (segments, limbo) = (BTreeMap::new(), Vec::new());
+        Self { geometry, segments, current: [None; 2], limbo, left: 0 }
+    }
+
+    /// Nodes of a segment.
+    pub fn per_segment(&self) -> u32 {
+        self.geometry.segment_bytes() >> self.geometry.node_shift
+    }
+
+    /// Free slots.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// A segment more, all of it free.
+    pub fn add(&mut self, segment: u32) {
+        let per = self.per_segment();
+        let mut free = vec![u64::MAX; per.div_ceil(64) as usize];
+        if !per.is_multiple_of(64) {
+            free[(per / 64) as usize] = (1 << (per % 64)) - 1;
+        }
+        if self.segments.insert(segment, Slots { free, left: per }).is_none() {
+            self.left += u64::from(per);
+        }
+    }
+
+    /// The segment, and the one that lacks most: the two copies cannot go there. None: they can.
+    pub fn wants_segment(&self) -> bool {
+        self.segments.values().filter(|slots| slots.left > 0).count() < 2
+    }
+
+    /// Places for both copies (N12). None: [`wants_segment`](Self::wants_segment).
+    pub fn take(&mut self) -> Option<[Place; 2]> {
+        let first = self.side(0, None)?;
+        let second = self.side(1, Some(first))?;
+        self.current = [Some(first), Some(second)];
+        Some([self.slot(first)?, self.slot(second)?])
+    }
+
+    /// The segment for a copy: the one that is being filled, else the emptiest.
+    fn side(&self, n: usize, not: Option<u32>) -> Option<u32> {
+        let has_room = |segment: &u32| {
+            Some(*segment) != not && self.segments.get(segment).is_some_and(|s| s.left > 0)
+        };
+        let emptiest = || {
+            let others = self.segments.iter().filter(|(segment, _)| {
+                has_room(segment) && (n == 1 || self.current[1] != Some(**segment))
+            });
+            others.max_by_key(|(_, slots)| slots.left).map(|(segment, _)| *segment)
+        };
+        let any = || self.segments.keys().copied().find(has_room);
+        self.current[n].filter(has_room).or_else(emptiest).or_else(any)
+    }
+
+    fn slot(&mut self, segment: u32) -> Option<Place> {
+        let slots = self.segments.get_mut(&segment)?;
+        let (word, bits) = slots.free.iter_mut().enumerate().find(|(_, bits)| **bits != 0)?;
+        let bit = bits.trailing_zeros();
+        *bits &= !(1 << bit);
+        slots.left -= 1;
+        self.left -= 1;
+        Some(Place::new(segment, (word as u32 * 64 + bit) << self.geometry.node_shift))
+    }
+
+    fn bit(&mut self, place: Place) -> Option<(&mut Slots, usize, u64)> {
+        let n = place.offset >> self.geometry.node_shift;
+        let slots = self.segments.get_mut(&place.segment)?;
+        Some((slots, (n / 64) as usize, 1 << (n % 64)))
+    }
+
+    /// Recovery found a node there. False: somebody has the place, or it is in no segment of the tree.
+    pub fn found(&mut self, place: Place) -> bool {
+        let Some((slots, word, bit)) = self.bit(place) else { return false };
+        if slots.free[word] & bit == 0 {
+            return false;
+        }
+        slots.free[word] &= !bit;
+        slots.left -= 1;
+        self.left -= 1;
+        true
+    }
+
+    /// Nothing refers to these any more.
+    pub fn give_back(&mut self, places: impl IntoIterator<Item = Place>) {
+        for place in places {
+            let Some((slots, word, bit)) = self.bit(place) else { continue };
+            debug_assert!(slots.free[word] & bit == 0, "N11: {place:?} was taken");
+            slots.free[word] |= bit;
+            slots.left += 1;
+            self.left += 1;
+        }
+    }
+
+    /// These are free when a checkpoint more is durable.
+    pub fn hold(&mut self, places: impl IntoIterator<Item = Place>) {
+        self.limbo.extend(places);
+    }
+
+    /// A checkpoint is durable that gave these up: those that the one before gave up are free. The segments
+    /// that have no node any more (N13).
+    pub fn settle(&mut self, given_up: Vec<Place>) -> Vec<u32> {
+        let free = std::mem::replace(&mut self.limbo, given_up);
+        self.give_back(free);
+        self.release()
+    }
+
+    /// Lets segments go that have no node (N13).
+    pub fn release(&mut self) -> Vec<u32> {
+        let per = self.per_segment();
+        let empty = self.segments.iter().filter(|(_, slots)| slots.left == per);
+        let empty: Vec<u32> = empty.map(|(segment, _)| *segment).collect();
+        for segment in &empty {
+            self.segments.remove(segment);
+            self.left -= u64::from(per);
+            for current in &mut self.current {
+                *current = current.filter(|current| current != segment);
+            }
+        }
+        empty
+    }
+}
+
+/// Reads and writes nodes; allocates in the volume's space.
+pub(crate) struct VolumeStore {
+    device: DeviceRef,
+    layout: Layout,
+    /// Set when the volume is open.
+    inner: OnceLock<Weak<Inner>>,
+    /// Places that were taken before: they are given out first.
+    reserved: Mutex<Vec<[Place; 2]>>,
+}
+
+impl VolumeStore {
+    /// Of a volume on `device`.
+    pub fn new(device: DeviceRef, layout: Layout) -> Self {
+        Self { device, layout, inner: OnceLock::new(), reserved: Mutex::default() }
+    }
+
+    /// From now on there is something to allocate in.
+    pub fn attach(&self, inner: Weak<Inner>) {
+        if self.inner.set(inner).is_err() {
+            debug_assert!(false, "attached once");
+        }
+    }
+
+    /// These are given out next, the last first.
+    pub fn reserve(&self, places: Vec<[Place; 2]>) {
+        *self.reserved.lock() = places;
+    }
+
+    /// Two places.
+    pub fn take(&self) -> Result<[Place; 2]> {
+        if let Some(places) = self.reserved.lock().pop() {
+            return Ok(places);
+        }
+        let closed = || Error::new(ErrorKind::Shutdown, "allocate", "the volume is not open");
+        let inner = self.inner.get().and_then(Weak::upgrade).ok_or_else(closed)?;
+        let places = inner.state.lock().space.take_node()?;
+        Ok(places)
+    }
+
+    async fn read_node(&self, place: Place) -> Result<AlignedBuf> {
+        let (layout, len) = (&self.layout, self.layout.geometry.node_bytes());
+        if place.segment >= layout.segments {
+            let text = format!("a node at {place:?}, behind the last segment");
+            return Err(Error::new(ErrorKind::Corrupt, "read", text));
+        }
+        layout.geometry.check_run("tree node", place, len as u64)?;
+        read_at(&self.device, layout.device_offset(place), len).await
+    }
+
+    async fn write_nodes(&self, nodes: &[Arc<StoredNode>]) -> Result<()> {
+        let mut copies: Vec<(u64, &[u8])> = Vec::with_capacity(2 * nodes.len());
+        for node in nodes {
+            let places = node.places();
+            copies.extend(places.map(|place| (self.layout.device_offset(place), node.bytes())));
+        }
+        copies.sort_unstable_by_key(|(offset, _)| *offset);
+        // Neighbours go out in one transfer.
+        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (offset, bytes) in copies {
+            match writes.last_mut() {
+                Some((from, run)) if *from + run.len() as u64 == offset => {
+                    run.extend_from_slice(bytes);
+                }
+                _ => writes.push((offset, bytes.to_vec())),
+            }
+        }
+        write_all(&self.device, writes, BioFlags::BACKGROUND).await
+    }
+}
+
+impl NodeStore for VolumeStore {
+    fn read(&self, place: Place) -> BoxFuture<'_, Result<AlignedBuf>> {
+        Box::pin(self.read_node(place))
+    }
+
+    fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>> {
+        Box::pin(std::future::ready(self.take()))
+    }
+
+    fn write<'a>(&'a self, nodes: &'a [Arc<StoredNode>]) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.write_nodes(nodes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// N11 to N13.
+    #[test]
+    fn n11_n12_n13_slots_come_back_after_two_checkpoints() {
+        let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
+        assert!(slots.take().is_none() && slots.wants_segment());
+        [4, 9].into_iter().for_each(|segment| slots.add(segment));
+        let pairs: Vec<[Place; 2]> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!((pairs.len(), slots.left(), slots.wants_segment()), (16, 0, true));
+        for [first, second] in &pairs {
+            assert_ne!(first.segment, second.segment, "N12");
+        }
+        assert!(slots.settle(pairs[..3].concat()).is_empty());
+        assert!(slots.take().is_none(), "N11: the checkpoint before has them");
+        assert!(slots.settle(pairs[3..].concat()).is_empty());
+        assert_eq!(slots.left(), 6);
+        slots.add(11);
+        let pair = slots.take().unwrap();
+        assert_ne!(pair[0].segment, pair[1].segment);
+        assert!(!slots.found(pair[0]), "it is taken");
+        slots.give_back(pair);
+        assert_eq!(slots.settle(Vec::new()), [4, 9, 11], "N13");
+        assert!(!slots.found(pair[0]) && slots.left() == 0);
+    }
+}

@@ -1,0 +1,373 @@
+//! Segments: what each is used for, what is live in it, and when it may be used again.
+//!
+//! ```text
+//!   free ──taken──▶ open ──full──▶ sealed ──nothing live at checkpoint k──▶ dead since k
+//!    ▲ │                             ▲                                          │
+//!    │ └── found used by recovery ───┘                                          │
+//!    └───────────── checkpoint k + 1 is durable, and nobody holds a pin ────────┘
+//! ```
+//! Invariants: W11 what is live in a segment is what the trees of the newest durable checkpoint refer to: it
+//! changes with a checkpoint and not before. W12 a segment dies at a checkpoint that it was sealed before,
+//! with no run in flight in it: nothing that is not merged can point there. W13 a dead segment is free when a
+//! second checkpoint is durable, so that neither of the two newest ones refers to it, nor the log behind
+//! the older. W14 a segment that somebody holds a pin of is not free. W15 a segment of which a window or a
+//! pool has bytes does not die; what is over of it dies with it.
+//!
+//! No locks: the volume's state lock covers it.
+
+use crate::format::corrupt;
+use crate::format::usage::{Segment as Entry, SegmentState, Stream};
+use forebay_base::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What may be done with a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// It may be taken.
+    Free,
+    /// It is being filled.
+    Open,
+    /// It is full, or was left alone.
+    Sealed,
+    /// Nothing in it is live.
+    Dead,
+}
+
+/// Keeps a segment from being used again.
+pub(crate) type Pin = Arc<()>;
+
+/// One segment.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub phase: Phase,
+    pub stream: Stream,
+    /// W11, bytes.
+    pub live_bytes: u64,
+    /// Dead: the checkpoint at which it died. Else: the youngest birth that is known of.
+    pub since: u64,
+    /// Runs that are reserved or on their way.
+    pub in_flight: u32,
+    /// Bytes that were taken of it and are nobody's: windows, pools, what is left over.
+    pub held_bytes: u64,
+    /// A run of it was reserved since the last freeze.
+    is_touched: bool,
+    pin: Pin,
+}
+
+/// What a checkpoint changes in a segment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Delta {
+    /// Live bytes more, or less.
+    pub bytes: i64,
+    /// Youngest birth that came.
+    pub youngest: u64,
+}
+
+/// Changes by segment.
+pub(crate) type Deltas = BTreeMap<u32, Delta>;
+
+/// What the segments were at a freeze: phase, stream, and whether no run was in flight.
+pub(crate) type Snapshot = Vec<(Phase, Stream, bool)>;
+
+/// The usage table of a checkpoint.
+pub(crate) struct Plan {
+    pub entries: Vec<Entry>,
+    /// Segments that die with it.
+    died: Vec<u32>,
+    deltas: Deltas,
+}
+
+impl Plan {
+    /// Segments that die with it.
+    pub fn died(&self) -> &[u32] {
+        &self.died
+    }
+}
+
+/// See the module.
+pub(crate) struct Segments {
+    list: Vec<Segment>,
+    free: u64,
+    /// Where the search for a free segment goes on, so that a bad one is not found again at once.
+    next: u32,
+}
+
+impl Segments {
+    /// All free.
+    pub fn new(count: u32) -> Self {
+        let segment = |_| Segment {
+            phase: Phase::Free,
+            stream: Stream::None,
+            live_bytes: 0,
+            since: 0,
+            in_flight: 0,
+            held_bytes: 0,
+            is_touched: false,
+            pin: Pin::default(),
+        };
+        Self { list: (0..count).map(segment).collect(), free: u64::from(count), next: 0 }
+    }
+
+    /// As a checkpoint left them: what was open is not filled any further.
+    pub fn load(&mut self, entries: &[Entry]) -> Result<()> {
+        if entries.len() != self.list.len() {
+            let text = format!("{} entries of {} segments", entries.len(), self.list.len());
+            return Err(corrupt("usage table", text));
+        }
+        for (segment, entry) in self.list.iter_mut().zip(entries) {
+            segment.phase = match entry.state {
+                SegmentState::Free | SegmentState::Reserved => Phase::Free,
+                SegmentState::Open | SegmentState::Sealed => Phase::Sealed,
+                SegmentState::Dead | SegmentState::Discarding => Phase::Dead,
+                SegmentState::Bad => {
+                    return Err(crate::format::unsupported("usage table", "a bad segment"));
+                }
+            };
+            segment.stream = entry.stream;
+            segment.live_bytes = u64::from(entry.live_bytes);
+            segment.since = entry.since;
+        }
+        self.free = self.list.iter().filter(|s| s.phase == Phase::Free).count() as u64;
+        Ok(())
+    }
+
+    /// Free segments.
+    pub fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.list.len() as u32
+    }
+
+    /// One of them.
+    pub fn get(&self, segment: u32) -> Option<&Segment> {
+        self.list.get(segment as usize)
+    }
+
+    /// All, by number.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        (0..).zip(&self.list)
+    }
+
+    fn set(&mut self, segment: u32, phase: Phase, stream: Stream) {
+        let Some(this) = self.list.get_mut(segment as usize) else { return };
+        let old = std::mem::replace(&mut this.phase, phase);
+        this.stream = stream;
+        self.free = self.free + u64::from(phase == Phase::Free) - u64::from(old == Phase::Free);
+    }
+
+    /// Takes a free one.
+    pub fn take(&mut self, stream: Stream) -> Result<u32> {
+        let count = self.count();
+        let is_free = |s: &u32| self.list[*s as usize].phase == Phase::Free;
+        let Some(segment) = (0..count).map(|n| (self.next + n) % count).find(is_free) else {
+            return Err(Error::new(ErrorKind::NoSpace, "take segment", "none is free"));
+        };
+        self.next = (segment + 1) % count;
+        self.set(segment, Phase::Open, stream);
+        self.list[segment as usize].since = 0;
+        Ok(segment)
+    }
+
+    /// It is not filled any further.
+    pub fn seal(&mut self, segment: u32) {
+        if let Some(this) = self.list.get(segment as usize)
+            && this.phase == Phase::Open
+        {
+            let stream = this.stream;
+            self.set(segment, Phase::Sealed, stream);
+        }
+    }
+
+    /// A tree segment, which is filled as long as there is a place.
+    pub fn open_again(&mut self, segment: u32) {
+        self.set(segment, Phase::Open, Stream::Tree);
+    }
+
+    /// Nothing in it counts, and nothing ever did.
+    pub fn give_back(&mut self, segment: u32) {
+        self.set(segment, Phase::Free, Stream::None);
+    }
+
+    /// Recovery found that the log, or something that it tells of, is there.
+    pub fn found(&mut self, segment: u32, stream: Stream) {
+        let phase = self.list.get(segment as usize).map(|this| this.phase);
+        if matches!(phase, Some(Phase::Free | Phase::Dead)) {
+            self.set(segment, Phase::Sealed, stream);
+        }
+    }
+
+    /// So many runs in flight more, or less.
+    pub fn fly(&mut self, segment: u32, by: i32) {
+        if let Some(this) = self.list.get_mut(segment as usize) {
+            debug_assert!(by > 0 || this.in_flight > 0, "W12: what lands has flown");
+            this.in_flight = this.in_flight.saturating_add_signed(by);
+            this.is_touched |= by > 0;
+        }
+    }
+
+    /// So many bytes more that were taken of it are nobody's, or less.
+    pub fn hold(&mut self, segment: u32, bytes: i64) {
+        if let Some(this) = self.list.get_mut(segment as usize) {
+            let held = this.held_bytes.checked_add_signed(bytes);
+            debug_assert!(held.is_some(), "W15: what is given back was held");
+            this.held_bytes = held.unwrap_or(0);
+        }
+    }
+
+    /// W14.
+    pub fn pin(&self, segment: u32) -> Option<Pin> {
+        self.get(segment).map(|this| this.pin.clone())
+    }
+
+    /// What they are now.
+    pub fn snapshot(&mut self) -> Snapshot {
+        self.list.iter_mut().for_each(|this| this.is_touched = false);
+        self.list.iter().map(|this| (this.phase, this.stream, this.in_flight == 0)).collect()
+    }
+
+    /// The usage table of checkpoint `number`, which was frozen at `before` and changes what is live by
+    /// `deltas`. Tree segments are as they are now: the checkpoint itself writes there.
+    /// `left`: bytes of a segment that are over for whoever comes next; they die with it (W15).
+    pub fn plan(
+        &self,
+        before: &Snapshot,
+        deltas: Deltas,
+        number: u64,
+        left: &dyn Fn(u32) -> u64,
+    ) -> Result<Plan> {
+        let (mut entries, mut died) = (Vec::with_capacity(self.list.len()), Vec::new());
+        for ((n, this), (phase, stream, settled)) in self.iter().zip(before) {
+            let delta = deltas.get(&n).copied().unwrap_or_default();
+            let live = this.live_bytes.checked_add_signed(delta.bytes);
+            let live = live.and_then(|live| u32::try_from(live).ok());
+            let Some(live_bytes) = live else {
+                let text = format!("segment {n}: {} and {delta:?}", this.live_bytes);
+                return Err(corrupt("usage table", text));
+            };
+            let is_tree = this.stream == Stream::Tree && this.phase != Phase::Free;
+            let is_gone = this.phase == Phase::Free;
+            let (phase, stream) =
+                if is_tree { (this.phase, Stream::Tree) } else { (*phase, *stream) };
+            let settled = *settled && !this.is_touched;
+            let empty = phase == Phase::Sealed && settled && live_bytes == 0 && !is_tree;
+            let dies = empty && this.held_bytes == left(n);
+            let state = match phase {
+                _ if is_gone => SegmentState::Free,
+                Phase::Free => SegmentState::Free,
+                _ if dies || is_tree && live_bytes == 0 => SegmentState::Dead,
+                Phase::Open => SegmentState::Open,
+                Phase::Sealed => SegmentState::Sealed,
+                Phase::Dead => SegmentState::Dead,
+            };
+            died.extend(dies.then_some(n));
+            entries.push(match state {
+                SegmentState::Free => Entry::FREE,
+                state => {
+                    let died_before = phase == Phase::Dead;
+                    let since = match state {
+                        SegmentState::Dead if !died_before => number,
+                        _ => this.since.max(delta.youngest),
+                    };
+                    Entry { live_bytes, state, stream, flags: 0, since }
+                }
+            });
+        }
+        Ok(Plan { entries, died, deltas })
+    }
+
+    /// Checkpoint `number` is durable: what it found dead is, and what the one before found dead is free
+    /// (W13, W14).
+    pub fn settle(&mut self, plan: &Plan, number: u64) {
+        for (segment, delta) in &plan.deltas {
+            if let Some(this) = self.list.get_mut(*segment as usize) {
+                this.live_bytes = this.live_bytes.saturating_add_signed(delta.bytes);
+                this.since = this.since.max(delta.youngest);
+            }
+        }
+        for segment in &plan.died {
+            let stream = self.list[*segment as usize].stream;
+            self.set(*segment, Phase::Dead, stream);
+            self.list[*segment as usize].since = number;
+        }
+        self.reclaim(number);
+    }
+
+    /// Frees what is dead in two durable checkpoints, of which `newest` is the newer. How many.
+    pub fn reclaim(&mut self, newest: u64) -> u32 {
+        let free = |this: &Segment| {
+            let is_dead = this.phase == Phase::Dead && this.stream != Stream::Tree;
+            is_dead && this.since < newest && Arc::strong_count(&this.pin) == 1
+        };
+        let free: Vec<u32> =
+            self.iter().filter(|(_, this)| free(this)).map(|(segment, _)| segment).collect();
+        for segment in &free {
+            self.give_back(*segment);
+        }
+        free.len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn live(segment: u32, bytes: i64) -> Deltas {
+        Deltas::from([(segment, Delta { bytes, youngest: 7 })])
+    }
+
+    fn phase(segments: &Segments, segment: u32) -> Phase {
+        segments.get(segment).unwrap().phase
+    }
+
+    fn checkpoint(segments: &mut Segments, deltas: Deltas, number: u64) -> Vec<Entry> {
+        let before = segments.snapshot();
+        let plan = segments.plan(&before, deltas, number, &|_| 0).unwrap();
+        segments.settle(&plan, number);
+        plan.entries
+    }
+
+    /// W11 to W14: through the life of one segment.
+    #[test]
+    fn w11_to_w14_a_segment_is_free_when_two_checkpoints_say_so() {
+        let mut segments = Segments::new(4);
+        let taken = segments.take(Stream::Data).unwrap();
+        segments.fly(taken, 1);
+        assert_eq!(checkpoint(&mut segments, Deltas::new(), 1)[0].state, SegmentState::Open);
+        segments.seal(taken);
+        checkpoint(&mut segments, Deltas::new(), 2);
+        assert_eq!(phase(&segments, taken), Phase::Sealed, "W12: a run is in flight");
+        let pin = segments.pin(taken).unwrap();
+        segments.fly(taken, -1);
+        let entries = checkpoint(&mut segments, live(taken, 4096), 3);
+        assert_eq!((entries[0].live_bytes, entries[0].state), (4096, SegmentState::Sealed));
+        let entries = checkpoint(&mut segments, live(taken, -4096), 4);
+        assert_eq!((entries[0].state, entries[0].since), (SegmentState::Dead, 4));
+        assert_eq!(phase(&segments, taken), Phase::Dead, "W13: once");
+        checkpoint(&mut segments, Deltas::new(), 5);
+        assert_eq!(phase(&segments, taken), Phase::Dead, "W14: it is pinned");
+        drop(pin);
+        assert_eq!((segments.reclaim(4), segments.reclaim(5), segments.free()), (0, 1, 4));
+        let before = segments.snapshot();
+        assert!(segments.plan(&before, live(1, -1), 6, &|_| 0).is_err(), "W11");
+    }
+
+    /// What was open when it was stored is sealed when it is loaded, and dies if nothing is there.
+    #[test]
+    fn what_a_crash_left_open_is_used_again() {
+        let mut segments = Segments::new(3);
+        let before = segments.take(Stream::Data).unwrap();
+        let entries = checkpoint(&mut segments, Deltas::new(), 1);
+        let mut segments = Segments::new(3);
+        segments.load(&entries).unwrap();
+        segments.found(2, Stream::Log);
+        assert_eq!((phase(&segments, before), segments.free()), (Phase::Sealed, 1));
+        checkpoint(&mut segments, Deltas::new(), 2);
+        checkpoint(&mut segments, Deltas::new(), 3);
+        assert_eq!(segments.free(), 3);
+        assert!(segments.load(&entries[1..]).is_err());
+    }
+}
