@@ -1,9 +1,9 @@
 //! `random`: random 4 KiB buffered writes over a file far larger than the cache, until all is synced and the
 //! place is closed cleanly.
 //!
-//! Invariants: R1 the time of a slice ends with the clean close: of a volume its checkpoint, of a file system on
-//! a loop device its unmount; the host's stays mounted. R2 a slice begins with nothing cached. R3 the
-//! kernel's writers run in a memory cgroup of our budget each.
+//! Invariants: R1 the time of a slice ends with the clean close: of a volume its checkpoint, of a file
+//! system on a loop device its unmount; the host's stays mounted. R2 a slice begins with nothing cached. R3
+//! the kernel's writers run in a memory cgroup of our budget each.
 
 use super::overwrite::{Overwrite, Overwritten};
 use super::places::{self, ALL, Ground, Place, QUICK};

@@ -53,6 +53,7 @@ impl Lab {
             volume_bytes: 4 << 20,
             content: true,
             inline_max: 0,
+            inode_cache_bytes: 1 << 20,
             fua: false,
         };
         let options = setup.options(&asked);
@@ -262,7 +263,8 @@ fn x5_s2_on_a_volume_sums_are_of_what_is_written_whoever_writes_meanwhile() {
     }
 }
 
-/// The map answers, not the device: with sums bytes in flight have to be stable, and nobody may say otherwise.
+/// The map answers, not the device: with sums bytes in flight have to be stable, and nobody may say
+/// otherwise.
 #[test]
 fn s5_off_is_refused_while_sums_are_on() {
     for sums in [true, false] {
