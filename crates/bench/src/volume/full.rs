@@ -199,3 +199,25 @@ fn verify(volume: &OurVolume, name: &str, size: u64) -> Result<()> {
     }
     Err(Error::new(ErrorKind::Corrupt, "verify", format!("{found} bytes, {size} were synced")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// L2: no two units are alike, of one file or of two.
+    #[test]
+    fn l2_every_unit_tells_where_it_belongs() {
+        let unit = |name: &str, offset| {
+            let mut unit = vec![0; UNIT as usize];
+            content(seed_of(name), offset, &mut unit);
+            unit
+        };
+        let names = ["r0w0f0", "r0w0f1", "r0w1f0", "r1w0f0"];
+        let all = names.iter().flat_map(|name| [0, UNIT, 2 * UNIT].map(|at| unit(name, at)));
+        let mut all: Vec<Vec<u8>> = all.collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 12);
+        assert_eq!(unit("a", 4096), unit("a", 4096));
+    }
+}
