@@ -124,7 +124,7 @@ fn compare(outcome: &Outcome, place: &str, shape: &Shape, report: &mut Report) {
 pub fn delay(options: &Options, report: &mut Report, worst: &mut Worst) -> Result<()> {
     let size = if options.quick { GIB } else { 4 * GIB };
     let bed = Bed::slow(size, RealWorld::new());
-    let mut all_shapes = shapes(options, 8);
+    let mut all_shapes = shapes(options, 16);
     let waves = Shape { name: "10x2m_waves", waves: true, ..all_shapes[0] };
     all_shapes.push(waves);
     for shape in &all_shapes {
