@@ -427,7 +427,10 @@ fn alloc_reports_every_row_and_ratio() {
             }
         }
         check_rows(&json, &[(variant, "delay_10x2m_seeks_per_request")]);
-        check_rows(&json, &[(variant, "small_disk_2r2w_rate"), (variant, "small_memory_2r2w_rate")]);
+        check_rows(
+            &json,
+            &[(variant, "small_disk_2r2w_rate"), (variant, "small_memory_2r2w_rate")],
+        );
         let simulated = format!("{variant}-simulated");
         check_rows(&json, &[(&simulated, "sim_10x2m_waves_throughput")]);
     }

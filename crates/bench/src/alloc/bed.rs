@@ -3,9 +3,9 @@
 use super::BANDWIDTH;
 use crate::harness::image::Image;
 use crate::harness::options::Options;
+use forebay_base::Result;
 use forebay_base::task::{BoxFuture, LocalQueue, block_on};
 use forebay_base::world::{RealWorld, WorldRef};
-use forebay_base::Result;
 use forebay_block::target::{DelayDevice, DelayOptions};
 use forebay_block::{
     Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Engine, FileDevice, FileOptions, Limits, MapRuns,

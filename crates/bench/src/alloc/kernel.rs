@@ -72,12 +72,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(Slice, f64)> {
 }
 
 /// One file system, if this host has it.
-fn rows(
-    options: &Options,
-    kind: FsKind,
-    report: &mut Report,
-    summary: &mut Summary,
-) -> Result<()> {
+fn rows(options: &Options, kind: FsKind, report: &mut Report, summary: &mut Summary) -> Result<()> {
     let count = if options.quick { 2 } else { 32 };
     let size = if options.quick { 512 * MIB } else { 3 * GIB };
     let fs = LoopFs::new(&options.dir, "alloc", size, kind, true)?;

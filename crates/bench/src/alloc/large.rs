@@ -171,7 +171,8 @@ pub fn disk(
     let bed = Bed::disk(options, size)?;
     let mut least = f64::INFINITY;
     let mut all_shapes = shapes(options, 32);
-    let appends = Shape::appends(if options.quick { 8 } else { 64 }, if options.quick { 16 } else { 512 });
+    let appends =
+        Shape::appends(if options.quick { 8 } else { 64 }, if options.quick { 16 } else { 512 });
     all_shapes.push(appends);
     for shape in &all_shapes {
         let (outcome, all) = cell(options, &bed, shape, 5, true)?;
@@ -207,9 +208,9 @@ pub fn disk(
 }
 
 fn plot(all: &All) -> Plot {
-    let series = WAYS.iter().map(|(way, ..)| {
-        (way.to_string(), vec![median(&all.values(way, "extents_per_file"))])
-    });
+    let series = WAYS
+        .iter()
+        .map(|(way, ..)| (way.to_string(), vec![median(&all.values(way, "extents_per_file"))]));
     Plot {
         behaviour: "alloc",
         title: "Extents of a file, ten writers of 2 MiB direct writes, on the disk".into(),

@@ -164,7 +164,8 @@ fn scaling(options: &Options, report: &mut Report) -> Result<()> {
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     outcome.add_rows(report, "scaling_memory");
-    report.ratio("two_writers_vs_one_memory", outcome.ratio("reserve-2-writers", "reserve-1-writer"));
+    report
+        .ratio("two_writers_vs_one_memory", outcome.ratio("reserve-2-writers", "reserve-1-writer"));
     Ok(())
 }
 

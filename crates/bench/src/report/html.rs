@@ -363,7 +363,11 @@ mod tests {
         assert_eq!(page.matches("not for quoting").count(), 2, "at the top and at the bench");
         assert!(page.contains("forebay bench dirty --dir &#39;a&lt;b&#39; --quick"));
         assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
-        assert_eq!(page.matches("<p class=\"soft\">not run</p>").count(), 4, "the other behaviours");
+        assert_eq!(
+            page.matches("<p class=\"soft\">not run</p>").count(),
+            4,
+            "the other behaviours"
+        );
     }
 
     #[test]
