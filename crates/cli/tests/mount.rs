@@ -103,7 +103,7 @@ fn m1_what_is_wrong_is_said_at_once() {
     fails(&["mount", "vol", "."], 2, "hide its own image");
     fails(&["mount", "vol", "mnt", "-o", "rw,magic"], 2, "magic");
     std::fs::write(place.folder.path("other"), vec![7; 1 << 20]).unwrap();
-    fails(&["mount", "other", "mnt"], 1, "other");
+    fails(&["mount", "other", "mnt"], 5, "other");
     fails(&["umount", "mnt"], 2, "not a mount of Forebay");
     fails(&["umount", "nowhere"], 3, "nowhere");
     assert!(!place.is_mounted());

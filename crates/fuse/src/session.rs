@@ -8,7 +8,8 @@
 //! after the last request is answered. S3 a reader thread that ends for another reason than the end of the
 //! connection says so in the log, and the session ends when none is left.
 //!
-//! Locks: the session's state, and the slot of the file system: leaves.
+//! Locks: the session's state, a leaf; and the slot of the file system, which is held for reading while a
+//! reader thread handles a request, and for writing once, at the end.
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
 use crate::mount::Mounted;
@@ -290,8 +291,9 @@ impl Shared {
             opcode::INIT => self.init(&header, &incoming.whole()),
             opcode::DESTROY => self.change(|state| state.destroy = Some(header.unique)),
             code => {
-                let core = self.core.read().clone();
-                match core {
+                // Held meanwhile: who takes the file system out waits for this (S2).
+                let core = self.core.read();
+                match &*core {
                     None => drop(self.device.reply(header.unique, ENOTCONN, &[])),
                     Some(core) => self.serve(core, header, code, incoming, out),
                 }
@@ -301,7 +303,8 @@ impl Shared {
     }
 
     fn forget(&self, message: &[u8]) {
-        let Some(core) = self.core.read().clone() else { return };
+        let core = self.core.read();
+        let Some(core) = &*core else { return };
         match Request::parse(message).map(|request| (request.header.node, request.op)) {
             Ok((node, Op::Forget { count })) => core.inodes.forgot(Ino(node), count),
             Ok((_, Op::BatchForget(all))) => {
@@ -314,7 +317,7 @@ impl Shared {
 
     fn serve(
         self: &Arc<Self>,
-        core: Arc<Core>,
+        core: &Arc<Core>,
         header: Header,
         code: u32,
         incoming: &mut Incoming,
@@ -336,7 +339,7 @@ impl Shared {
             },
             opcode::WRITE => match Request::parse_write(incoming.head(), incoming.rest()) {
                 Ok(Request { op: Op::Write { io, data }, .. }) => match core.write_now(&io, data) {
-                    Some(Ok(outcome)) => return self.finish(&core, header.unique, outcome),
+                    Some(Ok(outcome)) => return self.finish(core, header.unique, outcome),
                     Some(Err(e)) => return self.refuse(&header, &e),
                     None => Work::Write(io, incoming.take_payload()),
                 },
@@ -356,14 +359,14 @@ impl Shared {
     }
 
     /// Polls once; what has to wait goes on as a background task.
-    fn start(self: &Arc<Self>, core: Arc<Core>, unique: u64, work: Work) {
+    fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
         let mut future = Box::pin(core.clone().serve(work));
         let mut cx = Context::from_waker(Waker::noop());
         if let Poll::Ready(outcome) = future.as_mut().poll(&mut cx) {
-            return self.finish(&core, unique, outcome);
+            return self.finish(core, unique, outcome);
         }
         self.change(|state| state.tasks += 1);
-        let shared = self.clone();
+        let (shared, core) = (self.clone(), core.clone());
         self.world.spawn(
             "fuse request",
             Box::pin(async move {

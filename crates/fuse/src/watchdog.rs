@@ -8,9 +8,10 @@
 //! It watches one thread, which does nothing else: a thread in the kernel keeps the process as a whole from
 //! ending.
 //!
-//! Invariants: G1 only a mount with the number it was told is aborted. G2 it ends with the mount, and when
-//! it is told to. G3 it has nothing of the mount open while the process lives. G4 it watches before the mount
-//! is said to be ready, and a process that died before that is dead all the same.
+//! Invariants: G1 only a connection with the number it was told is aborted, and only while the dying process
+//! holds it: numbers are used again. G2 it ends with the mount, and when it is told to. G3 it has nothing of
+//! the mount open while the process lives. G4 it watches before the mount is said to be ready, and a process
+//! that died before that is dead all the same.
 //!
 //! No locks.
 
@@ -31,8 +32,8 @@ use std::thread::JoinHandle;
 /// `PIDFD_THREAD`, since Linux 6.9.
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
 
-/// How long a process that dies has to close the connection.
-const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+/// How long a process that dies has to close the connection before it is looked at; and how often then.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 
 /// A process and the thread in it that lives as long as it is well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +110,7 @@ pub fn run(args: &[OsString]) -> Result<()> {
     let watched = Watched::open(pid, tid);
     // Who started it may be gone already.
     let _ = std::io::stdout().write_all(b"w").and_then(|()| std::io::stdout().flush());
-    if !watched.told_to_end() && !watched.ends_by_itself() {
+    if !watched.told_to_end() && !watched.ends_by_itself(pid) {
         abort(&PathBuf::from(dir), number)?;
     }
     Ok(())
@@ -154,16 +155,37 @@ impl Watched {
         }
     }
 
-    /// Whether the rest of the process ends soon after the thread: then the kernel has closed the connection.
-    fn ends_by_itself(&self) -> bool {
+    /// Waits until the rest of the process has ended, or says that all is over: true; or is seen to be held up
+    /// with the connection open: false. A process that merely takes its time closes it, and its number may be
+    /// another mount's by then.
+    fn ends_by_itself(&self, pid: i32) -> bool {
         let Some(process) = &self.process else { return true };
-        let mut one = [PollFd::new(process, PollFlags::IN)];
-        matches!(poll(&mut one, Some(&PATIENCE)), Ok(1))
+        let stdin = std::io::stdin();
+        loop {
+            // The pipe ends with the process's descriptors, the connection among them.
+            let mut both =
+                [PollFd::new(process, PollFlags::IN), PollFd::new(&stdin, PollFlags::IN)];
+            match poll(&mut both, Some(&PATIENCE)) {
+                Err(Errno::INTR) => {}
+                Ok(0) if holds_device(pid) => return false,
+                Ok(0) => {}
+                _ => return true,
+            }
+        }
     }
 }
 
-/// Ends the connection of the mount with this number (G1). The process that serves it is dying and cannot: so
-/// its mount is there, though perhaps out of the tree, and nobody else's has this number.
+/// Whether a thread of a process still has /dev/fuse open.
+fn holds_device(pid: i32) -> bool {
+    let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    entries(Path::new(&format!("/proc/{pid}/task"))).any(|task| {
+        entries(&task.path().join("fd"))
+            .any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == Path::new("/dev/fuse")))
+    })
+}
+
+/// Ends the connection of the mount with this number (G1). The process that serves it has it open: so it is
+/// there, though perhaps out of the tree, and nobody else's has this number.
 fn abort(dir: &Path, number: (u32, u32)) -> Result<()> {
     let file = format!("{}/abort", number.0 << 20 | number.1);
     let known = Path::new("/sys/fs/fuse/connections").join(&file);
