@@ -1,15 +1,12 @@
 //! The command line: every option with its help text. `docs/cli.md` says the same at length, and
 //! a test compares the two.
 
-<<<<<<< HEAD
 mod volume;
 
 pub use volume::{CpArgs, CreateArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
 
-=======
 use crate::mount::{MountArgs, WatchdogArgs};
 use crate::umount::UmountArgs;
->>>>>>> main
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
 use forebay_base::units::parse_size;
@@ -38,7 +35,6 @@ pub struct Cli {
 pub enum Command {
     /// Serve images over NBD, all behind one cache
     Export(Box<ExportArgs>),
-<<<<<<< HEAD
     /// Make a volume
     Create(CreateArgs),
     /// List what is in a volume
@@ -51,8 +47,6 @@ pub enum Command {
     Recover(RecoverArgs),
     /// Make a volume larger
     Grow(GrowArgs),
-    /// Show the numbers of a running process, or what a volume or a path in one is
-=======
     /// Mount a volume
     Mount(Box<MountArgs>),
     /// End a mount; returns when everything is durable
@@ -60,8 +54,7 @@ pub enum Command {
     /// Watches over the process of a mount
     #[command(hide = true)]
     Watchdog(WatchdogArgs),
-    /// Show the numbers of a running process
->>>>>>> main
+    /// Show the numbers of a running process, or what a volume or a path in one is
     Stat(StatArgs),
     /// Show or change the settings of a running process
     Tune(TuneArgs),

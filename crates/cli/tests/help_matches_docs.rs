@@ -39,15 +39,22 @@ fn offered(help: &str) -> BTreeSet<String> {
 #[test]
 fn both_ways() {
     let folder = Folder::new();
-<<<<<<< HEAD
     for command in [
-        "create", "ls", "cp", "fsck", "recover", "grow", "export", "stat", "tune", "fincore",
+        "create",
+        "ls",
+        "cp",
+        "fsck",
+        "recover",
+        "grow",
+        "export",
+        "stat",
+        "tune",
+        "fincore",
         "doctor",
+        "mount",
+        "umount",
+        "crash-test",
     ] {
-=======
-    for command in ["export", "mount", "umount", "stat", "tune", "fincore", "doctor", "crash-test"]
-    {
->>>>>>> main
         let help = folder.ok(&[command, "--help"]);
         assert_eq!(offered(&help), documented(command), "forebay {command}");
     }

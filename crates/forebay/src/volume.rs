@@ -35,6 +35,7 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Largest segment that is chosen by itself, bytes.
@@ -121,9 +122,10 @@ impl Volume {
         grown.map_err(|e| e.with_path(path))
     }
 
-    /// Makes everything durable. The volume is let go when nobody has it or a file on it any more.
+    /// Makes everything durable and ends the volume: nothing can be changed on it any more, by whoever has it
+    /// or a file on it, and the next opening finds it clean. The image is let go with the last of them.
     pub fn close(self) -> Result<()> {
-        self.sync()
+        self.open.close().map_err(|e| e.with_path(self.path()))
     }
 
     /// Everything that was done before is durable after it.
@@ -322,6 +324,13 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     let mut opening = forebay_lfs::OpenOptions::default();
     opening.cache = Some(cache.shared.pages.clone());
     opening.noatime = options.noatime || options.read_only;
+    opening.read_only = options.read_only;
+    // Its own memory is a part of the budget.
+    let budget = cache.stats().budget_bytes;
+    let share = |part: u64, most: u64| (budget / part).min(most);
+    opening.overlay_bytes = share(8, opening.overlay_bytes);
+    opening.node_cache_bytes = share(8, opening.node_cache_bytes as u64) as usize;
+    opening.inode_cache_bytes = share(32, opening.inode_cache_bytes as u64) as usize;
     let any: DeviceRef = device.clone();
     let world = cache.shared.pages.world.clone();
     let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;
@@ -335,6 +344,7 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
         path: path.to_path_buf(),
         key,
         read_only: options.read_only,
+        closed: AtomicBool::new(false),
         owner: options.owner.unwrap_or_else(own),
     });
     claim.opened(&open, &gone);

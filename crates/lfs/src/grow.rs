@@ -28,7 +28,7 @@ fn invalid<T>(text: String) -> Result<T> {
 /// without a size, as large as the device. What it was and what it is. `InvalidInput` for a size that is no
 /// larger by a segment at least, or for more segments than a volume can have.
 pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
-    let old = slots::read_newest(device).await?;
+    let (old, _) = slots::read_newest(device).await?;
     if let Access::ReadOnly(why) = old.access()? {
         return Err(Error::new(ErrorKind::ReadOnly, "grow", why));
     }

@@ -102,6 +102,10 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         control.end_sessions();
     }
     finish(&cache)?;
+    // Once for each file of a volume; all but the first find nothing to do.
+    for volume in target.served.iter().filter_map(|served| served.source.volume()) {
+        volume.clone().close()?;
+    }
     drop(control);
     stopped?;
     Ok(match event {

@@ -146,8 +146,10 @@ impl OpenVolume {
     pub fn finish(self) -> Outcome {
         let synced = block_on(self.fs.syncfs()).map_err(|e| e.with_path(&self.image));
         synced?;
-        drop(self.local);
-        Ok(())
+        match self.local {
+            Some(volume) => Ok(volume.close()?),
+            None => Ok(()),
+        }
     }
 }
 

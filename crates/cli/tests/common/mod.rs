@@ -7,11 +7,8 @@
 #![expect(dead_code, reason = "each test file uses its part")]
 
 pub mod nbd;
-<<<<<<< HEAD
-pub mod volume;
-=======
 pub mod place;
->>>>>>> main
+pub mod volume;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -72,6 +72,7 @@ fn setup() -> Setup {
         volume_bytes: OLD_BYTES,
         content: true,
         inline_max: 64 << 10,
+        inode_cache_bytes: 64 << 10,
         fua: false,
     }
 }
