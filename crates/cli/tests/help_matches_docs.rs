@@ -47,12 +47,12 @@ fn both_ways() {
         "recover",
         "grow",
         "export",
+        "mount",
+        "umount",
         "stat",
         "tune",
         "fincore",
         "doctor",
-        "mount",
-        "umount",
         "crash-test",
     ] {
         let help = folder.ok(&[command, "--help"]);

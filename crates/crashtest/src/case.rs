@@ -97,7 +97,7 @@ fn short_setup(number: u64, seed: u64) -> Setup {
     let inline = [0, 4096, 64 << 10];
     let plain = Setup {
         fua: number.is_multiple_of(2),
-        beside: number % 3 == 0,
+        beside: number.is_multiple_of(3),
         near_end: false,
         ..Setup::with_content(seed)
     };
