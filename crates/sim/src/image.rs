@@ -39,7 +39,7 @@ impl Sector {
     }
 
     /// What it adds to the sum of an image, as sector `number` (I3).
-    fn share(&self, number: u64) -> u64 {
+    pub(crate) fn share(&self, number: u64) -> u64 {
         let mut word = self.sum ^ number.rotate_left(40);
         if self.sum == 0 { 0 } else { split_mix(&mut word) }
     }
