@@ -33,6 +33,8 @@ pub struct Setup {
     pub inline_max: u32,
     /// How blocks are given out.
     pub alloc: AllocMode,
+    /// Names in memory, bytes; with 0 every operation loads what it needs.
+    pub inode_cache_bytes: usize,
     /// Files have content.
     pub content: bool,
     /// Largest end of a range, bytes.
@@ -62,6 +64,7 @@ impl Setup {
             sector: 512,
             fua: pick(2) == 0,
             inline_max: [0, 4096, 64 << 10][pick(3) as usize],
+            inode_cache_bytes: [0, 3000, 1 << 20][pick(3) as usize],
             plant: None,
             alloc: AllocMode::ALL[pick(3) as usize],
             content: false,
@@ -109,6 +112,7 @@ impl Setup {
             clock: Arc::new(ManualClock::default()),
             cache,
             inline_max: self.inline_max,
+            inode_cache_bytes: self.inode_cache_bytes,
             fua: self.fua,
             alloc: self.alloc,
             checkpoint_bytes: self.checkpoint_bytes,

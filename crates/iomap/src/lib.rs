@@ -4,7 +4,7 @@
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
 //! `fill` and `read` (in), `write`, `writeout` and `records` (out), `direct`, `uncached`, `sync`, `zero`,
-//! `resize`, `discard`, then the two mappings: [`identity`] and [`remap`].
+//! `resize`, `discard`, `seek`, then the two mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
 
 mod direct;
@@ -18,6 +18,7 @@ mod read;
 mod records;
 pub mod remap;
 mod resize;
+mod seek;
 mod stable;
 mod sync;
 mod taken;

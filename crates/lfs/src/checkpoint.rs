@@ -523,7 +523,9 @@ impl Inner {
 impl State {
     /// So much more is stored for a file, as the tree has it now.
     fn store_bytes(&mut self, ino: u64, data_id: u64, bytes: i64) {
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        let Some(node) = self.nodes.get_mut(&ino) else {
+            return self.store_bytes_of_item(ino, data_id, bytes);
+        };
         if node.recorded.data_id != data_id || bytes == 0 {
             return;
         }
@@ -533,6 +535,21 @@ impl State {
             && let Err(error) = self.note_inode(ino)
         {
             log::error!("inode {ino} cannot be stored: {error}");
+        }
+    }
+}
+
+impl State {
+    /// The same for an inode that is not in memory, and has changed again.
+    fn store_bytes_of_item(&mut self, ino: u64, data_id: u64, bytes: i64) {
+        let (key, geometry) = (Key::Inode(ino), self.layout.geometry);
+        let Some(Some(value)) = self.items.get(key) else { return };
+        let Ok(Item::Inode(mut inode)) = Item::decode(key, value, &geometry) else { return };
+        if inode.data_id == data_id {
+            inode.stored_bytes = inode.stored_bytes.saturating_add_signed(bytes);
+            if let Err(error) = self.items.item(key, &Item::Inode(inode), &geometry) {
+                log::error!("inode {ino} cannot be stored: {error}");
+            }
         }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Locks: the state lock in turn; none across a wait.
 
+use crate::format::item::Item;
+use crate::format::key::Key;
 use crate::pending::Where;
 use crate::state::State;
 use crate::volume::Inner;
@@ -18,20 +20,24 @@ fn mix(digest: &mut u64, text: &str) {
 impl Inner {
     /// Names, attributes, and where each block is. The same whatever part of it is in the tree.
     pub(crate) async fn digest(&self) -> Result<u64> {
-        let mut digest = 0;
-        let data_ids: Vec<u64> = {
-            let state = self.state.lock();
-            for (ino, node) in &state.nodes {
-                let mut inode = node.recorded;
-                inode.stored_bytes = 0;
-                let entries: Vec<_> = node.entries.list(0, usize::MAX).collect();
-                mix(&mut digest, &format!("{ino} {inode:?} {:?}", node.target));
-                mix(&mut digest, &format!("{entries:?} {:?} {:?}", node.xattrs, node.cookies));
+        let (mut digest, mut data_ids) = (0, Vec::new());
+        for (key, value) in self.names().await? {
+            let key = Key::decode(key.as_slice())?;
+            match Item::decode(key, &value, &self.layout.geometry)? {
+                Item::Inode(mut inode) => {
+                    inode.stored_bytes = 0;
+                    data_ids.extend(Some(inode.data_id).filter(|data_id| *data_id != 0));
+                    mix(&mut digest, &format!("{key:?} {inode:?}"));
+                }
+                item => mix(&mut digest, &format!("{key:?} {item:?}")),
             }
+        }
+        {
+            let state = self.state.lock();
             let State { orphans, next_ino, next_data_id, .. } = &*state;
             mix(&mut digest, &format!("{orphans:?} {next_ino} {next_data_id}"));
-            state.owners.keys().copied().collect()
-        };
+        }
+        data_ids.sort_unstable();
         for data_id in data_ids {
             mix(&mut digest, &format!("{data_id}"));
             let mut block = 0;

@@ -1,91 +1,148 @@
-//! Entries of a directory in memory, by name and by cookie.
+//! Entries of a directory in memory: some or all of them, by cookie.
 //!
 //! Invariants: C11 a cookie is the name's hash and a number that tells names of one hash apart; it stays as
 //! long as the entry, also when the entry's inode is replaced, and it is in the log: replay makes no choice.
-//! C12 names and cookies hold the same entries.
+//! C12 what is here is so; of a cookie that is `known`, there is no entry if none is here. C13 what is let go
+//! is not known any more; what was loaded since somebody began to wait for it is not let go.
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::format::inode::FileType;
 use crate::format::key::{Cookie, NameHash};
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_cache::rangeset::RangeSet;
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::ops::Range;
 
 /// What an entry says of its inode.
 pub(crate) type Child = (u64, FileType);
 
+/// Behind the last cookie.
+pub(crate) const COOKIES_END: u64 = 1 << 63;
+/// What an entry takes beside its name, and a range of known cookies, bytes, about.
+const ENTRY_BYTES: usize = 96;
+
 /// See the module.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Directory {
-    names: BTreeMap<Box<[u8]>, Cookie>,
-    entries: BTreeMap<Cookie, (Box<[u8]>, Child)>,
+    /// By cookie.
+    entries: BTreeMap<u64, (Box<[u8]>, Child)>,
+    known: RangeSet,
+    /// What was loaded, and when.
+    loads: Vec<(u64, Range<u64>)>,
+    bytes: usize,
+    /// From where on entries are let go next.
+    hand: u64,
+}
+
+/// The cookies that a name may have.
+fn cookies_of(hash: NameHash) -> Range<u64> {
+    Cookie::new(hash, 0).to_u64()..Cookie::new(hash, u16::MAX).to_u64() + 1
 }
 
 impl Directory {
-    /// Entries.
-    pub fn len(&self) -> usize {
-        self.names.len()
+    /// A new one: nothing is in it.
+    pub fn empty() -> Self {
+        let mut dir = Self::default();
+        dir.known.insert(0..COOKIES_END);
+        dir
     }
 
-    /// Cookie and inode of a name.
-    pub fn get(&self, name: &[u8]) -> Option<(Cookie, Child)> {
-        let cookie = *self.names.get(name)?;
-        self.entries.get(&cookie).map(|(_, child)| (cookie, *child))
+    /// Bytes that its entries take, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
-    /// The cookie for a new entry: `NoSpace` if too many names have its hash.
-    pub fn cookie_for(&self, name: &[u8], nonce: &[u8; 16]) -> Result<Cookie> {
-        let hash = NameHash::new(nonce, name);
-        let taken = self.entries.range(Cookie::new(hash, 0)..=Cookie::new(hash, u16::MAX));
-        let mut free = 0u16;
-        for (cookie, _) in taken {
-            if *cookie != Cookie::new(hash, free) {
-                break;
-            }
-            free = match free.checked_add(1) {
-                Some(next) => next,
-                None => {
-                    let text = "too many names of one hash";
-                    return Err(Error::new(ErrorKind::NoSpace, "add entry", text));
-                }
-            };
+    fn knows(&self, cookies: &Range<u64>) -> bool {
+        cookies.is_empty() || self.known.within(cookies.clone()).next().as_ref() == Some(cookies)
+    }
+
+    /// Cookie and inode of a name; none: it is not known.
+    pub fn get(&self, name: &[u8], hash: NameHash) -> Option<Option<(Cookie, Child)>> {
+        let mut same = self.entries.range(cookies_of(hash));
+        let found = same.find(|(_, (there, _))| **there == *name);
+        match found.and_then(|(cookie, (_, child))| Some((Cookie::from_u64(*cookie)?, *child))) {
+            Some(found) => Some(Some(found)),
+            None => self.knows(&cookies_of(hash)).then_some(None),
         }
-        Ok(Cookie::new(hash, free))
+    }
+
+    /// The cookie for a new entry: `NoSpace` if too many names have its hash. None: it is not known.
+    pub fn cookie_for(&self, hash: NameHash) -> Option<Result<Cookie>> {
+        if !self.knows(&cookies_of(hash)) {
+            return None;
+        }
+        let cookies = cookies_of(hash);
+        let taken = self.entries.range(cookies.clone()).zip(cookies);
+        let taken = taken.take_while(|((there, _), number)| *there == number).count();
+        let full = || Error::new(ErrorKind::NoSpace, "add entry", "too many names of one hash");
+        Some(u16::try_from(taken).map(|nth| Cookie::new(hash, nth)).map_err(|_| full()))
     }
 
     /// Puts an entry.
     pub fn set(&mut self, cookie: Cookie, name: &[u8], child: Child) {
-        self.remove(name);
-        self.names.insert(name.into(), cookie);
-        self.entries.insert(cookie, (name.into(), child));
-        debug_assert_eq!(self.names.len(), self.entries.len(), "C12: the same entries");
+        self.forget(cookie.to_u64());
+        self.bytes += ENTRY_BYTES + name.len();
+        self.entries.insert(cookie.to_u64(), (name.into(), child));
     }
 
     /// Takes an entry out.
-    pub fn remove(&mut self, name: &[u8]) {
-        if let Some(cookie) = self.names.remove(name) {
-            self.entries.remove(&cookie);
+    pub fn remove(&mut self, cookie: Cookie) {
+        self.forget(cookie.to_u64());
+    }
+
+    fn forget(&mut self, cookie: u64) {
+        if let Some((name, _)) = self.entries.remove(&cookie) {
+            self.bytes -= ENTRY_BYTES + name.len();
         }
     }
 
-    /// Up to `max` entries behind the cookie `after`: cookie, name, inode.
+    /// All entries of some cookies are here now. What was loaded before `kept_from` nobody waits for.
+    pub fn loaded(&mut self, cookies: Range<u64>, when: u64, kept_from: u64) {
+        self.loads.retain(|(when, _)| *when >= kept_from);
+        self.known.insert(cookies.clone());
+        self.loads.push((when, cookies));
+    }
+
+    /// Lets about `most` entries go, and what is known about them. What was loaded at `kept_from` or later
+    /// stays (C13). Bytes that it takes less.
+    pub fn let_go(&mut self, most: usize, kept_from: u64) -> usize {
+        self.loads.retain(|(when, _)| *when >= kept_from);
+        let before = self.bytes;
+        let behind = self.entries.range(self.hand..).nth(most);
+        let upto = behind.map_or(COOKIES_END, |(cookie, _)| *cookie);
+        let mut gone = RangeSet::default();
+        gone.insert(self.hand..upto);
+        self.hand = if upto == COOKIES_END { 0 } else { upto };
+        for (_, kept) in &self.loads {
+            gone.remove(kept.clone());
+        }
+        for range in gone.iter() {
+            let inside: Vec<u64> = self.entries.range(range.clone()).map(|(c, _)| *c).collect();
+            inside.into_iter().for_each(|cookie| self.forget(cookie));
+            self.known.remove(range);
+        }
+        before - self.bytes
+    }
+
+    /// Nothing is here, nor known.
+    pub fn is_vacant(&self) -> bool {
+        self.entries.is_empty() && self.known.is_empty()
+    }
+
+    /// Up to `max` entries behind the cookie `after`: cookie, name, inode. None: not all of them are known.
     pub fn list<'a>(
         &'a self,
         after: u64,
         max: usize,
-    ) -> impl Iterator<Item = (u64, &'a [u8], Child)> {
-        let from = match Cookie::from_u64(after) {
-            Some(after) => Bound::Excluded(after),
-            // Before the first cookie, or behind the last.
-            None if after <= i64::MAX as u64 => Bound::Unbounded,
-            None => return None.into_iter().flatten(),
-        };
-        let entries = self.entries.range((from, Bound::Unbounded)).take(max);
-        let entry = |(cookie, (name, child)): (&Cookie, &'a (Box<[u8]>, Child))| {
-            (cookie.to_u64(), &**name, *child)
-        };
-        Some(entries.map(entry)).into_iter().flatten()
+    ) -> Option<impl Iterator<Item = (u64, &'a [u8], Child)> + use<'a>> {
+        let from = after.saturating_add(1).min(COOKIES_END);
+        if !self.knows(&(from..COOKIES_END)) {
+            return None;
+        }
+        let entry =
+            |(cookie, (name, child)): (&u64, &'a (Box<[u8]>, Child))| (*cookie, &**name, *child);
+        Some(self.entries.range(from..).take(max).map(entry))
     }
 }
 
@@ -93,20 +150,51 @@ impl Directory {
 mod tests {
     use super::*;
 
+    fn hash(name: &[u8]) -> NameHash {
+        NameHash::new(&[7; 16], name)
+    }
+
     /// C11: a cookie stays with its entry, and a gap is filled again.
     #[test]
     fn c11_cookies_stay() {
-        let mut dir = Directory::default();
-        let nonce = [7; 16];
-        let first = dir.cookie_for(b"a", &nonce).unwrap();
+        let mut dir = Directory::empty();
+        let first = dir.cookie_for(hash(b"a")).unwrap().unwrap();
         dir.set(first, b"a", (2, FileType::Regular));
-        let next = dir.cookie_for(b"a", &nonce).unwrap();
+        let next = dir.cookie_for(hash(b"a")).unwrap().unwrap();
         assert_eq!(next.to_u64(), first.to_u64() + 1, "the place is taken");
         dir.set(first, b"a", (3, FileType::Fifo));
-        assert_eq!(dir.get(b"a"), Some((first, (3, FileType::Fifo))));
-        let behind = |after: u64| dir.list(after, 9).count();
-        assert_eq!((dir.len(), behind(0), behind(first.to_u64()), behind(u64::MAX)), (1, 1, 0, 0));
-        dir.remove(b"a");
-        assert_eq!((dir.len(), dir.cookie_for(b"a", &nonce).unwrap()), (0, first));
+        assert_eq!(dir.get(b"a", hash(b"a")), Some(Some((first, (3, FileType::Fifo)))));
+        let behind = |after: u64| dir.list(after, 9).map(|entries| entries.count());
+        assert_eq!(behind(0), Some(1));
+        assert_eq!((behind(first.to_u64()), behind(u64::MAX)), (Some(0), Some(0)));
+        dir.remove(first);
+        assert_eq!(dir.cookie_for(hash(b"a")).unwrap().unwrap(), first);
+        assert_eq!((dir.bytes(), dir.get(b"a", hash(b"a"))), (0, Some(None)));
+    }
+
+    /// C12, C13: what is let go is not known, what somebody waits for stays.
+    #[test]
+    fn c12_c13_what_is_let_go_is_not_known() {
+        let mut dir = Directory::empty();
+        let names: Vec<Vec<u8>> = (0..100u32).map(|n| n.to_le_bytes().to_vec()).collect();
+        for name in &names {
+            let cookie = dir.cookie_for(hash(name)).unwrap().unwrap();
+            dir.set(cookie, name, (2, FileType::Regular));
+        }
+        let kept = cookies_of(hash(&names[50]));
+        dir.loaded(kept.clone(), 7, 7);
+        let full = dir.bytes();
+        assert!(dir.let_go(10, 7) > 0 && dir.bytes() < full);
+        for _ in 0..12 {
+            dir.let_go(10, 7);
+        }
+        assert!(matches!(dir.get(&names[50], hash(&names[50])), Some(Some(_))));
+        assert_eq!(dir.get(&names[1], hash(&names[1])), None, "C12: it may be there");
+        assert!(dir.cookie_for(hash(b"new")).is_none() && dir.list(0, 1).is_none());
+        assert_eq!(dir.get(b"other", hash(&names[50])), Some(None), "known not to be there");
+        for _ in 0..3 {
+            dir.let_go(100, 8);
+        }
+        assert!(dir.is_vacant() && dir.bytes() == 0);
     }
 }

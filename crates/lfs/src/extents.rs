@@ -93,7 +93,7 @@ impl State {
 
 impl Volume {
     /// All extents of a file, in order; what is dirty in the cache has none yet.
-    pub fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
+    pub async fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
         let mut extents: Vec<FileExtent> = Vec::new();
         let mut from = Some(0);
         while let Some(at) = from {

@@ -7,7 +7,6 @@ use crate::fault::Planted;
 use crate::format::change::Change;
 use crate::format::inode::FileType;
 use crate::look::{Stop, Tried};
-use crate::pending::Where;
 use crate::space::Need;
 use crate::state::State;
 use crate::volume::Inner;
@@ -192,14 +191,11 @@ impl VolumeFile {
 
     async fn seek_now(&self, what: Seek, offset: u64) -> Result<u64> {
         let (content, _) = self.content("seek", OpenFlags::empty())?;
-        let size = content.file.size();
-        if offset < size {
-            // What is dirty has a place then, and is found.
-            content.file.write_out().await?;
-        }
-        let found = match offset < size {
-            true => self.inner.find_stored(self.ino, what, offset, size).await?,
-            false => None,
+        let (file, size) = (&content.file, content.file.size());
+        let found = match what {
+            _ if offset >= size => None,
+            Seek::Data => file.next_data(offset..size).await?,
+            Seek::Hole => Some(file.next_hole(offset..size).await?),
         };
         match found {
             Some(at) => Ok(at),
@@ -253,28 +249,6 @@ impl State {
 }
 
 impl Inner {
-    /// The first byte from `offset` on that is stored, or that is not.
-    async fn find_stored(
-        &self,
-        ino: Ino,
-        what: Seek,
-        offset: u64,
-        size: u64,
-    ) -> Result<Option<u64>> {
-        let unit = self.layout.block_bytes();
-        let data_id = self.state.lock().get("seek", ino).map_err(Stop::open)?.inode.data_id;
-        let mut at = offset;
-        while at < size {
-            let (piece, _) = self.piece_at(data_id, at / unit).await?;
-            let stored = piece.at != Where::Hole;
-            if stored == (what == Seek::Data) {
-                return Ok(Some(at));
-            }
-            at = (at / unit).saturating_add(piece.blocks).saturating_mul(unit);
-        }
-        Ok((what == Seek::Hole).then_some(size))
-    }
-
     pub(crate) async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<()> {
         let Some(size) = set.size else {
             return self.tried(|state, now| state.setattr(ino, set, now)).await;

@@ -1,5 +1,5 @@
 //! Names and attributes as items of the tree: what changed since the last checkpoint, in the form in which it
-//! is stored; and the state that the items of a tree make.
+//! is stored. How it comes back is in [`crate::load`].
 //!
 //! Invariants: A11 what is in the tree below the newest durable checkpoint, with the frozen items over it and
 //! the active ones over those, is what all records say, no more: times that are ahead of the log (S14) are
@@ -9,8 +9,6 @@
 //! No locks: the volume's state lock covers it.
 
 use crate::btree::{Change, Cursor, Tree};
-use crate::dir::Directory;
-use crate::format::corrupt;
 use crate::format::item::{CHUNK_BYTES, EntryItem, Item, XattrItem};
 use crate::format::key::{Cookie, Key, KeyBytes, NameHash};
 use crate::format::place::Geometry;
@@ -18,6 +16,7 @@ use crate::format::superblock::TreeRoot;
 use crate::state::{Node, State};
 use forebay_base::Result;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Items by key; none: there is to be nothing.
 #[derive(Debug, Default, Clone)]
@@ -42,6 +41,15 @@ impl Items {
         self.list.get(&key.to_bytes()).map(|value| value.as_deref())
     }
 
+    /// What is said of a range of keys.
+    pub fn range(
+        &self,
+        keys: &Range<KeyBytes>,
+    ) -> impl Iterator<Item = (&KeyBytes, Option<&[u8]>)> {
+        let found = (keys.start < keys.end).then(|| self.list.range(keys.start..keys.end));
+        found.into_iter().flatten().map(|(key, value)| (key, value.as_deref()))
+    }
+
     /// Says what is under a key.
     pub fn put(&mut self, key: KeyBytes, value: Option<Box<[u8]>>) {
         self.bytes += value.as_ref().map_or(0, |value| value.len() as u64);
@@ -62,7 +70,8 @@ impl Items {
         self.list.iter().map(|(key, value)| Change::stored(*key, value.clone()))
     }
 
-    fn item(&mut self, key: Key, item: &Item<'_>, geometry: &Geometry) -> Result<()> {
+    /// Says which item is under a key.
+    pub fn item(&mut self, key: Key, item: &Item<'_>, geometry: &Geometry) -> Result<()> {
         let change = Change::put(key, item, geometry)?;
         self.put(key.to_bytes(), change.value().map(Into::into));
         Ok(())
@@ -176,63 +185,13 @@ impl State {
     }
 }
 
-/// Reads all names and attributes below `root` into the state.
-pub(crate) async fn load(tree: &Tree, root: &TreeRoot, state: &mut State) -> Result<()> {
-    let geometry = *tree.geometry();
-    let mut names = Cursor::new(Key::Inode(0), Some(Key::Extent(0, 0)));
-    let mut last: Option<(u64, Cookie)> = None;
-    while let Some(found) = names.next(tree, root).await? {
-        let (key, item) = found.decode(&geometry)?;
-        load_item(state, key, &item, &mut last)?;
-    }
+/// Reads which inodes below `root` are orphans into the state.
+pub(crate) async fn load_orphans(tree: &Tree, root: &TreeRoot, state: &mut State) -> Result<()> {
     let mut orphans = Cursor::new(Key::Orphan(0), Some(Key::Usage(0)));
     while let Some(found) = orphans.next(tree, root).await? {
-        if let (Key::Orphan(ino), _) = found.decode(&geometry)? {
+        if let (Key::Orphan(ino), _) = found.decode(tree.geometry())? {
             state.orphans.insert(ino);
         }
-    }
-    Ok(())
-}
-
-fn load_item(
-    state: &mut State,
-    key: Key,
-    item: &Item<'_>,
-    last: &mut Option<(u64, Cookie)>,
-) -> Result<()> {
-    let lone = || corrupt("tree", format!("{key:?} belongs to nothing"));
-    match (key, item) {
-        (Key::Inode(ino), Item::Inode(inode)) => {
-            if inode.data_id != 0 {
-                state.owners.insert(inode.data_id, ino);
-            }
-            state.nodes.insert(ino, Node::new(*inode, &[]));
-            state.inodes += 1;
-        }
-        (Key::Target(ino, _), Item::Piece(piece)) => {
-            let node = state.nodes.get_mut(&ino).ok_or_else(lone)?;
-            node.target = [&node.target, *piece].concat().into();
-        }
-        (Key::Xattr(ino, cookie, _), Item::Xattr(xattr)) => {
-            let node = state.nodes.get_mut(&ino).ok_or_else(lone)?;
-            node.cookies.insert(xattr.name.into(), cookie);
-            node.xattrs.insert(xattr.name.into(), xattr.piece.into());
-            *last = Some((ino, cookie));
-        }
-        (Key::Xattr(ino, cookie, _), Item::Piece(piece)) => {
-            let node = state.nodes.get_mut(&ino).ok_or_else(lone)?;
-            let ours = *last == Some((ino, cookie));
-            let mut names = node.cookies.iter().filter(|(_, c)| ours && **c == cookie);
-            let (name, _) = names.next().ok_or_else(lone)?;
-            let value = node.xattrs.get_mut(name).ok_or_else(lone)?;
-            *value = [&**value, *piece].concat().into();
-        }
-        (Key::Entry(dir, cookie), Item::Entry(entry)) => {
-            let node = state.nodes.get_mut(&dir).ok_or_else(lone)?;
-            let entries: &mut Directory = &mut node.entries;
-            entries.set(cookie, entry.name, (entry.child, entry.kind));
-        }
-        _ => return Err(lone()),
     }
     Ok(())
 }

@@ -58,15 +58,18 @@ mod commit;
 mod content;
 mod digest;
 mod dir;
+mod evict;
 mod extents;
 #[doc(hidden)]
 pub mod fault;
 mod file;
 pub mod format;
+mod grow;
 mod info;
 mod inode;
 mod items;
 mod layout;
+mod load;
 mod log;
 mod look;
 mod lookup;
@@ -88,6 +91,7 @@ mod volume;
 
 pub use alloc::{AllocMode, AllocStats};
 pub use extents::{FileExtent, FreeSpace};
+pub use grow::grow;
 pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]

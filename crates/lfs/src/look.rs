@@ -1,15 +1,21 @@
 //! Looks at the state that may find that something is not in memory; and the state as the rules of names
 //! see it ([`rules::View`]).
 //!
-//! An operation is tried under the state lock. If it ends with [`Stop::Missing`], it has changed nothing:
-//! the lock is let go, what was missing is loaded, and it is tried again ([`crate::volume::Inner::tried`]).
+//! ```text
+//!   lock ─▶ try ─▶ done ─▶ let go of what is too much ─▶ unlock
+//!            ▲ └─ missing ─▶ unlock ─▶ read it from the tree ─▶ lock ─▶ insert ─┐
+//!            └──────────────────────────────────────────────────────────────────┘
+//! ```
+//! Invariants: Q11 what ends with `Missing` has changed nothing. Q12 what was loaded for a try is there when
+//! it is tried again: it is not let go while somebody waits who began before.
 //!
-//! Invariants: Q11 what ends with `Missing` has changed nothing.
-//!
-//! Lock: the state lock, held by the caller.
+//! Lock: the state lock; never across a wait.
 
-use crate::format::key::Cookie;
+use crate::dir::Child as Entered;
+use crate::format::change::Change;
+use crate::format::key::{Cookie, Key, NameHash};
 use crate::inode::kind_of;
+use crate::load;
 use crate::state::{Node, State};
 use crate::volume::Inner;
 use forebay_base::{Error, ErrorKind, Result};
@@ -56,26 +62,62 @@ impl Stop {
     }
 }
 
+/// Somebody who waits for what he misses (Q12).
+struct Waiter<'a> {
+    inner: &'a Inner,
+    since: u64,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.inner.state.lock().cache.end_wait(self.since);
+    }
+}
+
 impl Inner {
     /// Carries an operation out, and loads what it misses. It is given now.
     pub(crate) async fn tried<T>(
         &self,
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
     ) -> Result<T> {
+        let mut waiter = None;
         loop {
             let now = self.options.clock.now();
-            let tried = op(&mut self.state.lock(), now);
-            match tried {
-                Ok(done) => return Ok(done),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Missing(want)) => self.load(want).await?,
-            }
+            let want = {
+                let mut state = self.state.lock();
+                match op(&mut state, now) {
+                    Ok(done) => {
+                        state.evict();
+                        return Ok(done);
+                    }
+                    Err(Stop::Failed(error)) => return Err(error),
+                    Err(Stop::Missing(want)) => {
+                        waiter.get_or_insert_with(|| Waiter {
+                            inner: self,
+                            since: state.cache.wait(),
+                        });
+                        want
+                    }
+                }
+            };
+            self.load(want).await?;
         }
     }
 
     /// Brings something into memory.
     async fn load(&self, want: Want) -> Result<()> {
-        Err(crate::format::corrupt("look", format!("{want:?} is in no tree")))
+        loop {
+            let root = self.state.lock().root;
+            let part = load::read(&self.tree, root, want).await;
+            let mut state = self.state.lock();
+            if state.root != root {
+                // What was read may be of places that were used again.
+                continue;
+            }
+            if state.insert_part(want, part?)? {
+                return Ok(());
+            }
+        }
     }
 }
 
@@ -101,24 +143,86 @@ impl rules::View for State {
     }
 
     fn has_entries(&self, dir: Ino) -> Tried<bool> {
-        Ok(self.look(dir.0)?.is_some_and(|node| node.entries.len() > 0))
+        // The size of a directory is the number of its entries.
+        Ok(self.look(dir.0)?.is_some_and(|node| node.inode.size > 0))
     }
 }
 
 impl State {
     /// An inode; none: there is none with this number.
     pub fn look(&self, ino: u64) -> Tried<Option<&Node>> {
-        Ok(self.nodes.get(&ino))
+        if let Some(node) = self.nodes.get(&ino) {
+            node.looked_at.set(true);
+            return Ok(Some(node));
+        }
+        match self.changed(Key::Inode(ino)) {
+            _ if ino >= self.next_ino || ino == 0 || self.cache.is_nobody(ino) => Ok(None),
+            Some(None) => Ok(None),
+            None if self.root.places.is_none() => Ok(None),
+            _ => Err(Stop::Missing(Want::Inode(ino))),
+        }
+    }
+
+    fn hash(&self, name: &[u8]) -> NameHash {
+        NameHash::new(&self.layout.nonce, name)
     }
 
     /// Cookie and inode of a name; none: the name is free, or there is no such directory.
-    pub fn entry_of(&self, (dir, name): At<'_>) -> Tried<Option<(Cookie, crate::dir::Child)>> {
-        Ok(self.look(dir.0)?.and_then(|node| node.entries.get(name.as_bytes())))
+    pub fn entry_of(&self, (dir, name): At<'_>) -> Tried<Option<(Cookie, Entered)>> {
+        let Some(node) = self.look(dir.0)? else { return Ok(None) };
+        let hash = self.hash(name.as_bytes());
+        let missing = || Stop::Missing(Want::Entries(dir.0, Cookie::new(hash, 0)));
+        node.entries.get(name.as_bytes(), hash).ok_or_else(missing)
     }
 
     /// The cookie for a name that is free.
     pub fn cookie_for(&self, (dir, name): At<'_>) -> Tried<Cookie> {
-        let node = self.get("add entry", dir)?;
-        Ok(node.entries.cookie_for(name.as_bytes(), &self.layout.nonce)?)
+        let hash = self.hash(name.as_bytes());
+        let missing = || Stop::Missing(Want::Entries(dir.0, Cookie::new(hash, 0)));
+        let cookie = self.get("add entry", dir)?.entries.cookie_for(hash);
+        Ok(cookie.ok_or_else(missing)??)
+    }
+
+    /// What changes need in memory before they are applied, and is not: entries are none of it.
+    pub fn missing(&self, changes: &[Change<'_>]) -> Option<Want> {
+        let mut made = Vec::new();
+        for change in changes {
+            if let Change::CreateInode(ino, ..) = change {
+                made.push(*ino);
+            }
+            for ino in needed(change).into_iter().filter(|ino| !made.contains(ino)) {
+                if let Err(Stop::Missing(want)) = self.look(ino) {
+                    return Some(want);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Inodes that a change is applied to; 0: none.
+fn needed(change: &Change<'_>) -> [u64; 4] {
+    match change {
+        Change::SetAttributes(ino, _)
+        | Change::SetXattr(ino, ..)
+        | Change::RemoveXattr(ino, _)
+        | Change::AddOrphan(ino)
+        | Change::RemoveInode(ino, ..) => [*ino, 0, 0, 0],
+        Change::InsertEntry(entry) => [entry.dir, entry.child, 0, 0],
+        Change::RemoveEntry(entry) => [entry.dir, 0, 0, 0],
+        Change::Rename(rename) => {
+            [rename.from.dir, rename.to.dir, rename.from.child, rename.to.child]
+        }
+        Change::Grow(size) | Change::Truncate(size) | Change::ReplaceData(size, _) => {
+            [size.ino, 0, 0, 0]
+        }
+        Change::CreateInode(..)
+        | Change::Map(..)
+        | Change::Punch(..)
+        | Change::RemoveOrphan(_)
+        | Change::NextSegment(_)
+        | Change::ReapDead { .. }
+        | Change::Move { .. }
+        | Change::SetSegment(..) => [0; 4],
     }
 }

@@ -6,16 +6,14 @@
 use crate::format::change::{Change, Entry, Rename};
 use crate::format::inode::Inode;
 use crate::format::key::Cookie as Entered;
-use crate::inode::{kind_of, time, type_of};
+use crate::inode::{time, type_of};
 use crate::look::Tried;
 use crate::space::Need;
 use crate::state::State;
 use forebay_vfs::rules::names::{Created, Fate, Made, Removed};
 use forebay_vfs::rules::rename::Moved;
 use forebay_vfs::rules::{self, At, Child};
-use forebay_vfs::{
-    Attr, Cookie, DirEntry, FileKind, Ino, NewInode, OpenFlags, RenameFlags, Timestamp,
-};
+use forebay_vfs::{Attr, FileKind, Ino, NewInode, OpenFlags, RenameFlags, Timestamp};
 
 /// An entry as a change has it.
 fn entry_at<'a>((dir, name): At<'a>, cookie: Entered, (child, kind): Child) -> Entry<'a> {
@@ -184,18 +182,6 @@ impl State {
     pub fn readlink(&self, ino: Ino) -> Tried<Vec<u8>> {
         rules::names::readlink(self, ino)?;
         Ok(self.get("readlink", ino)?.target.to_vec())
-    }
-
-    pub fn readdir(&self, dir: Ino, after: Cookie, max: usize) -> Tried<Vec<DirEntry>> {
-        rules::live_directory(self, "readdir", dir)?;
-        let entries = self.get("readdir", dir)?.entries.list(after.0, max.max(1));
-        let entry = |(cookie, name, (ino, kind)): (u64, &[u8], crate::dir::Child)| DirEntry {
-            cookie: Cookie(cookie),
-            ino: Ino(ino),
-            kind: kind_of(kind),
-            name: name.into(),
-        };
-        Ok(entries.map(entry).collect())
     }
 
     pub fn rename(

@@ -51,13 +51,15 @@ pub(crate) async fn find(
 ) -> Result<Opened> {
     let (newest, older) = slots;
     let mut state = State::new(layout);
+    state.inodes = newest.inode_count;
     state.next_ino = newest.next_ino;
     state.next_data_id = newest.next_data_id;
     state.tree_data_ids = newest.next_data_id;
     state.next_sequence = newest.next_sequence;
     state.root = root_of(newest, FILES_TREE)?;
     let root = state.root;
-    items::load(tree, &root, &mut state).await?;
+    items::load_orphans(tree, &root, &mut state).await?;
+    state.cache.bytes_max = options.inode_cache_bytes;
     let entries = usage_entries(tree, newest).await?;
     state.space.segments.load(&entries)?;
     let usage = find_nodes(tree, newest, older, &mut state).await?;
@@ -65,7 +67,7 @@ pub(crate) async fn find(
     let found = if is_clean {
         Found { state, head: head_of(newest), records: 0, damage: None }
     } else {
-        roll_forward(device, newest, state, options).await?
+        roll_forward(device, tree, newest, state, options).await?
     };
     Ok(Opened { found, usage, is_clean })
 }

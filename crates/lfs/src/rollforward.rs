@@ -12,6 +12,7 @@
 //!
 //! No locks: nobody else has the volume.
 
+use crate::btree::Tree;
 use crate::fault::Planted;
 use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
@@ -21,6 +22,7 @@ use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::Superblock;
 use crate::format::usage::Stream;
 use crate::layout::Layout;
+use crate::load;
 use crate::log::Head;
 use crate::open::head_of;
 use crate::pending::Where;
@@ -65,6 +67,8 @@ struct Held {
 
 struct Walk<'a> {
     device: &'a DeviceRef,
+    /// Of the checkpoint.
+    tree: &'a Tree,
     layout: Layout,
     options: &'a OpenOptions,
     state: State,
@@ -86,6 +90,7 @@ struct Walk<'a> {
 /// Applies the log of `superblock`'s checkpoint, whose state is `state`.
 pub(crate) async fn roll_forward(
     device: &DeviceRef,
+    tree: &Tree,
     superblock: &Superblock,
     state: State,
     options: &OpenOptions,
@@ -93,6 +98,7 @@ pub(crate) async fn roll_forward(
     let (head, layout) = (head_of(superblock), state.layout);
     let mut walk = Walk {
         device,
+        tree,
         layout,
         options,
         state,
@@ -186,7 +192,7 @@ impl Walk<'_> {
             if !self.data_is_good(&held).await? {
                 return Ok(());
             }
-            self.apply(&held)?;
+            self.apply(&held).await?;
         }
         Ok(())
     }
@@ -286,19 +292,24 @@ impl Walk<'_> {
                 self.cut = true;
                 return Ok(());
             }
-            self.apply(&held)?;
+            self.apply(&held).await?;
         }
         Ok(())
     }
 
-    fn apply(&mut self, held: &Held) -> Result<()> {
+    /// Applies a record, when all that it changes is in memory.
+    async fn apply(&mut self, held: &Held) -> Result<()> {
         let layout = self.layout;
         let record = Record::open(&held.bytes, layout.seal, held.at, &layout.geometry)?;
         self.state.space.segments.found(held.at.segment, Stream::Log);
+        let changes = record.changes(&layout.geometry).collect::<Result<Vec<_>>>()?;
+        while let Some(want) = self.state.missing(&changes) {
+            let part = load::read(self.tree, self.state.root, want).await?;
+            self.state.insert_part(want, part)?;
+        }
         let resolve = |extent: &Extent<'_>| record.resolve(extent).map(Where::Run);
-        for change in record.changes(&layout.geometry) {
-            let change = change?;
-            self.state.apply(&change, &resolve).map_err(|error| {
+        for change in &changes {
+            self.state.apply(change, &resolve).map_err(|error| {
                 let text = format!("record {} at {:?}: {error}", held.sequence, held.at);
                 Error::new(error.kind(), "recover", text)
             })?;
@@ -306,6 +317,7 @@ impl Walk<'_> {
                 self.state.space.segments.found(place.segment, Stream::Data);
             }
         }
+        self.state.evict();
         self.last = held.head;
         self.records += 1;
         Ok(())

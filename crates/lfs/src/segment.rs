@@ -111,7 +111,8 @@ impl Segments {
 
     /// As a checkpoint left them: what was open is not filled any further.
     pub fn load(&mut self, entries: &[Entry]) -> Result<()> {
-        if entries.len() != self.list.len() {
+        // Segments that a growth has added since are free: no checkpoint has told of them yet.
+        if entries.len() > self.list.len() {
             let text = format!("{} entries of {} segments", entries.len(), self.list.len());
             return Err(corrupt("usage table", text));
         }

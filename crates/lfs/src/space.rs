@@ -271,8 +271,14 @@ mod tests {
     fn space(segments: u32) -> Space {
         let geometry = Geometry::with_segment_shift(16);
         let seal = Seal::new(&[1; 16]);
-        let (data_start, nonce) = (16384, [1; 16]);
-        Space::new(Layout { geometry, seal, nonce, data_start, segments, align: 512 })
+        Space::new(Layout {
+            geometry,
+            seal,
+            nonce: [1; 16],
+            data_start: 16384,
+            segments,
+            align: 512,
+        })
     }
 
     /// P11: whoever was promised room finds it, also when data takes all the rest.

@@ -16,6 +16,7 @@ use crate::btree::empty_root;
 use crate::checkpoint::Frozen;
 use crate::content::Content;
 use crate::dir::Directory;
+use crate::evict::Cache;
 use crate::format::change::{Change, Entry, Rename, Size};
 use crate::format::corrupt;
 use crate::format::extent::Extent;
@@ -30,6 +31,7 @@ use crate::log::Pending;
 use crate::pending::{Overlay, Piece, Where};
 use crate::space::Space;
 use forebay_base::Result;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,6 +62,12 @@ pub(crate) struct Node {
     pub regrow: bool,
     /// Of a regular file that is open or owes something.
     pub content: Option<Arc<Content>>,
+    /// Bytes that it was counted with.
+    pub counted_bytes: usize,
+    /// When it was loaded, by the cache's clock.
+    pub loaded: u64,
+    /// Since the hand of the cache passed by.
+    pub looked_at: Cell<bool>,
 }
 
 impl Node {
@@ -78,6 +86,9 @@ impl Node {
             cut: false,
             regrow: false,
             content: None,
+            counted_bytes: 0,
+            loaded: 0,
+            looked_at: Cell::new(false),
         }
     }
 
@@ -128,10 +139,12 @@ pub(crate) struct State {
     pub space: Space,
     /// What of data segments is given out and not in use.
     pub room: Room,
+    /// Inodes that are in memory.
     pub nodes: BTreeMap<u64, Node>,
+    /// What of them stays there.
+    pub cache: Cache,
     /// How many inodes there are, in memory or not.
     pub inodes: u64,
-    /// Content, by data id.
     /// Changes of content since the last freeze, by data id.
     pub data: BTreeMap<u64, Overlay>,
     /// Names and attributes that have changed since the last freeze.
@@ -183,6 +196,7 @@ impl State {
             space: Space::new(layout),
             room: Room::new(&layout),
             nodes: BTreeMap::new(),
+            cache: Cache::new(),
             inodes: 0,
             data: BTreeMap::new(),
             items: Items::default(),
@@ -229,9 +243,8 @@ impl State {
             }
             Change::InsertEntry(entry) => self.insert(entry),
             Change::RemoveEntry(entry) => {
-                self.node(entry.dir)?.entries.remove(entry.name);
-                self.note_no_entry(entry.dir, entry.cookie);
-                Ok(())
+                self.remove_entry(entry)?;
+                self.count_entries(entry.dir, -1)
             }
             Change::Rename(rename) => self.rename_entries(rename),
             Change::Map(data_id, block, extent) => {
@@ -252,6 +265,7 @@ impl State {
                 if let Some(old) = self.node(*ino)?.xattrs.remove(*name) {
                     self.note_no_xattr(*ino, name, old.len());
                 }
+                self.recount(*ino);
                 Ok(())
             }
             Change::AddOrphan(ino) => {
@@ -276,9 +290,14 @@ impl State {
     fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
         self.next_ino = self.next_ino.max(ino.saturating_add(1));
         self.next_data_id = self.next_data_id.max(inode.data_id.saturating_add(1));
-        if self.nodes.insert(ino, Node::new(inode, target)).is_some() {
+        if self.nodes.contains_key(&ino) {
             return Err(corrupt("change", format!("makes inode {ino} again")));
         }
+        let mut node = Node::new(inode, target);
+        if inode.file_type() == Some(FileType::Directory) {
+            node.entries = Directory::empty();
+        }
+        self.keep(ino, node);
         self.inodes += 1;
         if inode.data_id != 0 {
             self.owners.insert(inode.data_id, ino);
@@ -295,7 +314,7 @@ impl State {
         self.drop_data(data_id, sequence);
         self.node(ino)?;
         self.close_windows(ino);
-        if let Some(node) = self.nodes.remove(&ino) {
+        if let Some(node) = self.forget(ino) {
             self.inodes = self.inodes.saturating_sub(1);
             self.note_no_inode(ino, &node);
             self.removed.extend(node.content);
@@ -306,7 +325,9 @@ impl State {
     fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8]) -> Result<()> {
         let old = self.node(ino)?.xattrs.insert(name.into(), value.into());
         let nonce = self.layout.nonce;
-        self.note_xattr(ino, name, value, old.map(|old| old.len()), &nonce)
+        self.note_xattr(ino, name, value, old.map(|old| old.len()), &nonce)?;
+        self.recount(ino);
+        Ok(())
     }
 
     /// Content is dead: what the tree has of it goes with the next checkpoint.
@@ -321,23 +342,40 @@ impl State {
 
     fn set_entry(&mut self, at: &Entry<'_>, child: (u64, FileType)) -> Result<()> {
         self.node(at.dir)?.entries.set(at.cookie, at.name, child);
+        self.recount(at.dir);
         let item = EntryItem { child: child.0, kind: child.1, name: at.name };
         self.note_entry(at.dir, at.cookie, item)
     }
 
+    fn remove_entry(&mut self, at: &Entry<'_>) -> Result<()> {
+        self.node(at.dir)?.entries.remove(at.cookie);
+        self.recount(at.dir);
+        self.note_no_entry(at.dir, at.cookie);
+        Ok(())
+    }
+
+    /// A directory has so many entries more. Its size is their number, so that nobody has to look at them
+    /// to know whether there are any.
+    fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
+        self.node(dir)?.change(|inode| inode.size = inode.size.saturating_add_signed(more));
+        self.note_inode(dir)
+    }
+
     fn insert(&mut self, entry: &Entry<'_>) -> Result<()> {
         self.node(entry.child)?;
-        self.set_entry(entry, (entry.child, entry.kind))
+        self.set_entry(entry, (entry.child, entry.kind))?;
+        self.count_entries(entry.dir, 1)
     }
 
     fn rename_entries(&mut self, rename: &Rename<'_>) -> Result<()> {
-        let Rename { from, to, exchange, .. } = rename;
+        let Rename { from, to, replaced, exchange } = rename;
         self.node(from.child)?;
         self.node(to.child)?;
         if !exchange {
-            self.node(from.dir)?.entries.remove(from.name);
-            self.note_no_entry(from.dir, from.cookie);
+            self.remove_entry(from)?;
+            self.count_entries(from.dir, -1)?;
             self.set_entry(to, (to.child, to.kind))?;
+            self.count_entries(to.dir, i64::from(*replaced == 0))?;
             return self.moved(from.child, from.kind, to.dir);
         }
         self.set_entry(from, (to.child, to.kind))?;

@@ -8,7 +8,7 @@ use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
-use crate::look::Tried;
+use crate::look::{Stop, Tried};
 use crate::pending::Where;
 use crate::space::Need;
 use crate::state::State;
@@ -48,7 +48,10 @@ impl State {
 
     /// The same, for an operation that may be tried again.
     pub fn try_append(&mut self, changes: &[Change<'_>], need: Need) -> Tried<u64> {
-        Ok(self.append(changes, need)?)
+        match self.missing(changes) {
+            Some(want) => Err(Stop::Missing(want)),
+            None => Ok(self.append(changes, need)?),
+        }
     }
 
     /// [`State::append`] with content.

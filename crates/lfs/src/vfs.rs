@@ -184,12 +184,7 @@ impl FileSystem for Volume {
     }
 
     fn readdir(&self, dir: Ino, after: Cookie, max: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>> {
-        let noatime = self.0.options.noatime;
-        self.tried(move |state, now| {
-            let entries = state.readdir(dir, after, max)?;
-            state.touch_atime(dir, now, noatime);
-            Ok(entries)
-        })
+        Box::pin(self.0.list(dir, after, max.max(1)))
     }
 
     fn getxattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<Vec<u8>>> {

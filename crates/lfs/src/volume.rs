@@ -107,6 +107,8 @@ pub struct OpenOptions {
     pub overlay_bytes: u64,
     /// Clean nodes of the tree that are kept in memory, bytes.
     pub node_cache_bytes: usize,
+    /// Inodes and entries of directories that are kept in memory beside those that must be, bytes.
+    pub inode_cache_bytes: usize,
     /// How blocks of data are given out.
     pub alloc: AllocMode,
     /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
@@ -134,6 +136,7 @@ impl Default for OpenOptions {
             checkpoint_bytes: 2 << 30,
             overlay_bytes: 32 << 20,
             node_cache_bytes: DEFAULT_BUDGET_BYTES,
+            inode_cache_bytes: crate::evict::DEFAULT_BYTES,
             alloc: AllocMode::default(),
             serialized_dio_pages: SERIALIZED_DIO_PAGES,
             lock_points: false,
@@ -260,7 +263,7 @@ impl Volume {
             true => volume.0.begin_life().await?,
             false => volume.0.checkpoint(How::Fresh).await?,
         }
-        volume.remove_orphans()?;
+        volume.remove_orphans().await?;
         Ok(volume)
     }
 
@@ -298,13 +301,15 @@ impl Volume {
     }
 
     /// What was open without a name when the last life ended goes.
-    fn remove_orphans(&self) -> Result<()> {
-        let mut state = self.0.state.lock();
-        let orphans: Vec<u64> = state.orphans.iter().copied().collect();
+    async fn remove_orphans(&self) -> Result<()> {
+        let orphans: Vec<u64> = self.0.state.lock().orphans.iter().copied().collect();
         for ino in orphans {
-            let sequence = state.draw();
-            let data_id = state.nodes.get(&ino).map_or(0, |node| node.inode.data_id);
-            state.append(&[Change::RemoveInode(ino, data_id, sequence)], Need::Urgent)?;
+            let removed = self.0.tried(|state, _| {
+                let data_id = state.look(ino)?.map_or(0, |node| node.inode.data_id);
+                let change = Change::RemoveInode(ino, data_id, state.draw());
+                state.try_append(&[change], Need::Urgent).map(drop)
+            });
+            removed.await?;
         }
         Ok(())
     }

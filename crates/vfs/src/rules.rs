@@ -14,6 +14,8 @@
 pub mod attrs;
 pub mod names;
 pub mod rename;
+#[cfg(test)]
+mod tests;
 
 use crate::name::Name;
 use crate::types::{Attr, FileKind, Ino, LINK_MAX, OpenFlags, Timestamp};

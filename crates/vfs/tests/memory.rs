@@ -71,6 +71,13 @@ fn links_are_limited() {
     refused(up("e", RenameFlags::empty()), ErrorKind::TooManyLinks);
     refused(up("f", RenameFlags::EXCHANGE), ErrorKind::TooManyLinks);
     assert_eq!(block_on(fs.lookup(dir, name("inner"))).unwrap().ino, inner.ino);
+    let down = block_on(fs.rename(Ino::ROOT, name("f"), dir, name("inner"), RenameFlags::EXCHANGE));
+    refused(down, ErrorKind::TooManyLinks);
+    // Nothing comes within a directory, nor where one goes.
+    let within =
+        block_on(fs.rename(Ino::ROOT, name("d"), Ino::ROOT, name("e"), RenameFlags::empty()));
+    within.unwrap();
+    refused(put(&fs, Ino::ROOT, "more", FileKind::Directory), ErrorKind::TooManyLinks);
     fs.check();
 }
 

@@ -9,6 +9,10 @@ use std::sync::Arc;
 
 fn run(options: impl Fn(Arc<ManualClock>) -> MemOptions) {
     for case in cases() {
+        // Where names share few hashes, each of many costs a search.
+        if case.is_large && options(Arc::default()).cookie_bits < 8 {
+            continue;
+        }
         let clock = Arc::new(ManualClock::default());
         let memory = Arc::new(MemFs::new(options(clock.clone())));
         let fs: Arc<dyn FileSystem> = memory.clone();

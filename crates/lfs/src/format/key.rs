@@ -217,6 +217,9 @@ impl Key {
 pub struct Cookie(u64);
 
 impl Cookie {
+    /// Not above any.
+    pub const FIRST: Self = Self(1 << 16);
+
     /// The cookie of a name with this hash, as the `nth` of those with the same one.
     pub fn new(hash: NameHash, nth: u16) -> Self {
         Self(hash.0 << 16 | u64::from(nth))

@@ -19,7 +19,12 @@ struct Bench {
     device: DeviceRef,
     world: WorldRef,
     clock: Arc<ManualClock>,
+    /// Names in memory, bytes; with 0 every operation loads what it needs.
+    inode_cache_bytes: usize,
 }
+
+/// Everything stays in memory, most goes, all goes.
+const INODE_CACHES: [usize; 3] = [1 << 30, 4000, 0];
 
 impl Bench {
     fn new(seed: u64, bytes: u64, block_bytes: u32) -> Self {
@@ -31,7 +36,7 @@ impl Bench {
             ..CreateOptions::new([seed as u8; 16], [3; 16], Timestamp::new(1_000_000_000, 0))
         };
         block_on(Volume::create(&device, &world, &options)).unwrap();
-        Self { device, world, clock: Arc::default() }
+        Self { device, world, clock: Arc::default(), inode_cache_bytes: 0 }
     }
 
     fn open(&self, fua: bool, noatime: bool) -> Volume {
@@ -39,13 +44,24 @@ impl Bench {
         let cache = PageCache::new(config, self.world.clone()).unwrap();
         let clock = self.clock.clone();
         let cache = Some(cache);
-        let options = OpenOptions { clock, cache, fua, noatime, ..OpenOptions::default() };
+        let inode_cache_bytes = self.inode_cache_bytes;
+        // Checkpoints come often.
+        let options = OpenOptions {
+            clock,
+            cache,
+            fua,
+            noatime,
+            inode_cache_bytes,
+            overlay_bytes: 64 << 10,
+            ..OpenOptions::default()
+        };
         block_on(Volume::open(&self.device, &self.world, &options)).unwrap()
     }
 }
 
-fn run(seed: u64, count: u64, size_max: u64) {
+fn run(seed: u64, count: u64, size_max: u64, inode_cache_bytes: usize) {
     let bench = Bench::new(seed, 192 << 20, 512 << (seed % 4));
+    let bench = Bench { inode_cache_bytes, ..bench };
     // Where data begins is an implementation's own, and with it what a reader of trees reads.
     let volume = bench.open(seed & 4 == 0, true);
     let memory = {
@@ -61,6 +77,7 @@ fn run(seed: u64, count: u64, size_max: u64) {
     let report = compare(&volume, &memory, &config, seed, count);
     let report = report.unwrap_or_else(|mismatch| panic!("{mismatch}"));
     assert!(report.done > count / 5, "{report:?}");
+    volume.0.state.lock().check_cache();
     block_on(volume.close()).unwrap();
     drop(volume);
     let again = block_on(Tree::read(&bench.open(false, true), Times::Exact)).unwrap();
@@ -72,7 +89,7 @@ fn run(seed: u64, count: u64, size_max: u64) {
 #[test]
 fn side_by_side_with_the_one_in_memory() {
     for seed in seeds(6) {
-        run(seed, 900, 1 << 20);
+        INODE_CACHES.into_iter().for_each(|bytes| run(seed, 900, 1 << 20, bytes));
     }
 }
 
@@ -80,24 +97,28 @@ fn side_by_side_with_the_one_in_memory() {
 #[test]
 fn side_by_side_at_far_offsets() {
     for seed in seeds(3) {
-        run(seed ^ 0xfa0, 500, forebay_vfs::types::FILE_SIZE_MAX);
+        let far = forebay_vfs::types::FILE_SIZE_MAX;
+        INODE_CACHES.into_iter().for_each(|bytes| run(seed ^ 0xfa0, 500, far, bytes));
     }
 }
 
 /// The rules of the contract, case by case; and what each case leaves is found again.
 #[test]
 fn f1_to_f8_hold_on_a_volume() {
-    for (n, case) in cases().into_iter().enumerate() {
+    let all = cases().into_iter().flat_map(|case| INODE_CACHES.map(|bytes| (case, bytes)));
+    for (n, (case, inode_cache_bytes)) in all.enumerate() {
         let bench = Bench::new(n as u64, 192 << 20, 512 << (n % 4));
+        let bench = Bench { inode_cache_bytes, ..bench };
         let volume = bench.open(n % 2 == 0, n % 3 == 0);
         let subject = Subject { fs: Arc::new(volume.clone()), clock: Some(bench.clock.clone()) };
         if let Err(e) = (case.run)(&subject) {
-            panic!("{}: {e}", case.name);
+            panic!("{} with {inode_cache_bytes} bytes: {e}", case.name);
         }
         drop(subject);
         // Reading moves `atime` where it is kept; once.
         block_on(Tree::read(&volume, Times::Exact)).unwrap();
         let before = block_on(Tree::read(&volume, Times::Exact)).unwrap();
+        volume.0.state.lock().check_cache();
         block_on(volume.close()).unwrap();
         drop(volume);
         let again = block_on(Tree::read(&bench.open(false, true), Times::Exact)).unwrap();

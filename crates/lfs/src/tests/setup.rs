@@ -21,6 +21,8 @@ pub struct Setup {
     pub content: bool,
     /// Longest content in a record, bytes.
     pub inline_max: u32,
+    /// Names in memory, bytes; with 0 every operation loads what it needs.
+    pub inode_cache_bytes: usize,
     pub fua: bool,
 }
 
@@ -33,6 +35,7 @@ impl Setup {
             clock: Arc::new(ManualClock::default()),
             cache: self.content.then(cache),
             inline_max: self.inline_max,
+            inode_cache_bytes: self.inode_cache_bytes,
             fua: self.fua,
             ..OpenOptions::default()
         }

@@ -27,6 +27,7 @@ fn setup() -> Setup {
         block_bytes: 4096,
         volume_bytes: 2 << 20,
         content: true,
+        inode_cache_bytes: 3000,
         inline_max: 64 << 10,
         fua: true,
     }

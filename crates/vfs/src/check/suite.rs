@@ -28,12 +28,14 @@ pub struct Case {
     pub name: &'static str,
     /// Needs to move the file system's clock.
     pub needs_clock: bool,
+    /// Has a hundred thousand entries: not for one where a search for a cookie is long.
+    pub is_large: bool,
     /// Looks. The file system is empty.
     pub run: fn(&Subject) -> Result<()>,
 }
 
 const fn case(name: &'static str, run: fn(&Subject) -> Result<()>) -> Case {
-    Case { name, needs_clock: false, run }
+    Case { name, needs_clock: false, is_large: false, run }
 }
 
 /// All cases.

@@ -76,7 +76,7 @@ fn k2_g1_what_is_planted_is_found_and_made_short() {
 #[test]
 fn the_rules_find_what_is_planted() {
     for bug in BUGS {
-        let broken = cases().into_iter().find(|case| {
+        let broken = cases().into_iter().filter(|case| !case.is_large).find(|case| {
             let (clock, _) = config();
             let inner = memory(&clock);
             let fs: Arc<dyn FileSystem> = Arc::new(Planted { inner, bug });

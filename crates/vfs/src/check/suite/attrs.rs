@@ -15,12 +15,16 @@ use forebay_base::{ErrorKind, IoFlags, Result};
 pub const CASES: &[Case] = &[
     case("attributes_are_set_alone_and_together", set),
     case("privileges_are_dropped", privileges),
-    Case { name: "f5_times_of_content", needs_clock: true, run: times_of_content },
-    Case { name: "f5_times_of_directories", needs_clock: true, run: times_of_directories },
-    Case { name: "f5_times_of_reading", needs_clock: true, run: times_of_reading },
+    clocked("f5_times_of_content", times_of_content),
+    clocked("f5_times_of_directories", times_of_directories),
+    clocked("f5_times_of_reading", times_of_reading),
     case("xattr_flags", xattr_flags),
     case("xattr_limits", xattr_limits),
 ];
+
+const fn clocked(name: &'static str, run: fn(&Subject) -> Result<()>) -> Case {
+    Case { needs_clock: true, ..case(name, run) }
+}
 
 fn set(s: &Subject) -> Result<()> {
     let ino = s.file("f")?.ino;
@@ -50,6 +54,7 @@ fn set(s: &Subject) -> Result<()> {
     assert_eq!(owner.uid, 4, "a symbolic link has an owner");
     let mode = || s.set(link, &SetAttr::perm(0o600));
     s.refused_without_trace(ErrorKind::Unsupported, "and no mode of its own", mode);
+    assert_eq!(s.set(ino, &SetAttr::perm(0o17_755))?.perm, 0o7755, "other bits are none of it");
     // All or none.
     let both = SetAttr { uid: Some(5), ..SetAttr::size(u64::MAX) };
     s.refused_without_trace(ErrorKind::FileTooLarge, "owner and no size", || s.set(ino, &both));
@@ -182,7 +187,8 @@ fn times_of_directories(s: &Subject) -> Result<()> {
     s.mkdir("q/e")?;
     let e = s.ino("q/e")?;
     let swap = || s.rename("p/d", "q/e", RenameFlags::EXCHANGE);
-    for (of, wanted) in [(p, both), (q, both), (d, change), (e, change)] {
+    for (of, wanted) in [(p, both), (q, both), (d, change), (d, change), (e, change), (e, change)] {
+        // Each inode at the old name, and at the new one.
         assert_eq!(moved(s, of, swap)?, wanted, "F5: exchanged");
     }
     assert_eq!(moved(s, p, || s.rename("p/f", "p/f", flags))?, none, "F5: onto itself");
@@ -281,5 +287,16 @@ fn xattr_limits(s: &Subject) -> Result<()> {
     block_on(s.fs.setxattr(ino, first, b"smaller", SetXattr::Replace))?;
     block_on(s.fs.removexattr(ino, first))?;
     block_on(s.fs.setxattr(ino, small, b"v", SetXattr::Create))?;
-    s.unlink("f")
+    // 249 bytes are left: a name and its NUL fill them, or are one too many.
+    let (full, over) = (&name_of(0)[..248], &name_of(0)[..249]);
+    let more = || block_on(s.fs.setxattr(ino, XattrName::new(over)?, b"v", SetXattr::Create));
+    s.refused_without_trace(ErrorKind::NoSpace, "a byte more", more);
+    block_on(s.fs.setxattr(ino, XattrName::new(full)?, b"v", SetXattr::Create))?;
+    s.unlink("f")?;
+    // Left behind as long as can be.
+    let longest = [b"trusted.".as_slice(), &[0xfe; 247]].concat();
+    let longest = XattrName::new(&longest)?;
+    block_on(s.fs.setxattr(Ino::ROOT, longest, &big[1..], SetXattr::Create))?;
+    assert_eq!(block_on(s.fs.getxattr(Ino::ROOT, longest))?, &big[1..], "the longest name");
+    Ok(())
 }

@@ -62,6 +62,9 @@ fn far_end(s: &Subject) -> Result<()> {
     assert_eq!(s.read(&file, FILE_SIZE_MAX - 5, 100)?, [0; 5], "F8: one hole");
     s.set(ino, &SetAttr::size(0))?;
     assert_eq!(s.read(&file, 0, 10)?, b"", "F8: empty");
+    // And left behind as large as can be.
+    s.write(&file, FILE_SIZE_MAX - 1, b"x")?;
+    s.write(&file, 1 << 62, b"y")?;
     Ok(())
 }
 

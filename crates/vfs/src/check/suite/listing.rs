@@ -2,17 +2,18 @@
 //!
 //! No locks.
 
-use super::{Case, Subject, case, name, new};
+use super::{Case, Subject, case, name, new, refused};
 use crate::types::{Cookie, FileKind, Ino, RenameFlags};
-use forebay_base::Result;
 use forebay_base::task::block_on;
 use forebay_base::world::split_mix;
+use forebay_base::{ErrorKind, Result};
 use std::collections::BTreeMap;
 
 pub const CASES: &[Case] = &[
     case("f4_what_stays_is_listed_once", stays),
     case("f4_a_listing_ends", ends),
     case("f4_any_number_is_a_cookie", any_cookie),
+    Case { is_large: true, ..case("f4_a_hundred_thousand_entries", large) },
 ];
 
 /// Entries that stay.
@@ -114,4 +115,88 @@ fn any_cookie(s: &Subject) -> Result<()> {
     }
     assert!(all.iter().all(|e| e.cookie.0 <= i64::MAX as u64), "F4: cookies fit into an offset");
     Ok(())
+}
+
+/// Entries of a large directory; of three, one stays.
+const MANY: usize = 100_000;
+
+fn large(s: &Subject) -> Result<()> {
+    let dir = s.mkdir("d")?.ino;
+    let one = s.file("one")?.ino;
+    // Links of few inodes: it is entries that there are many of.
+    let mut inodes = vec![one];
+    for n in 0..MANY {
+        let (text, at) = (format!("entry{n}"), n % 40);
+        if n % 4000 == 0 {
+            block_on(s.fs.syncfs())?;
+        }
+        match inodes.get(at) {
+            Some(ino) => drop(block_on(s.fs.link(*ino, dir, name(&text)))?),
+            None => inodes.push(block_on(s.fs.mknod(dir, name(&text), &new(FileKind::File)))?.ino),
+        }
+    }
+    let (mut seen, mut after, mut rng, mut changed) = (vec![0u8; MANY], Cookie::START, 5, 0);
+    loop {
+        let batch = block_on(s.fs.readdir(dir, after, 1000))?;
+        let Some(last) = batch.last() else { break };
+        after = last.cookie;
+        for entry in &batch {
+            let text = str::from_utf8(&entry.name).unwrap_or_default();
+            let number = text.strip_prefix("entry").and_then(|n| n.parse::<usize>().ok());
+            number.into_iter().for_each(|n| seen[n] += 1);
+        }
+        block_on(s.fs.syncfs())?;
+        for _ in 0..300 {
+            changed += change_many(s, dir, one, split_mix(&mut rng) as usize % MANY)?;
+        }
+    }
+    assert!(changed > MANY / 10, "{changed} entries came and went meanwhile");
+    for (n, seen) in seen.iter().enumerate() {
+        assert!(*seen <= 1 && (n % 3 > 0 || *seen == 1), "F4: entry{n} is listed {seen} times");
+    }
+    let found = |n: usize| block_on(s.fs.lookup(dir, name(&format!("entry{n}"))));
+    assert_eq!(found(99_999)?.ino, inodes[99_999 % 40], "F1: one of many");
+    refused(found(MANY), ErrorKind::NotFound, "F1: one of many that is not there");
+    s.empty_many(dir)?;
+    s.rmdir("d")
+}
+
+/// Removes one that does not stay, or puts it back, or gives it another name: how many changed.
+fn change_many(s: &Subject, dir: Ino, one: Ino, n: usize) -> Result<usize> {
+    let (text, other) = (format!("entry{n}"), format!("other{n}"));
+    match n % 3 {
+        0 => return Ok(0),
+        1 => match block_on(s.fs.unlink(dir, name(&text))) {
+            Ok(()) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                block_on(s.fs.link(one, dir, name(&other)))?;
+                block_on(s.fs.unlink(dir, name(&other)))?;
+            }
+            Err(e) => return Err(e),
+        },
+        _ => match block_on(s.fs.rename(dir, name(&text), dir, name(&other), RenameFlags::empty()))
+        {
+            Ok(()) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(0),
+            Err(e) => return Err(e),
+        },
+    }
+    Ok(1)
+}
+
+impl Subject {
+    /// Empties a large directory, which is refused to be removed until then.
+    fn empty_many(&self, dir: Ino) -> Result<()> {
+        refused(self.rmdir("d"), ErrorKind::NotEmpty, "F1: with entries in it");
+        loop {
+            let batch = block_on(self.fs.readdir(dir, Cookie::START, 1000))?;
+            block_on(self.fs.syncfs())?;
+            if batch.is_empty() {
+                return Ok(());
+            }
+            for entry in batch {
+                block_on(self.fs.unlink(dir, crate::name::Name::new(&entry.name)?))?;
+            }
+        }
+    }
 }

@@ -3,9 +3,10 @@
 //! No locks.
 
 use super::{BOTH, Case, Subject, case, name, new, refused};
+use crate::fs::OpenFileRef;
 use crate::name::Name;
 use crate::types::{
-    Cookie, FILE_SIZE_MAX, FileKind, Ino, NewInode, OpenFlags, S_ISGID, SYMLINK_MAX, SetAttr,
+    Attr, Cookie, FILE_SIZE_MAX, FileKind, Ino, NewInode, OpenFlags, S_ISGID, SYMLINK_MAX, SetAttr,
     SetXattr,
 };
 use crate::{RenameFlags, XattrName};
@@ -19,10 +20,13 @@ pub const CASES: &[Case] = &[
     case("f3_directory_removed_while_open", removed_while_open),
     case("f3_unknown_numbers_are_stale", stale),
     case("create_opens_or_makes", create),
+    case("flags_of_opening_are_known_or_refused", open_flags),
     case("a_file_without_a_name_gets_one", tmpfile),
+    case("a_file_without_a_name_needs_a_directory", tmpfile_where),
     case("kinds_and_targets", kinds),
     case("set_group_id_of_directories", set_gid),
     case("parents_that_are_none", no_parent),
+    case("order_of_refusals", order),
 ];
 
 fn bytes(s: &Subject) -> Result<()> {
@@ -113,7 +117,9 @@ fn removed_while_open(s: &Subject) -> Result<()> {
     );
     refused(block_on(s.fs.readdir(ino, Cookie::START, 1)), ErrorKind::NotFound, "F3: nor listed");
     refused(block_on(s.fs.lookup(ino, name("x"))), ErrorKind::NotFound, "F3: nor found");
-    s.file("f")?;
+    refused(block_on(s.fs.parent(ino)), ErrorKind::NotFound, "F3: nor is it anywhere");
+    let file = s.file("f")?.ino;
+    refused(block_on(s.fs.parent(file)), ErrorKind::NotDirectory, "the parent of a file");
     let into =
         s.at("f", |dir, old| block_on(s.fs.rename(dir, old, ino, name("x"), RenameFlags::empty())));
     refused(into, ErrorKind::NotFound, "F3: nor moved there");
@@ -152,6 +158,8 @@ fn create(s: &Subject) -> Result<()> {
     s.symlink("s", "f")?;
     let directory = || s.create("d", BOTH).map(drop);
     s.refused_without_trace(ErrorKind::IsDirectory, "a directory", directory);
+    let reading = || s.create("d", OpenFlags::READ).map(drop);
+    s.refused_without_trace(ErrorKind::IsDirectory, "a directory, to read", reading);
     let link = || s.create("s", BOTH).map(drop);
     s.refused_without_trace(ErrorKind::SymlinkLoop, "a symbolic link", link);
     let read_only = || s.open("f", OpenFlags::READ | OpenFlags::TRUNCATE).map(drop);
@@ -163,13 +171,83 @@ fn create(s: &Subject) -> Result<()> {
     Ok(())
 }
 
-fn tmpfile(s: &Subject) -> Result<()> {
-    let made = block_on(s.fs.tmpfile(Ino::ROOT, &new(FileKind::File), BOTH));
-    let (attr, file) = match made {
-        // An implementation may lack it.
-        Err(e) if e.kind() == ErrorKind::Unsupported => return Ok(()),
-        made => made?,
+fn open_flags(s: &Subject) -> Result<()> {
+    let file = s.create("f", BOTH)?;
+    let flags = OpenFlags::from_bits_retain(1 << 30) | BOTH;
+    let opened = || block_on(s.fs.open(file.ino(), flags)).map(drop);
+    s.refused_without_trace(ErrorKind::Unsupported, "an unknown flag", opened);
+    for path in ["f", "made"] {
+        let created = || s.create(path, flags).map(drop);
+        s.refused_without_trace(ErrorKind::Unsupported, "created with it", created);
+        let read_only = || s.create(path, OpenFlags::READ | OpenFlags::TRUNCATE).map(drop);
+        s.refused_without_trace(ErrorKind::InvalidInput, "to truncate unwritten", read_only);
+    }
+    Ok(())
+}
+
+/// The first refusal counts where there are several.
+fn order(s: &Subject) -> Result<()> {
+    let dir = s.mkdir("d")?.ino;
+    s.file("f")?;
+    s.symlink("s", "f")?;
+    let _open = s.open("d", OpenFlags::READ)?;
+    s.rmdir("d")?;
+    let (gone, none) = (Ino(u64::MAX - 1), RenameFlags::empty());
+    let link = |ino, at: (Ino, &str)| block_on(s.fs.link(ino, at.0, name(at.1)));
+    let (root, file) = (Ino::ROOT, s.ino("f")?);
+    refused(link(gone, (root, "f")), ErrorKind::Stale, "an unknown inode onto a name");
+    refused(link(root, (root, "f")), ErrorKind::Exists, "a directory onto a name");
+    refused(link(root, (file, "x")), ErrorKind::NotDirectory, "a directory into a file");
+    refused(link(root, (dir, "x")), ErrorKind::NotFound, "a directory into a removed one");
+    let long = "t".repeat(SYMLINK_MAX + 1);
+    refused(s.symlink("f", &long), ErrorKind::NameTooLong, "a long target at a name");
+    refused(s.symlink("f", ""), ErrorKind::NotFound, "no target at a name");
+    let rename = |from: (Ino, &str), to: (Ino, &str), flags| {
+        block_on(s.fs.rename(from.0, name(from.1), to.0, name(to.1), flags))
     };
+    let both = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
+    refused(rename((root, "x"), (root, "f"), both), ErrorKind::InvalidInput, "flags first");
+    let onto = RenameFlags::NOREPLACE;
+    refused(rename((root, "x"), (root, "f"), onto), ErrorKind::NotFound, "no old name");
+    refused(rename((root, "x"), (file, "f"), none), ErrorKind::NotDirectory, "into a file");
+    refused(rename((root, "x"), (gone, "f"), none), ErrorKind::Stale, "into nothing");
+    refused(rename((file, "x"), (root, "f"), none), ErrorKind::NotDirectory, "out of a file");
+    let exclusive = OpenFlags::READ | OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE;
+    refused(s.create("s", exclusive).map(drop), ErrorKind::Exists, "exclusive, whatever is there");
+    Ok(())
+}
+
+/// None: an implementation may lack it.
+fn unnamed(s: &Subject, flags: OpenFlags) -> Result<Option<(Attr, OpenFileRef)>> {
+    match block_on(s.fs.tmpfile(Ino::ROOT, &new(FileKind::File), flags)) {
+        Err(e) if e.kind() == ErrorKind::Unsupported => Ok(None),
+        made => made.map(Some),
+    }
+}
+
+fn tmpfile_where(s: &Subject) -> Result<()> {
+    let before = s.attr("/")?;
+    s.tick();
+    if unnamed(s, BOTH)?.is_none() {
+        return Ok(());
+    }
+    assert_eq!(s.attr("/")?, before, "no entry, so its directory has not changed");
+    let dir = s.mkdir("d")?.ino;
+    let (file, open) = (s.file("f")?.ino, s.open("d", OpenFlags::READ)?);
+    s.rmdir("d")?;
+    let made = |dir, flags| block_on(s.fs.tmpfile(dir, &new(FileKind::File), flags)).map(drop);
+    refused(made(file, BOTH), ErrorKind::NotDirectory, "in a file");
+    refused(made(dir, BOTH), ErrorKind::NotFound, "in a removed directory");
+    let cut = OpenFlags::READ | OpenFlags::TRUNCATE;
+    refused(made(Ino::ROOT, cut), ErrorKind::InvalidInput, "to truncate unwritten");
+    let unknown = BOTH | OpenFlags::from_bits_retain(1 << 30);
+    refused(made(Ino::ROOT, unknown), ErrorKind::Unsupported, "an unknown flag");
+    drop(open);
+    Ok(())
+}
+
+fn tmpfile(s: &Subject) -> Result<()> {
+    let Some((attr, file)) = unnamed(s, BOTH)? else { return Ok(()) };
     assert_eq!((attr.nlink, attr.ino), (0, file.ino()), "F2: no name");
     s.write(&file, 0, b"hidden")?;
     assert_eq!(block_on(s.fs.readdir(Ino::ROOT, Cookie::START, 10))?.len(), 0, "no entry");
@@ -180,9 +258,17 @@ fn tmpfile(s: &Subject) -> Result<()> {
     refused(again, ErrorKind::NotFound, "F3: a lost name is not found again");
     drop(file);
     refused(s.attr_of(attr.ino), ErrorKind::Stale, "F3: gone with the last");
-    let exclusive = BOTH | OpenFlags::EXCLUSIVE;
-    let (attr, _file) = block_on(s.fs.tmpfile(Ino::ROOT, &new(FileKind::File), exclusive))?;
-    let linked = block_on(s.fs.link(attr.ino, Ino::ROOT, name("f")));
+    // Several names, and it stays when it is closed.
+    let Some((attr, file)) = unnamed(s, BOTH)? else { return Ok(()) };
+    s.write(&file, 0, b"named")?;
+    for text in ["f", "g"] {
+        block_on(s.fs.link(attr.ino, Ino::ROOT, name(text)))?;
+    }
+    drop(file);
+    let file = s.open("g", OpenFlags::READ)?;
+    assert_eq!((s.read(&file, 0, 10)?, s.attr("f")?.nlink), (b"named".to_vec(), 2));
+    let Some((attr, _file)) = unnamed(s, BOTH | OpenFlags::EXCLUSIVE)? else { return Ok(()) };
+    let linked = block_on(s.fs.link(attr.ino, Ino::ROOT, name("h")));
     refused(linked, ErrorKind::NotFound, "exclusive: never a name");
     Ok(())
 }

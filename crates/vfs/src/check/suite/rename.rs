@@ -105,7 +105,9 @@ fn loops(s: &Subject) -> Result<()> {
     }
     s.file("a/b/file")?;
     let none = RenameFlags::empty();
-    for (from, to) in [("a", "a/n"), ("a", "a/b/n"), ("a", "a/b/c"), ("a/b", "a/b/c/n")] {
+    for (from, to) in
+        [("a", "a/n"), ("a", "a/b/n"), ("a", "a/b/c"), ("a/b", "a/b/c/n"), ("a", "a/b/c/n")]
+    {
         let what = format!("F1: {from} to {to}");
         s.refused_without_trace(ErrorKind::InvalidInput, &what, || s.rename(from, to, none));
     }

@@ -1,0 +1,76 @@
+//! Where data and holes begin: what the map knows, and what is dirty in the cache and not there yet.
+//!
+//! Nothing is written out for it. The cache is looked at before the map: what goes from the one to the other
+//! meanwhile is seen twice, not never.
+//!
+//! No locks of its own; each folio's in turn.
+
+use crate::file::MappedFile;
+use forebay_base::Result;
+use forebay_cache::State;
+use std::ops::Range;
+
+/// How far a search for a hole looks at the cache ahead of the map, bytes.
+const WINDOW_BYTES: u64 = 4 << 20;
+
+impl MappedFile {
+    /// Runs of `range`, in order, that are dirty or on their way; at most `max`.
+    fn unwritten(&self, range: &Range<u64>, max: usize) -> Vec<Range<u64>> {
+        let mut found: Vec<Range<u64>> = Vec::new();
+        let first = self.mapping.lowest_unwritten(range.start);
+        if first >= range.end {
+            return found;
+        }
+        for index in self.cache.folios_present(&self.mapping, &(first..range.end)) {
+            let Some(folio) = self.cache.lock_folio(&self.mapping, index) else { continue };
+            let blocks = self.mapping.blocks_touched(index, range);
+            let unwritten = folio.runs(blocks, |table, slot, group| {
+                table.bits(slot, State::Dirty, group) | table.bits(slot, State::Writing, group)
+            });
+            for run in unwritten {
+                let run = self.mapping.range_of(index, run);
+                found.push(run.start.max(range.start)..run.end.min(range.end));
+            }
+            if found.len() >= max {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The first byte of `range` that may be other than zero; none, if all of it is a hole.
+    pub async fn next_data(&self, range: Range<u64>) -> Result<Option<u64>> {
+        let dirty = self.unwritten(&range, 1).first().map(|run| run.start);
+        let (mut at, upto) = (range.start, dirty.unwrap_or(range.end));
+        while at < upto {
+            let extent = self.ops.map(at..upto).await?;
+            if extent.device_offset.is_some() {
+                return Ok(Some(at));
+            }
+            at += extent.len;
+        }
+        Ok(dirty)
+    }
+
+    /// The first byte of `range` that is in a hole; its end, if nothing is.
+    pub async fn next_hole(&self, range: Range<u64>) -> Result<u64> {
+        let mut at = range.start;
+        while at < range.end {
+            let window = at..range.end.min(at.saturating_add(WINDOW_BYTES));
+            let dirty = self.unwritten(&window, usize::MAX);
+            while at < window.end {
+                if let Some(run) = dirty.iter().find(|run| run.contains(&at)) {
+                    at = run.end;
+                    continue;
+                }
+                let next = dirty.iter().find(|run| run.start > at);
+                let extent = self.ops.map(at..next.map_or(window.end, |run| run.start)).await?;
+                if extent.device_offset.is_none() {
+                    return Ok(at);
+                }
+                at += extent.len;
+            }
+        }
+        Ok(range.end)
+    }
+}

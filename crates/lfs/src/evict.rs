@@ -1,0 +1,201 @@
+//! What of names and attributes stays in memory: within a bound of bytes, by the clock rule.
+//!
+//! ```text
+//!   made, loaded ──▶ ring ──hand──▶ looked at since? ──▶ once more
+//!                      ▲              open, owes something, just loaded for a waiter? ──▶ stays
+//!                      └── stays ──── else it goes; of a large directory some entries at a time
+//! ```
+//! Invariants: Q31 what goes is in the tree or among the changes since: nothing is lost. What is ahead of
+//! the log (S14) is written there before it goes. Q32 what was loaded since somebody began to wait is not let
+//! go before he has tried, so that whoever loads one thing after the other comes to an end. Q33 each inode in
+//! memory is in the ring, once.
+//!
+//! No locks: the volume's state lock covers it.
+
+use crate::format::change::Change;
+use crate::space::Need;
+use crate::state::{Node, State};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Default bound, bytes.
+pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
+/// Inodes looked at, at most, for one operation.
+const STEPS: usize = 64;
+/// Entries of a directory that go at a time.
+const ENTRIES_AT_ONCE: usize = 256;
+
+/// See the module.
+pub(crate) struct Cache {
+    /// Bytes; of 0 nothing is kept that need not be.
+    pub bytes_max: usize,
+    ring: VecDeque<u64>,
+    bytes: usize,
+    /// Counts what is loaded.
+    clock: u64,
+    /// Who waits for something to be loaded, by when he began.
+    waiters: BTreeMap<u64, u32>,
+    /// Numbers that nobody has, as the tree said, and when.
+    nobody: BTreeMap<u64, u64>,
+}
+
+impl Cache {
+    /// Nothing in it.
+    pub fn new() -> Self {
+        Self {
+            bytes_max: DEFAULT_BYTES,
+            ring: VecDeque::new(),
+            bytes: 0,
+            clock: 1,
+            waiters: BTreeMap::new(),
+            nobody: BTreeMap::new(),
+        }
+    }
+
+    /// When something is loaded.
+    pub fn now(&self) -> u64 {
+        self.clock
+    }
+
+    /// Somebody waits from now on.
+    pub fn wait(&mut self) -> u64 {
+        self.clock += 1;
+        *self.waiters.entry(self.clock).or_default() += 1;
+        self.clock
+    }
+
+    /// He does not wait any more.
+    pub fn end_wait(&mut self, since: u64) {
+        if let Some(count) = self.waiters.get_mut(&since) {
+            *count -= 1;
+            if *count == 0 {
+                self.waiters.remove(&since);
+            }
+        }
+    }
+
+    /// What was loaded from then on stays (Q32).
+    pub fn kept_from(&self) -> u64 {
+        self.waiters.first_key_value().map_or(u64::MAX, |(since, _)| *since)
+    }
+
+    /// There is no inode with this number, and never will be.
+    pub fn nobody(&mut self, ino: u64) {
+        self.nobody.insert(ino, self.clock);
+    }
+
+    /// Whether there is known to be none.
+    pub fn is_nobody(&self, ino: u64) -> bool {
+        self.nobody.contains_key(&ino)
+    }
+}
+
+/// What an inode takes beside what hangs on it, bytes, about.
+const NODE_BYTES: usize = 640;
+
+impl Node {
+    /// Bytes that it takes, about.
+    fn bytes(&self) -> usize {
+        let xattrs = self.xattrs.iter().map(|(name, value)| 2 * name.len() + value.len() + 192);
+        NODE_BYTES + self.target.len() + xattrs.sum::<usize>() + self.entries.bytes()
+    }
+
+    /// Whether it has to stay, but for times.
+    fn is_pinned(&self) -> bool {
+        self.opens > 0 || self.linkable || self.cut || self.regrow || self.content.is_some()
+    }
+}
+
+impl State {
+    /// Takes an inode into memory.
+    pub fn keep(&mut self, ino: u64, mut node: Node) {
+        (node.counted_bytes, node.loaded) = (0, self.cache.now());
+        if self.nodes.insert(ino, node).is_none() {
+            self.cache.ring.push_back(ino);
+        }
+        self.recount(ino);
+    }
+
+    /// An inode has become larger or smaller.
+    pub fn recount(&mut self, ino: u64) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        let bytes = node.bytes();
+        self.cache.bytes = self.cache.bytes + bytes - node.counted_bytes;
+        node.counted_bytes = bytes;
+    }
+
+    /// Takes an inode out of memory.
+    pub fn forget(&mut self, ino: u64) -> Option<Node> {
+        let node = self.nodes.remove(&ino)?;
+        self.cache.bytes -= node.counted_bytes;
+        Some(node)
+    }
+
+    /// Lets go of what is too much. Ends after some steps; more goes with the next operation.
+    pub fn evict(&mut self) {
+        let all = self.cache.bytes_max == 0;
+        // Once round, with a second chance and a large directory's parts.
+        let steps = if all { 3 * self.cache.ring.len() + 64 } else { STEPS };
+        let kept_from = self.cache.kept_from();
+        for _ in 0..steps {
+            if self.cache.bytes <= self.cache.bytes_max {
+                break;
+            }
+            let Some(ino) = self.cache.ring.pop_front() else { break };
+            if self.stays(ino, kept_from) {
+                self.cache.ring.push_back(ino);
+            }
+        }
+        if self.cache.nobody.len() > 1024 || all {
+            self.cache.nobody.retain(|_, when| *when >= kept_from);
+        }
+    }
+
+    /// The hand is at an inode: lets it go, or some of it. Whether it stays in the ring.
+    fn stays(&mut self, ino: u64, kept_from: u64) -> bool {
+        let all = self.cache.bytes_max == 0;
+        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        if node.looked_at.take() && !all {
+            return true;
+        }
+        if !node.entries.is_vacant() {
+            let most = if all { usize::MAX - 1 } else { ENTRIES_AT_ONCE };
+            node.entries.let_go(most, kept_from);
+            let vacant = node.entries.is_vacant();
+            self.recount(ino);
+            if !vacant {
+                return true;
+            }
+        }
+        let Some(node) = self.nodes.get(&ino) else { return false };
+        let owes = self.owed.contains_key(&ino) || self.lingering.contains(&ino);
+        if node.is_pinned() || owes || node.loaded >= kept_from || !self.written(ino) {
+            return true;
+        }
+        if let Some(node) = self.forget(ino) {
+            self.owners.remove(&node.inode.data_id);
+        }
+        false
+    }
+
+    /// Writes times that are ahead of the log (Q31). False: there is no room for them.
+    fn written(&mut self, ino: u64) -> bool {
+        let Some(set) = self.moved_times(ino) else { return true };
+        match self.append(&[Change::SetAttributes(ino, set)], Need::Urgent) {
+            Ok(_) => true,
+            Err(_) => {
+                self.move_times(forebay_vfs::Ino(ino), |_| ());
+                false
+            }
+        }
+    }
+
+    /// Q33, and that bytes are counted. For tests.
+    #[cfg(test)]
+    pub fn check_cache(&self) {
+        let ring: std::collections::BTreeSet<u64> = self.cache.ring.iter().copied().collect();
+        assert_eq!(ring.len(), self.cache.ring.len(), "Q33: once");
+        assert!(self.nodes.keys().all(|ino| ring.contains(ino)), "Q33: each");
+        let bytes: usize = self.nodes.values().map(Node::bytes).sum();
+        assert_eq!(bytes, self.cache.bytes, "Q33: bytes are counted");
+    }
+}
