@@ -109,7 +109,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         read_only: wanted.read_only(),
         direct_io: wanted.direct_io,
         noatime: wanted.noatime(),
-        owner: None,
+        ..VolumeOptions::default()
     };
     let opened = Volume::open(&cache, volume, &options)?;
     let fs = opened.file_system();

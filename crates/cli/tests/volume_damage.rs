@@ -4,6 +4,7 @@ mod common;
 
 use common::Folder;
 use common::volume::{bytes_of, look, make_tree};
+use forebay_lfs::format::superblock::{FILES_TREE, Superblock};
 use std::os::unix::fs::FileExt;
 
 const BLOCK: usize = 4096;
@@ -91,4 +92,33 @@ fn lost_slots_are_no_loss() {
     }
     let said = folder.refused(5, &["ls", "v"]);
     assert!(said.contains("recover"), "{said}");
+}
+
+/// The tree of names of the newest checkpoint is gone, in both copies: the one before it, and the log behind
+/// that, have everything still.
+#[test]
+fn a_lost_tree_is_got_round() {
+    let folder = Folder::new();
+    make_tree(&folder.path("tree"));
+    folder.ok(&["create", "v", "--size", "256M"]);
+    folder.ok(&["cp", "-r", "tree", "v:/"]);
+    std::fs::write(folder.path("last"), b"last").unwrap();
+    folder.ok(&["cp", "last", "v:/"]);
+    let image = common::bytes(&folder.path("v"));
+    let slots = (0..4).map(|n| Superblock::decode(&image[n * 4096..(n + 1) * 4096], n as u32));
+    let newest = slots.flatten().max_by_key(|slot| slot.checkpoint).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(folder.path("v")).unwrap();
+    let root = newest.trees.iter().find(|root| root.tree == FILES_TREE).unwrap();
+    for place in root.places.expect("it has names") {
+        let segment = u64::from(newest.geometry.segment_bytes()) * u64::from(place.segment);
+        let at = newest.data_start_bytes + segment + u64::from(place.offset);
+        file.write_all_at(&[0; 4096], at).unwrap();
+    }
+    for words in [&["ls", "v"][..], &["fsck", "v"]] {
+        folder.refused(5, words);
+    }
+    let output = folder.forebay(&["recover", "v", "--to", "out"]);
+    let said = common::stderr(&output);
+    assert!(said.contains("an older checkpoint is read"), "{said}");
+    assert_eq!(look(&folder.path("tree")), look(&folder.path("out/tree")), "{said}");
 }

@@ -79,11 +79,19 @@ pub struct VolumeOptions {
     pub noatime: bool,
     /// Owner and group of what is made; `None`: those of this process.
     pub owner: Option<(u32, u32)>,
+    /// With `read_only`: so many of the newest checkpoints are passed over, for a volume where they are damaged.
+    pub passed_over: u32,
 }
 
 impl Default for VolumeOptions {
     fn default() -> Self {
-        Self { read_only: false, direct_io: DirectIo::Auto, noatime: false, owner: None }
+        Self {
+            read_only: false,
+            direct_io: DirectIo::Auto,
+            noatime: false,
+            owner: None,
+            passed_over: 0,
+        }
     }
 }
 
@@ -325,6 +333,7 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     opening.cache = Some(cache.shared.pages.clone());
     opening.noatime = options.noatime || options.read_only;
     opening.read_only = options.read_only;
+    opening.passed_over = options.passed_over;
     // Its own memory is a part of the budget.
     let budget = cache.stats().budget_bytes;
     let share = |part: u64, most: u64| (budget / part).min(most);

@@ -55,6 +55,15 @@ pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Optio
     Ok((newest, older))
 }
 
+/// The newest state but for `passed_over` newer ones, which are damaged elsewhere.
+pub(crate) async fn read_older(device: &DeviceRef, passed_over: u32) -> Result<Superblock> {
+    let mut valid = read_valid(device).await?;
+    valid.dedup_by_key(|slot| slot.checkpoint);
+    let none = || Error::new(ErrorKind::Corrupt, "open", "no older superblock slot is valid");
+    let at = valid.len().checked_sub(passed_over as usize + 1).ok_or_else(none)?;
+    Ok(valid.swap_remove(at))
+}
+
 /// Slots that were read.
 #[derive(Default)]
 struct Valid {

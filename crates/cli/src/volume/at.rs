@@ -115,6 +115,15 @@ pub fn identity(key: FileIdentity) -> (u64, u64) {
     }
 }
 
+/// Opens a volume as it was before its newest `passed_over` checkpoints, to read, here.
+pub fn open_older(image: &Path, passed_over: u32) -> Outcome<OpenVolume> {
+    let options =
+        VolumeOptions { read_only: true, noatime: true, passed_over, ..VolumeOptions::default() };
+    let volume = cache()?.open_volume(image, &options)?;
+    let (fs, image) = (volume.file_system(), image.to_path_buf());
+    Ok(OpenVolume { fs, about: about(&volume)?, image, pid: None, local: Some(volume) })
+}
+
 fn elsewhere(image: &Path, key: FileIdentity, error: &Error) -> Outcome<OpenVolume> {
     for (pid, client) in Client::all() {
         match through(client, pid, image, identity(key)) {

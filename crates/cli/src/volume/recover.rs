@@ -1,9 +1,9 @@
 //! `forebay recover`: copies what can be read out of a damaged volume.
 //!
 //! The volume is not written to. What cannot be read is named, with its path and offset, and left as a
-//! hole; the rest is copied.
+//! hole; the rest is copied. Where the newest checkpoint cannot be read, an older one is, with the log behind it.
 
-use super::at::{Access, open};
+use super::at::{Access, OpenVolume, open, open_older};
 use super::copy::{Copier, How};
 use super::cp::find;
 use super::host::Host;
@@ -13,12 +13,16 @@ use crate::args::{RecoverArgs, Which};
 use crate::failure::{Failure, Outcome, status};
 use crate::output;
 use forebay_base::task::block_on;
+use forebay_vfs::{Cookie, Ino};
 use std::path::Path;
+
+/// Checkpoints that slots may tell of, beside the newest.
+const CHECKPOINTS: u32 = 7;
 
 /// Runs the command.
 pub fn recover(args: &RecoverArgs) -> Outcome {
     prepare(&args.to)?;
-    let volume = open(&args.volume, Access::Read, &Which::default())?;
+    let volume = open_somehow(args)?;
     if let Some(pid) = volume.pid {
         let text = format!("{}: open in process {pid}", args.volume.display());
         let failure = Failure { message: text, hint: None, status: status::BUSY };
@@ -43,6 +47,33 @@ pub fn recover(args: &RecoverArgs) -> Outcome {
         0 => Ok(()),
         n => Err(Failure::damaged(format!("{name}: {n} problems; they were named above"))),
     }
+}
+
+/// Opens the volume by its newest checkpoint whose root directory can be read.
+fn open_somehow(args: &RecoverArgs) -> Outcome<OpenVolume> {
+    let mut opened = open(&args.volume, Access::Read, &Which::default());
+    for passed_over in 1..=CHECKPOINTS {
+        let why = match &opened {
+            Err(failure) if failure.status == status::DAMAGED => failure.message.clone(),
+            Err(_) => return opened,
+            Ok(volume) if volume.pid.is_some() => return opened,
+            Ok(volume) => match block_on(volume.fs.readdir(Ino::ROOT, Cookie::START, 1)) {
+                Ok(_) => return opened,
+                Err(error) => error.to_string(),
+            },
+        };
+        match open_older(&args.volume, passed_over) {
+            Ok(older) => {
+                log::warn!("{}: an older checkpoint is read: {why}", args.volume.display());
+                drop(opened);
+                opened = Ok(older);
+            }
+            Err(error) => {
+                log::info!("{} checkpoints passed over: {}", passed_over, error.message);
+            }
+        }
+    }
+    opened
 }
 
 /// An empty folder.
