@@ -6,9 +6,9 @@
 //!     umount(8), `forebay umount`, or a signal
 //!   -> answer what is under way -> make durable -> let go of the image -> umount returns -> exit
 //! ```
-//! M1 `mount` returns when the mount can be used, or with the reason why there is none.
-//! M2 Exit status 0 of the process that stays means that everything accepted is durable.
-//! M3 Whoever is told that the mount is gone can open the image.
+//! P1 `mount` returns when the mount can be used, or with the reason why there is none.
+//! P2 Exit status 0 of the process that stays means that everything accepted is durable.
+//! P3 Whoever is told that the mount is gone can open the image.
 
 mod daemon;
 mod helper;
@@ -132,7 +132,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     ending.release();
     let closed = opened.close();
     let stopped = cache.shutdown();
-    // The image is free before umount(2) returns (M3).
+    // The image is free before umount(2) returns (P3).
     drop(cache);
     let done = synced.and(closed).and(stopped);
     ending.finish(&done);

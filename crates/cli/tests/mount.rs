@@ -84,9 +84,9 @@ fn files_are_what_was_written() {
     }
 }
 
-/// M1: what is wrong is said before anything stays.
+/// P1: what is wrong is said before anything stays.
 #[test]
-fn m1_what_is_wrong_is_said_at_once() {
+fn p1_what_is_wrong_is_said_at_once() {
     if !may_run() {
         return;
     }
@@ -116,9 +116,9 @@ fn m1_what_is_wrong_is_said_at_once() {
     place.folder.ok(&["umount", "mnt"]);
 }
 
-/// M2, M3: a signal ends a mount as umount does, on either type; afterwards the image is free.
+/// P2, P3: a signal ends a mount as umount does, on either type; afterwards the image is free.
 #[test]
-fn m2_m3_a_signal_ends_it_with_everything_durable() {
+fn p2_p3_a_signal_ends_it_with_everything_durable() {
     if !may_run() {
         return;
     }
