@@ -155,9 +155,9 @@ impl Watched {
         }
     }
 
-    /// Waits until the rest of the process has ended, or says that all is over: true; or is seen to be held
-    /// up with the connection open: false. A process that merely takes its time closes it, and its number may be
-    /// another mount's by then.
+    /// Waits until the rest of the process has ended, or says that all is over: true; or is seen to be
+    /// held up with the connection open: false. A process that merely takes its time closes it, and its
+    /// number may be another mount's by then.
     fn ends_by_itself(&self, pid: i32) -> bool {
         let Some(process) = &self.process else { return true };
         let stdin = std::io::stdin();
