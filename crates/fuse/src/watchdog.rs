@@ -217,3 +217,27 @@ fn abort_unmounted(file: &str) -> std::result::Result<(), Errno> {
     let file = rustix::fs::openat(&list, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::io::write(&file, b"1").map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A daemon that was killed took longer to end than its watchdog waited; its mount was gone by then, and a
+    /// new one, which had got the same number, was aborted (G1).
+    #[test]
+    fn g1_who_does_not_hold_the_device_is_not_held_up() {
+        let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        assert!(!holds_device(child.id() as i32), "it has no connection that one could end");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!holds_device(child.id() as i32), "nobody");
+        let ours = std::process::id() as i32;
+        let Ok(device) = std::fs::File::open("/dev/fuse") else {
+            let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+            assert!(allowed, "/dev/fuse cannot be opened");
+            return;
+        };
+        assert!(holds_device(ours));
+        drop(device);
+    }
+}
