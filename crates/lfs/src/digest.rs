@@ -2,55 +2,85 @@
 //!
 //! Locks: the state lock in turn; none across a wait.
 
+use crate::format::inode::{INODE_BYTES, Inode};
 use crate::pending::Where;
-use crate::state::State;
+use crate::state::Node;
 use crate::volume::Inner;
 use forebay_base::Result;
+use forebay_base::codec::Writer;
 use forebay_base::world::split_mix;
 
-fn mix(digest: &mut u64, text: &str) {
-    for byte in text.bytes() {
-        let mut word = *digest ^ u64::from(byte);
-        *digest = split_mix(&mut word);
+/// A running digest.
+struct Digest(u64);
+
+impl Digest {
+    fn word(&mut self, word: u64) {
+        let mut word = self.0 ^ word;
+        self.0 = split_mix(&mut word);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.word(bytes.len() as u64);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word));
+        }
+    }
+
+    fn node(&mut self, ino: u64, node: &Node) -> Result<()> {
+        let inode = Inode { stored_bytes: 0, ..node.recorded };
+        let mut bytes = [0; INODE_BYTES];
+        inode.encode_into(&mut Writer::new("digest", &mut bytes))?;
+        self.word(ino);
+        self.bytes(&bytes);
+        self.bytes(&node.target);
+        for (cookie, name, (child, kind)) in node.entries.list(0, usize::MAX) {
+            self.word(cookie);
+            self.bytes(name);
+            self.word(child ^ (kind as u64) << 60);
+        }
+        for (name, value) in &node.xattrs {
+            self.bytes(name);
+            self.bytes(value);
+            self.word(node.cookies.get(name).map_or(0, |cookie| cookie.to_u64()));
+        }
+        Ok(())
     }
 }
 
 impl Inner {
     /// Names, attributes, and where each block is. The same whatever part of it is in the tree.
     pub(crate) async fn digest(&self) -> Result<u64> {
-        let mut digest = 0;
+        let mut digest = Digest(0);
         let data_ids: Vec<u64> = {
             let state = self.state.lock();
             for (ino, node) in &state.nodes {
-                let mut inode = node.recorded;
-                inode.stored_bytes = 0;
-                let entries: Vec<_> = node.entries.list(0, usize::MAX).collect();
-                mix(&mut digest, &format!("{ino} {inode:?} {:?}", node.target));
-                mix(&mut digest, &format!("{entries:?} {:?} {:?}", node.xattrs, node.cookies));
+                digest.node(*ino, node)?;
             }
-            let State { orphans, next_ino, next_data_id, .. } = &*state;
-            mix(&mut digest, &format!("{orphans:?} {next_ino} {next_data_id}"));
+            state.orphans.iter().for_each(|ino| digest.word(*ino));
+            digest.word(state.next_ino);
+            digest.word(state.next_data_id);
             state.owners.keys().copied().collect()
         };
+        let block_bytes = self.layout.block_bytes();
         for data_id in data_ids {
-            mix(&mut digest, &format!("{data_id}"));
+            digest.word(data_id);
             let mut block = 0;
             while block < self.layout.geometry.max_blocks() {
                 let (piece, _pin) = self.piece_at(data_id, block).await?;
                 if let Where::Run(place) = piece.at {
                     for n in 0..piece.blocks {
-                        let offset = u64::from(place.offset) + n * self.layout.block_bytes();
-                        let sum = piece.own_sums().get(n as usize);
-                        let (segment, birth) = (place.segment, piece.birth);
-                        mix(
-                            &mut digest,
-                            &format!("{} {segment} {offset} {birth} {sum:?}", block + n),
-                        );
+                        digest.word(block + n);
+                        digest.word(u64::from(place.segment));
+                        digest.word(u64::from(place.offset) + n * block_bytes);
+                        digest.word(piece.birth);
+                        digest.word(piece.own_sums().get(n as usize).map_or(0, |s| u64::from(*s)));
                     }
                 }
                 block = block.saturating_add(piece.blocks);
             }
         }
-        Ok(digest)
+        Ok(digest.0)
     }
 }

@@ -1,17 +1,17 @@
 //! Where the content of files is, for people and programs that look: `forebay extents`, the bench.
 //!
-//! Lock: the state lock, for a bounded number of pieces at a time; never across a wait.
+//! Lock: the state lock in turn; never across a wait.
 
 use crate::alloc::AllocStats;
 use crate::pending::{Piece, Where};
 use crate::space::Need;
 use crate::state::State;
-use crate::volume::Volume;
+use crate::volume::{Inner, Volume};
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::Ino;
 use forebay_vfs::rules::refuse;
 
-/// Pieces looked at in one hold of the lock.
+/// Pieces looked at together.
 const PIECES: usize = 1024;
 
 /// A run of a file that is one run on the device.
@@ -51,31 +51,31 @@ pub struct FreeSpace {
     pub open_bytes: u64,
 }
 
-impl State {
-    /// Pieces from block `from` on, as far as one hold of the lock goes, and where to go on.
-    fn pieces_from(&self, data_id: u64, mut from: u64) -> (Vec<(u64, Piece)>, Option<u64>) {
-        let (unit, mut pieces) = (self.layout.block_bytes(), Vec::new());
-        let Some(overlay) = self.data.get(&data_id) else { return (pieces, None) };
+impl Inner {
+    /// Pieces from block `from` on, and where to go on.
+    async fn pieces_from(
+        &self,
+        data_id: u64,
+        mut from: u64,
+    ) -> Result<(Vec<(u64, Piece)>, Option<u64>)> {
+        let mut pieces = Vec::new();
         while pieces.len() < PIECES {
-            let blocks = match overlay.look_up(from, unit) {
-                Ok(piece) => {
-                    let blocks = piece.blocks;
-                    if piece.at != Where::Hole {
-                        pieces.push((from, piece));
-                    }
-                    blocks
-                }
-                Err(unknown) => unknown,
-            };
+            let (piece, _) = self.piece_at(data_id, from).await?;
+            let blocks = piece.blocks;
+            if piece.at != Where::Hole {
+                pieces.push((from, piece));
+            }
             match from.checked_add(blocks).filter(|next| *next < self.layout.geometry.max_blocks())
             {
                 Some(next) => from = next,
-                None => return (pieces, None),
+                None => return Ok((pieces, None)),
             }
         }
-        (pieces, Some(from))
+        Ok((pieces, Some(from)))
     }
+}
 
+impl State {
     fn extent(&self, block: u64, piece: &Piece) -> FileExtent {
         let unit = self.layout.block_bytes();
         let (logical, len) = (block * unit, piece.blocks * unit);
@@ -93,7 +93,7 @@ impl State {
 
 impl Volume {
     /// All extents of a file, in order; what is dirty in the cache has none yet.
-    pub fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
+    pub async fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
         let mut extents: Vec<FileExtent> = Vec::new();
         let mut from = Some(0);
         while let Some(at) = from {
@@ -101,7 +101,10 @@ impl Volume {
             let Some(node) = state.nodes.get(&ino.0) else {
                 return refuse(ErrorKind::NotFound, "extents", format!("{ino:?}"));
             };
-            let (pieces, next) = state.pieces_from(node.inode.data_id, at);
+            let data_id = node.inode.data_id;
+            drop(state);
+            let (pieces, next) = self.0.pieces_from(data_id, at).await?;
+            let state = self.0.state.lock();
             for (block, piece) in pieces {
                 let extent = state.extent(block, &piece);
                 match extents.last_mut() {

@@ -63,6 +63,7 @@ mod extents;
 pub mod fault;
 mod file;
 pub mod format;
+mod fsck;
 mod info;
 mod inode;
 mod items;
@@ -74,6 +75,7 @@ mod namei;
 mod nodes;
 mod open;
 mod pending;
+mod pressure;
 mod repair;
 mod rollforward;
 mod segment;
@@ -88,6 +90,7 @@ mod volume;
 
 pub use alloc::{AllocMode, AllocStats};
 pub use extents::{FileExtent, FreeSpace};
+pub use fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
 pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]

@@ -62,11 +62,18 @@ impl Inner {
         &self,
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
     ) -> Result<T> {
+        let mut made_room = false;
         loop {
             let now = self.options.clock.now();
             let tried = op(&mut self.state.lock(), now);
             match tried {
                 Ok(done) => return Ok(done),
+                Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace && !made_room => {
+                    made_room = true;
+                    if !self.make_room().await {
+                        return Err(error);
+                    }
+                }
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Missing(want)) => self.load(want).await?,
             }

@@ -59,7 +59,7 @@ pub(crate) async fn find(
     let root = state.root;
     items::load(tree, &root, &mut state).await?;
     let entries = usage_entries(tree, newest).await?;
-    state.space.segments.load(&entries)?;
+    state.space.segments.load(&entries, newest.checkpoint)?;
     let usage = find_nodes(tree, newest, older, &mut state).await?;
     let is_clean = newest.state & STATE_CLEAN != 0;
     let found = if is_clean {

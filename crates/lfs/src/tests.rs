@@ -12,6 +12,7 @@ mod fuzz;
 mod golden;
 mod limits;
 mod log;
+mod reuse;
 mod setup;
 mod summary;
 mod superblock;
