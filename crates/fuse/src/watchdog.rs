@@ -222,8 +222,8 @@ fn abort_unmounted(file: &str) -> std::result::Result<(), Errno> {
 mod tests {
     use super::*;
 
-    /// A daemon that was killed took longer to end than its watchdog waited; its mount was gone by then, and a
-    /// new one, which had got the same number, was aborted (G1).
+    /// A daemon that was killed took longer to end than its watchdog waited; its mount was gone by then, and
+    /// a new one, which had got the same number, was aborted (G1).
     #[test]
     fn g1_who_does_not_hold_the_device_is_not_held_up() {
         let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
