@@ -192,7 +192,7 @@ impl State {
     /// Q33, and that bytes are counted. For tests.
     #[cfg(test)]
     pub fn check_cache(&self) {
-        let ring: BTreeSet<u64> = self.cache.ring.iter().copied().collect();
+        let ring: std::collections::BTreeSet<u64> = self.cache.ring.iter().copied().collect();
         assert_eq!(ring.len(), self.cache.ring.len(), "Q33: once");
         assert!(self.nodes.keys().all(|ino| ring.contains(ino)), "Q33: each");
         let bytes: usize = self.nodes.values().map(Node::bytes).sum();
