@@ -114,10 +114,12 @@ fn side_by_side_at_far_offsets() {
 fn f1_to_f8_hold_on_a_volume() {
     let all = cases().into_iter().flat_map(|case| INODE_CACHES.map(|bytes| (case, bytes)));
     for (n, (case, inode_cache_bytes)) in all.enumerate() {
-        // To load again what is large for each look at it takes long.
-        if case.is_large && inode_cache_bytes == 0 {
-            continue;
-        }
+        // To load what is large again for each look at it takes long: some of it goes.
+        let inode_cache_bytes = match (case.is_large, inode_cache_bytes) {
+            (true, 0) => continue,
+            (true, 4000) => 4 << 20,
+            (_, bytes) => bytes,
+        };
         let bench = Bench::new(n as u64, 192 << 20, 512 << (n % 4));
         // A checkpoint over a large directory is long.
         let overlay_bytes = if case.is_large { 8 << 20 } else { bench.overlay_bytes };
