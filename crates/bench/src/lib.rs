@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod alloc;
 pub mod dirty;
 pub mod files;
 pub mod harness;
@@ -49,6 +50,7 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("files", "thousands of files on one cache: threads, memory, time; a dead device", files::run),
     ("start", "from exec until the first answer, by size of the cache", start::run),
     ("resize", "the cache made small and large again under load", resize::run),
+    ("alloc", "parallel large writers: extents, on a disk with an arm and on this one", alloc::run),
     ("volume", "the volume beside XFS, ext4 and btrfs on a loop, and the host's", volume::run),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),
 ];

@@ -402,3 +402,54 @@ fn resize_reports_every_row_and_ratio() {
     check_ratios(&json, &ratios);
     check_rows(&json, &[("ours", "resize_shrink")]);
 }
+
+#[test]
+fn alloc_reports_every_row_and_ratio() {
+    let json = run("alloc");
+    assert_eq!(json["bench"], "alloc");
+    let figures = [
+        "throughput",
+        "extents_per_request",
+        "extents_per_file",
+        "kib_per_extent",
+        "bios_per_request",
+        "record_bytes_per_request",
+        "fairness",
+        "tail_waste",
+        "cold_read",
+        "free_runs",
+        "free_run_kib",
+    ];
+    for variant in ["interleaved", "serialized", "reserve"] {
+        for cell in ["delay_10x2m", "delay_10x2m_waves", "disk_10x2m_4_buffered", "disk_append4k"] {
+            for figure in figures {
+                check_rows(&json, &[(variant, &format!("{cell}_{figure}"))]);
+            }
+        }
+        check_rows(&json, &[(variant, "delay_10x2m_seeks_per_request")]);
+        check_rows(
+            &json,
+            &[(variant, "small_disk_2r2w_rate"), (variant, "small_memory_2r2w_rate")],
+        );
+        let simulated = format!("{variant}-simulated");
+        check_rows(&json, &[(&simulated, "sim_10x2m_waves_throughput")]);
+    }
+    check_rows(&json, &[("serialized-1", "small_disk_2r2w_rate")]);
+    let ratios = [
+        "extents_per_request",
+        "tail_waste_share",
+        "reserve_vs_interleaved_fragment_cost",
+        "reserve_vs_interleaved_disk",
+        "small_writes_vs_interleaved",
+        "fairness_max_over_min",
+    ];
+    check_ratios(&json, &ratios);
+    // No clock is in these: simulated time, and counts.
+    let value = |name: &str| {
+        let list = json["ratios"].as_array().unwrap();
+        list.iter().find(|ratio| ratio["name"] == name).unwrap()["value"].as_f64().unwrap()
+    };
+    assert!(value("sim_interleaved_discontiguities") > 50.0, "block by block is torn there");
+    assert!(value("sim_reserve_vs_interleaved") >= 0.9 * value("sim_expected"));
+    assert!(value("extents_per_request") <= 1.5, "a small volume has short windows");
+}

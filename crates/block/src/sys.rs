@@ -1,6 +1,6 @@
 //! The system calls that take raw memory or have no safe wrapper, and lists of memory for them.
 //!
-//! Unsafe of this crate: here, where lists are made (`file`), and `engine/uring`. Invariant Y1: an
+//! Unsafe of this crate: here, where lists are made (`file`), `engine/uring` and `loopdev`. Invariant Y1: an
 //! [`IoVecs`] never outlives the memory it names; whoever builds one keeps that memory.
 
 use forebay_base::buf::{DataRef, Segment};

@@ -1,6 +1,10 @@
 //! The command line: every option with its help text. `docs/cli.md` says the same at length, and
 //! a test compares the two.
 
+mod volume;
+
+pub use volume::{CpArgs, CreateArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
+
 use crate::mount::{MountArgs, WatchdogArgs};
 use crate::umount::UmountArgs;
 use clap::builder::PossibleValuesParser;
@@ -14,7 +18,8 @@ use std::path::PathBuf;
 #[command(name = "forebay", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(
     after_help = "Sizes accept k, M, G, T (powers of two). FOREBAY_LOG sets the log level.\n\
-    Exit status: 0 done, 1 failed, 2 wrong command line, 3 not found, 4 image in use."
+    VOLUME:/PATH is a path in a volume. Exit status: 0 done, 1 failed, 2 wrong command line,\n\
+    3 not found, 4 image in use, 5 damage found."
 )]
 pub struct Cli {
     /// Log more: -v info, -vv debug, -vvv trace
@@ -30,6 +35,18 @@ pub struct Cli {
 pub enum Command {
     /// Serve images over NBD, all behind one cache
     Export(Box<ExportArgs>),
+    /// Make a volume
+    Create(CreateArgs),
+    /// List what is in a volume
+    Ls(LsArgs),
+    /// Copy into a volume, out of one, or from one to another
+    Cp(CpArgs),
+    /// Check a volume, without writing
+    Fsck(FsckArgs),
+    /// Copy what can be read out of a damaged volume
+    Recover(RecoverArgs),
+    /// Make a volume larger
+    Grow(GrowArgs),
     /// Mount a volume
     Mount(Box<MountArgs>),
     /// End a mount; returns when everything is durable
@@ -37,7 +54,7 @@ pub enum Command {
     /// Watches over the process of a mount
     #[command(hide = true)]
     Watchdog(WatchdogArgs),
-    /// Show the numbers of a running process
+    /// Show the numbers of a running process, or what a volume or a path in one is
     Stat(StatArgs),
     /// Show or change the settings of a running process
     Tune(TuneArgs),
@@ -55,7 +72,7 @@ pub enum Command {
 /// `forebay export`
 #[derive(Args, Debug)]
 pub struct ExportArgs {
-    /// Image files or block devices, each with an export name if wanted
+    /// Image files, block devices or files of volumes (VOLUME:/PATH), with an export name if wanted
     #[arg(value_name = "[NAME=]IMAGE", required = true)]
     pub images: Vec<String>,
     /// Listen on a Unix socket; `-` makes one in a private folder
@@ -162,6 +179,9 @@ pub struct Which {
 /// `forebay stat`
 #[derive(Args, Debug)]
 pub struct StatArgs {
+    /// A volume, or a path in one: what it is, and not the numbers of a process
+    #[arg(value_name = "VOLUME[:/PATH]", conflicts_with_all = ["budget", "prometheus", "watch"])]
+    pub path: Option<String>,
     /// Which process.
     #[command(flatten)]
     pub which: Which,
@@ -333,6 +353,12 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         for line in [
+            "forebay create",
+            "forebay create v --block-size x",
+            "forebay create v --checksum md5",
+            "forebay cp one",
+            "forebay recover v",
+            "forebay stat v --budget",
             "forebay",
             "forebay export",
             "forebay export x --cache-size 1x",

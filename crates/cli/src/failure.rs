@@ -14,6 +14,8 @@ pub mod status {
     pub const NOT_FOUND: u8 = 3;
     /// Somebody else holds the image.
     pub const BUSY: u8 = 4;
+    /// A volume is damaged.
+    pub const DAMAGED: u8 = 5;
 }
 
 /// Why a command ended.
@@ -44,6 +46,11 @@ impl Failure {
     /// What was named is not there.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self { message: message.into(), hint: None, status: status::NOT_FOUND }
+    }
+
+    /// A volume is damaged.
+    pub fn damaged(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: None, status: status::DAMAGED }
     }
 
     /// Adds what the user may do about it.
@@ -82,6 +89,10 @@ impl From<Error> for Failure {
             ),
             ErrorKind::Permission => (status::FAILED, Some("check the owner and mode of the file")),
             ErrorKind::ReadOnly => (status::FAILED, Some("`--read-only` opens it for reading")),
+            ErrorKind::Corrupt => (
+                status::DAMAGED,
+                Some("`forebay recover VOLUME --to DIR` copies out what can be read"),
+            ),
             ErrorKind::NoMemory => (status::FAILED, Some("try a smaller `--cache-size`")),
             ErrorKind::InvalidInput | ErrorKind::Unaligned | ErrorKind::OutOfRange => {
                 (status::USAGE, None)
@@ -103,5 +114,6 @@ mod tests {
         assert_eq!(of(ErrorKind::Busy), status::BUSY);
         assert_eq!(of(ErrorKind::InvalidInput), status::USAGE);
         assert_eq!(of(ErrorKind::Io), status::FAILED);
+        assert_eq!(of(ErrorKind::Corrupt), status::DAMAGED);
     }
 }

@@ -16,9 +16,12 @@ mod logger;
 mod machine;
 mod mount;
 mod output;
+mod progress;
+mod remote;
 mod signals;
 mod stat;
 mod umount;
+mod volume;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -26,17 +29,26 @@ use failure::{Failure, status};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(mount::command_line()) {
         Ok(cli) => cli,
         Err(e) => return ExitCode::from(usage(&e)),
     };
     logger::install(cli.verbose);
     let result = match &cli.command {
         Command::Export(args) => export::export(args),
+        Command::Create(args) => volume::create::create(args).map(|()| status::OK),
+        Command::Ls(args) => volume::ls::ls(args).map(|()| status::OK),
+        Command::Cp(args) => volume::cp::cp(args).map(|()| status::OK),
+        Command::Fsck(args) => volume::fsck::fsck(args).map(|()| status::OK),
+        Command::Recover(args) => volume::recover::recover(args).map(|()| status::OK),
+        Command::Grow(args) => volume::grow::grow(args).map(|()| status::OK),
         Command::Mount(args) => mount::mount(args),
         Command::Umount(args) => umount::umount(args).map(|()| status::OK),
         Command::Watchdog(args) => mount::watchdog(args).map(|()| status::OK),
-        Command::Stat(args) => stat::stat(args).map(|()| status::OK),
+        Command::Stat(args) => match &args.path {
+            Some(word) => volume::stat::stat(word, args).map(|()| status::OK),
+            None => stat::stat(args).map(|()| status::OK),
+        },
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),

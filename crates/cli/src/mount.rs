@@ -11,21 +11,28 @@
 //! M3 Whoever is told that the mount is gone can open the image.
 
 mod daemon;
+mod helper;
 mod words;
+
+pub use helper::command_line;
 
 use crate::failure::{Failure, Outcome, status};
 use crate::{output, signals};
 use clap::Args;
 use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
 use forebay_base::ErrorKind;
+use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_fuse::watchdog::{self, Watchdog};
-use forebay_fuse::{MountKind, Session};
+use forebay_fuse::{MountKind, Options, Session};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::channel;
 use words::Wanted;
+
+/// Least that is left of `cache_size` for data, bytes.
+const DATA_MIN: u64 = 4 * MIB;
 
 /// `forebay mount`
 #[derive(Args, Debug)]
@@ -94,22 +101,18 @@ fn check(volume: &Path, dir: &Path) -> Outcome {
 }
 
 fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcome<u8> {
-    let mut config = CacheConfig::default();
-    if let Some(size) = wanted.cache_size {
-        config.budget = size;
-    }
-    config.aio = wanted.aio;
+    let mut how = wanted.fuse.clone();
+    how.source = volume.display().to_string();
+    let config = config(wanted, &mut how)?;
     let cache = Cache::new(config)?;
     let options = VolumeOptions {
         read_only: wanted.read_only(),
         direct_io: wanted.direct_io,
         noatime: wanted.noatime(),
-        owner: None,
+        ..VolumeOptions::default()
     };
     let opened = Volume::open(&cache, volume, &options)?;
     let fs = opened.file_system();
-    let mut how = wanted.fuse.clone();
-    how.source = volume.display().to_string();
     let mounted = forebay_fuse::mount(dir, &how)?;
     let (kind, number) = (mounted.kind, mounted.number);
     // From here on the mount is there: who fails takes it away again.
@@ -138,6 +141,22 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         Failure::new(format!("{}: {e}", volume.display()))
             .hint("the volume is older than what programs wrote, where they did not sync")
     })
+}
+
+/// The cache's settings; together with the front end it uses `cache_size`.
+fn config(wanted: &Wanted, how: &mut Options) -> Outcome<CacheConfig> {
+    let mut config = CacheConfig::default();
+    let whole = wanted.cache_size.unwrap_or(config.budget).max(words::CACHE_MIN);
+    how.request_bytes = (whole / 16).clamp(4 * MIB, 64 * MIB);
+    let (bound, shown) = (how.memory_bound(), format_size(whole));
+    if whole < bound + DATA_MIN {
+        let least = format_size(bound + DATA_MIN);
+        let text = format!("mount: -o cache_size={shown}: so many threads and inodes need {least}");
+        return Err(Failure::usage(text).hint("fewer `threads=` or `inodes=`"));
+    }
+    config.budget = whole - bound;
+    config.aio = wanted.aio;
+    Ok(config)
 }
 
 /// Takes a mount away that could not be served.

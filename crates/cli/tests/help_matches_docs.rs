@@ -39,8 +39,22 @@ fn offered(help: &str) -> BTreeSet<String> {
 #[test]
 fn both_ways() {
     let folder = Folder::new();
-    for command in ["export", "mount", "umount", "stat", "tune", "fincore", "doctor", "crash-test"]
-    {
+    for command in [
+        "create",
+        "ls",
+        "cp",
+        "fsck",
+        "recover",
+        "grow",
+        "export",
+        "mount",
+        "umount",
+        "stat",
+        "tune",
+        "fincore",
+        "doctor",
+        "crash-test",
+    ] {
         let help = folder.ok(&[command, "--help"]);
         assert_eq!(offered(&help), documented(command), "forebay {command}");
     }

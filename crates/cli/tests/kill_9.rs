@@ -2,6 +2,8 @@
 //! image: no block is lost whose write was acknowledged as durable, and no restart is refused, though the
 //! lock of the one before may outlive it for a moment.
 //!
+//! A file of a volume is such an image, too.
+//!
 //! `FOREBAY_KILLS` is the number of kills (default 8), `FOREBAY_SEED` draws when they come.
 
 mod common;
@@ -92,13 +94,27 @@ fn check(server: &Server, known: &mut [(u64, u64)], kill: u64) {
 
 #[test]
 fn no_acknowledged_block_is_lost_and_no_restart_refused() {
-    let env = |name: &str, default| std::env::var(name).map_or(default, |v| v.parse().unwrap());
-    let (kills, mut rng) = (env("FOREBAY_KILLS", 8), env("FOREBAY_SEED", 1));
     let folder = Folder::new();
     std::fs::File::create(folder.path("disk.img")).unwrap().set_len(16 << 20).unwrap();
-    let words = ["disk.img", "--cache-size", "16M"];
+    kill_again_and_again(&folder, &["disk.img", "--cache-size", "16M"]);
+}
+
+/// The same for a file of a volume, which every restart recovers.
+#[test]
+fn nor_of_a_file_in_a_volume() {
+    let folder = Folder::new();
+    std::fs::File::create(folder.path("disk.img")).unwrap().set_len(16 << 20).unwrap();
+    folder.ok(&["create", "v", "--size", "1G"]);
+    folder.ok(&["cp", "disk.img", "v:/"]);
+    kill_again_and_again(&folder, &["v:/disk.img", "--cache-size", "16M"]);
+    folder.ok(&["fsck", "v"]);
+}
+
+fn kill_again_and_again(folder: &Folder, words: &[&str]) {
+    let env = |name: &str, default| std::env::var(name).map_or(default, |v| v.parse().unwrap());
+    let (kills, mut rng) = (env("FOREBAY_KILLS", 8), env("FOREBAY_SEED", 1));
     let known: Known = Mutex::new(vec![(0, 0); (WRITERS * BLOCKS) as usize]);
-    let mut server = folder.export(&words);
+    let mut server = folder.export(words);
     let mut acknowledged = 0;
     for kill in 0..kills {
         let began = AtomicU64::new(0);
@@ -111,7 +127,7 @@ fn no_acknowledged_block_is_lost_and_no_restart_refused() {
             until("they write", || began.load(Ordering::Relaxed) >= enough);
             server.signal("KILL");
             // At once: the one before is not even reaped.
-            folder.export(&words)
+            folder.export(words)
         });
         std::mem::replace(&mut server, new).wait();
         acknowledged += began.into_inner();

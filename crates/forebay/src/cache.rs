@@ -467,8 +467,8 @@ impl Cache {
     /// first error is returned, after all were tried; [`Cache::unwritten_bytes`] says how much is left.
     pub fn shutdown(&self) -> Result<()> {
         let mut outcome = Ok(());
-        for open in self.shared.volumes.all().into_iter().filter(|open| !open.read_only) {
-            let synced = block_on(open.volume.close()).map_err(|e| e.with_path(&open.path));
+        for open in self.shared.volumes.all() {
+            let synced = block_on(open.fs.syncfs()).map_err(|e| e.with_path(&open.path));
             outcome = outcome.and(synced);
         }
         for file in self.live_files() {

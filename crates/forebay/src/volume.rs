@@ -4,9 +4,9 @@
 //! `file` is an open file, `export` serves one to front ends, `opened` knows which volumes are open.
 //!
 //! Invariants: V1 an image is open once: its file is locked against other processes, and whoever opens it
-//! again on the same cache shares the volume. V2 what is on a volume uses the cache and the budget that it was
-//! opened on. V3 the last one to let a volume go makes everything durable first; who wants to know whether
-//! that worked calls [`Volume::close`].
+//! again on the same cache shares the volume. V2 what is on a volume uses the cache and the budget that it
+//! was opened on. V3 the last one to let a volume go makes everything durable first; who wants to know
+//! whether that worked calls [`Volume::close`].
 //!
 //! Locks: those of `opened`.
 
@@ -35,6 +35,7 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Largest segment that is chosen by itself, bytes.
@@ -78,11 +79,19 @@ pub struct VolumeOptions {
     pub noatime: bool,
     /// Owner and group of what is made; `None`: those of this process.
     pub owner: Option<(u32, u32)>,
+    /// With `read_only`: so many of the newest checkpoints are passed over, for a volume where they are damaged.
+    pub passed_over: u32,
 }
 
 impl Default for VolumeOptions {
     fn default() -> Self {
-        Self { read_only: false, direct_io: DirectIo::Auto, noatime: false, owner: None }
+        Self {
+            read_only: false,
+            direct_io: DirectIo::Auto,
+            noatime: false,
+            owner: None,
+            passed_over: 0,
+        }
     }
 }
 
@@ -101,17 +110,30 @@ impl Volume {
         create(path, options).map_err(|e| e.with_path(path))
     }
 
-    /// Opens a volume on a cache, whose budget it uses, and recovers it first if need be. One that is open
-    /// on this cache already is shared, as it is. Errors: `Busy` if another process or cache has it open, or
-    /// it is open here for reading only and is wanted for writing; `Corrupt`; `Unsupported` features, by name.
+    /// Opens a volume on a cache, whose budget it uses, and recovers it first if need be. One that is open on
+    /// this cache already is shared, as it is. Errors: `Busy` if another process or cache has it open, or it
+    /// is open here for reading only and is wanted for writing; `Corrupt`; `Unsupported` features, by name.
     pub fn open(cache: &Cache, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Self> {
         let path = path.as_ref();
         open(cache, path, options).map_err(|e| e.with_path(path))
     }
 
-    /// Makes everything durable. The volume is let go when nobody has it or a file on it any more.
+    /// Makes a volume larger that nobody has open: what it was, and what it is. `size`: bytes of the image, a
+    /// file is made longer; `None`: as large as the file or the block device is. Errors: `Busy`;
+    /// `InvalidInput` for a size that is no larger by a segment at least.
+    pub fn grow(path: impl AsRef<Path>, size: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
+        let path = path.as_ref();
+        let grown = Engine::new(Aio::Threads).and_then(|engine| {
+            let device: DeviceRef = FileDevice::open(path, &FileOptions::default(), &engine)?;
+            block_on(forebay_lfs::grow(&device, size))
+        });
+        grown.map_err(|e| e.with_path(path))
+    }
+
+    /// Makes everything durable and ends the volume: nothing can be changed on it any more, by whoever has it
+    /// or a file on it, and the next opening finds it clean. The image is let go with the last of them.
     pub fn close(self) -> Result<()> {
-        self.sync()
+        self.open.close().map_err(|e| e.with_path(self.path()))
     }
 
     /// Everything that was done before is durable after it.
@@ -142,6 +164,12 @@ impl Volume {
     /// Whether direct I/O is on below the cache, and why.
     pub fn direct_io(&self) -> (bool, String) {
         self.open.device.direct_io()
+    }
+
+    /// Whether the device below asks for bytes in flight to be kept from changing, and why.
+    pub fn device_stable_pages_required(&self) -> (bool, &'static str) {
+        let need = self.open.device.limits().stable_writes;
+        (need.required, need.reason)
     }
 
     /// The cache it is open on.
@@ -304,6 +332,14 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     let mut opening = forebay_lfs::OpenOptions::default();
     opening.cache = Some(cache.shared.pages.clone());
     opening.noatime = options.noatime || options.read_only;
+    opening.read_only = options.read_only;
+    opening.passed_over = options.passed_over;
+    // Its own memory is a part of the budget.
+    let budget = cache.stats().budget_bytes;
+    let share = |part: u64, most: u64| (budget / part).min(most);
+    opening.overlay_bytes = share(8, opening.overlay_bytes);
+    opening.node_cache_bytes = share(8, opening.node_cache_bytes as u64) as usize;
+    opening.inode_cache_bytes = share(32, opening.inode_cache_bytes as u64) as usize;
     let any: DeviceRef = device.clone();
     let world = cache.shared.pages.world.clone();
     let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;
@@ -317,6 +353,7 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
         path: path.to_path_buf(),
         key,
         read_only: options.read_only,
+        closed: AtomicBool::new(false),
         owner: options.owner.unwrap_or_else(own),
     });
     claim.opened(&open, &gone);

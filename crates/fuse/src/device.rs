@@ -48,6 +48,11 @@ impl Incoming {
         &self.payload[..self.len.saturating_sub(WRITE_HEADER_BYTES)]
     }
 
+    /// The whole message, if it is no longer than its head: as most are.
+    pub fn short(&self) -> Option<&[u8]> {
+        (self.len <= WRITE_HEADER_BYTES).then(|| self.head())
+    }
+
     /// Head and rest in one piece.
     pub fn whole(&self) -> Vec<u8> {
         [self.head(), self.rest()].concat()

@@ -7,7 +7,7 @@
 use forebay_base::IoFlags;
 use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::{AtomicU32, Ordering};
-use forebay_vfs::OpenFileRef;
+use forebay_vfs::{Ino, OpenFileRef};
 use std::sync::Arc;
 
 /// An opening.
@@ -78,6 +78,12 @@ impl Handles {
         Some(handle)
     }
 
+    /// Whether an inode is open.
+    pub fn has_open(&self, ino: Ino) -> bool {
+        let table = self.0.read();
+        table.slots.iter().flatten().any(|handle| handle.file.ino() == ino)
+    }
+
     /// Takes all out.
     pub fn clear(&self) {
         let all = std::mem::take(&mut *self.0.write());
@@ -96,7 +102,7 @@ mod tests {
     use super::*;
     use forebay_base::task::block_on;
     use forebay_vfs::mem::MemFs;
-    use forebay_vfs::{FileSystem, Ino, OpenFlags};
+    use forebay_vfs::{FileSystem, OpenFlags};
 
     /// H1: a number is given again only after its release.
     #[test]
@@ -107,7 +113,7 @@ mod tests {
             handles.add(Handle::new(file, IoFlags::empty()))
         };
         let (a, b) = (add(Ino::ROOT), add(Ino::ROOT));
-        assert!(a != b && handles.len() == 2);
+        assert!(a != b && handles.len() == 2 && handles.has_open(Ino::ROOT));
         let held = handles.get(a).unwrap();
         assert!(held.set_mode(crate::ioctl::MODE_UNCACHED) && !held.set_mode(9));
         assert_eq!(held.mode_flags(), IoFlags::UNCACHED);

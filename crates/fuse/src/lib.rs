@@ -2,8 +2,8 @@
 //!
 //! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mount`] (how the kernel is asked
 //! for a mount), `device` (one message of /dev/fuse in, one out), `inodes` and `handles` (what the kernel
-//! knows of us), `serve` (a request answered by the contract), [`session`] (threads, ending), [`notify`],
-//! [`watchdog`].
+//! knows of us), `serve` (a request answered by the contract), `sweep` (what it shall forget), [`session`]
+//! (threads, ending), [`notify`], [`watchdog`].
 //!
 //! ```text
 //!   reader threads, as many as CPUs        background tasks of the world        notify thread
@@ -31,6 +31,7 @@ pub mod options;
 pub mod proto;
 mod serve;
 pub mod session;
+mod sweep;
 pub mod watchdog;
 
 #[cfg(any(test, feature = "fuzz"))]

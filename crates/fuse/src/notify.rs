@@ -96,6 +96,11 @@ impl Notifier {
         self.put(state, Notice::Prune(some()));
     }
 
+    /// Whether the kernel has refused such a notice.
+    pub(crate) fn can_prune(&self) -> bool {
+        !self.lock().no_prune
+    }
+
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;

@@ -2,6 +2,7 @@
 //!
 //! No locks.
 
+use crate::device::PAYLOAD_MAX;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::mount::MountFlags;
 use std::str::FromStr;
@@ -72,6 +73,9 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Inodes that the kernel may know before it is asked to forget some; 16 bytes each here.
     pub inodes_max: usize,
+    /// Bytes for requests that the kernel has under way of its own accord: readahead, asynchronous
+    /// direct I/O.
+    pub request_bytes: u64,
 }
 
 impl Default for Options {
@@ -84,11 +88,24 @@ impl Default for Options {
             kernel_cache: KernelCache::default(),
             threads: None,
             inodes_max: 1 << 18,
+            request_bytes: 64 << 20,
         }
     }
 }
 
 impl Options {
+    /// Bytes that the front end may use beside the cache: buffers of its threads, those requests, counts of
+    /// inodes. Not counted: what programs that wait for an answer have handed over, 1 MiB each at most.
+    pub fn memory_bound(&self) -> u64 {
+        let threads = self.thread_count() as u64 * 2 * PAYLOAD_MAX as u64;
+        threads + u64::from(self.background()) * PAYLOAD_MAX as u64 + self.inodes_max as u64 * 32
+    }
+
+    /// How many requests of its own accord the kernel may have under way.
+    pub(crate) fn background(&self) -> u16 {
+        (self.request_bytes / PAYLOAD_MAX as u64).clamp(4, 256) as u16
+    }
+
     /// How many reader threads there are.
     pub(crate) fn thread_count(&self) -> usize {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

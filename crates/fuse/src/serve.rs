@@ -17,15 +17,16 @@ mod names;
 use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;
 use crate::notify::Notifier;
-use crate::options::KernelCache;
+use crate::options::{KernelCache, Options};
 use crate::proto::consts::open;
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
 use forebay_base::buf::AlignedBuf;
-use forebay_base::sync::atomic::{AtomicUsize, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_vfs::{Attr, FileSystem, Ino, OpenFlags, Privileges};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Preferred size of requests that the kernel is told, bytes.
@@ -36,10 +37,6 @@ const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 const SHORT: Duration = Duration::from_secs(1);
 /// Until then after its last change an inode is not settled, seconds.
 const SETTLED_AFTER: u64 = 60;
-/// Inodes that the kernel is asked to forget at a time.
-const PRUNE_BATCH: usize = 4096;
-/// Beyond the bound it is asked with each so many that it is told of.
-const PRUNE_EVERY: usize = 32;
 
 /// What is served.
 pub(crate) struct Core {
@@ -49,7 +46,14 @@ pub(crate) struct Core {
     pub kernel_cache: KernelCache,
     pub notifier: Notifier,
     pub inodes_max: usize,
+    /// Minor version of the protocol, once it is agreed on.
+    pub minor: AtomicU32,
+    /// How often the bound was met.
     pub pruned: AtomicUsize,
+    /// Names are being called stale.
+    pub sweeping: AtomicBool,
+    pub world: WorldRef,
+    pub me: Weak<Core>,
 }
 
 /// A request that may have to wait.
@@ -161,6 +165,28 @@ fn privileges(kill: bool) -> Privileges {
 }
 
 impl Core {
+    /// Serves `fs`; nothing is known of it yet.
+    pub fn new(
+        fs: Arc<dyn FileSystem>,
+        world: WorldRef,
+        notifier: Notifier,
+        options: &Options,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            fs,
+            handles: Handles::default(),
+            inodes: Inodes::default(),
+            kernel_cache: options.kernel_cache,
+            notifier,
+            inodes_max: options.inodes_max,
+            minor: AtomicU32::default(),
+            pruned: AtomicUsize::default(),
+            sweeping: AtomicBool::default(),
+            world,
+            me: me.clone(),
+        })
+    }
+
     fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
         match self.handles.get(fh) {
             Some(handle) => Ok(handle),
@@ -172,15 +198,7 @@ impl Core {
     fn told(&self, ino: Ino, undo: &mut Undo) {
         self.inodes.told(ino);
         undo.inodes.push(ino);
-        if self.inodes.len() > self.inodes_max {
-            // Now and then, one shard after the other, and no more than the kernel gets done: what is in use
-            // it keeps.
-            let turn = self.pruned.fetch_add(1, Ordering::Relaxed);
-            if turn.is_multiple_of(PRUNE_EVERY) {
-                let shard = turn / PRUNE_EVERY;
-                self.notifier.try_prune(|| self.inodes.some(shard, PRUNE_BATCH));
-            }
-        }
+        self.bound_inodes();
     }
 
     /// The reply that names an inode to the kernel.

@@ -21,6 +21,7 @@ use crate::serve::{Answer, Core, Outcome, Undo, Work, errno_of};
 use crate::watchdog::Alive;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result, io_flusher};
@@ -30,15 +31,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
-/// Requests of the kernel's own accord (readahead, asynchronous direct I/O) under way at a time.
-const BACKGROUND_MAX: u16 = 64;
 const EIO: i32 = 5;
 const EPROTO: i32 = 71;
 const ENOTCONN: i32 = 107;
 
-/// What we take of what the kernel has.
+/// What we take of what the kernel has. Not `ATOMIC_O_TRUNC`: the kernel refuses to truncate a program that
+/// runs only after such an `OPEN`.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
-    .union(InitFlags::ATOMIC_O_TRUNC)
     .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
     .union(InitFlags::DO_READDIRPLUS)
@@ -62,6 +61,8 @@ struct State {
     readers: usize,
     /// Requests that background tasks have.
     tasks: usize,
+    /// Requests that the kernel may have under way of its own accord.
+    background: u16,
     ended: bool,
 }
 
@@ -114,23 +115,16 @@ impl Session {
         options: &Options,
     ) -> Result<Self> {
         let notifier = Notifier::default();
-        let core = Core {
-            fs,
-            handles: Default::default(),
-            inodes: Default::default(),
-            kernel_cache: options.kernel_cache,
-            notifier: notifier.clone(),
-            inodes_max: options.inodes_max,
-            pruned: Default::default(),
-        };
+        let core = Core::new(fs, world.clone(), notifier.clone(), options);
         let shared = Arc::new(Shared {
             device: Device::new(mounted.into_device()),
-            core: RwLock::new(Some(Arc::new(core))),
+            core: RwLock::new(Some(core)),
             world,
             notifier,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
+        shared.lock().background = options.background();
         let count = options.thread_count();
         shared.lock().readers = count;
         let mut threads = Vec::new();
@@ -327,8 +321,9 @@ impl Shared {
         out: &mut AlignedBuf,
     ) {
         let work = match code {
-            opcode::READ => match Request::parse(&incoming.whole()).map(|request| request.op) {
-                Ok(Op::Read(io)) => match core.read_now(&io, out) {
+            // A read is as long as the head.
+            opcode::READ => match Request::parse(incoming.short().unwrap_or_default()) {
+                Ok(Request { op: Op::Read(io), .. }) => match core.read_now(&io, out) {
                     Some(Ok(len)) => {
                         self.device.reply(header.unique, 0, &out[..len]);
                         return;
@@ -414,7 +409,11 @@ impl Shared {
             );
             return self.fail(header, Error::new(ErrorKind::Unsupported, "mount", text));
         }
-        body.init_out(&agreed(&init));
+        let out = agreed(&init, self.lock().background);
+        if let Some(core) = &*self.core.read() {
+            core.minor.store(out.minor, Ordering::Relaxed);
+        }
+        body.init_out(&out);
         let told = self.device.reply(header.unique, 0, body.as_bytes());
         self.change(|state| state.ready = told);
     }
@@ -426,14 +425,14 @@ impl Shared {
 }
 
 /// What both sides can do.
-fn agreed(init: &InitIn) -> InitOut {
+fn agreed(init: &InitIn, background: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
     InitOut {
         minor: init.minor.min(VERSION_MINOR),
         max_readahead: init.max_readahead.min(PAYLOAD_MAX as u32),
         flags: init.flags & WANTED,
-        max_background: BACKGROUND_MAX,
-        congestion_threshold: BACKGROUND_MAX / 4 * 3,
+        max_background: background,
+        congestion_threshold: (background / 4 * 3).max(1),
         max_write: PAYLOAD_MAX as u32,
         max_pages: (PAYLOAD_MAX / 4096) as u16,
     }

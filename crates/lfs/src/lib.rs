@@ -65,6 +65,8 @@ mod extents;
 pub mod fault;
 mod file;
 pub mod format;
+mod fsck;
+mod grow;
 mod info;
 mod inode;
 mod items;
@@ -77,6 +79,7 @@ mod namei;
 mod nodes;
 mod open;
 mod pending;
+mod pressure;
 mod repair;
 mod rollforward;
 mod segment;
@@ -91,6 +94,8 @@ mod volume;
 
 pub use alloc::{AllocMode, AllocStats};
 pub use extents::{FileExtent, FreeSpace};
+pub use fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
+pub use grow::grow;
 pub use info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]

@@ -8,8 +8,7 @@
 //! ```
 //! Invariants: Q11 what ends with `Missing` has changed nothing. Q12 what was loaded for a try is there when
 //! it is tried again: it is not let go while somebody waits who began before. Q13 whoever changes names
-//! waits where too much of that is in memory only; `NoSpace` is said when what waits was written, and what
-//! can be merged into the tree was.
+//! waits where too much of that is in memory only.
 //!
 //! Lock: the state lock; never across a wait.
 
@@ -100,41 +99,36 @@ impl Inner {
         &self,
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
     ) -> Result<T> {
-        let (mut waiter, mut full) = (None, Relief::None);
+        let (mut waiter, mut made_room) = (None, false);
         loop {
             let now = self.options.clock.now();
             let (tried, relief) = {
                 let mut state = self.state.lock();
                 let tried = op(&mut state, now);
-                let relief = match &tried {
-                    Ok(_) => {
-                        state.evict();
-                        self.relief(&state)
+                match &tried {
+                    Ok(_) => state.evict(),
+                    Err(Stop::Missing(_)) if waiter.is_none() => {
+                        waiter = Some(Waiter { inner: self, since: state.cache.wait() });
                     }
-                    Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace => {
-                        full = state.room_can_come(full);
-                        full
-                    }
-                    Err(Stop::Failed(_)) => Relief::None,
-                    Err(Stop::Missing(_)) => {
-                        if waiter.is_none() {
-                            waiter = Some(Waiter { inner: self, since: state.cache.wait() });
-                        }
-                        Relief::None
-                    }
-                };
-                (tried, relief)
+                    Err(_) => {}
+                }
+                (tried, self.relief(&state))
             };
             match tried {
-                Err(Stop::Missing(want)) => self.load(want).await?,
-                Err(Stop::Failed(_)) if relief != Relief::None => self.relieve(relief).await?,
-                Err(Stop::Failed(error)) => return Err(error),
                 Ok(done) => {
                     if let Err(error) = self.relieve(relief).await {
                         log::warn!("changes wait to be written: {error}");
                     }
                     return Ok(done);
                 }
+                Err(Stop::Missing(want)) => self.load(want).await?,
+                Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace && !made_room => {
+                    made_room = true;
+                    if !self.make_room().await {
+                        return Err(error);
+                    }
+                }
+                Err(Stop::Failed(error)) => return Err(error),
             }
         }
     }
@@ -176,18 +170,6 @@ impl Inner {
             if state.insert_part(want, part?)? {
                 return Ok(());
             }
-        }
-    }
-}
-
-impl State {
-    /// What may bring room, once all up to `done` was tried: what is queued was promised more than it takes,
-    /// and a checkpoint lets go of log and of what was removed.
-    fn room_can_come(&self, done: Relief) -> Relief {
-        match done {
-            Relief::None if !self.queue.is_empty() => Relief::Commit,
-            Relief::None | Relief::Commit if self.space.is_short() => Relief::Checkpoint,
-            _ => Relief::None,
         }
     }
 }

@@ -9,8 +9,10 @@
 use crate::commit::write_all;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
 use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
+use std::ops::Range;
 
 /// Reads `len` bytes; both ends are multiples of the device's block.
 pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Result<AlignedBuf> {
@@ -21,35 +23,76 @@ pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Resu
     done.data.into_buf().ok_or_else(gone)
 }
 
-/// The newest state (U12), and the one before it if there is one.
-pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Option<Superblock>)> {
-    let half = SLOTS as usize / 2;
-    let mut valid: Vec<Superblock> = Vec::new();
-    let mut why = None;
-    for (slot, offset) in slot_offsets(device.size()).into_iter().enumerate() {
-        if offset + SLOT_BYTES as u64 > device.size() {
-            continue;
-        }
-        let found = match read_at(device, offset, SLOT_BYTES).await {
-            Ok(bytes) => Superblock::decode(&bytes, slot as u32),
-            Err(error) => Err(error),
-        };
-        match found {
-            Ok(found) => valid.push(found),
-            // What is newer than this program says more than a slot that was never written.
-            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
-            Err(error) if slot < half => why = Some(error),
-            Err(_) => {}
-        }
+/// All valid states, by their number (U12); what is wrong with one if there is none.
+pub(crate) async fn read_valid(device: &DeviceRef) -> Result<Vec<Superblock>> {
+    let mut found = Valid::default();
+    let end = round_down(device.size(), SLOT_BYTES as u64);
+    found.read(device, end, 0..SLOTS as usize).await?;
+    // A device that is larger than the volume: the other slots lie before the volume's end. Only the newest
+    // of those that are found first says where that is: elsewhere anything may be.
+    let newest = found.slots.iter().max_by_key(|slot| slot.checkpoint);
+    if let Some(recorded) = newest.map(|newest| newest.recorded_end_bytes)
+        && recorded < end
+    {
+        found.read(device, recorded, SLOTS as usize / 2..SLOTS as usize).await?;
     }
     let none = || Error::new(ErrorKind::Corrupt, "open", "no superblock slot is valid");
-    valid.sort_by_key(|found| found.checkpoint);
-    let Some(newest) = valid.pop() else { return Err(why.unwrap_or_else(none)) };
+    if found.slots.is_empty() {
+        return Err(found.why.unwrap_or_else(none));
+    }
+    found.slots.sort_by_key(|slot| slot.checkpoint);
+    Ok(found.slots)
+}
+
+/// The newest state (U12), and the one before it if there is one.
+pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Option<Superblock>)> {
+    let mut valid = read_valid(device).await?;
+    let newest = valid.pop().expect("one at least is valid");
     let before = |found: &&Superblock| {
         found.uuid == newest.uuid && found.checkpoint + 1 == newest.checkpoint
     };
     let older = valid.iter().find(before).cloned();
     Ok((newest, older))
+}
+
+/// The newest state but for `passed_over` newer ones, which are damaged elsewhere.
+pub(crate) async fn read_older(device: &DeviceRef, passed_over: u32) -> Result<Superblock> {
+    let mut valid = read_valid(device).await?;
+    valid.dedup_by_key(|slot| slot.checkpoint);
+    let none = || Error::new(ErrorKind::Corrupt, "open", "no older superblock slot is valid");
+    let at = valid.len().checked_sub(passed_over as usize + 1).ok_or_else(none)?;
+    Ok(valid.swap_remove(at))
+}
+
+/// Slots that were read.
+#[derive(Default)]
+struct Valid {
+    slots: Vec<Superblock>,
+    /// What is wrong with one of the start.
+    why: Option<Error>,
+}
+
+impl Valid {
+    /// Reads some slots of a volume that ends at `end`.
+    async fn read(&mut self, device: &DeviceRef, end: u64, slots: Range<usize>) -> Result<()> {
+        for (slot, offset) in slot_offsets(end).into_iter().enumerate() {
+            if !slots.contains(&slot) || offset + SLOT_BYTES as u64 > device.size() {
+                continue;
+            }
+            let found = match read_at(device, offset, SLOT_BYTES).await {
+                Ok(bytes) => Superblock::decode(&bytes, slot as u32),
+                Err(error) => Err(error),
+            };
+            match found {
+                Ok(found) => self.slots.push(found),
+                // What is newer than this program says more than a slot that was never written.
+                Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+                Err(error) if slot < SLOTS as usize / 2 => self.why = Some(error),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Makes all slots invalid. The caller flushes.

@@ -4,15 +4,18 @@
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 
 mod alloc;
+mod behaviours;
 mod beside;
 mod blocking;
 mod damage;
 mod flips;
 mod fuzz;
 mod golden;
+mod grow;
 mod limits;
 mod log;
 mod names;
+mod reuse;
 mod setup;
 mod summary;
 mod superblock;

@@ -40,8 +40,8 @@ use forebay_cache::writeback::Domain;
 use forebay_vfs::{Clock, SystemClock, Timestamp};
 use std::sync::Weak;
 
-/// Fewest segments of a volume: two kept, one of each stream, some to fill.
-const SEGMENTS_MIN: u64 = 8;
+/// Fewest segments of a volume: three kept, two of the tree, one of each other stream, some to fill.
+const SEGMENTS_MIN: u64 = 10;
 
 /// How a volume is made.
 #[derive(Debug, Clone)]
@@ -101,6 +101,9 @@ pub struct OpenOptions {
     pub inline_max: u32,
     /// Nothing is written, and nothing can be changed: for volumes where only that is safe, too.
     pub read_only: bool,
+    /// With `read_only`: so many of the newest checkpoints are passed over, for what they refer to is damaged.
+    /// The log behind an older one is kept, and tells what has happened since.
+    pub passed_over: u32,
     /// Longest log behind a checkpoint, bytes; and never more than a sixteenth of the volume.
     pub checkpoint_bytes: u64,
     /// What changes may take in memory until a checkpoint has merged them, bytes.
@@ -133,6 +136,7 @@ impl Default for OpenOptions {
             noatime: false,
             inline_max: 64 << 10,
             read_only: false,
+            passed_over: 0,
             checkpoint_bytes: 2 << 30,
             overlay_bytes: 32 << 20,
             node_cache_bytes: DEFAULT_BUDGET_BYTES,
@@ -162,6 +166,8 @@ pub(crate) struct Inner {
     pub tree: Tree,
     pub store: std::sync::Arc<VolumeStore>,
     pub checkpoints: Checkpoints,
+    /// What is wrong with the log of a volume that is open for reading.
+    pub damage: Option<Error>,
 }
 
 /// How the trees of a volume are reached.
@@ -234,7 +240,10 @@ impl Volume {
 
     /// Opens a volume; recovers it first, if need be.
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
-        let (superblock, older) = slots::read_newest(device).await?;
+        let (superblock, older) = match options.passed_over {
+            n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None),
+            _ => slots::read_newest(device).await?,
+        };
         match superblock.access()? {
             Access::ReadOnly(why) if !options.read_only => {
                 return Err(Error::new(ErrorKind::ReadOnly, "open", why));
@@ -295,6 +304,7 @@ impl Volume {
             tree,
             store,
             checkpoints,
+            damage: found.damage,
         });
         inner.store.attach(std::sync::Arc::downgrade(&inner));
         Ok(Self(inner))

@@ -100,7 +100,7 @@ mod tests {
             let image = BackedImage::create(&dir, name, 5 << 20, backing, false).unwrap();
             let meta = std::fs::metadata(image.path()).unwrap();
             assert_eq!(meta.len(), 5 << 20);
-            assert_eq!(meta.blocks() * 512 >= 5 << 20, backing != Backing::Sparse, "{name}");
+            assert_eq!(meta.blocks() * 512 >= 5 << 20, backing != Backing::Sparse, "B1: {name}");
             let first = std::fs::read(image.path()).unwrap()[(5 << 20) - 1];
             assert_eq!(first == 0xa5, backing == Backing::Written);
             let path = image.path().to_path_buf();

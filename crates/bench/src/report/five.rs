@@ -43,16 +43,11 @@ pub const BEHAVIOURS: [Behaviour; 5] = [
         promise: "what is cached is served and stays, the rest leaves nothing",
     },
     Behaviour {
-        bench: ALLOC,
+        bench: "alloc",
         title: "Contiguous allocation for big direct writes",
         promise: "parallel writers get contiguous blocks",
     },
 ];
-
-/// The behaviour that needs a volume.
-pub const ALLOC: &str = "alloc";
-/// What is said of it.
-pub const TO_COME: &str = "comes with the volume";
 
 /// One line, every column a text.
 #[derive(Debug)]
@@ -78,7 +73,6 @@ fn line(behaviour: &Behaviour, found: &[Value]) -> Line {
     let own = found.iter().find(|value| value["bench"] == bench);
     let summaries = own.and_then(|own| own["summaries"].as_array());
     let summary = summaries.and_then(|list| list.iter().find(|s| s["behaviour"] == bench));
-    let absent = if bench == ALLOC { TO_COME } else { "not run" };
     let text = |key: &str, otherwise: &str| {
         let said = summary.and_then(|s| s[key].as_str()).filter(|text| !text.is_empty());
         said.unwrap_or(otherwise).to_string()
@@ -87,7 +81,7 @@ fn line(behaviour: &Behaviour, found: &[Value]) -> Line {
         text("promise", behaviour.promise),
         text("baseline", "-"),
         text("patch", "-"),
-        text("ours", absent),
+        text("ours", "not run"),
         text("kernel", "-"),
         tests_of(LINEAGE, bench),
     ];
@@ -204,8 +198,7 @@ mod tests {
         let table = table(&[found]);
         assert!(table.contains("MISS fsync_iops 3.000 (>= 8)"), "{table}");
         assert!(!table.contains("fine") && table.contains("4.000 KiB"), "{table}");
-        assert_eq!(table.matches("not run").count(), 3, "{table}");
-        assert!(table.contains("comes with the"), "{table}");
+        assert_eq!(table.matches("not run").count(), 4, "{table}");
         assert!(table.lines().all(|line| line.chars().count() <= 118), "{table}");
     }
 

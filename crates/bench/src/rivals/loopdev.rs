@@ -33,6 +33,8 @@ pub enum FsKind {
     Ext4,
     /// `mkfs.btrfs`: the one of them that checksums data; at least 110 MiB.
     Btrfs,
+    /// `mkfs.f2fs`, where the host has it; at least 100 MiB.
+    F2fs,
 }
 
 /// How [`LoopFs`] is made.
@@ -68,6 +70,7 @@ impl FsKind {
             Self::Xfs => "xfs",
             Self::Ext4 => "ext4",
             Self::Btrfs => "btrfs",
+            Self::F2fs => "f2fs",
         }
     }
 
@@ -83,6 +86,10 @@ impl FsKind {
             }
             Self::Btrfs => {
                 call("mkfs.btrfs", &["-q".as_ref(), "-f".as_ref(), "-K".as_ref(), device])
+            }
+            Self::F2fs => {
+                let args = ["-q".as_ref(), "-f".as_ref(), "-t".as_ref(), "0".as_ref(), device];
+                call("mkfs.f2fs", &args)
             }
         }
     }

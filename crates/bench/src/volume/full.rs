@@ -1,9 +1,9 @@
-//! `full`: four writers fill the volume, round after round. What was synced verifies; removing, truncating and
-//! syncing work while it is full; the space comes back.
+//! `full`: four writers fill the volume, round after round. What was synced verifies; removing, truncating
+//! and syncing work while it is full; the space comes back.
 //!
-//! Invariants: L1 a write is refused with `NoSpace` or all of it is accepted; what was accepted can be synced.
-//! L2 a file holds bytes that follow from its round, writer and number, so any of them can be told from any
-//! other.
+//! Invariants: L1 a write is refused with `NoSpace` or all of it is accepted; what was accepted can be
+//! synced. L2 a file holds bytes that follow from its round, writer and number, so any of them can be told
+//! from any other.
 
 use super::places::Opened;
 use crate::harness::backing::{BackedImage, Backing};
@@ -198,4 +198,26 @@ fn verify(volume: &OurVolume, name: &str, size: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Corrupt, "verify", format!("{found} bytes, {size} were synced")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// L2: no two units are alike, of one file or of two.
+    #[test]
+    fn l2_every_unit_tells_where_it_belongs() {
+        let unit = |name: &str, offset| {
+            let mut unit = vec![0; UNIT as usize];
+            content(seed_of(name), offset, &mut unit);
+            unit
+        };
+        let names = ["r0w0f0", "r0w0f1", "r0w1f0", "r1w0f0"];
+        let all = names.iter().flat_map(|name| [0, UNIT, 2 * UNIT].map(|at| unit(name, at)));
+        let mut all: Vec<Vec<u8>> = all.collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 12);
+        assert_eq!(unit("a", 4096), unit("a", 4096));
+    }
 }

@@ -1,9 +1,9 @@
-//! `open`: many files. Names made, looked up and removed; opening after a clean stop; memory while all files are
-//! touched; and recovery after a kill, per GiB of log.
+//! `open`: many files. Names made, looked up and removed; opening after a clean stop; memory while all files
+//! are touched; and recovery after a kill, per GiB of log.
 //!
-//! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every 20 ms, and
-//! what it has before it opens the volume is not taken off. O2 the child that writes the log is killed with
-//! SIGKILL and closes nothing.
+//! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every 20 ms,
+//! and what it has before it opens the volume is not taken off. O2 the child that writes the log is killed
+//! with SIGKILL and closes nothing.
 
 use super::names::{EACH, Rates, Tree};
 use super::places::{self, Ground, Opened, Place, Who};
@@ -80,9 +80,12 @@ fn names(
 }
 
 fn add_names(report: &mut Report, name: &str, few: &[Rates], many: &[Rates]) {
-    let figures: [(&str, fn(&Rates) -> f64); 3] =
-        [("create", |r| r.create), ("stat", |r| r.stat), ("unlink", |r| r.unlink)];
-    for (what, figure) in figures {
+    for what in ["create", "stat", "unlink"] {
+        let figure = |rates: &Rates| match what {
+            "create" => rates.create,
+            "stat" => rates.stat,
+            _ => rates.unlink,
+        };
         let of = |rates: &[Rates]| rates.iter().map(figure).collect::<Vec<f64>>();
         let (few, many) = (of(few), of(many));
         report.row(name, &format!("names_{what}_few"), "1/s", &few);

@@ -112,6 +112,39 @@ impl Overwritten {
 mod tests {
     use super::*;
 
+    /// What was asked for, in order: bytes written since the last sync.
+    #[derive(Default)]
+    struct Counting(std::sync::Mutex<Vec<u64>>);
+
+    impl crate::harness::load::Target for Counting {
+        fn read(&self, _: &mut [u8], _: u64) -> Result<()> {
+            unreachable!("an overwrite reads nothing")
+        }
+
+        fn write(&self, buf: &[u8], offset: u64) -> Result<()> {
+            assert!(offset.is_multiple_of(4096) && offset < 64 << 10);
+            *self.0.lock().unwrap().last_mut().unwrap() += buf.len() as u64;
+            Ok(())
+        }
+    }
+
+    impl Opened for Counting {
+        fn sync(&self) -> Result<()> {
+            self.0.lock().unwrap().push(0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn o1_every_window_ends_with_a_sync() {
+        let file = Counting(std::sync::Mutex::new(vec![0]));
+        let spec =
+            Overwrite { len: 64 << 10, block: 4096, total: 40 << 10, window: 16 << 10, seed: 3 };
+        let done = spec.run(&file).unwrap();
+        assert_eq!(*file.0.lock().unwrap(), [16 << 10, 16 << 10, 8 << 10, 0]);
+        assert!(done.windows.iter().all(|w| w.1 > 0.0), "O1");
+    }
+
     #[test]
     fn windows_cover_the_total_and_survive_the_pipe() {
         let path = std::env::temp_dir().join(format!("forebay-overwrite-{}", std::process::id()));

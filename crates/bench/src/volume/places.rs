@@ -80,6 +80,9 @@ impl Who {
             Self::Loop(FsKind::Btrfs) => {
                 ["btrfs-on-loop", "btrfs-on-loop-sparse", "btrfs-on-loop-prealloc"]
             }
+            Self::Loop(FsKind::F2fs) => {
+                ["f2fs-on-loop", "f2fs-on-loop-sparse", "f2fs-on-loop-prealloc"]
+            }
             Self::Host => ["host", "host", "host"],
         };
         let at = match backing {

@@ -1,9 +1,9 @@
 //! `random`: random 4 KiB buffered writes over a file far larger than the cache, until all is synced and the
 //! place is closed cleanly.
 //!
-//! Invariants: R1 the time of a slice ends with the clean close: of a volume its checkpoint, of a file system on
-//! a loop device its unmount; the host's stays mounted. R2 a slice begins with nothing cached. R3 the
-//! kernel's writers run in a memory cgroup of our budget each.
+//! Invariants: R1 the time of a slice ends with the clean close: of a volume its checkpoint, of a file
+//! system on a loop device its unmount; the host's stays mounted. R2 a slice begins with nothing cached. R3
+//! the kernel's writers run in a memory cgroup of our budget each.
 
 use super::overwrite::{Overwrite, Overwritten};
 use super::places::{self, ALL, Ground, Place, QUICK};
@@ -42,10 +42,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mut workers = Vec::new();
     for place in &places {
         place.fill(FILE, size)?;
-        workers.push(match place.path(FILE) {
-            Some(_) => Some(Worker::start(&format!("random-{}", place.name), budget)),
-            None => None,
-        });
+        let start = |_| Worker::start(&format!("random-{}", place.name), budget);
+        workers.push(place.path(FILE).map(start));
     }
     let bytes = Bytes::default();
     let mut variants = Vec::new();

@@ -1,7 +1,7 @@
 //! `sustained`: random overwrites of five times the free space of a place that is 80 % full, rate over time.
 //!
-//! Invariants: U1 a window of the rate ends with a sync. U2 the fresh rate is that of the same load on the same
-//! place, before as much was written as half of what was free: until then nothing has to be cleaned. The
+//! Invariants: U1 a window of the rate ends with a sync. U2 the fresh rate is that of the same load on the
+//! same place, before as much was written as half of what was free: until then nothing has to be cleaned. The
 //! steady rate is that of the last two times the free space. U3 the kernel's writers run in a memory cgroup
 //! of our budget.
 

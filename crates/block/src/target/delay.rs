@@ -2,7 +2,7 @@
 //! time, as a disk with one arm has it.
 //!
 //! Invariant: requests are served in the order in which they came, and the next begins when the
-//! one before is over (or when it comes, if that is later).
+//! one before is over (or when it comes, if that is later); nobody comes in between those of a batch.
 
 use super::pace::Pacer;
 use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
@@ -31,6 +31,7 @@ struct State {
     options: DelayOptions,
     free_at: Nanos,
     last_end: u64,
+    seeks: u64,
 }
 
 /// See the module.
@@ -44,7 +45,7 @@ pub struct DelayDevice {
 impl DelayDevice {
     /// Stands on `lower`, with the clock of `world`.
     pub fn new(lower: DeviceRef, world: &WorldRef, options: DelayOptions) -> Arc<Self> {
-        let state = State { options, free_at: 0, last_end: 0 };
+        let state = State { options, free_at: 0, last_end: 0, seeks: 0 };
         let pacer = Pacer::new("forebay-delay", world, lower.clone());
         Arc::new(Self { lower, world: world.clone(), state: Mutex::new(state), pacer })
     }
@@ -54,6 +55,11 @@ impl DelayDevice {
         self.state.lock().options = options;
     }
 
+    /// Reads and writes so far that did not begin where the one before ended.
+    pub fn seeks(&self) -> u64 {
+        self.state.lock().seeks
+    }
+
     /// When a request that comes now is over.
     fn book(&self, state: &mut State, op: BioOp, offset: u64, len: u64) -> Nanos {
         let options = state.options;
@@ -61,6 +67,7 @@ impl DelayDevice {
         if matches!(op, BioOp::Read | BioOp::Write) {
             if offset != state.last_end {
                 service += options.seek;
+                state.seeks += 1;
             }
             state.last_end = offset + len;
             if let Some(rate) = options.bandwidth {
@@ -96,6 +103,14 @@ impl BlockDevice for DelayDevice {
         let mut state = self.state.lock();
         let at = self.book(&mut state, bio.op, bio.offset, bio.len);
         self.pacer.put(at, bio);
+    }
+
+    fn submit_batch(&self, bios: &mut Vec<Bio>) {
+        let mut state = self.state.lock();
+        for bio in bios.drain(..) {
+            let at = self.book(&mut state, bio.op, bio.offset, bio.len);
+            self.pacer.put(at, bio);
+        }
     }
 
     fn is_crowded(&self) -> bool {

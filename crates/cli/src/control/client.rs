@@ -4,6 +4,7 @@ use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
 use crate::args::Which;
 use crate::failure::{Failure, Outcome, status};
+use crate::remote::client::RemoteFs;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -58,6 +59,23 @@ impl Client {
             .into_iter()
             .filter_map(|(pid, path)| Self::open(&path).ok().map(|client| (pid, client)))
             .collect()
+    }
+
+    /// A session on the volume whose image has this device and inode number, if the process has it open.
+    /// Also what the process says of it.
+    pub fn volume(mut self, identity: (u64, u64)) -> Outcome<(RemoteFs, Value)> {
+        let about = self.ask(&Request::Volume(identity.0, identity.1))?;
+        let stream = self.reader.into_inner();
+        // A call may take as long as it takes: a sync of much, say.
+        stream.set_read_timeout(None).map_err(|e| Failure::io("control socket", &e))?;
+        Ok((RemoteFs::new(stream), about))
+    }
+
+    /// The process at the other end.
+    pub fn pid(&self) -> Outcome<u32> {
+        let peer = rustix::net::sockopt::socket_peercred(self.reader.get_ref());
+        let peer = peer.map_err(|e| Failure::io("control socket", &e.into()))?;
+        Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
     }
 
     /// Sends one request and waits for its reply.

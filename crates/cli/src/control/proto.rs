@@ -26,6 +26,8 @@ pub enum Request {
     DropClean,
     /// Residency of the export whose image has this device and inode number.
     Residency(u64, u64),
+    /// A session on the open volume whose image has these numbers; see [`crate::remote`].
+    Volume(u64, u64),
 }
 
 impl Request {
@@ -39,6 +41,7 @@ impl Request {
             Self::Tune(name, value) => json!({ "op": "tune", "name": name, "value": value }),
             Self::DropClean => json!({ "op": "drop-clean" }),
             Self::Residency(dev, ino) => json!({ "op": "residency", "dev": dev, "ino": ino }),
+            Self::Volume(dev, ino) => json!({ "op": "volume", "dev": dev, "ino": ino }),
         };
         object["version"] = VERSION.into();
         object.to_string()
@@ -62,6 +65,7 @@ impl Request {
             "tune" => Ok(Self::Tune(text("name")?, text("value")?)),
             "drop-clean" => Ok(Self::DropClean),
             "residency" => Ok(Self::Residency(number("dev")?, number("ino")?)),
+            "volume" => Ok(Self::Volume(number("dev")?, number("ino")?)),
             other => Err(format!("unknown request `{other}`")),
         }
     }
@@ -119,6 +123,7 @@ mod tests {
             Request::Tune("dirty_bytes".into(), "1M".into()),
             Request::DropClean,
             Request::Residency(7, u64::MAX),
+            Request::Volume(u64::MAX, 9),
         ] {
             assert_eq!(Request::decode(&request.encode()), Ok(request));
         }

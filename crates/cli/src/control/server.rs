@@ -4,13 +4,15 @@
 use super::paths::{make_folder, own_uid};
 use super::proto::{REQUEST_MAX, Refusal, Request, encode_reply};
 use crate::failure::{Failure, Outcome};
+use forebay_vfs::FileSystem;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -23,19 +25,63 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub trait ControlTarget: Send + Sync + 'static {
     /// Answers one request.
     fn answer(&self, request: Request) -> Result<Value, Refusal>;
+
+    /// The open volume whose image has this device and inode number, and what there is to say of it.
+    fn volume(&self, identity: (u64, u64)) -> Option<(Arc<dyn FileSystem>, Value)> {
+        let _none = identity;
+        None
+    }
 }
 
 /// A running control socket; dropping it closes and removes it.
 pub struct ControlServer {
     path: PathBuf,
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
     target: Arc<dyn ControlTarget>,
     active: AtomicUsize,
-    stop: Arc<AtomicBool>,
+    stop: AtomicBool,
+    sessions: Mutex<Sessions>,
+    ended: Condvar,
+}
+
+/// Sessions on volumes, by the other end of each.
+#[derive(Default)]
+struct Sessions {
+    /// No new ones.
+    over: bool,
+    next: u64,
+    streams: HashMap<u64, UnixStream>,
+}
+
+impl Shared {
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// Serves a session on this connection, unless the process is ending.
+    fn session(&self, fs: &dyn FileSystem, about: Value, reader: impl Read, stream: &UnixStream) {
+        let number = {
+            let mut sessions = self.sessions();
+            let Some(end) = stream.try_clone().ok().filter(|_| !sessions.over) else { return };
+            sessions.next += 1;
+            let number = sessions.next;
+            sessions.streams.insert(number, end);
+            number
+        };
+        let served = stream
+            .set_read_timeout(None)
+            .and_then(|()| writeln!(&*stream, "{}", encode_reply(&Ok(about))))
+            .and_then(|()| crate::remote::server::serve(fs, reader, stream));
+        if let Err(e) = served {
+            log::debug!("a session on a volume: {e}");
+        }
+        self.sessions().streams.remove(&number);
+        self.ended.notify_all();
+    }
 }
 
 impl ControlServer {
@@ -46,13 +92,33 @@ impl ControlServer {
             None => make_folder()?.join(format!("{}.sock", std::process::id())),
         };
         let listener = listen(&path)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let shared = Arc::new(Shared { target, active: AtomicUsize::new(0), stop: stop.clone() });
+        let shared = Arc::new(Shared {
+            target,
+            active: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            sessions: Mutex::default(),
+            ended: Condvar::new(),
+        });
+        let own = shared.clone();
         let thread = std::thread::Builder::new()
             .name("forebay-control".into())
-            .spawn(move || accept(&listener, &shared))
+            .spawn(move || accept(&listener, &own))
             .map_err(|e| Failure::io("start the control thread", &e))?;
-        Ok(Self { path, stop, thread: Some(thread) })
+        Ok(Self { path, shared, thread: Some(thread) })
+    }
+
+    /// Ends all sessions on volumes, and lets no new ones begin: what they have done is done when this
+    /// returns (R4 of [`crate::remote`]).
+    pub fn end_sessions(&self) {
+        let mut sessions = self.shared.sessions();
+        sessions.over = true;
+        for stream in sessions.streams.values() {
+            // One that is gone already needs no telling.
+            let _shut = stream.shutdown(std::net::Shutdown::Both);
+        }
+        while !sessions.streams.is_empty() {
+            sessions = self.shared.ended.wait(sessions).unwrap_or_else(|p| p.into_inner());
+        }
     }
 
     /// Where it listens.
@@ -63,7 +129,7 @@ impl ControlServer {
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.shared.stop.store(true, Ordering::Release);
         // Wakes the accept loop, which then sees `stop`.
         let woken = UnixStream::connect(&self.path).is_ok();
         let _ = std::fs::remove_file(&self.path);
@@ -148,13 +214,18 @@ fn serve(shared: &Shared, mut stream: &UnixStream) -> std::io::Result<()> {
         if line.is_empty() {
             return Ok(());
         }
-        let reply = match std::str::from_utf8(&line) {
+        let request = match std::str::from_utf8(&line) {
             _ if line.len() > REQUEST_MAX => Err(Refusal::new("invalid", "request too long")),
-            Ok(text) => Request::decode(text.trim_end())
-                .map_err(|e| Refusal::new("invalid", e))
-                .and_then(|request| shared.target.answer(request)),
+            Ok(text) => Request::decode(text.trim_end()).map_err(|e| Refusal::new("invalid", e)),
             Err(_) => Err(Refusal::new("invalid", "request is not UTF-8")),
         };
+        if let Ok(Request::Volume(dev, ino)) = &request
+            && let Some((fs, about)) = shared.target.volume((*dev, *ino))
+        {
+            shared.session(&*fs, about, reader, stream);
+            return Ok(());
+        }
+        let reply = request.and_then(|request| shared.target.answer(request));
         writeln!(stream, "{}", encode_reply(&reply))?;
         if line.len() > REQUEST_MAX {
             return Ok(());

@@ -2,9 +2,9 @@
 //! byte.
 //!
 //! ```text
-//!   parse -> open (lock) images -> listen -> control socket -> print URIs -> wait
+//!   parse -> open (lock) images and volumes -> listen -> control socket -> print URIs -> wait
 //!     signal, or the --run command has ended
-//!   -> stop accepting, drain requests -> write out and flush -> remove sockets -> exit
+//!   -> stop accepting, drain requests, end sessions -> write out and flush -> remove sockets -> exit
 //! ```
 //! X1 A URI is printed only when clients can connect to it.
 //! X2 Exit status 0 means that everything accepted is durable.
@@ -13,6 +13,7 @@
 mod front;
 mod listen;
 mod run;
+mod served;
 mod spec;
 mod target;
 
@@ -20,19 +21,17 @@ use crate::args::ExportArgs;
 use crate::control::server::ControlServer;
 use crate::failure::{Failure, Outcome, status};
 use crate::{output, signals};
-use forebay::{Cache, CacheConfig, File, LiveMode, RawOptions};
+use forebay::{Cache, CacheConfig, LiveMode};
 use forebay_base::units::{MIB, format_size};
 use forebay_nbd::ServerConfig;
 use listen::{Cleanup, CleanupGuard};
 use run::Child;
+use served::{Served, look_at};
 use spec::{ImageSpec, Socket};
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use target::{Served, Target};
+use target::Target;
 
 /// Smallest `--cache-size`, bytes: half of it for requests of clients, a third or so for data.
 const CACHE_MIN: u64 = 16 * MIB;
@@ -62,8 +61,12 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let (config, server) = config(args)?;
     log::info!("a cache of up to {}", format_size(config.budget));
     let cache = Cache::new(config)?;
-    let opened = specs.iter().map(|s| open(&cache, s, args)).collect::<Outcome<Vec<Served>>>()?;
-    let exports = opened.iter().map(|s| (s.name.clone(), s.file.export_live(&mode))).collect();
+    let opened = specs.iter().map(|s| served::open(&cache, s, args));
+    let opened = opened.collect::<Outcome<Vec<Served>>>()?;
+    let mut exports = Vec::new();
+    for served in &opened {
+        exports.push((served.name.clone(), served.source.export(&mode)?));
+    }
     let listening = front::listen(wanted, exports, server)?;
     cache.add_rows(listening.rows());
     let place = listening.place.clone();
@@ -95,7 +98,14 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         child.terminate();
     }
     let stopped = server.stop();
+    if let Some(control) = &control {
+        control.end_sessions();
+    }
     finish(&cache)?;
+    // Once for each file of a volume; all but the first find nothing to do.
+    for volume in target.served.iter().filter_map(|served| served.source.volume()) {
+        volume.clone().close()?;
+    }
     drop(control);
     stopped?;
     Ok(match event {
@@ -110,6 +120,11 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
     if specs.len() > 1 && (args.offset != 0 || args.size_limit.is_some()) {
         let text = "export: --offset and --size-limit apply to a single image";
         return Err(Failure::usage(text).hint("start one `forebay export` for each"));
+    }
+    let inside = specs.iter().any(|spec| spec.inside.is_some());
+    if inside && (args.offset != 0 || args.size_limit.is_some() || args.block_size.is_some()) {
+        let text = "export: --offset, --size-limit and --block-size are for images";
+        return Err(Failure::usage(text).hint("a file of a volume is served as it is"));
     }
     for size in [args.folio_size].into_iter().flatten() {
         if !size.is_power_of_two() || !(4096..=2 * MIB).contains(&size) {
@@ -164,44 +179,6 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
 /// practice (nbdfuse).
 fn client_memory(whole: u64) -> u64 {
     (whole / 8).clamp(8 * MIB, 128 * MIB)
-}
-
-/// What can be said of an image before the cache is there.
-fn look_at(spec: &ImageSpec) -> Outcome<Metadata> {
-    let shown = spec.path.display().to_string();
-    let meta = std::fs::metadata(&spec.path).map_err(|e| Failure::io(&shown, &e))?;
-    if meta.is_dir() {
-        return Err(Failure::new(format!("{shown}: a folder, not an image")));
-    }
-    Ok(meta)
-}
-
-fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Served> {
-    let shown = spec.path.display().to_string();
-    let meta = look_at(spec)?;
-    let options = RawOptions {
-        read_only: args.read_only,
-        direct_io: args.direct_io.parse()?,
-        offset: args.offset,
-        size_limit: args.size_limit,
-        block_size: args.block_size.map(|b| u32::try_from(b).expect("checked to be 4 KiB at most")),
-        create_size: None,
-    };
-    let file: File = cache.open_raw(&spec.path, &options)?;
-    file.set_stable_pages(args.stable_pages.parse()?)?;
-    let (direct, reason) = file.direct_io();
-    log::info!("{shown}: direct-io {}: {reason}", if direct { "on" } else { "off" });
-    Ok(Served {
-        name: spec.name.clone(),
-        path: absolute(&spec.path),
-        identity: (meta.dev(), meta.ino()),
-        read_only: args.read_only,
-        file,
-    })
-}
-
-fn absolute(path: &Path) -> std::path::PathBuf {
-    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
 /// A control socket that was asked for must work; the usual one is a convenience.

@@ -1,7 +1,9 @@
 //! What `forebay export` was asked for, checked before anything is opened: names of exports, and
 //! the URIs that clients use.
 
+use super::served::path_of;
 use crate::failure::{Failure, Outcome};
+use crate::volume::at::Named;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +17,17 @@ pub struct ImageSpec {
     pub name: String,
     /// Image file or device.
     pub path: PathBuf,
+    /// Path in the volume that the image is, if a file of it is meant.
+    pub inside: Option<PathBuf>,
+}
+
+impl ImageSpec {
+    fn new(name: String, word: &str) -> Self {
+        match Named::parse(word) {
+            Some(Named { image, path }) => Self { name, path: image, inside: Some(path_of(&path)) },
+            None => Self { name, path: word.into(), inside: None },
+        }
+    }
 }
 
 /// Reads `[NAME=]IMAGE...`. A word with a slash before the `=` is a path as a whole. A single
@@ -23,11 +36,9 @@ pub fn parse_images(words: &[String]) -> Outcome<Vec<ImageSpec>> {
     let mut specs: Vec<ImageSpec> = Vec::with_capacity(words.len());
     for word in words {
         let spec = match word.split_once('=') {
-            Some((name, path)) if !name.contains('/') => {
-                ImageSpec { name: name.to_string(), path: path.into() }
-            }
-            _ if words.len() == 1 => ImageSpec { name: String::new(), path: word.into() },
-            _ => ImageSpec { name: file_name(word), path: word.into() },
+            Some((name, path)) if !name.contains('/') => ImageSpec::new(name.to_string(), path),
+            _ if words.len() == 1 => ImageSpec::new(String::new(), word),
+            _ => ImageSpec::new(file_name(word), word),
         };
         check(&spec, &specs)?;
         specs.push(spec);
@@ -121,6 +132,15 @@ mod tests {
         assert_eq!(parse(&["a=x.img"]).unwrap(), [pair("a", "x.img")]);
         assert_eq!(parse(&["./a=x.img"]).unwrap(), [pair("", "./a=x.img")]);
         assert_eq!(parse(&["d/x.img", "b=y"]).unwrap(), [pair("x.img", "d/x.img"), pair("b", "y")]);
+    }
+
+    #[test]
+    fn files_of_volumes() {
+        let specs = parse_images(&["a=v.fby:/x=y".into(), "d/v.fby:/disks/b.img".into()]).unwrap();
+        let inside = |n: usize| specs[n].inside.as_deref().map(Path::display).unwrap().to_string();
+        assert_eq!((specs[0].name.as_str(), specs[0].path.as_path()), ("a", Path::new("v.fby")));
+        assert_eq!((inside(0).as_str(), inside(1).as_str()), ("/x=y", "/disks/b.img"));
+        assert_eq!(specs[1].name, "b.img");
     }
 
     #[test]

@@ -1,29 +1,17 @@
 //! What a running export answers on its control socket.
 
+use super::served::Served;
 use super::spec::Place;
 use super::{CACHE_MIN, DATA_MIN, client_memory};
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
-use forebay::{Cache, DirectIo, Error, ErrorKind, File, LiveMode};
+use crate::volume::at;
+use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode};
 use forebay_base::units::{format_size, parse_size};
+use forebay_vfs::FileSystem;
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
-
-/// One image that is being served.
-pub struct Served {
-    /// Export name.
-    pub name: String,
-    /// Absolute path of the image.
-    pub path: PathBuf,
-    /// Device and inode number of the image.
-    pub identity: (u64, u64),
-    /// Writes are refused.
-    pub read_only: bool,
-    /// The open file.
-    pub file: File,
-}
 
 /// Numbers of the part that talks to clients.
 pub trait Front: Send + Sync + 'static {
@@ -84,19 +72,19 @@ impl Target {
     }
 
     fn export(&self, served: &Served) -> Value {
-        let (direct, reason) = served.file.direct_io();
-        let (stable, why) = served.file.stable_pages_required();
-        let (below, why_below) = served.file.device_stable_pages_required();
+        let (direct, reason) = served.source.direct_io();
+        let (stable, why) = served.source.stable_pages_required();
+        let (below, why_below) = served.source.device_stable_pages_required();
         json!({
             "name": served.name,
-            "path": served.path.display().to_string(),
+            "path": served.shown,
             "uri": self.place.uri(&served.name),
-            "size": served.file.size(),
+            "size": served.source.size(),
             "mode": self.mode.get().to_string(),
             "read_only": served.read_only,
             "direct_io": direct,
             "direct_io_reason": reason,
-            "stable_pages": served.file.stable_pages().to_string(),
+            "stable_pages": served.source.stable_pages().to_string(),
             "stable_pages_required": stable,
             "stable_pages_reason": why,
             "device_stable_pages_required": below,
@@ -117,8 +105,8 @@ impl Target {
             text.push_str(&format!("forebay_nbd_{name} {value}\n"));
         }
         let (exports, devices) = (
-            |s: &Served| (s.name.clone(), s.file.stable_pages_required().0),
-            |s: &Served| (s.path.display().to_string(), s.file.device_stable_pages_required().0),
+            |s: &Served| (s.name.clone(), s.source.stable_pages_required().0),
+            |s: &Served| (s.shown.clone(), s.source.device_stable_pages_required().0),
         );
         text.push_str(&needs("export", self.served.iter().map(exports)));
         text.push_str(&needs("device", self.served.iter().map(devices)));
@@ -132,7 +120,7 @@ impl Target {
         all.insert("direct_io".into(), mode.to_string().into());
         all.insert("cache_size".into(), self.cache_size().to_string().into());
         if let Some(served) = self.served.first() {
-            all.insert("stable_pages".into(), served.file.stable_pages().to_string().into());
+            all.insert("stable_pages".into(), served.source.stable_pages().to_string().into());
         }
         all.insert("mode".into(), self.mode.get().to_string().into());
         all.insert("poll_us".into(), self.front.poll_us().to_string().into());
@@ -155,14 +143,17 @@ impl Target {
             }
             "stable_pages" => {
                 let to = value.parse()?;
-                return self.served.iter().try_for_each(|served| served.file.set_stable_pages(to));
+                return self
+                    .served
+                    .iter()
+                    .try_for_each(|served| served.source.set_stable_pages(to));
             }
             _ => return self.cache.tune(name, value),
         }
         let mode: DirectIo = value.parse()?;
         let mut current = self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
         for served in &self.served {
-            served.file.set_direct_io(mode)?;
+            served.source.set_direct_io(mode)?;
         }
         *current = mode;
         Ok(())
@@ -191,10 +182,11 @@ impl Target {
     }
 
     fn residency(&self, identity: (u64, u64)) -> Result<Value, Refusal> {
-        let found = self.served.iter().find(|s| s.identity == identity);
+        let found = self.served.iter().find(|s| s.identity == Some(identity));
         let served = found
             .ok_or_else(|| Refusal::new("not-found", "this process does not export that file"))?;
-        let r = served.file.residency(0, served.file.size());
+        let r = served.source.residency();
+        let r = r.map_err(|e| Refusal::new("failed", e.to_string()))?;
         Ok(json!({
             "name": served.name,
             "block_size": r.block_size,
@@ -223,6 +215,13 @@ fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {
 }
 
 impl ControlTarget for Target {
+    fn volume(&self, identity: (u64, u64)) -> Option<(Arc<dyn FileSystem>, Value)> {
+        let mut volumes = self.served.iter().filter_map(|served| served.source.volume());
+        let volume = volumes.find(|volume| at::identity(volume.identity()) == identity)?;
+        let about = at::about(volume).ok()?;
+        Some((volume.file_system(), about))
+    }
+
     fn answer(&self, request: Request) -> Result<Value, Refusal> {
         match request {
             Request::Stat => Ok(self.stat()),
@@ -238,6 +237,9 @@ impl ControlTarget for Target {
             },
             Request::DropClean => Ok(self.cache.drop_clean().into()),
             Request::Residency(dev, ino) => self.residency((dev, ino)),
+            Request::Volume(..) => {
+                Err(Refusal::new("not-found", "this process does not have that volume open"))
+            }
         }
     }
 }

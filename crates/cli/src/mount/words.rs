@@ -10,7 +10,7 @@ use forebay_fuse::options::Via;
 use rustix::mount::MountFlags;
 
 /// Smallest `cache_size`, bytes.
-const CACHE_MIN: u64 = 16 * MIB;
+pub const CACHE_MIN: u64 = 32 * MIB;
 
 /// All words, for `--help`.
 pub const HELP: &str = "Options as in fstab, separated by commas:\n\
@@ -18,7 +18,7 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   allow_other            others than the one who mounts may use it, as mode bits say; root's mounts always\n\
   nosuid, nodev, noexec  as for any mount\n\
   noatime                reading leaves no trace\n\
-  cache_size=SIZE        bytes for everything that grows with data [default: 25% of RAM, at most 50% of\n\
+  cache_size=SIZE        bytes for everything that grows [default: 25% of RAM, at most 50% of\n\
   \x20                       the cgroup's limit]\n\
   kernel_cache=WHAT      what the kernel's page cache may keep: never, small (files of up to 128k that are\n\
   \x20                       opened to be read), always [default: small]\n\

@@ -8,6 +8,7 @@
 
 pub mod nbd;
 pub mod place;
+pub mod volume;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -81,6 +82,21 @@ impl Folder {
 }
 
 impl Folder {
+    /// Starts `forebay export` with a control socket where everybody looks for it.
+    pub fn serve(&self, words: &[&str]) -> Server {
+        let mut all = vec!["export", "-U", "sock"];
+        all.extend(words);
+        Server::start(self.command(&all), self.path("sock"))
+    }
+
+    /// Runs it, expects this exit status, gives its standard error.
+    pub fn refused(&self, status: i32, words: &[&str]) -> String {
+        let output = self.forebay(words);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {text}");
+        text
+    }
+
     /// The same, in a cgroup from the first instruction on: its `cgroup.procs` is named.
     pub fn export_in(&self, procs: &Path, words: &[&str]) -> Server {
         let mut shell = Command::new("sh");

@@ -1,7 +1,7 @@
 //! A file of a volume as an export: what event-driven front ends ask for.
 //!
-//! Invariant: Z1 what changes the file goes through [`forebay_vfs::OpenFile`], which keeps its times and drops
-//! its privileges; the mapping in the cache is only looked at.
+//! Invariant: Z1 what changes the file goes through [`forebay_vfs::OpenFile`], which keeps its times and
+//! drops its privileges; the mapping in the cache is only looked at.
 //!
 //! No locks.
 

@@ -279,7 +279,8 @@ impl VolumeFile {
         block_on(self.file.fallocate(how, offset, len, Privileges::Drop))
     }
 
-    /// The first offset from `offset` on that may be data, or that is in a hole; `PastEnd` where none follows.
+    /// The first offset from `offset` on that may be data, or that is in a hole; `PastEnd` where none
+    /// follows.
     pub fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
         block_on(self.file.seek(what, offset))
     }

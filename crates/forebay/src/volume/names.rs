@@ -1,5 +1,5 @@
-//! The names of a volume by path, as [`std::fs`] has those of the host. Paths begin at the volume's root, with
-//! a slash in front or without one; `..` of the root is the root.
+//! The names of a volume by path, as [`std::fs`] has those of the host. Paths begin at the volume's root,
+//! with a slash in front or without one; `..` of the root is the root.
 //!
 //! No locks: each step of a path is one look, see [`forebay_vfs::path`].
 

@@ -1,7 +1,7 @@
 //! Which volumes a cache has open.
 //!
-//! Invariant: W1 whoever opens a volume that somebody is opening, or letting go, waits for that; it is neither
-//! refused for our own lock nor opened twice.
+//! Invariant: W1 whoever opens a volume that somebody is opening, or letting go, waits for that; it is
+//! neither refused for our own lock nor opened twice.
 //!
 //! Lock: `map`, not held while a volume is opened or let go.
 
@@ -12,6 +12,7 @@ use forebay_block::{FileDevice, FileIdentity};
 use forebay_vfs::FileSystem;
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,16 +28,24 @@ pub(crate) struct Open {
     pub path: PathBuf,
     pub key: FileIdentity,
     pub read_only: bool,
+    pub closed: AtomicBool,
     pub owner: (u32, u32),
+}
+
+impl Open {
+    /// Ends the volume, once.
+    pub fn close(&self) -> Result<()> {
+        match self.read_only || self.closed.swap(true, Ordering::AcqRel) {
+            true => Ok(()),
+            false => block_on(self.volume.close()),
+        }
+    }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        if self.read_only {
-            return;
-        }
         // Who wants to know has closed it. Nobody is told here.
-        if let Err(error) = block_on(self.volume.close()) {
+        if let Err(error) = self.close() {
             log::warn!("letting {} go: {error}", self.path.display());
         }
     }

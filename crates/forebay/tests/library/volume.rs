@@ -152,8 +152,8 @@ fn every_request_has_its_flags() {
     refused(volume.open_file("/f").unwrap().write_at(b"x", 0), ErrorKind::BadHandle, "");
 }
 
-/// The last opener of a volume had gone, and it was on its way out: who opened it then must neither be refused
-/// for our own lock nor get a second volume on one image.
+/// The last opener of a volume had gone, and it was on its way out: who opened it then must neither be
+/// refused for our own lock nor get a second volume on one image (W1).
 #[test]
 fn one_image_is_one_volume() {
     let dir = Dir::new("volume-shared");

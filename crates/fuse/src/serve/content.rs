@@ -182,20 +182,14 @@ mod tests {
     use super::*;
     use crate::serve::o_direct;
     use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
     use forebay_vfs::mem::MemFs;
     use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
     use std::sync::Arc;
 
-    fn core() -> Core {
-        Core {
-            fs: Arc::new(MemFs::default()),
-            handles: Default::default(),
-            inodes: Default::default(),
-            kernel_cache: KernelCache::Small,
-            notifier: Default::default(),
-            inodes_max: 9,
-            pruned: Default::default(),
-        }
+    fn core(kernel_cache: KernelCache) -> Arc<Core> {
+        let options = crate::Options { kernel_cache, ..Default::default() };
+        Core::new(Arc::new(MemFs::default()), RealWorld::new(), Default::default(), &options)
     }
 
     /// A file that is open, and its handle.
@@ -213,7 +207,7 @@ mod tests {
     /// B1: what the file system answers at once needs no future.
     #[test]
     fn b1_hits_are_answered_at_once() {
-        let core = core();
+        let core = core(KernelCache::Small);
         let fh = opened(&core);
         assert!(matches!(core.write_now(&write_in(fh, 2, 0), b"abc"), Some(Ok(_))));
         let io = ReadIn { fh, offset: 1, size: 9, read_flags: 2, flags: 0 };
@@ -228,7 +222,7 @@ mod tests {
     /// B2: flags of the kernel, and of the opening's mode.
     #[test]
     fn b2_every_flag_is_passed_on() {
-        let core = core();
+        let core = core(KernelCache::Small);
         let fh = opened(&core);
         let handle = core.handle(fh).unwrap();
         let of = |flags, write_flags| flags_of_write(&handle, &write_in(fh, flags, write_flags));
@@ -249,18 +243,21 @@ mod tests {
     /// Which openings the kernel's cache may serve.
     #[test]
     fn small_files_that_are_read_are_the_kernels() {
-        let mut core = core();
-        opened(&core);
+        let core = |kernel_cache| {
+            let core = core(kernel_cache);
+            opened(&core);
+            core
+        };
+        let small_files = core(KernelCache::Small);
         let name = Name::new(b"f").unwrap();
-        let small = block_on(core.fs.lookup(Ino::ROOT, name)).unwrap();
+        let small = block_on(small_files.fs.lookup(Ino::ROOT, name)).unwrap();
         let large = Attr { size: SMALL_BYTES + 1, ..small };
         let fifo = Attr { kind: FileKind::Fifo, ..small };
         let kept = |core: &Core, attr, flags| core.fopen(attr, flags).contains(FOpen::KEEP_CACHE);
-        assert!(kept(&core, &small, 0) && !kept(&core, &large, 0) && !kept(&core, &fifo, 0));
-        assert!(!kept(&core, &small, open::RDWR) && !kept(&core, &small, open::TRUNC));
-        core.kernel_cache = KernelCache::Always;
-        assert!(kept(&core, &large, open::RDWR));
-        core.kernel_cache = KernelCache::Never;
-        assert!(!kept(&core, &small, 0));
+        let c = &small_files;
+        assert!(kept(c, &small, 0) && !kept(c, &large, 0) && !kept(c, &fifo, 0));
+        assert!(!kept(c, &small, open::RDWR) && !kept(c, &small, open::TRUNC));
+        assert!(kept(&core(KernelCache::Always), &large, open::RDWR));
+        assert!(!kept(&core(KernelCache::Never), &small, 0));
     }
 }

@@ -64,12 +64,16 @@ impl Kernel {
 }
 
 fn start(fs: Arc<dyn FileSystem>) -> (Kernel, JoinHandle<Result<Session>>) {
+    start_with(fs, 1000)
+}
+
+fn start_with(fs: Arc<dyn FileSystem>, inodes_max: usize) -> (Kernel, JoinHandle<Result<Session>>) {
     let kind = SocketType::SEQPACKET;
     let (device, kernel) =
         socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
     let dir = PathBuf::from("/nowhere");
     let mounted = Mounted::of(device, MountKind::Block, dir, (0, 0));
-    let options = Options { threads: Some(2), ..Options::default() };
+    let options = Options { threads: Some(2), inodes_max, ..Options::default() };
     let session = move || Session::start(mounted, fs, RealWorld::new(), &options);
     (Kernel(kernel), std::thread::spawn(session))
 }
@@ -108,7 +112,7 @@ fn s1_versions_are_agreed_on_first() {
 #[test]
 fn only_what_both_sides_have() {
     let flags = InitFlags::ASYNC_DIO | InitFlags::HAS_IOCTL_DIR;
-    let out = agreed(&InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags });
+    let out = agreed(&InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags }, 8);
     assert_eq!((out.flags, out.minor), (InitFlags::ASYNC_DIO, 45));
     assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
 }
@@ -190,4 +194,56 @@ fn s3_a_device_that_fails_ends_the_session() {
     let fs = Arc::new(MemFs::default());
     let failed = Session::start(mounted, fs, RealWorld::new(), &Options::default()).err().unwrap();
     assert_eq!(failed.kind(), ErrorKind::Io);
+}
+
+/// Q1, Q2: a kernel that does not know `PRUNE` is told that names are stale, of files that nobody has open.
+#[test]
+fn q1_q2_older_kernels_are_told_of_names() {
+    for (minor, code) in [(44, 3), (45, 9)] {
+        let fs = MemFs::default();
+        let names: Vec<String> = (0..300).map(|n| format!("f{n}")).collect();
+        for name in &names {
+            let name = Name::new(name.as_bytes()).unwrap();
+            block_on(fs.mknod(Ino::ROOT, name, &NewInode::of(FileKind::File, 0o600))).unwrap();
+        }
+        let (kernel, session) = start_with(Arc::new(fs), 100);
+        assert_eq!(kernel.init(7, minor).0, 0);
+        let session = session.join().unwrap().unwrap();
+        // The root is known, and one file is open.
+        kernel.send(opcode::LOOKUP, 7, 1, b".\0");
+        let mut told = Vec::new();
+        let mut wait = |unique: u64| loop {
+            let (found, (errno, body)) = kernel.reply();
+            if found == unique {
+                break (errno, body);
+            }
+            assert_eq!((found, -errno), (0, code), "a notice");
+            told.push(body);
+        };
+        wait(7);
+        for (n, name) in names.iter().enumerate() {
+            let unique = 8 + 2 * n as u64;
+            kernel.send(opcode::LOOKUP, unique, 1, &[name.as_bytes(), b"\0"].concat());
+            let (_, body) = wait(unique);
+            if n == 0 {
+                let ino = u64::from_le_bytes(body[..8].try_into().unwrap());
+                kernel.send(opcode::OPEN, unique + 1, ino, &[0; 8]);
+                assert_eq!(wait(unique + 1).0, 0);
+            }
+        }
+        // Names are gone through by a task of its own: until it has come to one (or the test never ends).
+        while told.is_empty() {
+            kernel.send(opcode::STATFS, 9999, 1, &[]);
+            let (unique, (errno, body)) = kernel.reply();
+            if unique == 0 {
+                assert_eq!(-errno, code, "a notice");
+                told.push(body);
+            }
+        }
+        if code == 3 {
+            assert!(told.iter().all(|body| body.ends_with(b"\0") && !body.ends_with(b"f0\0")));
+        }
+        drop(kernel);
+        end(session.wait());
+    }
 }

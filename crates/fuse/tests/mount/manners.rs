@@ -272,3 +272,28 @@ fn set_id_bits_go_with_whom_they_should() {
         assert_eq!(after("--reuid=0", "chown 0:5 \"$0\""), 0o777, "{kernel_cache:?}: chown");
     }
 }
+
+/// Opening with `O_RDONLY | O_TRUNC` was refused with EINVAL, because the truncation came with `OPEN`; and
+/// had it been done there, a program that runs would be empty before the kernel says ETXTBSY.
+#[test]
+fn a_program_that_runs_is_not_truncated() {
+    if !may_run() {
+        return;
+    }
+    let lab = lab(&Options::default());
+    let path = lab.path().join("sleep");
+    std::fs::copy("/bin/sleep", &path).unwrap();
+    let len = std::fs::metadata(&path).unwrap().len();
+    let mut child = Command::new(&path).arg("1000").spawn().unwrap();
+    for access in [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR] {
+        let refused = rustix::fs::open(&path, access | OFlags::TRUNC, Mode::empty()).err();
+        assert_eq!(refused, Some(rustix::io::Errno::TXTBSY), "{access:?}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), len, "{access:?}");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("it can be written", || {
+        rustix::fs::open(&path, OFlags::RDONLY | OFlags::TRUNC, Mode::empty()).is_ok()
+    });
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+}

@@ -1,5 +1,5 @@
-//! A bit of every sector of an image flipped in turn: whoever opens and reads it gets an error that says where,
-//! or what was written; never other bytes, a name too many or too few, a panic.
+//! A bit of every sector of an image flipped in turn: whoever opens and reads it gets an error that says
+//! where, or what was written; never other bytes, a name too many or too few, a panic.
 //!
 //! `FOREBAY_FLIPS` sets how many sectors are drawn (default 150); as many as there are takes each once.
 //!

@@ -24,7 +24,7 @@ fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u6
         let inodes = lab.beside(jobs).await;
         let stats = volume.alloc_stats();
         assert_eq!((stats.direct_requests, stats.direct_bytes), (10 * count, 10 * count * len));
-        (per_request(&stats), extents(&volume, &inodes))
+        (per_request(&stats), extents(&volume, &inodes).await)
     })
 }
 
@@ -73,7 +73,7 @@ fn a1_two_mib_are_one_reservation_and_one_place() {
         assert_eq!((stats.direct_requests, stats.direct_extents), (1, 1));
         let writes = lab.disk.log().iter().map(|entry| entry.len).collect::<Vec<_>>();
         assert_eq!(writes, [1 << 20, 1 << 20], "the simulated disk takes 1 MiB at a time");
-        assert_eq!(volume.extents(ino).unwrap().len(), 1);
+        assert_eq!(volume.extents(ino).await.unwrap().len(), 1);
         verify(&file, 1, 0, 2048 * KIB).await;
     });
 }
@@ -151,7 +151,7 @@ fn a4_giving_out_a_request_is_one_step_for_all_others() {
             let lab = Lab { pages, ..Lab::new(seed, 20, mode) };
             lab.run(async |volume| {
                 let inodes = mixed(&lab, &volume).await;
-                extents(&volume, &inodes[..6])
+                extents(&volume, &inodes[..6]).await
             })
         };
         let ours = extents_of_large(AllocMode::Reserve, 64);
@@ -196,7 +196,7 @@ fn a8_appends_out_of_order_do_not_fragment_a_file() {
                 for n in 0..64 {
                     verify(&file, 1, n * LARGE / 2, LARGE / 2).await;
                 }
-                volume.extents(ino).unwrap().len()
+                volume.extents(ino).await.unwrap().len()
             })
         };
         let ours = count(AllocMode::Reserve);
@@ -216,7 +216,7 @@ fn a8_the_halves_of_a_request_go_on_in_one_window() {
             for n in order {
                 write(&file, 1, n * LARGE / 2, LARGE / 2, DIRECT).await.unwrap();
             }
-            assert_eq!(volume.extents(ino).unwrap().len(), 1, "{order:?}");
+            assert_eq!(volume.extents(ino).await.unwrap().len(), 1, "{order:?}");
         });
     }
 }
@@ -245,7 +245,7 @@ fn x7_writers_of_one_image_are_streams_of_their_own() {
                 for tag in 0..clients {
                     verify(&file, tag, tag * part, part).await;
                 }
-                volume.extents(ino).unwrap().len()
+                volume.extents(ino).await.unwrap().len()
             })
         };
         let (ours, torn) = (count(AllocMode::Reserve), count(AllocMode::Interleaved));
@@ -267,14 +267,14 @@ fn x6_uncached_writes_find_their_window_at_write_time() {
             let stats = volume.alloc_stats();
             assert_eq!((stats.windows, stats.written_back), (1, 0), "seed {seed}: at write time");
             assert_eq!(stats.held_bytes, LARGE, "a window, of which nothing is used");
-            assert!(volume.extents(ino).unwrap().is_empty(), "and nothing is found in it");
+            assert!(volume.extents(ino).await.unwrap().is_empty(), "and nothing is found in it");
             file.sync(true).await.unwrap();
             let stats = volume.alloc_stats();
             assert_eq!((stats.windows, stats.written_back_extents), (1, 1), "it was used");
             let jobs = (2..8).map(|tag| appends(&volume, tag, 32, LARGE / 2, IoFlags::UNCACHED));
             let inodes = lab.beside(jobs.collect()).await;
             volume.syncfs().await.unwrap();
-            let files = extents(&volume, &inodes);
+            let files = extents(&volume, &inodes).await;
             // 128, 128, 256, 512, ..: what was written out while its window was found may be one more.
             assert!(files.iter().all(|n| *n <= 2 + 4 + 1), "seed {seed}: {files:?}");
         });
@@ -296,7 +296,7 @@ fn a2_small_random_writes_open_no_windows() {
             let stats = volume.alloc_stats();
             assert_eq!(stats.windows, 0);
             let mut found: Vec<u64> =
-                volume.extents(ino).unwrap().iter().filter_map(|e| e.physical).collect();
+                volume.extents(ino).await.unwrap().iter().filter_map(|e| e.physical).collect();
             found.sort_unstable();
             assert_eq!(found.len(), 64);
             let near = found.windows(2).filter(|w| w[1] - w[0] == 4 * KIB).count();

@@ -159,8 +159,12 @@ pub fn appends(
 }
 
 /// Extents of each of these files.
-pub fn extents(volume: &Volume, inodes: &[Ino]) -> Vec<u64> {
-    inodes.iter().map(|ino| volume.extents(*ino).unwrap().len() as u64).collect()
+pub async fn extents(volume: &Volume, inodes: &[Ino]) -> Vec<u64> {
+    let mut counts = Vec::new();
+    for ino in inodes {
+        counts.push(volume.extents(*ino).await.unwrap().len() as u64);
+    }
+    counts
 }
 
 /// Extents for each direct request.

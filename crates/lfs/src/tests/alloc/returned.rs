@@ -226,7 +226,7 @@ fn a5_blocks_of_a_failed_write_show_nothing() {
         // Torn: some of it is on the medium.
         lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)).nth(1));
         assert!(write(&file, 1, 0, LARGE, DIRECT).await.is_err());
-        assert!(volume.extents(ino).unwrap().is_empty());
+        assert!(volume.extents(ino).await.unwrap().is_empty());
         let (_, other) = create(&volume, "other").await;
         write(&other, 2, 0, 4 * KIB, DIRECT).await.unwrap();
         write(&other, 2, 2 * LARGE, LARGE, DIRECT).await.unwrap();
@@ -238,10 +238,12 @@ fn a5_blocks_of_a_failed_write_show_nothing() {
 }
 
 /// Free runs between what is live in data segments: how many, and their mean length.
-fn free_runs(volume: &Volume, inodes: &[Ino]) -> (usize, u64) {
+async fn free_runs(volume: &Volume, inodes: &[Ino]) -> (usize, u64) {
     let mut live: Vec<(u64, u64)> = Vec::new();
-    for extent in inodes.iter().flat_map(|ino| volume.extents(*ino).unwrap()) {
-        live.extend(extent.physical.map(|at| (at, at + extent.len)));
+    for ino in inodes {
+        for extent in volume.extents(*ino).await.unwrap() {
+            live.extend(extent.physical.map(|at| (at, at + extent.len)));
+        }
     }
     live.sort_unstable();
     let gaps: Vec<u64> = live.windows(2).map(|w| w[1].0 - w[0].1).filter(|gap| *gap > 0).collect();
@@ -276,7 +278,7 @@ fn a9_free_space_does_not_fragment_more_than_with_the_plain_allocator() {
                 }
                 let inodes: Vec<Ino> = live.iter().map(|(ino, _)| *ino).collect();
                 let idle = volume.alloc_stats().left_bytes;
-                (free_runs(&volume, &inodes), idle)
+                (free_runs(&volume, &inodes).await, idle)
             })
         };
         let ((ours, length), idle) = free(AllocMode::Reserve);

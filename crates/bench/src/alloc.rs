@@ -1,0 +1,73 @@
+//! `alloc`: contiguous blocks for large direct writes of several writers, beside write-back and small writes,
+//! on a volume with each way of giving out blocks.
+//!
+//! Reading order: `bed` (a fresh volume on some device), `load` (who writes what), `found` (what is looked at
+//! afterwards), then the parts: `delay` and `disk` in `large`, `small`, `sim`, `kernel`.
+//!
+//! Invariants: A1 every slice begins on an empty volume with an empty cache, of the same size for all
+//! variants. A2 a slice of direct writes ends when the last is complete, one of buffered writes when they are
+//! synced. A3 extents are counted in the map, runs that lie one behind the other as one; discontiguities where
+//! requests reach the device.
+
+mod bed;
+mod found;
+mod kernel;
+mod large;
+mod load;
+mod sim;
+mod small;
+
+use crate::harness::options::Options;
+use crate::report::model::{Report, Summary};
+use forebay_base::Result;
+use forebay_base::units::MIB;
+use forebay_lfs::AllocMode;
+
+/// Bytes of a large request.
+const REQUEST: u64 = 2 * MIB;
+/// Of the slow device, bytes per second.
+const BANDWIDTH: u64 = 100_000_000;
+/// Milliseconds that a request takes there without a discontiguity.
+const REQUEST_MILLIS: f64 = REQUEST as f64 / BANDWIDTH as f64 * 1e3;
+
+/// Each way by its name, and its `serialized_dio_pages`.
+const WAYS: [(&str, AllocMode, u32); 3] = [
+    ("interleaved", AllocMode::Interleaved, 64),
+    ("serialized", AllocMode::Serialized, 64),
+    ("reserve", AllocMode::Reserve, 64),
+];
+
+/// How much faster a request without discontiguities but one is than one with `k`.
+fn expected(k: f64) -> f64 {
+    (REQUEST_MILLIS + k) / (REQUEST_MILLIS + 1.0)
+}
+
+/// Runs all parts, or the one that is asked for.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut report = Report::default();
+    let mut summary = Summary {
+        behaviour: "alloc",
+        promise: "parallel writers get contiguous blocks".into(),
+        kernel: "-".into(),
+        ..Summary::default()
+    };
+    let mut worst = large::Worst::default();
+    if options.wants("delay") {
+        large::delay(options, &mut report, &mut worst)?;
+    }
+    if options.wants("disk") {
+        large::disk(options, &mut report, &mut worst, &mut summary)?;
+    }
+    worst.judge(&mut report);
+    if options.wants("small") {
+        small::run(options, &mut report)?;
+    }
+    if options.wants("sim") {
+        sim::run(options, &mut report)?;
+    }
+    if options.wants("kernel") {
+        kernel::run(options, &mut report, &mut summary);
+    }
+    report.summaries.push(summary);
+    Ok(report)
+}

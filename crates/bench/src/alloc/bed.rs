@@ -1,0 +1,177 @@
+//! A fresh volume on a device: in memory, slow, or a file on the disk.
+
+use super::BANDWIDTH;
+use crate::harness::image::Image;
+use crate::harness::options::Options;
+use forebay_base::Result;
+use forebay_base::task::{BoxFuture, LocalQueue, block_on};
+use forebay_base::world::{RealWorld, WorldRef};
+use forebay_block::target::{DelayDevice, DelayOptions};
+use forebay_block::{
+    Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Engine, FileDevice, FileOptions, Limits, MapRuns,
+    RamDevice,
+};
+use forebay_cache::{Config, PageCache};
+use forebay_lfs::{AllocMode, CreateOptions, OpenOptions, Volume};
+use forebay_vfs::{Clock, SystemClock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Time of a discontiguity on the slow device.
+pub const SEEK: Duration = Duration::from_millis(1);
+/// Cache of each volume, bytes.
+const BUDGET: u64 = 128 << 20;
+
+/// A device that counts writes.
+pub struct Counted {
+    lower: DeviceRef,
+    writes: AtomicU64,
+}
+
+impl Counted {
+    fn count(&self, op: BioOp) {
+        self.writes.fetch_add(u64::from(op == BioOp::Write), Ordering::Relaxed);
+    }
+}
+
+impl BlockDevice for Counted {
+    fn name(&self) -> String {
+        self.lower.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.lower.limits()
+    }
+
+    fn size(&self) -> u64 {
+        self.lower.size()
+    }
+
+    fn submit(&self, bio: Bio) {
+        self.count(bio.op);
+        self.lower.submit(bio);
+    }
+
+    fn submit_batch(&self, bios: &mut Vec<Bio>) {
+        bios.iter().for_each(|bio| self.count(bio.op));
+        self.lower.submit_batch(bios);
+    }
+
+    fn execute(&self, bio: Bio) {
+        self.count(bio.op);
+        self.lower.execute(bio);
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
+    }
+
+    fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.lower.read_into(offset, dst)
+    }
+
+    fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
+        self.count(BioOp::Write);
+        self.lower.write_from(offset, src, flags)
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
+        self.lower.extents(offset, len, max)
+    }
+
+    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
+        self.lower.attach_thread()
+    }
+}
+
+/// See the module.
+pub struct Bed {
+    pub world: WorldRef,
+    device: Arc<Counted>,
+    delay: Option<Arc<DelayDevice>>,
+    /// Removed when the bed goes.
+    _image: Option<Image>,
+}
+
+impl Bed {
+    fn on(world: WorldRef, lower: DeviceRef, delay: Option<Arc<DelayDevice>>) -> Self {
+        let device = Arc::new(Counted { lower, writes: AtomicU64::new(0) });
+        Self { world, device, delay, _image: None }
+    }
+
+    /// In memory.
+    pub fn memory(size: u64) -> Self {
+        Self::on(RealWorld::new(), Arc::new(RamDevice::new(size)), None)
+    }
+
+    /// In memory, 100 MB/s and 1 ms for each discontiguity, one request at a time; the clock is that of
+    /// `world`.
+    pub fn slow(size: u64, world: WorldRef) -> Self {
+        let options =
+            DelayOptions { bandwidth: Some(BANDWIDTH), seek: SEEK, ..DelayOptions::default() };
+        let delay = DelayDevice::new(Arc::new(RamDevice::new(size)), &world, options);
+        Self::on(world, delay.clone(), Some(delay))
+    }
+
+    /// A file on the disk to be measured, all of it written.
+    pub fn disk(options: &Options, size: u64) -> Result<Self> {
+        let image = Image::create(&options.dir, "alloc", size, options.keep)?;
+        let engine = Engine::new(options.aio.parse()?)?;
+        let file = FileDevice::open(image.path(), &FileOptions::default(), &engine)?;
+        let bed = Self::on(RealWorld::new(), file, None);
+        Ok(Self { _image: Some(image), ..bed })
+    }
+
+    /// Writes so far.
+    pub fn writes(&self) -> u64 {
+        self.device.writes.load(Ordering::Relaxed)
+    }
+
+    /// Discontiguities so far, of a slow device.
+    pub fn seeks(&self) -> Option<u64> {
+        self.delay.as_ref().map(|delay| delay.seeks())
+    }
+
+    fn device(&self) -> DeviceRef {
+        self.device.clone()
+    }
+
+    /// Makes an empty volume.
+    pub async fn make(&self) -> Result<()> {
+        let segment = (self.device.size() / 32).clamp(64 << 10, 64 << 20);
+        let now = SystemClock.now();
+        let mut nonce = [0; 16];
+        nonce[..8].copy_from_slice(&self.world.random().to_le_bytes());
+        let options = CreateOptions {
+            segment_bytes: 1 << segment.ilog2(),
+            ..CreateOptions::new([1; 16], nonce, now)
+        };
+        Volume::create(&self.device(), &self.world, &options).await
+    }
+
+    /// Opens what was made, with an empty cache.
+    pub async fn open(&self, alloc: AllocMode, pages: u32, lock_points: bool) -> Result<Volume> {
+        let config = Config { huge_pages: false, ..Config::with_budget(BUDGET) };
+        let options = OpenOptions {
+            cache: Some(PageCache::new(config, self.world.clone())?),
+            alloc,
+            serialized_dio_pages: pages,
+            lock_points,
+            ..OpenOptions::default()
+        };
+        Volume::open(&self.device(), &self.world, &options).await
+    }
+
+    /// [`Bed::make`] and [`Bed::open`], for a caller that blocks.
+    pub fn fresh(&self, alloc: AllocMode, pages: u32) -> Result<Volume> {
+        block_on(async {
+            self.make().await?;
+            self.open(alloc, pages, false).await
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! How far something has come, on standard error, for whatever takes more than a second: a line that
+//! changes on a terminal, a line now and then elsewhere.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Nothing is said before.
+const FIRST: Duration = Duration::from_secs(1);
+/// Between two looks on a terminal, and elsewhere.
+const TERMINAL_STEP: Duration = Duration::from_millis(200);
+const STEP: Duration = Duration::from_secs(10);
+
+/// See the module. The line on a terminal goes when this does.
+pub struct Progress {
+    start: Instant,
+    last: Option<Instant>,
+    terminal: bool,
+}
+
+impl Progress {
+    /// From now on.
+    pub fn new() -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        Self { start: Instant::now(), last: None, terminal }
+    }
+
+    /// Says `text` if it is time to.
+    pub fn say(&mut self, text: impl FnOnce() -> String) {
+        let now = Instant::now();
+        if !is_due(now - self.start, self.last.map(|last| now - last), self.terminal) {
+            return;
+        }
+        self.last = Some(now);
+        let mut err = std::io::stderr().lock();
+        // Nobody may be there to read it.
+        let _said = match self.terminal {
+            true => write!(err, "\r\x1b[Kforebay: {}", text()).and_then(|()| err.flush()),
+            false => writeln!(err, "forebay: {}", text()),
+        };
+    }
+
+    /// Makes room for another line.
+    pub fn clear(&mut self) {
+        if self.terminal && self.last.take().is_some() {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn is_due(since_start: Duration, since_last: Option<Duration>, terminal: bool) -> bool {
+    match since_last {
+        None => since_start >= FIRST,
+        Some(passed) => passed >= if terminal { TERMINAL_STEP } else { STEP },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_the_first_second_then_now_and_then() {
+        let ms = Duration::from_millis;
+        assert!(!is_due(ms(999), None, true) && is_due(ms(1000), None, false));
+        assert!(!is_due(ms(5000), Some(ms(199)), true) && is_due(ms(5000), Some(ms(200)), true));
+        assert!(
+            !is_due(ms(5000), Some(ms(9999)), false) && is_due(ms(5000), Some(ms(10_000)), false)
+        );
+    }
+}

@@ -1,0 +1,205 @@
+//! What `VOLUME` and `VOLUME:/PATH` name: the volume is opened here, or asked of the process that has it
+//! open.
+//!
+//! A1 A volume that another process has open is used through that process, or the command fails and
+//!    names it; it is never opened beside it.
+
+use crate::args::Which;
+use crate::control::client::Client;
+use crate::failure::{Failure, Outcome, status};
+use forebay::{Cache, CacheConfig, VolumeOptions};
+use forebay_base::task::block_on;
+use forebay_base::units::MIB;
+use forebay_base::{Error, ErrorKind};
+use forebay_block::FileIdentity;
+use forebay_vfs::FileSystem;
+use forebay_vfs::path::VolumePath;
+use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Cache of a command that is over soon, bytes at most.
+const CACHE_MAX: u64 = 256 * MIB;
+
+/// A path in a volume, as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// The image.
+    pub image: PathBuf,
+    /// The path in it, with its slash.
+    pub path: Vec<u8>,
+}
+
+impl Named {
+    /// Reads `VOLUME:/PATH`; `None` for anything else.
+    pub fn parse(word: &str) -> Option<Self> {
+        let VolumePath { volume, path } = VolumePath::parse(word.as_bytes())?;
+        let image = PathBuf::from(OsStr::from_bytes(volume));
+        Some(Self { image, path: path.to_vec() })
+    }
+
+    /// The same; a word without a path in it is the volume's root.
+    pub fn or_root(word: &str) -> Self {
+        Self::parse(word).unwrap_or_else(|| Self { image: word.into(), path: b"/".to_vec() })
+    }
+
+    /// As it is written.
+    pub fn show(&self) -> String {
+        show(&self.image, &self.path)
+    }
+}
+
+/// `VOLUME:/PATH`, for people.
+pub fn show(image: &Path, path: &[u8]) -> String {
+    format!("{}:{}", image.display(), String::from_utf8_lossy(path))
+}
+
+/// What a command does with a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reads: nothing is written to the image.
+    Read,
+    /// Writes, too.
+    Write,
+}
+
+/// A volume that can be used.
+pub struct OpenVolume {
+    /// Its tree.
+    pub fs: Arc<dyn FileSystem>,
+    /// The image.
+    pub image: PathBuf,
+    /// What its superblock says, as JSON.
+    pub about: Value,
+    /// The process that has it open, if it is not this one.
+    pub pid: Option<u32>,
+    local: Option<forebay::Volume>,
+}
+
+/// Opens a volume, or finds the process that has it open (A1).
+pub fn open(image: &Path, access: Access, which: &Which) -> Outcome<OpenVolume> {
+    let key = FileIdentity::of_path(image).map_err(|e| Failure::from(e.with_path(image)))?;
+    if which.control.is_some() || which.pid.is_some() {
+        let client = Client::find(which)?;
+        let pid = client.pid()?;
+        return through(client, pid, image, identity(key));
+    }
+    let cache = cache()?;
+    let read_only = access == Access::Read;
+    let options = VolumeOptions { read_only, noatime: true, ..VolumeOptions::default() };
+    match cache.open_volume(image, &options) {
+        Ok(volume) => {
+            let about = about(&volume)?;
+            let (fs, image) = (volume.file_system(), image.to_path_buf());
+            Ok(OpenVolume { fs, image, about, pid: None, local: Some(volume) })
+        }
+        Err(error) if error.kind() == ErrorKind::Busy => elsewhere(image, key, &error),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A cache for a command that is over soon.
+pub fn cache() -> Outcome<Cache> {
+    let config = CacheConfig::default();
+    Ok(Cache::new(CacheConfig { budget: config.budget.min(CACHE_MAX), ..config })?)
+}
+
+/// The numbers by which processes know an image.
+pub fn identity(key: FileIdentity) -> (u64, u64) {
+    match key {
+        FileIdentity::Inode(dev, ino) => (dev, ino),
+        // No inode has number 0.
+        FileIdentity::Block(number) => (number, 0),
+    }
+}
+
+/// Opens a volume as it was before its newest `passed_over` checkpoints, to read, here.
+pub fn open_older(image: &Path, passed_over: u32) -> Outcome<OpenVolume> {
+    let options =
+        VolumeOptions { read_only: true, noatime: true, passed_over, ..VolumeOptions::default() };
+    let volume = cache()?.open_volume(image, &options)?;
+    let (fs, image) = (volume.file_system(), image.to_path_buf());
+    Ok(OpenVolume { fs, about: about(&volume)?, image, pid: None, local: Some(volume) })
+}
+
+fn elsewhere(image: &Path, key: FileIdentity, error: &Error) -> Outcome<OpenVolume> {
+    for (pid, client) in Client::all() {
+        match through(client, pid, image, identity(key)) {
+            Err(e) if e.status == status::NOT_FOUND => {}
+            Err(e) => log::info!("process {pid}: {}", e.message),
+            found => return found,
+        }
+    }
+    let text = error.to_string();
+    Err(Failure { message: text, hint: None, status: status::BUSY }.hint(
+        "no control socket of this user answers for the volume; name one with `--control PATH`",
+    ))
+}
+
+fn through(client: Client, pid: u32, image: &Path, identity: (u64, u64)) -> Outcome<OpenVolume> {
+    let (fs, about) = client.volume(identity)?;
+    log::info!("{} is used through process {pid}", image.display());
+    let image = image.to_path_buf();
+    Ok(OpenVolume { fs: Arc::new(fs), image, about, pid: Some(pid), local: None })
+}
+
+impl OpenVolume {
+    /// `VOLUME:/PATH`, for people.
+    pub fn show(&self, path: &[u8]) -> String {
+        show(&self.image, path)
+    }
+
+    /// Makes everything durable, here and in the process that has it open, and lets the volume go.
+    pub fn finish(self) -> Outcome {
+        let synced = block_on(self.fs.syncfs()).map_err(|e| e.with_path(&self.image));
+        synced?;
+        match self.local {
+            Some(volume) => Ok(volume.close()?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a volume's superblock says.
+pub fn about(volume: &forebay::Volume) -> Outcome<Value> {
+    let info = volume.info()?;
+    Ok(json!({
+        "path": volume.path().display().to_string(),
+        "uuid": uuid(&info.uuid),
+        "size": info.end_bytes,
+        "block_size": info.block_bytes,
+        "segment_size": info.segment_bytes,
+        "segments": info.segments,
+        "checksum": if info.sums { "crc32c" } else { "none" },
+        "checkpoint": info.checkpoint,
+        "generation": info.generation,
+        "damaged": info.damaged,
+        "created_ns": info.created_ns,
+        "read_only": volume.read_only(),
+    }))
+}
+
+/// As people write it: 8-4-4-4-12 hexadecimal digits.
+fn uuid(bytes: &[u8; 16]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+    parts.join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_volumes_or_paths_in_them() {
+        let named = Named::parse("a/b.fby:/x/y").unwrap();
+        assert_eq!((named.image.as_path(), &named.path[..]), (Path::new("a/b.fby"), &b"/x/y"[..]));
+        assert_eq!(named.show(), "a/b.fby:/x/y");
+        assert_eq!(Named::parse("a/b.fby"), None);
+        assert_eq!(Named::parse(":/x"), None);
+        assert_eq!(Named::or_root("a:b").path, b"/");
+        assert_eq!(uuid(&[0xab; 16]), "abababab-abab-abab-abab-abababababab");
+    }
+}

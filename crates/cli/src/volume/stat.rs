@@ -1,0 +1,96 @@
+//! `forebay stat VOLUME` and `forebay stat VOLUME:/PATH`: what a volume, or something in it, is.
+
+use super::at::{Access, Named, OpenVolume, open};
+use super::ls::{attributes, date, kind};
+use crate::args::StatArgs;
+use crate::failure::Outcome;
+use crate::output;
+use forebay_base::task::block_on;
+use forebay_base::units::format_size;
+use forebay_vfs::path::{Last, resolve};
+use forebay_vfs::{Attr, Ino};
+use serde_json::{Value, json};
+
+/// Runs the command.
+pub fn stat(word: &str, args: &StatArgs) -> Outcome {
+    let named = Named::or_root(word);
+    let volume = open(&named.image, Access::Read, &args.which)?;
+    if Named::parse(word).is_none() {
+        return whole(&volume, args.json);
+    }
+    let found = block_on(resolve(&*volume.fs, Ino::ROOT, &named.path, Last::NoFollow));
+    let attr = found.map_err(|e| e.with_path(named.show()))?;
+    let names = block_on(volume.fs.listxattr(attr.ino)).map_err(|e| e.with_path(named.show()))?;
+    let names: Vec<String> = names.iter().map(|n| super::ls::show(n)).collect();
+    if args.json {
+        let mut object = attributes(&attr);
+        object["path"] = named.show().into();
+        object["attributes"] = names.into();
+        output::line(serde_json::to_string_pretty(&object).expect("a JSON value prints"));
+    } else {
+        show(&named, &attr, &names);
+    }
+    Ok(())
+}
+
+fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
+    let figures = block_on(volume.fs.statfs()).map_err(|e| e.with_path(&volume.image))?;
+    let block = u64::from(figures.block_size);
+    let mut about = volume.about.clone();
+    about["pid"] = volume.pid.into();
+    let space = json!({
+        "bytes": figures.blocks * block,
+        "free": figures.blocks_free * block,
+        "available": figures.blocks_available * block,
+        "files": figures.files.saturating_sub(figures.files_free),
+    });
+    about["space"] = space;
+    if as_json {
+        output::line(serde_json::to_string_pretty(&about).expect("a JSON value prints"));
+        return Ok(());
+    }
+    let size = |value: &Value| format_size(value.as_u64().unwrap_or(0));
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    let process = volume.pid.map_or("not open".to_string(), |pid| format!("open in process {pid}"));
+    let created = about["created_ns"].as_i64().unwrap_or(0).div_euclid(1_000_000_000);
+    let rows = [
+        ("volume", text(&about["path"])),
+        ("state", process),
+        ("uuid", text(&about["uuid"])),
+        ("created", date(created) + " UTC"),
+        ("size", size(&about["size"])),
+        ("segments", format!("{} of {}", about["segments"], size(&about["segment_size"]))),
+        ("blocks of", size(&about["block_size"])),
+        ("checksums", text(&about["checksum"])),
+        ("checkpoint", format!("{}, generation {}", about["checkpoint"], about["generation"])),
+        ("free", size(&about["space"]["free"])),
+        ("available", size(&about["space"]["available"])),
+        ("files", text(&about["space"]["files"])),
+    ];
+    for (name, value) in rows {
+        output::line(format!("{name:<11} {value}"));
+    }
+    Ok(())
+}
+
+fn show(named: &Named, attr: &Attr, xattrs: &[String]) {
+    let time = |time: forebay_vfs::Timestamp| format!("{}.{:09} UTC", date(time.sec), time.nsec);
+    let mut rows = vec![
+        ("path", named.show()),
+        ("kind", kind(attr.kind).to_string()),
+        ("inode", attr.ino.0.to_string()),
+        ("size", format!("{} ({} bytes)", format_size(attr.size), attr.size)),
+        ("allocated", format_size(attr.allocated_bytes)),
+        ("mode", format!("{:04o}", attr.perm)),
+        ("owner", format!("{}:{}", attr.uid, attr.gid)),
+        ("links", attr.nlink.to_string()),
+        ("read", time(attr.atime)),
+        ("modified", time(attr.mtime)),
+        ("changed", time(attr.ctime)),
+        ("made", time(attr.btime)),
+    ];
+    rows.extend(xattrs.iter().map(|name| ("attribute", name.clone())));
+    for (name, value) in rows {
+        output::line(format!("{name:<10} {value}"));
+    }
+}
