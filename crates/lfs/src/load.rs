@@ -139,6 +139,9 @@ impl State {
             Some(node) => {
                 if node.inode.data_id != 0 {
                     self.owners.insert(node.inode.data_id, ino);
+                    if let Some(overlay) = self.data.get_mut(&node.inode.data_id) {
+                        overlay.owner = ino;
+                    }
                 }
                 self.keep(ino, node);
             }

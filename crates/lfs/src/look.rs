@@ -7,10 +7,12 @@
 //!            └──────────────────────────────────────────────────────────────────┘
 //! ```
 //! Invariants: Q11 what ends with `Missing` has changed nothing. Q12 what was loaded for a try is there when
-//! it is tried again: it is not let go while somebody waits who began before.
+//! it is tried again: it is not let go while somebody waits who began before. Q13 whoever changes names
+//! waits where too much of that is in memory only.
 //!
 //! Lock: the state lock; never across a wait.
 
+use crate::checkpoint::How;
 use crate::dir::Child as Entered;
 use crate::format::change::Change;
 use crate::format::key::{Cookie, Key, NameHash};
@@ -74,6 +76,23 @@ impl Drop for Waiter<'_> {
     }
 }
 
+/// Records that wait to be written, at most, before somebody who makes more writes them.
+const QUEUE_MAX: usize = 4096;
+
+/// What an item takes in memory beside its value, and what is known of a file's content beside the pieces.
+const ITEM_BYTES: u64 = 96;
+const OVERLAY_BYTES: u64 = 900;
+
+/// What an operation leaves to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Relief {
+    None,
+    /// The queue is long.
+    Commit,
+    /// So much has changed that it is to be merged into the tree.
+    Checkpoint,
+}
+
 impl Inner {
     /// Carries an operation out, and loads what it misses. It is given now.
     pub(crate) async fn tried<T>(
@@ -83,34 +102,58 @@ impl Inner {
         let (mut waiter, mut made_room) = (None, false);
         loop {
             let now = self.options.clock.now();
-            let stop = {
+            let (tried, relief) = {
                 let mut state = self.state.lock();
-                match op(&mut state, now) {
-                    Ok(done) => {
-                        state.evict();
-                        return Ok(done);
+                let tried = op(&mut state, now);
+                match &tried {
+                    Ok(_) => state.evict(),
+                    Err(Stop::Missing(_)) if waiter.is_none() => {
+                        waiter = Some(Waiter { inner: self, since: state.cache.wait() });
                     }
-                    Err(stop) => {
-                        if let Stop::Missing(_) = stop {
-                            waiter.get_or_insert_with(|| Waiter {
-                                inner: self,
-                                since: state.cache.wait(),
-                            });
-                        }
-                        stop
-                    }
+                    Err(_) => {}
                 }
+                (tried, self.relief(&state))
             };
-            match stop {
-                Stop::Missing(want) => self.load(want).await?,
-                Stop::Failed(error) if error.kind() == ErrorKind::NoSpace && !made_room => {
+            match tried {
+                Ok(done) => {
+                    if let Err(error) = self.relieve(relief).await {
+                        log::warn!("changes wait to be written: {error}");
+                    }
+                    return Ok(done);
+                }
+                Err(Stop::Missing(want)) => self.load(want).await?,
+                Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace && !made_room => {
                     made_room = true;
                     if !self.make_room().await {
                         return Err(error);
                     }
                 }
-                Stop::Failed(error) => return Err(error),
+                Err(Stop::Failed(error)) => return Err(error),
             }
+        }
+    }
+
+    /// What is to be done about what waits (Q13).
+    fn relief(&self, state: &State) -> Relief {
+        let items = state.items.bytes() + ITEM_BYTES * state.items.len();
+        let waits = items + state.maps.1 + OVERLAY_BYTES * state.data.len() as u64;
+        // What is frozen takes as much.
+        let most = match &state.frozen {
+            Some(_) => self.options.overlay_bytes / 2,
+            None => self.options.overlay_bytes / 4 * 3,
+        };
+        match state.queue.len() > QUEUE_MAX {
+            _ if waits > most => Relief::Checkpoint,
+            true => Relief::Commit,
+            false => Relief::None,
+        }
+    }
+
+    async fn relieve(&self, relief: Relief) -> Result<()> {
+        match relief {
+            Relief::None => Ok(()),
+            Relief::Commit => self.commit_all(false).await,
+            Relief::Checkpoint => self.checkpoint(How::Log).await,
         }
     }
 

@@ -405,7 +405,7 @@ impl State {
         self.maps = (self.maps.0 + 1, self.maps.1 + MAP_ITEM_BYTES + sums);
         let overlay = self.data.entry(data_id).or_default();
         overlay.insert(block, piece, block_bytes);
-        overlay.owner = self.owners.get(&data_id).copied().unwrap_or(0);
+        overlay.owner = self.owners.get(&data_id).copied().unwrap_or(overlay.owner);
     }
 
     /// What was staged for these blocks is in a durable record.

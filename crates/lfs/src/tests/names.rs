@@ -1,17 +1,20 @@
-//! Names that are hard for a volume alone: files without a name over a crash, dirty data that is looked for.
+//! Names that are hard for a volume alone: files without a name over a crash, dirty data that is looked for,
+//! names that are not in memory.
 //!
 //! No locks.
 
 use crate::tests::setup::Setup;
-use crate::volume::Volume;
+use crate::volume::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
-use forebay_base::world::WorldRef;
+use forebay_base::task::block_on;
+use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{ErrorKind, IoFlags};
-use forebay_block::DeviceRef;
+use forebay_block::{DeviceRef, RamDevice};
 use forebay_sim::SimDisk;
+use forebay_vfs::check::{Times, Tree};
 use forebay_vfs::{
     FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, RenameFlags,
-    Seek,
+    Seek, Timestamp,
 };
 use std::sync::Arc;
 
@@ -127,6 +130,84 @@ fn dirty_data_is_found_where_it_is() {
         assert_eq!(seek(Seek::Hole, 40_961).await, 40_970, "the end");
         assert_eq!(seek(Seek::Hole, 0).await, 0);
         assert_eq!(dirty(), 8192, "and nothing was written for it");
+    });
+    disk.world().stop();
+}
+
+/// Several at once, with nothing kept in memory and a checkpoint every few changes: each look waits for what
+/// it needs, and nobody's goes while he waits. All come to an end, and the tree is what they made.
+#[test]
+fn q12_q32_several_who_load_come_to_an_end() {
+    const EACH: usize = 120;
+    let device: DeviceRef = Arc::new(RamDevice::new(64 << 20));
+    let world = RealWorld::with_seed(1);
+    let options = CreateOptions {
+        segment_bytes: 1 << 20,
+        ..CreateOptions::new([1; 16], [3; 16], Timestamp::new(1, 0))
+    };
+    block_on(Volume::create(&device, &world, &options)).unwrap();
+    let (inode_cache_bytes, overlay_bytes) = (0, 32 << 10);
+    let options = OpenOptions { inode_cache_bytes, overlay_bytes, ..OpenOptions::default() };
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    let dir = NewInode::of(FileKind::Directory, 0o755);
+    let shared = block_on(volume.mkdir(Ino::ROOT, name("shared"), &dir)).unwrap().ino;
+    let work = |who: usize| {
+        let own = block_on(volume.mkdir(Ino::ROOT, name(&format!("own{who}")), &dir)).unwrap().ino;
+        for n in 0..EACH {
+            let (text, moved) = (format!("{who}-{n}"), format!("moved{who}-{n}"));
+            let (text, moved) = (name(&text), name(&moved));
+            let made = block_on(volume.mknod(own, text, &FILE)).unwrap().ino;
+            block_on(volume.link(made, shared, text)).unwrap();
+            block_on(volume.rename(own, text, shared, moved, RenameFlags::NOREPLACE)).unwrap();
+            assert_eq!(block_on(volume.lookup(shared, moved)).unwrap().nlink, 2);
+            if n % 3 == 0 {
+                block_on(volume.unlink(shared, text)).unwrap();
+            }
+        }
+        block_on(volume.rmdir(Ino::ROOT, name(&format!("own{who}")))).unwrap();
+    };
+    std::thread::scope(|scope| {
+        for who in 0..4 {
+            let work = &work;
+            scope.spawn(move || work(who));
+        }
+    });
+    let tree = block_on(Tree::read(&volume, Times::Ignore)).unwrap();
+    assert_eq!(tree.nodes.len(), 2 + 4 * (2 * EACH - EACH / 3));
+    {
+        let state = volume.0.state.lock();
+        state.check_cache();
+        assert!(state.root.places.is_some(), "there were checkpoints");
+    }
+    block_on(volume.close()).unwrap();
+}
+
+/// A number that nobody has is looked for in the tree once, and is not taken for one that is not in memory;
+/// an inode that is gone is gone for those who had it, too.
+#[test]
+fn q11_numbers_that_nobody_has_are_stale() {
+    let setup = Setup { inode_cache_bytes: 0, ..setup(2) };
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await;
+        let gone = volume.mknod(Ino::ROOT, name("gone"), &FILE).await.unwrap().ino;
+        let kept = volume.mknod(Ino::ROOT, name("kept"), &FILE).await.unwrap().ino;
+        volume.close().await.unwrap();
+        drop(volume);
+        let volume = open(&setup, &disk).await;
+        volume.unlink(Ino::ROOT, name("gone")).await.unwrap();
+        for round in 0..2 {
+            for ino in [gone, Ino(0), Ino(kept.0 + 1), Ino(u64::MAX)] {
+                let error = volume.getattr(ino).await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Stale, "round {round}: {ino:?}");
+            }
+            assert_eq!(volume.getattr(kept).await.unwrap().nlink, 1);
+            volume.checkpoint().await.unwrap();
+        }
+        let before = volume.digest().await.unwrap();
+        let failed = volume.link(gone, Ino::ROOT, name("kept")).await.unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::Stale);
+        assert_eq!(volume.digest().await.unwrap(), before, "Q11");
     });
     disk.world().stop();
 }
