@@ -310,7 +310,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_any_calls_never_panic(
+        fn c1_c2_any_bytes_any_calls_never_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..100),
             fields in proptest::collection::vec(field(), 0..30),
         ) {
@@ -326,7 +326,7 @@ mod tests {
         }
 
         #[test]
-        fn a_full_writer_changes_nothing(
+        fn c2_a_full_writer_changes_nothing(
             room in 0..60usize,
             fields in proptest::collection::vec(field(), 0..30),
         ) {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_structure_field_and_offset() {
+    fn c3_errors_name_structure_field_and_offset() {
         let mut r = Reader::new("superblock", &[1, 0, 5]);
         assert_eq!(r.u16("version").unwrap(), 1);
         let text = r.u64("sequence").unwrap_err().to_string();

@@ -186,9 +186,9 @@ mod tests {
                 let index = index_of(value);
                 assert!(index < BUCKETS);
                 assert!(middle_of(index).abs_diff(value) <= value / 128, "{value}");
-                assert_eq!(index_of(middle_of(index)), index);
+                assert_eq!(index_of(middle_of(index)), index, "H1: a bucket holds its middle");
                 if fine == 0 {
-                    assert!(index >= last, "{value}");
+                    assert!(index >= last, "H1: {value}");
                 }
                 last = index;
             }
@@ -202,6 +202,7 @@ mod tests {
         values.sort_unstable();
         let n = values.len();
         assert_eq!(hist.count(), n as u64);
+        assert!(size_of_val(&*hist.buckets) <= 32 << 10, "H2: as large as in the beginning");
         assert_eq!((hist.min(), hist.max()), (values[0], values[n - 1]));
         let mean = values.iter().sum::<u64>() as f64 / n as f64;
         assert!((hist.mean() - mean).abs() <= mean * 1e-9);

@@ -256,7 +256,7 @@ mod tests {
             tx.send(7);
         };
         pool.spawn("good", Box::pin(good));
-        assert_eq!(block_on(rx), Some(7));
+        assert_eq!(block_on(rx), Some(7), "K4, K5: a thread is there, and goes on");
     }
 
     #[test]

@@ -221,7 +221,7 @@ impl SimWorld {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let seed = self.seed;
-        assert!(!inner.foreign_wake, "seed {seed}: a task was woken from another thread");
+        assert!(!inner.foreign_wake, "seed {seed}: a task was woken from another thread (S4)");
         let limit = inner.step_limit;
         assert!(inner.steps < limit, "seed {seed}: no end after {limit} steps: a livelock");
         inner.steps += 1;
@@ -423,14 +423,14 @@ mod tests {
             w.now()
         });
         assert_eq!(*log.lock(), [1, 2, 3]);
-        assert!((14_400_000_000_000..14_400_001_000_000).contains(&end));
+        assert!((14_400_000_000_000..14_400_001_000_000).contains(&end), "S2: it jumps: {end}");
     }
 
     #[test]
     fn same_seed_same_digest_other_seed_other_order() {
         let runs: Vec<_> = (0..20).map(busy).collect();
         for (seed, run) in runs.iter().enumerate() {
-            assert_eq!(&busy(seed as u64), run, "seed {seed}");
+            assert_eq!(&busy(seed as u64), run, "S1: seed {seed}");
         }
         for (a, b) in runs.iter().zip(&runs[1..]) {
             assert_ne!(a, b);

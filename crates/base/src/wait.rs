@@ -220,7 +220,7 @@ impl<K> WaitQueue<K> {
         loop {
             let mut batch: [Option<Waker>; BATCH] = [const { None }; BATCH];
             let mut count = 0;
-            let mut waiters = self.waiters.lock();
+            let mut waiters = self.lock();
             // Who registers from here on looks at the condition as it is now.
             end = end.min(waiters.serial);
             let mut at = waiters.head;
@@ -259,6 +259,16 @@ impl<K> WaitQueue<K> {
         }
     }
 
+    fn lock(&self) -> crate::sync::MutexGuard<'_, Waiters<K>> {
+        let waiters = self.waiters.lock();
+        debug_assert_eq!(
+            self.linked.load(Ordering::Relaxed),
+            waiters.len,
+            "W3: the count is the list's"
+        );
+        waiters
+    }
+
     fn count(&self, waiters: &Waiters<K>) {
         debug_assert!(waiters.len <= waiters.used, "W1: who is listed has a slot");
         self.linked.store(waiters.len, Ordering::Relaxed);
@@ -266,7 +276,7 @@ impl<K> WaitQueue<K> {
 
     /// Puts the future into the list, or its new waker into its place there.
     fn register(&self, slot: &mut u32, key: &mut Option<K>, waker: &Waker) {
-        let mut waiters = self.waiters.lock();
+        let mut waiters = self.lock();
         if *slot == NONE {
             *slot = waiters.take_slot();
             waiters.slot(*slot).key = key.take();
@@ -286,7 +296,7 @@ impl<K> WaitQueue<K> {
 
     /// Takes the future out for good.
     fn leave(&self, slot: u32, looked: bool) {
-        let mut waiters = self.waiters.lock();
+        let mut waiters = self.lock();
         let place = waiters.slot(slot).place;
         let waker = match place {
             Place::Listed => waiters.unlink(slot, Place::Out),

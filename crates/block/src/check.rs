@@ -65,3 +65,42 @@ pub fn verb(op: BioOp) -> &'static str {
 fn fail(kind: ErrorKind, op: BioOp, text: &str) -> Error {
     Error::new(kind, verb(op), text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bdev::StableWrites;
+
+    #[test]
+    fn nothing_is_started_that_the_device_does_not_take() {
+        let limits = |read_only| Limits {
+            logical_block: 4096,
+            physical_block: 4096,
+            memory_align: 1,
+            max_transfer: 1 << 20,
+            max_segments: 16,
+            stable_writes: StableWrites { required: false, reason: "" },
+            discard: true,
+            write_zeroes: true,
+            read_only,
+        };
+        let kind = |op, offset, len, read_only| {
+            let done = check_range(op, offset, len, &limits(read_only), 10_000);
+            done.err().map(|e| e.kind())
+        };
+        for op in [BioOp::Write, BioOp::Discard, BioOp::WriteZeroes] {
+            assert_eq!(kind(op, 0, 4096, true), Some(ErrorKind::ReadOnly), "C3: {op:?}");
+        }
+        for op in [BioOp::Read, BioOp::Flush] {
+            assert_eq!(kind(op, 0, 4096, true), None, "C3: {op:?} writes nothing");
+        }
+        // Up to the end, or to the end of its block, and nowhere else within a block.
+        for (len, want) in [(1808, None), (4096, None), (1807, Some(ErrorKind::Unaligned))] {
+            assert_eq!(kind(BioOp::Write, 8192, len, false), want, "C1: {len}");
+        }
+        for (offset, len) in [(8192, 4097), (12_288, 4096), (u64::MAX - 4095, 4096), (0, 1 << 63)] {
+            let found = kind(BioOp::Write, offset, len, false);
+            assert_eq!(found, Some(ErrorKind::OutOfRange), "C2: {offset}+{len}");
+        }
+    }
+}

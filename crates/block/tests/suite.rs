@@ -87,16 +87,16 @@ fn refusals(device: &DeviceRef) {
         assert_eq!(e.range(), Some((offset, len)));
         e.kind()
     };
-    assert_eq!(kind(SIZE, block), ErrorKind::OutOfRange);
+    assert_eq!(kind(SIZE, block), ErrorKind::OutOfRange, "C2");
     assert_eq!(kind(SIZE - block, 2 * block), ErrorKind::OutOfRange);
     assert_eq!(kind(u64::MAX - block + 1, block), ErrorKind::OutOfRange);
-    assert_eq!(kind(1, block), ErrorKind::Unaligned);
+    assert_eq!(kind(1, block), ErrorKind::Unaligned, "C1");
     assert_eq!(kind(0, block + 1), ErrorKind::Unaligned);
     let beyond = plain(&**device, BioOp::WriteZeroes, SIZE, block).unwrap_err();
     assert_eq!(beyond.kind(), ErrorKind::OutOfRange);
     let short = DataRef::Buf(AlignedBuf::new(block as usize));
     let e = submit(&**device, BioOp::Write, 0, 2 * block, short, BioFlags::empty()).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::InvalidInput);
+    assert_eq!(e.kind(), ErrorKind::InvalidInput, "B3: the data is as long as it says");
     let none = DataRef::Buf(AlignedBuf::new(0));
     submit(&**device, BioOp::Read, 0, 0, none, BioFlags::empty()).unwrap();
 }
@@ -124,7 +124,7 @@ fn wait_for(counts: &[AtomicU32]) {
     while counts.iter().any(|c| c.load(Ordering::Acquire) == 0) {
         std::thread::yield_now();
     }
-    assert!(counts.iter().all(|c| c.load(Ordering::Acquire) == 1), "each completes once");
+    assert!(counts.iter().all(|c| c.load(Ordering::Acquire) == 1), "E1: each completes once");
 }
 
 fn many_in_flight(device: &DeviceRef, seed: u64) {

@@ -363,7 +363,10 @@ fn a_lookup_never_finds_another_folio_in_a_slot_used_again() {
         let look = |lab: &Lab| {
             for index in [0, 1, 0, 2, 1, 0] {
                 let seen = lab.read(index, 3);
-                assert!(seen.is_none_or(|v| v == 10 + index as u8), "{seen:?} in folio {index}");
+                assert!(
+                    seen.is_none_or(|v| v == 10 + index as u8),
+                    "E4: {seen:?} in folio {index}"
+                );
             }
         };
         together(

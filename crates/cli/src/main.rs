@@ -29,7 +29,7 @@ use failure::{Failure, status};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(mount::command_line()) {
         Ok(cli) => cli,
         Err(e) => return ExitCode::from(usage(&e)),
     };

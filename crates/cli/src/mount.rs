@@ -11,7 +11,10 @@
 //! M3 Whoever is told that the mount is gone can open the image.
 
 mod daemon;
+mod helper;
 mod words;
+
+pub use helper::command_line;
 
 use crate::failure::{Failure, Outcome, status};
 use crate::{output, signals};

@@ -164,3 +164,25 @@ fn after_kill_9_what_was_synced_is_there() {
     assert_eq!(std::fs::read(place.mnt("synced")).unwrap(), [5; 100_000]);
     place.umount();
 }
+
+/// As mount(8) and umount(8) call it: by other names, with words of their own.
+#[test]
+fn by_the_names_of_helpers() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(64 << 20);
+    for name in ["mount.forebay", "umount.fuse.forebay"] {
+        let link = place.folder.path(name);
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_forebay"), link).unwrap();
+    }
+    let words = ["vol", "mnt", "-s", "-n", "-o", "rw,cache_size=64M,via=plain,nofail"];
+    place.run("./mount.forebay", &words);
+    assert!(place.is_mounted());
+    std::fs::write(place.mnt("f"), b"x").unwrap();
+    let mnt = place.folder.path("mnt").display().to_string();
+    place.run("./umount.fuse.forebay", &[&mnt, "-n", "-t", "fuse.forebay"]);
+    assert!(!place.is_mounted());
+    place.mount("ro");
+    assert_eq!(std::fs::read(place.mnt("f")).unwrap(), b"x");
+}

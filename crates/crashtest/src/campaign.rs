@@ -11,6 +11,7 @@ use crate::counts::{Counts, Seen};
 use crate::search::{Spot, Violation};
 use crate::shrink::{Failure, attempt, shrink};
 use forebay_lfs::fault::Planted;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -127,9 +128,10 @@ impl Shared<'_> {
 
     fn work(&self) {
         let (mut bases, options) = (Bases::default(), self.options);
+        let mut openings = HashSet::new();
         while let Some(number) = self.next() {
             let case = Case::new(options.seed, number, options.plant);
-            let mut seen = Seen::default();
+            let mut seen = Seen { openings: std::mem::take(&mut openings), ..Seen::default() };
             let result = match bases.of(&case) {
                 Ok(base) => {
                     let told = std::cell::Cell::new(0);
@@ -148,6 +150,7 @@ impl Shared<'_> {
                     Err(Violation { spot: Spot::Running, what })
                 }
             };
+            openings = std::mem::take(&mut seen.openings);
             let mut total = lock(&self.total);
             total.seen.add(seen);
             if let Err(violation) = result {

@@ -1,5 +1,5 @@
-//! The workloads of a campaign, by number: first all short ones of one step, then those of two steps
-//! beside long ones from seeds.
+//! The workloads of a campaign, by number: short ones of one step in each way to set up a volume, those of
+//! two steps beside them, and long ones from seeds.
 //!
 //! Invariants: K1 seed and number give the workload.
 //!
@@ -17,12 +17,13 @@ use forebay_vfs::check::Op;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Ways to set up a volume in which all sequences of one step are tried.
-const SINGLE_SETUPS: u64 = 8;
-/// One in so many behind them is long.
-const LONG_ONE_IN: u64 = 8;
-/// Coprime to the number of pairs: their order.
-const STRIDE: u64 = 4_001;
+/// Workloads come in rounds: first sequences of one step, then of two, then a long one.
+const ROUND: u64 = 6;
+const SINGLES_OF_ROUND: u64 = 3;
+const LONG: u64 = ROUND - 1;
+/// Coprime to the numbers of sequences: their order.
+const SINGLE_STRIDE: u64 = 37;
+const PAIR_STRIDE: u64 = 4_001;
 
 /// What a workload does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,22 +54,21 @@ pub struct Case {
 impl Case {
     /// Workload `number` of the campaign with this seed (K1).
     pub fn new(seed: u64, number: u64, plant: Option<Planted>) -> Self {
-        let singles = SINGLES * SINGLE_SETUPS;
         let mut draw = seed ^ number.rotate_left(20);
         let drawn = split_mix(&mut draw);
-        let (kind, setup) = if number < singles {
-            let setup = short_setup(seed.wrapping_add(number / SINGLES), drawn);
-            (Kind::Single(number % SINGLES), setup)
-        } else {
-            let behind = number - singles;
-            match behind % LONG_ONE_IN {
-                0 => long(seed.wrapping_add(behind / LONG_ONE_IN)),
-                within => {
-                    let pair = behind / LONG_ONE_IN * (LONG_ONE_IN - 1) + within - 1;
-                    let at = (pair.wrapping_mul(STRIDE)).wrapping_add(seed) % PAIRS;
-                    (Kind::Pair(at), short_setup(drawn % SHORT_SETUPS, drawn))
-                }
+        let (round, within) = (number / ROUND, number % ROUND);
+        let (kind, setup) = match within {
+            0..SINGLES_OF_ROUND => {
+                let single = round * SINGLES_OF_ROUND + within;
+                let at = single.wrapping_mul(SINGLE_STRIDE).wrapping_add(seed) % SINGLES;
+                (Kind::Single(at), short_setup(seed.wrapping_add(single / SINGLES), drawn))
             }
+            SINGLES_OF_ROUND..LONG => {
+                let pair = round * (LONG - SINGLES_OF_ROUND) + within - SINGLES_OF_ROUND;
+                let at = pair.wrapping_mul(PAIR_STRIDE).wrapping_add(seed) % PAIRS;
+                (Kind::Pair(at), short_setup(drawn, drawn))
+            }
+            _ => long(seed.wrapping_add(round)),
         };
         Self { number, kind, setup: Setup { plant, ..setup } }
     }

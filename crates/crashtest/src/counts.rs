@@ -95,6 +95,8 @@ impl AddAssign for Counts {
 pub struct Seen {
     /// Numbers.
     pub counts: Counts,
+    /// Moments while a volume was being opened: workloads that begin with the same one share them.
+    pub(crate) openings: HashSet<u64>,
     /// Of what was recovered, up to a limit.
     pub digests: HashSet<u64>,
 }

@@ -9,20 +9,21 @@
 //! ending.
 //!
 //! Invariants: G1 only a mount with the number it was told is aborted. G2 it ends with the mount, and when
-//! it is told to. G3 it has nothing of the mount open while the process lives.
+//! it is told to. G3 it has nothing of the mount open while the process lives. G4 it watches before the mount
+//! is said to be ready, and a process that died before that is dead all the same.
 //!
 //! No locks.
 
 use crate::mount::number_of;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
@@ -71,8 +72,17 @@ impl Watchdog {
     ) -> Result<Self> {
         let numbers = [alive.pid.to_string(), alive.tid.to_string()];
         command.args(numbers).arg(format!("{major}:{minor}")).arg(dir);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().map_err(|e| Error::from_io("start the watchdog", e))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let fail = |e| Error::from_io("start the watchdog", e);
+        let mut child = command.spawn().map_err(fail)?;
+        // A death before it watches is none that it sees (G4).
+        let mut word = [0; 1];
+        let said = child.stdout.take().map_or(Ok(()), |mut out| out.read_exact(&mut word));
+        if let Err(e) = said {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(fail(e));
+        }
         Ok(Self(child))
     }
 
@@ -97,13 +107,15 @@ pub fn run(args: &[OsString]) -> Result<()> {
     // A signal for the terminal's processes is none for us.
     let _ = rustix::process::setsid();
     let watched = Watched::open(pid, tid);
+    // Who started it may be gone already.
+    let _ = std::io::stdout().write_all(b"w").and_then(|()| std::io::stdout().flush());
     if !watched.told_to_end() && !watched.ends_by_itself() {
         abort(&PathBuf::from(dir), number)?;
     }
     Ok(())
 }
 
-/// The process of the mount, and the thread in it that is to live as long as it.
+/// The process of the mount, and the thread in it that is to live as long as it; none: gone already.
 struct Watched {
     process: Option<OwnedFd>,
     thread: Option<OwnedFd>,
@@ -121,23 +133,24 @@ impl Watched {
         Self { process: open(pid, PidfdFlags::empty()).ok(), thread: thread.ok() }
     }
 
-    /// Waits until the thread dies (false) or the process says that all is over (true).
+    /// Waits until the thread dies (false) or the process says that all is over (true). A thread that is
+    /// dead already is not waited for: what is in the pipe tells how it ended.
     fn told_to_end(&self) -> bool {
         let stdin = std::io::stdin();
+        let patience = if self.thread.is_some() { None } else { Some(&Timespec::default()) };
         loop {
             let mut both = vec![PollFd::new(&stdin, PollFlags::IN)];
-            // Gone already: then only what is in the pipe tells how.
             both.extend(self.thread.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-            match poll(&mut both, None) {
+            match poll(&mut both, patience) {
                 Err(Errno::INTR) => continue,
                 Err(_) => return false,
                 Ok(_) => {}
             }
-            if !both[0].revents().is_empty() {
-                let mut byte = [0; 1];
-                return matches!(rustix::io::read(&stdin, &mut byte), Ok(1));
+            if both[0].revents().is_empty() {
+                return false;
             }
-            return false;
+            let mut byte = [0; 1];
+            return matches!(rustix::io::read(&stdin, &mut byte), Ok(1));
         }
     }
 
@@ -149,14 +162,15 @@ impl Watched {
     }
 }
 
-/// Ends the connection of the mount with this number (G1).
+/// Ends the connection of the mount with this number (G1). The process that serves it is dying and cannot: so
+/// its mount is there, though perhaps out of the tree, and nobody else's has this number.
 fn abort(dir: &Path, number: (u32, u32)) -> Result<()> {
-    if number_of(dir)? != number {
+    let file = format!("{}/abort", number.0 << 20 | number.1);
+    let known = Path::new("/sys/fs/fuse/connections").join(&file);
+    if std::fs::write(known, "1").is_ok() || abort_unmounted(&file).is_ok() {
         return Ok(());
     }
-    let connection = number.0 << 20 | number.1;
-    let file = format!("/sys/fs/fuse/connections/{connection}/abort");
-    if std::fs::write(file, "1").is_ok() {
+    if number_of(dir)? != number {
         return Ok(());
     }
     // While this is open the mount is in use: it is aborted and stays, so that nobody writes into the
@@ -170,4 +184,14 @@ fn abort(dir: &Path, number: (u32, u32)) -> Result<()> {
         Ok(()) | Err(Errno::BUSY) => Ok(()),
         Err(e) => Err(Error::from_io("abort", e.into()).with_path(dir)),
     }
+}
+
+/// By the kernel's list of connections, which need not be mounted anywhere. For root.
+fn abort_unmounted(file: &str) -> std::result::Result<(), Errno> {
+    let list = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_create(list.as_fd())?;
+    let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+    let list = rustix::mount::fsmount(list.as_fd(), flags, MountAttrFlags::empty())?;
+    let file = rustix::fs::openat(&list, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, b"1").map(drop)
 }

@@ -252,6 +252,19 @@ impl FileOps {
         self.reservation(&inner, taken, class, failures)
     }
 
+    /// There was no room; is there some now?
+    async fn take_again(
+        &self,
+        runs: Vec<Range<u64>>,
+        class: Class,
+        error: Error,
+    ) -> Result<Reservation> {
+        if !self.inner()?.make_room().await {
+            return Err(error);
+        }
+        self.take(&runs, class)?.await
+    }
+
     /// At once, or what has to be waited for.
     fn take<'a>(
         &'a self,
@@ -397,7 +410,16 @@ impl MapOps for FileOps {
     }
 
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
-        self.take(runs, class).unwrap_or_else(|error| MapFuture::Now(Some(Err(error))))
+        let full = |error: &Error| error.kind() == ErrorKind::NoSpace;
+        match self.take(runs, class) {
+            Ok(MapFuture::Now(Some(Err(error)))) if full(&error) => {
+                MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class, error)))
+            }
+            Err(error) if full(&error) => {
+                MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class, error)))
+            }
+            done => done.unwrap_or_else(|error| MapFuture::Now(Some(Err(error)))),
+        }
     }
 
     fn announce(&self, range: &Range<u64>) {

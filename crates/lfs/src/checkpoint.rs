@@ -113,6 +113,16 @@ impl Checkpoints {
         self.turn.lock().superblock.clone()
     }
 
+    /// A task is going to make one. False: one is already.
+    pub fn arm(&self) -> bool {
+        !std::mem::replace(&mut self.turn.lock().is_armed, true)
+    }
+
+    /// The task begins.
+    pub fn disarm(&self) {
+        self.turn.lock().is_armed = false;
+    }
+
     async fn take(&self) -> TurnGuard<'_> {
         let free = || {
             let mut turn = self.turn.lock();
@@ -191,36 +201,6 @@ impl Drop for Thaw<'_> {
 }
 
 impl Inner {
-    /// Begins a checkpoint on a task of its own, if it is time for one.
-    pub(crate) fn trigger_checkpoint(&self) {
-        let wanted = {
-            let state = self.state.lock();
-            let written = state.space.log_written();
-            let short = state.space.is_short() && written >= self.layout.segment_bytes() / 2;
-            let full = state.items.bytes() + 64 * state.items.len() + state.maps.1
-                >= self.options.overlay_bytes / 2;
-            !state.is_closed && (written >= self.log_bytes_max() || short || full)
-        };
-        if !wanted || std::mem::replace(&mut self.checkpoints.turn.lock().is_armed, true) {
-            return;
-        }
-        let me = self.me.clone();
-        let task = async move {
-            let Some(inner) = me.upgrade() else { return };
-            inner.checkpoints.turn.lock().is_armed = false;
-            if let Err(error) = inner.checkpoint(How::Log).await {
-                log::warn!("a checkpoint was not made: {error}");
-            }
-        };
-        self.world.spawn("forebay-lfs checkpoint", Box::pin(task));
-    }
-
-    /// Longest log behind a checkpoint, bytes.
-    fn log_bytes_max(&self) -> u64 {
-        let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
-        self.options.checkpoint_bytes.min((volume / 16).max(self.layout.segment_bytes()))
-    }
-
     /// Makes a checkpoint. Its error: the one before holds, and nothing is lost.
     pub(crate) async fn checkpoint(&self, how: How) -> Result<()> {
         let guard = self.checkpoints.take().await;

@@ -2,61 +2,77 @@
 //!
 //! Locks: the state lock in turn; none across a wait.
 
+use crate::format::inode::INODE_BYTES;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::pending::Where;
-use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::Result;
+use forebay_base::codec::Writer;
 use forebay_base::world::split_mix;
 
-fn mix(digest: &mut u64, text: &str) {
-    for byte in text.bytes() {
-        let mut word = *digest ^ u64::from(byte);
-        *digest = split_mix(&mut word);
+/// A running digest.
+struct Digest(u64);
+
+impl Digest {
+    fn word(&mut self, word: u64) {
+        let mut word = self.0 ^ word;
+        self.0 = split_mix(&mut word);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.word(bytes.len() as u64);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word));
+        }
     }
 }
 
 impl Inner {
     /// Names, attributes, and where each block is. The same whatever part of it is in the tree.
     pub(crate) async fn digest(&self) -> Result<u64> {
-        let (mut digest, mut data_ids) = (0, Vec::new());
+        let (mut digest, mut data_ids) = (Digest(0), Vec::new());
         for (key, value) in self.names().await? {
+            digest.bytes(key.as_slice());
             let key = Key::decode(key.as_slice())?;
             match Item::decode(key, &value, &self.layout.geometry)? {
                 Item::Inode(mut inode) => {
                     inode.stored_bytes = 0;
                     data_ids.extend(Some(inode.data_id).filter(|data_id| *data_id != 0));
-                    mix(&mut digest, &format!("{key:?} {inode:?}"));
+                    let mut bytes = [0; INODE_BYTES];
+                    inode.encode_into(&mut Writer::new("digest", &mut bytes))?;
+                    digest.bytes(&bytes);
                 }
-                item => mix(&mut digest, &format!("{key:?} {item:?}")),
+                _ => digest.bytes(&value),
             }
         }
         {
             let state = self.state.lock();
-            let State { orphans, next_ino, next_data_id, .. } = &*state;
-            mix(&mut digest, &format!("{orphans:?} {next_ino} {next_data_id}"));
+            state.orphans.iter().for_each(|ino| digest.word(*ino));
+            digest.word(state.next_ino);
+            digest.word(state.next_data_id);
         }
         data_ids.sort_unstable();
+        let block_bytes = self.layout.block_bytes();
         for data_id in data_ids {
-            mix(&mut digest, &format!("{data_id}"));
+            digest.word(data_id);
             let mut block = 0;
             while block < self.layout.geometry.max_blocks() {
                 let (piece, _pin) = self.piece_at(data_id, block).await?;
                 if let Where::Run(place) = piece.at {
                     for n in 0..piece.blocks {
-                        let offset = u64::from(place.offset) + n * self.layout.block_bytes();
-                        let sum = piece.own_sums().get(n as usize);
-                        let (segment, birth) = (place.segment, piece.birth);
-                        mix(
-                            &mut digest,
-                            &format!("{} {segment} {offset} {birth} {sum:?}", block + n),
-                        );
+                        digest.word(block + n);
+                        digest.word(u64::from(place.segment));
+                        digest.word(u64::from(place.offset) + n * block_bytes);
+                        digest.word(piece.birth);
+                        digest.word(piece.own_sums().get(n as usize).map_or(0, |s| u64::from(*s)));
                     }
                 }
                 block = block.saturating_add(piece.blocks);
             }
         }
-        Ok(digest)
+        Ok(digest.0)
     }
 }

@@ -1,18 +1,16 @@
 //! Where the content of files is, for people and programs that look: `forebay extents`, the bench.
 //!
-//! Lock: the state lock, for a bounded number of pieces at a time; never across a wait.
+//! Lock: the state lock, for one extent at a time; never across a wait.
 
 use crate::alloc::AllocStats;
-use crate::pending::{Piece, Where};
+use crate::aops::FileOps;
 use crate::space::Need;
-use crate::state::State;
+use crate::staging::Staging;
 use crate::volume::Volume;
-use forebay_base::{ErrorKind, Result};
-use forebay_vfs::Ino;
-use forebay_vfs::rules::refuse;
-
-/// Pieces looked at in one hold of the lock.
-const PIECES: usize = 1024;
+use forebay_base::Result;
+use forebay_base::units::round_up;
+use forebay_iomap::MapOps;
+use forebay_vfs::{FileSystem, Ino, OpenFlags};
 
 /// A run of a file that is one run on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,67 +49,36 @@ pub struct FreeSpace {
     pub open_bytes: u64,
 }
 
-impl State {
-    /// Pieces from block `from` on, as far as one hold of the lock goes, and where to go on.
-    fn pieces_from(&self, data_id: u64, mut from: u64) -> (Vec<(u64, Piece)>, Option<u64>) {
-        let (unit, mut pieces) = (self.layout.block_bytes(), Vec::new());
-        let Some(overlay) = self.data.get(&data_id) else { return (pieces, None) };
-        while pieces.len() < PIECES {
-            let blocks = match overlay.look_up(from, unit) {
-                Ok(piece) => {
-                    let blocks = piece.blocks;
-                    if piece.at != Where::Hole {
-                        pieces.push((from, piece));
-                    }
-                    blocks
-                }
-                Err(unknown) => unknown,
-            };
-            match from.checked_add(blocks).filter(|next| *next < self.layout.geometry.max_blocks())
-            {
-                Some(next) => from = next,
-                None => return (pieces, None),
-            }
-        }
-        (pieces, Some(from))
-    }
-
-    fn extent(&self, block: u64, piece: &Piece) -> FileExtent {
-        let unit = self.layout.block_bytes();
-        let (logical, len) = (block * unit, piece.blocks * unit);
-        match piece.at {
-            Where::Run(place) => {
-                let physical = Some(self.layout.device_offset(place));
-                FileExtent { logical, physical, len, inline: self.space.is_log(place.segment) }
-            }
-            Where::Staged(_) | Where::Hole => {
-                FileExtent { logical, physical: None, len, inline: true }
-            }
-        }
-    }
-}
-
 impl Volume {
     /// All extents of a file, in order; what is dirty in the cache has none yet.
     pub async fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
-        let mut extents: Vec<FileExtent> = Vec::new();
-        let mut from = Some(0);
-        while let Some(at) = from {
-            let state = self.0.state.lock();
-            let Some(node) = state.nodes.get(&ino.0) else {
-                return refuse(ErrorKind::NotFound, "extents", format!("{ino:?}"));
-            };
-            let (pieces, next) = state.pieces_from(node.inode.data_id, at);
-            for (block, piece) in pieces {
-                let extent = state.extent(block, &piece);
+        // In memory while it is open.
+        let _open = self.open(ino, OpenFlags::READ).await?;
+        let end = self.getattr(ino).await?.size;
+        let map = FileOps::new(&self.0, ino);
+        let (mut extents, mut at) = (Vec::<FileExtent>::new(), 0);
+        while at < end {
+            let found = map.map(at..round_up(end, u64::from(map.unit()))).await?;
+            let len = found.len;
+            if let Some(offset) = found.device_offset {
+                let extent = self.extent(at, offset, len);
                 match extents.last_mut() {
-                    Some(last) if last.goes_on(&extent) => last.len += extent.len,
+                    Some(last) if last.goes_on(&extent) => last.len += len,
                     _ => extents.push(extent),
                 }
             }
-            from = next;
+            at += len;
         }
         Ok(extents)
+    }
+
+    fn extent(&self, logical: u64, offset: u64, len: u64) -> FileExtent {
+        if Staging::is_staged(offset) {
+            return FileExtent { logical, physical: None, len, inline: true };
+        }
+        let place = self.0.layout.place_at(offset);
+        let inline = place.is_some_and(|at| self.0.state.lock().space.is_log(at.segment));
+        FileExtent { logical, physical: Some(offset), len, inline }
     }
 
     /// What is free.

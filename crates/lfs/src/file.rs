@@ -90,11 +90,20 @@ impl VolumeFile {
             return Ok(Wrote { offset: first, len: 0 });
         }
         let mut part = (len < wanted).then(|| AlignedBuf::copy_of(&buf.bytes()[..len]));
-        let source = match &mut part {
+        let mut source = match &mut part {
             Some(part) => Source::Owned(part),
             None => buf,
         };
-        let range = content.file.write_placed(handle, offset, source, flags).await?;
+        let again = match &mut source {
+            Source::Owned(buf) => Source::Owned(buf),
+            Source::Slice(slice) => Source::Slice(slice),
+        };
+        let range = match content.file.write_placed(handle, offset, again, flags).await {
+            Err(error) if error.kind() == ErrorKind::NoSpace && self.inner.make_room().await => {
+                content.file.write_placed(handle, offset, source, flags).await?
+            }
+            done => done?,
+        };
         self.touch_content(privileges)?;
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
     }
@@ -358,6 +367,10 @@ impl OpenFile for VolumeFile {
             return None;
         }
         let done = content.file.try_write(offset, src, flags)?;
+        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
+            // Room may be had, by waiting.
+            return None;
+        }
         let touched = done.and_then(|len| {
             self.touch_content(privileges)?;
             Ok(Wrote { offset, len })

@@ -80,27 +80,37 @@ impl Inner {
         &self,
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
     ) -> Result<T> {
-        let mut waiter = None;
+        let (mut waiter, mut made_room) = (None, false);
         loop {
             let now = self.options.clock.now();
-            let want = {
+            let stop = {
                 let mut state = self.state.lock();
                 match op(&mut state, now) {
                     Ok(done) => {
                         state.evict();
                         return Ok(done);
                     }
-                    Err(Stop::Failed(error)) => return Err(error),
-                    Err(Stop::Missing(want)) => {
-                        waiter.get_or_insert_with(|| Waiter {
-                            inner: self,
-                            since: state.cache.wait(),
-                        });
-                        want
+                    Err(stop) => {
+                        if let Stop::Missing(_) = stop {
+                            waiter.get_or_insert_with(|| Waiter {
+                                inner: self,
+                                since: state.cache.wait(),
+                            });
+                        }
+                        stop
                     }
                 }
             };
-            self.load(want).await?;
+            match stop {
+                Stop::Missing(want) => self.load(want).await?,
+                Stop::Failed(error) if error.kind() == ErrorKind::NoSpace && !made_room => {
+                    made_room = true;
+                    if !self.make_room().await {
+                        return Err(error);
+                    }
+                }
+                Stop::Failed(error) => return Err(error),
+            }
         }
     }
 

@@ -61,7 +61,7 @@ pub(crate) async fn find(
     items::load_orphans(tree, &root, &mut state).await?;
     state.cache.bytes_max = options.inode_cache_bytes;
     let entries = usage_entries(tree, newest).await?;
-    state.space.segments.load(&entries)?;
+    state.space.segments.load(&entries, newest.checkpoint)?;
     let usage = find_nodes(tree, newest, older, &mut state).await?;
     let is_clean = newest.state & STATE_CLEAN != 0;
     let found = if is_clean {

@@ -109,8 +109,9 @@ impl Segments {
         Self { list: (0..count).map(segment).collect(), free: u64::from(count), next: 0 }
     }
 
-    /// As a checkpoint left them: what was open is not filled any further.
-    pub fn load(&mut self, entries: &[Entry]) -> Result<()> {
+    /// As checkpoint `number` left them: what was open is not filled any further, and dead if nothing in it
+    /// is live and the log does not say otherwise.
+    pub fn load(&mut self, entries: &[Entry], number: u64) -> Result<()> {
         // Segments that a growth has added since are free: no checkpoint has told of them yet.
         if entries.len() > self.list.len() {
             let text = format!("{} entries of {} segments", entries.len(), self.list.len());
@@ -128,6 +129,9 @@ impl Segments {
             segment.stream = entry.stream;
             segment.live_bytes = u64::from(entry.live_bytes);
             segment.since = entry.since;
+            if segment.phase == Phase::Sealed && entry.live_bytes == 0 {
+                (segment.phase, segment.since) = (Phase::Dead, number);
+            }
         }
         self.free = self.list.iter().filter(|s| s.phase == Phase::Free).count() as u64;
         Ok(())
@@ -363,12 +367,13 @@ mod tests {
         let before = segments.take(Stream::Data).unwrap();
         let entries = checkpoint(&mut segments, Deltas::new(), 1);
         let mut segments = Segments::new(3);
-        segments.load(&entries).unwrap();
+        segments.load(&entries, 1).unwrap();
         segments.found(2, Stream::Log);
-        assert_eq!((phase(&segments, before), segments.free()), (Phase::Sealed, 1));
+        assert_eq!((phase(&segments, before), segments.free()), (Phase::Dead, 1));
         checkpoint(&mut segments, Deltas::new(), 2);
+        assert_eq!((phase(&segments, 2), segments.free()), (Phase::Dead, 2));
         checkpoint(&mut segments, Deltas::new(), 3);
         assert_eq!(segments.free(), 3);
-        assert!(segments.load(&entries[1..]).is_err());
+        assert!(segments.load(&entries[1..], 1).is_err());
     }
 }

@@ -5,7 +5,8 @@
 //! ```
 //! Invariants: P11 promises of the log are kept: what is left of the open segment and what free segments
 //! surely take (see [`Layout::left`]) is at least the sum of all promises. P12 the last [`KEPT_SEGMENTS`]
-//! are promised only to what makes room or ends work: unlink, truncate, syncing. P13 beside them there is
+//! are promised only to records of what makes room or ends work: unlink, truncate, syncing; and one more to
+//! content that was accepted, but not to what is new. P13 beside them there is
 //! room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes room can be
 //! made durable.
 //!
@@ -18,8 +19,10 @@ use crate::nodes::NodeSlots;
 use crate::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Segments kept for removing, truncating and syncing (P12).
+/// Segments kept for records of removing, truncating and syncing (P12).
 pub(crate) const KEPT_SEGMENTS: u64 = 2;
+/// One more is kept for content that was accepted.
+const KEPT_FROM_NEW: u64 = KEPT_SEGMENTS + 1;
 
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +44,8 @@ pub(crate) struct Space {
     log_left: u64,
     /// Open log segment.
     log: Option<u32>,
-    /// Bytes of the log since the last freeze.
-    log_written: u64,
+    /// Bytes of the log, and of data, since the last freeze.
+    written: (u64, u64),
     /// Sum of promises, bytes.
     promised: u64,
     /// Open data segment, and the first byte that nobody has.
@@ -59,7 +62,7 @@ impl Space {
             need_nodes: 0,
             log_left: 0,
             log: None,
-            log_written: 0,
+            written: (0, 0),
             promised: 0,
             data: None,
         }
@@ -72,12 +75,12 @@ impl Space {
     }
 
     fn left_alone(&self, need: Need) -> u64 {
-        let kept = if need == Need::New { KEPT_SEGMENTS } else { 0 };
+        let kept = if need == Need::New { KEPT_FROM_NEW } else { 0 };
         kept + self.checkpoint_segments()
     }
 
     /// Bytes that the log surely takes.
-    fn log_room(&self, need: Need) -> u64 {
+    pub fn log_room(&self, need: Need) -> u64 {
         let free = self.segments.free().saturating_sub(self.left_alone(need));
         self.log_left + free * self.layout.log_bytes()
     }
@@ -112,7 +115,9 @@ impl Space {
     pub fn data_room(&self, need: Need) -> u64 {
         let open = self.data_left();
         let log = self.promised.saturating_sub(self.log_left).div_ceil(self.layout.log_bytes());
-        let free = self.segments.free().saturating_sub(self.left_alone(need) + log);
+        // What is urgent of data leaves the kept ones to the log.
+        let kept = if need == Need::New { 0 } else { KEPT_SEGMENTS };
+        let free = self.segments.free().saturating_sub(self.left_alone(need) + kept + log);
         open + free * self.layout.segment_bytes()
     }
 
@@ -133,22 +138,23 @@ impl Space {
 
     /// So much more of the log is written.
     pub fn log_grows(&mut self, bytes: u64) {
-        self.log_written += bytes;
+        self.written.0 += bytes;
     }
 
-    /// Bytes of the log since the last freeze.
-    pub fn log_written(&self) -> u64 {
-        self.log_written
+    /// Bytes of the log, and of data, since the last freeze.
+    pub fn written(&self) -> (u64, u64) {
+        self.written
     }
 
     /// A freeze: what of the log comes now is counted anew.
     pub fn freeze(&mut self) {
-        self.log_written = 0;
+        self.written = (0, 0);
     }
 
-    /// The log has little room.
+    /// Little is free: an eighth of the segments.
     pub fn is_short(&self) -> bool {
-        self.log_room(Need::New) < 2 * self.layout.log_bytes()
+        let free = self.segments.free().saturating_sub(self.left_alone(Need::New));
+        free <= u64::from(self.layout.segments) / 8
     }
 
     /// Two places for a node, and segments for them if there are none.
@@ -195,6 +201,7 @@ impl Space {
         let at = self.data.expect("opened above");
         let len = bytes.min(segment_bytes - u64::from(at.offset));
         self.data = Some(Place::new(at.segment, at.offset + len as u32));
+        self.written.1 += len;
         self.segments.hold(at.segment, len as i64);
         Ok((at, len))
     }
@@ -302,11 +309,13 @@ mod tests {
     /// P12.
     #[test]
     fn p12_the_last_segments_are_for_removing() {
-        let mut space = space(4);
+        let mut space = space(5);
         while space.promise(1024, Need::New).is_ok() {}
         assert_eq!(space.data_room(Need::New), 0);
+        assert_eq!(space.data_room(Need::Urgent), 1 << 16);
+        space.take_data(1 << 16).unwrap();
+        assert!(space.take_data(4096).is_err(), "the log has the others");
         assert!(space.promise(1024, Need::Urgent).is_ok());
-        assert!(space.data_room(Need::Urgent) >= 1 << 16);
     }
 
     /// P13.

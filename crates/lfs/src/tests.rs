@@ -15,6 +15,7 @@ mod grow;
 mod limits;
 mod log;
 mod names;
+mod reuse;
 mod setup;
 mod summary;
 mod superblock;

@@ -40,8 +40,8 @@ use forebay_cache::writeback::Domain;
 use forebay_vfs::{Clock, SystemClock, Timestamp};
 use std::sync::Weak;
 
-/// Fewest segments of a volume: two kept, one of each stream, some to fill.
-const SEGMENTS_MIN: u64 = 8;
+/// Fewest segments of a volume: three kept, two of the tree, one of each other stream, some to fill.
+const SEGMENTS_MIN: u64 = 10;
 
 /// How a volume is made.
 #[derive(Debug, Clone)]
@@ -166,6 +166,8 @@ pub(crate) struct Inner {
     pub tree: Tree,
     pub store: std::sync::Arc<VolumeStore>,
     pub checkpoints: Checkpoints,
+    /// What is wrong with the log of a volume that is open for reading.
+    pub damage: Option<Error>,
 }
 
 /// How the trees of a volume are reached.
@@ -302,6 +304,7 @@ impl Volume {
             tree,
             store,
             checkpoints,
+            damage: found.damage,
         });
         inner.store.attach(std::sync::Arc::downgrade(&inner));
         Ok(Self(inner))

@@ -187,6 +187,16 @@ impl PowerCut {
         self.tag
     }
 
+    /// One number for all that the disk may hold then.
+    pub fn sum(&self) -> u64 {
+        let mut sum = self.media.durable.sum();
+        for (number, content) in self.parts.iter().flat_map(|part| &part.changes) {
+            sum ^= content.as_ref().map_or(0, |sector| sector.share(*number));
+            sum = split_mix(&mut sum);
+        }
+        sum
+    }
+
     /// Writes that may be lost.
     pub fn pending(&self) -> usize {
         self.parts.len()

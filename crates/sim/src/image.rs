@@ -27,7 +27,7 @@ pub struct Sector {
 impl Sector {
     fn new(buf: Arc<[u8]>, at: usize, len: usize) -> Self {
         let (front, back) = buf[at..at + len].split_at(len / 2);
-        let zero = front.iter().chain(back).all(|b| *b == 0);
+        let zero = buf[at..at + len].iter().fold(0, |all, b| all | *b) == 0;
         let sum = u64::from(crc32c(front)) << 32 | u64::from(crc32c(back));
         let sum = if zero { 0 } else { sum };
         Self { buf, at: at as u32, len: len as u32, sum }
@@ -39,7 +39,7 @@ impl Sector {
     }
 
     /// What it adds to the sum of an image, as sector `number` (I3).
-    fn share(&self, number: u64) -> u64 {
+    pub(crate) fn share(&self, number: u64) -> u64 {
         let mut word = self.sum ^ number.rotate_left(40);
         if self.sum == 0 { 0 } else { split_mix(&mut word) }
     }

@@ -125,11 +125,11 @@ fn requests_that_panic_end_and_the_engine_goes_on() {
             let (name, ok) = lab.ended.recv().unwrap();
             let panics = places[name % places.len()];
             let reached = panics == Panics::Run || (ring && panics != Panics::End);
-            assert_eq!(ok, !reached, "{panics:?}");
+            assert_eq!(ok, !reached, "Q1: {panics:?}");
         }
         assert!(!engine.is_crowded());
         engine.submit((0..50).map(|n| lab.make(n, Class::Sync, Panics::Never) as Boxed), aio);
-        assert!((0..50).all(|_| lab.ended.recv().unwrap().1));
+        assert!((0..50).all(|_| lab.ended.recv().unwrap().1), "Q2: it goes on");
     }
 }
 
@@ -159,7 +159,7 @@ fn waiting_reads_go_before_write_back_on_a_device_that_stands_still() {
     let order = lab.log.lock().unwrap().clone();
     // Write-back gets a turn after four of readahead, and what is left at the end.
     let want = [0, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30];
-    assert_eq!(order[..11], want);
+    assert_eq!(order[..11], want, "J1");
     assert_eq!(order[11..17], [11, 12, 13, 14, 1, 15]);
     assert_eq!(order[27..], [7, 8, 9, 10]);
 }
@@ -177,7 +177,7 @@ fn nobody_starves_in_the_queue() {
         drop(request);
     }
     let back: Vec<_> = (0..100).filter(|n| picked[*n] == Class::WriteBack).collect();
-    assert_eq!(back, [16, 33], "each 17th, and no more than two at a time (J3)");
+    assert_eq!(back, [16, 33], "J2, J3: each 17th, and no more than two at a time");
     queue.done(Class::WriteBack);
     queue.push(lab.make(0, Class::Sync, Panics::Never));
     assert_eq!(queue.pick().unwrap().class(), Class::WriteBack);

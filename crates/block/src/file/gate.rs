@@ -60,7 +60,9 @@ impl Gate {
 
     /// Goes out.
     pub(crate) fn leave(&self) {
-        if self.state.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1 {
+        let was = self.state.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(was & !CLOSED > 0, "G1: who leaves was inside");
+        if was == CLOSED | 1 {
             drop(self.lock());
             self.changed.notify_all();
         }
@@ -87,6 +89,7 @@ impl Gate {
         let mut parked = self.lock();
         self.state.fetch_and(!CLOSED, Ordering::AcqRel);
         let bios = std::mem::take(&mut *parked);
+        debug_assert!(parked.is_empty(), "G2: all that was parked is given back");
         drop(parked);
         self.changed.notify_all();
         bios

@@ -268,7 +268,7 @@ mod tests {
             assert!(moved(&file, op, 0, &[4096, 512, 3584]).0.is_ok());
             for calls in [&[0][..], &[4096, 0], &[8191, 0]] {
                 let error = moved(&file, op, 0, calls).0.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Io, "{op:?} {calls:?}");
+                assert_eq!(error.kind(), ErrorKind::Io, "X1: {op:?} {calls:?}");
                 assert!(error.to_string().contains("nothing moved"), "{error}");
             }
         }
@@ -277,6 +277,6 @@ mod tests {
         let there = (size - offset) as usize;
         let (done, buf) = moved(&file, BioOp::Read, offset, &[there]);
         assert!(done.is_ok() && buf[..there].iter().all(|b| *b == 7));
-        assert!(buf[there..].iter().all(|b| *b == 0));
+        assert!(buf[there..].iter().all(|b| *b == 0), "X2: zeros behind the end");
     }
 }

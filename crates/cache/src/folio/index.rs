@@ -224,7 +224,9 @@ mod tests {
                 assert_eq!(found, Some(slot), "{slots}");
             }
         }
+        table.lock(500);
         table.set_bits(500, crate::State::Uptodate, 1, 0x55);
+        table.unlock(500);
         for slot in 1..=500u32 {
             index.relocate(&table, slot, slot + 500);
             assert_eq!(table.key(slot).0, 0);

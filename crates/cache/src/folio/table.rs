@@ -342,12 +342,21 @@ impl Table {
     /// a store will do.
     #[inline]
     pub fn set_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
+        self.check_held(slot, state);
         let word = self.word(slot, self.layout.state_word(state, group));
         let old = word.load(Ordering::Relaxed);
         if mask & !old != 0 {
             word.store(old | mask, Ordering::Relaxed);
         }
         mask & !old
+    }
+
+    fn check_held(&self, slot: Slot, state: State) {
+        let held = || self.word(slot, LOCK).load(Ordering::Relaxed) & HELD != 0;
+        debug_assert!(
+            state == State::Referenced || held(),
+            "F5: {state:?} of slot {slot}, not locked"
+        );
     }
 
     /// Sets *referenced* bits without the lock. One may be lost to a holder who changes the word at
@@ -361,6 +370,7 @@ impl Table {
     /// Clears bits; returns those that were set. Lock held.
     #[inline]
     pub fn clear_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
+        self.check_held(slot, state);
         let word = self.word(slot, self.layout.state_word(state, group));
         let old = word.load(Ordering::Relaxed);
         if mask & old != 0 {

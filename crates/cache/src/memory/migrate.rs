@@ -30,6 +30,7 @@ impl PageCache {
 
     /// Moves a folio to a lower slot, and says which.
     fn move_folio(&self, from: Slot) -> Option<Slot> {
+        debug_assert!(self.reclaim_turn.try_lock().is_none(), "G2: who moves folios reclaims");
         if !self.table.try_lock(from) {
             return None;
         }

@@ -11,6 +11,7 @@
 
 use crate::cache::PageCache;
 use crate::config::Division;
+use crate::memory::arena::FRAME_SIZE;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::yield_now;
 use forebay_base::units::format_size;
@@ -83,6 +84,7 @@ impl PageCache {
         let fitted = self.make_fit(to).await;
         if let Err(error) = fitted {
             self.set_limits(from);
+            debug_assert_eq!(self.sizes.frames(), from.frames, "Y4: as it was");
             self.frame_wait.wake_all();
             return Err(error);
         }
@@ -98,6 +100,9 @@ impl PageCache {
 
     /// From now on nobody gets more than this; who has more keeps it for now.
     pub(super) fn set_limits(&self, to: &Division) {
+        debug_assert!(self.resizing.load(Ordering::SeqCst), "Y1: in a turn of its own");
+        let parts = to.frames as u64 * FRAME_SIZE as u64 + to.io_reserve;
+        debug_assert!(parts <= self.sizes.budget(), "Y3: the budget shown covers the parts");
         self.sizes.set_parts(to.frames, to.slots, to.io_reserve);
         self.frames.lock().set_limit(to.frames);
         self.free_slots.lock().set_limit(to.slots);
@@ -180,6 +185,7 @@ impl PageCache {
 
     /// Gives the memory above the limits back (Y2: the allocators assert it).
     fn give_back(&self, to: &Division) {
+        assert_eq!(self.frames.lock().above(), 0, "Y2: nobody uses what is given back");
         self.frames.lock().forget_above();
         self.free_slots.lock().forget_above();
         self.arena.release_above();

@@ -41,6 +41,7 @@ async fn run_flusher(cache: Arc<PageCache>, domain: Arc<Domain>) {
     let (mut slots, mut flush_slot) = (Slots::default(), FutureSlot::default());
     let mut timer = None;
     while !ended(&domain) {
+        debug_assert!(domain.queue().running, "Z1: one flusher, as long as there are files");
         let (at, slots) = ((0, 0), &mut slots);
         let mut round = Round { cache: &cache, domain: &domain, at, issued: 0, slots };
         let mut flush = Flush { slot: &mut flush_slot, under_way: None, others: false };

@@ -392,3 +392,79 @@ pub fn end_fill(
     cache.wake_folio(mapping.id, index);
     cache.wake_frame_waiters();
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use forebay_base::world::RealWorld;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const ALL: Blocks = Blocks { start: 0, end: 4 };
+
+    /// A cache with one file, of which four blocks are dirty.
+    fn dirty() -> (forebay_base::sync::Arc<PageCache>, Mapping) {
+        let poison_frames = true;
+        let config = Config { huge_pages: false, poison_frames, ..Config::with_budget(4 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let mut pool = cache.take_frames(4).unwrap();
+        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        folio.install_frames(ALL, &mut pool);
+        folio.write(0, &[1; 4 * 4096], false);
+        drop((folio, pool));
+        (cache, mapping)
+    }
+
+    fn take(cache: &PageCache, mapping: &Mapping) -> Vec<WritePiece> {
+        let mut pieces = Vec::new();
+        let folio = cache.lock_folio(mapping, 0).unwrap();
+        folio.begin_write(ALL, DirtyTracking::Block, &mut pieces);
+        pieces
+    }
+
+    /// Nobody is left who would write or flush it: what a failed write-out makes dirty again would fill the
+    /// cache. Its frames show whose they were.
+    #[test]
+    fn what_is_in_write_out_when_its_file_dies_is_dropped_when_that_ends() {
+        for (ok, dies) in [(true, true), (false, true), (true, false)] {
+            let (cache, mapping) = dirty();
+            let pieces = take(&cache, &mapping);
+            let (frame, _) = pieces[0].place(0, &mapping);
+            if dies {
+                mapping.die();
+            }
+            end_write(&cache, &mapping, &pieces, ok);
+            let there = cache.lock_folio(&mapping, 0).is_some_and(|f| f.any(State::Uptodate, ALL));
+            assert_eq!(there, !dies, "ok {ok}");
+            assert_eq!(cache.dirty.dirty_bytes(), 0);
+            let (mut bytes, mark) = ([0; 4096], 0x80 | mapping.id as u8);
+            cache.arena.copy_out(frame, 0, &mut bytes);
+            assert_eq!(bytes, [if dies { mark } else { 1 }; 4096], "no owner, and marked: {dies}");
+        }
+    }
+
+    /// What the crate says of its locks: write-out needs none that reclaim holds while it looks around.
+    /// Whoever reclaims and waits for a write-out would wait for ever.
+    #[test]
+    fn write_out_goes_on_while_somebody_reclaims() {
+        let (cache, mapping) = dirty();
+        let (turn, age) = (cache.reclaim_turn.lock(), cache.age.lock());
+        let (over, ended) = channel();
+        std::thread::scope(|scope| {
+            let (cache, mapping) = (&cache, &mapping);
+            scope.spawn(move || {
+                end_write(cache, mapping, &take(cache, mapping), false);
+                let pieces = take(cache, mapping);
+                end_write(cache, mapping, &pieces, true);
+                over.send(pieces.len()).unwrap();
+            });
+            // So long only if it waits for one of the locks.
+            let went = ended.recv_timeout(Duration::from_secs(60));
+            drop((turn, age));
+            assert_eq!(went, Ok(1), "it waited for who reclaims");
+        });
+        cache.drop_range(&mapping, 0..1 << 20);
+    }
+}

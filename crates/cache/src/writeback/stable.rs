@@ -191,7 +191,8 @@ impl PageCache {
         if !room || !alloc.take(count, &mut fresh) {
             return None;
         }
-        self.snapshot_frames.fetch_add(count as u64, Ordering::Relaxed);
+        let held = self.snapshot_frames.fetch_add(count as u64, Ordering::Relaxed) as usize + count;
+        debug_assert!(held <= reserve && alloc.free() >= reserve, "S-c: {held} of {reserve}");
         Some(fresh)
     }
 }

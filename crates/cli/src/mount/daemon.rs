@@ -13,7 +13,7 @@ const READY: u8 = b'r';
 pub fn start() -> Outcome<u8> {
     let exe = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
     let mut command = Command::new(exe);
-    command.args(std::env::args_os().skip(1)).arg("--daemon");
+    command.args(super::command_line().into_iter().skip(1)).arg("--daemon");
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|e| Failure::io("start the daemon", &e))?;
     let mut said = Vec::new();

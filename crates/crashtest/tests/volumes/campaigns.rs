@@ -29,7 +29,7 @@ fn many_states_and_nothing_wrong() {
     }
 }
 
-/// The same seed sees the same, and each state once: K1, P1, X1, X2.
+/// The same seed sees the same, and each state once: K1, P1, X1, X2, X3.
 #[test]
 fn the_same_seed_sees_the_same() {
     let whole = |case| {
@@ -49,7 +49,7 @@ fn the_same_seed_sees_the_same() {
 /// A violation is made short, and its command repeats it, without the mistake nothing: H1.
 #[test]
 fn a_failure_is_made_short_and_repeats() {
-    let plant = Some(Planted::AckBeforeFlush);
+    let plant = Some(Planted::UnverifiedData);
     let summary = quietly(&Options { plant, states: Some(200_000), jobs: 2, ..Options::default() });
     let failure = summary.failure.expect("the mistake shows");
     println!("forebay {}\n{:?}\n{}", failure.command(), failure.steps, failure.violation.what);

@@ -10,10 +10,10 @@ use forebay_vfs::{OpenFlags, Privileges};
 
 /// Not all of it.
 pub const QUICK: Depth =
-    Depth { all_upto: 8, states: 60, live_on: 60, second_states: 24, kills: 0 };
+    Depth { all_upto: 8, states: 40, live_on: 200, second_states: 4, kills: 0 };
 
 /// The process is killed, too.
-pub const KILLED: Depth = Depth { states: 4, live_on: 0, kills: 2, ..QUICK };
+pub const KILLED: Depth = Depth { states: 2, live_on: 0, kills: 12, ..QUICK };
 
 /// One workload, cut at every request.
 pub fn every_cut(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violation> {
@@ -127,7 +127,7 @@ fn a_size_is_not_published_before_the_bytes_of_a_write_that_waits() {
         },
     ];
     let mut seen = Seen::default();
-    for seed in seeds(60) {
+    for seed in seeds(16) {
         let setup = Setup { block_bytes: 512, near_end: false, ..Setup::with_content(seed) };
         let base = Base::furnished(&setup).expect("room for a volume");
         let script = Script::of(&setup, &base.fs, ops.clone());

@@ -24,7 +24,7 @@ const CONTENT: Hunt = Hunt { setup: Setup::with_content, ..NAMES };
 /// Nothing goes into records.
 const RUNS: Hunt = Hunt { change: |setup| setup.inline_max = 0, ..CONTENT };
 const FAILING: Hunt = Hunt { setup: |seed| Setup::from_seed(seed).failing(), ..NAMES };
-const KILLS: Hunt = Hunt { depth: KILLED, ..NAMES };
+const KILLS: Hunt = Hunt { depth: Depth { kills: 4, second_states: 24, ..KILLED }, ..NAMES };
 
 fn hunt(fault: Planted) -> Hunt {
     match fault {

@@ -256,6 +256,29 @@ fn x7_each_writer_of_an_image_is_a_stream_of_its_own() {
     }
 }
 
+/// What `stat` says of writers that were held back: all of the time, whether they paused or stood in line.
+#[test]
+fn the_time_that_writers_are_held_back_is_counted() {
+    for (background, limit) in [(256 << 10, 4 * MIB), (2 * MIB, 2 * MIB)] {
+        let lab = Lab::new(limits(background, limit), 4096, slow(32 * MIB));
+        lab.run(async {
+            let mut spent = 0;
+            for at in (0..24 * MIB).step_by(65536) {
+                let start = lab.world.now();
+                lab.write(at, &[1; 65536], NONE).await;
+                spent += lab.world.now() - start;
+            }
+            let counted = lab.cache.stats().throttled_nanos;
+            assert!(spent > 1_000_000, "nobody was held back: nothing tested");
+            assert!(
+                counted <= spent && counted * 10 >= spent * 9,
+                "{counted} of {spent} ns, limits {background} {limit}"
+            );
+            lab.sync().await.unwrap();
+        });
+    }
+}
+
 /// Who read past the cache held memory of the share of requests while the map was asked where something is.
 /// A map that reads a tree for that takes such memory itself: what was left beside that was not enough, for
 /// ever.

@@ -129,11 +129,13 @@ fn a4_no_lock_is_held_while_a_request_is_at_the_device() {
         let gate = Arc::new(Gate {
             lower: lab.device.clone(),
             wanted: 8,
-            closed: AtomicBool::new(true),
+            closed: AtomicBool::new(false),
             waiting: Mutex::default(),
         });
         lab.device = gate.clone();
         lab.run(async |volume| {
+            // Opening writes a slot.
+            gate.closed.store(true, Ordering::Relaxed);
             let jobs = (0..8).map(|tag| appends(&volume, tag, 1, 64 * KIB, DIRECT)).collect();
             lab.beside(jobs).await;
         });

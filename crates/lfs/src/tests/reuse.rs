@@ -1,0 +1,202 @@
+//! Room comes back: segments are used again, for ever; and what fsck says of volumes that were used so.
+//!
+//! No locks.
+
+use crate::format::place::Place;
+use crate::fsck::{FindingKind, FsckReport, fsck};
+use crate::pending::Where;
+use crate::tests::setup::Setup;
+use crate::volume::{OpenOptions, Volume};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::{WorldRef, split_mix};
+use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_block::DeviceRef;
+use forebay_sim::SimDisk;
+use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges};
+use std::sync::Arc;
+
+const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
+const FILE_BYTES: u64 = 256 << 10;
+
+fn setup(inline_max: u32) -> Setup {
+    let (block_bytes, volume_bytes) = (4096, 2 << 20);
+    Setup {
+        block_bytes,
+        volume_bytes,
+        content: true,
+        inline_max,
+        inode_cache_bytes: 3000,
+        fua: false,
+    }
+}
+
+async fn open(setup: &Setup, disk: &SimDisk) -> Result<Volume> {
+    let device: DeviceRef = Arc::new(disk.clone());
+    let world: WorldRef = disk.world().clone();
+    Volume::open(&device, &world, &setup.options(&world)).await
+}
+
+async fn create(volume: &Volume, name: &str) -> Result<(Ino, OpenFileRef)> {
+    let name = Name::new(name.as_bytes())?;
+    let new = NewInode::of(FileKind::File, 0o644);
+    let (attr, file) = volume.create(Ino::ROOT, name, &new, BOTH).await?;
+    Ok((attr.ino, file))
+}
+
+async fn write(file: &OpenFileRef, offset: u64, bytes: &[u8]) -> Result<usize> {
+    let (none, keep) = (IoFlags::empty(), Privileges::Keep);
+    file.write(offset, AlignedBuf::copy_of(bytes), none, keep).await.1.map(|done| done.len)
+}
+
+async fn read(file: &OpenFileRef, len: usize) -> Vec<u8> {
+    let (buf, done) = file.read(0, AlignedBuf::new(len), IoFlags::empty()).await;
+    buf[..done.unwrap()].to_vec()
+}
+
+fn check(disk: &SimDisk) -> FsckReport {
+    let device: DeviceRef = Arc::new(disk.clone());
+    let world: WorldRef = disk.world().clone();
+    let mut last = 0;
+    let report = disk.world().run(fsck(&device, &world, &mut |progress| {
+        assert!(progress.done_bytes > last, "it gets on");
+        last = progress.done_bytes;
+    }));
+    disk.world().stop();
+    report.unwrap()
+}
+
+/// A small volume is overwritten many times over, with syncs and without, in records and in runs: it never
+/// runs out of room, and everything is there, live and after a power cut.
+#[test]
+fn a_small_volume_is_overwritten_for_ever() {
+    for inline_max in [0, 64 << 10] {
+        let setup = setup(inline_max);
+        let disk = setup.blank();
+        let mut model = vec![0u8; FILE_BYTES as usize];
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (_, file) = create(&volume, "f").await.unwrap();
+            let mut rng = u64::from(inline_max);
+            for round in 0..900u64 {
+                let at = split_mix(&mut rng) % (FILE_BYTES / 4096 - 4) * 4096;
+                let len = (1 + split_mix(&mut rng) % 4) * 4096;
+                let bytes = vec![round as u8 | 1; len as usize];
+                let done = write(&file, at, &bytes).await;
+                done.unwrap_or_else(|e| panic!("round {round}, {inline_max}: {e}"));
+                model[at as usize..(at + len) as usize].copy_from_slice(&bytes);
+                if round % 3 != 0 {
+                    let done = file.sync(round % 2 == 0).await;
+                    done.unwrap_or_else(|e| panic!("round {round}, {inline_max}: {e}"));
+                }
+            }
+            volume.syncfs().await.unwrap();
+            let number = volume.0.checkpoints.superblock().checkpoint;
+            assert!(number > 20, "{number} checkpoints");
+        });
+        disk.world().stop();
+        let disk = disk.power_cut(1).in_world(SimWorld::new(2));
+        let report = check(&disk.in_world(SimWorld::new(3)));
+        assert!(report.is_clean(), "{:?}", report.findings);
+        assert!(report.content_bytes > 0 && report.inodes == 2 && report.nodes > 1);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let name = Name::new(b"f").unwrap();
+            let ino = volume.lookup(Ino::ROOT, name).await.unwrap().ino;
+            let file = volume.open(ino, OpenFlags::READ).await.unwrap();
+            let found = read(&file, model.len()).await;
+            let longest = found.len();
+            assert!(found[..] == model[..longest], "what was synced is there");
+        });
+        disk.world().stop();
+    }
+}
+
+/// A closed volume with two files, one of them in a directory.
+fn closed() -> (Setup, SimDisk, Vec<u64>, u64) {
+    let setup = setup(0);
+    let disk = setup.blank();
+    let (nodes, content) = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let new = NewInode::of(FileKind::Directory, 0o755);
+        let dir = volume.mkdir(Ino::ROOT, Name::new(b"d").unwrap(), &new).await.unwrap().ino;
+        let new = NewInode::of(FileKind::File, 0o644);
+        let made = volume.create(dir, Name::new(b"f").unwrap(), &new, BOTH).await.unwrap();
+        write(&made.1, 0, &[5; 3 * 4096]).await.unwrap();
+        let ino = made.0.ino;
+        drop(made);
+        volume.close().await.unwrap();
+        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let Where::Run(at) = volume.0.piece_at(data_id, 1).await.unwrap().0.at else { panic!() };
+        let root = volume.0.state.lock().root.places.unwrap();
+        let offset = |at: Place| volume.0.layout.device_offset(at);
+        let refused = volume.mkdir(Ino::ROOT, Name::new(b"e").unwrap(), &new).await;
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Shutdown, "it was closed");
+        (root.map(offset).to_vec(), offset(at))
+    });
+    disk.world().stop();
+    (setup, disk, nodes, content)
+}
+
+fn flip(disk: &SimDisk, at: u64) {
+    let mut sector = disk.peek(at, 512);
+    sector[9] ^= 4;
+    disk.poke(at, &sector);
+}
+
+/// E11: what is damaged is named with its kind, its file and its offset; what is stored twice is read from
+/// the other copy.
+#[test]
+fn e11_fsck_names_what_is_damaged() {
+    let (setup, disk, nodes, content) = closed();
+    let report = check(&disk.in_world(SimWorld::new(1)));
+    assert!(report.is_clean() && report.was_closed, "{report:?}");
+    let damaged = |at: &[u64]| {
+        let disk = disk.in_world(SimWorld::new(2));
+        at.iter().for_each(|at| flip(&disk, *at));
+        let report = check(&disk.in_world(SimWorld::new(3)));
+        assert!(!report.is_clean());
+        (report, disk)
+    };
+    let (report, _) = damaged(&[content]);
+    let [finding] = &report.findings[..] else { panic!("{report:?}") };
+    assert_eq!((finding.kind, finding.path.as_deref()), (FindingKind::Content, Some(&b"/d/f"[..])));
+    assert_eq!((finding.offset, finding.bytes), (Some(4096), Some(4096)));
+    for node in &nodes {
+        let (report, disk) = damaged(&[*node]);
+        assert!(report.is_complete() && report.findings[0].kind == FindingKind::Copy, "{report:?}");
+        assert_eq!(report.findings[0].offset, Some(*node));
+        disk.world().run(open(&setup, &disk)).unwrap();
+    }
+    let (report, _) = damaged(&nodes);
+    assert!(!report.is_complete(), "{report:?}");
+    let (report, _) = damaged(&[4096]);
+    assert_eq!(
+        (report.findings[0].kind, report.findings[0].offset),
+        (FindingKind::Slot, Some(4096))
+    );
+}
+
+/// O13: a volume that is opened for reading is not written to, and nothing in it can be changed.
+#[test]
+fn o13_reading_leaves_no_trace() {
+    let (setup, disk, ..) = closed();
+    disk.clear_log();
+    disk.world().run(async {
+        let device: DeviceRef = Arc::new(disk.clone());
+        let world: WorldRef = disk.world().clone();
+        let options = OpenOptions { read_only: true, ..setup.options(&world) };
+        let volume = Volume::open(&device, &world, &options).await.unwrap();
+        let made = create(&volume, "new").await.err().expect("read-only");
+        assert_eq!(made.kind(), ErrorKind::ReadOnly, "{made}");
+        let dir = volume.lookup(Ino::ROOT, Name::new(b"d").unwrap()).await.unwrap().ino;
+        let ino = volume.lookup(dir, Name::new(b"f").unwrap()).await.unwrap().ino;
+        let file = volume.open(ino, OpenFlags::READ).await.unwrap();
+        assert_eq!(read(&file, 9000).await, [5; 9000]);
+        drop(file);
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+    let wrote = disk.log().iter().any(|entry| entry.op != forebay_block::BioOp::Read);
+    assert!(!wrote, "O13");
+}
