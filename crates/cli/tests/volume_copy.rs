@@ -94,8 +94,8 @@ fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
     assert_eq!(std::fs::read(folder.path("back")).unwrap(), b"1", "what failed changed nothing");
 }
 
-/// A copy that does not fit says so, names the file, of which nothing is left (D2), and what was copied before
-/// is there.
+/// A copy that does not fit says so, names the file, of which nothing is left (D2), and what was copied
+/// before is there.
 #[test]
 fn a_full_volume_is_said() {
     let folder = Folder::new();

@@ -79,7 +79,8 @@ pub struct VolumeOptions {
     pub noatime: bool,
     /// Owner and group of what is made; `None`: those of this process.
     pub owner: Option<(u32, u32)>,
-    /// With `read_only`: so many of the newest checkpoints are passed over, for a volume where they are damaged.
+    /// With `read_only`: so many of the newest checkpoints are passed over, for a volume where they are
+    /// damaged.
     pub passed_over: u32,
 }
 

@@ -1,7 +1,7 @@
 //! `forebay recover`: copies what can be read out of a damaged volume.
 //!
-//! The volume is not written to. What cannot be read is named, with its path and offset, and left as a
-//! hole; the rest is copied. Where the newest checkpoint cannot be read, an older one is, with the log behind it.
+//! The volume is not written to. What cannot be read is named, with its path and offset, and left as a hole;
+//! the rest is copied. Where the newest checkpoint cannot be read, an older one is, with the log behind it.
 
 use super::at::{Access, OpenVolume, open, open_older};
 use super::copy::{Copier, How};
