@@ -107,6 +107,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         direct_io: wanted.direct_io,
         noatime: wanted.noatime(),
         owner: None,
+        ..VolumeOptions::default()
     };
     let opened = Volume::open(&cache, volume, &options)?;
     let fs = opened.file_system();
