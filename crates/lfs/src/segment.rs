@@ -374,6 +374,7 @@ mod tests {
         assert_eq!((phase(&segments, 2), segments.free()), (Phase::Dead, 2));
         checkpoint(&mut segments, Deltas::new(), 3);
         assert_eq!(segments.free(), 3);
-        assert!(segments.load(&entries[1..], 1).is_err());
+        let more = [&entries[..], &entries[..1]].concat();
+        assert!(segments.load(&more, 1).is_err());
     }
 }

@@ -113,7 +113,7 @@ impl Lab {
 
     /// The blocks that have a state in the cache.
     fn blocks(&self, wanted: State) -> BTreeSet<u64> {
-        let content = self.volume.0.content("test", self.file.ino()).ok().expect("it is a file");
+        let content = self.volume.0.content("test", self.file.ino()).expect("it is a file");
         let (mapping, pages) = (&*content.file.mapping, &*content.file.cache);
         let mut found = BTreeSet::new();
         for index in pages.folios_present(mapping, &(0..SIZE)) {
