@@ -42,12 +42,16 @@ impl Inner {
 
     fn room(&self) -> u64 {
         let state = self.state.lock();
-        state.data_room(Need::New) + state.space.log_room(Need::New)
+        state.data_room(Need::New) + state.space.unpromised()
     }
 
     /// Two checkpoints: what is dead is free then (Z11). False: that brought no room.
     pub(crate) async fn make_room(&self) -> bool {
         let (before, until) = (self.room(), self.checkpoints.superblock().checkpoint + 2);
+        // What is queued is promised more than it takes.
+        if let Err(error) = self.commit_all(false).await {
+            log::debug!("no room, and no commit: {error}");
+        }
         while self.checkpoints.superblock().checkpoint < until {
             if let Err(error) = self.checkpoint(How::Log).await {
                 log::debug!("no room, and no checkpoint: {error}");

@@ -223,6 +223,14 @@ impl Segments {
         }
     }
 
+    /// Nothing in it is live, on its way, held, or was reserved since the last freeze.
+    pub fn is_idle(&self, segment: u32) -> bool {
+        self.get(segment).is_some_and(|this| {
+            let used = this.live_bytes + this.held_bytes + u64::from(this.in_flight);
+            used == 0 && !this.is_touched
+        })
+    }
+
     /// W14.
     pub fn pin(&self, segment: u32) -> Option<Pin> {
         self.get(segment).map(|this| this.pin.clone())
@@ -375,6 +383,6 @@ mod tests {
         checkpoint(&mut segments, Deltas::new(), 3);
         assert_eq!(segments.free(), 3);
         let more = [&entries[..], &entries[..1]].concat();
-        assert!(segments.load(&more, 1).is_err());
+        assert!(segments.load(&more, 1).is_err(), "entries of more segments than there are");
     }
 }

@@ -80,9 +80,14 @@ impl Space {
     }
 
     /// Bytes that the log surely takes.
-    pub fn log_room(&self, need: Need) -> u64 {
+    fn log_room(&self, need: Need) -> u64 {
         let free = self.segments.free().saturating_sub(self.left_alone(need));
         self.log_left + free * self.layout.log_bytes()
+    }
+
+    /// Bytes of the log that what is urgent may still be promised.
+    pub fn unpromised(&self) -> u64 {
+        self.log_room(Need::Urgent).saturating_sub(self.promised)
     }
 
     /// The next checkpoint may need so many pairs of nodes (P13).
@@ -149,6 +154,14 @@ impl Space {
     /// A freeze: what of the log comes now is counted anew.
     pub fn freeze(&mut self) {
         self.written = (0, 0);
+        // An open segment of which nothing is live, and that nobody writes to, is not kept for its rest.
+        if let Some(open) = self.data
+            && u64::from(open.offset) > self.layout.segment_bytes() / 2
+            && self.segments.is_idle(open.segment)
+        {
+            self.data = None;
+            self.segments.seal(open.segment);
+        }
     }
 
     /// Little is free: an eighth of the segments.

@@ -112,6 +112,46 @@ fn a_small_volume_is_overwritten_for_ever() {
     }
 }
 
+/// Filled, emptied, filled again: as much fits each time, and when all is gone the room is what it was, to 1 % and half of a segment.
+#[test]
+fn room_comes_back_when_files_go() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let before = volume.statfs().await.unwrap().blocks_available;
+        let mut fitted = Vec::new();
+        for _ in 0..4 {
+            let mut names = Vec::new();
+            loop {
+                let name = format!("f{}", names.len());
+                let Ok((_, file)) = create(&volume, &name).await else { break };
+                names.push(name);
+                if write(&file, 0, &[7; 20_000]).await.is_err() {
+                    break;
+                }
+                file.sync(true).await.expect("what was accepted has room");
+            }
+            fitted.push(names.len());
+            for name in names {
+                let name = Name::new(name.as_bytes()).unwrap();
+                volume.unlink(Ino::ROOT, name).await.expect("removing works on a full volume");
+            }
+            volume.syncfs().await.expect("and syncing");
+            for _ in 0..3 {
+                volume.checkpoint().await.unwrap();
+            }
+            let after = volume.statfs().await.unwrap().blocks_available;
+            // Of the open segment, up to a half is dead and still its own: 8 blocks.
+            assert!(after + 8 >= before * 99 / 100, "{after} blocks of {before} after {fitted:?}");
+        }
+        assert!(fitted[0] > 20 && fitted.iter().all(|n| n + 3 >= fitted[0]), "{fitted:?}");
+    });
+    disk.world().stop();
+    let report = check(&disk.in_world(SimWorld::new(3)));
+    assert!(report.is_clean(), "{:?}", report.findings);
+}
+
 /// A closed volume with two files, one of them in a directory.
 fn closed() -> (Setup, SimDisk, Vec<u64>, u64) {
     let setup = setup(0);
