@@ -62,5 +62,8 @@ fn an_export_that_is_killed_under_fio_has_whole_blocks() {
     }
     server.stop();
     let said = folder.ok(&["fsck", "v"]);
-    assert!(said.contains("checked 1 files"), "{said}");
+    assert!(
+        said.contains("checked 2 inodes") && said.contains("0 problems, 0 bad copies"),
+        "{said}"
+    );
 }

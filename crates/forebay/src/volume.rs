@@ -28,6 +28,7 @@ use forebay_block::{
     Aio, BlockDevice, DeviceRef, DirectIo, Engine, FileDevice, FileIdentity, FileOptions,
 };
 pub use forebay_lfs::{AllocMode, AllocStats, FileExtent, VolumeInfo};
+pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
 use forebay_vfs::{FileSystem, Ino, ReadOnly, StatFs, Timestamp};
 use opened::{Found, Open};
 use std::fs::File;
@@ -124,6 +125,21 @@ impl Volume {
     pub fn open(cache: &Cache, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Self> {
         let path = path.as_ref();
         open(cache, path, options).map_err(|e| e.with_path(path))
+    }
+
+    /// Checks everything of a volume that nobody has open for writing, and writes nothing. `progress` is told
+    /// now and then. An error: it is in use, is no volume, or of a kind that cannot be read.
+    pub fn fsck(
+        path: impl AsRef<Path>,
+        progress: &mut (dyn FnMut(FsckProgress) + Send),
+    ) -> Result<FsckReport> {
+        let path = path.as_ref();
+        let options = FileOptions { read_only: true, ..FileOptions::default() };
+        let checked = Engine::new(Aio::Threads).and_then(|engine| {
+            let device: DeviceRef = FileDevice::open(path, &options, &engine)?;
+            block_on(forebay_lfs::fsck(&device, &RealWorld::new(), progress))
+        });
+        checked.map_err(|e| e.with_path(path))
     }
 
     /// Makes a volume larger that nobody has open: what it was, and what it is. `size`: bytes of the image, a

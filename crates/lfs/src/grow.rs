@@ -1,7 +1,7 @@
 //! Growing: a volume gets more segments at its end, while nobody has it open.
 //!
 //! ```text
-//!   device grown > flush > slots of the new size, one of each half > flush > the next two > flush
+//!   device grown > flush > slots of the new size, one of each half > flush > the next two > flush > ...
 //! ```
 //! Invariants: X11 whatever is left of these steps, the volume has the old size or the new one, with
 //! everything in it: slots of either size name the same trees and the same log. X12 the old slots at the
@@ -17,8 +17,9 @@ use forebay_base::buf::DataRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
 
-/// Checkpoints that a growth writes: each goes to one slot of each half (X12).
-const TURNS: u64 = 2;
+/// Checkpoints that a growth writes: each goes to one slot of each half (X12), so that all are of the new
+/// size.
+const TURNS: u64 = SLOTS as u64 / 2;
 
 fn invalid<T>(text: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidInput, "grow", text))
