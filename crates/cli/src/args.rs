@@ -3,7 +3,7 @@
 
 mod volume;
 
-pub use volume::{CpArgs, CreateArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
+pub use volume::{CpArgs, CreateArgs, ExtentsArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
 
 use crate::mount::{MountArgs, WatchdogArgs};
 use crate::umount::UmountArgs;
@@ -39,6 +39,8 @@ pub enum Command {
     Create(CreateArgs),
     /// List what is in a volume
     Ls(LsArgs),
+    /// Show where the content of a file in a volume is
+    Extents(ExtentsArgs),
     /// Copy into a volume, out of one, or from one to another
     Cp(CpArgs),
     /// Check a volume, without writing

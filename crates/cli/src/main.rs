@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         Command::Export(args) => export::export(args),
         Command::Create(args) => volume::create::create(args).map(|()| status::OK),
         Command::Ls(args) => volume::ls::ls(args).map(|()| status::OK),
+        Command::Extents(args) => volume::extents::extents(args).map(|()| status::OK),
         Command::Cp(args) => volume::cp::cp(args).map(|()| status::OK),
         Command::Fsck(args) => volume::fsck::fsck(args).map(|()| status::OK),
         Command::Recover(args) => volume::recover::recover(args).map(|()| status::OK),

@@ -419,6 +419,15 @@ impl Cache {
             ("stable", pages.strategies.stable().to_string()),
             ("uncached_strategy", pages.strategies.uncached().to_string()),
         ]
+        .into_iter()
+        .chain(self.serialized_dio_pages().map(|pages| ("serialized_dio_pages", pages)))
+        .collect()
+    }
+
+    /// Of the volumes that are open, which have it in common.
+    fn serialized_dio_pages(&self) -> Option<String> {
+        let open = self.shared.volumes.all();
+        open.first().map(|open| open.volume.serialized_dio_pages().to_string())
     }
 
     /// Turns a knob of the running cache. Sizes as in `64M`. Errors: unknown name, value that makes
@@ -448,6 +457,12 @@ impl Cache {
                 dirty.expire_centisecs.store(value, Ordering::Relaxed);
             }
             "readahead_max" => pages.readahead_max.store(number, Ordering::Relaxed),
+            "serialized_dio_pages" if self.serialized_dio_pages().is_some() => {
+                let value = u32::try_from(number).unwrap_or(u32::MAX);
+                self.shared.volumes.all().iter().for_each(|open| {
+                    open.volume.set_serialized_dio_pages(value);
+                });
+            }
             "uncached_window" => dirty.uncached_window.store(number, Ordering::Relaxed),
             _ => {
                 let names: Vec<_> = self.tunables().into_iter().map(|(n, _)| n).collect();

@@ -63,5 +63,6 @@ pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, Un
 pub use forebay_cache::{Row, RowSource, Stats};
 pub use forebay_vfs as vfs;
 pub use volume::{
-    CreateVolume, OpenOptions, ReadDir, Volume, VolumeFile, VolumeInfo, VolumeOptions,
+    AllocMode, AllocStats, CreateVolume, FileExtent, OpenOptions, ReadDir, Volume, VolumeFile,
+    VolumeInfo, VolumeOptions,
 };

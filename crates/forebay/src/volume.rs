@@ -27,8 +27,8 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{
     Aio, BlockDevice, DeviceRef, DirectIo, Engine, FileDevice, FileIdentity, FileOptions,
 };
-pub use forebay_lfs::VolumeInfo;
-use forebay_vfs::{FileSystem, ReadOnly, StatFs, Timestamp};
+pub use forebay_lfs::{AllocMode, AllocStats, FileExtent, VolumeInfo};
+use forebay_vfs::{FileSystem, Ino, ReadOnly, StatFs, Timestamp};
 use opened::{Found, Open};
 use std::fs::File;
 use std::io::Read;
@@ -81,6 +81,11 @@ pub struct VolumeOptions {
     pub owner: Option<(u32, u32)>,
     /// With `read_only`: so many of the newest checkpoints are passed over, for a volume where they are damaged.
     pub passed_over: u32,
+    /// How blocks of data are given out.
+    pub alloc: AllocMode,
+    /// With [`AllocMode::Serialized`]: from how many pages of 4 KiB on a direct write takes its turn. 0 is
+    /// always, the largest number never.
+    pub serialized_dio_pages: u32,
 }
 
 impl Default for VolumeOptions {
@@ -91,6 +96,8 @@ impl Default for VolumeOptions {
             noatime: false,
             owner: None,
             passed_over: 0,
+            alloc: AllocMode::default(),
+            serialized_dio_pages: forebay_lfs::alloc::SERIALIZED_DIO_PAGES,
         }
     }
 }
@@ -181,6 +188,16 @@ impl Volume {
     /// too, for as long as they use it.
     pub fn file_system(&self) -> Arc<dyn FileSystem> {
         self.open.fs.clone()
+    }
+
+    /// Where the content of a file is: all extents, in order, each one run on the device.
+    pub fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
+        block_on(self.open.volume.extents(ino))
+    }
+
+    /// What was given out since it was opened.
+    pub fn alloc_stats(&self) -> AllocStats {
+        self.open.volume.alloc_stats()
     }
 
     /// What its superblock says.
@@ -329,11 +346,15 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     }
     let gone = claim.gone();
     device.until_closed(gone.clone());
-    let mut opening = forebay_lfs::OpenOptions::default();
-    opening.cache = Some(cache.shared.pages.clone());
-    opening.noatime = options.noatime || options.read_only;
-    opening.read_only = options.read_only;
-    opening.passed_over = options.passed_over;
+    let mut opening = forebay_lfs::OpenOptions {
+        cache: Some(cache.shared.pages.clone()),
+        noatime: options.noatime || options.read_only,
+        read_only: options.read_only,
+        passed_over: options.passed_over,
+        alloc: options.alloc,
+        serialized_dio_pages: options.serialized_dio_pages,
+        ..forebay_lfs::OpenOptions::default()
+    };
     // Its own memory is a part of the budget.
     let budget = cache.stats().budget_bytes;
     let share = |part: u64, most: u64| (budget / part).min(most);

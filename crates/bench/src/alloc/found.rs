@@ -21,8 +21,11 @@ const READ_BYTES: u64 = 64 * MIB;
 /// Figures of one slice by name and unit, in the order of the rows.
 pub type Figures = Vec<(&'static str, &'static str, f64)>;
 
-/// Extents of files: how many in all, and their bytes.
-pub fn extents(volume: &Volume, inodes: &[Ino]) -> Result<(u64, u64, Vec<(u64, u64)>)> {
+/// Extents of files: how many in all, their bytes, and where they are on the device, in order.
+type Found = (u64, u64, Vec<(u64, u64)>);
+
+/// Looks at the extents of files.
+pub fn extents(volume: &Volume, inodes: &[Ino]) -> Result<Found> {
     let (mut count, mut bytes, mut live) = (0, 0, Vec::new());
     for ino in inodes {
         for extent in block_on(volume.extents(*ino))? {

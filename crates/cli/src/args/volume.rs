@@ -49,6 +49,17 @@ pub struct LsArgs {
     pub which: Which,
 }
 
+/// `forebay extents`
+#[derive(Args, Debug)]
+pub struct ExtentsArgs {
+    /// A file in a volume
+    #[arg(value_name = "VOLUME:/PATH")]
+    pub path: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `forebay cp`
 #[derive(Args, Debug)]
 pub struct CpArgs {

@@ -12,8 +12,8 @@ use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::{Error, ErrorKind};
 use forebay_block::FileIdentity;
-use forebay_vfs::FileSystem;
 use forebay_vfs::path::VolumePath;
+use forebay_vfs::{FileSystem, Ino};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -149,6 +149,16 @@ impl OpenVolume {
     /// `VOLUME:/PATH`, for people.
     pub fn show(&self, path: &[u8]) -> String {
         show(&self.image, path)
+    }
+
+    /// Where the content of a file is. Only its own process can say: `Busy` if that is another one.
+    pub fn extents(&self, ino: Ino) -> Outcome<Vec<forebay::FileExtent>> {
+        let Some(volume) = &self.local else {
+            let text = format!("{} is open in process {:?}", self.image.display(), self.pid);
+            let failure = Failure { message: text, hint: None, status: status::BUSY };
+            return Err(failure.hint("its extents can be shown when that has let it go"));
+        };
+        Ok(volume.extents(ino)?)
     }
 
     /// Makes everything durable, here and in the process that has it open, and lets the volume go.

@@ -6,6 +6,7 @@ pub mod compare;
 pub mod copy;
 pub mod cp;
 pub mod create;
+pub mod extents;
 pub mod fsck;
 pub mod grow;
 pub mod host;

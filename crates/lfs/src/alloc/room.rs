@@ -180,16 +180,16 @@ impl Room {
             return Ok(self.left.cut(at, want));
         }
         if tail >= want {
-            return self.from_space(space, want);
+            return self.more_from(space, want);
         }
         if let Some((at, _)) = self.left.best(least) {
             return Ok(self.left.cut(at, want));
         }
         if tail >= least {
-            return self.from_space(space, want);
+            return self.more_from(space, want);
         }
         if tail > 0 && space.has_segment() {
-            let rest = self.from_space(space, tail)?;
+            let rest = self.more_from(space, tail)?;
             self.left.join(rest, self.sizes.segment);
         }
         self.anything(space, want)
@@ -198,7 +198,7 @@ impl Room {
     /// Whatever there is, up to `want` bytes: what the end of the segments gives, then what is left over,
     /// then what windows hold.
     pub fn anything(&mut self, space: &mut Space, want: u64) -> Result<Run> {
-        let error = match self.from_space(space, want) {
+        let error = match self.more_from(space, want) {
             Err(error) if error.kind() == ErrorKind::NoSpace => error,
             done => return done,
         };
@@ -207,14 +207,14 @@ impl Room {
                 return Ok(self.left.cut(at, want));
             }
             self.return_all(space);
-            if let Ok(run) = self.from_space(space, want) {
+            if let Ok(run) = self.more_from(space, want) {
                 return Ok(run);
             }
         }
         Err(error)
     }
 
-    fn from_space(&self, space: &mut Space, want: u64) -> Result<Run> {
+    fn more_from(&self, space: &mut Space, want: u64) -> Result<Run> {
         let (at, len) = space.take_data(want)?;
         Ok((self.sizes.address(at), len))
     }
