@@ -118,9 +118,9 @@ struct BufPart {
     len: usize,
 }
 
-// SAFETY: 1 the memory neither moves nor goes while `whole` is held, and is valid for writes, being owned by an
-// allocation of our own; 2 the Arc is private to this module, which makes no reference into the memory while
-// a part exists: `PartedBuf::into_buf` gives the buffer out only when it is the last holder; parts that
+// SAFETY: 1 the memory neither moves nor goes while `whole` is held, and is valid for writes, being owned by
+// an allocation of our own; 2 the Arc is private to this module, which makes no reference into the memory
+// while a part exists: `PartedBuf::into_buf` gives the buffer out only when it is the last holder; parts that
 // overlap are torn at worst, which whoever makes them has to accept; 3 it is freed with the last Arc.
 unsafe impl IoMem for BufPart {
     fn segments(&mut self, out: &mut Vec<Segment>) {

@@ -1,8 +1,9 @@
 //! Looks at all of a volume: slots, both copies of every node, usage against the map, names and links, every
 //! checksum of content, the log. It writes nothing.
 //!
-//! Invariants: E11 what is found is named, with file and offset where there are any; the rest is looked at all
-//! the same. E12 nothing is written. E13 what a power cut may leave is no finding, but for a slot that is torn.
+//! Invariants: E11 what is found is named, with file and offset where there are any; the rest is looked at
+//! all the same. E12 nothing is written. E13 what a power cut may leave is no finding, but for a slot that is
+//! torn.
 //!
 //! In memory are all names, and 24 bytes for each extent.
 //!

@@ -1,4 +1,5 @@
-//! Where a block is: what changed since the last checkpoint answers first, then what is frozen, then the tree.
+//! Where a block is: what changed since the last checkpoint answers first, then what is frozen, then the
+//! tree.
 //!
 //! Invariants: M21 an answer is what all records up to some moment of the call say. M22 a place is pinned in
 //! the same hold of the lock that found it current, so that it is not used again while it is read.

@@ -2,7 +2,8 @@
 //! itself when two checkpoints do without it.
 //!
 //! ```text
-//!   free slot ──allocated──▶ node of a checkpoint ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
+//! free slot ──allocated──▶ node of a checkpoint ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
+//!
 //!                              └── the checkpoint failed ──▶ free, or limbo if a slot may name it
 //! ```
 //! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not overwritten. N12

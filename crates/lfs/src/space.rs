@@ -1,7 +1,8 @@
 //! Who may take how much: room is promised before anything is done that needs it.
 //!
 //! ```text
-//!   all free segments = promises of the log | room for checkpoints | kept segments | what new things may take
+//! all free segments = promises of the log | room for checkpoints | kept segments | what new things may take
+//!
 //! ```
 //! Invariants: P11 promises of the log are kept: what is left of the open segment and what free segments
 //! surely take (see [`Layout::left`]) is at least the sum of all promises. P12 the last [`KEPT_SEGMENTS`]

@@ -101,8 +101,8 @@ pub struct OpenOptions {
     pub inline_max: u32,
     /// Nothing is written, and nothing can be changed: for volumes where only that is safe, too.
     pub read_only: bool,
-    /// With `read_only`: so many of the newest checkpoints are passed over, for what they refer to is damaged.
-    /// The log behind an older one is kept, and tells what has happened since.
+    /// With `read_only`: so many of the newest checkpoints are passed over, for what they refer to is
+    /// damaged. The log behind an older one is kept, and tells what has happened since.
     pub passed_over: u32,
     /// Longest log behind a checkpoint, bytes; and never more than a sixteenth of the volume.
     pub checkpoint_bytes: u64,

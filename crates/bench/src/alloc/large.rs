@@ -1,5 +1,5 @@
-//! Requests of 2 MiB: ten and sixteen writers, and ten beside four buffered ones; on a device of 100 MB/s with
-//! 1 ms for each discontiguity, and on the disk.
+//! Requests of 2 MiB: ten and sixteen writers, and ten beside four buffered ones; on a device of 100 MB/s
+//! with 1 ms for each discontiguity, and on the disk.
 //!
 //! On the slow device twice: with every writer going at its own pace, and with all of them beginning each
 //! request at the same moment (`waves`): there a writer waits for the device most of the time, so that on few

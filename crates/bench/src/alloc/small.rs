@@ -1,6 +1,6 @@
 //! Readers and writers of 4 KiB at random, 1, 8 and 16 of each: what giving out blocks costs where there is
-//! nothing to gain. In memory, where the processor is what is measured, and on the disk. The patch also with a
-//! threshold of 1: the loss that made its author add one. And how giving out goes with a second writer.
+//! nothing to gain. In memory, where the processor is what is measured, and on the disk. The patch also with
+//! a threshold of 1: the loss that made its author add one. And how giving out goes with a second writer.
 
 use super::WAYS;
 use super::bed::Bed;
@@ -103,8 +103,8 @@ fn mix(
     Ok(slice)
 }
 
-/// All variants with so many writers and readers: `reserve` over `interleaved`, and the patch with a threshold
-/// of 1 over 64.
+/// All variants with so many writers and readers: `reserve` over `interleaved`, and the patch with a
+/// threshold of 1 over 64.
 fn cell(
     options: &Options,
     bed: &Bed,

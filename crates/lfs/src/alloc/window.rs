@@ -2,8 +2,8 @@
 //! each block of the range has its place there, whoever writes it and in whatever order. A stream is a
 //! position in a file, not a thread.
 //!
-//! Invariants: W11 windows of a file do not overlap. W12 a block of a window is given out once; the window goes
-//! when all are. W13 `held` is the sum of what all windows have free. W14 as many entries order the
+//! Invariants: W11 windows of a file do not overlap. W12 a block of a window is given out once; the window
+//! goes when all are. W13 `held` is the sum of what all windows have free. W14 as many entries order the
 //! windows by use as there are windows.
 //!
 //! No locks: the volume's state lock covers it.

@@ -112,7 +112,8 @@ fn a_small_volume_is_overwritten_for_ever() {
     }
 }
 
-/// Filled, emptied, filled again: as much fits each time, and when all is gone the room is what it was, to 1 % and half of a segment.
+/// Filled, emptied, filled again: as much fits each time, and when all is gone the room is what it was, to 1
+/// % and half of a segment.
 #[test]
 fn room_comes_back_when_files_go() {
     let setup = setup(0);

@@ -143,8 +143,8 @@ fn a4_no_lock_is_held_while_a_request_is_at_the_device() {
     }
 }
 
-/// Ten writers of large requests for two seconds of simulated time on a disk with an arm: the most that one of
-/// them got over the least.
+/// Ten writers of large requests for two seconds of simulated time on a disk with an arm: the most that one
+/// of them got over the least.
 fn spread(seed: u64, mode: AllocMode) -> f64 {
     let mut lab = Lab::new(seed, 160, mode);
     let delays = DelayOptions {
