@@ -367,6 +367,7 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
         cache: Some(cache.shared.pages.clone()),
         noatime: options.noatime || options.read_only,
         read_only: options.read_only,
+        passed_over: options.passed_over,
         alloc: options.alloc,
         serialized_dio_pages: options.serialized_dio_pages,
         ..forebay_lfs::OpenOptions::default()
