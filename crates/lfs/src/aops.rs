@@ -17,9 +17,8 @@ use crate::format::extent::{Extent as Stored, Source, Sums as StoredSums, put_cr
 use crate::format::place::SumAlgorithm;
 use crate::log::{Payload, Run};
 use crate::look::Stop;
-use crate::lookup::Known;
+use crate::lookup::{Known, Pin};
 use crate::pending::{Piece, Where};
-use crate::segment::Pin;
 use crate::space::Need;
 use crate::staging::Staging;
 use crate::state::{Lost, Promise, State};
@@ -114,7 +113,7 @@ impl FileOps {
     fn look_up_now(&self, range: &Range<u64>) -> Option<Result<Extent>> {
         let known = self.inner().and_then(|inner| {
             let (data_id, block) = self.block_of(&inner, range.start)?;
-            let known = inner.state.lock().find_piece(data_id, block);
+            let known = inner.state.lock().find_piece(data_id, block, &inner.staging);
             Ok((inner, known))
         });
         match known {
@@ -138,10 +137,10 @@ impl FileOps {
         let skip = range.start % unit;
         let len = (piece.blocks.min(u64::MAX / unit).saturating_mul(unit) - skip)
             .min(range.end - range.start);
-        let (at, pin) = match piece.at {
-            Where::Hole => (None, None),
-            Where::Run(place) => (Some(inner.layout.device_offset(place)), pin.map(|pin| pin as _)),
-            Where::Staged(at) => (Some(at), inner.staging.pin(at).map(|pin| pin as _)),
+        let at = match piece.at {
+            Where::Hole => None,
+            Where::Run(place) => Some(inner.layout.device_offset(place)),
+            Where::Staged(at) => Some(at),
         };
         let blocks = (skip + len).div_ceil(unit) as usize;
         let summed = self.sums && at.is_some();
@@ -396,6 +395,8 @@ impl MapOps for FileOps {
     fn admit(&self, new: u64, dirty: u64) -> Result<()> {
         let inner = self.inner()?;
         let unit = u64::from(self.unit);
+        // What is dirty of other files wants its room, too.
+        let dirty = inner.domain.as_ref().map_or(dirty, |domain| domain.dirty_bytes().max(dirty));
         let bytes = new + dirty;
         // Each block may be synced by itself; beyond some they share records.
         let records = bytes.div_ceil(unit).min(64) * inner.layout.cost(4 * CHANGE_BYTES, 0);
@@ -455,9 +456,10 @@ impl MapOps for FileOps {
         if groups.is_empty() && grown.is_some() {
             groups.push(Vec::new());
         }
-        let last = groups.len();
+        let (last, mut failed) = (groups.len(), false);
         for (n, pieces) in groups.iter().enumerate() {
-            let grown = grown.filter(|_| n + 1 == last);
+            // I15: no size without the records of its bytes.
+            let grown = grown.filter(|_| n + 1 == last && !failed);
             let done = self.append(&inner, &mut state, pieces, grown, data_id, key);
             match done {
                 Ok(()) if grown.is_some() => {
@@ -470,6 +472,7 @@ impl MapOps for FileOps {
                 Err(error) => {
                     // Room was promised; if there is none all the same, a sync says so.
                     log::error!("{:?}: content could not be published: {error}", self.ino);
+                    failed = true;
                     let lost = if pieces.is_empty() { Lost::Size } else { Lost::Data };
                     state.unpublished.insert((self.ino.0, lost));
                 }

@@ -274,10 +274,10 @@ impl Inner {
     /// Everything frozen is durable; waits until its places are known, too.
     async fn resolved(&self) {
         let resolved = || {
+            // Under the lock: who resolves meanwhile must find the overlay, and not a copy of it.
             let state = self.state.lock();
-            let frozen = state.frozen.as_ref().map(|frozen| frozen.data.clone());
-            drop(state);
-            let staged = frozen.is_some_and(|data| data.values().any(Overlay::is_staged));
+            let frozen = state.frozen.as_ref();
+            let staged = frozen.is_some_and(|frozen| frozen.data.values().any(Overlay::is_staged));
             (!staged).then_some(())
         };
         self.log.wait.wait_until(resolved).await;

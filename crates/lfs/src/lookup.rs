@@ -13,10 +13,15 @@ use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::superblock::TreeRoot;
 use crate::pending::{Piece, Where};
-use crate::segment::Pin;
+use crate::staging::Staging;
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::Result;
+use std::any::Any;
+use std::sync::Arc;
+
+/// Keeps a place readable.
+pub(crate) type Pin = Arc<dyn Any + Send + Sync>;
 
 /// What is known without a wait.
 pub(crate) enum Known {
@@ -27,10 +32,10 @@ pub(crate) enum Known {
 
 impl State {
     /// The piece that begins at `block`, if the tree need not be asked.
-    pub fn find_piece(&self, data_id: u64, block: u64) -> Known {
+    pub fn find_piece(&self, data_id: u64, block: u64, staging: &Staging) -> Known {
         match self.known(data_id, block) {
             Ok(piece) => {
-                let pin = self.pin(&piece);
+                let pin = self.pin(&piece, staging);
                 Known::Piece(piece, pin)
             }
             Err(blocks) if self.root.places.is_none() || data_id >= self.tree_data_ids => {
@@ -41,10 +46,11 @@ impl State {
     }
 
     /// M22.
-    fn pin(&self, piece: &Piece) -> Option<Pin> {
+    fn pin(&self, piece: &Piece, staging: &Staging) -> Option<Pin> {
         match piece.at {
-            Where::Run(place) => self.space.segments.pin(place.segment),
-            Where::Hole | Where::Staged(_) => None,
+            Where::Run(place) => self.space.segments.pin(place.segment).map(|pin| pin as Pin),
+            Where::Staged(at) => staging.pin(at).map(|pin| pin as Pin),
+            Where::Hole => None,
         }
     }
 }
@@ -53,7 +59,7 @@ impl Inner {
     /// The piece that begins at `block`: a hole where there is nothing. It may end before what follows does.
     pub(crate) async fn piece_at(&self, data_id: u64, block: u64) -> Result<(Piece, Option<Pin>)> {
         loop {
-            let (blocks, root) = match self.state.lock().find_piece(data_id, block) {
+            let (blocks, root) = match self.state.lock().find_piece(data_id, block, &self.staging) {
                 Known::Piece(piece, pin) => return Ok((piece, pin)),
                 Known::Tree(blocks, root) => (blocks, root),
             };
@@ -70,7 +76,7 @@ impl Inner {
                 Err(unknown) => {
                     let blocks = piece.blocks.min(blocks).min(unknown);
                     let piece = piece.part(0, blocks, self.layout.block_bytes());
-                    let pin = state.pin(&piece);
+                    let pin = state.pin(&piece, &self.staging);
                     return Ok((piece, pin));
                 }
             }

@@ -52,6 +52,8 @@ pub(crate) struct Segment {
     pub held_bytes: u64,
     /// A run of it was reserved since the last freeze.
     is_touched: bool,
+    /// It was taken since the last freeze.
+    is_new: bool,
     pin: Pin,
 }
 
@@ -104,6 +106,7 @@ impl Segments {
             in_flight: 0,
             held_bytes: 0,
             is_touched: false,
+            is_new: false,
             pin: Pin::default(),
         };
         Self { list: (0..count).map(segment).collect(), free: u64::from(count), next: 0 }
@@ -174,6 +177,7 @@ impl Segments {
         self.next = (segment + 1) % count;
         self.set(segment, Phase::Open, stream);
         self.list[segment as usize].since = 0;
+        self.list[segment as usize].is_new = true;
         Ok(segment)
     }
 
@@ -238,12 +242,15 @@ impl Segments {
 
     /// What they are now.
     pub fn snapshot(&mut self) -> Snapshot {
-        self.list.iter_mut().for_each(|this| this.is_touched = false);
+        for this in &mut self.list {
+            (this.is_touched, this.is_new) = (false, false);
+        }
         self.list.iter().map(|this| (this.phase, this.stream, this.in_flight == 0)).collect()
     }
 
     /// The usage table of checkpoint `number`, which was frozen at `before` and changes what is live by
-    /// `deltas`. Tree segments are as they are now: the checkpoint itself writes there.
+    /// `deltas`. Tree segments are as they are now: the checkpoint itself writes there. So are those that were
+    /// taken since: what was queued at the freeze may have got its place there.
     /// `left`: bytes of a segment that are over for whoever comes next; they die with it (W15).
     pub fn plan(
         &self,
@@ -263,9 +270,10 @@ impl Segments {
             };
             let is_tree = this.stream == Stream::Tree && this.phase != Phase::Free;
             let is_gone = this.phase == Phase::Free;
+            let is_now = is_tree || this.is_new;
             let (phase, stream) =
-                if is_tree { (this.phase, Stream::Tree) } else { (*phase, *stream) };
-            let settled = *settled && !this.is_touched;
+                if is_now { (this.phase, this.stream) } else { (*phase, *stream) };
+            let settled = *settled && !this.is_touched && !this.is_new;
             let empty = phase == Phase::Sealed && settled && live_bytes == 0 && !is_tree;
             let dies = empty && this.held_bytes == left(n);
             let state = match phase {
@@ -366,6 +374,35 @@ mod tests {
         assert_eq!((segments.reclaim(4), segments.reclaim(5), segments.free()), (0, 1, 4));
         let before = segments.snapshot();
         assert!(segments.plan(&before, live(1, -1), 6, &|_| 0).is_err(), "W11");
+    }
+
+    /// Records that were queued at a freeze got their place in a segment that the log took after it: the
+    /// table said that it was free, and the next life gave it out, with synced content in it.
+    #[test]
+    fn w11_what_is_taken_after_a_freeze_is_told_as_it_is() {
+        let mut segments = Segments::new(4);
+        let before = segments.snapshot();
+        let taken = segments.take(Stream::Log).unwrap();
+        let plan = segments.plan(&before, live(taken, 4096), 1, &|_| 0).unwrap();
+        let entry = plan.entries[taken as usize];
+        assert_eq!((entry.state, entry.live_bytes), (SegmentState::Open, 4096));
+        assert_eq!(entry.stream, Stream::Log);
+    }
+
+    /// A segment was sealed at a freeze, came free and was taken by the log before the checkpoint was planned,
+    /// which then called it dead under the log's head.
+    #[test]
+    fn w12_what_was_taken_again_does_not_die() {
+        let mut segments = Segments::new(4);
+        let taken = segments.take(Stream::Data).unwrap();
+        segments.seal(taken);
+        let before = segments.snapshot();
+        segments.give_back(taken);
+        while segments.take(Stream::Log).unwrap() != taken {}
+        segments.seal(taken);
+        let plan = segments.plan(&before, Deltas::new(), 1, &|_| 0).unwrap();
+        assert_eq!(plan.entries[taken as usize].state, SegmentState::Sealed);
+        assert!(plan.died().is_empty());
     }
 
     /// What was open when it was stored is sealed when it is loaded, and dies if nothing is there.

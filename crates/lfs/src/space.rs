@@ -72,7 +72,9 @@ impl Space {
     /// Segments that nobody may have because of P13.
     fn checkpoint_segments(&self) -> u64 {
         let wanted = (2 * self.need_nodes).saturating_sub(self.nodes.left());
-        wanted.div_ceil(u64::from(self.nodes.per_segment()))
+        // The copies of a node lie in two segments.
+        let another = wanted == 0 && self.need_nodes > 0 && self.nodes.wants_segment();
+        wanted.div_ceil(u64::from(self.nodes.per_segment())) + u64::from(another)
     }
 
     fn left_alone(&self, need: Need) -> u64 {

@@ -414,8 +414,8 @@ impl State {
             overlay.resolve(blocks, staged, at);
         }
         if let Some(frozen) = &mut self.frozen
-            && let Some(data) = Arc::get_mut(&mut frozen.data)
-            && let Some(overlay) = data.get_mut(&data_id)
+            && frozen.data.contains_key(&data_id)
+            && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
         {
             overlay.resolve(blocks, staged, at);
         }
@@ -462,7 +462,7 @@ impl State {
         let new = overlays.map(|overlay| overlay.stored_blocks() * block_bytes).sum::<u64>();
         let size = node.live_size().unwrap_or(node.inode.size).max(node.inode.size);
         let longest = size.div_ceil(block_bytes).saturating_mul(block_bytes);
-        (node.recorded.stored_bytes + new).min(longest)
+        node.recorded.stored_bytes.saturating_add(new).min(longest)
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {

@@ -250,6 +250,7 @@ impl Volume {
             }
             _ => {}
         }
+        check_numbers(&superblock)?;
         if superblock.recorded_end_bytes > device.size() {
             let (end, size) = (superblock.recorded_end_bytes, device.size());
             let text = format!("the volume ends at {end}, the device at {size}");
@@ -343,6 +344,17 @@ impl Volume {
         }
         self.0.sync_everything().await?;
         self.0.checkpoint(How::Close).await
+    }
+}
+
+/// What counts up does not get so far by itself, and could overflow when it goes on.
+fn check_numbers(superblock: &Superblock) -> Result<()> {
+    let Superblock { checkpoint, generation, log_sequence, next_sequence, .. } = *superblock;
+    match [checkpoint, generation, log_sequence, next_sequence].iter().max() {
+        Some(most) if *most > 1 << 62 => {
+            Err(corrupt("superblock slot", "a number that counts up is out of range"))
+        }
+        _ => Ok(()),
     }
 }
 
