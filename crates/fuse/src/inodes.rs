@@ -12,7 +12,8 @@ use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use forebay_vfs::{Ino, OpenFileRef};
 use std::collections::HashMap;
 
-const SHARDS: usize = 16;
+/// Parts of the table, each with a lock of its own.
+pub(crate) const SHARDS: usize = 16;
 
 /// See the module.
 #[derive(Default)]

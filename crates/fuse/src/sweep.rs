@@ -10,6 +10,7 @@
 //!
 //! No locks.
 
+use crate::inodes::SHARDS;
 use crate::notify::Notice;
 use crate::serve::Core;
 use forebay_base::sync::atomic::Ordering;
@@ -54,10 +55,14 @@ impl Core {
     /// Calls names stale.
     async fn sweep(self: &Arc<Self>, shard: usize) {
         let (mut seen, mut left) = (0, BATCH);
-        for number in self.inodes.some(shard, usize::MAX) {
+        // A shard may have none: so all of them, from another one each time.
+        for number in (0..SHARDS).flat_map(|n| self.inodes.some(shard + n, usize::MAX)) {
+            if seen == DIRECTORIES {
+                break;
+            }
             let dir = Ino(number);
             let kind = self.fs.getattr(dir).await.map(|attr| attr.kind);
-            if !matches!(kind, Ok(FileKind::Directory)) || left == 0 || seen == DIRECTORIES {
+            if !matches!(kind, Ok(FileKind::Directory)) || left == 0 {
                 continue;
             }
             seen += 1;

@@ -61,13 +61,16 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             series.push((name.to_string(), rates));
         }
     }
-    report.plots.push(Plot {
-        behaviour: "volume",
-        title: "4 KiB random overwrites at 80 % full, each window synced".into(),
-        unit: "MiB/s".into(),
-        series,
-        x: format!("free space written, in {WINDOWS} steps for each time"),
-    });
+    // Where nobody came through there is no picture.
+    if !series.is_empty() {
+        report.plots.push(Plot {
+            behaviour: "volume",
+            title: "4 KiB random overwrites at 80 % full, each window synced".into(),
+            unit: "MiB/s".into(),
+            series,
+            x: format!("free space written, in {WINDOWS} steps for each time"),
+        });
+    }
     report.note(format!("sustained: images of {}, written", format_size(bytes)));
     Ok(())
 }
