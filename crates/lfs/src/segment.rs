@@ -263,8 +263,12 @@ impl Segments {
             };
             let is_tree = this.stream == Stream::Tree && this.phase != Phase::Free;
             let is_gone = this.phase == Phase::Free;
-            let (phase, stream) =
-                if is_tree { (this.phase, Stream::Tree) } else { (*phase, *stream) };
+            // The log went on there after the freeze, with content of records that were frozen.
+            let is_late = *phase == Phase::Free && live_bytes > 0;
+            let (phase, stream) = match is_tree || is_late {
+                true => (this.phase, this.stream),
+                false => (*phase, *stream),
+            };
             let settled = *settled && !this.is_touched;
             let empty = phase == Phase::Sealed && settled && live_bytes == 0 && !is_tree;
             let dies = empty && this.held_bytes == left(n);
@@ -366,6 +370,19 @@ mod tests {
         assert_eq!((segments.reclaim(4), segments.reclaim(5), segments.free()), (0, 1, 4));
         let before = segments.snapshot();
         assert!(segments.plan(&before, live(1, -1), 6, &|_| 0).is_err(), "W11");
+    }
+
+    /// W11: a record that was frozen is laid out after the freeze, and its group opens a segment: the table
+    /// once had it free, with live content.
+    #[test]
+    fn w11_a_segment_that_is_opened_behind_the_freeze_has_its_content() {
+        let mut segments = Segments::new(2);
+        let before = segments.snapshot();
+        let taken = segments.take(Stream::Log).unwrap();
+        let plan = segments.plan(&before, live(taken, 512), 1, &|_| 0).unwrap();
+        let entry = &plan.entries[0];
+        assert_eq!((entry.live_bytes, entry.state), (512, SegmentState::Open));
+        assert_eq!(entry.stream, Stream::Log);
     }
 
     /// What was open when it was stored is sealed when it is loaded, and dies if nothing is there.
