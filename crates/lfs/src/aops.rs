@@ -300,6 +300,8 @@ impl FileOps {
         let start = pieces.first().map_or(0, |w| w.place.device_offset);
         let mut stored = Vec::new();
         let mut content = Content::default();
+        // Q1: a flush may have failed while the write was on its way.
+        let failures = state.shares.get(&key).map_or(0, |promise| promise.failures);
         for written in pieces {
             let from = written.place.offset / unit;
             let whole = from..from + written.place.len / unit;
@@ -320,7 +322,7 @@ impl FileOps {
                     };
                     if let Source::Run(place) = source {
                         let (ino, len) = (self.ino.0, count * unit);
-                        content.runs.push(Run { ino, at: place, len, sums: sums.into() });
+                        content.runs.push(Run { ino, at: place, len, sums: sums.into(), failures });
                     }
                     stored.push((block, source, count as u16, written.sequence, bytes));
                 }
@@ -450,7 +452,6 @@ impl MapOps for FileOps {
             size,
             sequence: state.next_sequence - 1,
         });
-        let failures = state.shares.get(&key).map(|promise| promise.failures);
         let room = inner.layout.max_record() / 2;
         let mut groups = records(written, room, u64::from(self.unit));
         if groups.is_empty() && grown.is_some() {
@@ -477,11 +478,6 @@ impl MapOps for FileOps {
                     state.unpublished.insert((self.ino.0, lost));
                 }
             }
-        }
-        drop(state);
-        if failures.is_some_and(|failures| failures != inner.log.failures()) {
-            // A flush failed while the write was on its way: it is not known to be there.
-            inner.log.ctl.lock().repair = true;
         }
     }
 

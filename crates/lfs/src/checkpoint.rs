@@ -221,6 +221,7 @@ impl Inner {
             if state.is_closed {
                 return Ok(());
             }
+            state.check_lost(&state.data)?;
             let ticket = match how {
                 How::Fresh => 0,
                 How::Log | How::Close => state.append_cut()?,
@@ -239,6 +240,7 @@ impl Inner {
         let (data, items) = {
             let state = self.state.lock();
             let frozen = state.frozen.as_ref().expect("it was frozen above");
+            state.check_lost(&frozen.data)?;
             (frozen.data.clone(), frozen.items.clone())
         };
         let mut taken = Ledger::default();
@@ -329,7 +331,7 @@ impl Inner {
         };
         let table = self.write_usage(&plan.entries, &usage, number).await?;
         if how != How::Fresh || !self.plant.has(Planted::UnflushedRecovery) {
-            self.flush_device(false).await.inspect_err(|error| self.failed(error))?;
+            self.flush_all().await?;
         }
         self.unfailed(failures)?;
         superblock.trees = vec![merged.root, table];
@@ -373,14 +375,8 @@ impl Inner {
     /// Writes a state of the superblock, and makes it durable (H12, H13).
     pub(crate) async fn write_slots(&self, superblock: &Superblock, failures: u64) -> Result<()> {
         slots::write(&self.device, superblock).await?;
-        self.flush_device(false).await.inspect_err(|error| self.failed(error))?;
+        self.flush_all().await?;
         self.unfailed(failures)
-    }
-
-    /// A flush that was not the log's own failed: what of the log it would have covered is not durable.
-    fn failed(&self, error: &Error) {
-        crate::log::Log::fail(&mut self.log.ctl.lock(), error.clone());
-        self.log.wait.wake_all();
     }
 
     /// H13.
@@ -419,6 +415,7 @@ impl Inner {
             state.frozen.as_mut().expect("it is there").in_flight = left;
         }
         state.drop_shadow();
+        state.forget_lost();
         for (data_id, (ino, bytes)) in merged.stored {
             state.store_bytes(ino, data_id, bytes);
         }

@@ -49,19 +49,19 @@ impl Inner {
     }
 
     async fn write_group(&self, mut turn: WriteTurn, here: bool) {
-        if self.log.ctl.lock().repair
-            && let Err(error) = self.repair(&mut turn).await
-        {
-            return turn.end(|ctl, group| {
-                ctl.groups.extend(group);
-                Log::fail(ctl, error);
-            });
-        }
+        let records = match self.sound_records(&mut turn).await {
+            Ok(records) => records,
+            Err(error) => {
+                return turn.end(|ctl, group| {
+                    ctl.groups.extend(group);
+                    Log::fail(ctl, error);
+                });
+            }
+        };
         let (head, durable_through) = {
             let ctl = self.log.ctl.lock();
             (ctl.head, ctl.durable.sequence - 1)
         };
-        let records = self.take_queue();
         let has_runs = records.iter().any(|record| !record.runs.is_empty());
         let (payloads, opened) = (Vec::new(), Vec::new());
         let mut group = Group { records, payloads, head, cut: None, opened };
@@ -115,9 +115,30 @@ impl Inner {
         self.options.fua && (flushed || self.plant.has(Planted::EarlyFua))
     }
 
-    /// What is queued, up to the size of a group.
-    fn take_queue(&self) -> Vec<Pending> {
+    /// Records for a group, after whatever has to be mended before (L4, Q1).
+    async fn sound_records(&self, turn: &mut WriteTurn) -> Result<Vec<Pending>> {
+        loop {
+            let (repair, failures) = {
+                let ctl = self.log.ctl.lock();
+                (ctl.repair, ctl.failures)
+            };
+            if repair {
+                self.repair(turn).await?;
+            } else if let Some(records) = self.take_queue(failures) {
+                return Ok(records);
+            } else {
+                self.rewrite_runs(&mut []).await?;
+            }
+        }
+    }
+
+    /// What is queued, up to the size of a group. `None`: a run of it was written before the last of
+    /// `failures` (Q1).
+    fn take_queue(&self, failures: u64) -> Option<Vec<Pending>> {
         let mut state = self.state.lock();
+        if state.queue.iter().flat_map(|record| &record.runs).any(|run| run.failures < failures) {
+            return None;
+        }
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while let Some(record) = state.queue.front() {
             bytes += record.cost;
@@ -126,7 +147,7 @@ impl Inner {
             }
             taken.extend(state.queue.pop_front());
         }
-        taken
+        Some(taken)
     }
 
     /// Lays the group out, and settles what it was promised (K12).
@@ -200,7 +221,25 @@ impl Inner {
         self.log.wait.wake_all();
     }
 
-    pub(crate) async fn flush_device(&self, here: bool) -> Result<()> {
+    /// A flush that is not the log's: if it fails, what of the log it would have covered is not durable
+    /// (L4, L7).
+    pub(crate) async fn flush_all(&self) -> Result<()> {
+        let free = || {
+            let mut ctl = self.log.ctl.lock();
+            (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
+        };
+        self.log.wait.wait_until(free).await;
+        let turn = FlushTurn::new(self.log.clone());
+        let done = self.flush_device(false).await;
+        turn.end(|ctl| {
+            if let Err(error) = &done {
+                Log::fail(ctl, error.clone());
+            }
+        });
+        done
+    }
+
+    async fn flush_device(&self, here: bool) -> Result<()> {
         let done = match here {
             true => flush_here(&*self.device).await,
             false => io(&*self.device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
@@ -267,14 +306,14 @@ impl Inner {
 
     /// Takes back everything since the last good flush, to be laid out again in a fresh segment (L4).
     async fn repair(&self, turn: &mut WriteTurn) -> Result<()> {
-        let (groups, head) = {
+        let (groups, head, failures) = {
             let mut ctl = self.log.ctl.lock();
             let groups: Vec<Group> = ctl.groups.drain(..).collect();
             let generation = ctl.head.generation.max(ctl.durable.generation) + 1;
             let previous = ctl.durable.segment.or(ctl.durable.previous);
             let head = Head { segment: None, previous, offset: 0, generation, ..ctl.durable };
             (ctl.head.generation, ctl.written_ticket) = (generation, ctl.durable_ticket);
-            (groups, head)
+            (groups, head, ctl.failures)
         };
         let (records, payloads, opened) = (Vec::new(), Vec::new(), Vec::new());
         let mut held = Group { records, payloads, head, cut: None, opened };
@@ -304,7 +343,7 @@ impl Inner {
         drop(state);
         turn.group = None;
         let mut ctl = self.log.ctl.lock();
-        (ctl.head, ctl.repair) = (head, false);
+        (ctl.head, ctl.repair) = (head, ctl.failures != failures);
         Ok(())
     }
 }

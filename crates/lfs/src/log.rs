@@ -18,7 +18,8 @@
 //! L4 after a failure nothing becomes durable before a repair: the records since the last good flush are laid
 //! out again, in a fresh segment and generation. L5 whoever waited while it failed is told so; who comes
 //! later starts the repair. L6 at most [`GROUPS_AHEAD`] groups are written and not flushed, so that how far
-//! recovery has to look behind the end of the log is bounded.
+//! recovery has to look behind the end of the log is bounded. L7 one flush of the device at a time, whoever
+//! asks for it: of two side by side one could fail and drop what the other is believed to have covered.
 //!
 //! Locks: `ctl`, a leaf like the state lock; the two are never held together.
 
@@ -55,6 +56,8 @@ pub(crate) struct Run {
     pub len: u64,
     /// Of its blocks.
     pub sums: std::sync::Arc<[u32]>,
+    /// How often the log had failed when its room was reserved, or before it was written again.
+    pub failures: u64,
 }
 
 /// A record that is not durable.

@@ -4,7 +4,10 @@
 //! reads back until then. So every run is read back, held against its sums, and written again. What cannot
 //! be had is left out of its record: the blocks stay what they were, and the file is marked.
 //!
-//! Invariant: Q1 no record that is laid out after a failure points at bytes that were not written since.
+//! Invariants: Q1 no record that is laid out after a failure points at bytes that were not written since: each
+//! run knows how many failures there were before its write. Q2 what is lost gets into no tree: what the
+//! blocks were before is known to the log alone, so no checkpoint is made until they are written anew, or cut
+//! off.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
@@ -13,34 +16,43 @@ use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
 use crate::format::place::{Geometry, Place};
 use crate::log::{Pending, Run};
+use crate::pending::{Overlay, Where};
 use crate::slots::read_at;
-use crate::state::Lost;
+use crate::state::{Lost, State};
 use crate::volume::Inner;
-use forebay_base::Result;
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Inner {
-    /// Writes the runs of these records, and of those that are queued, again. What a device that works does
-    /// not give back is left out; if it does not work, that is an error, and all of it is tried again.
+    /// Writes the runs of these records, and of those that are queued, again, if something failed since they
+    /// were written. What a device that works does not give back is left out; if it does not work, that is an
+    /// error, and all of it is tried again.
     pub(crate) async fn rewrite_runs(&self, records: &mut [Pending]) -> Result<()> {
-        let mut runs: Vec<Run> = Vec::new();
-        for record in records.iter() {
-            runs.extend(record.runs.iter().cloned());
-        }
-        for record in &self.state.lock().queue {
-            runs.extend(record.runs.iter().cloned());
-        }
-        let mut lost = Vec::new();
+        let failures = self.log.failures();
+        let stale = |record: &Pending| {
+            let runs = record.runs.iter().filter(|run| run.failures < failures);
+            runs.cloned().collect::<Vec<_>>()
+        };
+        let mut runs: Vec<Run> = records.iter().flat_map(stale).collect();
+        runs.extend(self.state.lock().queue.iter().flat_map(stale));
+        let (mut lost, mut written) = (Vec::new(), BTreeSet::new());
         for run in runs {
-            if !self.rewrite(&run).await? {
-                lost.push(run);
+            match self.rewrite(&run).await? {
+                true => drop(written.insert((run.at.segment, run.at.offset))),
+                false => lost.push(run),
             }
         }
         if !lost.is_empty() {
             self.leave_out(&lost, records)?;
+        }
+        let mut state = self.state.lock();
+        for run in records.iter_mut().chain(&mut state.queue).flat_map(|record| &mut record.runs) {
+            if written.contains(&(run.at.segment, run.at.offset)) {
+                run.failures = run.failures.max(failures);
+            }
         }
         Ok(())
     }
@@ -64,6 +76,7 @@ impl Inner {
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
             state.unpublished.insert((run.ino, Lost::Data));
+            state.lost.push((run.at, run.len));
             if let Some(node) = state.nodes.get_mut(&run.ino) {
                 node.regrow = true;
             }
@@ -75,6 +88,37 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+impl State {
+    /// `Io` if some of this content is lost (Q2).
+    pub fn check_lost(&self, data: &BTreeMap<u64, Overlay>) -> Result<()> {
+        let block_bytes = self.layout.block_bytes();
+        match self.lost.iter().any(|lost| is_in(data, *lost, block_bytes)) {
+            true => {
+                Err(Error::new(ErrorKind::Io, "checkpoint", "content that was accepted is lost"))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// A checkpoint is durable: what is lost and was overruled before it is nobody's any more.
+    pub fn forget_lost(&mut self) {
+        let (data, block_bytes) = (&self.data, self.layout.block_bytes());
+        self.lost.retain(|lost| is_in(data, *lost, block_bytes));
+    }
+}
+
+/// Whether some of this content is in these bytes.
+fn is_in(data: &BTreeMap<u64, Overlay>, (lost, len): (Place, u64), block_bytes: u64) -> bool {
+    let (start, end) = (u64::from(lost.offset), u64::from(lost.offset) + len);
+    data.values().flat_map(Overlay::pieces).any(|(_, piece)| match piece.at {
+        Where::Run(at) if at.segment == lost.segment => {
+            let from = u64::from(at.offset);
+            from < end && start < from + piece.blocks * block_bytes
+        }
+        _ => false,
+    })
 }
 
 /// Takes the changes that point at `places`, and the growth of `inodes`, out of a record.

@@ -178,6 +178,8 @@ pub(crate) struct State {
     pub owed: BTreeMap<u64, u64>,
     /// Inodes that cannot be synced.
     pub unpublished: BTreeSet<(u64, Lost)>,
+    /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
+    pub lost: Vec<(Place, u64)>,
     /// Nodes of the tree, about.
     pub tree_nodes: u64,
     /// Changes of content since the last freeze, and the bytes that they take in the tree, about.
@@ -216,6 +218,7 @@ impl State {
             lingering: BTreeSet::new(),
             owed: BTreeMap::new(),
             unpublished: BTreeSet::new(),
+            lost: Vec::new(),
             tree_nodes: 0,
             maps: (0, 0),
             is_read_only: false,
