@@ -4,8 +4,8 @@
 //! reads back until then. So every run is read back, held against its sums, and written again. What cannot
 //! be had is left out of its record: the blocks stay what they were, and the file is marked.
 //!
-//! Invariants: Q1 no record that is laid out after a failure points at bytes that were not written since: each
-//! run knows how many failures there were before its write. Q2 what is lost gets into no tree: what the
+//! Invariants: Q1 no record that is laid out after a failure points at bytes that were not written since:
+//! each run knows how many failures there were before its write. Q2 what is lost gets into no tree: what the
 //! blocks were before is known to the log alone, so no checkpoint is made until they are written anew, or cut
 //! off.
 //!

@@ -249,8 +249,8 @@ impl Segments {
     }
 
     /// The usage table of checkpoint `number`, which was frozen at `before` and changes what is live by
-    /// `deltas`. Tree segments are as they are now: the checkpoint itself writes there. So are those that were
-    /// taken since: what was queued at the freeze may have got its place there.
+    /// `deltas`. Tree segments are as they are now: the checkpoint itself writes there. So are those that
+    /// were taken since: what was queued at the freeze may have got its place there.
     /// `left`: bytes of a segment that are over for whoever comes next; they die with it (W15).
     pub fn plan(
         &self,
@@ -389,8 +389,8 @@ mod tests {
         assert_eq!(entry.stream, Stream::Log);
     }
 
-    /// A segment was sealed at a freeze, came free and was taken by the log before the checkpoint was planned,
-    /// which then called it dead under the log's head.
+    /// A segment was sealed at a freeze, came free and was taken by the log before the checkpoint was
+    /// planned, which then called it dead under the log's head.
     #[test]
     fn w12_what_was_taken_again_does_not_die() {
         let mut segments = Segments::new(4);
