@@ -332,10 +332,11 @@ fn the_end_of_file_is_moved_by_several_at_once() {
             .map(|_| {
                 let (cache, files, rng) = (cache.clone(), files.clone(), split_mix(&mut rng));
                 thread::spawn(move || {
-                    let mut driver = Driver { cache, files, rng, unit: BLOCK, blocks: false };
+                    let mut driver = Driver::new(&cache, &files, (rng, BLOCK, false));
                     for _ in 0..4 {
                         block_on(driver.step()).unwrap();
                     }
+                    driver.close();
                 })
             })
             .collect();

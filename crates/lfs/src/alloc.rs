@@ -9,7 +9,7 @@
 //! Reading order: `room` (runs that were taken and are not in use), `window` (streams and their windows),
 //! `take` (the three ways).
 //!
-//! Invariants: A11 a byte of a data segment has one owner: nobody, the open end of [`Space`](crate::space),
+//! Invariants: A11 a byte of a data segment has one owner: nobody, the open end of `Space`,
 //! a window, the pool of small runs, what is left over, or one reservation. A12 no lock and no turn is held
 //! during I/O, and nothing is waited for while the turn is held (scheduling points of tests aside).
 //! A13 what windows hold counts as free, and is free before anybody is told that there is no room.

@@ -69,7 +69,7 @@ impl Overwrite {
     }
 }
 
-/// The child's side of [`Overwrite::job`].
+/// The child's side of `Overwrite::job`.
 pub fn overwrite_here(job: &Value) -> Result<Value> {
     let count = |key: &str| job[key].as_u64().unwrap_or(0);
     let spec = Overwrite {
