@@ -59,7 +59,7 @@ pub fn doctor(args: &DoctorArgs) -> Outcome {
     }
     if args.json {
         let list: Vec<Value> = findings.iter().map(to_json).collect();
-        output::line(serde_json::to_string_pretty(&list).expect("a JSON value prints"));
+        output::json(&list.into());
     } else {
         findings.iter().for_each(show);
     }

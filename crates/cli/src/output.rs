@@ -15,6 +15,11 @@ pub fn line(text: impl AsRef<str>) {
     }
 }
 
+/// Prints a value as JSON, for people to read too.
+pub fn json(value: &serde_json::Value) {
+    line(serde_json::to_string_pretty(value).expect("a JSON value prints"));
+}
+
 /// Prints lines of a process that goes on: it serves whether or not somebody reads them.
 pub fn announce(lines: &[String]) {
     let mut text = lines.join("\n");

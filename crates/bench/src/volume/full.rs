@@ -206,7 +206,7 @@ mod tests {
 
     /// L2: no two units are alike, of one file or of two.
     #[test]
-    fn l2_every_unit_tells_where_it_belongs() {
+    fn every_unit_tells_where_it_belongs() {
         let unit = |name: &str, offset| {
             let mut unit = vec![0; UNIT as usize];
             content(seed_of(name), offset, &mut unit);

@@ -270,7 +270,7 @@ mod tests {
 
     /// A1..A4 while the limit goes up and down under a load.
     #[test]
-    fn a3_frames_above_the_limit_are_given_back_and_never_handed_out() {
+    fn frames_above_the_limit_are_given_back_and_never_handed_out() {
         for seed in 0..30u64 {
             let mut state = seed;
             let (mut alloc, mut held): (_, Vec<Frame>) = (FrameAlloc::new(100, 700), Vec::new());

@@ -135,7 +135,7 @@ impl Job<'_> {
         if args.json {
             let compared = args.compare.then(|| checked.json());
             let all = json!({ "copied": report.json(), "compared": compared });
-            output::line(serde_json::to_string_pretty(&all).expect("a JSON value prints"));
+            output::json(&all);
         } else if args.compare {
             output::line(report.line());
             output::line(checked.line());

@@ -27,7 +27,7 @@ pub fn extents(args: &ExtentsArgs) -> Outcome {
         let all: Vec<Value> = list.iter().map(to_json).collect();
         let (path, size, count) = (named.show(), attr.size, list.len());
         let value = json!({ "path": path, "size": size, "count": count, "extents": all });
-        output::line(serde_json::to_string_pretty(&value).expect("a JSON value prints"));
+        output::json(&value);
         return Ok(());
     }
     let mut rows: Vec<Vec<String>> =

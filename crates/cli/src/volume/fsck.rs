@@ -31,7 +31,7 @@ pub fn fsck(args: &FsckArgs) -> Outcome {
     let damage = report.findings.iter().filter(|finding| !finding.kind.is_harmless()).count();
     if args.json {
         let all = object(&args.volume, &report);
-        output::line(serde_json::to_string_pretty(&all).expect("a JSON value prints"));
+        output::json(&all);
     } else {
         output::line(format!(
             "checked {} inodes, {} nodes of the trees, {} of content: {damage} problems, {} bad copies",

@@ -18,7 +18,7 @@ pub fn grow(args: &GrowArgs) -> Outcome {
             "segments_before": before.segments,
             "segments": after.segments,
         });
-        output::line(serde_json::to_string_pretty(&all).expect("a JSON value prints"));
+        output::json(&all);
         return Ok(());
     }
     output::line(format!(

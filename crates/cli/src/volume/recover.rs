@@ -38,7 +38,7 @@ pub fn recover(args: &RecoverArgs) -> Outcome {
         let mut all = report.json();
         all["volume"] = volume.about.clone();
         all["to"] = args.to.display().to_string().into();
-        output::line(serde_json::to_string_pretty(&all).expect("a JSON value prints"));
+        output::json(&all);
     } else {
         output::line(report.line());
     }

@@ -26,7 +26,7 @@ pub fn stat(word: &str, args: &StatArgs) -> Outcome {
         let mut object = attributes(&attr);
         object["path"] = named.show().into();
         object["attributes"] = names.into();
-        output::line(serde_json::to_string_pretty(&object).expect("a JSON value prints"));
+        output::json(&object);
     } else {
         show(&named, &attr, &names);
     }
@@ -46,7 +46,7 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
     });
     about["space"] = space;
     if as_json {
-        output::line(serde_json::to_string_pretty(&about).expect("a JSON value prints"));
+        output::json(&about);
         return Ok(());
     }
     let size = |value: &Value| format_size(value.as_u64().unwrap_or(0));
