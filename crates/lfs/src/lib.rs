@@ -49,6 +49,7 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
+mod admit;
 pub mod alloc;
 mod aops;
 mod attr;
@@ -81,6 +82,7 @@ mod open;
 mod pending;
 mod pressure;
 mod repair;
+mod reserve;
 mod rollforward;
 mod segment;
 mod slots;
