@@ -80,6 +80,7 @@ mod nodes;
 mod open;
 mod pending;
 mod pressure;
+mod remember;
 mod repair;
 mod rollforward;
 mod segment;
