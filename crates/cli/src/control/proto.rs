@@ -28,6 +28,8 @@ pub enum Request {
     Residency(u64, u64),
     /// A session on the open volume whose image has these numbers; see [`crate::remote`].
     Volume(u64, u64),
+    /// Where the content of an inode is, on the open volume whose image has these numbers.
+    Extents(u64, u64, u64),
 }
 
 impl Request {
@@ -42,6 +44,9 @@ impl Request {
             Self::DropClean => json!({ "op": "drop-clean" }),
             Self::Residency(dev, ino) => json!({ "op": "residency", "dev": dev, "ino": ino }),
             Self::Volume(dev, ino) => json!({ "op": "volume", "dev": dev, "ino": ino }),
+            Self::Extents(dev, ino, file) => {
+                json!({ "op": "extents", "dev": dev, "ino": ino, "file": file })
+            }
         };
         object["version"] = VERSION.into();
         object.to_string()
@@ -66,6 +71,7 @@ impl Request {
             "drop-clean" => Ok(Self::DropClean),
             "residency" => Ok(Self::Residency(number("dev")?, number("ino")?)),
             "volume" => Ok(Self::Volume(number("dev")?, number("ino")?)),
+            "extents" => Ok(Self::Extents(number("dev")?, number("ino")?, number("file")?)),
             other => Err(format!("unknown request `{other}`")),
         }
     }
@@ -74,7 +80,7 @@ impl Request {
 /// A refusal: a word to match on, and a line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// `invalid`, `not-found`, `denied` or `failed`.
+    /// `invalid`, `not-found`, `busy`, `denied` or `failed`.
     pub kind: String,
     /// One line.
     pub message: String,
@@ -124,6 +130,7 @@ mod tests {
             Request::DropClean,
             Request::Residency(7, u64::MAX),
             Request::Volume(u64::MAX, 9),
+            Request::Extents(1, 2, u64::MAX),
         ] {
             assert_eq!(Request::decode(&request.encode()), Ok(request));
         }

@@ -3,13 +3,14 @@
 use super::served::Served;
 use super::spec::Place;
 use super::{CACHE_MIN, DATA_MIN, client_memory};
+use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
-use crate::volume::at;
-use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode};
+use crate::volume::{at, extents};
+use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode, Volume};
 use forebay_base::units::{format_size, parse_size};
 use forebay_vfs::FileSystem;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -53,22 +54,10 @@ pub struct Target {
 
 impl Target {
     fn stat(&self) -> Value {
-        let counters = self.cache.stats();
-        let mut stats: Map<String, Value> = numbers(counters.fields());
-        stats.insert("write_amplification".into(), counters.write_amplification().into());
-        let exports: Vec<Value> = self.served.iter().map(|s| self.export(s)).collect();
-        let (engine, reason) = self.cache.engine();
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "uptime_seconds": self.start.elapsed().as_secs(),
-            "aio": engine,
-            "aio_reason": reason,
-            "unwritten_bytes": self.cache.unwritten_bytes(),
-            "exports": exports,
-            "stats": stats,
-            "nbd": numbers(self.front.counters()),
-        })
+        let mut stat = answers::stat(&self.cache, self.start);
+        stat["exports"] = self.served.iter().map(|s| self.export(s)).collect();
+        stat["nbd"] = answers::numbers(self.front.counters()).into();
+        stat
     }
 
     fn export(&self, served: &Served) -> Value {
@@ -92,12 +81,6 @@ impl Target {
         })
     }
 
-    fn budget(&self) -> Value {
-        let row = |what: String, now: u64, bound: u64| json!({ "what": what, "now": now, "bound": bound });
-        let rows = self.cache.budget().into_iter();
-        Value::Array(rows.map(|(what, now, bound)| row(what, now, bound)).collect())
-    }
-
     fn prometheus(&self) -> String {
         let mut text = self.cache.stats().to_prometheus();
         for (name, value) in self.front.counters() {
@@ -114,8 +97,7 @@ impl Target {
     }
 
     fn tunables(&self) -> Value {
-        let mut all: Map<String, Value> =
-            self.cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
+        let mut all = answers::tunables(&self.cache);
         let mode = *self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
         all.insert("direct_io".into(), mode.to_string().into());
         all.insert("cache_size".into(), self.cache_size().to_string().into());
@@ -186,16 +168,8 @@ impl Target {
         let served = found
             .ok_or_else(|| Refusal::new("not-found", "this process does not export that file"))?;
         let r = served.source.residency();
-        let r = r.map_err(|e| Refusal::new("failed", e.to_string()))?;
-        Ok(json!({
-            "name": served.name,
-            "block_size": r.block_size,
-            "total_blocks": r.total_blocks,
-            "resident_blocks": r.resident_blocks,
-            "dirty_blocks": r.dirty_blocks,
-            "referenced_blocks": r.referenced_blocks,
-            "runs": r.runs,
-        }))
+        let r = r.map_err(|e| answers::refusal(&e))?;
+        Ok(answers::residency(&served.name, &r))
     }
 }
 
@@ -210,14 +184,16 @@ fn needs(of: &str, all: impl Iterator<Item = (String, bool)>) -> String {
     text
 }
 
-fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {
-    fields.into_iter().map(|(name, value)| (name.to_string(), value.into())).collect()
+impl Target {
+    fn open_volume(&self, identity: (u64, u64)) -> Option<&Volume> {
+        let mut volumes = self.served.iter().filter_map(|served| served.source.volume());
+        volumes.find(|volume| at::identity(volume.identity()) == identity)
+    }
 }
 
 impl ControlTarget for Target {
     fn volume(&self, identity: (u64, u64)) -> Option<(Arc<dyn FileSystem>, Value)> {
-        let mut volumes = self.served.iter().filter_map(|served| served.source.volume());
-        let volume = volumes.find(|volume| at::identity(volume.identity()) == identity)?;
+        let volume = self.open_volume(identity)?;
         let about = at::about(volume).ok()?;
         Some((volume.file_system(), about))
     }
@@ -225,21 +201,17 @@ impl ControlTarget for Target {
     fn answer(&self, request: Request) -> Result<Value, Refusal> {
         match request {
             Request::Stat => Ok(self.stat()),
-            Request::Budget => Ok(self.budget()),
+            Request::Budget => Ok(answers::budget(&self.cache)),
             Request::Prometheus => Ok(self.prometheus().into()),
             Request::Tunables => Ok(self.tunables()),
             Request::Tune(name, value) => match self.tune(&name, &value) {
                 Ok(()) => Ok(Value::Null),
-                Err(e) if e.kind() == ErrorKind::InvalidInput => {
-                    Err(Refusal::new("invalid", e.to_string()))
-                }
-                Err(e) => Err(Refusal::new("failed", e.to_string())),
+                Err(e) => Err(answers::refusal(&e)),
             },
             Request::DropClean => Ok(self.cache.drop_clean().into()),
             Request::Residency(dev, ino) => self.residency((dev, ino)),
-            Request::Volume(..) => {
-                Err(Refusal::new("not-found", "this process does not have that volume open"))
-            }
+            Request::Extents(dev, ino, file) => extents::answer(self.open_volume((dev, ino)), file),
+            Request::Volume(..) => Err(at::not_open()),
         }
     }
 }

@@ -8,6 +8,7 @@ use forebay_base::units::{MIB, format_size, parse_size};
 use forebay_fuse::Options;
 use forebay_fuse::options::Via;
 use rustix::mount::MountFlags;
+use std::path::PathBuf;
 
 /// Smallest `cache_size`, bytes.
 pub const CACHE_MIN: u64 = 32 * MIB;
@@ -25,6 +26,7 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   direct_io=MODE         open the image with O_DIRECT: auto, on, off\n\
   aio=ENGINE             auto, io_uring, threads\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
+  control=PATH           control socket [default: one in the user's runtime folder]\n\
   inodes=N               inodes that the kernel may know before it is asked to forget some\n\
   via=HOW                auto, block (a loop device, so that umount and sync reach us), plain, helper\n\
 Words for mount(8) itself (defaults, auto, noauto, nofail, user, _netdev, x-...) are accepted and do\n\
@@ -37,6 +39,8 @@ pub struct Wanted {
     pub fuse: Options,
     /// Bytes for everything that grows.
     pub cache_size: Option<u64>,
+    /// Control socket.
+    pub control: Option<PathBuf>,
     /// I/O engine.
     pub aio: Aio,
     /// Bypass the system's page cache below us.
@@ -53,6 +57,7 @@ impl Wanted {
         let mut wanted = Self {
             fuse: Options::default(),
             cache_size: None,
+            control: None,
             aio: Aio::default(),
             direct_io: DirectIo::default(),
         };
@@ -99,6 +104,10 @@ impl Wanted {
                     return Err(bad(word, &format!("at least {}", format_size(CACHE_MIN))));
                 }
                 self.cache_size = Some(size);
+            }
+            "control" => {
+                let path = std::path::absolute(value).map_err(|_| bad(word, "a path"))?;
+                self.control = Some(path);
             }
             "kernel_cache" => self.fuse.kernel_cache = value.parse()?,
             "direct_io" => self.direct_io = value.parse()?,
