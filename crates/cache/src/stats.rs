@@ -174,14 +174,4 @@ impl Stats {
         }
         self.written_bytes as f64 / self.cleaned_bytes as f64
     }
-
-    /// The text exposition format of Prometheus.
-    pub fn to_prometheus(&self) -> String {
-        let mut out = String::new();
-        for (name, value) in self.fields() {
-            out.push_str(&format!("forebay_{name} {value}\n"));
-        }
-        out.push_str(&format!("forebay_write_amplification {:.6}\n", self.write_amplification()));
-        out
-    }
 }

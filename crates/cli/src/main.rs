@@ -12,6 +12,7 @@ mod doctor;
 mod export;
 mod failure;
 mod fincore;
+mod live;
 mod logger;
 mod machine;
 mod mount;
