@@ -162,6 +162,9 @@ pub struct ExportArgs {
     /// Control socket [default: one per process in the user's runtime folder]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// The live view.
+    #[command(flatten)]
+    pub live: crate::live::LiveArgs,
     /// Run a shell command with $uri, $unixsocket and $port set; end with it and its status
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
@@ -181,8 +184,8 @@ pub struct Which {
 /// `forebay stat`
 #[derive(Args, Debug)]
 pub struct StatArgs {
-    /// A volume, or a path in one: what it is, and not the numbers of a process
-    #[arg(value_name = "VOLUME[:/PATH]", conflicts_with_all = ["budget", "prometheus", "watch"])]
+    /// A mount: its process. Or a volume, or a path in one: what that is
+    #[arg(value_name = "DIR|VOLUME[:/PATH]")]
     pub path: Option<String>,
     /// Which process.
     #[command(flatten)]
@@ -211,15 +214,24 @@ pub struct TuneArgs {
     /// Which process.
     #[command(flatten)]
     pub which: Which,
-    /// Settings to change; none shows all
-    #[arg(value_name = "NAME=VALUE", value_parser = setting)]
-    pub settings: Vec<(String, String)>,
+    /// A mount whose process is meant, and settings to change; no setting shows all
+    #[arg(value_name = "DIR|NAME=VALUE", value_parser = tune_word)]
+    pub words: Vec<TuneWord>,
     /// Evict everything clean from the cache
     #[arg(long)]
     pub drop_clean: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A word after `tune`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TuneWord {
+    /// `NAME=VALUE`
+    Set(String, String),
+    /// Anything without `=`: a mount.
+    Mount(PathBuf),
 }
 
 /// `forebay fincore`
@@ -316,12 +328,13 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|_| "a whole number with an optional k, M, G or T".to_string())
 }
 
-fn setting(text: &str) -> Result<(String, String), String> {
+fn tune_word(text: &str) -> Result<TuneWord, String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => {
-            Ok((name.trim().to_string(), value.trim().to_string()))
+            Ok(TuneWord::Set(name.trim().to_string(), value.trim().to_string()))
         }
-        _ => Err("expected NAME=VALUE; `forebay tune` without arguments lists the names".into()),
+        None if std::path::Path::new(text).is_dir() => Ok(TuneWord::Mount(text.into())),
+        _ => Err("expected NAME=VALUE or a mount; `forebay tune` alone lists the names".into()),
     }
 }
 
@@ -360,7 +373,6 @@ mod tests {
             "forebay create v --checksum md5",
             "forebay cp one",
             "forebay recover v",
-            "forebay stat v --budget",
             "forebay",
             "forebay export",
             "forebay export x --cache-size 1x",

@@ -42,6 +42,7 @@ fn both_ways() {
     for command in [
         "create",
         "ls",
+        "extents",
         "cp",
         "fsck",
         "recover",
