@@ -68,7 +68,7 @@ fn a_browser_shows_numbers_that_change_and_complains_of_nothing() {
                    const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; \
                    return d.some(byte => byte > 0); })()";
     assert_eq!(browser.value(painted), true);
-    let bar = "[...document.querySelectorAll('#bar span')].reduce((sum, part) => sum + part.offsetWidth, 0) > 0";
+    let bar = "[...document.querySelectorAll('#bar span')].some(part => part.offsetWidth > 0)";
     assert_eq!(browser.value(bar), true);
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
     // Nothing on it comes from anywhere else.
