@@ -128,6 +128,12 @@ fn prepare(options: &Options) -> Result<Setting> {
     if !Path::new("/dev/fuse").exists() {
         return missing("/dev/fuse, to mount");
     }
+    let dir = options.dir.as_os_str();
+    let words = ["-u", "postgres", "--", "test", "-x"].map(std::ffi::OsStr::new);
+    if bed::call("runuser", &[&words[..], &[dir]].concat()).is_err() {
+        let text = format!("a folder that the user postgres can reach; {} is none", dir.display());
+        return missing(&text);
+    }
     let cache = options.size_or(64 * MIB, 256 * MIB);
     // 15 MB each, with its index, and 30 MB for the rest: two thirds of the cache.
     let scale = u32::try_from((cache * 2 / 3 / 1_000_000).saturating_sub(30) / 15).unwrap_or(1);
