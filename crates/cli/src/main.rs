@@ -22,6 +22,7 @@ mod progress;
 mod remote;
 mod signals;
 mod stat;
+mod top;
 mod umount;
 mod volume;
 
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Umount(args) => umount::umount(args).map(|()| status::OK),
         Command::Watchdog(args) => mount::watchdog(args).map(|()| status::OK),
         Command::Stat(args) => stat::stat(args).map(|()| status::OK),
+        Command::Top(args) => top::top(args).map(|()| status::OK),
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),

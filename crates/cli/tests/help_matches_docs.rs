@@ -51,6 +51,7 @@ fn both_ways() {
         "mount",
         "umount",
         "stat",
+        "top",
         "tune",
         "fincore",
         "doctor",
