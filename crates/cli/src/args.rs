@@ -6,6 +6,7 @@ mod volume;
 pub use volume::{CpArgs, CreateArgs, ExtentsArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
 
 use crate::mount::{MountArgs, WatchdogArgs};
+use crate::policy::PolicyArgs;
 use crate::umount::UmountArgs;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
@@ -60,6 +61,8 @@ pub enum Command {
     Stat(StatArgs),
     /// Show or change the settings of a running process
     Tune(TuneArgs),
+    /// Show or set what openings of a file on a mount do with the cache
+    Policy(PolicyArgs),
     /// Show how much of a file is in the cache
     Fincore(FincoreArgs),
     /// Say what this machine offers and what would be chosen

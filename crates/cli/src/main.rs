@@ -17,6 +17,7 @@ mod machine;
 mod mount;
 mod mounts;
 mod output;
+mod policy;
 mod progress;
 mod remote;
 mod signals;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Watchdog(args) => mount::watchdog(args).map(|()| status::OK),
         Command::Stat(args) => stat::stat(args).map(|()| status::OK),
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
+        Command::Policy(args) => policy::policy(args).map(|()| status::OK),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),
         Command::CrashTest(args) => crash_test::crash_test(args),

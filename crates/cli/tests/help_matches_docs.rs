@@ -52,6 +52,7 @@ fn both_ways() {
         "umount",
         "stat",
         "tune",
+        "policy",
         "fincore",
         "doctor",
         "crash-test",

@@ -45,5 +45,8 @@ pub use session::{Ending, Session};
 /// An extended attribute that the root of each mount has: the process that serves it, in decimal, as that
 /// process knows itself. Not listed.
 pub const PID_ATTRIBUTE: &str = "system.forebay.pid";
-/// Another one: the path of the control socket of that process, if it has one. Not listed.
+/// Another one of roots: the path of the control socket of that process, if it has one. Not listed.
 pub const CONTROL_ATTRIBUTE: &str = "system.forebay.control";
+/// An extended attribute of files: what their openings do with the cache, `cached`, `uncached` or `direct`.
+/// What is made in a directory that has it gets it, too.
+pub const POLICY_ATTRIBUTE: &str = "user.forebay.policy";

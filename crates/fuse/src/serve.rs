@@ -13,6 +13,7 @@ mod attrs;
 mod content;
 mod listing;
 mod names;
+mod policy;
 
 use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;

@@ -10,7 +10,7 @@
 use super::{Answer, Core, Outcome, Undo, fail, privileges, read_flags, sync_flags};
 use crate::device::PAYLOAD_MAX;
 use crate::handles::Handle;
-use crate::ioctl::{GET_MODE, SET_MODE};
+use crate::ioctl::{GET_MODE, MODE_CACHED, SET_MODE};
 use crate::options::{KernelCache, SMALL_BYTES};
 use crate::proto::consts::{FOpen, WRITE_CACHE, WRITE_KILL_SUIDGID, open};
 use crate::proto::reply::Body;
@@ -90,15 +90,15 @@ impl Core {
         FOpen::DIRECT_IO | FOpen::PARALLEL_DIRECT_WRITES | FOpen::NOFLUSH
     }
 
-    /// How the kernel shall treat an opening.
-    pub(super) fn fopen(&self, attr: &Attr, flags: u32) -> FOpen {
+    /// How the kernel shall treat an opening in this mode: what is not for the cache is not for its own.
+    pub(super) fn fopen(&self, attr: &Attr, flags: u32, mode: u32) -> FOpen {
         let reads_only = flags & (open::ACCMODE | open::TRUNC) == 0;
         let cached = match self.kernel_cache {
             KernelCache::Never => false,
             KernelCache::Small => reads_only && attr.size <= SMALL_BYTES,
             KernelCache::Always => true,
         };
-        match cached && attr.kind == FileKind::File {
+        match cached && attr.kind == FileKind::File && mode == MODE_CACHED {
             true => FOpen::KEEP_CACHE | FOpen::NOFLUSH,
             false => self.direct_fopen(),
         }
@@ -197,7 +197,7 @@ mod tests {
         let new = NewInode::of(FileKind::File, 0o600);
         let flags = OpenFlags::READ | OpenFlags::WRITE;
         let made = block_on(core.fs.create(Ino::ROOT, Name::new(b"f").unwrap(), &new, flags));
-        core.handles.add(Handle::new(made.unwrap().1, IoFlags::empty()))
+        core.handles.add(Handle::new(made.unwrap().1, IoFlags::empty(), MODE_CACHED))
     }
 
     fn write_in(fh: u64, flags: u32, write_flags: u32) -> WriteIn {
@@ -253,11 +253,16 @@ mod tests {
         let small = block_on(small_files.fs.lookup(Ino::ROOT, name)).unwrap();
         let large = Attr { size: SMALL_BYTES + 1, ..small };
         let fifo = Attr { kind: FileKind::Fifo, ..small };
-        let kept = |core: &Core, attr, flags| core.fopen(attr, flags).contains(FOpen::KEEP_CACHE);
+        let kept = |core: &Core, attr, flags| {
+            core.fopen(attr, flags, MODE_CACHED).contains(FOpen::KEEP_CACHE)
+        };
         let c = &small_files;
         assert!(kept(c, &small, 0) && !kept(c, &large, 0) && !kept(c, &fifo, 0));
         assert!(!kept(c, &small, open::RDWR) && !kept(c, &small, open::TRUNC));
         assert!(kept(&core(KernelCache::Always), &large, open::RDWR));
         assert!(!kept(&core(KernelCache::Never), &small, 0));
+        let always = core(KernelCache::Always);
+        let uncached = always.fopen(&small, 0, crate::ioctl::MODE_UNCACHED);
+        assert!(!uncached.contains(FOpen::KEEP_CACHE), "it would stay in the kernel's instead");
     }
 }
