@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the kernel is
 //! asked for a mount), `device` (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
-//! kernel knows of us), `serve` (a request answered by the contract), `sweep` (what it shall forget),
+//! kernel knows of us), `trees` (who asks), `serve` (a request answered by the contract), `sweep` (what it shall forget),
 //! [`session`] (threads, ending), [`notify`], [`watchdog`].
 //!
 //! ```text
@@ -33,6 +33,7 @@ pub mod proto;
 mod serve;
 pub mod session;
 mod sweep;
+mod trees;
 pub mod watchdog;
 
 #[cfg(any(test, feature = "fuzz"))]

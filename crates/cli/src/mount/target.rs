@@ -36,6 +36,8 @@ pub struct Live {
     pub front_bytes: u64,
     /// Inodes that the kernel knows, and what it has open.
     pub figures: Box<dyn Fn() -> (usize, usize) + Send + Sync>,
+    /// Trees of processes that have a mode of their own.
+    pub trees: Box<dyn Fn() -> usize + Send + Sync>,
 }
 
 /// See the module. It answers from [`Target::serve`] to [`Target::over`].
@@ -90,6 +92,8 @@ impl Live {
             "direct_io_reason": reason,
             "inodes_known": known,
             "open_files": open,
+            "process_trees": (self.trees)(),
+            "alloc": answers::alloc(&self.volume),
         }]);
         stat
     }
@@ -164,6 +168,7 @@ impl ControlTarget for Target {
                 extents::answer(live.is((device, ino)).then_some(&live.volume), file)
             }
             Request::Volume(..) => Err(at::not_open()),
+            Request::Detach => Err(answers::no_device()),
         }
     }
 }

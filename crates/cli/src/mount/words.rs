@@ -3,7 +3,7 @@
 //! Invariant: O1 a word that is not known is refused by name, and so is a value that makes no sense.
 
 use crate::failure::{Failure, Outcome};
-use forebay::{Aio, DirectIo};
+use forebay::{Aio, AllocMode, DirectIo};
 use forebay_base::units::{MIB, format_size, parse_size};
 use forebay_fuse::Options;
 use forebay_fuse::options::Via;
@@ -25,6 +25,7 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   \x20                       opened to be read), always [default: small]\n\
   direct_io=MODE         open the image with O_DIRECT: auto, on, off\n\
   aio=ENGINE             auto, io_uring, threads\n\
+  alloc=MODE             how blocks are given out: interleaved, serialized, reserve [default: reserve]\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
   control=PATH           control socket [default: one in the user's runtime folder]\n\
   inodes=N               inodes that the kernel may know before it is asked to forget some\n\
@@ -41,6 +42,8 @@ pub struct Wanted {
     pub cache_size: Option<u64>,
     /// Control socket.
     pub control: Option<PathBuf>,
+    /// How blocks are given out.
+    pub alloc: AllocMode,
     /// I/O engine.
     pub aio: Aio,
     /// Bypass the system's page cache below us.
@@ -58,6 +61,7 @@ impl Wanted {
             fuse: Options::default(),
             cache_size: None,
             control: None,
+            alloc: AllocMode::default(),
             aio: Aio::default(),
             direct_io: DirectIo::default(),
         };
@@ -111,6 +115,7 @@ impl Wanted {
             }
             "kernel_cache" => self.fuse.kernel_cache = value.parse()?,
             "direct_io" => self.direct_io = value.parse()?,
+            "alloc" => self.alloc = value.parse()?,
             "aio" => self.aio = value.parse()?,
             "threads" => self.fuse.threads = Some(number(1, 64)?),
             "inodes" => self.fuse.inodes_max = number(1024, 1 << 40)?,
@@ -164,8 +169,16 @@ mod tests {
     /// O1
     #[test]
     fn o1_what_is_not_known_is_refused_by_name() {
-        for word in ["r0", "cache_size=1", "cache_size=x", "threads=0", "via=magic", "aio=x", "a=b"]
-        {
+        for word in [
+            "r0",
+            "cache_size=1",
+            "cache_size=x",
+            "threads=0",
+            "via=magic",
+            "aio=x",
+            "alloc=x",
+            "a=b",
+        ] {
             let failure = parse(&format!("rw,{word}")).unwrap_err();
             assert_eq!(failure.status, crate::failure::status::USAGE, "{word}");
             let value = word.split('=').next_back().unwrap_or(word);

@@ -10,11 +10,12 @@
 use super::{Answer, Core, Outcome, Undo, fail, privileges, read_flags, sync_flags};
 use crate::device::PAYLOAD_MAX;
 use crate::handles::Handle;
-use crate::ioctl::{GET_MODE, MODE_CACHED, SET_MODE};
+use crate::ioctl::{GET_MODE, MODE_CACHED, SET_MODE, SET_TREE_MODE, mode_flags};
 use crate::options::{KernelCache, SMALL_BYTES};
 use crate::proto::consts::{FOpen, WRITE_CACHE, WRITE_KILL_SUIDGID, open};
 use crate::proto::reply::Body;
 use crate::proto::request::{CopyIn, Header, IoctlIn, ReadIn, WriteIn};
+use crate::trees::look;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_vfs::copy::copy_range;
@@ -24,6 +25,8 @@ use forebay_vfs::{Attr, Fallocate, FileKind, Privileges, Seek, Wrote};
 const COPY_MAX: u64 = 16 << 20;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
+/// The caller is in another world of processes.
+const EREMOTE: i32 = 66;
 /// Not a terminal: no such ioctl here.
 const ENOTTY: i32 = 25;
 
@@ -157,14 +160,24 @@ impl Core {
         Ok(Outcome::body(body))
     }
 
-    pub(super) fn ioctl(&self, ioctl: &IoctlIn<'_>) -> Result<Outcome> {
+    pub(super) fn ioctl(&self, header: &Header, ioctl: &IoctlIn<'_>) -> Result<Outcome> {
         let mut body = Body::new();
+        let mode = ioctl.input.first_chunk().map(|b| u32::from_le_bytes(*b));
         match ioctl.cmd {
             SET_MODE => {
                 let handle = self.handle(ioctl.fh)?;
-                let mode = ioctl.input.first_chunk().map(|b| u32::from_le_bytes(*b));
                 if !mode.is_some_and(|mode| handle.set_mode(mode)) {
                     return fail(ErrorKind::Unsupported, "ioctl", "no such mode");
+                }
+                body.ioctl_out(&[]);
+            }
+            SET_TREE_MODE => {
+                let Some(mode) = mode.filter(|mode| mode_flags(*mode).is_some()) else {
+                    return fail(ErrorKind::Unsupported, "ioctl", "no such mode");
+                };
+                // Its openings would come from nobody that could be found.
+                if !self.trees.add(ioctl.fh, header.pid, mode, look) {
+                    return Ok(Outcome::errno(EREMOTE));
                 }
                 body.ioctl_out(&[]);
             }

@@ -164,13 +164,13 @@ impl Core {
         let how = open_flags(flags, keeps(kill));
         let made = self.fs.create(Ino(header.node), Name::new(name)?, &new, how).await;
         let (attr, file) = made?;
-        Ok(self.made(Ino(header.node), attr, file, flags).await)
+        Ok(self.made(header, attr, file, flags).await)
     }
 
-    /// Tells the kernel of an opening of what was just made in `dir`.
-    async fn made(&self, dir: Ino, attr: Attr, file: OpenFileRef, flags: u32) -> Outcome {
-        let attr = self.inherit(dir, attr).await;
-        let mode = self.policy(attr.ino).await;
+    /// Tells the kernel of an opening of what was just made in the directory that was asked.
+    async fn made(&self, header: &Header, attr: Attr, file: OpenFileRef, flags: u32) -> Outcome {
+        let attr = self.inherit(Ino(header.node), attr).await;
+        let mode = self.mode(attr.ino, header.pid).await;
         self.opened(file, (flags, mode, self.fopen(&attr, flags, mode)), Some(&attr))
     }
 
@@ -182,12 +182,13 @@ impl Core {
         let new = new_inode(header, FileKind::File, mode, 0);
         let how = open_flags(flags, keeps(kill));
         let (attr, file) = self.fs.tmpfile(Ino(header.node), &new, how).await?;
-        Ok(self.made(Ino(header.node), attr, file, flags).await)
+        Ok(self.made(header, attr, file, flags).await)
     }
 
-    pub(super) async fn open(&self, node: Ino, flags: u32, kill: u32) -> Result<Outcome> {
+    pub(super) async fn open(&self, header: &Header, flags: u32, kill: u32) -> Result<Outcome> {
+        let node = Ino(header.node);
         let file = self.fs.open(node, open_flags(flags, keeps(kill))).await?;
-        let mode = self.policy(node).await;
+        let mode = self.mode(node, header.pid).await;
         let fopen = match self.kernel_cache {
             crate::KernelCache::Never => self.direct_fopen(),
             _ => self.fopen(&self.fs.getattr(node).await?, flags, mode),

@@ -1,4 +1,5 @@
-//! What an opening does with the cache unless it is told otherwise: as the file's policy says.
+//! What an opening does with the cache unless it is told otherwise: as the file's policy says, or the tree of
+//! processes that opens it.
 //!
 //! The policy is an extended attribute of the file. One of a directory is not its own: what is made in it
 //! gets the same, directories too.
@@ -11,6 +12,7 @@
 use super::{Core, fail};
 use crate::POLICY_ATTRIBUTE;
 use crate::ioctl::{MODE_CACHED, MODE_DIRECT, MODE_UNCACHED};
+use crate::trees::look;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, FileKind, Ino, SetXattr, XattrName};
 
@@ -43,11 +45,15 @@ impl Core {
         }
     }
 
-    /// The mode that openings of a file begin with (K1).
-    pub(super) async fn policy(&self, ino: Ino) -> u32 {
+    /// The mode that an opening of a file begins with (K1): that of the file, else that of the tree of
+    /// processes which it is opened by.
+    pub(super) async fn mode(&self, ino: Ino, pid: u32) -> u32 {
         let value = self.own_policy(ino).await;
         let known = WORDS.iter().find(|(word, _)| value.as_deref() == Some(word));
-        known.map_or(MODE_CACHED, |(_, mode)| *mode)
+        match known.map_or(MODE_CACHED, |(_, mode)| *mode) {
+            MODE_CACHED => self.trees.mode_of(pid, look).unwrap_or(MODE_CACHED),
+            mode => mode,
+        }
     }
 
     /// What was made in `dir` gets its policy (K2), as far as it can have one; its attributes then.
