@@ -182,6 +182,9 @@ pub struct ExportArgs {
     /// Control socket [default: one per process in the user's runtime folder]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// The live view.
+    #[command(flatten)]
+    pub live: crate::live::LiveArgs,
     /// Run a shell command with $uri, $unixsocket and $port set; end with it and its status
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,

@@ -15,6 +15,7 @@ mod export;
 mod failure;
 mod fincore;
 mod generate;
+mod live;
 mod logger;
 mod machine;
 mod mount;

@@ -19,7 +19,7 @@ pub use helper::command_line;
 use crate::control::server::ControlServer;
 use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
-use crate::{output, signals};
+use crate::{live, output, signals};
 use clap::Args;
 use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
 use forebay_base::ErrorKind;
@@ -27,12 +27,13 @@ use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_fuse::watchdog::{self, Watchdog};
 use forebay_fuse::{MountKind, Options, Session};
+use forebay_live::{Board, CacheSource};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use target::{Live, Target};
+use target::{Figures, Live, Target, Watched};
 use words::Wanted;
 
 /// Least that is left of `cache_size` for data, bytes.
@@ -54,6 +55,9 @@ pub struct MountArgs {
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,
+    /// The live view.
+    #[command(flatten)]
+    pub live: live::LiveArgs,
     /// This is the process that stays.
     #[arg(long, hide = true)]
     pub daemon: bool,
@@ -74,7 +78,9 @@ pub fn watchdog(args: &WatchdogArgs) -> Outcome {
 
 /// Runs the command and gives its exit status.
 pub fn mount(args: &MountArgs) -> Outcome<u8> {
-    let wanted = Wanted::parse(&args.options)?;
+    let mut wanted = Wanted::parse(&args.options)?;
+    wanted.live = args.live.or(wanted.live);
+    live::options(&wanted.live)?;
     let volume = absolute(&args.volume)?;
     let dir = absolute(&args.dir)?;
     check(&volume, &dir)?;
@@ -115,6 +121,7 @@ fn check(volume: &Path, dir: &Path) -> Outcome {
 fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcome<u8> {
     let mut how = wanted.fuse.clone();
     how.source = volume.display().to_string();
+    let http = live::options(&wanted.live)?;
     let config = config(wanted, &mut how)?;
     let cache = Cache::new(config)?;
     let options = VolumeOptions {
@@ -135,7 +142,13 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let undo = Unmount(dir.to_path_buf());
     let session = Session::start(mounted, fs, RealWorld::new(), &how)?;
     let watchdog = start_watchdog(&session, dir, number)?;
+    let figures: Figures = Arc::new(session.figures());
+    let front = Arc::new(Watched(figures.clone()));
+    let board = Board::new(CacheSource::new("mount", &cache).with_front(front));
+    let page = live::serve(&board, http)?;
     target.serve(Live {
+        board,
+        page: page.as_ref().map(live::uri),
         cache: cache.clone(),
         volume: opened.clone(),
         dir: dir.to_path_buf(),
@@ -143,14 +156,16 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         number: rustix::fs::makedev(number.0, number.1),
         kernel_cache: how.kernel_cache,
         front_bytes: how.memory_bound(),
-        figures: Box::new(session.figures()),
         trees: Box::new(session.trees()),
+        figures,
     });
     watch_signals(dir, how.control.clone())?;
     if args.daemon {
         daemon::ready(remark(kind).unwrap_or_default())?;
     } else {
-        output::announce(&[format!("{} is mounted on {}", volume.display(), dir.display())]);
+        let mut said = vec![format!("{} is mounted on {}", volume.display(), dir.display())];
+        said.extend(page.as_ref().map(live::uri));
+        output::announce(&said);
     }
     let ending = session.wait();
     std::mem::forget(undo);
@@ -160,6 +175,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         control.end_sessions();
     }
     target.over();
+    drop(page);
     let synced = ending.sync();
     ending.release();
     let closed = opened.close();

@@ -17,7 +17,7 @@ mod opened;
 
 pub use file::{OpenOptions, VolumeFile};
 pub use names::ReadDir;
-pub(crate) use opened::Volumes;
+pub(crate) use opened::{Open, Volumes};
 
 use crate::cache::Cache;
 use forebay_base::task::block_on;
@@ -30,7 +30,7 @@ use forebay_block::{
 pub use forebay_lfs::{AllocMode, AllocStats, FileExtent, VolumeInfo};
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
 use forebay_vfs::{FileSystem, Ino, OpenFlags, ReadOnly, StatFs, Timestamp};
-use opened::{Found, Open};
+use opened::Found;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

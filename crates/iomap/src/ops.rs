@@ -211,6 +211,11 @@ pub trait MapOps: Send + Sync {
     /// The device that places refer to.
     fn device(&self) -> &DeviceRef;
 
+    /// What the file is, for people who watch the cache: whose it is, and its number there.
+    fn label(&self) -> forebay_cache::folio::Label {
+        (0, 0)
+    }
+
     /// Units, sums, stable need. Read anew for each decision.
     fn limits(&self) -> MapLimits;
 

@@ -379,6 +379,11 @@ fn records(written: &[Written], room: u64, unit: u64) -> Vec<Vec<&Written>> {
 }
 
 impl MapOps for FileOps {
+    fn label(&self) -> forebay_cache::folio::Label {
+        // A volume is told from others of the cache by where it lies in memory.
+        (self.inner.as_ptr() as u64, self.ino.0)
+    }
+
     fn device(&self) -> &DeviceRef {
         &self.device
     }

@@ -26,7 +26,7 @@ use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
 use crate::format::usage::USAGE_BYTES;
 use crate::items::Items;
-use crate::log::Head;
+use crate::log::{ANY, Head};
 use crate::pending::{Overlay, Where};
 use crate::segment::{Deltas, Plan, Snapshot};
 use crate::slots;
@@ -282,7 +282,7 @@ impl Inner {
             let staged = frozen.is_some_and(|frozen| frozen.data.values().any(Overlay::is_staged));
             (!staged).then_some(())
         };
-        self.log.wait.wait_until(resolved).await;
+        self.log.wait_for(ANY, resolved).await;
     }
 }
 

@@ -9,7 +9,7 @@
 use crate::batch::Batch;
 use crate::fault::Planted;
 use crate::format::record::RecordKind;
-use crate::log::{Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
+use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
 use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -30,11 +30,21 @@ impl Inner {
         let entered = self.log.failures();
         let early = self.plant.has(Planted::AckBeforeFlush);
         loop {
-            match self.log.wait.wait_until(|| self.log.step(ticket, entered, early)).await {
-                Step::Done(result) => return result,
-                Step::Write => self.write_group(WriteTurn::new(self.log.clone()), here).await,
+            match self.log.wait_for(ticket, || self.log.step(ticket, entered, early)).await {
+                Step::Done(result) => {
+                    self.log.leave(&result);
+                    if early {
+                        // Nobody flushes for the others.
+                        self.log.wake_all();
+                    }
+                    return result;
+                }
+                Step::Write => {
+                    let turn = WriteTurn::new(self.log.clone(), ticket);
+                    self.write_group(turn, here).await;
+                }
                 Step::Flush(groups) => {
-                    let turn = FlushTurn::new(self.log.clone());
+                    let turn = FlushTurn::new(self.log.clone(), ticket);
                     self.flush_groups(turn, groups, here).await;
                 }
             }
@@ -103,7 +113,7 @@ impl Inner {
         });
         if durable.is_some() {
             self.after(durable);
-            self.log.wait.wake_all();
+            self.log.wake_any();
         }
         self.trigger_checkpoint();
     }
@@ -218,7 +228,7 @@ impl Inner {
             }
         });
         self.after(durable);
-        self.log.wait.wake_all();
+        self.log.wake_any();
     }
 
     /// A flush that is not the log's: if it fails, what of the log it would have covered is not durable
@@ -228,8 +238,8 @@ impl Inner {
             let mut ctl = self.log.ctl.lock();
             (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
         };
-        self.log.wait.wait_until(free).await;
-        let turn = FlushTurn::new(self.log.clone());
+        self.log.wait_for(ANY, free).await;
+        let turn = FlushTurn::new(self.log.clone(), ANY);
         let done = self.flush_device(false).await;
         turn.end(|ctl| {
             if let Err(error) = &done {

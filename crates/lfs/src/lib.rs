@@ -80,6 +80,7 @@ mod nodes;
 mod open;
 mod pending;
 mod pressure;
+mod remember;
 mod repair;
 mod rollforward;
 mod segment;
@@ -97,6 +98,9 @@ pub use extents::{FileExtent, FreeSpace};
 pub use fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
 pub use grow::grow;
 pub use info::{VolumeInfo, probe};
+#[cfg(shuttle)]
+#[doc(hidden)]
+pub use log::model as log_model;
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

@@ -23,6 +23,7 @@ use crate::layout::Layout;
 use crate::log::{Head, Log};
 use crate::nodes::VolumeStore;
 use crate::open::{Opened, find, fresh_head, head_of};
+use crate::remember::Remembered;
 use crate::rollforward::Found;
 use crate::slots;
 use crate::space::Need;
@@ -168,6 +169,7 @@ pub(crate) struct Inner {
     pub checkpoints: Checkpoints,
     /// What is wrong with the log of a volume that is open for reading.
     pub damage: Option<Error>,
+    pub names: Remembered,
 }
 
 /// How the trees of a volume are reached.
@@ -306,6 +308,7 @@ impl Volume {
             store,
             checkpoints,
             damage: found.damage,
+            names: Remembered::default(),
         });
         inner.store.attach(std::sync::Arc::downgrade(&inner));
         Ok(Self(inner))

@@ -34,6 +34,7 @@ use forebay_block::loopdev::FileLoop;
 use forebay_fuse::options::Via;
 use forebay_fuse::watchdog::Watchdog;
 use forebay_fuse::{KernelCache, Options, Session};
+use forebay_live::{Board, CacheSource};
 use forebay_vfs::disk::{self, Disk};
 use forebay_vfs::{Export, Timestamp};
 use std::ffi::OsStr;
@@ -233,6 +234,7 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
     let Below { session, watchdog, device } = below(&source, &how, args)?;
     let shown = device.path().display().to_string();
     let target = Target::new(Live {
+        board: Board::new(CacheSource::new("attach", &cache)),
         cache: cache.clone(),
         device,
         mode,

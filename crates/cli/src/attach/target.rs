@@ -7,10 +7,12 @@ use super::{CACHE_MIN, DATA_MIN};
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
+use crate::live;
 use crate::volume::at;
 use forebay::{Cache, Error, ErrorKind, LiveMode};
 use forebay_base::units::{format_size, parse_size};
 use forebay_block::loopdev::FileLoop;
+use forebay_live::Board;
 use serde_json::{Value, json};
 use std::sync::{Arc, RwLock};
 use std::time::Instant;
@@ -19,6 +21,8 @@ use std::time::Instant;
 pub struct Live {
     /// The cache.
     pub cache: Cache,
+    /// What can be watched.
+    pub board: Arc<Board>,
     /// The device.
     pub device: FileLoop,
     /// How requests use the cache; changed live.
@@ -120,7 +124,8 @@ impl ControlTarget for Target {
         match request {
             Request::Stat => Ok(live.stat(self.start)),
             Request::Budget => Ok(answers::budget(&live.cache)),
-            Request::Prometheus => Ok(live.cache.stats().to_prometheus().into()),
+            Request::Live => live::answer(&live.board),
+            Request::Prometheus => live::metrics(&live.board),
             Request::Tunables => Ok(live.tunables()),
             Request::Tune(name, value) => match live.tune(&name, &value) {
                 Ok(()) => Ok(Value::Null),

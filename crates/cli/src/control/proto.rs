@@ -14,6 +14,8 @@ pub const REPLY_MAX: usize = 16 << 20;
 pub enum Request {
     /// Counters, exports, settings.
     Stat,
+    /// What is in the cache, and how it is used just now; see [`forebay_live`].
+    Live,
     /// Memory by purpose.
     Budget,
     /// Counters as Prometheus reads them.
@@ -39,6 +41,7 @@ impl Request {
     pub fn encode(&self) -> String {
         let mut object = match self {
             Self::Stat => json!({ "op": "stat" }),
+            Self::Live => json!({ "op": "live" }),
             Self::Budget => json!({ "op": "budget" }),
             Self::Prometheus => json!({ "op": "prometheus" }),
             Self::Tunables => json!({ "op": "tunables" }),
@@ -67,6 +70,7 @@ impl Request {
         let number = |key: &str| value[key].as_u64().ok_or_else(|| format!("`{key}` is missing"));
         match text("op")?.as_str() {
             "stat" => Ok(Self::Stat),
+            "live" => Ok(Self::Live),
             "budget" => Ok(Self::Budget),
             "prometheus" => Ok(Self::Prometheus),
             "tunables" => Ok(Self::Tunables),
@@ -127,6 +131,7 @@ mod tests {
     fn requests_come_back_as_they_were() {
         for request in [
             Request::Stat,
+            Request::Live,
             Request::Budget,
             Request::Prometheus,
             Request::Tunables,

@@ -6,12 +6,14 @@ use super::{CACHE_MIN, DATA_MIN, client_memory};
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
+use crate::live;
 use crate::volume::{at, extents};
 use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode, Volume};
 use forebay_base::units::{format_size, parse_size};
+use forebay_live::{Board, FrontEnd, metrics::label};
 use forebay_vfs::FileSystem;
 use serde_json::{Value, json};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 /// Numbers of the part that talks to clients.
@@ -50,11 +52,33 @@ pub struct Target {
     pub resizing: Mutex<()>,
     /// When the process began to serve.
     pub start: Instant,
+    /// What can be watched.
+    pub board: Arc<Board>,
+    /// Where, if there is a page.
+    pub page: OnceLock<String>,
+}
+
+/// The server's numbers, for whoever watches.
+pub struct Watched(pub Weak<Target>);
+
+impl FrontEnd for Watched {
+    fn name(&self) -> &str {
+        "nbd"
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.upgrade().map_or_else(Vec::new, |target| target.front.counters())
+    }
+
+    fn more_metrics(&self) -> String {
+        self.0.upgrade().map_or_else(String::new, |target| target.stable_needs())
+    }
 }
 
 impl Target {
     fn stat(&self) -> Value {
         let mut stat = answers::stat(&self.cache, self.start);
+        stat["page"] = self.page.get().cloned().into();
         stat["exports"] = self.served.iter().map(|s| self.export(s)).collect();
         stat["nbd"] = answers::numbers(self.front.counters()).into();
         stat
@@ -82,19 +106,13 @@ impl Target {
         })
     }
 
-    fn prometheus(&self) -> String {
-        let mut text = self.cache.stats().to_prometheus();
-        for (name, value) in self.front.counters() {
-            text.push_str(&format!("# TYPE forebay_nbd_{name} untyped\n"));
-            text.push_str(&format!("forebay_nbd_{name} {value}\n"));
-        }
+    fn stable_needs(&self) -> String {
         let (exports, devices) = (
             |s: &Served| (s.name.clone(), s.source.stable_pages_required().0),
             |s: &Served| (s.shown.clone(), s.source.device_stable_pages_required().0),
         );
-        text.push_str(&needs("export", self.served.iter().map(exports)));
-        text.push_str(&needs("device", self.served.iter().map(devices)));
-        text
+        let exports = needs("export", self.served.iter().map(exports));
+        exports + &needs("device", self.served.iter().map(devices))
     }
 
     fn tunables(&self) -> Value {
@@ -177,10 +195,10 @@ impl Target {
 /// Who needs stable pages, as gauges with a label.
 fn needs(of: &str, all: impl Iterator<Item = (String, bool)>) -> String {
     let name = format!("forebay_{of}_stable_pages_required");
-    let mut text = format!("# TYPE {name} gauge\n");
-    for (label, need) in all {
-        let label = label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        text.push_str(&format!("{name}{{{of}=\"{label}\"}} {}\n", u8::from(need)));
+    let help = "1 where bytes in flight must not change.";
+    let mut text = format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
+    for (named, need) in all {
+        text.push_str(&format!("{name}{{{of}=\"{}\"}} {}\n", label(&named), u8::from(need)));
     }
     text
 }
@@ -203,7 +221,8 @@ impl ControlTarget for Target {
         match request {
             Request::Stat => Ok(self.stat()),
             Request::Budget => Ok(answers::budget(&self.cache)),
-            Request::Prometheus => Ok(self.prometheus().into()),
+            Request::Live => live::answer(&self.board),
+            Request::Prometheus => live::metrics(&self.board),
             Request::Tunables => Ok(self.tunables()),
             Request::Tune(name, value) => match self.tune(&name, &value) {
                 Ok(()) => Ok(Value::Null),

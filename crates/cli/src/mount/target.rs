@@ -8,10 +8,12 @@ use super::words::CACHE_MIN;
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
+use crate::live;
 use crate::volume::{at, extents};
 use forebay::{Cache, Error, ErrorKind, Volume};
 use forebay_base::units::{format_size, parse_size};
 use forebay_fuse::{KernelCache, MountKind};
+use forebay_live::{Board, FrontEnd};
 use forebay_vfs::{FileSystem, Ino};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -35,9 +37,30 @@ pub struct Live {
     /// All memory of the front end, bytes at most.
     pub front_bytes: u64,
     /// Inodes that the kernel knows, and what it has open.
-    pub figures: Box<dyn Fn() -> (usize, usize) + Send + Sync>,
+    pub figures: Figures,
     /// Trees of processes that have a mode of their own.
     pub trees: Box<dyn Fn() -> usize + Send + Sync>,
+    /// What can be watched.
+    pub board: Arc<Board>,
+    /// Where, if there is a page.
+    pub page: Option<String>,
+}
+
+/// See [`Live::figures`].
+pub type Figures = Arc<dyn Fn() -> (usize, usize) + Send + Sync>;
+
+/// Numbers of the mount, for whoever watches.
+pub struct Watched(pub Figures);
+
+impl FrontEnd for Watched {
+    fn name(&self) -> &str {
+        "mount"
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let (known, open) = (self.0)();
+        vec![("inodes_known", known as u64), ("open_files", open as u64)]
+    }
 }
 
 /// See the module. It answers from [`Target::serve`] to [`Target::over`].
@@ -64,7 +87,10 @@ impl Target {
     /// The mount is over: lets go of everything, when what is being answered is.
     pub fn over(&self) {
         let live = self.live.write().unwrap_or_else(|p| p.into_inner()).take();
-        drop(live);
+        if let Some(live) = live {
+            // Who watches holds the board, and through it the cache.
+            live.board.close();
+        }
     }
 
     fn live(&self) -> RwLockReadGuard<'_, Option<Live>> {
@@ -94,18 +120,9 @@ impl Live {
             "open_files": open,
             "process_trees": (self.trees)(),
             "alloc": answers::alloc(&self.volume),
+            "page": self.page,
         }]);
         stat
-    }
-
-    fn prometheus(&self) -> String {
-        let mut text = self.cache.stats().to_prometheus();
-        let (known, open) = (self.figures)();
-        for (name, value) in [("inodes_known", known), ("open_files", open)] {
-            text.push_str(&format!("# TYPE forebay_mount_{name} gauge\n"));
-            text.push_str(&format!("forebay_mount_{name} {value}\n"));
-        }
-        text
     }
 
     fn tunables(&self) -> Value {
@@ -156,7 +173,8 @@ impl ControlTarget for Target {
         match request {
             Request::Stat => Ok(live.stat(self.start)),
             Request::Budget => Ok(answers::budget(&live.cache)),
-            Request::Prometheus => Ok(live.prometheus().into()),
+            Request::Live => live::answer(&live.board),
+            Request::Prometheus => live::metrics(&live.board),
             Request::Tunables => Ok(live.tunables()),
             Request::Tune(name, value) => match live.tune(&name, &value) {
                 Ok(()) => Ok(Value::Null),

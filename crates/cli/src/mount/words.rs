@@ -3,6 +3,7 @@
 //! Invariant: O1 a word that is not known is refused by name, and so is a value that makes no sense.
 
 use crate::failure::{Failure, Outcome};
+use crate::live::LiveArgs;
 use forebay::{Aio, AllocMode, DirectIo};
 use forebay_base::units::{MIB, format_size, parse_size};
 use forebay_fuse::Options;
@@ -29,6 +30,8 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
   control=PATH           control socket [default: one in the user's runtime folder]\n\
   inodes=N               inodes that the kernel may know before it is asked to forget some\n\
+  http=ADDRESS:PORT      a page to watch the cache, metrics and a health answer\n\
+  http_insecure          allow an address there that others can reach\n\
   via=HOW                auto, block (a loop device, so that umount and sync reach us), plain, helper\n\
 Words for mount(8) itself (defaults, auto, noauto, nofail, user, _netdev, x-...) are accepted and do\n\
 nothing here.";
@@ -48,6 +51,8 @@ pub struct Wanted {
     pub aio: Aio,
     /// Bypass the system's page cache below us.
     pub direct_io: DirectIo,
+    /// The live view.
+    pub live: LiveArgs,
 }
 
 fn bad(word: &str, why: &str) -> Failure {
@@ -64,6 +69,7 @@ impl Wanted {
             alloc: AllocMode::default(),
             aio: Aio::default(),
             direct_io: DirectIo::default(),
+            live: LiveArgs::default(),
         };
         for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
             match word.split_once('=') {
@@ -88,6 +94,7 @@ impl Wanted {
             "exec" => flags.remove(MountFlags::NOEXEC),
             "noatime" => flags.insert(MountFlags::NOATIME),
             "atime" | "relatime" => flags.remove(MountFlags::NOATIME),
+            "http_insecure" => self.live.http_insecure = true,
             "allow_other" => self.fuse.allow_other = true,
             "defaults" | "auto" | "noauto" | "nofail" | "user" | "users" | "nouser" | "_netdev" => {
             }
@@ -116,6 +123,7 @@ impl Wanted {
             "kernel_cache" => self.fuse.kernel_cache = value.parse()?,
             "direct_io" => self.direct_io = value.parse()?,
             "alloc" => self.alloc = value.parse()?,
+            "http" => self.live.http = Some(value.to_string()),
             "aio" => self.aio = value.parse()?,
             "threads" => self.fuse.threads = Some(number(1, 64)?),
             "inodes" => self.fuse.inodes_max = number(1024, 1 << 40)?,
