@@ -16,7 +16,7 @@ help:
 	@echo "make crash      100,000 crash states of volumes"
 	@echo "make shuttle    concurrency tests of the folio state machine"
 	@echo "make package    a static binary and a Debian package, in dist of the target folder"
-	@echo "make bench      the benches in full, about half an hour, and their page"
+	@echo "make bench      the benches in full, some hours, and their page"
 
 setup:
 	@scripts/setup
