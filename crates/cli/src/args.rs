@@ -5,7 +5,11 @@ mod volume;
 
 pub use volume::{CpArgs, CreateArgs, ExtentsArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
 
+use crate::attach::{AttachArgs, DetachArgs, ListArgs};
+use crate::generate::GenerateArgs;
 use crate::mount::{MountArgs, WatchdogArgs};
+use crate::policy::PolicyArgs;
+use crate::run::RunArgs;
 use crate::umount::UmountArgs;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
@@ -53,19 +57,33 @@ pub enum Command {
     Mount(Box<MountArgs>),
     /// End a mount; returns when everything is durable
     Umount(UmountArgs),
+    /// Make a block device of an image, or of a file in a volume
+    Attach(AttachArgs),
+    /// End such a device; returns when everything is durable
+    Detach(DetachArgs),
+    /// List what is served: mounts, exports, block devices
+    List(ListArgs),
     /// Watches over the process of a mount
     #[command(hide = true)]
     Watchdog(WatchdogArgs),
     /// Show the numbers of a running process, or what a volume or a path in one is
     Stat(StatArgs),
+    /// Watch a running process
+    Top(TopArgs),
     /// Show or change the settings of a running process
     Tune(TuneArgs),
+    /// Show or set what openings of a file on a mount do with the cache
+    Policy(PolicyArgs),
+    /// Run a command that leaves nothing in the cache of any mount
+    Run(RunArgs),
     /// Show how much of a file is in the cache
     Fincore(FincoreArgs),
     /// Say what this machine offers and what would be chosen
     Doctor(DoctorArgs),
     /// Cut the power of volumes in memory, everywhere, and see what is left
     CrashTest(CrashTestArgs),
+    /// Make man pages and completions for shells
+    Generate(GenerateArgs),
     /// Measure against the kernel
     #[command(disable_help_flag = true)]
     Bench(BenchArgs),
@@ -147,6 +165,10 @@ pub struct ExportArgs {
     #[arg(long, value_name = "STRATEGY",
           value_parser = PossibleValuesParser::new(forebay::UncachedStrategy::WORDS))]
     pub uncached_strategy: Option<String>,
+    /// How blocks of volumes are given out [default: reserve]
+    #[arg(long, value_name = "MODE",
+          value_parser = PossibleValuesParser::new(["interleaved", "serialized", "reserve"]))]
+    pub alloc: Option<String>,
     /// Threads that serve clients, 1 to 64 [default: the CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Option<u16>,
@@ -162,6 +184,9 @@ pub struct ExportArgs {
     /// Control socket [default: one per process in the user's runtime folder]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// The live view.
+    #[command(flatten)]
+    pub live: crate::live::LiveArgs,
     /// Run a shell command with $uri, $unixsocket and $port set; end with it and its status
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
@@ -181,8 +206,8 @@ pub struct Which {
 /// `forebay stat`
 #[derive(Args, Debug)]
 pub struct StatArgs {
-    /// A volume, or a path in one: what it is, and not the numbers of a process
-    #[arg(value_name = "VOLUME[:/PATH]", conflicts_with_all = ["budget", "prometheus", "watch"])]
+    /// A mount: its process. Or a volume, or a path in one: what that is
+    #[arg(value_name = "DIR|VOLUME[:/PATH]")]
     pub path: Option<String>,
     /// Which process.
     #[command(flatten)]
@@ -205,21 +230,51 @@ pub struct StatArgs {
     pub prometheus: bool,
 }
 
+/// `forebay top`
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// A mount: its process
+    #[arg(value_name = "DIR", conflicts_with_all = ["control", "pid"])]
+    pub dir: Option<PathBuf>,
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Look again every SECONDS
+    #[arg(long, value_name = "SECONDS", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub interval: u32,
+    /// Look for a second, print what was seen, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `forebay tune`
 #[derive(Args, Debug)]
 pub struct TuneArgs {
     /// Which process.
     #[command(flatten)]
     pub which: Which,
-    /// Settings to change; none shows all
-    #[arg(value_name = "NAME=VALUE", value_parser = setting)]
-    pub settings: Vec<(String, String)>,
+    /// A mount whose process is meant, and settings to change; no setting shows all
+    #[arg(value_name = "DIR|NAME=VALUE", value_parser = tune_word)]
+    pub words: Vec<TuneWord>,
     /// Evict everything clean from the cache
     #[arg(long)]
     pub drop_clean: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A word after `tune`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TuneWord {
+    /// `NAME=VALUE`
+    Set(String, String),
+    /// Anything without `=`: a mount.
+    Mount(PathBuf),
 }
 
 /// `forebay fincore`
@@ -312,16 +367,18 @@ pub struct BenchArgs {
     pub args: Vec<String>,
 }
 
-fn size(text: &str) -> Result<u64, String> {
+/// A size, as in `64M`.
+pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|_| "a whole number with an optional k, M, G or T".to_string())
 }
 
-fn setting(text: &str) -> Result<(String, String), String> {
+fn tune_word(text: &str) -> Result<TuneWord, String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => {
-            Ok((name.trim().to_string(), value.trim().to_string()))
+            Ok(TuneWord::Set(name.trim().to_string(), value.trim().to_string()))
         }
-        _ => Err("expected NAME=VALUE; `forebay tune` without arguments lists the names".into()),
+        None if std::path::Path::new(text).is_dir() => Ok(TuneWord::Mount(text.into())),
+        _ => Err("expected NAME=VALUE or a mount; `forebay tune` alone lists the names".into()),
     }
 }
 
@@ -360,7 +417,6 @@ mod tests {
             "forebay create v --checksum md5",
             "forebay cp one",
             "forebay recover v",
-            "forebay stat v --budget",
             "forebay",
             "forebay export",
             "forebay export x --cache-size 1x",

@@ -42,18 +42,26 @@ fn both_ways() {
     for command in [
         "create",
         "ls",
+        "extents",
         "cp",
         "fsck",
         "recover",
         "grow",
         "export",
         "mount",
+        "attach",
+        "detach",
+        "list",
         "umount",
         "stat",
+        "top",
         "tune",
+        "policy",
+        "run",
         "fincore",
         "doctor",
         "crash-test",
+        "generate",
     ] {
         let help = folder.ok(&[command, "--help"]);
         assert_eq!(offered(&help), documented(command), "forebay {command}");

@@ -2,13 +2,14 @@
 //!
 //! No locks.
 
-use super::{BLOCK_BYTES, Core, Outcome, fail, privileges, valid};
-use crate::PID_ATTRIBUTE;
+use super::{BLOCK_BYTES, Core, Outcome, fail, policy, privileges, valid};
 use crate::proto::consts::Valid as Set;
 use crate::proto::reply::Body;
 use crate::proto::request::SetAttrIn;
+use crate::{CONTROL_ATTRIBUTE, PID_ATTRIBUTE};
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Ino, SetAttr, SetTime, SetXattr, Timestamp, XattrName};
+use std::os::unix::ffi::OsStrExt;
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
@@ -74,6 +75,12 @@ impl Core {
         if node == Ino::ROOT && name == PID_ATTRIBUTE.as_bytes() {
             return sized(std::process::id().to_string().as_bytes(), size);
         }
+        if node == Ino::ROOT && name == CONTROL_ATTRIBUTE.as_bytes() {
+            return match &self.control {
+                Some(path) => sized(path.as_os_str().as_bytes(), size),
+                None => fail(ErrorKind::NoAttribute, "getxattr", "no control socket"),
+            };
+        }
         sized(&self.fs.getxattr(node, XattrName::new(name)?).await?, size)
     }
 
@@ -100,6 +107,7 @@ impl Core {
             XATTR_REPLACE => SetXattr::Replace,
             _ => return fail(ErrorKind::InvalidInput, "setxattr", "no such flags"),
         };
+        policy::check(name, value)?;
         self.fs.setxattr(node, XattrName::new(name)?, value, how).await?;
         Ok(Outcome::done())
     }

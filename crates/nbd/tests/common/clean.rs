@@ -3,7 +3,7 @@
 //!
 //! `cargo test --release -p forebay-nbd --test hostile --test hostile_slow -- --nocapture` prints it.
 
-use super::{Client, Running};
+use super::Running;
 use std::sync::mpsc::RecvTimeoutError::Timeout;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;

@@ -1,0 +1,90 @@
+//! What processes of every kind answer alike: of their cache, and how a failure is told.
+//!
+//! No locks.
+
+use super::proto::Refusal;
+use forebay::{Cache, Error, ErrorKind, Residency, Volume};
+use serde_json::{Map, Value, json};
+use std::time::Instant;
+
+/// The process and its cache; what it serves is added to it. `start`: when it began to serve.
+pub fn stat(cache: &Cache, start: Instant) -> Value {
+    let counters = cache.stats();
+    let mut stats: Map<String, Value> = numbers(counters.fields());
+    stats.insert("write_amplification".into(), counters.write_amplification().into());
+    let (engine, reason) = cache.engine();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "uptime_seconds": start.elapsed().as_secs(),
+        "aio": engine,
+        "aio_reason": reason,
+        "unwritten_bytes": cache.unwritten_bytes(),
+        "stats": stats,
+    })
+}
+
+/// How a volume gives out its blocks, and what it has given out since it was opened.
+pub fn alloc(volume: &Volume) -> Value {
+    let stats = volume.alloc_stats();
+    json!({
+        "mode": volume.alloc_mode().to_string(),
+        "direct_requests": stats.direct_requests,
+        "direct_bytes": stats.direct_bytes,
+        "direct_extents": stats.direct_extents,
+        "written_back": stats.written_back,
+        "written_back_bytes": stats.written_back_bytes,
+        "written_back_extents": stats.written_back_extents,
+        "turns": stats.turns,
+        "windows": stats.windows,
+        "returned_bytes": stats.returned_bytes,
+        "held_bytes": stats.held_bytes,
+    })
+}
+
+/// Memory by purpose.
+pub fn budget(cache: &Cache) -> Value {
+    let row =
+        |what: String, now: u64, bound: u64| json!({ "what": what, "now": now, "bound": bound });
+    let rows = cache.budget().into_iter();
+    Value::Array(rows.map(|(what, now, bound)| row(what, now, bound)).collect())
+}
+
+/// The knobs of the cache.
+pub fn tunables(cache: &Cache) -> Map<String, Value> {
+    cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect()
+}
+
+/// What of a file is in the cache.
+pub fn residency(name: &str, r: &Residency) -> Value {
+    json!({
+        "name": name,
+        "block_size": r.block_size,
+        "total_blocks": r.total_blocks,
+        "resident_blocks": r.resident_blocks,
+        "dirty_blocks": r.dirty_blocks,
+        "referenced_blocks": r.referenced_blocks,
+        "runs": r.runs,
+    })
+}
+
+/// Counters as an object.
+pub fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {
+    fields.into_iter().map(|(name, value)| (name.to_string(), value.into())).collect()
+}
+
+/// Of a process that serves no block device.
+pub fn no_device() -> Refusal {
+    Refusal::new("not-found", "this process serves no block device")
+}
+
+/// Why something could not be done.
+pub fn refusal(e: &Error) -> Refusal {
+    let kind = match e.kind() {
+        ErrorKind::InvalidInput => "invalid",
+        ErrorKind::NotFound => "not-found",
+        ErrorKind::Busy => "busy",
+        _ => "failed",
+    };
+    Refusal::new(kind, e.to_string())
+}
