@@ -1,6 +1,5 @@
-//! How long operations take: histograms of powers of two, relaxed atomics on the inside.
-//!
-//! Invariant: K1 a hit adds nothing here and reads no clock: only what waits for a device does.
+//! How long operations take: histograms of powers of two, relaxed atomics on the inside. A hit adds nothing
+//! here and reads no clock: only what waits for a device does.
 //! Locks: none.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};

@@ -1,11 +1,11 @@
 //! A picture of what is in the cache, by file and by place, for people who watch it.
 //!
-//! Slots of the folio table are looked at one after the other, at most [`Picture::LOOKS`] of them: of a larger
-//! cache every n-th, each time others, and what was seen stands for n.
+//! Slots of the folio table are looked at one after the other, at most [`Picture::LOOKS`] of them: of a
+//! larger cache every n-th, each time others, and what was seen stands for n. The words of a slot are read
+//! as they stand, without a lock that a hit, a fill or a write-out takes: a folio that is just changing hands
+//! may be seen half.
 //!
-//! Invariants: G1 no lock is taken that a hit, a fill or a write-out takes: the words of a slot are read as they
-//! stand, so that a folio which is just changing hands may be seen half. G2 the work and the memory of a
-//! picture are bounded, whatever the size of the cache.
+//! Invariant: G1 the work and the memory of a picture are bounded, whatever the size of the cache.
 //! Locks: the free slots', for a number.
 
 use crate::PageCache;
@@ -80,8 +80,12 @@ impl Picture {
 impl PageCache {
     /// Takes a picture. `turn` says which slots are looked at where there are too many: one more each time.
     pub fn picture(&self, turn: usize) -> Picture {
+        self.picture_of(turn, Picture::LOOKS)
+    }
+
+    fn picture_of(&self, turn: usize, looks: usize) -> Picture {
         let end = self.free_slots.lock().fresh();
-        let step = (end - 1).div_ceil(Picture::LOOKS).max(1);
+        let step = (end - 1).div_ceil(looks).max(1);
         let folio_bytes = u64::from(self.table.layout().folio_size);
         let mut seen = Vec::new();
         for slot in (1 + turn % step..end).step_by(step) {
@@ -149,8 +153,8 @@ const STREAMS: usize = 64;
 pub struct StreamBoard(Mutex<Vec<Stream>>);
 
 impl StreamBoard {
-    /// A stream goes on; `bytes` of `stream` are not looked at. Nobody waits here: where another is just being
-    /// told, this is left out.
+    /// A stream goes on; `bytes` of `stream` are not looked at. Nobody waits here: where another is just
+    /// being told, this is left out.
     pub fn tell(&self, stream: Stream) {
         let Some(mut all) = self.0.try_lock() else { return };
         let same = |s: &Stream| (s.file, s.reader) == (stream.file, stream.reader);
@@ -213,6 +217,27 @@ mod tests {
         let sum = all(&picture);
         assert_eq!((sum.resident, sum.dirty, sum.writing), (32768, 4096, 0));
         assert_eq!((sum.reading, sum.hot), (8192, 0));
+    }
+
+    /// Where there are more folios than looks each is looked at in its turn, and stands for the others.
+    #[test]
+    fn g1_of_a_large_cache_a_part_is_looked_at() {
+        let cache = cache(8 << 20);
+        let mapping = cache.new_mapping(4096, 1 << 30);
+        for index in 0..10 {
+            let mut pool = cache.take_frames(1).unwrap();
+            let folio = cache.lock_or_make(&mapping, index, false).unwrap();
+            let blocks = Blocks { start: 0, end: 1 };
+            folio.begin_fill(blocks, false, &mut pool);
+            folio.end_fill(blocks, true);
+        }
+        let mut offsets = std::collections::BTreeSet::new();
+        for turn in 0..3 {
+            let picture = cache.picture_of(turn, 4);
+            assert!(picture.seen.len() <= 4 && picture.stands_for == 3, "{picture:?}");
+            offsets.extend(picture.seen.iter().map(|seen| seen.offset));
+        }
+        assert_eq!(offsets.len(), 10);
     }
 
     /// A stream that nobody knew; the same one further on; and more than there is room for.

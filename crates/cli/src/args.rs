@@ -68,6 +68,8 @@ pub enum Command {
     Watchdog(WatchdogArgs),
     /// Show the numbers of a running process, or what a volume or a path in one is
     Stat(StatArgs),
+    /// Watch a running process
+    Top(TopArgs),
     /// Show or change the settings of a running process
     Tune(TuneArgs),
     /// Show or set what openings of a file on a mount do with the cache
@@ -226,6 +228,27 @@ pub struct StatArgs {
     /// Print in the text format of Prometheus
     #[arg(long, conflicts_with = "watch")]
     pub prometheus: bool,
+}
+
+/// `forebay top`
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// A mount: its process
+    #[arg(value_name = "DIR", conflicts_with_all = ["control", "pid"])]
+    pub dir: Option<PathBuf>,
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Look again every SECONDS
+    #[arg(long, value_name = "SECONDS", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub interval: u32,
+    /// Look for a second, print what was seen, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `forebay tune`

@@ -29,9 +29,8 @@ impl LiveArgs {
 pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
     let Some(text) = &args.http else { return Ok(None) };
     let options = Options::parse(text, args.http_insecure).map_err(|e| {
-        Failure::usage(format!("--{e}")).hint(
-            "an address of this machine alone, such as 127.0.0.1:8080; or `--http-insecure` if others shall watch",
-        )
+        Failure::usage(format!("--{e}"))
+            .hint("an address as 127.0.0.1:8080; or `--http-insecure` if others shall watch")
     })?;
     Ok(Some(options))
 }

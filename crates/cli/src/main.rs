@@ -27,6 +27,7 @@ mod remote;
 mod run;
 mod signals;
 mod stat;
+mod top;
 mod umount;
 mod volume;
 
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::List(args) => attach::list(args).map(|()| status::OK),
         Command::Watchdog(args) => mount::watchdog(args).map(|()| status::OK),
         Command::Stat(args) => stat::stat(args).map(|()| status::OK),
+        Command::Top(args) => top::top(args).map(|()| status::OK),
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
         Command::Policy(args) => policy::policy(args).map(|()| status::OK),
         Command::Run(args) => run::run(args),

@@ -54,6 +54,7 @@ fn both_ways() {
         "list",
         "umount",
         "stat",
+        "top",
         "tune",
         "policy",
         "run",

@@ -3,6 +3,7 @@
 mod common;
 
 use common::browser::Browser;
+use common::place::{Place, may_run};
 use common::{Folder, stderr};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -68,7 +69,7 @@ fn a_browser_shows_numbers_that_change_and_complains_of_nothing() {
                    const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; \
                    return d.some(byte => byte > 0); })()";
     assert_eq!(browser.value(painted), true);
-    let bar = "[...document.querySelectorAll('#bar span')].reduce((sum, part) => sum + part.offsetWidth, 0) > 0";
+    let bar = "[...document.querySelectorAll('#bar span')].some(part => part.offsetWidth > 0)";
     assert_eq!(browser.value(bar), true);
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
     // Nothing on it comes from anywhere else.
@@ -125,4 +126,45 @@ fn the_address_answers_who_is_meant_and_nobody_else() {
     assert!(refused.contains("can watch") && refused.contains("--http-insecure"), "{refused}");
     let refused = folder.forebay(&["export", "disk.img", "-U", "sock", "--http", "here"]);
     assert!(stderr(&refused).contains("ADDRESS:PORT"), "{}", stderr(&refused));
+}
+
+/// A mount is watched by the names of its files, while it lives; whoever watches does not hold its image.
+#[test]
+fn p3_a_mount_is_watched_and_its_image_is_free_afterwards() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(64 << 20);
+    place.mount("http=127.0.0.1:0");
+    let folder = &place.folder;
+    std::fs::create_dir(place.mnt("dir")).unwrap();
+    let name = "a\u{1b}[2J<script>b";
+    std::fs::write(place.mnt("dir").join(name), vec![5; 1 << 20]).unwrap();
+    std::fs::rename(place.mnt("dir").join(name), place.mnt("dir/new")).unwrap();
+    let uri = page(folder, &["mnt"]);
+    let address = uri.trim_start_matches("http://").trim_end_matches('/').to_string();
+    // The view before the file was written may be shown for a moment.
+    let shown = || -> Value {
+        let answer = ask(&uri, "GET /live.json HTTP/1.1\r\nHost: HERE\r\n\r\n");
+        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    };
+    let is_there = |view: &Value| {
+        let files = view["files"].as_array().unwrap().iter();
+        files.into_iter().any(|f| f["name"] == "/dir/new" && f["size_bytes"] == 1 << 20)
+    };
+    common::until("the file is shown by its new name", || is_there(&shown()));
+    let view = shown();
+    assert_eq!(view["what"], "mount");
+    assert!(view["files"][0]["volume"].as_str().unwrap().ends_with("/vol"), "{view}");
+    let top = folder.ok(&["top", "--once", "mnt"]);
+    assert!(top.contains("/dir/new"), "{top}");
+    // One who has asked and does not read the answer.
+    let mut silent = TcpStream::connect(&address).unwrap();
+    write!(silent, "GET /live.json HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    place.umount();
+    folder.ok(&["fsck", "vol"]);
+    assert!(TcpStream::connect(&address).is_err(), "nobody listens any more");
+    let refused = folder.refused(2, &["mount", "vol", "mnt", "-o", "http=0.0.0.0:0"]);
+    assert!(refused.contains("can watch"), "{refused}");
+    assert!(!place.is_mounted());
 }

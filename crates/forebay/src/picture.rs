@@ -1,8 +1,8 @@
-//! What is in a cache, by file and by place, with names: for people who watch it.
-//!
-//! Invariants: V1 work and memory are bounded, whatever there is in the cache and however many files: folios as
-//! [`forebay_cache::picture`] says, at most [`FILES`] files, [`CELLS`] cells of each. V2 no lock that reads and
+//! What is in a cache, by file and by place, with names: for people who watch it. No lock that reads and
 //! writes of cached data take is held longer than for the look at one file's size.
+//!
+//! Invariant: Y1 work and memory are bounded, whatever there is in the cache and however many files: folios
+//! as [`forebay_cache::picture`] says, at most [`FILES`] files, [`CELLS`] cells of each.
 
 use crate::cache::Cache;
 use crate::volume::Open;
@@ -149,8 +149,8 @@ impl Cache {
         }
     }
 
-    /// Names of files in volumes are remembered from now on, as they are looked up, so that a picture can show
-    /// them. Up to 100 KiB for each volume that is open.
+    /// Names of files in volumes are remembered from now on, as they are looked up, so that a picture can
+    /// show them. Up to 100 KiB for each volume that is open.
     pub fn remember_names(&self) {
         self.shared.volumes.all().iter().for_each(|open| open.volume.remember_names());
     }
@@ -200,5 +200,23 @@ mod tests {
         drop((file, inside));
         volume.close().unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn y1_of_many_files_the_largest_are_shown_and_the_others_summed_up() {
+        let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
+        let files: Vec<_> = (1..=FILES as u64 + 9)
+            .map(|n| {
+                let device = Arc::new(forebay_block::RamDevice::new(1 << 20));
+                let file = cache.open_device(device, &RawOptions::default()).unwrap();
+                file.write_at(&vec![1; 4096 * n as usize], 0).unwrap();
+                file
+            })
+            .collect();
+        let picture = cache.picture(0);
+        assert_eq!((picture.files.len(), picture.others.0), (FILES, 9));
+        assert_eq!(picture.files[0].bytes.resident, 4096 * files.len() as u64);
+        assert_eq!(picture.others.1.resident, 4096 * (1..=9).sum::<u64>());
+        assert!(picture.files.iter().all(|file| file.cells.len() <= CELLS));
     }
 }

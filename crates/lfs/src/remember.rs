@@ -1,18 +1,18 @@
-//! Names by which inodes were looked up last, for people who watch the cache: an inode of a regular file does not
-//! know its name, and may have several.
+//! Names by which inodes were looked up last, for people who watch the cache: an inode of a regular file
+//! does not know its name, and may have several. Nothing else relies on it: a name may be missing, or be one
+//! that the file had.
 //!
-//! Invariants: N1 nothing else relies on it: a name may be missing, or be one that the file had. N2 it is of
-//! bounded size: a name of an inode takes the place of another one's. N3 nothing is remembered before somebody asks
-//! for it.
+//! Invariants: Q51 it is of bounded size: a name of an inode takes the place of another one's; those of
+//! directories, which paths are made of, only each other's. Q52 nothing is remembered before somebody asks.
 //! Lock: its own, inside which nothing else is taken.
 
 use crate::format::inode::ROOT_INO;
 use crate::volume::Volume;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
-use forebay_vfs::{Attr, Ino, Name};
+use forebay_vfs::{Attr, FileKind, Ino, Name};
 
-/// Places for names; about 64 KiB with names of usual length.
+/// Places for names of directories, and as many for others; about 128 KiB with names of usual length.
 const PLACES: usize = 1024;
 /// Directories above a file that a path shows, at most.
 const DEPTH: usize = 32;
@@ -21,6 +21,10 @@ struct Known {
     ino: u64,
     dir: u64,
     name: Box<[u8]>,
+}
+
+fn place(ino: u64, is_dir: bool) -> usize {
+    ino as usize % PLACES + if is_dir { 0 } else { PLACES }
 }
 
 /// See the module.
@@ -36,16 +40,16 @@ impl Remembered {
         if self.wanted.load(Ordering::Acquire) {
             return;
         }
-        self.places.lock().resize_with(PLACES, || None);
+        self.places.lock().resize_with(2 * PLACES, || None);
         self.wanted.store(true, Ordering::Release);
     }
 
     /// `name` in `dir` is this inode.
-    pub fn note(&self, ino: u64, dir: u64, name: &[u8]) {
+    pub fn note(&self, (ino, is_dir): (u64, bool), dir: u64, name: &[u8]) {
         if !self.wanted.load(Ordering::Acquire) {
             return;
         }
-        let place = &mut self.places.lock()[ino as usize % PLACES];
+        let place = &mut self.places.lock()[place(ino, is_dir)];
         let same = |k: &Known| k.ino == ino && k.dir == dir && *k.name == *name;
         if !place.as_ref().is_some_and(same) {
             *place = Some(Known { ino, dir, name: name.into() });
@@ -67,14 +71,14 @@ impl Remembered {
     /// Its path, as far as it is known: what comes before a directory without a name is `...`.
     pub fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let places = self.places.lock();
-        let find = |ino: u64| {
-            let known = places.get(ino as usize % PLACES)?.as_ref();
+        let find = |ino: u64, is_dir: bool| {
+            let known = places.get(place(ino, is_dir))?.as_ref();
             known.filter(|known| known.ino == ino)
         };
-        let mut at = find(ino)?;
+        let mut at = find(ino, false).or_else(|| find(ino, true))?;
         let mut parts = vec![&*at.name];
         while at.dir != ROOT_INO {
-            match find(at.dir).filter(|_| parts.len() < DEPTH) {
+            match find(at.dir, true).filter(|_| parts.len() < DEPTH) {
                 Some(above) => at = above,
                 None => {
                     parts.push(b"...");
@@ -111,7 +115,8 @@ impl Volume {
     }
 
     pub(crate) fn note(&self, dir: Ino, name: Name<'_>, found: &Attr) {
-        self.0.names.note(found.ino.0, dir.0, name.as_bytes());
+        let is_dir = found.kind == FileKind::Directory;
+        self.0.names.note((found.ino.0, is_dir), dir.0, name.as_bytes());
     }
 }
 
@@ -120,20 +125,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_follow_lookups_and_renames() {
+    fn q51_q52_paths_follow_lookups_and_renames() {
         let names = Remembered::default();
-        names.note(7, ROOT_INO, b"early");
-        assert_eq!(names.path(7), None, "N3");
+        names.note((7, true), ROOT_INO, b"early");
+        assert_eq!(names.path(7), None, "Q52");
         names.start();
-        names.note(7, ROOT_INO, b"base");
-        names.note(8, 7, b"1");
+        names.note((7, true), ROOT_INO, b"base");
+        names.note((8, false), 7, b"1");
         assert_eq!(names.path(8).unwrap(), b"/base/1");
         names.renamed((7, b"1"), (ROOT_INO, b"2"));
         assert_eq!(names.path(8).unwrap(), b"/2");
-        names.note(9, 500, b"x");
+        names.note((9, false), 500, b"x");
         assert_eq!(names.path(9).unwrap(), b"/.../x");
-        names.note(9 + PLACES as u64, 7, b"y");
-        assert_eq!(names.path(9), None, "N2");
+        let same_place = |n: u64| n + PLACES as u64;
+        names.note((same_place(7), false), 7, b"y");
+        assert_eq!(
+            names.path(same_place(7)).unwrap(),
+            b"/base/y",
+            "directories have their own places"
+        );
+        names.note((same_place(9), false), 7, b"y");
+        assert_eq!(names.path(9), None, "Q51");
     }
 
     /// Names that were remembered at different times may name each other as directories.
@@ -141,8 +153,8 @@ mod tests {
     fn a_circle_ends() {
         let names = Remembered::default();
         names.start();
-        names.note(20, 21, b"a");
-        names.note(21, 20, b"b");
+        names.note((20, true), 21, b"a");
+        names.note((21, true), 20, b"b");
         assert!(names.path(20).unwrap().starts_with(b"/.../"));
     }
 }

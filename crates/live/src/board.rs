@@ -1,10 +1,10 @@
-//! Looks at a source now and then, and keeps what it saw for all who watch.
+//! Looks at a source now and then, and keeps what it saw for all who watch: at most [`POINTS`] points and one
+//! picture.
 //!
-//! Invariants: B1 a source is looked at by one thread at a time. B2 pictures are taken only for somebody who asks,
-//! at most one every [`PAUSE`], and less often where they take long: at most one part in [`SHARE`] of one CPU's
-//! time goes into them, however many watch. B3 what is kept is bounded: [`POINTS`] points, one picture.
-//! B4 when [`Board::close`] returns, the source is gone and nobody looks any more.
-//! Lock: one, held while the source is looked at; no request waits for another lock.
+//! Invariants: B1 pictures are taken only for somebody who asks, at most one every [`PAUSE`], and less often
+//! where they take long: at most one part in [`SHARE`] of one CPU's time goes into them, however many watch.
+//! B2 when [`Board::close`] returns, the source is gone and nobody looks any more.
+//! Lock: one, held while the source is looked at, which one thread does at a time.
 
 use crate::json;
 use crate::source::{CacheSource, Source};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub const POINTS: usize = 300;
 /// Between two looks.
 pub const PAUSE: Duration = Duration::from_millis(900);
-/// See B2.
+/// See B1.
 pub const SHARE: u32 = 200;
 
 /// Numbers of a moment, and of the time since the one before.
@@ -105,7 +105,7 @@ impl Board {
         self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Lets the source go (B4).
+    /// Lets the source go (B2).
     pub fn close(&self) {
         self.lock().source = None;
     }

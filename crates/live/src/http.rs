@@ -1,9 +1,9 @@
 //! What a request may be, and what is answered. No I/O here.
 //!
-//! Invariants: H1 only GET and HEAD, and nothing changes by them. H2 a request is for us by its `Host` (a name that
-//! anybody can point at this machine is not, so that no page elsewhere becomes ours), and from us by its `Origin`, if
-//! it has one. H3 every answer forbids the browser to take it for something else, to show it inside another page and
-//! to load anything from elsewhere.
+//! Invariants: H1 only GET and HEAD, and nothing changes by them. H2 a request is for us by its `Host` (a
+//! name that anybody can point at this machine is not, so that no page elsewhere becomes ours), and from us
+//! by its `Origin`, if it has one. H3 every answer forbids the browser to take it for something else, to
+//! show it inside another page and to load anything from elsewhere.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -109,8 +109,8 @@ fn check_sender(headers: &[httparse::Header<'_>], own: SocketAddr) -> Result<(),
     Ok(())
 }
 
-/// Whether `host`, as a client names it, is an address of this server: `localhost` or a number, with our port. A
-/// server that listens on loopback only is not called by any other number.
+/// Whether `host`, as a client names it, is an address of this server: `localhost` or a number, with our
+/// port. A server that listens on loopback only is not called by any other number.
 fn is_own_host(host: &str, own: SocketAddr) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         // Within brackets the colons are of the address.

@@ -1,6 +1,7 @@
-//! What the page and `top` read: plain JSON, units at the end of names.
+//! What the page and `top` read: plain JSON, units at the end of names. Names of files are data, never
+//! markup.
 //!
-//! Invariant: J1 its size is bounded by that of a picture, 200 KiB or so and names; names are data, never markup.
+//! Invariant: J1 its size is bounded by that of a picture: below 100 KiB, and names.
 
 use crate::board::{Point, View};
 use forebay::{Bytes, FilePicture, StreamPicture};
@@ -159,8 +160,55 @@ mod tests {
     }
 
     #[test]
+    fn j1_a_full_picture_is_of_bounded_size() {
+        let full = u64::MAX >> 20;
+        let bytes = Bytes {
+            resident: full,
+            hot: full,
+            dirty: full,
+            writing: full,
+            reading: full,
+            unflushed: full,
+            uncached: full,
+        };
+        let file = FilePicture {
+            name: "/a".repeat(5000),
+            volume: Some("v".repeat(5000)),
+            size: full,
+            bytes,
+            cells: vec![bytes; forebay::CELLS],
+        };
+        let reader = StreamPicture {
+            name: "n".repeat(5000),
+            reader: full,
+            position: full,
+            window: full,
+            uncached: true,
+            bytes: full,
+        };
+        let picture = forebay::Picture {
+            files: vec![file; forebay::FILES],
+            others: (usize::MAX, bytes),
+            sum: bytes,
+            streams: vec![reader; 64],
+            sampled: full,
+        };
+        let view = View {
+            what: "export".into(),
+            engine: "io_uring".into(),
+            point: Point::default(),
+            picture,
+            front: vec![("late_requests", full); 64],
+            health: Err("no".into()),
+        };
+        let text = super::view(&view).to_string();
+        let names = (2 * forebay::FILES + 64) * NAME_MAX;
+        assert!(text.len() < (100 << 10) + names, "J1: {} bytes", text.len());
+    }
+
+    #[test]
     fn long_names_lose_their_middle() {
-        let name = "ä".repeat(4000);
+        let name = "\u{e4}".repeat(4000);
         let said = short(&name);
         assert!(said.len() <= NAME_MAX && said.contains("..."), "{}", said.len());
         assert_eq!(short("<script>"), "<script>");

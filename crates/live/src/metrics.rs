@@ -1,7 +1,8 @@
 //! Numbers as Prometheus reads them (text exposition format 0.0.4): base units, and the unit in each name.
 //!
-//! Invariants: M1 a name is of letters, digits and underscores, each has its type and what it is. M2 a counter's
-//! name ends in `_total`, a time is in seconds, an amount in bytes, blocks or a count of something.
+//! Invariants: M1 a name is of letters, digits and underscores, each has its type and what it is. M2 a
+//! counter's name ends in `_total`, a time is in seconds, an amount in bytes, blocks or a count of
+//! something.
 
 use crate::source::Source;
 use forebay::latency::{BUCKETS, Taken, bound_nanos};

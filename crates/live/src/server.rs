@@ -1,9 +1,10 @@
 //! Who is listened to, and for how long: plain threads, one for each of few connections, one request each.
 //!
-//! Invariants: S1 loopback only, unless others are meant. S2 at most [`CONNECTIONS`] connections are served; more are
-//! closed at once. S3 a connection ends within [`HEAD_TIME`] and [`ANSWER_TIME`], however slow the other end is.
-//! S4 memory is bounded: [`http::HEAD_MAX`] and one answer for each connection. S5 when [`Server::stop`] returns, no
-//! thread of the server is left, nor anything that holds the board's source.
+//! Invariants: T1 loopback only, unless others are meant. T2 at most [`CONNECTIONS`] connections are served;
+//! more are closed at once. T3 a connection ends within [`HEAD_TIME`] and [`ANSWER_TIME`], however slow the
+//! other end is. T4 memory is bounded: [`http::HEAD_MAX`] and one answer for each connection. T5 when
+//! [`Server::stop`] returns, no thread of the server is left, nor anything that holds the board's source.
+//! Lock: the connections', inside which nothing else is taken.
 
 use crate::PAGE;
 use crate::board::{Board, PAUSE};
@@ -38,8 +39,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// From `ADDRESS:PORT`; port 0 is any. An address that is not loopback is `InvalidInput`, unless `insecure`: who
-    /// can reach it sees names of files and how much they are used.
+    /// From `ADDRESS:PORT`; port 0 is any. An address that is not loopback is `InvalidInput`, unless
+    /// `insecure`: who can reach it sees names of files and how much they are used.
     pub fn parse(text: &str, insecure: bool) -> Result<Self> {
         let bad = |text: String| Error::new(ErrorKind::InvalidInput, "http", text);
         let address: SocketAddr =
@@ -108,7 +109,7 @@ impl Server {
         self.address
     }
 
-    /// Ends it (S5).
+    /// Ends it (T5).
     pub fn stop(mut self) {
         self.end();
     }

@@ -1,5 +1,5 @@
-//! Hostile clients of the page: a thousand of them, of every kind, and the server answers as before and holds no more
-//! memory than its bounds allow.
+//! Hostile clients of the page: a thousand of them, of every kind, and the server answers as before and
+//! holds no more memory than its bounds allow.
 
 use forebay::{Cache, CacheConfig};
 use forebay_live::server::CONNECTIONS;
@@ -15,7 +15,8 @@ fn start() -> (Cache, Server) {
     (cache, server)
 }
 
-/// Sends bytes, reads whatever comes until the end. Where the other side has closed already, that is an end, too.
+/// Sends bytes, reads whatever comes until the end. Where the other side has closed already, that is an
+/// end, too.
 fn send(to: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -84,8 +85,9 @@ fn hostile(n: usize, to: SocketAddr) -> Vec<u8> {
     text.into_bytes()
 }
 
+/// T4
 #[test]
-fn a_thousand_hostile_requests_change_nothing() {
+fn t4_a_thousand_hostile_requests_change_nothing() {
     let (cache, server) = start();
     let to = server.address();
     for path in ["/", "/live.json", "/metrics", "/history.json", "/healthz"] {
@@ -104,10 +106,10 @@ fn a_thousand_hostile_requests_change_nothing() {
     drop(cache);
 }
 
-/// Connections that say nothing take all places, and lose them when their time is over; those beyond are closed at
-/// once. Stopping does not wait for the silent ones.
+/// T2: connections that say nothing take all places, and lose them when their time is over; those beyond are
+/// closed at once. Stopping does not wait for the silent ones.
 #[test]
-fn silent_connections_are_few_and_do_not_hold_up_the_end() {
+fn t2_silent_connections_are_few_and_do_not_hold_up_the_end() {
     let (_cache, server) = start();
     let to = server.address();
     let silent: Vec<TcpStream> =
@@ -134,9 +136,9 @@ fn silent_connections_are_few_and_do_not_hold_up_the_end() {
     assert!(TcpStream::connect(to).is_err(), "nobody listens any more");
 }
 
-/// The cache is free when the server has stopped: nothing of it is held by whoever watched.
+/// T5 and B2: the cache is free when the server has stopped: nothing of it is held by whoever watched.
 #[test]
-fn s5_the_cache_goes_when_the_server_has_stopped() {
+fn t5_b2_the_cache_goes_when_the_server_has_stopped() {
     let dir = std::env::temp_dir().join(format!("forebay-live-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let image = dir.join("data.fby");
@@ -170,7 +172,7 @@ fn try_get(to: SocketAddr, path: &str) -> Option<String> {
 }
 
 #[test]
-fn s1_beyond_loopback_must_be_meant() {
+fn t1_beyond_loopback_must_be_meant() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
         let refused = Options::parse(address, false).unwrap_err();
         assert!(refused.to_string().contains("can watch"), "{refused}");
@@ -183,7 +185,7 @@ fn s1_beyond_loopback_must_be_meant() {
 
 /// HEAD is GET without the content, and one view is made for all who ask at the same time.
 #[test]
-fn b2_everybody_sees_the_same_view_for_a_while() {
+fn b1_everybody_sees_the_same_view_for_a_while() {
     let (_cache, server) = start();
     let to = server.address();
     let head = send(to, format!("HEAD / HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes());
@@ -199,4 +201,16 @@ fn b2_everybody_sees_the_same_view_for_a_while() {
     assert!(most < 200, "a view for each who asks");
     let page = content("/");
     assert!(!page.contains("NONCE") && !page.contains("http://") && !page.contains("https://"));
+}
+
+/// T3: who never ends his request is told so when his time is over, and loses his place.
+#[test]
+fn t3_half_a_request_is_not_waited_for_for_ever() {
+    let (_cache, server) = start();
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    write!(stream, "GET / HTTP/1.1\r\nHost: {}\r\n", server.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
 }

@@ -199,6 +199,11 @@ impl MachineTime {
         Self { busy, own, stolen, at: Instant::now() }
     }
 
+    /// CPU seconds that anybody has used since `before`.
+    pub fn busy_seconds_since(&self, before: &Self) -> f64 {
+        self.busy - before.busy
+    }
+
     /// Since then.
     pub fn elapsed(&self) -> Duration {
         self.at.elapsed()

@@ -23,7 +23,6 @@ use crate::failure::{Failure, Outcome, status};
 use crate::{live, output, signals};
 use forebay::{Cache, CacheConfig, LiveMode};
 use forebay_base::units::{MIB, format_size};
-use forebay_live::{Board, CacheSource};
 use forebay_nbd::ServerConfig;
 use listen::{Cleanup, CleanupGuard};
 use run::Child;
@@ -76,9 +75,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         cleanup.add(path);
     }
     let target = Arc::new_cyclic(|me| Target {
-        board: Board::new(
-            CacheSource::new("export", &cache).with_front(Arc::new(Watched(me.clone()))),
-        ),
+        board: Watched::board(&cache, me),
         cache: cache.clone(),
         served: opened,
         place: place.clone(),
@@ -91,13 +88,11 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     });
     let control = start_control(args, &target, &cleanup)?;
     let page = live::serve(&target.board, http)?;
-    page.iter().for_each(|page| drop(target.page.set(live::uri(page))));
+    target.page_is(page.as_ref());
     let (sender, events) = channel();
     watch_signals(sender.clone(), &cache, &cleanup)?;
     let server = listening.serve(sender.clone())?;
-    let mut said: Vec<_> = specs.iter().map(|s| place.uri(&s.name)).collect();
-    said.extend(target.page.get().cloned());
-    output::announce(&said);
+    output::announce(&target.uris());
     let child = match &args.run {
         Some(command) => Some(Child::start(command, &place, &specs[0].name, sender)?),
         None => None,

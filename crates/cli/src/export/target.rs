@@ -10,7 +10,8 @@ use crate::live;
 use crate::volume::{at, extents};
 use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode, Volume};
 use forebay_base::units::{format_size, parse_size};
-use forebay_live::{Board, FrontEnd, metrics::label};
+use forebay_live::metrics::label;
+use forebay_live::{Board, CacheSource, FrontEnd, Server};
 use forebay_vfs::FileSystem;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -59,7 +60,15 @@ pub struct Target {
 }
 
 /// The server's numbers, for whoever watches.
-pub struct Watched(pub Weak<Target>);
+pub struct Watched(Weak<Target>);
+
+impl Watched {
+    /// What can be watched of a target that is being made.
+    pub fn board(cache: &Cache, target: &Weak<Target>) -> Arc<Board> {
+        let front = Arc::new(Self(target.clone()));
+        Board::new(CacheSource::new("export", cache).with_front(front))
+    }
+}
 
 impl FrontEnd for Watched {
     fn name(&self) -> &str {
@@ -76,6 +85,17 @@ impl FrontEnd for Watched {
 }
 
 impl Target {
+    /// Where the page is, if there is one. Once.
+    pub fn page_is(&self, page: Option<&Server>) {
+        page.into_iter().for_each(|page| drop(self.page.set(live::uri(page))));
+    }
+
+    /// Where clients come in, and then who watches.
+    pub fn uris(&self) -> Vec<String> {
+        let exports = self.served.iter().map(|served| self.place.uri(&served.name));
+        exports.chain(self.page.get().cloned()).collect()
+    }
+
     fn stat(&self) -> Value {
         let mut stat = answers::stat(&self.cache, self.start);
         stat["page"] = self.page.get().cloned().into();

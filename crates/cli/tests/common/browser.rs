@@ -1,4 +1,5 @@
-//! A headless Chromium, driven by its own protocol through two named pipes: JSON messages, each with a zero byte behind.
+//! A headless Chromium, driven by its own protocol through two named pipes: JSON messages, each with a zero
+//! byte behind.
 //!
 //! Invariant: it does not outlive the test, nor does what it has written.
 
@@ -31,8 +32,8 @@ impl Browser {
             assert!(made.is_ok_and(|status| status.success()), "mkfifo {}", pipe.display());
         }
         // The protocol is on the descriptors 3 and 4.
-        let line = "exec chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
-                    --disable-background-networking --disable-component-update --disable-sync \
+        let line = "exec chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage \
+                    --no-first-run --disable-background-networking --disable-component-update --disable-sync \
                     --remote-debugging-pipe --user-data-dir=\"$2\" about:blank 3<\"$0\" 4>\"$1\"";
         let mut command = Command::new("sh");
         command.args(["-c", line]).arg(&to).arg(&from).arg(folder.path("profile"));
