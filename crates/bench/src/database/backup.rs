@@ -66,7 +66,9 @@ impl How {
         let line = match self {
             Self::Tar => format!("{join}{tar}"),
             Self::Direct => format!("{join}{direct}"),
-            Self::Uncached => format!("{join}exec \"$2\" run --uncached -- tar -C \"$1\" -cf - ."),
+            Self::Uncached => {
+                format!("{join}exec \"$2\" run --uncached --on \"$1\" -- tar -C \"$1\" -cf - .")
+            }
         };
         command.arg("-c").arg(line).arg(procs.unwrap_or(Path::new(""))).arg(what);
         if self == Self::Uncached {

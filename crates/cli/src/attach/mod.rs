@@ -7,9 +7,9 @@
 //!   -> sync -> let go of the loop device -> with its last user it goes, and with it the mount
 //!   -> make durable -> let go of the image -> exit
 //! ```
-//! D1 The device goes with this process: it holds it, and the kernel clears it with its last user.
-//! D2 When this process is killed the mount's connection is over, and whoever uses the device gets errors.
-//! D3 Exit status 0 of the process that stays, and of `detach`, means that everything accepted is durable.
+//! H1 The device goes with this process: it holds it, and the kernel clears it with its last user.
+//! H2 When this process is killed the mount's connection is over, and whoever uses the device gets errors.
+//! H3 Exit status 0 of the process that stays, and of `detach`, means that everything accepted is durable.
 
 mod list;
 mod target;
