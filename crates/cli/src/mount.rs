@@ -10,7 +10,6 @@
 //! P2 Exit status 0 of the process that stays means that everything accepted is durable.
 //! P3 Whoever is told that the mount is gone can open the image.
 
-mod daemon;
 mod helper;
 mod target;
 mod words;
@@ -18,6 +17,7 @@ mod words;
 pub use helper::command_line;
 
 use crate::control::server::ControlServer;
+use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
 use crate::{live, output, signals};
 use clap::Args;
@@ -85,7 +85,15 @@ pub fn mount(args: &MountArgs) -> Outcome<u8> {
     let dir = absolute(&args.dir)?;
     check(&volume, &dir)?;
     if !args.foreground && !args.daemon {
-        return daemon::start();
+        return Ok(match daemon::start()? {
+            Started::Failed(status) => status,
+            Started::Serves(remark) => {
+                if !remark.is_empty() {
+                    log::warn!("{remark}");
+                }
+                status::OK
+            }
+        });
     }
     serve(args, &wanted, &volume, &dir)
 }
@@ -120,6 +128,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         read_only: wanted.read_only(),
         direct_io: wanted.direct_io,
         noatime: wanted.noatime(),
+        alloc: wanted.alloc,
         ..VolumeOptions::default()
     };
     let opened = Volume::open(&cache, volume, &options)?;
@@ -147,11 +156,12 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         number: rustix::fs::makedev(number.0, number.1),
         kernel_cache: how.kernel_cache,
         front_bytes: how.memory_bound(),
+        trees: Box::new(session.trees()),
         figures,
     });
     watch_signals(dir, how.control.clone())?;
     if args.daemon {
-        daemon::ready(kind)?;
+        daemon::ready(remark(kind).unwrap_or_default())?;
     } else {
         let mut said = vec![format!("{} is mounted on {}", volume.display(), dir.display())];
         said.extend(page.as_ref().map(live::uri));
@@ -220,7 +230,8 @@ impl Drop for Unmount {
     }
 }
 
-fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outcome<Watchdog> {
+/// Starts the process that looks after this one.
+pub fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outcome<Watchdog> {
     let exe = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
     let mut command = Command::new(exe);
     command.args(["watchdog", "--"]);

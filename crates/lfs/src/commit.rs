@@ -6,6 +6,7 @@
 //!
 //! Locks: `ctl` and the state lock in turn, never both; none across a wait.
 
+use crate::admit::Growth;
 use crate::batch::Batch;
 use crate::fault::Planted;
 use crate::format::record::RecordKind;
@@ -53,7 +54,7 @@ impl Inner {
 
     /// Makes everything durable that has happened.
     pub(crate) async fn commit_all(&self, here: bool) -> Result<()> {
-        self.write_owed().await;
+        self.write_owed().await?;
         let ticket = self.state.lock().next_ticket - 1;
         self.commit(ticket, here).await
     }
@@ -170,7 +171,7 @@ impl Inner {
             match batch.add(record, n + 1 == count) {
                 Ok(payload) => {
                     group.payloads.push(payload);
-                    if record.is_cut {
+                    if record.cut.is_some() {
                         group.cut = Some((record.ticket, batch.head));
                     }
                 }
@@ -187,6 +188,9 @@ impl Inner {
         (group.head, group.opened) = (head, opened);
         let mut state = self.state.lock();
         state.space.log_grows(bytes);
+        if group.records.iter().any(|record| record.payload.is_some()) {
+            state.space.log_takes_content();
+        }
         for record in &mut group.records {
             state.space.settle(std::mem::take(&mut record.cost));
         }
@@ -341,10 +345,10 @@ impl Inner {
         state.space.log_head(self.layout.segment_bytes());
         for record in &mut group.records {
             if record.cost == 0 {
+                // It was admitted once: nothing becomes durable any more if it is refused now.
                 let payload = record.payload.as_ref().map_or(0, |p| p.bytes.len() as u64);
-                let cost = self.layout.cost(record.body.len() as u64, payload);
-                state.promise(cost, Need::Urgent)?;
-                record.cost = cost;
+                record.cost = self.layout.cost(record.body.len() as u64, payload);
+                state.promise(record.cost, Need::Owed, Growth::default())?;
             }
         }
         for record in group.records.drain(..).rev() {

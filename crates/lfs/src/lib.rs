@@ -49,6 +49,7 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
+mod admit;
 pub mod alloc;
 mod aops;
 mod attr;
@@ -82,6 +83,7 @@ mod pending;
 mod pressure;
 mod remember;
 mod repair;
+mod reserve;
 mod rollforward;
 mod segment;
 mod slots;

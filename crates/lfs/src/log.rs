@@ -79,8 +79,8 @@ pub(crate) struct Pending {
     pub runs: Vec<Run>,
     /// What it was promised of the log, bytes; 0 when that is settled.
     pub cost: u64,
-    /// A checkpoint holds everything up to it.
-    pub is_cut: bool,
+    /// A checkpoint holds everything up to it; and whether the log leaves its segment for it.
+    pub cut: Option<bool>,
 }
 
 /// Where the next record goes.

@@ -50,7 +50,7 @@ impl Volume {
 
 impl FileSystem for Volume {
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
-        self.tried(|state, _| {
+        let counted = self.tried(|state, _| {
             let block = state.layout.block_bytes();
             let per_segment = state.layout.segment_bytes() / block;
             let available = state.data_room(crate::space::Need::New) / block;
@@ -65,6 +65,10 @@ impl FileSystem for Volume {
                 files_free: available,
                 name_max: NAME_MAX as u32,
             })
+        });
+        Box::pin(async move {
+            self.0.settle_removed().await;
+            counted.await
         })
     }
 

@@ -15,6 +15,7 @@
 pub mod check;
 pub mod clock;
 pub mod copy;
+pub mod disk;
 pub mod export;
 pub mod fs;
 pub mod mem;

@@ -38,6 +38,8 @@ pub struct Live {
     pub front_bytes: u64,
     /// Inodes that the kernel knows, and what it has open.
     pub figures: Figures,
+    /// Trees of processes that have a mode of their own.
+    pub trees: Box<dyn Fn() -> usize + Send + Sync>,
     /// What can be watched.
     pub board: Arc<Board>,
     /// Where, if there is a page.
@@ -116,6 +118,8 @@ impl Live {
             "direct_io_reason": reason,
             "inodes_known": known,
             "open_files": open,
+            "process_trees": (self.trees)(),
+            "alloc": answers::alloc(&self.volume),
             "page": self.page,
         }]);
         stat
@@ -182,6 +186,7 @@ impl ControlTarget for Target {
                 extents::answer(live.is((device, ino)).then_some(&live.volume), file)
             }
             Request::Volume(..) => Err(at::not_open()),
+            Request::Detach => Err(answers::no_device()),
         }
     }
 }

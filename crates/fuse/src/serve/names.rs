@@ -4,6 +4,7 @@
 
 use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags, valid};
 use crate::handles::Handle;
+use crate::ioctl::MODE_CACHED;
 use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
 use crate::proto::reply::Body;
 use crate::proto::request::Header;
@@ -55,12 +56,14 @@ impl Core {
         };
         let new = new_inode(header, kind, mode, rdev);
         let attr = self.fs.mknod(Ino(header.node), Name::new(name)?, &new).await?;
+        let attr = self.inherit(Ino(header.node), attr).await;
         Ok(self.entry(&attr))
     }
 
     pub(super) async fn mkdir(&self, header: &Header, mode: u32, name: &[u8]) -> Result<Outcome> {
         let new = new_inode(header, FileKind::Directory, mode, 0);
         let attr = self.fs.mkdir(Ino(header.node), Name::new(name)?, &new).await?;
+        let attr = self.inherit(Ino(header.node), attr).await;
         Ok(self.entry(&attr))
     }
 
@@ -134,14 +137,13 @@ impl Core {
     }
 
     /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it.
-    pub(super) fn opened(
+    fn opened(
         &self,
         file: OpenFileRef,
-        flags: u32,
-        fopen: FOpen,
+        (flags, mode, fopen): (u32, u32, FOpen),
         attr: Option<&Attr>,
     ) -> Outcome {
-        let fh = self.handles.add(Handle::new(file, sync_flags(flags)));
+        let fh = self.handles.add(Handle::new(file, sync_flags(flags), mode));
         let (mut body, mut undo) = (Body::with_capacity(160), super::Undo::default());
         if let Some(attr) = attr {
             self.told(attr.ino, &mut undo);
@@ -162,7 +164,14 @@ impl Core {
         let how = open_flags(flags, keeps(kill));
         let made = self.fs.create(Ino(header.node), Name::new(name)?, &new, how).await;
         let (attr, file) = made?;
-        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some(&attr)))
+        Ok(self.made(header, attr, file, flags).await)
+    }
+
+    /// Tells the kernel of an opening of what was just made in the directory that was asked.
+    async fn made(&self, header: &Header, attr: Attr, file: OpenFileRef, flags: u32) -> Outcome {
+        let attr = self.inherit(Ino(header.node), attr).await;
+        let mode = self.mode(attr.ino, header.pid).await;
+        self.opened(file, (flags, mode, self.fopen(&attr, flags, mode)), Some(&attr))
     }
 
     pub(super) async fn tmpfile(
@@ -173,20 +182,22 @@ impl Core {
         let new = new_inode(header, FileKind::File, mode, 0);
         let how = open_flags(flags, keeps(kill));
         let (attr, file) = self.fs.tmpfile(Ino(header.node), &new, how).await?;
-        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some(&attr)))
+        Ok(self.made(header, attr, file, flags).await)
     }
 
-    pub(super) async fn open(&self, node: Ino, flags: u32, kill: u32) -> Result<Outcome> {
+    pub(super) async fn open(&self, header: &Header, flags: u32, kill: u32) -> Result<Outcome> {
+        let node = Ino(header.node);
         let file = self.fs.open(node, open_flags(flags, keeps(kill))).await?;
+        let mode = self.mode(node, header.pid).await;
         let fopen = match self.kernel_cache {
             crate::KernelCache::Never => self.direct_fopen(),
-            _ => self.fopen(&self.fs.getattr(node).await?, flags),
+            _ => self.fopen(&self.fs.getattr(node).await?, flags, mode),
         };
-        Ok(self.opened(file, flags, fopen, None))
+        Ok(self.opened(file, (flags, mode, fopen), None))
     }
 
     pub(super) async fn opendir(&self, node: Ino) -> Result<Outcome> {
         let file = self.fs.open(node, OpenFlags::READ).await?;
-        Ok(self.opened(file, 0, FOpen::empty(), None))
+        Ok(self.opened(file, (0, MODE_CACHED, FOpen::empty()), None))
     }
 }
