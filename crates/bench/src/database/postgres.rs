@@ -59,8 +59,8 @@ pub struct Address {
     sockets: PathBuf,
 }
 
-/// Makes a cluster in `data` with the tables of pgbench, `scale` times 15 MB, and so many MiB of buffers of its
-/// own. Checksums are on.
+/// Makes a cluster in `data` with the tables of pgbench, `scale` times 15 MB, and so many MiB of buffers of
+/// its own. Checksums are on.
 pub fn make(
     bin: &Path,
     data: &Path,
