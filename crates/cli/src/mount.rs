@@ -112,7 +112,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         ..VolumeOptions::default()
     };
     let opened = Volume::open(&cache, volume, &options)?;
-    let fs = opened.file_system();
+    let fs = opened.to_mount();
     let mounted = forebay_fuse::mount(dir, &how)?;
     let (kind, number) = (mounted.kind, mounted.number);
     // From here on the mount is there: who fails takes it away again.

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags, valid};
+use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags};
 use crate::handles::Handle;
 use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
 use crate::proto::reply::Body;
@@ -23,6 +23,7 @@ fn keeps(kill: u32) -> bool {
 
 impl Core {
     pub(super) async fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Outcome> {
+        let seen = self.epoch();
         let found = match name {
             // By number, for file handles.
             b"." => self.fs.getattr(dir).await,
@@ -33,7 +34,7 @@ impl Core {
             name => self.fs.lookup(dir, Name::new(name)?).await,
         };
         match found {
-            Ok(attr) => Ok(self.entry(&attr)),
+            Ok(attr) => Ok(self.entry(&attr, seen)),
             Err(e) if e.kind() == ErrorKind::NotFound && !name.starts_with(b".") => {
                 let mut body = Body::new();
                 body.no_entry_out(LONG);
@@ -54,14 +55,16 @@ impl Core {
             return fail(ErrorKind::InvalidInput, "mknod", "no such kind");
         };
         let new = new_inode(header, kind, mode, rdev);
+        let seen = self.epoch();
         let attr = self.fs.mknod(Ino(header.node), Name::new(name)?, &new).await?;
-        Ok(self.entry(&attr))
+        Ok(self.entry(&attr, seen))
     }
 
     pub(super) async fn mkdir(&self, header: &Header, mode: u32, name: &[u8]) -> Result<Outcome> {
         let new = new_inode(header, FileKind::Directory, mode, 0);
+        let seen = self.epoch();
         let attr = self.fs.mkdir(Ino(header.node), Name::new(name)?, &new).await?;
-        Ok(self.entry(&attr))
+        Ok(self.entry(&attr, seen))
     }
 
     pub(super) async fn symlink(
@@ -71,13 +74,15 @@ impl Core {
         target: &[u8],
     ) -> Result<Outcome> {
         let new = new_inode(header, FileKind::Symlink, 0o777, 0);
+        let seen = self.epoch();
         let attr = self.fs.symlink(Ino(header.node), Name::new(name)?, target, &new).await?;
-        Ok(self.entry(&attr))
+        Ok(self.entry(&attr, seen))
     }
 
     pub(super) async fn link(&self, old: Ino, dir: Ino, name: &[u8]) -> Result<Outcome> {
+        let seen = self.epoch();
         let attr = self.fs.link(old, dir, Name::new(name)?).await?;
-        Ok(self.entry(&attr))
+        Ok(self.entry(&attr, seen))
     }
 
     pub(super) async fn readlink(&self, node: Ino) -> Result<Outcome> {
@@ -133,19 +138,20 @@ impl Core {
         Ok(Outcome::done())
     }
 
-    /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it.
+    /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it, of that epoch.
     pub(super) fn opened(
         &self,
         file: OpenFileRef,
         flags: u32,
         fopen: FOpen,
-        attr: Option<&Attr>,
+        attr: Option<(&Attr, u64)>,
     ) -> Outcome {
-        let fh = self.handles.add(Handle::new(file, sync_flags(flags)));
+        let cached = !fopen.contains(FOpen::DIRECT_IO);
+        let fh = self.handles.add(Handle::new(file, sync_flags(flags), cached));
         let (mut body, mut undo) = (Body::with_capacity(160), super::Undo::default());
-        if let Some(attr) = attr {
+        if let Some((attr, seen)) = attr {
             self.told(attr.ino, &mut undo);
-            body.entry_out(attr, &valid(attr), BLOCK_BYTES);
+            body.entry_out(attr, &self.valid(attr, seen), BLOCK_BYTES);
         }
         body.open_out(fh, fopen);
         undo.opened = Some(fh);
@@ -160,9 +166,10 @@ impl Core {
     ) -> Result<Outcome> {
         let new = new_inode(header, FileKind::File, mode, 0);
         let how = open_flags(flags, keeps(kill));
+        let seen = self.epoch();
         let made = self.fs.create(Ino(header.node), Name::new(name)?, &new, how).await;
         let (attr, file) = made?;
-        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some(&attr)))
+        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some((&attr, seen))))
     }
 
     pub(super) async fn tmpfile(
@@ -172,8 +179,9 @@ impl Core {
     ) -> Result<Outcome> {
         let new = new_inode(header, FileKind::File, mode, 0);
         let how = open_flags(flags, keeps(kill));
+        let seen = self.epoch();
         let (attr, file) = self.fs.tmpfile(Ino(header.node), &new, how).await?;
-        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some(&attr)))
+        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some((&attr, seen))))
     }
 
     pub(super) async fn open(&self, node: Ino, flags: u32, kill: u32) -> Result<Outcome> {
