@@ -3,6 +3,7 @@
 //! ```text
 //!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
+//!   forebay <- live <- cli
 //!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- cli
 //!   lfs, sim <- crashtest <- cli
 //! ```
@@ -84,6 +85,7 @@ const BELOW_CLI: &[&str] = &[
     "forebay",
     "forebay-nbd",
     "forebay-fuse",
+    "forebay-live",
     "forebay-bench",
     "forebay-crashtest",
 ];
@@ -99,6 +101,7 @@ const RULES: &[Rule] = &[
     rule("forebay-nbd", &["forebay-base", "forebay-vfs"], SIM, true),
     rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], &[], true),
     rule("forebay", BELOW_FACADE, SIM, true),
+    rule("forebay-live", &["forebay-base", "forebay"], SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),
     rule("forebay-crashtest", BELOW_CRASHTEST, &[], true),

@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod alloc;
+pub mod database;
 pub mod dirty;
 pub mod files;
 pub mod harness;
@@ -52,6 +53,11 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("resize", "the cache made small and large again under load", resize::run),
     ("alloc", "parallel large writers: extents, on a disk with an arm and on this one", alloc::run),
     ("volume", "the volume beside XFS, ext4 and btrfs on a loop, and the host's", volume::run),
+    (
+        "database",
+        "pgbench on a mount beside a backup, and on XFS in a memory cgroup",
+        database::run,
+    ),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),
 ];
 

@@ -5,11 +5,14 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 fn run(name: &str) -> Value {
-    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::create_dir_all(&dir).unwrap();
+    run_in(name, &PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name))
+}
+
+fn run_in(name: &str, dir: &Path) -> Value {
+    std::fs::create_dir_all(dir).unwrap();
     let (json, html) = (dir.join("result.json"), dir.join("page.html"));
     let path = |path: &Path| path.to_str().unwrap().to_string();
-    let (folder, json_path, html_path) = (path(&dir), path(&json), path(&html));
+    let (folder, json_path, html_path) = (path(dir), path(&json), path(&html));
     let mut args = vec![name, "--quick", "--dir", &folder, "--json", &json_path];
     args.extend(["--html", &html_path]);
     bench(&args);
@@ -20,7 +23,7 @@ fn run(name: &str) -> Value {
     assert_eq!(std::fs::read_to_string(&html).unwrap(), page, "saved JSON makes the same page");
     std::fs::remove_file(&json).unwrap();
     std::fs::remove_file(&html).unwrap();
-    let left: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|e| e.path()).collect();
+    let left: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().map(|e| e.path()).collect();
     assert!(left.is_empty(), "images left behind: {left:?}");
     serde_json::from_str(&text).unwrap()
 }
@@ -380,6 +383,34 @@ fn memcg_reports_every_row_and_ratio() {
             check_ratios(&json, &[&format!("memcg_kills_{engine}")]);
         }
     }
+}
+
+#[test]
+fn database_reports_every_column() {
+    // The database's user has to reach it; a target folder may be in somebody's home.
+    let dir = PathBuf::from(format!("/var/tmp/forebay-quick-database-{}", std::process::id()));
+    let json = run_in("database", &dir);
+    std::fs::remove_dir(&dir).unwrap();
+    if no_program(&json) {
+        let why = json["not_run"][0]["why"].as_str().unwrap();
+        let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+        assert!(allowed || why.contains("FOREBAY_BIN"), "this test requires {why}");
+        return;
+    }
+    for column in ["forebay", "xfs", "xfs-tar-apart", "xfs-direct-reader"] {
+        for load in ["select", "tpcb"] {
+            for metric in ["tps_alone", "tps_beside", "p99_beside", "backup_rate", "cpu_database"] {
+                check_rows(&json, &[(column, &format!("{load}_{metric}"))]);
+            }
+        }
+    }
+    check_rows(
+        &json,
+        &[("forebay", "select_tables_cached_after"), ("forebay", "tpcb_cpu_forebay")],
+    );
+    assert_eq!(json["plots"].as_array().unwrap().len(), 2, "a picture of each load");
+    let notes = json["notes"].as_array().unwrap();
+    assert!(notes.iter().any(|note| note.as_str().unwrap().contains("fsck")), "{notes:?}");
 }
 
 #[test]

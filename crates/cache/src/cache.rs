@@ -6,6 +6,7 @@ use crate::config::{Config, DIRTY_FOLIO_BYTES, FRAME_BOOKS, SLOT_BOOKS};
 use crate::folio::index::Index;
 use crate::folio::owners::Owners;
 use crate::folio::table::Table;
+use crate::latency::Latencies;
 use crate::mapping::Mapping;
 use crate::memory::arena::{Arena, FRAME_SIZE};
 use crate::memory::frames::FrameAlloc;
@@ -13,6 +14,7 @@ use crate::memory::private::{CounterRef, FileShare, MoreRows, Row};
 use crate::memory::sizes::Sizes;
 use crate::memory::slots::SlotAlloc;
 use crate::memory::zeroed::ZeroTable;
+use crate::picture::StreamBoard;
 use crate::stats::{Counters, Stats, Striped};
 use crate::strategy::Strategies;
 use crate::writeback::control::{DirtyControl, DirtyWishes};
@@ -84,6 +86,10 @@ pub struct PageCache {
     pub counters: Counters,
     /// Blocks found in the cache.
     pub hits: Striped,
+    /// How long it takes where a device is waited for.
+    pub latencies: Latencies,
+    /// Sequential readers that went on lately.
+    pub streams: StreamBoard,
     /// Dirty limits and throttling.
     pub dirty: DirtyControl,
     /// Longest readahead window of a stream, bytes.
@@ -142,6 +148,8 @@ impl PageCache {
             next_mapping: AtomicU32::new(1),
             counters: Counters::default(),
             hits: Striped::default(),
+            latencies: Latencies::default(),
+            streams: StreamBoard::default(),
             readahead_max: AtomicU64::new(u64::from(config.readahead_max)),
             strategies: Strategies::new(
                 config.dirty_tracking,

@@ -8,4 +8,5 @@ mod lookup;
 pub mod owners;
 pub mod table;
 
+pub use owners::Label;
 pub use table::{Blocks, Layout, STATES, Slot, State, Table};

@@ -20,6 +20,7 @@
 //!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
 //! domain's line, pace ──▶ (nothing)   index bucket ──▶ (nothing)
+//! streams (told of a window topped up, try only) ──▶ (nothing)
 //! free slots ──▶ (nothing)       wait queues ──▶ (nothing)
 //! all index buckets (a rehash) ──▶ (nothing)      arena's `ahead` ──▶ (nothing)
 //! ```
@@ -40,8 +41,10 @@ pub mod bounds;
 pub mod cache;
 pub mod config;
 pub mod folio;
+pub mod latency;
 pub mod mapping;
 pub mod memory;
+pub mod picture;
 pub mod rangeset;
 pub mod stats;
 pub mod strategy;

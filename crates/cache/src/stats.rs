@@ -3,7 +3,7 @@
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
         /// Live counters of a cache; see [`Stats`] for their meaning.
         #[derive(Default)]
         pub struct Counters {
@@ -11,7 +11,7 @@ macro_rules! counters {
         }
         /// A snapshot of a cache's counters and gauges.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
-        pub struct Stats { $($(#[$doc])* pub $name: u64,)* }
+        pub struct Stats { $($(#[doc = $doc])* pub $name: u64,)* }
         impl Counters {
             /// Reads them all.
             pub fn snapshot(&self) -> Stats {
@@ -22,6 +22,14 @@ macro_rules! counters {
             /// Names and values, in order.
             pub fn fields(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)*]
+            }
+            /// What came since `before`; of what is no counter: how much more it is.
+            pub fn since(&self, before: &Self) -> Self {
+                Self { $($name: self.$name.saturating_sub(before.$name),)* }
+            }
+            /// Names, what each is, and values, in order.
+            pub fn described(&self) -> Vec<(&'static str, &'static str, u64)> {
+                vec![$((stringify!($name), concat!($($doc),*).trim_ascii(), self.$name),)*]
             }
         }
     };
@@ -165,15 +173,5 @@ impl Stats {
             return 0.0;
         }
         self.written_bytes as f64 / self.cleaned_bytes as f64
-    }
-
-    /// The text exposition format of Prometheus.
-    pub fn to_prometheus(&self) -> String {
-        let mut out = String::new();
-        for (name, value) in self.fields() {
-            out.push_str(&format!("forebay_{name} {value}\n"));
-        }
-        out.push_str(&format!("forebay_write_amplification {:.6}\n", self.write_amplification()));
-        out
     }
 }

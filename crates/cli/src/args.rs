@@ -58,6 +58,8 @@ pub enum Command {
     Watchdog(WatchdogArgs),
     /// Show the numbers of a running process, or what a volume or a path in one is
     Stat(StatArgs),
+    /// Watch a running process
+    Top(TopArgs),
     /// Show or change the settings of a running process
     Tune(TuneArgs),
     /// Show how much of a file is in the cache
@@ -162,6 +164,9 @@ pub struct ExportArgs {
     /// Control socket [default: one per process in the user's runtime folder]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// The live view.
+    #[command(flatten)]
+    pub live: crate::live::LiveArgs,
     /// Run a shell command with $uri, $unixsocket and $port set; end with it and its status
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
@@ -181,8 +186,8 @@ pub struct Which {
 /// `forebay stat`
 #[derive(Args, Debug)]
 pub struct StatArgs {
-    /// A volume, or a path in one: what it is, and not the numbers of a process
-    #[arg(value_name = "VOLUME[:/PATH]", conflicts_with_all = ["budget", "prometheus", "watch"])]
+    /// A mount: its process. Or a volume, or a path in one: what that is
+    #[arg(value_name = "DIR|VOLUME[:/PATH]")]
     pub path: Option<String>,
     /// Which process.
     #[command(flatten)]
@@ -205,21 +210,51 @@ pub struct StatArgs {
     pub prometheus: bool,
 }
 
+/// `forebay top`
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// A mount: its process
+    #[arg(value_name = "DIR", conflicts_with_all = ["control", "pid"])]
+    pub dir: Option<PathBuf>,
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Look again every SECONDS
+    #[arg(long, value_name = "SECONDS", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub interval: u32,
+    /// Look for a second, print what was seen, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `forebay tune`
 #[derive(Args, Debug)]
 pub struct TuneArgs {
     /// Which process.
     #[command(flatten)]
     pub which: Which,
-    /// Settings to change; none shows all
-    #[arg(value_name = "NAME=VALUE", value_parser = setting)]
-    pub settings: Vec<(String, String)>,
+    /// A mount whose process is meant, and settings to change; no setting shows all
+    #[arg(value_name = "DIR|NAME=VALUE", value_parser = tune_word)]
+    pub words: Vec<TuneWord>,
     /// Evict everything clean from the cache
     #[arg(long)]
     pub drop_clean: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A word after `tune`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TuneWord {
+    /// `NAME=VALUE`
+    Set(String, String),
+    /// Anything without `=`: a mount.
+    Mount(PathBuf),
 }
 
 /// `forebay fincore`
@@ -316,12 +351,13 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|_| "a whole number with an optional k, M, G or T".to_string())
 }
 
-fn setting(text: &str) -> Result<(String, String), String> {
+fn tune_word(text: &str) -> Result<TuneWord, String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => {
-            Ok((name.trim().to_string(), value.trim().to_string()))
+            Ok(TuneWord::Set(name.trim().to_string(), value.trim().to_string()))
         }
-        _ => Err("expected NAME=VALUE; `forebay tune` without arguments lists the names".into()),
+        None if std::path::Path::new(text).is_dir() => Ok(TuneWord::Mount(text.into())),
+        _ => Err("expected NAME=VALUE or a mount; `forebay tune` alone lists the names".into()),
     }
 }
 
@@ -360,7 +396,6 @@ mod tests {
             "forebay create v --checksum md5",
             "forebay cp one",
             "forebay recover v",
-            "forebay stat v --budget",
             "forebay",
             "forebay export",
             "forebay export x --cache-size 1x",

@@ -60,7 +60,7 @@ fn residency(args: &FincoreArgs, request: &Request) -> Outcome<Value> {
             reply => return reply,
         }
     }
-    let text = format!("{}: no running `forebay export` has it open", args.file.display());
+    let text = format!("{}: no running process has it open", args.file.display());
     Err(Failure::not_found(text).hint("`--kernel` looks into the kernel's page cache"))
 }
 

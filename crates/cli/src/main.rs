@@ -12,14 +12,17 @@ mod doctor;
 mod export;
 mod failure;
 mod fincore;
+mod live;
 mod logger;
 mod machine;
 mod mount;
+mod mounts;
 mod output;
 mod progress;
 mod remote;
 mod signals;
 mod stat;
+mod top;
 mod umount;
 mod volume;
 
@@ -46,10 +49,8 @@ fn main() -> ExitCode {
         Command::Mount(args) => mount::mount(args),
         Command::Umount(args) => umount::umount(args).map(|()| status::OK),
         Command::Watchdog(args) => mount::watchdog(args).map(|()| status::OK),
-        Command::Stat(args) => match &args.path {
-            Some(word) => volume::stat::stat(word, args).map(|()| status::OK),
-            None => stat::stat(args).map(|()| status::OK),
-        },
+        Command::Stat(args) => stat::stat(args).map(|()| status::OK),
+        Command::Top(args) => top::top(args).map(|()| status::OK),
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),

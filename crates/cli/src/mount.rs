@@ -12,12 +12,14 @@
 
 mod daemon;
 mod helper;
+mod target;
 mod words;
 
 pub use helper::command_line;
 
+use crate::control::server::ControlServer;
 use crate::failure::{Failure, Outcome, status};
-use crate::{output, signals};
+use crate::{live, output, signals};
 use clap::Args;
 use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
 use forebay_base::ErrorKind;
@@ -25,10 +27,13 @@ use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_fuse::watchdog::{self, Watchdog};
 use forebay_fuse::{MountKind, Options, Session};
+use forebay_live::{Board, CacheSource};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
+use target::{Figures, Live, Target, Watched};
 use words::Wanted;
 
 /// Least that is left of `cache_size` for data, bytes.
@@ -50,6 +55,9 @@ pub struct MountArgs {
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,
+    /// The live view.
+    #[command(flatten)]
+    pub live: live::LiveArgs,
     /// This is the process that stays.
     #[arg(long, hide = true)]
     pub daemon: bool,
@@ -70,7 +78,9 @@ pub fn watchdog(args: &WatchdogArgs) -> Outcome {
 
 /// Runs the command and gives its exit status.
 pub fn mount(args: &MountArgs) -> Outcome<u8> {
-    let wanted = Wanted::parse(&args.options)?;
+    let mut wanted = Wanted::parse(&args.options)?;
+    wanted.live = args.live.or(wanted.live);
+    live::options(&wanted.live)?;
     let volume = absolute(&args.volume)?;
     let dir = absolute(&args.dir)?;
     check(&volume, &dir)?;
@@ -103,6 +113,7 @@ fn check(volume: &Path, dir: &Path) -> Outcome {
 fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcome<u8> {
     let mut how = wanted.fuse.clone();
     how.source = volume.display().to_string();
+    let http = live::options(&wanted.live)?;
     let config = config(wanted, &mut how)?;
     let cache = Cache::new(config)?;
     let options = VolumeOptions {
@@ -113,21 +124,48 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     };
     let opened = Volume::open(&cache, volume, &options)?;
     let fs = opened.to_mount();
+    let target = Target::new();
+    let control = start_control(wanted, &target)?;
+    how.control = control.as_ref().map(|control| control.path().to_path_buf());
     let mounted = forebay_fuse::mount(dir, &how)?;
     let (kind, number) = (mounted.kind, mounted.number);
     // From here on the mount is there: who fails takes it away again.
     let undo = Unmount(dir.to_path_buf());
     let session = Session::start(mounted, fs, RealWorld::new(), &how)?;
     let watchdog = start_watchdog(&session, dir, number)?;
-    watch_signals(dir)?;
+    let figures: Figures = Arc::new(session.figures());
+    let front = Arc::new(Watched(figures.clone()));
+    let board = Board::new(CacheSource::new("mount", &cache).with_front(front));
+    let page = live::serve(&board, http)?;
+    target.serve(Live {
+        board,
+        page: page.as_ref().map(live::uri),
+        cache: cache.clone(),
+        volume: opened.clone(),
+        dir: dir.to_path_buf(),
+        kind,
+        number: rustix::fs::makedev(number.0, number.1),
+        kernel_cache: how.kernel_cache,
+        front_bytes: how.memory_bound(),
+        figures,
+    });
+    watch_signals(dir, how.control.clone())?;
     if args.daemon {
         daemon::ready(kind)?;
     } else {
-        output::announce(&[format!("{} is mounted on {}", volume.display(), dir.display())]);
+        let mut said = vec![format!("{} is mounted on {}", volume.display(), dir.display())];
+        said.extend(page.as_ref().map(live::uri));
+        output::announce(&said);
     }
     let ending = session.wait();
     std::mem::forget(undo);
     log::info!("{}: the mount is gone", dir.display());
+    // What sessions have done is done, and what they hold is let go, before the last sync.
+    if let Some(control) = &control {
+        control.end_sessions();
+    }
+    target.over();
+    drop(page);
     let synced = ending.sync();
     ending.release();
     let closed = opened.close();
@@ -141,6 +179,18 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         Failure::new(format!("{}: {e}", volume.display()))
             .hint("the volume is older than what programs wrote, where they did not sync")
     })
+}
+
+/// A control socket that was asked for must work; the usual one is a convenience.
+fn start_control(wanted: &Wanted, target: &Arc<Target>) -> Outcome<Option<ControlServer>> {
+    match ControlServer::start(wanted.control.as_deref(), target.clone()) {
+        Ok(server) => Ok(Some(server)),
+        Err(e) if wanted.control.is_some() => Err(e),
+        Err(e) => {
+            log::warn!("no control socket: {}", e.message);
+            Ok(None)
+        }
+    }
 }
 
 /// The cache's settings; together with the front end it uses `cache_size`.
@@ -179,9 +229,12 @@ fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outcome<
 
 /// The first signal ends the mount as `umount` does, or for new users only if it is in use; the second
 /// ends the process.
-fn watch_signals(dir: &Path) -> Outcome {
+fn watch_signals(dir: &Path, control: Option<PathBuf>) -> Outcome {
     let (sender, events) = channel();
-    signals::watch(sender, (), |signal| {
+    signals::watch(sender, (), move |signal| {
+        if let Some(socket) = control {
+            let _ = std::fs::remove_file(socket);
+        }
         log::error!(
             "stopped at once by a second signal ({signal}): what was not synced may be lost"
         );

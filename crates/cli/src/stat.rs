@@ -1,17 +1,29 @@
 //! `forebay stat` and `forebay tune`.
 
-use crate::args::{StatArgs, TuneArgs};
+use crate::args::{StatArgs, TuneArgs, TuneWord};
 use crate::control::client::Client;
 use crate::control::proto::Request;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use forebay_base::units::format_size;
 use serde_json::Value;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Runs `forebay stat`.
 pub fn stat(args: &StatArgs) -> Outcome {
-    let mut client = Client::find(&args.which)?;
+    match &args.path {
+        None => process(Client::find(&args.which)?, args),
+        Some(word) if Path::new(word).is_dir() => process(Client::of_mount(Path::new(word))?, args),
+        Some(_) if args.budget || args.prometheus || args.watch.is_some() => {
+            let text = "stat: --budget, --prometheus and --watch are about a process";
+            Err(Failure::usage(text).hint("name a mount, or none of them"))
+        }
+        Some(word) => crate::volume::stat::stat(word, args),
+    }
+}
+
+fn process(mut client: Client, args: &StatArgs) -> Outcome {
     if args.prometheus {
         let text = client.ask(&Request::Prometheus)?;
         output::line(text.as_str().unwrap_or_default().trim_end());
@@ -126,6 +138,7 @@ fn show(stat: &Value) {
             text("device_stable_pages_reason"),
         ));
     }
+    stat["mounts"].as_array().into_iter().flatten().for_each(show_mount);
     let (hits, misses) = (counter(stat, "hits") as f64, counter(stat, "misses") as f64);
     output::line(format!(
         "cache {}: {} resident, {} dirty, {} in write-out, hit ratio {} %",
@@ -142,6 +155,22 @@ fn show(stat: &Value) {
         .map(|(name, value)| vec![name.clone(), shown(name, value)])
         .collect();
     output::table(&rows);
+}
+
+fn show_mount(mount: &Value) {
+    let text = |key: &str| mount[key].as_str().unwrap_or("?").to_string();
+    let direct = if mount["direct_io"].as_bool() == Some(true) { "on" } else { "off" };
+    output::line(format!(
+        "mount {}: {}, {}{}, kernel_cache {}, direct-io {direct} ({})",
+        text("dir"),
+        text("volume"),
+        text("kind"),
+        if mount["read_only"].as_bool() == Some(true) { ", read-only" } else { "" },
+        text("kernel_cache"),
+        text("direct_io_reason"),
+    ));
+    let (known, open) = (&mount["inodes_known"], &mount["open_files"]);
+    output::line(format!("  {known} inodes known to the kernel, {open} open files"));
 }
 
 /// A counter, or a ratio of two.
@@ -177,11 +206,33 @@ fn budget_rows(budget: &Value) -> Vec<Vec<String>> {
     rows
 }
 
+/// The mount that is meant, if one is, and what is to be set.
+type Split<'a> = (Option<&'a Path>, Vec<(&'a String, &'a String)>);
+
+fn split(words: &[TuneWord]) -> Outcome<Split<'_>> {
+    let (mut dir, mut settings) = (None, Vec::new());
+    for word in words {
+        match word {
+            TuneWord::Set(name, value) => settings.push((name, value)),
+            TuneWord::Mount(path) if dir.is_none() => dir = Some(path.as_path()),
+            TuneWord::Mount(path) => {
+                let text = format!("tune: {}: a setting is NAME=VALUE", path.display());
+                return Err(Failure::usage(text));
+            }
+        }
+    }
+    Ok((dir, settings))
+}
+
 /// Runs `forebay tune`.
 pub fn tune(args: &TuneArgs) -> Outcome {
-    let mut client = Client::find(&args.which)?;
-    for (name, value) in &args.settings {
-        client.ask(&Request::Tune(name.clone(), value.clone()))?;
+    let (dirs, settings) = split(&args.words)?;
+    let mut client = match dirs {
+        Some(dir) => Client::of_mount(dir)?,
+        None => Client::find(&args.which)?,
+    };
+    for (name, value) in &settings {
+        client.ask(&Request::Tune(name.to_string(), value.to_string()))?;
     }
     if args.drop_clean {
         let dropped = client.ask(&Request::DropClean)?;
@@ -190,7 +241,7 @@ pub fn tune(args: &TuneArgs) -> Outcome {
     let tunables = client.ask(&Request::Tunables)?;
     let all = tunables.as_object().ok_or_else(|| Failure::new("tune: an odd reply"))?;
     // After a change show what was changed; it may have been rounded.
-    let asked = |name: &str| args.settings.is_empty() || args.settings.iter().any(|s| s.0 == name);
+    let asked = |name: &str| settings.is_empty() || settings.iter().any(|s| s.0 == name);
     if args.json {
         output::line(pretty(&tunables));
     } else {

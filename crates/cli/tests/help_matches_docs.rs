@@ -42,6 +42,7 @@ fn both_ways() {
     for command in [
         "create",
         "ls",
+        "extents",
         "cp",
         "fsck",
         "recover",
@@ -50,6 +51,7 @@ fn both_ways() {
         "mount",
         "umount",
         "stat",
+        "top",
         "tune",
         "fincore",
         "doctor",

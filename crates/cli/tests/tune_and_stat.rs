@@ -177,7 +177,7 @@ fn d1_the_dd_line_over_nbd_costs_what_the_option_says() {
     let text = folder.ok(&["stat", "--control", "ctl"]);
     assert!(text.contains("write_amplification") && text.contains("4.750"), "{text}");
     let prometheus = folder.ok(&["stat", "--prometheus", "--control", "ctl"]);
-    assert!(prometheus.contains("forebay_write_amplification 4.75"), "{prometheus}");
+    assert!(prometheus.contains("forebay_write_amplification_ratio 4.75"), "{prometheus}");
     drop(client);
     server.stop();
 }

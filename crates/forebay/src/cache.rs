@@ -360,6 +360,11 @@ impl Cache {
         self.shared.files().values().filter_map(Weak::upgrade).collect()
     }
 
+    /// The file with this mapping, if it is listed.
+    pub(crate) fn live_file(&self, id: u32) -> Option<std::sync::Arc<MappedFile>> {
+        self.shared.files().get(&id).and_then(Weak::upgrade)
+    }
+
     /// Gives up what could not be written of a file, open or closed: see [`File::discard_failed`]. `name` is
     /// its path, or the name of the device object. Returns the bytes dropped. Errors: `NotFound` if no such
     /// file is open or owes anything.

@@ -50,6 +50,7 @@ mod cache;
 mod export;
 mod file;
 mod memory;
+mod picture;
 mod registry;
 mod untold;
 mod volume;
@@ -59,9 +60,12 @@ pub use export::{ExportMode, LiveMode};
 pub use file::{File, Residency};
 pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
 pub use forebay_block::{Aio, DirectIo};
+pub use forebay_cache::latency;
+pub use forebay_cache::picture::Bytes;
 pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};
 pub use forebay_cache::{Row, RowSource, Stats};
 pub use forebay_vfs as vfs;
+pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};
 pub use volume::{
     AllocMode, AllocStats, CreateVolume, FileExtent, Finding, FindingKind, FsckProgress,
     FsckReport, OpenOptions, ReadDir, Volume, VolumeFile, VolumeInfo, VolumeOptions,

@@ -17,7 +17,7 @@ mod opened;
 
 pub use file::{OpenOptions, VolumeFile};
 pub use names::ReadDir;
-pub(crate) use opened::Volumes;
+pub(crate) use opened::{Open, Volumes};
 
 use crate::cache::Cache;
 use forebay_base::task::block_on;
@@ -29,8 +29,8 @@ use forebay_block::{
 };
 pub use forebay_lfs::{AllocMode, AllocStats, FileExtent, VolumeInfo};
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
-use forebay_vfs::{Beside, FileSystem, Ino, ReadOnly, StatFs, Timestamp};
-use opened::{Found, Open};
+use forebay_vfs::{Beside, FileSystem, Ino, OpenFlags, ReadOnly, StatFs, Timestamp};
+use opened::Found;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -215,6 +215,15 @@ impl Volume {
     /// Where the content of a file is: all extents, in order, each one run on the device.
     pub fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
         block_on(self.open.volume.extents(ino))
+    }
+
+    /// What of a file's content is in the cache.
+    pub fn residency(&self, ino: Ino) -> Result<crate::Residency> {
+        // Held open: what is asked for stays there meanwhile.
+        let file = block_on(self.open.fs.open(ino, OpenFlags::READ))?;
+        let size = block_on(self.open.fs.getattr(ino))?.size;
+        let mapped = self.open.volume.mapped_file(file.ino())?;
+        Ok(crate::file::residency(&mapped, 0, size))
     }
 
     /// What was given out since it was opened.

@@ -47,3 +47,5 @@ pub use session::{Ending, Session};
 /// An extended attribute that the root of each mount has: the process that serves it, in decimal, as that
 /// process knows itself. Not listed.
 pub const PID_ATTRIBUTE: &str = "system.forebay.pid";
+/// Another one: the path of the control socket of that process, if it has one. Not listed.
+pub const CONTROL_ATTRIBUTE: &str = "system.forebay.control";

@@ -5,6 +5,7 @@
 use crate::device::PAYLOAD_MAX;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::mount::MountFlags;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Which open files the kernel's page cache may keep.
@@ -69,6 +70,8 @@ pub struct Options {
     pub via: Via,
     /// What the kernel's page cache may keep.
     pub kernel_cache: KernelCache,
+    /// Where the process can be asked; [`crate::CONTROL_ATTRIBUTE`] tells others.
+    pub control: Option<PathBuf>,
     /// Reader threads, 1 to 64; none: as many as CPUs.
     pub threads: Option<usize>,
     /// Inodes that the kernel may know before it is asked to forget some; 16 bytes each here.
@@ -86,6 +89,7 @@ impl Default for Options {
             allow_other: false,
             via: Via::Auto,
             kernel_cache: KernelCache::default(),
+            control: None,
             threads: None,
             inodes_max: 1 << 18,
             request_bytes: 64 << 20,

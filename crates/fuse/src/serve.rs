@@ -29,6 +29,7 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_vfs::{Attr, FileSystem, Ino, OpenFlags, Privileges};
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -47,6 +48,7 @@ pub(crate) struct Core {
     pub handles: Handles,
     pub inodes: Inodes,
     pub kernel_cache: KernelCache,
+    pub control: Option<PathBuf>,
     pub notifier: Notifier,
     pub inodes_max: usize,
     /// Minor version of the protocol, once it is agreed on.
@@ -193,6 +195,7 @@ impl Core {
             handles: Handles::default(),
             inodes: Inodes::default(),
             kernel_cache: options.kernel_cache,
+            control: options.control.clone(),
             notifier,
             inodes_max: options.inodes_max,
             minor: AtomicU32::default(),

@@ -187,6 +187,7 @@ impl MappedFile {
             let out = std::sync::Arc::downgrade(&file);
             cache.join(&file.mapping, out);
         }
+        cache.owners.set_label(file.mapping.id, file.ops.label());
         cache.fit_files();
         file
     }

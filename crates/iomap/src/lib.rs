@@ -7,6 +7,7 @@
 //! `resize`, `discard`, `seek`, then the two mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
 
+mod admitted;
 mod direct;
 mod discard;
 pub mod file;

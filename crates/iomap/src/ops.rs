@@ -112,7 +112,7 @@ impl Reservation {
         Self { places, owner: Some(owner), published: Mutex::default() }
     }
 
-    /// In the order of the runs asked for, which they cover.
+    /// In the order of the runs asked for, which they cover, as far as there was room.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
@@ -211,6 +211,11 @@ pub trait MapOps: Send + Sync {
     /// The device that places refer to.
     fn device(&self) -> &DeviceRef;
 
+    /// What the file is, for people who watch the cache: whose it is, and its number there.
+    fn label(&self) -> forebay_cache::folio::Label {
+        (0, 0)
+    }
+
     /// Units, sums, stable need. Read anew for each decision.
     fn limits(&self) -> MapLimits;
 
@@ -224,12 +229,23 @@ pub trait MapOps: Send + Sync {
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>>;
 
     /// `new` bytes are about to become dirty beside `dirty` that are: `NoSpace` if not all of them could
-    /// be written. The dirt is the share (see the module), so there is nothing to give back.
+    /// be written. The dirt is the share (see the module), so there is nothing to give back. What is
+    /// admitted arrives: [`MapOps::arrived`].
     fn admit(&self, _new: u64, _dirty: u64) -> Result<()> {
         Ok(())
     }
 
-    /// Room for runs of the file, whole units. Waits for it before anything is captured (O6).
+    /// The same for a block that a truncate makes dirty, because the new end lies within it: what makes room
+    /// may have the last of it.
+    fn admit_edge(&self, _new: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// So many bytes that were admitted are counted as dirty now, or do not come after all.
+    fn arrived(&self, _bytes: u64) {}
+
+    /// Room for runs of the file, whole units. Waits for it before anything is captured (O6). Of what is
+    /// written out it may be room for the first runs only, where there is little at a time.
     /// Errors: `NoSpace`.
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>>;
 

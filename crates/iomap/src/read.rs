@@ -12,6 +12,8 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, io};
 use forebay_cache::State;
 use forebay_cache::folio::Blocks;
+use forebay_cache::picture::Stream;
+use forebay_cache::readahead::Plan;
 use forebay_cache::stats::Counters;
 use std::ops::Range;
 
@@ -88,6 +90,7 @@ impl MappedFile {
         if flags.contains(IoFlags::NOWAIT) {
             return self.read_nowait(handle, offset, dst.bytes(), flags);
         }
+        let began = self.cache.world.now();
         if direct {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
             self.read_around(&range, range.start, &mut dst, Past::Straight).await?;
@@ -96,6 +99,7 @@ impl MappedFile {
         } else {
             self.read_through(handle, &range, &mut dst, Passing::Cached).await?;
         }
+        self.cache.latencies.read.add(self.cache.world.now().saturating_sub(began));
         // Cut off meanwhile: what was there counts, and reads as zeros behind the new end.
         let end = range.end.min(self.size()).max(range.start);
         Ok((end - range.start) as usize)
@@ -162,6 +166,7 @@ impl MappedFile {
         if passing != Passing::Marked {
             let max = self.readahead_limit();
             let plan = handle.streams.plan(range.start, range.end, max, self.size(), false);
+            self.tell_stream(handle, range, &plan, false);
             self.drop_uncached(plan.abandoned);
             ahead = plan.ahead;
         }
@@ -182,6 +187,24 @@ impl MappedFile {
             at = part.end;
         }
         Ok(())
+    }
+
+    /// For people who watch the cache. Not on the way of a hit.
+    fn tell_stream(&self, handle: &Handle, range: &Range<u64>, plan: &Plan, uncached: bool) {
+        let Some((at, window)) = plan.stream else { return };
+        // Where the reader's streams lie tells him apart from others.
+        let reader = std::ptr::from_ref(&handle.streams) as u64 + at as u64;
+        let (file, now) = (self.mapping.id, self.cache.world.now());
+        let position = range.end;
+        self.cache.streams.tell(Stream {
+            file,
+            reader,
+            position,
+            window,
+            uncached,
+            bytes: 0,
+            at: now,
+        });
     }
 
     /// How far a stream may read ahead: all windows together fit the small queue.
@@ -279,6 +302,7 @@ impl MappedFile {
     async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>, limit: u64) {
         let max = self.readahead_limit();
         let plan = handle.streams.plan(range.start, range.end, max, limit, true);
+        self.tell_stream(handle, range, &plan, true);
         self.drop_uncached(plan.abandoned);
         if !plan.ahead.is_empty() {
             let mode = FillMode { background: true, ..Passing::Marked.fill() };

@@ -1,6 +1,7 @@
 //! The end of file moves: growth ahead of a write, and [`MappedFile::set_len`]. The state machine and its
 //! invariants (E1..E6) are in [`forebay_cache::bounds`].
 
+use crate::admitted::Ahead;
 use crate::file::MappedFile;
 use crate::fill::FillMode;
 use crate::taken::Taken;
@@ -18,6 +19,8 @@ pub(crate) struct Placed<'a> {
     pub arriving: Option<Arriving<'a>>,
     /// The end of file when it was placed.
     pub size: u64,
+    /// Room for what it adds to the file (E8).
+    pub ahead: Option<Ahead<'a>>,
 }
 
 /// What a truncate holds: everything from its block on, a number among the write-outs, the dirt of the
@@ -38,7 +41,7 @@ impl MappedFile {
         let first = if append { self.size() } else { offset };
         let (range, size) = (self.check_write(first, len, flags)?, self.size());
         if range.is_empty() || (!append && range.end <= size) {
-            return Ok(Placed { range, arriving: None, size });
+            return Ok(Placed { range, arriving: None, size, ahead: None });
         }
         if flags.contains(IoFlags::NOWAIT) {
             return Err(Error::new(ErrorKind::WouldBlock, "write", "the file has to grow"));
@@ -46,16 +49,17 @@ impl MappedFile {
         let resize = self.mapping.bounds.resize().await;
         let size = self.size();
         let range = self.check_write(if append { size } else { offset }, len, flags)?;
-        let mut arriving = None;
+        let (mut arriving, mut ahead) = (None, None);
         if range.end > size {
             if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
                 // Refused before the file grows; it ends where the file is going to.
                 self.check_direct("write directly", &range, memory, range.end, flags)?;
             }
+            ahead = Some(self.admit_ahead(&(range.start.max(size)..range.end)).await?);
             arriving = Some(self.mapping.bounds.arriving(range.start.max(size)..range.end));
             self.grow(&resize, range.end).await?;
         }
-        Ok(Placed { size: size.max(range.end), range, arriving })
+        Ok(Placed { size: size.max(range.end), range, arriving, ahead })
     }
 
     /// The file is at least so long again: a truncate came between the placing of a write and its bytes,
@@ -156,6 +160,9 @@ impl MappedFile {
             return Ok((held, Ticket::new(&self.mapping, all), None));
         }
         let edge = first..first + mapping.block_size();
+        self.ops.admit_edge(mapping.block_size())?;
+        // Until it is dirty.
+        let _admitted = self.arriving(mapping.block_size());
         loop {
             let held = mapping.bounds.exclusive(all.clone()).await;
             let ticket = Ticket::new(&self.mapping, all.clone());

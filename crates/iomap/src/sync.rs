@@ -245,7 +245,9 @@ impl MappedFile {
         self.publish_size();
         // Goes before `running` if this task is dropped: the failure is counted first.
         let flight = self.mapping.domain.flushes.begin(self.device_address());
+        let began = self.cache.world.now();
         let done = self.ops.commit(Commit::Data, here).await;
+        self.cache.latencies.flush.add(self.cache.world.now().saturating_sub(began));
         match done {
             Ok(()) => flight.worked().await,
             Err(_) => drop(flight),

@@ -18,6 +18,7 @@
 //! map before it asks for memory, and waits for the device only once it has that. A private read
 //! holds nothing: it publishes nothing that another could find.
 
+use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source, Target};
 use crate::fill::FillMode;
 use crate::read::Past;
@@ -116,17 +117,35 @@ impl MappedFile {
         }
     }
 
-    pub(crate) async fn write_uncached(&self, range: &Range<u64>, src: &Source<'_>) -> Result<()> {
+    /// Whether a write goes past the cache, or may.
+    pub(crate) fn passes_by(&self, flags: IoFlags) -> bool {
+        let private = self.cache.strategies.uncached() == UncachedStrategy::Private;
+        flags.contains(IoFlags::DIRECT) || flags.contains(IoFlags::UNCACHED) && private
+    }
+
+    pub(crate) async fn write_uncached(
+        &self,
+        range: &Range<u64>,
+        src: &Source<'_>,
+        ahead: &Ahead<'_>,
+    ) -> Result<()> {
         // Places are found at write time, a window at a time (X6).
         self.ops.announce(range);
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => {
-                self.write_buffered(range, range.start, src, Passing::Untouched, Beyond::Grow)
-                    .await?;
+                self.write_buffered(
+                    range,
+                    range.start,
+                    src,
+                    Passing::Untouched,
+                    Beyond::Grow(ahead),
+                )
+                .await?;
                 Ok(())
             }
             UncachedStrategy::DropBehind => {
-                self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow).await?;
+                self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow(ahead))
+                    .await?;
                 let range = range.clone();
                 let pass = WriteOutPass::for_sync(range);
                 self.write_out_pass(&pass).await;
@@ -134,16 +153,22 @@ impl MappedFile {
                 self.mapping.wait_write_outs().await;
                 Ok(())
             }
-            UncachedStrategy::Private => self.write_private(range, src).await,
+            UncachedStrategy::Private => self.write_private(range, src, ahead).await,
             UncachedStrategy::Ours => {
-                self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow).await?;
+                self.write_buffered(range, range.start, src, Passing::Marked, Beyond::Grow(ahead))
+                    .await?;
                 Ok(())
             }
         }
     }
 
     /// Cached blocks in the cache, the others past it.
-    async fn write_private(&self, range: &Range<u64>, src: &Source<'_>) -> Result<()> {
+    async fn write_private(
+        &self,
+        range: &Range<u64>,
+        src: &Source<'_>,
+        ahead: &Ahead<'_>,
+    ) -> Result<()> {
         let mut absent = range.start..range.start;
         for (index, part) in self.pieces(range.clone()) {
             let mut at = part.start;
@@ -156,7 +181,8 @@ impl MappedFile {
                 }
                 self.write_past(&absent, range.start, src).await?;
                 absent = run.end..run.end;
-                self.write_buffered(&run, range.start, src, Passing::Marked, Beyond::Grow).await?;
+                self.write_buffered(&run, range.start, src, Passing::Marked, Beyond::Grow(ahead))
+                    .await?;
             }
         }
         self.write_past(&absent, range.start, src).await

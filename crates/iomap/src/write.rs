@@ -1,11 +1,11 @@
 //! Writes into the cache. Folio by folio: plan (what must be there first), wait for it without any
 //! lock, then copy in and mark dirty under the folio lock.
 
+use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
 use crate::resize::Placed;
 use crate::uncached::Passing;
-use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
@@ -39,10 +39,10 @@ pub(crate) enum Obstacle {
 }
 
 /// What a buffered write does when a truncate has cut its range off meanwhile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Beyond {
-    /// It counts as later, and grows the file again.
-    Grow,
+#[derive(Clone, Copy)]
+pub(crate) enum Beyond<'a> {
+    /// It counts as later, and grows the file again. What it adds to the file has its room.
+    Grow(&'a Ahead<'a>),
     /// It stops.
     Stop,
 }
@@ -98,7 +98,8 @@ impl MappedFile {
 
     /// Writes from the start as far as it goes without waiting; `Some` is where it stopped.
     fn try_write_range(&self, range: &Range<u64>, src: &[u8], passing: Passing) -> Option<u64> {
-        let mut passed = range.start + PORTION;
+        let nothing = self.nothing_ahead();
+        let (mut passed, how) = (range.start + PORTION, (passing, &nothing));
         for (index, piece) in self.portions(range.clone()) {
             if piece.end > passed {
                 // What it wrote itself may have filled the limit.
@@ -111,13 +112,13 @@ impl MappedFile {
             let bytes =
                 &src[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
             let mut pool = FramePool::empty(&self.cache);
-            if let Err(obstacle) = self.write_piece(index, &piece, bytes, passing, &mut pool) {
+            if let Err(obstacle) = self.write_piece(index, &piece, bytes, how, &mut pool) {
                 let (Obstacle::Frames(count) | Obstacle::Fresh(count)) = obstacle else {
                     return Some(piece.start);
                 };
                 let Some(frames) = self.cache.take_frames(count) else { return Some(piece.start) };
                 pool = frames;
-                if self.write_piece(index, &piece, bytes, passing, &mut pool).is_err() {
+                if self.write_piece(index, &piece, bytes, how, &mut pool).is_err() {
                     return Some(piece.start);
                 }
             }
@@ -146,7 +147,7 @@ impl MappedFile {
         mut src: Source<'_>,
         flags: IoFlags,
     ) -> Result<Range<u64>> {
-        let Placed { range, size, mut arriving } = {
+        let Placed { range, size, mut arriving, ahead } = {
             let memory = src.bytes().as_ptr() as u64;
             self.place_write(offset, src.bytes().len(), memory, flags).await?
         };
@@ -157,6 +158,11 @@ impl MappedFile {
             let len = self.write_nowait(&range, src.bytes(), flags)?;
             return Ok(range.start..range.start + len as u64);
         }
+        let mut ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
+        if self.passes_by(flags) {
+            // What is written past the cache asks for its room when it reserves.
+            ahead = self.nothing_ahead();
+        }
         if flags.contains(IoFlags::DIRECT)
             && !self.direct_write_fallback(&range, size, &src, flags)?
             && self.write_direct(&range, &mut src, flags, &mut arriving).await?
@@ -164,13 +170,13 @@ impl MappedFile {
             return Ok(range);
         }
         if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
-            self.write_uncached(&range, &src).await?;
+            self.write_uncached(&range, &src, &ahead).await?;
         } else {
-            let (passing, beyond) = (Passing::Cached, Beyond::Grow);
+            let (passing, beyond) = (Passing::Cached, Beyond::Grow(&ahead));
             self.write_buffered(&range, range.start, &src, passing, beyond).await?;
         }
         // They are in the cache.
-        drop(arriving);
+        drop((arriving, ahead));
         if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
             self.sync_range(handle, range.clone(), src.blocking()).await?;
         } else if flags.contains(IoFlags::START_WRITEBACK) {
@@ -211,9 +217,14 @@ impl MappedFile {
         base: u64,
         src: &Source<'_>,
         passing: Passing,
-        beyond: Beyond,
+        beyond: Beyond<'_>,
     ) -> Result<bool> {
         self.count_uncached(passing, range.end - range.start);
+        let nothing = self.nothing_ahead();
+        let ahead = match beyond {
+            Beyond::Grow(ahead) => ahead,
+            Beyond::Stop => &nothing,
+        };
         let mut passed = range.start;
         for (index, piece) in self.portions(range.clone()) {
             if piece.end > passed {
@@ -225,11 +236,11 @@ impl MappedFile {
             let (mut fills, mut pressure) = (0, None);
             loop {
                 let bytes = &src.bytes()[part.clone()];
-                let Err(obstacle) = self.write_piece(index, &piece, bytes, passing, &mut pool)
-                else {
+                let how = (passing, ahead);
+                let Err(obstacle) = self.write_piece(index, &piece, bytes, how, &mut pool) else {
                     break;
                 };
-                if matches!(obstacle, Obstacle::Shrunk) && beyond == Beyond::Stop {
+                if matches!(obstacle, Obstacle::Shrunk) && matches!(beyond, Beyond::Stop) {
                     return Ok(false);
                 }
                 fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
@@ -251,7 +262,7 @@ impl MappedFile {
         index: u64,
         piece: &Range<u64>,
         src: &[u8],
-        passing: Passing,
+        (passing, ahead): (Passing, &Ahead<'_>),
         pool: &mut FramePool<'_>,
     ) -> std::result::Result<(), Obstacle> {
         let mapping = &*self.mapping;
@@ -275,9 +286,11 @@ impl MappedFile {
         if let Some(fill) = self.must_read_first(&folio, index, piece, eof) {
             return Err(Obstacle::Fill(fill));
         }
-        if !folio.all(State::Dirty, blocks) {
-            self.admit(&folio, blocks)?;
-        }
+        // Until they are dirty.
+        let admitted = match folio.all(State::Dirty, blocks) {
+            true => None,
+            false => Some(self.admit(&folio, blocks, ahead)?),
+        };
         let missing = folio.frames_missing(blocks);
         let fresh = self.resolve_hits(&folio, blocks)?;
         if missing + fresh > pool.len() {
@@ -290,6 +303,9 @@ impl MappedFile {
         folio.install_frames(blocks, pool);
         self.zero_behind_eof(&folio, index, piece, eof);
         folio.write(at, src, passing == Passing::Marked);
+        if let Some(admitted) = admitted {
+            admitted.arrived();
+        }
         // Whoever moves an end that lies within a block has waited for the lock of its folio.
         let stands = is_aligned(eof, mapping.block_size())
             || piece.end <= round_down(eof, mapping.block_size())
@@ -299,15 +315,6 @@ impl MappedFile {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
         }
         Ok(())
-    }
-
-    /// Asks the map for room for the blocks that are not dirty yet.
-    fn admit(&self, folio: &FolioWrite<'_>, blocks: Blocks) -> std::result::Result<(), Obstacle> {
-        let mapping = &*self.mapping;
-        let dirty = folio.runs_with(blocks, State::Dirty).map(|run| run.len()).sum::<u32>();
-        let new = u64::from(blocks.len() - dirty) * mapping.block_size();
-        let held = mapping.dirty_bytes.load(Ordering::Relaxed);
-        self.ops.admit(new, held).map_err(Obstacle::NoRoom)
     }
 
     /// The block that has to be up to date before `piece` changes a part of it (D9): read that
@@ -360,7 +367,10 @@ impl MappedFile {
             Obstacle::Slots => self.cache.wait_slot(mapping).await,
             Obstacle::Exclusive => mapping.bounds.wait_not_exclusive(piece.clone()).await,
             Obstacle::Shrunk => return self.grow_again(piece.end).await,
-            Obstacle::NoRoom(error) => return self.make_room(error, piece).await,
+            Obstacle::NoRoom(error) => {
+                let new = round_up(piece.end - piece.start, mapping.block_size());
+                return self.make_room(error, new).await;
+            }
             Obstacle::Reading(blocks) => {
                 self.cache.wait_while(mapping, index, blocks, State::Reading).await
             }
@@ -376,17 +386,6 @@ impl MappedFile {
             }
         }
         Ok(())
-    }
-
-    /// What is dirty may be counted twice while it is written out, and places that it leaves come free
-    /// then: an error only if there is no room after that either.
-    async fn make_room(&self, error: Error, piece: &Range<u64>) -> Result<()> {
-        let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
-        self.write_out_pass(&pass).await;
-        self.mapping.wait_write_outs().await;
-        let held = self.mapping.dirty_bytes.load(Ordering::Relaxed);
-        let new = round_up(piece.end - piece.start, self.mapping.block_size());
-        self.ops.admit(new, held).map_err(|_| error)
     }
 
     /// Reads one block and waits for it.

@@ -186,6 +186,12 @@ impl MappedFile {
                 return 0;
             }
         };
+        let wanted: u64 = plan.runs.iter().map(|run| run.end - run.start).sum();
+        let reserved: u64 = reservation.places().iter().map(|place| place.len).sum();
+        if reserved < wanted && pass.sync {
+            // The rest when there is room again: whoever syncs looks once more.
+            self.mapping.note_leftover();
+        }
         let end = plan.runs.last().map_or(0, |run| run.end);
         let ticket = Ticket::new(&self.mapping, plan.runs[0].start..end);
         self.capture(plan, &reservation, pass.sync);

@@ -9,7 +9,7 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
-use crate::alloc::take::Taken;
+use crate::admit::Dirt;
 use crate::fault::Planted;
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::change::{Blocks, Change, Size};
@@ -21,7 +21,7 @@ use crate::lookup::{Known, Pin};
 use crate::pending::{Piece, Where};
 use crate::space::Need;
 use crate::staging::Staging;
-use crate::state::{Lost, Promise, State};
+use crate::state::{Lost, State};
 use crate::tx::Content;
 use crate::volume::Inner;
 use forebay_base::task::BoxFuture;
@@ -35,29 +35,30 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// Bytes that a `Map` change takes without its sums, and the others of a record of content.
-const CHANGE_BYTES: u64 = 96;
+pub(crate) const CHANGE_BYTES: u64 = 96;
 
 /// See the module.
 pub(crate) struct FileOps {
-    inner: Weak<Inner>,
+    pub inner: Weak<Inner>,
     device: DeviceRef,
-    ino: Ino,
-    unit: u32,
+    pub ino: Ino,
+    pub unit: u32,
     sums: bool,
     stable: StableWrites,
+    dirt: Arc<Dirt>,
 }
 
 /// What a reservation owes when it goes.
-struct Share {
-    inner: Weak<Inner>,
-    key: u64,
+pub(crate) struct Share {
+    pub inner: Weak<Inner>,
+    pub key: u64,
 }
 
 impl GiveBack for Share {
     fn give_back(&self, places: &[Place]) {
         let Some(inner) = self.inner.upgrade() else { return };
         let mut state = inner.state.lock();
-        if let Some(promise) = state.shares.remove(&self.key) {
+        if let Some(promise) = state.unshare(self.key) {
             state.space.settle(promise.cost);
             promise.segments.iter().for_each(|segment| state.space.land(*segment));
         }
@@ -94,11 +95,12 @@ impl FileOps {
             true => StableWrites { required: true, reason: "checksums of the volume" },
             false => inner.device.limits().stable_writes,
         };
+        let dirt = inner.state.lock().dirt.clone();
         let (inner, device) = (inner.me.clone(), inner.staging.clone());
-        Self { inner, device, ino, unit: geometry.block_bytes(), sums, stable }
+        Self { inner, device, ino, unit: geometry.block_bytes(), sums, stable, dirt }
     }
 
-    fn inner(&self) -> Result<Arc<Inner>> {
+    pub fn inner(&self) -> Result<Arc<Inner>> {
         self.inner.upgrade().ok_or_else(closed)
     }
 
@@ -147,141 +149,6 @@ impl FileOps {
         let sums = if summed { piece.own_sums().get(..blocks).map(Arc::from) } else { None };
         let device_offset = at.map(|at| at + skip);
         Extent { offset: range.start, len, device_offset, sums, pin }
-    }
-
-    /// What records of these runs take of the log, if each place gets one of its own.
-    fn promise_of(&self, inner: &Inner, places: &[Place], staged: bool) -> u64 {
-        let unit = u64::from(self.unit);
-        let each = |place: &Place| {
-            let blocks = place.len / unit;
-            let extents = blocks.div_ceil(u64::from(MAX_EXTENT_BLOCKS));
-            let body = (extents + 2) * CHANGE_BYTES + blocks * 4;
-            inner.layout.cost(body, if staged { place.len } else { 0 })
-        };
-        places.iter().map(each).sum()
-    }
-
-    /// The same for what is published in one go: its places share records.
-    fn promise_once(&self, inner: &Inner, places: &[Place]) -> u64 {
-        let unit = u64::from(self.unit);
-        let each = |place: &Place| {
-            let blocks = place.len / unit;
-            (blocks.div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + 2) * CHANGE_BYTES + blocks * 4
-        };
-        let body: u64 = places.iter().map(each).sum();
-        // No two records that follow one another are half empty both.
-        let room = inner.layout.max_record() / 2;
-        let records = 2 * body.div_ceil(room) + 1;
-        body + records * inner.layout.cost(CHANGE_BYTES, 0)
-    }
-
-    /// Room in the staging area: the bytes go into the record itself.
-    fn take_staged(
-        &self,
-        inner: &Arc<Inner>,
-        runs: &[Range<u64>],
-        total: u64,
-    ) -> Result<Reservation> {
-        let failures = inner.log.failures();
-        let mut at = inner.staging.take(total).start;
-        let key = at;
-        let mut places = Vec::with_capacity(runs.len());
-        for run in runs {
-            let len = run.end - run.start;
-            places.push(Place { offset: run.start, len, device_offset: at });
-            at += len;
-        }
-        let promise = self.promise_of(inner, &places, true);
-        let done = self.share(inner, key, promise, failures, &[]);
-        match done {
-            Ok(owner) => Ok(Reservation::new(places, owner)),
-            Err(error) => {
-                inner.staging.forget(&(key..key + total));
-                Err(error)
-            }
-        }
-    }
-
-    /// Promises what the records will take of the log (M12).
-    fn share(
-        &self,
-        inner: &Arc<Inner>,
-        key: u64,
-        promise: u64,
-        failures: u64,
-        places: &[Place],
-    ) -> Result<Arc<Share>> {
-        let mut state = inner.state.lock();
-        state.promise(promise, Need::Urgent)?;
-        let mut segments = Vec::with_capacity(places.len());
-        for place in places {
-            let Some(at) = inner.layout.place_at(place.device_offset) else { continue };
-            state.space.segments.hold(at.segment, -(place.len as i64));
-            state.space.segments.fly(at.segment, 1);
-            segments.push(at.segment);
-        }
-        state.shares.insert(key, Promise { cost: promise, failures, segments });
-        Ok(Arc::new(Share { inner: self.inner.clone(), key }))
-    }
-
-    /// Places become a reservation.
-    fn reservation(
-        &self,
-        inner: &Arc<Inner>,
-        taken: Taken<'_>,
-        class: Class,
-        failures: u64,
-    ) -> Result<Reservation> {
-        let Some(key) = taken.places().first().map(|place| place.device_offset) else {
-            return Ok(Reservation::in_place(taken.keep()));
-        };
-        let promise = match class {
-            Class::Direct => self.promise_once(inner, taken.places()),
-            _ => self.promise_of(inner, taken.places(), false),
-        };
-        let owner = self.share(inner, key, promise, failures, taken.places())?;
-        Ok(Reservation::new(taken.keep(), owner))
-    }
-
-    async fn take_waiting(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
-        let inner = self.inner()?;
-        let failures = inner.log.failures();
-        let taken = inner.take_places(self.ino.0, &runs, class).await?;
-        inner.alloc.point().await;
-        self.reservation(&inner, taken, class, failures)
-    }
-
-    /// There was no room; is there some now?
-    async fn take_again(
-        &self,
-        runs: Vec<Range<u64>>,
-        class: Class,
-        error: Error,
-    ) -> Result<Reservation> {
-        if !self.inner()?.make_room().await {
-            return Err(error);
-        }
-        self.take(&runs, class)?.await
-    }
-
-    /// At once, or what has to be waited for.
-    fn take<'a>(
-        &'a self,
-        runs: &[Range<u64>],
-        class: Class,
-    ) -> Result<MapFuture<'a, Result<Reservation>>> {
-        let inner = self.inner()?;
-        let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
-        let most = u64::from(inner.options.inline_max).min(inner.layout.max_inline());
-        if class == Class::Sync && total <= most {
-            return Ok(MapFuture::Now(Some(self.take_staged(&inner, runs, total))));
-        }
-        if !inner.alloc.at_once() {
-            return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), class))));
-        }
-        let failures = inner.log.failures();
-        let taken = inner.take_reserved(self.ino.0, runs, class)?;
-        Ok(MapFuture::Now(Some(self.reservation(&inner, taken, class, failures))))
     }
 
     /// Appends the records of some pieces. They lie one behind the other in the staging area, or each is a
@@ -347,9 +214,36 @@ impl FileOps {
             content.payload = Some(Payload { staged, bytes: Arc::new(bytes), blocks });
         }
         content.share = state.shares.contains_key(&key).then_some(key);
-        state.append_with(&changes, content, Need::Urgent)?;
+        // What is published was admitted when its room was reserved.
+        state.append_with(&changes, content, Need::Owed)?;
         state.room.stats.record_bytes +=
             state.queue.back().map_or(0, |record| record.body.len() as u64);
+        Ok(())
+    }
+}
+
+impl FileOps {
+    /// What lies behind `size` is cut off.
+    fn cut(&self, state: &mut State, size: u64) -> Result<()> {
+        let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
+        let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
+        let sequence = state.draw();
+        let change = if size == 0 {
+            let new = state.next_data_id;
+            Change::ReplaceData(Size { ino, data_id: new, size, sequence }, data_id)
+        } else if size < published {
+            Change::Truncate(Size { ino, data_id, size, sequence })
+        } else {
+            // M13: the size is not recoverable yet, but blocks behind it may be.
+            let block = size.div_ceil(u64::from(self.unit));
+            let blocks = state.layout.geometry.max_blocks() - block;
+            Change::Punch(Blocks { data_id, block, blocks }, sequence)
+        };
+        state.append(&[change], Need::Urgent)?;
+        state.close_windows(ino);
+        if let Some(node) = state.nodes.get_mut(&ino) {
+            node.cut |= size == 0;
+        }
         Ok(())
     }
 }
@@ -379,6 +273,11 @@ fn records(written: &[Written], room: u64, unit: u64) -> Vec<Vec<&Written>> {
 }
 
 impl MapOps for FileOps {
+    fn label(&self) -> forebay_cache::folio::Label {
+        // A volume is told from others of the cache by where it lies in memory.
+        (self.inner.as_ptr() as u64, self.ino.0)
+    }
+
     fn device(&self) -> &DeviceRef {
         &self.device
     }
@@ -394,35 +293,20 @@ impl MapOps for FileOps {
         }
     }
 
-    fn admit(&self, new: u64, dirty: u64) -> Result<()> {
-        let inner = self.inner()?;
-        let unit = u64::from(self.unit);
-        // What is dirty of other files wants its room, too.
-        let dirty = inner.domain.as_ref().map_or(dirty, |domain| domain.dirty_bytes().max(dirty));
-        let bytes = new + dirty;
-        // Each block may be synced by itself; beyond some they share records.
-        let records = bytes.div_ceil(unit).min(64) * inner.layout.cost(4 * CHANGE_BYTES, 0);
-        let tails = bytes.div_ceil(inner.layout.segment_bytes()) * unit;
-        let wanted = bytes + tails + 2 * (records + bytes / 32);
-        let room = inner.state.lock().data_room(Need::New);
-        if wanted > room {
-            let text = format!("{new} bytes beside {dirty} dirty ones, room for {room}");
-            return Err(Error::new(ErrorKind::NoSpace, "write", text));
-        }
-        Ok(())
+    fn admit(&self, new: u64, _dirty: u64) -> Result<()> {
+        self.inner()?.state.lock().admit(new, Need::New)
+    }
+
+    fn admit_edge(&self, new: u64) -> Result<()> {
+        self.inner()?.state.lock().admit(new, Need::Urgent)
+    }
+
+    fn arrived(&self, bytes: u64) {
+        self.dirt.arrived(bytes);
     }
 
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
-        let full = |error: &Error| error.kind() == ErrorKind::NoSpace;
-        match self.take(runs, class) {
-            Ok(MapFuture::Now(Some(Err(error)))) if full(&error) => {
-                MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class, error)))
-            }
-            Err(error) if full(&error) => {
-                MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class, error)))
-            }
-            done => done.unwrap_or_else(|error| MapFuture::Now(Some(Err(error)))),
-        }
+        self.reserve_runs(runs, class)
     }
 
     fn announce(&self, range: &Range<u64>) {
@@ -439,8 +323,9 @@ impl MapOps for FileOps {
         let Some(inner) = self.inner.upgrade() else { return };
         let key = reservation.places().first().map_or(u64::MAX, |place| place.device_offset);
         let mut state = inner.state.lock();
-        written.iter().for_each(|w| reservation.note_published(&w.place));
+        // Of an inode that was removed nothing is published: its places go back.
         let Some(node) = state.nodes.get(&self.ino.0) else { return };
+        written.iter().for_each(|w| reservation.note_published(&w.place));
         let (data_id, published) = (node.inode.data_id, node.published());
         let size = match (inner.plant.has(Planted::SizeBeforeData), node.live_size()) {
             (true, Some(live)) => live,
@@ -491,7 +376,7 @@ impl MapOps for FileOps {
         Box::pin(async move {
             let inner = self.inner()?;
             if what == Commit::All {
-                inner.state.lock().write_times(Some(self.ino))?;
+                inner.with_room(|state| state.write_times(Some(self.ino))).await?;
             }
             inner.commit_all(here).await?;
             let (first, last) = ((self.ino.0, Lost::Size), (self.ino.0, Lost::Data));
@@ -512,13 +397,15 @@ impl MapOps for FileOps {
         Box::pin(async move {
             let inner = self.inner()?;
             let unit = u64::from(self.unit);
-            let mut state = inner.state.lock();
-            let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
-            let data_id = node.inode.data_id;
             let block = range.start / unit;
-            let blocks = Blocks { data_id, block, blocks: range.end.div_ceil(unit) - block };
-            let sequence = state.draw();
-            state.append(&[Change::Punch(blocks, sequence)], Need::Urgent).map(drop)
+            let blocks = range.end.div_ceil(unit) - block;
+            let punch = |state: &mut State| {
+                let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
+                let data_id = node.inode.data_id;
+                let change = Change::Punch(Blocks { data_id, block, blocks }, state.draw());
+                state.append(&[change], Need::Urgent).map(drop)
+            };
+            inner.with_room(punch).await
         })
     }
 
@@ -532,30 +419,7 @@ impl MapOps for FileOps {
     }
 
     fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            let inner = self.inner()?;
-            let mut state = inner.state.lock();
-            let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
-            let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
-            let sequence = state.draw();
-            let change = if size == 0 {
-                let new = state.next_data_id;
-                Change::ReplaceData(Size { ino, data_id: new, size, sequence }, data_id)
-            } else if size < published {
-                Change::Truncate(Size { ino, data_id, size, sequence })
-            } else {
-                // M13: the size is not recoverable yet, but blocks behind it may be.
-                let block = size.div_ceil(u64::from(self.unit));
-                let blocks = inner.layout.geometry.max_blocks() - block;
-                Change::Punch(Blocks { data_id, block, blocks }, sequence)
-            };
-            state.append(&[change], Need::Urgent)?;
-            state.close_windows(ino);
-            if let Some(node) = state.nodes.get_mut(&ino) {
-                node.cut |= size == 0;
-            }
-            Ok(())
-        })
+        Box::pin(async move { self.inner()?.with_room(|state| self.cut(state, size)).await })
     }
 
     fn can_zero(&self) -> (bool, bool) {

@@ -117,10 +117,15 @@ impl<'a> Batch<'a> {
                 return self.open(segment);
             }
             let end = u64::from(self.head.offset) + self.upper(record);
-            if end + tail <= self.layout.segment_bytes() {
+            let fits = end + tail <= self.layout.segment_bytes();
+            if fits && record.cut != Some(true) {
                 return Ok(segment);
             }
-            let next = (self.take)()?;
+            let next = match (self.take)() {
+                // It was to go elsewhere so that there is more room.
+                Err(_) if fits => return Ok(segment),
+                next => next?,
+            };
             self.opened.push(next);
             self.end_segment(segment, next)?;
             return self.open(next);

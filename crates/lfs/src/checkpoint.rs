@@ -16,6 +16,7 @@
 //!
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
 
+use crate::admit::Growth;
 use crate::btree::map::{MapChanges, Piece, Stored};
 use crate::btree::{Change, Ledger};
 use crate::fault::Planted;
@@ -26,7 +27,7 @@ use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
 use crate::format::usage::USAGE_BYTES;
 use crate::items::Items;
-use crate::log::Head;
+use crate::log::{ANY, Head};
 use crate::pending::{Overlay, Where};
 use crate::segment::{Deltas, Plan, Snapshot};
 use crate::slots;
@@ -53,6 +54,8 @@ pub(crate) struct Frozen {
     next_sequence: u64,
     inodes: u64,
     ticket: u64,
+    /// Pairs of nodes that its merge may need (P13).
+    nodes: u64,
 }
 
 /// Where a checkpoint's log begins.
@@ -60,6 +63,8 @@ pub(crate) struct Frozen {
 pub(crate) enum How {
     /// Behind a mark.
     Log,
+    /// The same, in a log segment of its own: the one before is left, so that it comes free.
+    Moving,
     /// Behind a mark, and nothing follows: the volume is closed.
     Close,
     /// In a segment that nothing was written to: there is no log yet.
@@ -134,12 +139,21 @@ impl Checkpoints {
 }
 
 impl State {
-    /// Pairs of nodes that a checkpoint may need now (P13).
-    pub fn checkpoint_nodes(&self) -> u64 {
+    /// Pairs of nodes that checkpoints may need (P13): the one that is being made, and one more, when what
+    /// has changed has grown by `growth`.
+    pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
+        let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
+        let made = made.map_or(0, |frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
+        made + self.merge_nodes(growth)
+    }
+
+    fn merge_nodes(&self, growth: Growth) -> u64 {
         let geometry = &self.layout.geometry;
         let room = crate::btree::write::room_bytes(geometry) as u64;
-        let entries = self.items.len() + 2 * self.maps.0;
-        let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1;
+        let more =
+            (growth.entries + self.shared_growth.entries, growth.bytes + self.shared_growth.bytes);
+        let entries = self.items.len() + 2 * self.maps.0 + more.0;
+        let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1 + more.1;
         let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
         // Each changed leaf with its path and a neighbour, and what is new at half full.
         (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + usage + 8
@@ -147,6 +161,7 @@ impl State {
 
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
+        let nodes = self.merge_nodes(Growth::default());
         let data = Arc::new(std::mem::take(&mut self.data));
         let items = Arc::new(std::mem::take(&mut self.items));
         self.maps = (0, 0);
@@ -163,7 +178,15 @@ impl State {
             next_sequence: self.next_sequence,
             inodes: self.inodes,
             ticket,
+            nodes,
         });
+        self.count_nodes();
+    }
+
+    /// P13: what checkpoints may need is as it is now.
+    pub fn count_nodes(&mut self) {
+        let nodes = self.checkpoint_nodes(Growth::default());
+        self.space.need_nodes(nodes);
     }
 
     /// What was frozen goes back below what has changed since.
@@ -181,6 +204,7 @@ impl State {
         let pieces = data.values().map(|overlay| overlay.pieces().count() as u64).sum::<u64>();
         self.maps = (self.maps.0 + pieces, self.maps.1 + 600 * pieces);
         (self.data, self.items) = (data, items);
+        self.count_nodes();
     }
 
     /// Lets what is merged go, when nobody is left who had reserved before it was frozen (H14).
@@ -189,14 +213,25 @@ impl State {
     }
 }
 
-/// Thaws unless it is told not to.
-struct Thaw<'a>(&'a Inner, bool);
+/// A checkpoint that is being made. Dropped before it is durable, by an error or because nobody waits for it
+/// any more, it did not happen: what was frozen goes back, and the volume is not closed.
+struct Making<'a> {
+    inner: &'a Inner,
+    /// Places of nodes taken so far, and given up.
+    taken: Ledger,
+    is_over: bool,
+}
 
-impl Drop for Thaw<'_> {
+impl Drop for Making<'_> {
     fn drop(&mut self) {
-        if self.1 {
-            self.0.state.lock().thaw();
+        if self.is_over {
+            return;
         }
+        let mut state = self.inner.state.lock();
+        state.thaw();
+        state.is_closed = false;
+        // A slot may name them, and some may be on their way still.
+        state.space.nodes.hold(self.taken.taken.concat());
     }
 }
 
@@ -224,12 +259,14 @@ impl Inner {
             state.check_lost(&state.data)?;
             let ticket = match how {
                 How::Fresh => 0,
-                How::Log | How::Close => state.append_cut()?,
+                How::Log | How::Close => state.append_cut(false),
+                How::Moving => state.append_cut(true),
             };
             state.freeze(ticket);
             ticket
         };
-        let mut thaw = Thaw(self, true);
+        let taken = Ledger::default();
+        let mut making = Making { inner: self, taken, is_over: false };
         if ticket > 0 {
             self.commit(ticket, false).await?;
         }
@@ -243,24 +280,14 @@ impl Inner {
             state.check_lost(&frozen.data)?;
             (frozen.data.clone(), frozen.items.clone())
         };
-        let mut taken = Ledger::default();
-        let done = self.write_checkpoint(how, head, number, (&data, &items), failures, &mut taken);
+        let taken = &mut making.taken;
+        let done = self.write_checkpoint(how, head, number, (&data, &items), failures, taken);
         let done = done.await;
         drop((data, items));
-        match done {
-            Ok(settled) => {
-                thaw.1 = false;
-                self.settle(settled, number);
-                Ok(())
-            }
-            Err(error) => {
-                let mut state = self.state.lock();
-                state.is_closed = false;
-                // A slot may name them, and some may be on their way still.
-                state.space.nodes.hold(taken.taken.concat());
-                Err(error)
-            }
-        }
+        let settled = done?;
+        making.is_over = true;
+        self.settle(settled, number);
+        Ok(())
     }
 
     /// Behind which head the checkpoint's log begins.
@@ -282,7 +309,7 @@ impl Inner {
             let staged = frozen.is_some_and(|frozen| frozen.data.values().any(Overlay::is_staged));
             (!staged).then_some(())
         };
-        self.log.wait.wait_until(resolved).await;
+        self.log.wait_for(ANY, resolved).await;
     }
 }
 
@@ -419,8 +446,10 @@ impl Inner {
         for (data_id, (ino, bytes)) in merged.stored {
             state.store_bytes(ino, data_id, bytes);
         }
-        let nodes = state.checkpoint_nodes();
-        state.space.need_nodes(nodes);
+        state.count_nodes();
+        state.remove_left();
+        drop(state);
+        self.tidy();
     }
 
     /// Merges what is frozen: content first, so that inodes can say what is stored.

@@ -6,10 +6,11 @@
 //!
 //! Locks: `ctl` and the state lock in turn, never both; none across a wait.
 
+use crate::admit::Growth;
 use crate::batch::Batch;
 use crate::fault::Planted;
 use crate::format::record::RecordKind;
-use crate::log::{Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
+use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
 use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -30,11 +31,21 @@ impl Inner {
         let entered = self.log.failures();
         let early = self.plant.has(Planted::AckBeforeFlush);
         loop {
-            match self.log.wait.wait_until(|| self.log.step(ticket, entered, early)).await {
-                Step::Done(result) => return result,
-                Step::Write => self.write_group(WriteTurn::new(self.log.clone()), here).await,
+            match self.log.wait_for(ticket, || self.log.step(ticket, entered, early)).await {
+                Step::Done(result) => {
+                    self.log.leave(&result);
+                    if early {
+                        // Nobody flushes for the others.
+                        self.log.wake_all();
+                    }
+                    return result;
+                }
+                Step::Write => {
+                    let turn = WriteTurn::new(self.log.clone(), ticket);
+                    self.write_group(turn, here).await;
+                }
                 Step::Flush(groups) => {
-                    let turn = FlushTurn::new(self.log.clone());
+                    let turn = FlushTurn::new(self.log.clone(), ticket);
                     self.flush_groups(turn, groups, here).await;
                 }
             }
@@ -43,7 +54,7 @@ impl Inner {
 
     /// Makes everything durable that has happened.
     pub(crate) async fn commit_all(&self, here: bool) -> Result<()> {
-        self.write_owed().await;
+        self.write_owed().await?;
         let ticket = self.state.lock().next_ticket - 1;
         self.commit(ticket, here).await
     }
@@ -103,7 +114,7 @@ impl Inner {
         });
         if durable.is_some() {
             self.after(durable);
-            self.log.wait.wake_all();
+            self.log.wake_any();
         }
         self.trigger_checkpoint();
     }
@@ -160,7 +171,7 @@ impl Inner {
             match batch.add(record, n + 1 == count) {
                 Ok(payload) => {
                     group.payloads.push(payload);
-                    if record.is_cut {
+                    if record.cut.is_some() {
                         group.cut = Some((record.ticket, batch.head));
                     }
                 }
@@ -177,6 +188,9 @@ impl Inner {
         (group.head, group.opened) = (head, opened);
         let mut state = self.state.lock();
         state.space.log_grows(bytes);
+        if group.records.iter().any(|record| record.payload.is_some()) {
+            state.space.log_takes_content();
+        }
         for record in &mut group.records {
             state.space.settle(std::mem::take(&mut record.cost));
         }
@@ -218,7 +232,7 @@ impl Inner {
             }
         });
         self.after(durable);
-        self.log.wait.wake_all();
+        self.log.wake_any();
     }
 
     /// A flush that is not the log's: if it fails, what of the log it would have covered is not durable
@@ -228,8 +242,8 @@ impl Inner {
             let mut ctl = self.log.ctl.lock();
             (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
         };
-        self.log.wait.wait_until(free).await;
-        let turn = FlushTurn::new(self.log.clone());
+        self.log.wait_for(ANY, free).await;
+        let turn = FlushTurn::new(self.log.clone(), ANY);
         let done = self.flush_device(false).await;
         turn.end(|ctl| {
             if let Err(error) = &done {
@@ -331,10 +345,10 @@ impl Inner {
         state.space.log_head(self.layout.segment_bytes());
         for record in &mut group.records {
             if record.cost == 0 {
+                // It was admitted once: nothing becomes durable any more if it is refused now.
                 let payload = record.payload.as_ref().map_or(0, |p| p.bytes.len() as u64);
-                let cost = self.layout.cost(record.body.len() as u64, payload);
-                state.promise(cost, Need::Urgent)?;
-                record.cost = cost;
+                record.cost = self.layout.cost(record.body.len() as u64, payload);
+                state.promise(record.cost, Need::Owed, Growth::default())?;
             }
         }
         for record in group.records.drain(..).rev() {

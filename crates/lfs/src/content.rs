@@ -106,36 +106,42 @@ impl Inner {
         }
     }
 
-    /// Files that were cut to nothing and closed: what was written since goes before any commit. One stays
-    /// owed until it is written, so that nobody commits past it meanwhile.
-    pub(crate) async fn write_owed(&self) {
-        loop {
-            let (ino, closed, content) = {
+    /// Files that were cut to nothing and closed by now: what was written since goes before whatever is synced
+    /// now. One stays owed until it is written, so that nobody syncs past it meanwhile: if it cannot be
+    /// written, that is an error of every sync until it can.
+    pub(crate) async fn write_owed(&self) -> Result<()> {
+        let owed: Vec<u64> = self.state.lock().owed.keys().copied().collect();
+        let mut result = Ok(());
+        for ino in owed {
+            let (last, content) = {
                 let mut state = self.state.lock();
-                let Some((ino, closed)) = state.owed.first_key_value() else { return };
-                let (ino, closed) = (*ino, *closed);
-                let Some(content) = state.nodes.get(&ino).and_then(|node| node.content.clone())
-                else {
+                let Some(last) = state.owed.get(&ino).copied() else { continue };
+                let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
+                let Some(content) = content else {
                     state.owed.remove(&ino);
                     continue;
                 };
-                (ino, closed, content)
+                (last, content)
             };
             if let Err(error) = content.file.write_out().await {
-                log::warn!("content of a file that was cut and closed: {error}");
+                log::warn!("content of #{ino}, which was cut and closed: {error}");
+                result = Err(error);
+                continue;
             }
             let mut state = self.state.lock();
-            if state.owed.get(&ino) == Some(&closed) {
+            // Who was closed again meanwhile owes what was written since.
+            if state.owed.get(&ino) == Some(&last) {
                 state.owed.remove(&ino);
             }
         }
+        result
     }
 
     /// Makes everything durable.
     pub(crate) async fn sync_everything(&self) -> Result<()> {
         let contents: Vec<Arc<Content>> = {
-            let mut state = self.state.lock();
-            state.write_times(None)?;
+            self.with_room(|state| state.write_times(None)).await?;
+            let state = self.state.lock();
             let owes = |node: &&Node| {
                 let longer = node.live_size().is_some_and(|size| size > node.published());
                 let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());

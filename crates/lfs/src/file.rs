@@ -149,7 +149,7 @@ impl VolumeFile {
             seen.map_err(Stop::open)?.kind == FileKind::File
         };
         if !data_only {
-            self.inner.state.lock().write_times(Some(self.ino))?;
+            self.inner.with_room(|state| state.write_times(Some(self.ino))).await?;
         }
         if !file || self.inner.options.cache.is_none() {
             return self.inner.commit_all(here).await;
@@ -243,16 +243,29 @@ impl State {
             self.lingering.insert(ino.0);
         }
         self.close_windows(ino.0);
-        let Some(node) = self.nodes.get(&ino.0) else { return };
-        if node.inode.nlink > 0 {
+        self.remove_unnamed(ino.0);
+    }
+
+    /// An inode that nobody has open goes if it has no name.
+    fn remove_unnamed(&mut self, ino: u64) {
+        let Some(node) = self.nodes.get(&ino) else { return };
+        if node.inode.nlink > 0 || node.opens > 0 {
             return;
         }
         let data_id = node.inode.data_id;
         let sequence = self.draw();
-        let change = Change::RemoveInode(ino.0, data_id, sequence);
+        let change = Change::RemoveInode(ino, data_id, sequence);
         if let Err(error) = self.append(&[change], Need::Urgent) {
-            // It stays an orphan, and goes when the volume is opened again.
-            log::warn!("{ino:?} without a name stays until the next opening: {error}");
+            // Once more when there is room; else when the volume is opened again: it is an orphan.
+            log::warn!("#{ino} without a name stays for now: {error}");
+            self.unremoved.insert(ino);
+        }
+    }
+
+    /// Tries again to remove what there was no room for.
+    pub fn remove_left(&mut self) {
+        for ino in std::mem::take(&mut self.unremoved) {
+            self.remove_unnamed(ino);
         }
     }
 }

@@ -49,6 +49,7 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
+mod admit;
 pub mod alloc;
 mod aops;
 mod attr;
@@ -80,7 +81,9 @@ mod nodes;
 mod open;
 mod pending;
 mod pressure;
+mod remember;
 mod repair;
+mod reserve;
 mod rollforward;
 mod segment;
 mod slots;
@@ -97,6 +100,9 @@ pub use extents::{FileExtent, FreeSpace};
 pub use fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
 pub use grow::grow;
 pub use info::{VolumeInfo, probe};
+#[cfg(shuttle)]
+#[doc(hidden)]
+pub use log::model as log_model;
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

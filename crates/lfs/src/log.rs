@@ -20,13 +20,21 @@
 //! later starts the repair. L6 at most [`GROUPS_AHEAD`] groups are written and not flushed, so that how far
 //! recovery has to look behind the end of the log is bounded. L7 one flush of the device at a time, whoever
 //! asks for it: of two side by side one could fail and drop what the other is believed to have covered.
+//! L8 while somebody waits for a record, somebody holds a turn, or is awake and will look for one: who ends a
+//! turn wakes those who have their answer, one for each turn that is free and that it will not take itself,
+//! and after a failure everybody. Who was woken, or counted on itself, and goes with an error, wakes others in its
+//! stead; whoever goes without having looked wakes all.
 //!
 //! Locks: `ctl`, a leaf like the state lock; the two are never held together.
+
+#[cfg(any(test, shuttle))]
+#[doc(hidden)]
+pub mod model;
 
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use forebay_base::sync::{Arc, Mutex};
-use forebay_base::task::WaitQueue;
+use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -71,8 +79,8 @@ pub(crate) struct Pending {
     pub runs: Vec<Run>,
     /// What it was promised of the log, bytes; 0 when that is settled.
     pub cost: u64,
-    /// A checkpoint holds everything up to it.
-    pub is_cut: bool,
+    /// A checkpoint holds everything up to it; and whether the log leaves its segment for it.
+    pub cut: Option<bool>,
 }
 
 /// Where the next record goes.
@@ -130,8 +138,12 @@ pub(crate) struct Ctl {
 /// See the module.
 pub(crate) struct Log {
     pub ctl: Mutex<Ctl>,
-    pub wait: WaitQueue,
+    /// Each with the ticket that it waits for; [`ANY`]: it looks whenever a turn ends.
+    wait: WaitQueue<u64>,
 }
+
+/// The ticket of who waits for something else than a record.
+pub(crate) const ANY: u64 = 0;
 
 /// What a waiter can do.
 pub(crate) enum Step {
@@ -161,7 +173,7 @@ impl Log {
             flushes: 0,
             group_count: 0,
         };
-        Self { ctl: Mutex::new(ctl), wait: WaitQueue::new() }
+        Self { ctl: Mutex::new(ctl), wait: WaitQueue::with_keys() }
     }
 
     /// How many failures there were: who waits tells those that come from now on (L5).
@@ -199,6 +211,29 @@ impl Log {
         None
     }
 
+    /// Waits until `check` gives a value: for `ticket`, or for [`ANY`] turn to end.
+    pub async fn wait_for<T>(&self, ticket: u64, check: impl FnMut() -> Option<T> + Unpin) -> T {
+        self.wait.wait_for(ticket, check).await
+    }
+
+    /// Wakes those who wait for [`ANY`] thing.
+    pub fn wake_any(&self) {
+        self.wait.wake_matching(|ticket| pick(*ticket == ANY));
+    }
+
+    /// Wakes everybody.
+    pub fn wake_all(&self) {
+        self.wait.wake_all();
+    }
+
+    /// Who has its answer goes: of an error, others may have counted on it (L8).
+    pub fn leave(&self, result: &Result<()>) {
+        if result.is_err() {
+            let due = Due::of(&self.ctl.lock());
+            due.wake(self, ANY);
+        }
+    }
+
     /// Something went wrong with what is not durable (L4).
     pub fn fail(ctl: &mut Ctl, error: Error) {
         log::warn!("the log moves to another segment: {error}");
@@ -208,17 +243,67 @@ impl Log {
     }
 }
 
+fn pick(wanted: bool) -> Pick {
+    if wanted { Pick::Wake } else { Pick::Skip }
+}
+
+/// Whom the end of a turn wakes (L8); made under the lock under which the turn ends.
+struct Due {
+    everybody: bool,
+    durable: u64,
+    written: u64,
+    crowded: bool,
+    /// These turns are free, and there is something to do.
+    write: bool,
+    flush: bool,
+}
+
+impl Due {
+    fn of(ctl: &Ctl) -> Self {
+        let crowded = ctl.groups.len() >= GROUPS_AHEAD;
+        Self {
+            everybody: ctl.repair,
+            durable: ctl.durable_ticket,
+            written: ctl.written_ticket,
+            crowded,
+            write: !ctl.writing && !crowded,
+            flush: !ctl.flushing && !ctl.groups.is_empty(),
+        }
+    }
+
+    /// Whether who waits for `ticket` is awake now: it has its answer, or takes a turn that is free.
+    fn is_for(&mut self, ticket: u64) -> bool {
+        if ticket <= self.durable {
+            return true;
+        }
+        match ticket > self.written && self.write {
+            true => std::mem::take(&mut self.write),
+            false => (ticket <= self.written || self.crowded) && std::mem::take(&mut self.flush),
+        }
+    }
+
+    /// `mine`: what who held the turn waits for; it looks again by itself.
+    fn wake(mut self, log: &Log, mine: u64) {
+        if self.everybody {
+            return log.wake_all();
+        }
+        self.is_for(mine);
+        log.wait.wake_matching(|ticket| pick(self.is_for(*ticket)));
+    }
+}
+
 /// The write turn. Dropped half way, what it held counts as failed (L4).
 pub(crate) struct WriteTurn {
     log: Arc<Log>,
     pub group: Option<Group>,
+    mine: u64,
     over: bool,
 }
 
 impl WriteTurn {
-    /// Of a log whose `writing` was set for it.
-    pub fn new(log: Arc<Log>) -> Self {
-        Self { log, group: None, over: false }
+    /// Of a log whose `writing` was set for it, by who waits for `mine`.
+    pub fn new(log: Arc<Log>, mine: u64) -> Self {
+        Self { log, group: None, mine, over: false }
     }
 
     /// Ends it; `then` takes the group.
@@ -227,8 +312,9 @@ impl WriteTurn {
         let mut ctl = self.log.ctl.lock();
         ctl.writing = false;
         then(&mut ctl, self.group.take());
+        let due = Due::of(&ctl);
         drop(ctl);
-        self.log.wait.wake_all();
+        due.wake(&self.log, self.mine);
     }
 }
 
@@ -253,13 +339,14 @@ impl Drop for WriteTurn {
 /// The flush turn. Dropped half way, the flush counts as failed.
 pub(crate) struct FlushTurn {
     log: Arc<Log>,
+    mine: u64,
     over: bool,
 }
 
 impl FlushTurn {
-    /// Of a log whose `flushing` was set for it.
-    pub fn new(log: Arc<Log>) -> Self {
-        Self { log, over: false }
+    /// Of a log whose `flushing` was set for it, by who waits for `mine`.
+    pub fn new(log: Arc<Log>, mine: u64) -> Self {
+        Self { log, mine, over: false }
     }
 
     /// Ends it.
@@ -268,8 +355,9 @@ impl FlushTurn {
         let mut ctl = self.log.ctl.lock();
         ctl.flushing = false;
         let result = then(&mut ctl);
+        let due = Due::of(&ctl);
         drop(ctl);
-        self.log.wait.wake_all();
+        due.wake(&self.log, self.mine);
         result
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 //! Invariants: Q11 what ends with `Missing` has changed nothing. Q12 what was loaded for a try is there when
 //! it is tried again: it is not let go while somebody waits who began before. Q13 whoever changes names
-//! waits where too much of that is in memory only.
+//! or reserves room waits where too much of what has changed is in memory only.
 //!
 //! Lock: the state lock; never across a wait.
 
@@ -152,9 +152,20 @@ impl Inner {
     async fn relieve(&self, relief: Relief) -> Result<()> {
         match relief {
             Relief::None => Ok(()),
-            Relief::Commit => self.commit_all(false).await,
+            Relief::Commit => self.commit_queue().await,
             Relief::Checkpoint => self.checkpoint(How::Log).await,
         }
+    }
+
+    /// Too much waits in memory (Q13).
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.relief(&self.state.lock()) != Relief::None
+    }
+
+    /// Writes what waits, if it is too much.
+    pub(crate) async fn relieve_now(&self) -> Result<()> {
+        let relief = self.relief(&self.state.lock());
+        self.relieve(relief).await
     }
 
     /// Brings something into memory.
@@ -254,7 +265,7 @@ impl State {
 }
 
 /// Inodes that a change is applied to; 0: none.
-fn needed(change: &Change<'_>) -> [u64; 4] {
+pub(crate) fn needed(change: &Change<'_>) -> [u64; 4] {
     match change {
         Change::SetAttributes(ino, _)
         | Change::SetXattr(ino, ..)

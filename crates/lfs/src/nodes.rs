@@ -56,9 +56,40 @@ impl NodeSlots {
         self.geometry.segment_bytes() >> self.geometry.node_shift
     }
 
-    /// Free slots.
-    pub fn left(&self) -> u64 {
-        self.left
+    /// Slots that are in use.
+    #[cfg(test)]
+    pub fn used(&self) -> u64 {
+        self.segments.len() as u64 * u64::from(self.per_segment()) - self.left
+    }
+
+    /// Segments more that so many pairs will take, as [`Self::take`] goes through those that there are.
+    pub fn segments_for(&self, mut pairs: u64) -> u64 {
+        let mut left: Vec<(u32, u64)> =
+            self.segments.iter().map(|(n, slots)| (*n, u64::from(slots.left))).collect();
+        let at = |n: Option<u32>| left.iter().position(|(segment, _)| Some(*segment) == n);
+        let mut current = self.current.map(at);
+        let mut more = 0;
+        while pairs > 0 {
+            let emptiest = |not: [Option<usize>; 2]| {
+                let others = (0..left.len()).filter(|n| left[*n].1 > 0 && !not.contains(&Some(*n)));
+                others.max_by_key(|n| left[*n].1)
+            };
+            let filled = |n: Option<usize>| n.filter(|n| left[*n].1 > 0);
+            let first = filled(current[0]).or_else(|| emptiest([current[1], None]));
+            let first = first.or_else(|| emptiest([None, None]));
+            let second = filled(current[1].filter(|n| Some(*n) != first));
+            let second = second.or_else(|| emptiest([first, None]));
+            let (Some(a), Some(b)) = (first, second) else {
+                more += 1;
+                left.push((u32::MAX, u64::from(self.per_segment())));
+                continue;
+            };
+            let taken = left[a].1.min(left[b].1).min(pairs);
+            (left[a].1, left[b].1) = (left[a].1 - taken, left[b].1 - taken);
+            pairs -= taken;
+            current = [first, second];
+        }
+        more
     }
 
     /// A segment more, all of it free.
@@ -264,20 +295,20 @@ mod tests {
         assert!(slots.take().is_none() && slots.wants_segment());
         [4, 9].into_iter().for_each(|segment| slots.add(segment));
         let pairs: Vec<[Place; 2]> = std::iter::from_fn(|| slots.take()).collect();
-        assert_eq!((pairs.len(), slots.left(), slots.wants_segment()), (16, 0, true));
+        assert_eq!((pairs.len(), slots.left, slots.wants_segment()), (16, 0, true));
         for [first, second] in &pairs {
             assert_ne!(first.segment, second.segment, "N12");
         }
         assert!(slots.settle(pairs[..3].concat()).is_empty());
         assert!(slots.take().is_none(), "N11: the checkpoint before has them");
         assert!(slots.settle(pairs[3..].concat()).is_empty());
-        assert_eq!(slots.left(), 6);
+        assert_eq!(slots.left, 6);
         slots.add(11);
         let pair = slots.take().unwrap();
         assert_ne!(pair[0].segment, pair[1].segment);
         assert!(!slots.found(pair[0]), "it is taken");
         slots.give_back(pair);
         assert_eq!(slots.settle(Vec::new()), [4, 9, 11], "N13");
-        assert!(!slots.found(pair[0]) && slots.left() == 0);
+        assert!(!slots.found(pair[0]) && slots.left == 0);
     }
 }

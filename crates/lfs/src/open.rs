@@ -173,7 +173,10 @@ impl Opened {
 
 /// The log goes on in a segment that nothing was written to.
 pub(crate) fn fresh_head(state: &mut State, head: &mut Head) -> Result<()> {
-    (head.segment, head.offset) = (Some(state.space.take_log()?), 0);
+    // Nothing is written there before a slot is durable that makes of what is dead now something that neither
+    // of the two newest checkpoints refers to.
+    let taken = state.space.take_log().or_else(|error| state.space.take_dead_log().ok_or(error))?;
+    (head.segment, head.offset) = (Some(taken), 0);
     state.space.log_head(u64::from(state.layout.first_record()));
     Ok(())
 }

@@ -1,13 +1,18 @@
 //! When a checkpoint is made, and what is done before anybody is told that there is no room.
 //!
 //! Invariants: Z11 `NoSpace` is told only after two checkpoints brought no room: what is dead is free then.
-//! Z12 room is made without a lock, and with nothing captured.
+//! Z12 room is made without a lock, and with nothing captured. Z13 a log segment that is used up for the most
+//! part is left first, so that what it takes comes free, too.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
 use crate::checkpoint::How;
-use crate::space::Need;
+use crate::state::State;
 use crate::volume::Inner;
+use forebay_base::{ErrorKind, Result};
+
+/// How often room is made for one operation.
+const ROUNDS: u32 = 2;
 
 impl Inner {
     /// Begins a checkpoint on a task of its own, if it is time for one.
@@ -40,27 +45,66 @@ impl Inner {
         self.options.checkpoint_bytes.min((volume / 16).max(self.layout.segment_bytes()))
     }
 
-    fn room(&self) -> u64 {
-        let state = self.state.lock();
-        state.data_room(Need::New) + state.space.unpromised()
+    /// Writes what is queued, and no more: for who may be part of what others wait for.
+    pub(crate) async fn commit_queue(&self) -> Result<()> {
+        let ticket = self.state.lock().next_ticket - 1;
+        self.commit(ticket, false).await
     }
 
-    /// Two checkpoints: what is dead is free then (Z11). False: that brought no room.
+    /// Two checkpoints, and one more where the log has left a segment: what is dead is free then (Z11, Z13).
+    /// False: there was none.
     pub(crate) async fn make_room(&self) -> bool {
-        let (before, until) = (self.room(), self.checkpoints.superblock().checkpoint + 2);
+        let before = self.checkpoints.superblock().checkpoint;
         // What is queued is promised more than it takes.
-        if let Err(error) = self.commit_all(false).await {
+        if let Err(error) = self.commit_queue().await {
             log::debug!("no room, and no commit: {error}");
         }
+        let moves = self.state.lock().space.log_is_used();
+        let mut how = if moves { How::Moving } else { How::Log };
+        let until = before + 2 + u64::from(moves);
         while self.checkpoints.superblock().checkpoint < until {
-            if let Err(error) = self.checkpoint(How::Log).await {
+            if let Err(error) = self.checkpoint(how).await {
                 log::debug!("no room, and no checkpoint: {error}");
                 break;
             }
             if self.state.lock().is_closed {
                 break;
             }
+            how = How::Log;
         }
-        self.room() > before
+        self.checkpoints.superblock().checkpoint > before
+    }
+
+    /// What was removed is free before anybody asks how much is, if it is much.
+    pub(crate) async fn settle_removed(&self) {
+        let removed = {
+            let mut state = self.state.lock();
+            let much = state.removed_bytes >= self.layout.segment_bytes() && !state.is_read_only;
+            if much { std::mem::take(&mut state.removed_bytes) } else { 0 }
+        };
+        if removed > 0 && !self.make_room().await {
+            let mut state = self.state.lock();
+            state.removed_bytes = state.removed_bytes.saturating_add(removed);
+        }
+    }
+
+    /// Changes the state; makes room if there is none.
+    pub(crate) async fn with_room<T>(
+        &self,
+        mut op: impl FnMut(&mut State) -> Result<T>,
+    ) -> Result<T> {
+        let mut rounds = 0;
+        loop {
+            let done = op(&mut self.state.lock());
+            match done {
+                Err(error) if error.kind() == ErrorKind::NoSpace && rounds < ROUNDS => {
+                    rounds += 1;
+                    if !self.make_room().await {
+                        return Err(error);
+                    }
+                }
+                done => return done,
+            }
+        }
     }
 }

@@ -181,6 +181,19 @@ impl Segments {
         Ok(segment)
     }
 
+    /// Takes one that is dead in the newest checkpoint: for who writes there when another one is durable.
+    pub fn take_dead(&mut self, stream: Stream) -> Option<u32> {
+        let is_dead = |(_, this): &(u32, &Segment)| {
+            let unpinned = Arc::strong_count(&this.pin) == 1;
+            this.phase == Phase::Dead && this.stream != Stream::Tree && unpinned
+        };
+        let (segment, _) = self.iter().find(is_dead)?;
+        self.set(segment, Phase::Open, stream);
+        self.list[segment as usize].since = 0;
+        self.list[segment as usize].is_new = true;
+        Some(segment)
+    }
+
     /// It is not filled any further.
     pub fn seal(&mut self, segment: u32) {
         if let Some(this) = self.list.get(segment as usize)

@@ -1,15 +1,16 @@
 //! Who may take how much: room is promised before anything is done that needs it.
 //!
 //! ```text
-//! all free segments = promises of the log | room for checkpoints | kept segments | what new things may take
-//!
+//! all free segments = promises of the log | nodes of a checkpoint | kept segments | accepted dirt | the rest
 //! ```
 //! Invariants: P11 promises of the log are kept: what is left of the open segment and what free segments
-//! surely take (see [`Layout::left`]) is at least the sum of all promises. P12 the last [`KEPT_SEGMENTS`]
-//! are promised only to records of what makes room or ends work: unlink, truncate, syncing; and one more to
-//! content that was accepted, but not to what is new. P13 beside them there is
-//! room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes room can be
-//! made durable.
+//! surely take (see [`Layout::left`]) is at least the sum of all promises; but what was admitted before is
+//! counted without being refused ([`Need::Owed`]). P12 the last [`KEPT_SEGMENTS`] are not for data: one is
+//! for records of what makes room or ends work, so that the log goes on while two checkpoints make it
+//! shorter, and one for nobody but an opening, the mark of a checkpoint, and a log that failed. P13 beside
+//! them there is room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes
+//! room can be made durable. P14 beside all these there is room for dirt that was accepted: neither new
+//! content nor the log takes it.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -20,18 +21,33 @@ use crate::nodes::NodeSlots;
 use crate::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Segments kept for records of removing, truncating and syncing (P12).
+/// Segments that data never takes (P12).
 pub(crate) const KEPT_SEGMENTS: u64 = 2;
-/// One more is kept for content that was accepted.
-const KEPT_FROM_NEW: u64 = KEPT_SEGMENTS + 1;
+/// One of them the log takes only for what is never refused.
+const KEPT_FROM_LOG: u64 = 1;
+/// Marks of checkpoints that the log has room for beside all promises: room is made by two.
+const MARKS: u64 = 2;
 
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Something new: leaves the kept segments alone.
+    /// Something new: leaves the kept segments alone, and what accepted dirt needs.
     New,
     /// Makes room, or makes durable what was promised before.
     Urgent,
+    /// Was admitted before, or nothing goes on without it: counted, and never refused.
+    Owed,
+}
+
+/// What else wants room while the log does.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Beside {
+    /// Bytes that accepted dirt takes of segments (P14).
+    pub dirt: u64,
+    /// Bytes of segments that were given out and are in nobody's use: dirt may have them.
+    pub held: u64,
+    /// Pairs of nodes that a checkpoint may need then (P13).
+    pub pairs: u64,
 }
 
 /// See the module.
@@ -41,10 +57,14 @@ pub(crate) struct Space {
     pub nodes: NodeSlots,
     /// Pairs of nodes that a checkpoint may need (P13).
     need_nodes: u64,
+    /// Nodes that were taken since the last freeze, pairs.
+    nodes_taken: u64,
     /// Bytes that the open log segment surely takes.
     log_left: u64,
     /// Open log segment.
     log: Option<u32>,
+    /// Content of files may be in it.
+    log_has_content: bool,
     /// Bytes of the log, and of data, since the last freeze.
     written: (u64, u64),
     /// Sum of promises, bytes.
@@ -61,36 +81,42 @@ impl Space {
             segments: Segments::new(layout.segments),
             nodes: NodeSlots::new(layout.geometry),
             need_nodes: 0,
+            nodes_taken: 0,
             log_left: 0,
             log: None,
+            log_has_content: false,
             written: (0, 0),
             promised: 0,
             data: None,
         }
     }
 
-    /// Segments that nobody may have because of P13.
-    fn checkpoint_segments(&self) -> u64 {
-        let wanted = (2 * self.need_nodes).saturating_sub(self.nodes.left());
-        // The copies of a node lie in two segments.
-        let another = wanted == 0 && self.need_nodes > 0 && self.nodes.wants_segment();
-        wanted.div_ceil(u64::from(self.nodes.per_segment())) + u64::from(another)
+    /// An open log segment with content in it does not come free when the log has gone on: one more is kept
+    /// in its stead.
+    fn kept_content(&self) -> u64 {
+        u64::from(self.log_has_content)
     }
 
-    fn left_alone(&self, need: Need) -> u64 {
-        let kept = if need == Need::New { KEPT_FROM_NEW } else { 0 };
-        kept + self.checkpoint_segments()
+    /// Segments that are not free for this: kept ones, and those for nodes.
+    fn left_alone(&self, kept: u64, pairs: u64) -> u64 {
+        kept + self.nodes.segments_for(pairs)
     }
 
-    /// Bytes that the log surely takes.
-    fn log_room(&self, need: Need) -> u64 {
-        let free = self.segments.free().saturating_sub(self.left_alone(need));
-        self.log_left + free * self.layout.log_bytes()
+    /// Segments that dirt takes for which there are `beside` bytes in segments that are open or held.
+    fn dirt_segments(&self, dirt: u64, beside: u64) -> u64 {
+        dirt.saturating_sub(self.data_left() + beside).div_ceil(self.layout.segment_bytes())
     }
 
-    /// Bytes of the log that what is urgent may still be promised.
-    pub fn unpromised(&self) -> u64 {
-        self.log_room(Need::Urgent).saturating_sub(self.promised)
+    /// Bytes that the log surely takes beside what `room` says.
+    fn log_room(&self, need: Need, room: &Beside) -> u64 {
+        let kept = match need {
+            Need::New => KEPT_SEGMENTS + self.kept_content(),
+            Need::Urgent | Need::Owed => KEPT_FROM_LOG,
+        };
+        let dirt = self.dirt_segments(room.dirt, room.held);
+        let free = self.segments.free().saturating_sub(self.left_alone(kept, room.pairs) + dirt);
+        let marks = MARKS * self.layout.cost(0, 0);
+        (self.log_left + free * self.layout.log_bytes()).saturating_sub(marks)
     }
 
     /// The next checkpoint may need so many pairs of nodes (P13).
@@ -98,13 +124,19 @@ impl Space {
         self.need_nodes = pairs;
     }
 
+    /// Pairs of nodes that were taken since the last freeze.
+    pub fn nodes_taken(&self) -> u64 {
+        self.nodes_taken
+    }
+
     /// Promises `cost` bytes of the log (P11), or `NoSpace`.
-    pub fn promise(&mut self, cost: u64, need: Need) -> Result<()> {
-        if self.promised + cost > self.log_room(need) {
+    pub fn promise(&mut self, cost: u64, need: Need, room: &Beside) -> Result<()> {
+        if need != Need::Owed && self.promised + cost > self.log_room(need, room) {
             let text = format!("{cost} bytes of the log wanted");
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
         self.promised += cost;
+        self.need_nodes = self.need_nodes.max(room.pairs);
         Ok(())
     }
 
@@ -119,29 +151,54 @@ impl Space {
         self.log_left = self.layout.left(head);
     }
 
-    /// Bytes of data that there is room for beside all promises.
-    pub fn data_room(&self, need: Need) -> u64 {
-        let open = self.data_left();
-        let log = self.promised.saturating_sub(self.log_left).div_ceil(self.layout.log_bytes());
-        // What is urgent of data leaves the kept ones to the log.
-        let kept = if need == Need::New { 0 } else { KEPT_SEGMENTS };
-        let free = self.segments.free().saturating_sub(self.left_alone(need) + kept + log);
-        open + free * self.layout.segment_bytes()
+    /// Bytes of data that there is room for beside all promises, dirt aside.
+    pub fn data_room(&self) -> u64 {
+        let marks = MARKS * self.layout.cost(0, 0);
+        let log = (self.promised + marks).saturating_sub(self.log_left);
+        // What is promised of the log may have the segment that is kept for it.
+        let log = log.div_ceil(self.layout.log_bytes()).max(KEPT_SEGMENTS - KEPT_FROM_LOG);
+        let kept = self.left_alone(KEPT_FROM_LOG + self.kept_content(), self.need_nodes) + log;
+        let free = self.segments.free().saturating_sub(kept);
+        self.data_left() + free * self.layout.segment_bytes()
     }
 
     /// A segment for the log, which goes on there.
     pub fn take_log(&mut self) -> Result<u32> {
         let taken = self.segments.take(Stream::Log)?;
+        self.log_has_content = false;
         if let Some(before) = self.log.replace(taken) {
             self.segments.seal(before);
         }
         Ok(taken)
     }
 
+    /// For an opening where none is free: one that is dead in the newest checkpoint.
+    pub fn take_dead_log(&mut self) -> Option<u32> {
+        let taken = self.segments.take_dead(Stream::Log)?;
+        self.log = Some(taken);
+        Some(taken)
+    }
+
     /// A log segment of a group that failed: nothing in it counts.
     pub fn give_back_log(&mut self, segment: u32) {
         self.segments.give_back(segment);
         self.log = self.log.filter(|open| *open != segment);
+    }
+
+    /// Content of files is going into the log.
+    pub fn log_takes_content(&mut self) {
+        self.log_has_content = true;
+    }
+
+    /// So much of the open log segment is used that another one would give room, once this is free.
+    pub fn log_is_used(&self) -> bool {
+        self.segments.free() > 0 && self.log_left < self.layout.log_bytes() / 2
+    }
+
+    /// Content in the log is at the expense of what is new: whether there is room for `cost` bytes of it, and
+    /// a segment more ([`Self::kept_content`]).
+    pub fn has_room_for_content(&self, cost: u64, room: &Beside) -> bool {
+        self.promised + cost + self.layout.log_bytes() <= self.log_room(Need::New, room)
     }
 
     /// So much more of the log is written.
@@ -157,6 +214,7 @@ impl Space {
     /// A freeze: what of the log comes now is counted anew.
     pub fn freeze(&mut self) {
         self.written = (0, 0);
+        self.nodes_taken = 0;
         // An open segment of which nothing is live, and that nobody writes to, is not kept for its rest.
         if let Some(open) = self.data
             && u64::from(open.offset) > self.layout.segment_bytes() / 2
@@ -169,7 +227,8 @@ impl Space {
 
     /// Little is free: an eighth of the segments.
     pub fn is_short(&self) -> bool {
-        let free = self.segments.free().saturating_sub(self.left_alone(Need::New));
+        let kept = self.left_alone(KEPT_SEGMENTS + self.kept_content(), self.need_nodes);
+        let free = self.segments.free().saturating_sub(kept);
         free <= u64::from(self.layout.segments) / 8
     }
 
@@ -179,6 +238,7 @@ impl Space {
             let segment = self.segments.take(Stream::Tree)?;
             self.nodes.add(segment);
         }
+        self.nodes_taken += 1;
         let none = || Error::new(ErrorKind::NoSpace, "allocate", "no place for a node");
         self.nodes.take().ok_or_else(none)
     }
@@ -246,7 +306,7 @@ impl Space {
 
     /// Whether data may have another segment.
     pub fn has_segment(&self) -> bool {
-        self.data_room(Need::Urgent) - self.data_left() >= self.layout.segment_bytes()
+        self.data_room() - self.data_left() >= self.layout.segment_bytes()
     }
 
     /// Whether data is being given out of this segment.
@@ -307,13 +367,16 @@ mod tests {
     /// P11: whoever was promised room finds it, also when data takes all the rest.
     #[test]
     fn p11_promises_are_kept() {
-        let mut space = space(8);
+        let (mut space, room) = (space(12), Beside::default());
         let each = space.layout.log_bytes() / 3;
         let mut promised = 0;
-        while space.promise(each, Need::New).is_ok() {
+        while space.promise(each, Need::New, &room).is_ok() {
             promised += 1;
-            while space.data_room(Need::New) >= 4096 && space.take_data(4096).is_ok() {}
+            for _ in 0..8 {
+                let _more = space.take_data(4096);
+            }
         }
+        while space.take_data(4096).is_ok() {}
         assert!(promised >= 3, "{promised}");
         let mut wanted = promised * each;
         while wanted > 0 {
@@ -322,16 +385,32 @@ mod tests {
         }
     }
 
-    /// P12.
+    /// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too.
     #[test]
     fn p12_the_last_segments_are_for_removing() {
-        let mut space = space(5);
-        while space.promise(1024, Need::New).is_ok() {}
-        assert_eq!(space.data_room(Need::New), 0);
-        assert_eq!(space.data_room(Need::Urgent), 1 << 16);
-        space.take_data(1 << 16).unwrap();
-        assert!(space.take_data(4096).is_err(), "the log has the others");
-        assert!(space.promise(1024, Need::Urgent).is_ok());
+        let (mut space, room) = (space(5), Beside::default());
+        while space.take_data(4096).is_ok() {}
+        assert_eq!((space.segments.free(), space.data_room()), (2, 0));
+        assert!(space.promise(1024, Need::New, &room).is_err());
+        let mut urgent = 0;
+        while space.promise(1024, Need::Urgent, &room).is_ok() {
+            urgent += 1;
+        }
+        assert!((32..64).contains(&urgent), "most of a segment: {urgent}");
+        for _ in 0..30 {
+            space.promise(1024, Need::Owed, &room).unwrap();
+        }
+    }
+
+    /// P14: neither the log nor anything new takes what dirt was accepted for.
+    #[test]
+    fn p14_the_log_leaves_room_for_dirt() {
+        let (mut space, dirt) = (space(8), 3 << 16);
+        let room = Beside { dirt, ..Beside::default() };
+        while space.promise(1024, Need::Urgent, &room).is_ok() {}
+        assert!(space.data_room() >= dirt, "{}", space.data_room());
+        while space.take_data(4096).is_ok() {}
+        assert!(space.segments.free() >= 5);
     }
 
     /// P13.
@@ -339,8 +418,9 @@ mod tests {
     fn p13_a_checkpoint_finds_room() {
         let mut space = space(8);
         space.need_nodes(30);
-        while space.promise(1024, Need::Urgent).is_ok() {
-            while space.data_room(Need::Urgent) >= 4096 && space.take_data(4096).is_ok() {}
+        let room = Beside { pairs: 30, ..Beside::default() };
+        while space.promise(1024, Need::Urgent, &room).is_ok() {
+            while space.data_room() >= 4096 && space.take_data(4096).is_ok() {}
         }
         for _ in 0..30 {
             space.take_node().unwrap();

@@ -11,6 +11,7 @@
 //!
 //! No locks: the volume's state lock covers it.
 
+use crate::admit::{Dirt, Growth};
 use crate::alloc::room::Room;
 use crate::btree::empty_root;
 use crate::checkpoint::Frozen;
@@ -30,7 +31,7 @@ use crate::layout::Layout;
 use crate::log::Pending;
 use crate::pending::{Overlay, Piece, Where};
 use crate::space::Space;
-use forebay_base::Result;
+use forebay_base::{Error, Result};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -128,10 +129,18 @@ pub(crate) struct Promise {
     pub failures: u64,
     /// Segments of its runs, one for each.
     pub segments: Vec<u32>,
+    /// Accepted content that has its room now, bytes (P21).
+    pub bytes: u64,
+    /// What its records add to the tree.
+    pub growth: Growth,
 }
 
 /// Bytes of an extent in the tree, without its sums.
-const MAP_ITEM_BYTES: u64 = 80;
+pub(crate) const MAP_ITEM_BYTES: u64 = 80;
+
+fn missing(ino: u64) -> Error {
+    corrupt("change", format!("names inode {ino}, which is not there"))
+}
 
 /// See the module.
 pub(crate) struct State {
@@ -170,16 +179,27 @@ pub(crate) struct State {
     pub next_ticket: u64,
     /// Promises of reservations, by their first offset.
     pub shares: BTreeMap<u64, Promise>,
+    /// Sums of their bytes and growth.
+    pub shared_bytes: u64,
+    /// See `shared_bytes`.
+    pub shared_growth: Growth,
+    /// Content that was accepted.
+    pub dirt: Arc<Dirt>,
     /// Content of inodes that were removed; its dirt is to be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Inodes that are closed and may owe something.
     pub lingering: BTreeSet<u64>,
-    /// Inodes that were cut to nothing and closed, and when: they are written out before any commit.
+    /// Inodes without a name or an opener that there was no room to remove.
+    pub unremoved: BTreeSet<u64>,
+    /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
+    /// later ends.
     pub owed: BTreeMap<u64, u64>,
     /// Inodes that cannot be synced.
     pub unpublished: BTreeSet<(u64, Lost)>,
     /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
     pub lost: Vec<(Place, u64)>,
+    /// Content that was removed, and whose room may not be free yet, bytes, about.
+    pub removed_bytes: u64,
     /// Nodes of the tree, about.
     pub tree_nodes: u64,
     /// Changes of content since the last freeze, and the bytes that they take in the tree, about.
@@ -214,11 +234,16 @@ impl State {
             queue: VecDeque::new(),
             next_ticket: 1,
             shares: BTreeMap::new(),
+            shared_bytes: 0,
+            shared_growth: Growth::default(),
+            dirt: Arc::default(),
             removed: Vec::new(),
             lingering: BTreeSet::new(),
+            unremoved: BTreeSet::new(),
             owed: BTreeMap::new(),
             unpublished: BTreeSet::new(),
             lost: Vec::new(),
+            removed_bytes: 0,
             tree_nodes: 0,
             maps: (0, 0),
             is_read_only: false,
@@ -228,8 +253,7 @@ impl State {
 
     /// An inode that a change names: replay of a damaged log may name any.
     fn node(&mut self, ino: u64) -> Result<&mut Node> {
-        let missing = || corrupt("change", format!("names inode {ino}, which is not there"));
-        self.nodes.get_mut(&ino).ok_or_else(missing)
+        self.nodes.get_mut(&ino).ok_or_else(|| missing(ino))
     }
 
     /// Changes the state. `resolve` says where an extent's bytes are.
@@ -314,8 +338,9 @@ impl State {
         if self.orphans.remove(&ino) {
             self.note_orphan(ino, false)?;
         }
+        let gone = self.stored_bytes(self.nodes.get(&ino).ok_or_else(|| missing(ino))?);
+        self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.drop_data(data_id, sequence);
-        self.node(ino)?;
         self.close_windows(ino);
         if let Some(node) = self.forget(ino) {
             self.inodes = self.inodes.saturating_sub(1);
@@ -478,7 +503,9 @@ impl State {
             node.change(|inode| inode.size = inode.size.max(size.size));
             return self.note_inode(size.ino);
         }
+        let gone = node.inode.size.saturating_sub(size.size).min(node.inode.stored_bytes);
         node.change(|inode| inode.size = size.size);
+        self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());
         let blocks = self.layout.geometry.max_blocks() - first;
@@ -489,6 +516,8 @@ impl State {
     fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
         self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
         self.next_data_id = self.next_data_id.max(size.data_id.saturating_add(1));
+        let gone = self.nodes.get(&size.ino).map_or(0, |node| self.stored_bytes(node));
+        self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.drop_data(dead, size.sequence);
         self.owners.insert(size.data_id, size.ino);
         self.node(size.ino)?.change(|inode| {

@@ -9,6 +9,7 @@ mod beside;
 mod blocking;
 mod damage;
 mod flips;
+mod full;
 mod fuzz;
 mod golden;
 mod grow;

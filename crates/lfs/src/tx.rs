@@ -4,16 +4,22 @@
 //!
 //! Lock: the state lock, held by the caller.
 
+use crate::admit::Growth;
 use crate::format::change::Change;
+use crate::format::corrupt;
 use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
-use crate::look::{Stop, Tried};
+use crate::look::{Stop, Tried, needed};
 use crate::pending::Where;
-use crate::space::Need;
+use crate::space::{Beside, Need};
 use crate::state::State;
 use forebay_base::codec::Writer;
 use forebay_base::{Error, ErrorKind, Result};
+
+/// Items of the tree that a change touches at most, and what one adds to its bytes, about.
+const CHANGE_ENTRIES: u64 = 6;
+const CHANGE_BYTES: u64 = 600;
 
 /// Room that a change without anything of variable length needs at most, bytes.
 const CHANGE_BYTES_MAX: usize = 320;
@@ -66,21 +72,45 @@ impl State {
         let staged = content.payload.as_ref().map(|payload| payload.staged.clone());
         let payload_bytes = staged.as_ref().map_or(0, |staged| staged.end - staged.start);
         let cost = self.layout.cost(body.len() as u64, payload_bytes);
-        self.take_promise(cost, content.share, need)?;
+        self.check_inodes(changes)?;
+        let growth = Growth {
+            entries: CHANGE_ENTRIES * changes.len() as u64,
+            bytes: body.len() as u64 + CHANGE_BYTES * changes.len() as u64,
+        };
+        self.take_promise(cost, content.share, need, growth)?;
         let resolve = |extent: &Extent<'_>| match (extent.source, &staged) {
             (Source::Run(place), _) => Ok(Where::Run(place)),
             (Source::Inline(at), Some(staged)) => Ok(Where::Staged(staged.start + u64::from(at))),
             _ => Err(Error::new(ErrorKind::InvalidInput, "append", "inline without content")),
         };
         for change in changes {
-            self.apply(change, &resolve)?;
+            if let Err(error) = self.apply(change, &resolve) {
+                self.space.settle(cost);
+                return Err(error);
+            }
         }
-        self.space.need_nodes(self.checkpoint_nodes());
+        self.count_nodes();
         let Content { payload, runs, .. } = content;
         let (kind, changes) = (RecordKind::Changes, changes.len() as u32);
-        let is_cut = false;
-        let record = Pending { ticket: 0, kind, body, changes, payload, runs, cost, is_cut };
+        let cut = None;
+        let record = Pending { ticket: 0, kind, body, changes, payload, runs, cost, cut };
         Ok(self.enqueue(record))
+    }
+
+    /// T11: what changes name is there.
+    fn check_inodes(&self, changes: &[Change<'_>]) -> Result<()> {
+        let mut made = Vec::new();
+        for change in changes {
+            if let Change::CreateInode(ino, ..) = change {
+                made.push(*ino);
+            }
+            let gone =
+                |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains_key(ino);
+            if let Some(ino) = needed(change).into_iter().find(gone) {
+                return Err(corrupt("change", format!("names inode {ino}, which is not there")));
+            }
+        }
+        Ok(())
     }
 
     /// `ReadOnly`, `Shutdown` for a volume that nothing can be changed in.
@@ -99,10 +129,16 @@ impl State {
     }
 
     /// Room in the log: of the reservation's share as far as that goes.
-    fn take_promise(&mut self, cost: u64, share: Option<u64>, need: Need) -> Result<()> {
+    fn take_promise(
+        &mut self,
+        cost: u64,
+        share: Option<u64>,
+        need: Need,
+        growth: Growth,
+    ) -> Result<()> {
         let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |promise| promise.cost);
         let taken = there.min(cost);
-        self.promise(cost - taken, need)?;
+        self.promise(cost - taken, need, growth)?;
         if let Some(promise) = share.and_then(|key| self.shares.get_mut(&key)) {
             promise.cost -= taken;
         }
@@ -111,20 +147,23 @@ impl State {
 
     /// Queues a mark. Its room was promised with the records that it follows.
     pub fn append_mark(&mut self) -> u64 {
-        self.enqueue_mark(0, false)
+        self.enqueue_mark(0, None)
     }
 
-    /// Queues the mark that a checkpoint ends with.
-    pub fn append_cut(&mut self) -> Result<u64> {
+    /// Queues the mark that a checkpoint ends with. It is not refused: without checkpoints there never is
+    /// room. `moves`: the log goes on in another segment with it.
+    pub fn append_cut(&mut self, moves: bool) -> u64 {
         let cost = self.layout.cost(0, 0);
-        self.space.promise(cost, Need::Urgent)?;
-        Ok(self.enqueue_mark(cost, true))
+        let room = Beside { pairs: self.checkpoint_nodes(Growth::default()), ..Beside::default() };
+        let promised = self.space.promise(cost, Need::Owed, &room);
+        debug_assert!(promised.is_ok(), "what is owed is not refused");
+        self.enqueue_mark(cost, Some(moves))
     }
 
-    fn enqueue_mark(&mut self, cost: u64, is_cut: bool) -> u64 {
+    fn enqueue_mark(&mut self, cost: u64, cut: Option<bool>) -> u64 {
         let kind = RecordKind::Mark;
         let (body, runs, payload) = (Vec::new(), Vec::new(), None);
-        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payload, runs, cost, is_cut })
+        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payload, runs, cost, cut })
     }
 
     fn enqueue(&mut self, record: Pending) -> u64 {

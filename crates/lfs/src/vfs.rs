@@ -50,7 +50,7 @@ impl Volume {
 
 impl FileSystem for Volume {
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
-        self.tried(|state, _| {
+        let counted = self.tried(|state, _| {
             let block = state.layout.block_bytes();
             let per_segment = state.layout.segment_bytes() / block;
             let available = state.data_room(crate::space::Need::New) / block;
@@ -65,11 +65,19 @@ impl FileSystem for Volume {
                 files_free: available,
                 name_max: NAME_MAX as u32,
             })
+        });
+        Box::pin(async move {
+            self.0.settle_removed().await;
+            counted.await
         })
     }
 
     fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
-        self.tried(move |state, _| state.lookup((dir, name)))
+        Box::pin(async move {
+            let found = self.0.tried(move |state, _| state.lookup((dir, name))).await?;
+            self.note(dir, name, &found);
+            Ok(found)
+        })
     }
 
     fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>> {
@@ -102,7 +110,11 @@ impl FileSystem for Volume {
         name: Name<'a>,
         new: &'a NewInode,
     ) -> BoxFuture<'a, Result<Attr>> {
-        self.tried(move |state, now| state.mkdir((dir, name), new, now))
+        Box::pin(async move {
+            let made = self.0.tried(move |state, now| state.mkdir((dir, name), new, now)).await?;
+            self.note(dir, name, &made);
+            Ok(made)
+        })
     }
 
     fn symlink<'a>(
@@ -129,6 +141,7 @@ impl FileSystem for Volume {
             });
             let file: OpenFileRef = std::sync::Arc::new(file.await?);
             let attr = self.0.tried(|state, _| state.attr("create", file.ino())).await?;
+            self.note(dir, name, &attr);
             Ok((attr, file))
         })
     }
@@ -171,7 +184,12 @@ impl FileSystem for Volume {
         new_name: Name<'a>,
         flags: RenameFlags,
     ) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move { self.0.rename((dir, name), (new_dir, new_name), flags).await })
+        Box::pin(async move {
+            self.0.rename((dir, name), (new_dir, new_name), flags).await?;
+            let (old, new) = ((dir.0, name.as_bytes()), (new_dir.0, new_name.as_bytes()));
+            self.0.names.renamed(old, new);
+            Ok(())
+        })
     }
 
     fn readlink(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<u8>>> {

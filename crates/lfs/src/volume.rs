@@ -4,6 +4,7 @@
 //!
 //! Locks: see the crate.
 
+use crate::admit::Dirt;
 use crate::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::btree::cache::DEFAULT_BUDGET_BYTES;
 use crate::btree::{NodeCache, Tree};
@@ -23,6 +24,7 @@ use crate::layout::Layout;
 use crate::log::{Head, Log};
 use crate::nodes::VolumeStore;
 use crate::open::{Opened, find, fresh_head, head_of};
+use crate::remember::Remembered;
 use crate::rollforward::Found;
 use crate::slots;
 use crate::space::Need;
@@ -168,6 +170,7 @@ pub(crate) struct Inner {
     pub checkpoints: Checkpoints,
     /// What is wrong with the log of a volume that is open for reading.
     pub damage: Option<Error>,
+    pub names: Remembered,
 }
 
 /// How the trees of a volume are reached.
@@ -256,6 +259,11 @@ impl Volume {
             let text = format!("the volume ends at {end}, the device at {size}");
             return Err(Error::new(ErrorKind::Corrupt, "open", text));
         }
+        let (block, logical) = (superblock.geometry.block_bytes(), device.limits().logical_block);
+        if logical > block {
+            let text = format!("blocks of {block} bytes on a device with blocks of {logical}");
+            return Err(Error::new(ErrorKind::Unsupported, "open", text));
+        }
         let layout = Layout::of(&superblock, align_of(device));
         let parts = Parts::of(device, &superblock, layout, options);
         let slots = (&superblock, older.as_ref());
@@ -273,7 +281,7 @@ impl Volume {
             true => volume.0.begin_life().await?,
             false => volume.0.checkpoint(How::Fresh).await?,
         }
-        volume.remove_orphans().await?;
+        volume.remove_orphans().await;
         Ok(volume)
     }
 
@@ -284,7 +292,9 @@ impl Volume {
         (superblock, opened): (&Superblock, Opened),
         parts: Parts,
     ) -> Result<Self> {
-        let Opened { found, usage, .. } = opened;
+        let Opened { mut found, usage, .. } = opened;
+        let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
+        found.state.dirt = Arc::new(Dirt::of(domain.clone()));
         let layout = found.state.layout;
         let (segments, seal) = (layout.segments, layout.seal);
         let nodes = usage_nodes(segments, layout.geometry, seal).await?;
@@ -299,30 +309,40 @@ impl Volume {
             log: Arc::new(Log::new(found.head)),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
-            domain: options.cache.as_ref().map(|cache| cache.dirty.domain(None)),
+            domain,
             plant: options.plant,
             me: me.clone(),
             tree,
             store,
             checkpoints,
             damage: found.damage,
+            names: Remembered::default(),
         });
         inner.store.attach(std::sync::Arc::downgrade(&inner));
         Ok(Self(inner))
     }
 
-    /// What was open without a name when the last life ended goes.
-    async fn remove_orphans(&self) -> Result<()> {
+    /// What was open without a name when the last life ended goes. What cannot go is no reason not to open
+    /// the volume: it is tried again when there is room, or by the next opening.
+    async fn remove_orphans(&self) {
         let orphans: Vec<u64> = self.0.state.lock().orphans.iter().copied().collect();
         for ino in orphans {
             let removed = self.0.tried(|state, _| {
-                let data_id = state.look(ino)?.map_or(0, |node| node.inode.data_id);
+                let Some(data_id) = state.look(ino)?.map(|node| node.inode.data_id) else {
+                    let text = format!("#{ino} is said to have no name, and is not there");
+                    return Err(corrupt("remove orphan", text).into());
+                };
                 let change = Change::RemoveInode(ino, data_id, state.draw());
                 state.try_append(&[change], Need::Urgent).map(drop)
             });
-            removed.await?;
+            if let Err(error) = removed.await {
+                log::warn!("#{ino} without a name stays for now: {error}");
+                let mut state = self.0.state.lock();
+                if state.nodes.contains_key(&ino) {
+                    state.unremoved.insert(ino);
+                }
+            }
         }
-        Ok(())
     }
 
     /// One number for all that a recovery of the present state would find. For tests and tools.

@@ -55,6 +55,13 @@ impl Memcg {
         Ok(group)
     }
 
+    /// Changes the limit, bytes: what is above it goes.
+    pub fn set_limit(&self, bytes: u64) -> Result<()> {
+        let file = if self.v1 { "memory.limit_in_bytes" } else { "memory.max" };
+        let path = self.dir.join(file);
+        fs::write(&path, bytes.to_string()).map_err(|e| Error::from_io("limit", e).with_path(path))
+    }
+
     /// Moves a process in.
     pub fn add(&self, pid: u32) -> Result<()> {
         let path = self.procs();

@@ -27,8 +27,61 @@ fn two(label: &str, ours: Option<String>, other: Option<String>, whose: &str) ->
     format!("{label:34} {:>9}   {whose} {}", text(ours), text(other))
 }
 
-/// The lines.
+/// The lines: of the five behaviours, and of the database if it was run.
 pub fn lines(found: &[Value]) -> Vec<String> {
+    let database = database(found);
+    let only = !database.is_empty() && found.iter().all(|value| value["bench"] == "database");
+    let mut lines = if only { Vec::new() } else { behaviours(found) };
+    lines.extend(database);
+    lines
+}
+
+/// A table of the columns of the bench `database`, and its pictures.
+fn database(found: &[Value]) -> Vec<String> {
+    let Some(own) = found.iter().find(|value| value["bench"] == "database") else {
+        return Vec::new();
+    };
+    let mut lines = Vec::new();
+    for (load, title) in [("select", "pgbench -S"), ("tpcb", "pgbench, TPC-B")] {
+        lines.push(format!(
+            "{title:18} {:>8} {:>8} {:>9} {:>9} {:>7} {:>7}  CPU %: {:>4} {:>6} {:>7} {:>7}",
+            "tps",
+            "beside",
+            "p99 us",
+            "beside",
+            "cached",
+            "MB/s",
+            "db",
+            "backup",
+            "forebay",
+            "machine"
+        ));
+        for column in ["xfs", "xfs-tar-apart", "xfs-direct-reader", "forebay", "forebay-uncached"] {
+            let number = |metric: &str| row(found, "database", column, &format!("{load}_{metric}"));
+            let Some(alone) = number("tps_alone") else { continue };
+            let text = |metric: &str| number(metric).map_or("-".into(), |v| format!("{v:.0}"));
+            lines.push(format!(
+                "{column:18} {alone:>8.0} {:>8} {:>9} {:>9} {:>6}% {:>7}         {:>4} {:>6} {:>7} {:>7}",
+                text("tps_beside"),
+                text("p99_alone"),
+                text("p99_beside"),
+                text("tables_cached_after"),
+                text("backup_rate"),
+                text("cpu_database"),
+                text("cpu_backup"),
+                text("cpu_forebay"),
+                text("cpu_machine"),
+            ));
+        }
+    }
+    let notes = own["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    // What others did meanwhile is not of the picture.
+    let own_notes = notes.filter(|note| !note.starts_with("database: others"));
+    lines.extend(own_notes.map(str::to_string));
+    lines
+}
+
+fn behaviours(found: &[Value]) -> Vec<String> {
     let hot = |who: &str, stream: &str, metric: &str| {
         let variant = format!("{who}-beside-{stream}-stream");
         row(found, "uncached", &variant, &format!("hot_set_{metric}"))
@@ -94,5 +147,20 @@ mod tests {
         assert!(lines[0].contains("2.0 M/s   the kernel's cache 98 k/s"), "{lines:?}");
         assert!(lines[2].contains("not run"), "{lines:?}");
         assert!(lines.iter().all(|line| line.len() < 100));
+    }
+
+    #[test]
+    fn the_database_has_a_table() {
+        let row = |variant: &str, metric: &str, median: f64| -> Value {
+            let (variant, metric) = (json!(variant), json!(metric));
+            json!({ "variant": variant, "metric": metric, "median": median })
+        };
+        let rows =
+            [row("xfs", "select_tps_alone", 44000.0), row("xfs", "select_tps_beside", 7000.0)];
+        let notes = ["xfs @@@|...", "database: others used 3 %"];
+        let lines = lines(&[json!({ "bench": "database", "rows": rows, "notes": notes })]);
+        assert_eq!(lines.len(), 4, "two heads, a column, a picture: {lines:?}");
+        assert!(lines[1].starts_with("xfs") && lines[1].contains("44000     7000"), "{lines:?}");
+        assert!(lines.iter().all(|line| line.len() < 120), "{lines:?}");
     }
 }

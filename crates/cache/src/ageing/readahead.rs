@@ -53,6 +53,8 @@ pub struct Plan {
     pub ahead: Range<u64>,
     /// This was read ahead, uncached, for a stream that went elsewhere: drop it.
     pub abandoned: Range<u64>,
+    /// If it is of a sequential stream: which one of the reader's, and how long its window is.
+    pub stream: Option<(usize, u64)>,
 }
 
 /// The streams of one open file.
@@ -142,6 +144,7 @@ impl Streams {
                 }
                 stream.window = (stream.window * 2).min(max);
             }
+            plan.stream = Some((at, stream.window));
         }
         self.next.store(end, Ordering::Relaxed);
         let trigger = stream.ahead.saturating_sub(stream.window / 2);

@@ -21,7 +21,11 @@ struct Hot {
     head: Slot,
     folios: u32,
     open: bool,
+    label: Label,
 }
+
+/// What a file is to whoever maps it: whose it is, and its number there. All 0: nobody has said.
+pub type Label = (u64, u64);
 
 /// See the module.
 pub struct Owners {
@@ -74,6 +78,18 @@ impl Owners {
     /// Whether the file is open or owns folios.
     pub fn knows(&self, id: u32) -> bool {
         self.shard(id).lock().contains_key(&id)
+    }
+
+    /// Says what the file is; it is remembered for as long as it is known.
+    pub fn set_label(&self, id: u32, label: Label) {
+        if let Some(hot) = self.shard(id).lock().get_mut(&id) {
+            hot.label = label;
+        }
+    }
+
+    /// What was said.
+    pub fn label(&self, id: u32) -> Label {
+        self.shard(id).lock().get(&id).map_or((0, 0), |hot| hot.label)
     }
 
     /// Files known.

@@ -311,7 +311,9 @@ pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok
     let (mut bytes, mut cleaned, mut again) = (0, 0, false);
     let now = cache.world.now();
     if let Some(first) = pieces.first() {
-        mapping.write_took(now.saturating_sub(first.since));
+        let took = now.saturating_sub(first.since);
+        mapping.write_took(took);
+        cache.latencies.writeback.add(took);
     }
     for piece in pieces {
         let folio = cache.lock_folio(mapping, piece.index);

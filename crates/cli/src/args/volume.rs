@@ -58,6 +58,9 @@ pub struct ExtentsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Which process, if the volume is open.
+    #[command(flatten)]
+    pub which: Which,
 }
 
 /// `forebay cp`

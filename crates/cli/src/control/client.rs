@@ -4,17 +4,19 @@ use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
 use crate::args::Which;
 use crate::failure::{Failure, Outcome, status};
+use crate::mounts;
 use crate::remote::client::RemoteFs;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A connection to a running process.
 #[derive(Debug)]
 pub struct Client {
     reader: BufReader<UnixStream>,
+    path: PathBuf,
 }
 
 impl Client {
@@ -26,7 +28,7 @@ impl Client {
             .set_read_timeout(timeout)
             .and_then(|()| stream.set_write_timeout(timeout))
             .map_err(|e| Failure::io("control socket", &e))?;
-        Ok(Self { reader: BufReader::new(stream) })
+        Ok(Self { reader: BufReader::new(stream), path: path.to_path_buf() })
     }
 
     /// The process that `which` names; without a name the only one that runs.
@@ -43,7 +45,7 @@ impl Client {
         let mut running = Self::all();
         match running.len() {
             1 => Ok(running.swap_remove(0).1),
-            0 => Err(Failure::not_found("no running `forebay export` of this user was found")
+            0 => Err(Failure::not_found("no running process of this user was found")
                 .hint("name its control socket with `--control PATH`")),
             _ => {
                 let pids: Vec<String> = running.iter().map(|(pid, _)| pid.to_string()).collect();
@@ -53,12 +55,32 @@ impl Client {
         }
     }
 
-    /// Every running process of this user that answers.
+    /// Every running process that answers: those of this user, and those that serve a mount.
     pub fn all() -> Vec<(u32, Self)> {
-        sockets(own_uid())
-            .into_iter()
-            .filter_map(|(pid, path)| Self::open(&path).ok().map(|client| (pid, client)))
-            .collect()
+        let mut paths: Vec<PathBuf> =
+            sockets(own_uid()).into_iter().map(|(_, path)| path).collect();
+        paths.extend(mounts::all().iter().filter_map(|mount| mount.control().ok()));
+        paths.sort();
+        paths.dedup();
+        let open = |path: &PathBuf| {
+            let client = Self::open(path).ok()?;
+            Some((client.pid().ok()?, client))
+        };
+        let mut running: Vec<_> = paths.iter().filter_map(open).collect();
+        // A socket may be reached by two names.
+        running.sort_by_key(|(pid, _)| *pid);
+        running.dedup_by_key(|(pid, _)| *pid);
+        running
+    }
+
+    /// The process that serves the mount that `path` is on.
+    pub fn of_mount(path: &Path) -> Outcome<Self> {
+        Self::open(&mounts::at(path)?.control()?)
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// A session on the volume whose image has this device and inode number, if the process has it open.
@@ -100,6 +122,7 @@ fn refused(refusal: Refusal) -> Failure {
     let status = match refusal.kind.as_str() {
         "invalid" => status::USAGE,
         "not-found" => status::NOT_FOUND,
+        "busy" => status::BUSY,
         _ => status::FAILED,
     };
     Failure { message: refusal.message, hint: None, status }

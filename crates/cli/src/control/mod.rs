@@ -7,6 +7,7 @@
 //! C3 Requests are answered from counters and never wait for I/O, except `drop-clean` and a session on a
 //!    volume ([`crate::remote`]), which has the connection for itself.
 
+pub mod answers;
 pub mod client;
 pub mod paths;
 pub mod proto;

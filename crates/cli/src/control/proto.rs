@@ -14,6 +14,8 @@ pub const REPLY_MAX: usize = 16 << 20;
 pub enum Request {
     /// Counters, exports, settings.
     Stat,
+    /// What is in the cache, and how it is used just now; see [`forebay_live`].
+    Live,
     /// Memory by purpose.
     Budget,
     /// Counters as Prometheus reads them.
@@ -28,6 +30,8 @@ pub enum Request {
     Residency(u64, u64),
     /// A session on the open volume whose image has these numbers; see [`crate::remote`].
     Volume(u64, u64),
+    /// Where the content of an inode is, on the open volume whose image has these numbers.
+    Extents(u64, u64, u64),
 }
 
 impl Request {
@@ -35,6 +39,7 @@ impl Request {
     pub fn encode(&self) -> String {
         let mut object = match self {
             Self::Stat => json!({ "op": "stat" }),
+            Self::Live => json!({ "op": "live" }),
             Self::Budget => json!({ "op": "budget" }),
             Self::Prometheus => json!({ "op": "prometheus" }),
             Self::Tunables => json!({ "op": "tunables" }),
@@ -42,6 +47,9 @@ impl Request {
             Self::DropClean => json!({ "op": "drop-clean" }),
             Self::Residency(dev, ino) => json!({ "op": "residency", "dev": dev, "ino": ino }),
             Self::Volume(dev, ino) => json!({ "op": "volume", "dev": dev, "ino": ino }),
+            Self::Extents(dev, ino, file) => {
+                json!({ "op": "extents", "dev": dev, "ino": ino, "file": file })
+            }
         };
         object["version"] = VERSION.into();
         object.to_string()
@@ -59,6 +67,7 @@ impl Request {
         let number = |key: &str| value[key].as_u64().ok_or_else(|| format!("`{key}` is missing"));
         match text("op")?.as_str() {
             "stat" => Ok(Self::Stat),
+            "live" => Ok(Self::Live),
             "budget" => Ok(Self::Budget),
             "prometheus" => Ok(Self::Prometheus),
             "tunables" => Ok(Self::Tunables),
@@ -66,6 +75,7 @@ impl Request {
             "drop-clean" => Ok(Self::DropClean),
             "residency" => Ok(Self::Residency(number("dev")?, number("ino")?)),
             "volume" => Ok(Self::Volume(number("dev")?, number("ino")?)),
+            "extents" => Ok(Self::Extents(number("dev")?, number("ino")?, number("file")?)),
             other => Err(format!("unknown request `{other}`")),
         }
     }
@@ -74,7 +84,7 @@ impl Request {
 /// A refusal: a word to match on, and a line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// `invalid`, `not-found`, `denied` or `failed`.
+    /// `invalid`, `not-found`, `busy`, `denied` or `failed`.
     pub kind: String,
     /// One line.
     pub message: String,
@@ -117,6 +127,7 @@ mod tests {
     fn requests_come_back_as_they_were() {
         for request in [
             Request::Stat,
+            Request::Live,
             Request::Budget,
             Request::Prometheus,
             Request::Tunables,
@@ -124,6 +135,7 @@ mod tests {
             Request::DropClean,
             Request::Residency(7, u64::MAX),
             Request::Volume(u64::MAX, 9),
+            Request::Extents(1, 2, u64::MAX),
         ] {
             assert_eq!(Request::decode(&request.encode()), Ok(request));
         }

@@ -20,7 +20,7 @@ mod target;
 use crate::args::ExportArgs;
 use crate::control::server::ControlServer;
 use crate::failure::{Failure, Outcome, status};
-use crate::{output, signals};
+use crate::{live, output, signals};
 use forebay::{Cache, CacheConfig, LiveMode};
 use forebay_base::units::{MIB, format_size};
 use forebay_nbd::ServerConfig;
@@ -29,9 +29,9 @@ use run::Child;
 use served::{Served, look_at};
 use spec::{ImageSpec, Socket};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
-use target::Target;
+use target::{Target, Watched};
 
 /// Smallest `--cache-size`, bytes: half of it for requests of clients, a third or so for data.
 const CACHE_MIN: u64 = 16 * MIB;
@@ -57,6 +57,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let cleanup = Cleanup::default();
     let _guard = CleanupGuard(cleanup.clone());
     let wanted = listen::wanted(args, &cleanup)?;
+    let (http, direct_io) = (live::options(&args.live)?, args.direct_io.parse()?);
     let mode = LiveMode::new(args.mode.parse()?);
     let (config, server) = config(args)?;
     log::info!("a cache of up to {}", format_size(config.budget));
@@ -73,21 +74,25 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     if let Socket::Unix(path) = &place.socket {
         cleanup.add(path);
     }
-    let target = Arc::new(Target {
+    let target = Arc::new_cyclic(|me| Target {
+        board: Watched::board(&cache, me),
         cache: cache.clone(),
         served: opened,
         place: place.clone(),
         mode,
         front: Box::new(listening.numbers()),
-        direct_io: Mutex::new(args.direct_io.parse()?),
+        direct_io: Mutex::new(direct_io),
         resizing: Mutex::new(()),
         start: Instant::now(),
+        page: OnceLock::new(),
     });
     let control = start_control(args, &target, &cleanup)?;
+    let page = live::serve(&target.board, http)?;
+    target.page_is(page.as_ref());
     let (sender, events) = channel();
     watch_signals(sender.clone(), &cache, &cleanup)?;
     let server = listening.serve(sender.clone())?;
-    output::announce(&specs.iter().map(|s| place.uri(&s.name)).collect::<Vec<_>>());
+    output::announce(&target.uris());
     let child = match &args.run {
         Some(command) => Some(Child::start(command, &place, &specs[0].name, sender)?),
         None => None,
@@ -97,6 +102,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     if let (Event::Stop | Event::ServerEnded, Some(child)) = (event, &child) {
         child.terminate();
     }
+    drop(page);
     let stopped = server.stop();
     if let Some(control) = &control {
         control.end_sessions();

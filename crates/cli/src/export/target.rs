@@ -3,14 +3,18 @@
 use super::served::Served;
 use super::spec::Place;
 use super::{CACHE_MIN, DATA_MIN, client_memory};
+use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
-use crate::volume::at;
-use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode};
+use crate::live;
+use crate::volume::{at, extents};
+use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode, Volume};
 use forebay_base::units::{format_size, parse_size};
+use forebay_live::metrics::label;
+use forebay_live::{Board, CacheSource, FrontEnd, Server};
 use forebay_vfs::FileSystem;
-use serde_json::{Map, Value, json};
-use std::sync::{Arc, Mutex};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 /// Numbers of the part that talks to clients.
@@ -49,26 +53,55 @@ pub struct Target {
     pub resizing: Mutex<()>,
     /// When the process began to serve.
     pub start: Instant,
+    /// What can be watched.
+    pub board: Arc<Board>,
+    /// Where, if there is a page.
+    pub page: OnceLock<String>,
+}
+
+/// The server's numbers, for whoever watches.
+pub struct Watched(Weak<Target>);
+
+impl Watched {
+    /// What can be watched of a target that is being made.
+    pub fn board(cache: &Cache, target: &Weak<Target>) -> Arc<Board> {
+        let front = Arc::new(Self(target.clone()));
+        Board::new(CacheSource::new("export", cache).with_front(front))
+    }
+}
+
+impl FrontEnd for Watched {
+    fn name(&self) -> &str {
+        "nbd"
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.upgrade().map_or_else(Vec::new, |target| target.front.counters())
+    }
+
+    fn more_metrics(&self) -> String {
+        self.0.upgrade().map_or_else(String::new, |target| target.stable_needs())
+    }
 }
 
 impl Target {
+    /// Where the page is, if there is one. Once.
+    pub fn page_is(&self, page: Option<&Server>) {
+        page.into_iter().for_each(|page| drop(self.page.set(live::uri(page))));
+    }
+
+    /// Where clients come in, and then who watches.
+    pub fn uris(&self) -> Vec<String> {
+        let exports = self.served.iter().map(|served| self.place.uri(&served.name));
+        exports.chain(self.page.get().cloned()).collect()
+    }
+
     fn stat(&self) -> Value {
-        let counters = self.cache.stats();
-        let mut stats: Map<String, Value> = numbers(counters.fields());
-        stats.insert("write_amplification".into(), counters.write_amplification().into());
-        let exports: Vec<Value> = self.served.iter().map(|s| self.export(s)).collect();
-        let (engine, reason) = self.cache.engine();
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "uptime_seconds": self.start.elapsed().as_secs(),
-            "aio": engine,
-            "aio_reason": reason,
-            "unwritten_bytes": self.cache.unwritten_bytes(),
-            "exports": exports,
-            "stats": stats,
-            "nbd": numbers(self.front.counters()),
-        })
+        let mut stat = answers::stat(&self.cache, self.start);
+        stat["page"] = self.page.get().cloned().into();
+        stat["exports"] = self.served.iter().map(|s| self.export(s)).collect();
+        stat["nbd"] = answers::numbers(self.front.counters()).into();
+        stat
     }
 
     fn export(&self, served: &Served) -> Value {
@@ -92,30 +125,17 @@ impl Target {
         })
     }
 
-    fn budget(&self) -> Value {
-        let row = |what: String, now: u64, bound: u64| json!({ "what": what, "now": now, "bound": bound });
-        let rows = self.cache.budget().into_iter();
-        Value::Array(rows.map(|(what, now, bound)| row(what, now, bound)).collect())
-    }
-
-    fn prometheus(&self) -> String {
-        let mut text = self.cache.stats().to_prometheus();
-        for (name, value) in self.front.counters() {
-            text.push_str(&format!("# TYPE forebay_nbd_{name} untyped\n"));
-            text.push_str(&format!("forebay_nbd_{name} {value}\n"));
-        }
+    fn stable_needs(&self) -> String {
         let (exports, devices) = (
             |s: &Served| (s.name.clone(), s.source.stable_pages_required().0),
             |s: &Served| (s.shown.clone(), s.source.device_stable_pages_required().0),
         );
-        text.push_str(&needs("export", self.served.iter().map(exports)));
-        text.push_str(&needs("device", self.served.iter().map(devices)));
-        text
+        let exports = needs("export", self.served.iter().map(exports));
+        exports + &needs("device", self.served.iter().map(devices))
     }
 
     fn tunables(&self) -> Value {
-        let mut all: Map<String, Value> =
-            self.cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
+        let mut all = answers::tunables(&self.cache);
         let mode = *self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
         all.insert("direct_io".into(), mode.to_string().into());
         all.insert("cache_size".into(), self.cache_size().to_string().into());
@@ -186,38 +206,32 @@ impl Target {
         let served = found
             .ok_or_else(|| Refusal::new("not-found", "this process does not export that file"))?;
         let r = served.source.residency();
-        let r = r.map_err(|e| Refusal::new("failed", e.to_string()))?;
-        Ok(json!({
-            "name": served.name,
-            "block_size": r.block_size,
-            "total_blocks": r.total_blocks,
-            "resident_blocks": r.resident_blocks,
-            "dirty_blocks": r.dirty_blocks,
-            "referenced_blocks": r.referenced_blocks,
-            "runs": r.runs,
-        }))
+        let r = r.map_err(|e| answers::refusal(&e))?;
+        Ok(answers::residency(&served.name, &r))
     }
 }
 
 /// Who needs stable pages, as gauges with a label.
 fn needs(of: &str, all: impl Iterator<Item = (String, bool)>) -> String {
     let name = format!("forebay_{of}_stable_pages_required");
-    let mut text = format!("# TYPE {name} gauge\n");
-    for (label, need) in all {
-        let label = label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        text.push_str(&format!("{name}{{{of}=\"{label}\"}} {}\n", u8::from(need)));
+    let help = "1 where bytes in flight must not change.";
+    let mut text = format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
+    for (named, need) in all {
+        text.push_str(&format!("{name}{{{of}=\"{}\"}} {}\n", label(&named), u8::from(need)));
     }
     text
 }
 
-fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {
-    fields.into_iter().map(|(name, value)| (name.to_string(), value.into())).collect()
+impl Target {
+    fn open_volume(&self, identity: (u64, u64)) -> Option<&Volume> {
+        let mut volumes = self.served.iter().filter_map(|served| served.source.volume());
+        volumes.find(|volume| at::identity(volume.identity()) == identity)
+    }
 }
 
 impl ControlTarget for Target {
     fn volume(&self, identity: (u64, u64)) -> Option<(Arc<dyn FileSystem>, Value)> {
-        let mut volumes = self.served.iter().filter_map(|served| served.source.volume());
-        let volume = volumes.find(|volume| at::identity(volume.identity()) == identity)?;
+        let volume = self.open_volume(identity)?;
         let about = at::about(volume).ok()?;
         Some((volume.file_system(), about))
     }
@@ -225,21 +239,18 @@ impl ControlTarget for Target {
     fn answer(&self, request: Request) -> Result<Value, Refusal> {
         match request {
             Request::Stat => Ok(self.stat()),
-            Request::Budget => Ok(self.budget()),
-            Request::Prometheus => Ok(self.prometheus().into()),
+            Request::Budget => Ok(answers::budget(&self.cache)),
+            Request::Live => live::answer(&self.board),
+            Request::Prometheus => live::metrics(&self.board),
             Request::Tunables => Ok(self.tunables()),
             Request::Tune(name, value) => match self.tune(&name, &value) {
                 Ok(()) => Ok(Value::Null),
-                Err(e) if e.kind() == ErrorKind::InvalidInput => {
-                    Err(Refusal::new("invalid", e.to_string()))
-                }
-                Err(e) => Err(Refusal::new("failed", e.to_string())),
+                Err(e) => Err(answers::refusal(&e)),
             },
             Request::DropClean => Ok(self.cache.drop_clean().into()),
             Request::Residency(dev, ino) => self.residency((dev, ino)),
-            Request::Volume(..) => {
-                Err(Refusal::new("not-found", "this process does not have that volume open"))
-            }
+            Request::Extents(dev, ino, file) => extents::answer(self.open_volume((dev, ino)), file),
+            Request::Volume(..) => Err(at::not_open()),
         }
     }
 }

@@ -3,11 +3,13 @@
 //! Invariant: O1 a word that is not known is refused by name, and so is a value that makes no sense.
 
 use crate::failure::{Failure, Outcome};
+use crate::live::LiveArgs;
 use forebay::{Aio, DirectIo};
 use forebay_base::units::{MIB, format_size, parse_size};
 use forebay_fuse::Options;
 use forebay_fuse::options::Via;
 use rustix::mount::MountFlags;
+use std::path::PathBuf;
 
 /// Smallest `cache_size`, bytes.
 pub const CACHE_MIN: u64 = 32 * MIB;
@@ -25,7 +27,10 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   direct_io=MODE         open the image with O_DIRECT: auto, on, off\n\
   aio=ENGINE             auto, io_uring, threads\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
+  control=PATH           control socket [default: one in the user's runtime folder]\n\
   inodes=N               inodes that the kernel may know before it is asked to forget some\n\
+  http=ADDRESS:PORT      a page to watch the cache, metrics and a health answer\n\
+  http_insecure          allow an address there that others can reach\n\
   via=HOW                auto, block (a loop device, so that umount and sync reach us), plain, helper\n\
 Words for mount(8) itself (defaults, auto, noauto, nofail, user, _netdev, x-...) are accepted and do\n\
 nothing here.";
@@ -37,10 +42,14 @@ pub struct Wanted {
     pub fuse: Options,
     /// Bytes for everything that grows.
     pub cache_size: Option<u64>,
+    /// Control socket.
+    pub control: Option<PathBuf>,
     /// I/O engine.
     pub aio: Aio,
     /// Bypass the system's page cache below us.
     pub direct_io: DirectIo,
+    /// The live view.
+    pub live: LiveArgs,
 }
 
 fn bad(word: &str, why: &str) -> Failure {
@@ -53,8 +62,10 @@ impl Wanted {
         let mut wanted = Self {
             fuse: Options::default(),
             cache_size: None,
+            control: None,
             aio: Aio::default(),
             direct_io: DirectIo::default(),
+            live: LiveArgs::default(),
         };
         for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
             match word.split_once('=') {
@@ -79,6 +90,7 @@ impl Wanted {
             "exec" => flags.remove(MountFlags::NOEXEC),
             "noatime" => flags.insert(MountFlags::NOATIME),
             "atime" | "relatime" => flags.remove(MountFlags::NOATIME),
+            "http_insecure" => self.live.http_insecure = true,
             "allow_other" => self.fuse.allow_other = true,
             "defaults" | "auto" | "noauto" | "nofail" | "user" | "users" | "nouser" | "_netdev" => {
             }
@@ -100,8 +112,13 @@ impl Wanted {
                 }
                 self.cache_size = Some(size);
             }
+            "control" => {
+                let path = std::path::absolute(value).map_err(|_| bad(word, "a path"))?;
+                self.control = Some(path);
+            }
             "kernel_cache" => self.fuse.kernel_cache = value.parse()?,
             "direct_io" => self.direct_io = value.parse()?,
+            "http" => self.live.http = Some(value.to_string()),
             "aio" => self.aio = value.parse()?,
             "threads" => self.fuse.threads = Some(number(1, 64)?),
             "inodes" => self.fuse.inodes_max = number(1024, 1 << 40)?,

@@ -6,6 +6,7 @@
 
 use crate::args::Which;
 use crate::control::client::Client;
+use crate::control::proto::{Refusal, Request};
 use crate::failure::{Failure, Outcome, status};
 use forebay::{Cache, CacheConfig, VolumeOptions};
 use forebay_base::task::block_on;
@@ -75,7 +76,12 @@ pub struct OpenVolume {
     pub about: Value,
     /// The process that has it open, if it is not this one.
     pub pid: Option<u32>,
-    local: Option<forebay::Volume>,
+    has: Has,
+}
+
+/// What a process answers of a volume that it does not have open.
+pub fn not_open() -> Refusal {
+    Refusal::new("not-found", "this process does not have that volume open")
 }
 
 /// Opens a volume, or finds the process that has it open (A1).
@@ -93,7 +99,7 @@ pub fn open(image: &Path, access: Access, which: &Which) -> Outcome<OpenVolume> 
         Ok(volume) => {
             let about = about(&volume)?;
             let (fs, image) = (volume.file_system(), image.to_path_buf());
-            Ok(OpenVolume { fs, image, about, pid: None, local: Some(volume) })
+            Ok(OpenVolume { fs, image, about, pid: None, has: Has::Local(volume) })
         }
         Err(error) if error.kind() == ErrorKind::Busy => elsewhere(image, key, &error),
         Err(error) => Err(error.into()),
@@ -115,13 +121,21 @@ pub fn identity(key: FileIdentity) -> (u64, u64) {
     }
 }
 
+/// Who has it.
+enum Has {
+    /// This process.
+    Local(forebay::Volume),
+    /// The process that answers here, by these numbers of the image.
+    Elsewhere(PathBuf, (u64, u64)),
+}
+
 /// Opens a volume as it was before its newest `passed_over` checkpoints, to read, here.
 pub fn open_older(image: &Path, passed_over: u32) -> Outcome<OpenVolume> {
     let options =
         VolumeOptions { read_only: true, noatime: true, passed_over, ..VolumeOptions::default() };
     let volume = cache()?.open_volume(image, &options)?;
     let (fs, image) = (volume.file_system(), image.to_path_buf());
-    Ok(OpenVolume { fs, about: about(&volume)?, image, pid: None, local: Some(volume) })
+    Ok(OpenVolume { fs, about: about(&volume)?, image, pid: None, has: Has::Local(volume) })
 }
 
 fn elsewhere(image: &Path, key: FileIdentity, error: &Error) -> Outcome<OpenVolume> {
@@ -133,16 +147,17 @@ fn elsewhere(image: &Path, key: FileIdentity, error: &Error) -> Outcome<OpenVolu
         }
     }
     let text = error.to_string();
-    Err(Failure { message: text, hint: None, status: status::BUSY }.hint(
-        "no control socket of this user answers for the volume; name one with `--control PATH`",
-    ))
+    Err(Failure { message: text, hint: None, status: status::BUSY }
+        .hint("no control socket answers for the volume; name one with `--control PATH`"))
 }
 
 fn through(client: Client, pid: u32, image: &Path, identity: (u64, u64)) -> Outcome<OpenVolume> {
+    let socket = client.path().to_path_buf();
     let (fs, about) = client.volume(identity)?;
     log::info!("{} is used through process {pid}", image.display());
     let image = image.to_path_buf();
-    Ok(OpenVolume { fs: Arc::new(fs), image, about, pid: Some(pid), local: None })
+    let has = Has::Elsewhere(socket, identity);
+    Ok(OpenVolume { fs: Arc::new(fs), image, about, pid: Some(pid), has })
 }
 
 impl OpenVolume {
@@ -151,23 +166,24 @@ impl OpenVolume {
         show(&self.image, path)
     }
 
-    /// Where the content of a file is. Only its own process can say: `Busy` if that is another one.
+    /// Where the content of a file is.
     pub fn extents(&self, ino: Ino) -> Outcome<Vec<forebay::FileExtent>> {
-        let Some(volume) = &self.local else {
-            let text = format!("{} is open in process {:?}", self.image.display(), self.pid);
-            let failure = Failure { message: text, hint: None, status: status::BUSY };
-            return Err(failure.hint("its extents can be shown when that has let it go"));
-        };
-        Ok(volume.extents(ino)?)
+        match &self.has {
+            Has::Local(volume) => Ok(volume.extents(ino)?),
+            Has::Elsewhere(socket, (dev, inode)) => {
+                let asked = Request::Extents(*dev, *inode, ino.0);
+                super::extents::from_json(&Client::open(socket)?.ask(&asked)?)
+            }
+        }
     }
 
     /// Makes everything durable, here and in the process that has it open, and lets the volume go.
     pub fn finish(self) -> Outcome {
         let synced = block_on(self.fs.syncfs()).map_err(|e| e.with_path(&self.image));
         synced?;
-        match self.local {
-            Some(volume) => Ok(volume.close()?),
-            None => Ok(()),
+        match self.has {
+            Has::Local(volume) => Ok(volume.close()?),
+            Has::Elsewhere(..) => Ok(()),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! `forebay extents`: where the content of a file in a volume is.
 
 use super::at::{Access, Named, open};
-use crate::args::{ExtentsArgs, Which};
+use crate::args::ExtentsArgs;
+use crate::control::answers;
+use crate::control::proto::Refusal;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use forebay::FileExtent;
@@ -16,7 +18,7 @@ pub fn extents(args: &ExtentsArgs) -> Outcome {
         return Err(Failure::usage(format!("{}: not a path in a volume", args.path))
             .hint("it is written VOLUME:/PATH"));
     };
-    let volume = open(&named.image, Access::Read, &Which::default())?;
+    let volume = open(&named.image, Access::Read, &args.which)?;
     let found = block_on(resolve(&*volume.fs, Ino::ROOT, &named.path, Last::Follow));
     let attr = found.map_err(|e| e.with_path(named.show()))?;
     if attr.kind != FileKind::File {
@@ -46,6 +48,27 @@ pub fn extents(args: &ExtentsArgs) -> Outcome {
 fn flags(extent: &FileExtent) -> Vec<&'static str> {
     let inline = extent.inline.then_some("inline");
     inline.into_iter().chain(extent.physical.is_none().then_some("pending")).collect()
+}
+
+/// What a process answers to somebody else's command.
+pub fn answer(volume: Option<&forebay::Volume>, ino: u64) -> Result<Value, Refusal> {
+    let volume = volume.ok_or_else(super::at::not_open)?;
+    let list = volume.extents(Ino(ino)).map_err(|e| answers::refusal(&e))?;
+    Ok(list.iter().map(to_json).collect())
+}
+
+/// Reads that answer.
+pub fn from_json(list: &Value) -> Outcome<Vec<FileExtent>> {
+    let one = |extent: &Value| {
+        Some(FileExtent {
+            logical: extent["logical"].as_u64()?,
+            physical: extent["physical"].as_u64(),
+            len: extent["length"].as_u64()?,
+            inline: extent["flags"].as_array()?.iter().any(|flag| flag == "inline"),
+        })
+    };
+    let all: Option<Vec<_>> = list.as_array().and_then(|all| all.iter().map(one).collect());
+    all.ok_or_else(|| Failure::new("extents: an odd reply"))
 }
 
 fn to_json(extent: &FileExtent) -> Value {

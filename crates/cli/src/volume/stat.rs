@@ -53,6 +53,7 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
     let process = volume.pid.map_or("not open".to_string(), |pid| format!("open in process {pid}"));
     let created = about["created_ns"].as_i64().unwrap_or(0).div_euclid(1_000_000_000);
+    let mounted = about["mounted_on"].as_str().map(|dir| ("mounted on", dir.to_string()));
     let rows = [
         ("volume", text(&about["path"])),
         ("state", process),
@@ -67,7 +68,7 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
         ("available", size(&about["space"]["available"])),
         ("files", text(&about["space"]["files"])),
     ];
-    for (name, value) in rows {
+    for (name, value) in rows.into_iter().chain(mounted) {
         output::line(format!("{name:<11} {value}"));
     }
     Ok(())

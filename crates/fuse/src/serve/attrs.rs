@@ -3,12 +3,13 @@
 //! No locks.
 
 use super::{BLOCK_BYTES, Core, Outcome, fail, privileges};
-use crate::PID_ATTRIBUTE;
 use crate::proto::consts::Valid as Set;
 use crate::proto::reply::Body;
 use crate::proto::request::SetAttrIn;
+use crate::{CONTROL_ATTRIBUTE, PID_ATTRIBUTE};
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Ino, SetAttr, SetTime, SetXattr, Timestamp, XattrName};
+use std::os::unix::ffi::OsStrExt;
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
@@ -76,6 +77,12 @@ impl Core {
     pub(super) async fn getxattr(&self, node: Ino, name: &[u8], size: u32) -> Result<Outcome> {
         if node == Ino::ROOT && name == PID_ATTRIBUTE.as_bytes() {
             return sized(std::process::id().to_string().as_bytes(), size);
+        }
+        if node == Ino::ROOT && name == CONTROL_ATTRIBUTE.as_bytes() {
+            return match &self.control {
+                Some(path) => sized(path.as_os_str().as_bytes(), size),
+                None => fail(ErrorKind::NoAttribute, "getxattr", "no control socket"),
+            };
         }
         sized(&self.fs.getxattr(node, XattrName::new(name)?).await?, size)
     }

@@ -17,7 +17,7 @@ use crate::alloc::AllocStats;
 use crate::alloc::window::Windows;
 use crate::format::place::Place;
 use crate::layout::Layout;
-use crate::space::{Need, Space};
+use crate::space::Space;
 use forebay_base::units::MIB;
 use forebay_base::{ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -305,7 +305,7 @@ impl Room {
 
     /// Most that windows may hold: an eighth of what is free.
     pub fn limit(&self, space: &Space) -> u64 {
-        (space.data_room(Need::New) + self.bytes()) / 8
+        (space.data_room() + self.bytes()) / 8
     }
 }
 
@@ -333,7 +333,7 @@ mod tests {
             let mut rng = seed;
             let mut pick = |n: u64| split_mix(&mut rng) % n;
             let (mut space, mut room) = setup(12);
-            let all = space.data_room(Need::Urgent);
+            let all = space.data_room();
             let mut held: Vec<Run> = Vec::new();
             for _ in 0..300 {
                 if pick(5) < 3 {
@@ -356,16 +356,12 @@ mod tests {
                 let apart = |w: &[Run]| w[0].0 + w[0].1 < w[1].0 || w[1].0.is_multiple_of(SEGMENT);
                 assert!(starts.windows(2).all(apart), "R22: {starts:?}");
                 let used: u64 = held.iter().map(|run| run.1).sum();
-                assert_eq!(
-                    space.data_room(Need::Urgent) + room.bytes() + used,
-                    all,
-                    "none is lost"
-                );
+                assert_eq!(space.data_room() + room.bytes() + used, all, "none is lost");
             }
             held.into_iter().for_each(|run| room.give_back(&mut space, run));
             room.return_all(&mut space);
             assert_eq!(room.bytes(), 0, "seed {seed}: R23");
-            assert_eq!(space.data_room(Need::Urgent), all);
+            assert_eq!(space.data_room(), all);
         }
     }
 

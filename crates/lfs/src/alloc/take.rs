@@ -77,20 +77,6 @@ struct Who {
 }
 
 impl State {
-    /// Bytes of data that there is room for, what is held for whoever goes on included (A13).
-    pub fn data_room(&self, need: Need) -> u64 {
-        self.space.data_room(need) + self.room.bytes()
-    }
-
-    /// Promises room in the log; segments of which only windows hold something come free for it (A13).
-    pub fn promise(&mut self, cost: u64, need: Need) -> Result<()> {
-        if self.space.promise(cost, need).is_ok() {
-            return Ok(());
-        }
-        self.room.return_all(&mut self.space);
-        self.space.promise(cost, need)
-    }
-
     /// Places that are not used after all.
     pub fn give_back(&mut self, layout: &Layout, places: &[Place]) {
         for place in places.iter().rev() {
@@ -314,6 +300,12 @@ impl Inner {
     ) -> Result<Taken<'_>> {
         let mut taken = Taken { inner: self, places: Vec::new() };
         let mut state = self.state.lock();
+        if let Err(error) =
+            state.check_direct(runs.iter().map(|run| run.end - run.start).sum(), class)
+        {
+            drop(state);
+            return Err(error);
+        }
         state.room.stats.holds += 1;
         for run in runs {
             let done = self
@@ -363,7 +355,7 @@ impl Inner {
         for run in runs {
             for at in run.clone().step_by(self.layout.block_bytes() as usize) {
                 self.alloc.point().await;
-                self.take_block(ino, at, &mut taken.places)?;
+                self.take_block(ino, at, class, &mut taken.places)?;
             }
         }
         let mut state = self.state.lock();
@@ -375,7 +367,7 @@ impl Inner {
 
     /// The next block of the open segment, with all that belongs to giving out one: where it was, whether
     /// there is room, who has it.
-    fn take_block(&self, ino: u64, at: u64, places: &mut Vec<Place>) -> Result<()> {
+    fn take_block(&self, ino: u64, at: u64, class: Class, places: &mut Vec<Place>) -> Result<()> {
         let block = self.layout.block_bytes();
         let mut state = self.state.lock();
         let Some(node) = state.nodes.get(&ino) else {
@@ -387,6 +379,7 @@ impl Inner {
         if state.data_room(Need::Urgent) < block {
             return Err(Error::new(ErrorKind::NoSpace, "reserve", "no block is free"));
         }
+        state.check_direct(block, class)?;
         let State { room, space, .. } = &mut *state;
         room.stats.holds += 1;
         let run = room.anything(space, block)?;

@@ -7,5 +7,5 @@
 mod contiguous;
 mod crash;
 mod fair;
-mod lab;
+pub(crate) mod lab;
 mod returned;

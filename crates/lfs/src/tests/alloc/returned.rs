@@ -98,8 +98,12 @@ fn a7_no_space_only_when_windows_are_gone() {
             };
             assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
             assert_eq!(held(&volume), 0, "windows went first");
-            let left = volume.0.state.lock().data_room(crate::space::Need::Urgent);
-            assert!(left < LARGE, "seed {seed}: {left} bytes were left when it was refused");
+            // With its part of the tree.
+            let left = volume.0.state.lock().data_room(crate::space::Need::New);
+            assert!(
+                left < LARGE + LARGE / 8,
+                "seed {seed}: {left} bytes were left when it was refused"
+            );
             volume.syncfs().await.unwrap();
             verify(&large, 99, 0, at).await;
         });
@@ -138,7 +142,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                 }
                 assert!(served < 4, "{mode}, seed {seed}: not all fitted");
                 let back = urgent() + served * wanted;
-                assert_eq!(back, room, "{mode}, seed {seed}");
+                assert_eq!(back, room, "{mode}, seed {seed}, {served}");
                 assert!(volume.0.state.lock().shares.is_empty());
                 verify(&file, 1, 0, at).await;
                 volume.syncfs().await.unwrap();

@@ -1,0 +1,392 @@
+//! `database`: pgbench on a mount while a backup of ten times the cache runs beside it, against XFS on a loop
+//! device in a memory cgroup of the same size.
+//!
+//! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
+//! outside both limits; each column begins with nothing cached, and warms what it reads; the order of columns
+//! turns about with each round.
+
+mod backup;
+mod bed;
+mod figures;
+mod postgres;
+
+use crate::harness::cgroup::Memcg;
+use crate::harness::meter::{MachineTime, process_cpu_seconds};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Plot, Report, median};
+use crate::rivals::server::forebay_binary;
+use backup::{Backup, How};
+use bed::{Bed, Mounted};
+use figures::Run;
+use forebay_base::units::{MIB, format_size};
+use forebay_base::{Error, ErrorKind, Result};
+use postgres::{Load, Server};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A way to keep database and backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Column {
+    /// XFS; database and tar in one memory cgroup.
+    Xfs,
+    /// Forebay; tar as it is.
+    Forebay,
+    /// XFS; tar in a cgroup of its own.
+    XfsApart,
+    /// Forebay; tar by `forebay run --uncached`.
+    ForebayUncached,
+    /// XFS; the backup reads with O_DIRECT.
+    XfsDirect,
+}
+
+const COLUMNS: [Column; 5] =
+    [Column::Xfs, Column::Forebay, Column::XfsApart, Column::ForebayUncached, Column::XfsDirect];
+
+impl Column {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Xfs => "xfs",
+            Self::Forebay => "forebay",
+            Self::XfsApart => "xfs-tar-apart",
+            Self::ForebayUncached => "forebay-uncached",
+            Self::XfsDirect => "xfs-direct-reader",
+        }
+    }
+
+    fn is_ours(self) -> bool {
+        matches!(self, Self::Forebay | Self::ForebayUncached)
+    }
+
+    fn how(self) -> How {
+        match self {
+            Self::ForebayUncached => How::Uncached,
+            Self::XfsDirect => How::Direct,
+            _ => How::Tar,
+        }
+    }
+}
+
+/// Sizes and times.
+struct Setting {
+    /// Bytes: of our cache, and of the page cache in the cgroup.
+    cache: u64,
+    /// Of pgbench's tables.
+    scale: u32,
+    /// Of what is backed up.
+    backup: u64,
+    /// Bytes a second of the backup.
+    pace: u64,
+    /// Seconds alone and beside the backup.
+    seconds: (u64, u64),
+    bin: PathBuf,
+    /// For sockets and logs.
+    folder: PathBuf,
+}
+
+/// Memory of a cgroup for tar alone, bytes.
+const TAR_ROOM: u64 = 64 * MIB;
+/// Memory for tar where it is in the cgroup of the database, and for what the kernel counts besides, bytes.
+const SLACK: u64 = 8 * MIB;
+
+/// What one column did with one load.
+struct Figures {
+    run: Run,
+    backup: backup::Done,
+    /// CPU seconds beside the backup: of the database, of our process, of the whole machine.
+    cpu: [f64; 3],
+    /// Share of the tables that is cached at the end.
+    cached: f64,
+}
+
+type Found = BTreeMap<(Column, &'static str), Vec<Figures>>;
+
+/// Runs it.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut report = Report::default();
+    let setting = match prepare(options) {
+        Ok(setting) => setting,
+        Err(e) => {
+            report.not_run("database", e);
+            return Ok(report);
+        }
+    };
+    let result = with_beds(options, &setting, &mut report);
+    let _removed = std::fs::remove_dir_all(&setting.folder);
+    result.map(|()| report)
+}
+
+/// What is needed; the first thing that is missing is named.
+fn prepare(options: &Options) -> Result<Setting> {
+    let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "database", text));
+    let bin = postgres::binaries()?;
+    forebay_binary()?;
+    if !rustix::process::geteuid().is_root() {
+        return missing("root, to mount and to run the database as a user of its own");
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return missing("/dev/fuse, to mount");
+    }
+    let dir = options.dir.as_os_str();
+    let words = ["-u", "postgres", "--", "test", "-x"].map(std::ffi::OsStr::new);
+    if bed::call("runuser", &[&words[..], &[dir]].concat()).is_err() {
+        let text = format!("a folder that the user postgres can reach; {} is none", dir.display());
+        return missing(&text);
+    }
+    let cache = options.size_or(64 * MIB, 256 * MIB);
+    // 15 MB each, with its index, and 30 MB for the rest: two thirds of the cache.
+    let scale = u32::try_from((cache * 2 / 3 / 1_000_000).saturating_sub(30) / 15).unwrap_or(1);
+    let beside = options.seconds.unwrap_or(if options.quick { 2.0 } else { 20.0 }) as u64;
+    let folder = options.dir.join(format!("forebay-bench-database-{}", std::process::id()));
+    let fail = |e| Error::from_io("make", e).with_path(folder.clone());
+    std::fs::create_dir(&folder).map_err(fail)?;
+    Ok(Setting {
+        cache,
+        scale: scale.max(1),
+        backup: cache * 10,
+        pace: if options.quick { 100_000_000 } else { 200_000_000 },
+        seconds: ((beside / 2).max(1), beside.max(1)),
+        bin,
+        folder,
+    })
+}
+
+fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
+    let size = setting.backup + 8 * setting.cache + 1024 * MIB;
+    let ours = Mounted::new(&options.dir, size, setting.cache, &options.aio);
+    let ours = Bed::Forebay(ours?);
+    fill(&ours, setting, None)?;
+    let xfs = Bed::xfs(&options.dir, size).and_then(|xfs| {
+        fill(&xfs, setting, Some(&ours))?;
+        Ok(xfs)
+    });
+    let xfs = match xfs.and_then(|xfs| Memcg::create("database-probe", setting.cache).map(|_| xfs))
+    {
+        Ok(xfs) => Some(xfs),
+        Err(e) => {
+            report.not_run("database on xfs", e);
+            None
+        }
+    };
+    let mut columns: Vec<Column> = COLUMNS.into();
+    columns.retain(|column| column.is_ours() || xfs.is_some());
+    if !backup::has_run() {
+        report.not_run("database beside `forebay run --uncached`", "this program has no `run`");
+        columns.retain(|column| *column != Column::ForebayUncached);
+    }
+    let mut found = Found::new();
+    for _ in 0..options.rounds_or(1, 3) {
+        for column in &columns {
+            let bed = if column.is_ours() { Some(&ours) } else { xfs.as_ref() };
+            for (load, figures) in measure(*column, bed.expect("only columns with beds"), setting)?
+            {
+                found.entry((*column, load.name())).or_default().push(figures);
+            }
+        }
+        columns.reverse();
+    }
+    if let Bed::Forebay(mounted) = &ours {
+        let said = mounted.fsck()?;
+        let last = said.lines().last().unwrap_or_default();
+        report.note(format!("database: fsck of the volume afterwards: {last}"));
+    }
+    tell(report, setting, &found);
+    Ok(())
+}
+
+/// The database and what is backed up; of the other bed, if there is one.
+fn fill(bed: &Bed, setting: &Setting, like: Option<&Bed>) -> Result<()> {
+    let (data, backup) = (bed.path().join("data"), bed.path().join("backup"));
+    match like {
+        None => {
+            postgres::make(&setting.bin, &data, &setting.folder.join("sockets"), setting.scale)?
+        }
+        Some(like) => {
+            let from = like.path().join("data");
+            bed::call("cp", &["-a".as_ref(), from.as_os_str(), data.as_os_str()])?;
+        }
+    }
+    backup::fill(&backup, setting.backup)
+}
+
+/// One column with each load.
+fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Figures)>> {
+    bed.remount()?;
+    let data = bed.path().join("data");
+    let groups = Groups::new(column, setting)?;
+    let procs = groups.database.as_ref().map(Memcg::procs);
+    let sockets = setting.folder.join("sockets");
+    let server = Server::start(&setting.bin, &data, &sockets, procs.as_deref())?;
+    let files = server.files(&data)?;
+    server.prewarm()?;
+    // Twice, so that what is read again and again is known as such; and the memory of the database's own
+    // processes is what it is from then on.
+    finish(server.address().load(Load::Select, 1, &setting.folder.join("warm"))?)?;
+    figures::latencies(&setting.folder.join("warm"), 0.0);
+    if let Some(group) = &groups.database {
+        group.set_limit(setting.cache + server.own_bytes() + SLACK)?;
+    }
+    let mut all = Vec::new();
+    for load in [Load::Select, Load::Tpcb] {
+        let figures = beside(column, bed, setting, (&server, &groups), (load, &files))?;
+        all.push((load, figures));
+    }
+    Ok(all)
+}
+
+/// Memory cgroups of a column.
+struct Groups {
+    database: Option<Memcg>,
+    tar: Option<Memcg>,
+}
+
+impl Groups {
+    fn new(column: Column, setting: &Setting) -> Result<Self> {
+        let ample = setting.cache * 16;
+        let database = (!column.is_ours()).then(|| Memcg::create("database", ample));
+        let apart = column == Column::XfsApart;
+        let tar = apart.then(|| Memcg::create("database-tar", TAR_ROOM));
+        Ok(Self { database: database.transpose()?, tar: tar.transpose()? })
+    }
+
+    /// Where the backup runs: on its own, or with the database.
+    fn of_backup(&self) -> Option<PathBuf> {
+        self.tar.as_ref().or(self.database.as_ref()).map(Memcg::procs)
+    }
+}
+
+/// Runs pgbench to its end; what it said.
+fn finish(mut pgbench: std::process::Child) -> Result<String> {
+    let mut said = String::new();
+    if let Some(mut err) = pgbench.stderr.take() {
+        err.read_to_string(&mut said).map_err(|e| Error::from_io("read pgbench", e))?;
+    }
+    let status = pgbench.wait().map_err(|e| Error::from_io("wait", e))?;
+    if status.success() {
+        return Ok(said);
+    }
+    let last = said.lines().last().unwrap_or_default();
+    Err(Error::new(ErrorKind::Io, "pgbench", format!("{status}: {last}")))
+}
+
+/// The load alone, and then beside the backup.
+fn beside(
+    column: Column,
+    bed: &Bed,
+    setting: &Setting,
+    (server, groups): (&Server, &Groups),
+    (load, files): (Load, &[PathBuf]),
+) -> Result<Figures> {
+    let (alone, beside) = setting.seconds;
+    let logs = setting.folder.join("pgbench");
+    let pgbench = server.address().load(load, alone + beside, &logs)?;
+    std::thread::sleep(Duration::from_secs(alone));
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let ours = match bed {
+        Bed::Forebay(mounted) => {
+            mounted.stat()?["pid"].as_u64().and_then(|p| u32::try_from(p).ok())
+        }
+        Bed::Xfs(_) => None,
+    };
+    let cpu = || [server.cpu_seconds(), ours.and_then(process_cpu_seconds).unwrap_or(0.0)];
+    let (before, machine) = (cpu(), MachineTime::now());
+    let what = bed.path().join("backup");
+    let tar = Backup::start(column.how(), &what, setting.pace, groups.of_backup().as_deref())?;
+    std::thread::sleep(Duration::from_secs(beside).saturating_sub(Duration::from_millis(100)));
+    let (after, busy) = (cpu(), MachineTime::now().busy_seconds_since(&machine));
+    let backup = tar.stop()?;
+    let tps = figures::progress(&finish(pgbench)?);
+    let latencies = figures::latencies(&logs, began);
+    let run = Run { tps, alone: alone as usize, latencies };
+    let mut sizes = (0, 0);
+    for file in files {
+        sizes.0 += bed.cached_bytes(file)?;
+        let meta =
+            std::fs::metadata(file).map_err(|e| Error::from_io("stat", e).with_path(file))?;
+        sizes.1 += meta.len();
+    }
+    let cached = sizes.0 as f64 / sizes.1.max(1) as f64;
+    let cpu = [after[0] - before[0], after[1] - before[1], busy];
+    Ok(Figures { run, backup, cpu, cached })
+}
+
+fn tell(report: &mut Report, setting: &Setting, found: &Found) {
+    let (alone, beside) = setting.seconds;
+    report.note(format!(
+        "database: cache {}, pgbench scale {} ({} %), backup of {} at {} MB/s, {alone} s alone and \
+         {beside} s beside it, 4 clients, 16 MiB of shared buffers; memory cgroups hold that much page cache \
+         and PostgreSQL's own memory; tar apart has {}",
+        format_size(setting.cache),
+        setting.scale,
+        (u64::from(setting.scale) * 15_000_000 + 30_000_000) * 100 / setting.cache,
+        format_size(setting.backup),
+        setting.pace / 1_000_000,
+        format_size(TAR_ROOM),
+    ));
+    for load in [Load::Select, Load::Tpcb] {
+        let name = load.name();
+        let mut runs = Vec::new();
+        for column in COLUMNS {
+            let Some(all) = found.get(&(column, name)) else { continue };
+            rows(report, column, name, all);
+            runs.extend(all.last().map(|figures| (column.name().to_string(), figures.run.clone())));
+        }
+        let title = match load {
+            Load::Select => "pgbench -S",
+            Load::Tpcb => "pgbench, TPC-B",
+        };
+        figures::picture(title, &runs).into_iter().for_each(|line| report.note(line));
+        report.plots.push(Plot {
+            behaviour: "database",
+            title: format!("{title}, {alone} s alone, then beside a backup"),
+            unit: "transactions/s".into(),
+            series: runs.into_iter().map(|(label, run)| (label, run.tps)).collect(),
+            x: "seconds".into(),
+        });
+    }
+    judge(report, found);
+}
+
+fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
+    let mut row = |metric: &str, unit: &'static str, of: &dyn Fn(&Figures) -> f64| {
+        let values: Vec<f64> = all.iter().map(of).collect();
+        report.row(column.name(), &format!("{load}_{metric}"), unit, &values);
+    };
+    row("tps_alone", "1/s", &|f| f.run.median_tps(false));
+    row("tps_beside", "1/s", &|f| f.run.median_tps(true));
+    row("p99_alone", "us", &|f| f.run.p99(false));
+    row("p99_beside", "us", &|f| f.run.p99(true));
+    row("tables_cached_after", "%", &|f| f.cached * 100.0);
+    row("backup_rate", "MB/s", &|f| f.backup.rate);
+    row("cpu_database", "%", &|f| f.cpu[0] / f.backup.seconds * 100.0);
+    row("cpu_backup", "%", &|f| f.backup.cpu_seconds / f.backup.seconds * 100.0);
+    if column.is_ours() {
+        row("cpu_forebay", "%", &|f| f.cpu[1] / f.backup.seconds * 100.0);
+    }
+    row("cpu_machine", "%", &|f| f.cpu[2] / f.backup.seconds * 100.0);
+}
+
+/// Beside over alone, by column; of ours, uncached, against its bars.
+fn judge(report: &mut Report, found: &Found) {
+    for ((column, load), all) in found {
+        let each = |of: &dyn Fn(&Run, bool) -> f64| {
+            let pairs: Vec<f64> =
+                all.iter().map(|f| of(&f.run, true) / of(&f.run, false)).collect();
+            median(&pairs)
+        };
+        let (tps, p99) = (each(&Run::median_tps), each(&Run::p99));
+        let name = column.name().replace('-', "_");
+        let (tps_name, p99_name) = (
+            format!("{load}_{name}_beside_vs_alone"),
+            format!("{load}_{name}_p99_beside_vs_alone"),
+        );
+        if *column == Column::ForebayUncached {
+            report.ratio_with_bar(&tps_name, tps, Good::AtLeast, 0.95);
+            report.ratio_with_bar(&p99_name, p99, Good::AtMost, 1.2);
+        } else {
+            report.ratio(&tps_name, tps);
+            report.ratio(&p99_name, p99);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The backup: `tar` of ten times the cache into a pipe, over and over, no faster than it is allowed to be:
+//! what reads the pipe keeps the pace, so that every backup is equally fast. It is ended on drop.
+
+use crate::harness::meter::process_cpu_seconds;
+use crate::rivals::server::forebay_binary;
+use forebay_base::{Error, Result};
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Bytes of a file of what is backed up.
+const FILE: u64 = 64 << 20;
+
+/// Writes so many bytes below `at`, in files, not zeros.
+pub fn fill(at: &Path, bytes: u64) -> Result<()> {
+    let fail = |e| Error::from_io("fill", e).with_path(at);
+    fs::create_dir(at).map_err(fail)?;
+    let mut chunk = vec![0_u8; 1 << 20];
+    for (n, byte) in chunk.iter_mut().enumerate() {
+        *byte = (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
+    }
+    for n in 0..bytes.div_ceil(FILE) {
+        let mut file = fs::File::create(at.join(format!("part-{n:04}"))).map_err(fail)?;
+        for at in 0..FILE.min(bytes - n * FILE) >> 20 {
+            chunk[..8].copy_from_slice(&(n << 32 | at).to_le_bytes());
+            file.write_all(&chunk).map_err(fail)?;
+        }
+        file.sync_all().map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// How it reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// `tar`.
+    Tar,
+    /// `dd iflag=direct` of each file.
+    Direct,
+    /// `forebay run --uncached -- tar`.
+    Uncached,
+}
+
+/// Whether the program has `run --uncached`.
+pub fn has_run() -> bool {
+    let help = forebay_binary().ok().and_then(|forebay| {
+        let mut command = Command::new(forebay);
+        command.args(["run", "--help"]).stdin(Stdio::null()).output().ok()
+    });
+    help.is_some_and(|out| {
+        out.status.success() && String::from_utf8_lossy(&out.stdout).contains("--uncached")
+    })
+}
+
+impl How {
+    fn command(self, what: &Path, procs: Option<&Path>) -> Result<Command> {
+        let mut command = Command::new("sh");
+        let join = "[ -z \"$0\" ] || echo $$ >\"$0\"; ";
+        let tar = "exec tar -C \"$1\" -cf - .";
+        let direct = "for f in \"$1\"/*; do dd if=\"$f\" iflag=direct bs=1M status=none; done";
+        let line = match self {
+            Self::Tar => format!("{join}{tar}"),
+            Self::Direct => format!("{join}{direct}"),
+            Self::Uncached => format!("{join}exec \"$2\" run --uncached -- tar -C \"$1\" -cf - ."),
+        };
+        command.arg("-c").arg(line).arg(procs.unwrap_or(Path::new(""))).arg(what);
+        if self == Self::Uncached {
+            command.arg(forebay_binary()?);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // A group of its own, so that all of it can be ended.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        Ok(command)
+    }
+}
+
+/// A backup that runs.
+pub struct Backup {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Result<()>>>,
+    start: Instant,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    bytes: AtomicU64,
+    /// Of the process that runs now.
+    pid: AtomicU32,
+    /// CPU of those that have ended, us.
+    cpu_micros: AtomicU64,
+}
+
+/// What a backup has done.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Done {
+    /// MB/s.
+    pub rate: f64,
+    /// CPU seconds of the processes that read.
+    pub cpu_seconds: f64,
+    /// How long it ran.
+    pub seconds: f64,
+}
+
+impl Backup {
+    /// Starts one of what lies at `what`, at most `pace` bytes a second.
+    pub fn start(how: How, what: &Path, pace: u64, procs: Option<&Path>) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (own, what, procs) = (shared.clone(), what.to_path_buf(), procs.map(Path::to_path_buf));
+        let start = Instant::now();
+        let work = move || -> Result<()> {
+            while !own.stop.load(Ordering::Relaxed) {
+                let mut command = how.command(&what, procs.as_deref())?;
+                let mut child = command.spawn().map_err(|e| Error::from_io("start tar", e))?;
+                own.pid.store(child.id(), Ordering::Relaxed);
+                let read = drain(&mut child, &own, pace, start);
+                own.pid.store(0, Ordering::Relaxed);
+                own.count_cpu(&child);
+                end(&mut child);
+                read?;
+            }
+            Ok(())
+        };
+        let thread = std::thread::Builder::new().name("backup".into()).spawn(work);
+        let thread = thread.map_err(|e| Error::from_io("start a thread", e))?;
+        Ok(Self { shared, thread: Some(thread), start })
+    }
+
+    /// Ends it and says what it has done.
+    pub fn stop(mut self) -> Result<Done> {
+        let done = self.end();
+        let seconds = self.start.elapsed().as_secs_f64();
+        done?;
+        let shared = &self.shared;
+        Ok(Done {
+            rate: shared.bytes.load(Ordering::Relaxed) as f64 / seconds / 1e6,
+            cpu_seconds: shared.cpu_micros.load(Ordering::Relaxed) as f64 / 1e6,
+            seconds,
+        })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take();
+        thread.map_or(Ok(()), |thread| thread.join().expect("the backup returns"))
+    }
+}
+
+impl Drop for Backup {
+    fn drop(&mut self) {
+        // Who wants to know how it went has stopped it.
+        let _ended = self.end();
+    }
+}
+
+impl Shared {
+    /// Before it is waited for: then its numbers are gone.
+    fn count_cpu(&self, child: &Child) {
+        let micros = process_cpu_seconds(child.id()).unwrap_or(0.0) * 1e6;
+        self.cpu_micros.fetch_add(micros as u64, Ordering::Relaxed);
+    }
+}
+
+/// Reads what it writes, as fast as it may.
+fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Result<()> {
+    let Some(mut out) = child.stdout.take() else { return Ok(()) };
+    let mut part = vec![0_u8; 256 << 10];
+    while !shared.stop.load(Ordering::Relaxed) {
+        let count = out.read(&mut part).map_err(|e| Error::from_io("read the backup", e))?;
+        if count == 0 {
+            return Ok(());
+        }
+        let bytes = shared.bytes.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
+        let due = Duration::from_secs_f64(bytes as f64 / pace as f64);
+        let ahead = due.saturating_sub(start.elapsed());
+        if ahead > Duration::from_millis(2) {
+            std::thread::sleep(ahead);
+        }
+    }
+    Ok(())
+}
+
+fn end(child: &mut Child) {
+    // A reader whose pipe nobody reads any more ends by itself; what it started, too.
+    let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+    if child.try_wait().is_ok_and(|ended| ended.is_none())
+        && let Some(group) = group
+    {
+        let _gone = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
+    }
+    let _ended = child.wait();
+}

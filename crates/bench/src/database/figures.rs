@@ -1,0 +1,136 @@
+//! What pgbench says, second by second and transaction by transaction, and a picture of it in lines of text.
+
+use crate::report::model::quantile;
+use std::path::Path;
+
+/// Shades of a picture, from nothing to the most.
+const SHADES: &[u8] = b" .:-=+*#%@";
+
+/// A run of pgbench: alone for a time, then beside the backup.
+#[derive(Debug, Clone, Default)]
+pub struct Run {
+    /// Transactions in each second, in order.
+    pub tps: Vec<f64>,
+    /// Of how many of these it was alone.
+    pub alone: usize,
+    /// Latencies of the time alone and of the time beside, us.
+    pub latencies: [Vec<f64>; 2],
+}
+
+impl Run {
+    /// Median of a second's transactions, alone or beside. The second in which the backup began is neither.
+    pub fn median_tps(&self, beside: bool) -> f64 {
+        let (alone, rest) = self.tps.split_at(self.alone.min(self.tps.len()));
+        let of = if beside { rest.get(1..).unwrap_or_default() } else { alone };
+        // Of a run that is too short for that, what there is.
+        quantile(if of.is_empty() { rest } else { of }, 0.5)
+    }
+
+    /// 99 % of the transactions took less, us; NaN without any.
+    pub fn p99(&self, beside: bool) -> f64 {
+        quantile(&self.latencies[usize::from(beside)], 0.99)
+    }
+}
+
+/// Transactions by second, from the lines `progress: 3.0 s, 41.2 tps, ...`.
+pub fn progress(text: &str) -> Vec<f64> {
+    let line = |line: &str| {
+        let mut parts = line.strip_prefix("progress: ")?.split(", ");
+        parts.next()?.strip_suffix(" s")?.parse::<f64>().ok()?;
+        parts.next()?.strip_suffix(" tps")?.parse().ok()
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// Latencies, us, before and from the moment `beside` on (seconds since the epoch), of logs whose names
+/// begin so; they are removed.
+pub fn latencies(prefix: &Path, beside: f64) -> [Vec<f64>; 2] {
+    let mut found = [Vec::new(), Vec::new()];
+    let (Some(folder), Some(name)) = (prefix.parent(), prefix.file_name()) else { return found };
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let mine = entry.file_name().to_string_lossy().starts_with(&*name.to_string_lossy());
+        if !mine {
+            continue;
+        }
+        for (at, micros) in logged(&std::fs::read_to_string(entry.path()).unwrap_or_default()) {
+            found[usize::from(at >= beside)].push(micros);
+        }
+        let _removed = std::fs::remove_file(entry.path());
+    }
+    found
+}
+
+/// When each transaction of a log ended, seconds since the epoch, and how long it took, us: the fields
+/// `client number time script epoch us`.
+fn logged(text: &str) -> impl Iterator<Item = (f64, f64)> {
+    text.lines().filter_map(|line| {
+        let fields: Vec<f64> = line.split(' ').filter_map(|f| f.parse().ok()).collect();
+        (fields.len() >= 6).then(|| (fields[4] + fields[5] / 1e6, fields[2]))
+    })
+}
+
+/// Lines of text with the transactions by second of each run, on one scale; `|` is where the backup begins.
+pub fn picture(title: &str, runs: &[(String, Run)]) -> Vec<String> {
+    let top = runs.iter().flat_map(|(_, run)| run.tps.iter().copied()).fold(0.0, f64::max);
+    if top <= 0.0 {
+        return Vec::new();
+    }
+    let name = runs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let shade = |tps: &f64| {
+        let at = (tps / top * (SHADES.len() - 1) as f64).round() as usize;
+        // Three of a kind for a second, so that it can be seen.
+        char::from(SHADES[at.min(SHADES.len() - 1)]).to_string().repeat(3)
+    };
+    let mut lines = vec![format!("{title}, `@@@` is {top:.0} transactions in a second:")];
+    lines.extend(runs.iter().map(|(label, run)| {
+        let (alone, beside) = run.tps.split_at(run.alone.min(run.tps.len()));
+        let marks = |part: &[f64]| part.iter().map(shade).collect::<String>();
+        format!(
+            "{label:name$} {}|{} {:.0} -> {:.0}",
+            marks(alone),
+            marks(beside),
+            run.median_tps(false),
+            run.median_tps(true)
+        )
+    }));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_pgbench_prints_is_read() {
+        let text = "pgbench (15.14)\nprogress: 1.0 s, 40120.5 tps, lat 0.099 ms stddev 0.040, 0 failed\n\
+                    progress: 2.0 s, 7.0 tps, lat 550.1 ms stddev 3.0, 0 failed\ntps = 3\n";
+        assert_eq!(progress(text), [40120.5, 7.0]);
+        let log = "0 1 250 0 1700000000 500000\n1 1 900 0 1700000001 0\nrubbish\n";
+        let read: Vec<_> = logged(log).collect();
+        assert_eq!(read, [(1_700_000_000.5, 250.0), (1_700_000_001.0, 900.0)]);
+    }
+
+    #[test]
+    fn logs_are_cut_where_the_backup_began_and_removed() {
+        let dir = std::env::temp_dir().join(format!("forebay-pgbench-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("log.7"), "0 1 5 0 100 0\n0 1 6 0 101 0\n").unwrap();
+        std::fs::write(dir.join("log.7.1"), "1 1 7 0 103 0\n").unwrap();
+        assert_eq!(latencies(&dir.join("log"), 101.0), [vec![5.0], vec![6.0, 7.0]]);
+        std::fs::remove_dir(&dir).expect("nothing is left in it");
+    }
+
+    #[test]
+    fn a_fall_can_be_seen() {
+        let run = |tps: &[f64]| Run { tps: tps.to_vec(), alone: 2, ..Run::default() };
+        let runs = vec![
+            ("xfs".to_string(), run(&[100.0, 100.0, 60.0, 10.0, 10.0])),
+            ("forebay".to_string(), run(&[90.0, 90.0, 90.0, 90.0, 90.0])),
+        ];
+        let lines = picture("select", &runs);
+        assert_eq!(lines[1], "xfs     @@@@@@|+++...... 100 -> 10");
+        assert!(lines[2].ends_with("90 -> 90"), "{lines:?}");
+        assert!(picture("nothing", &[]).is_empty());
+        assert_eq!(run(&[4.0, 6.0, 1.0]).median_tps(true), 1.0, "a short one");
+    }
+}

@@ -1,0 +1,236 @@
+//! PostgreSQL: a cluster on a bed, its server for one measurement, and pgbench on it. The server runs as a
+//! user of no rights, listens on a Unix socket in a folder of its own, and is ended on drop. It syncs what
+//! it commits, everywhere alike.
+
+use super::bed::call;
+use crate::harness::meter::{field, process_cpu_seconds};
+use forebay_base::{Error, ErrorKind, Result};
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The user that the server runs as; the Debian package makes it.
+const USER: &str = "postgres";
+/// What differs from the defaults. Small buffers of its own: the cache below is what is measured.
+const SETTINGS: &str = "shared_buffers = 16MB\nlisten_addresses = ''\nmax_connections = 20\n\
+    autovacuum = off\ncheckpoint_timeout = 1h\nmax_wal_size = 2GB\nmin_wal_size = 160MB\n\
+    fsync = on\nsynchronous_commit = on\nhuge_pages = off\nlogging_collector = off\n";
+
+/// Folder of the newest server that is installed.
+pub fn binaries() -> Result<PathBuf> {
+    let mut found: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
+        .map(|(version, path)| (version, path.join("bin")))
+        .filter(|(_, path)| path.join("postgres").exists() && path.join("pgbench").exists())
+        .collect();
+    found.sort();
+    let none = "no PostgreSQL server in /usr/lib/postgresql: apt-get install postgresql";
+    let missing = || Error::new(ErrorKind::NotFound, "find postgres", none);
+    found.pop().map(|(_, path)| path).ok_or_else(missing)
+}
+
+fn as_user(program: &Path, args: &[&OsStr]) -> Result<String> {
+    let mut all = vec!["-u".as_ref(), USER.as_ref(), "--".as_ref(), program.as_os_str()];
+    all.extend(args);
+    call("runuser", &all)
+}
+
+fn give(path: &Path) -> Result<()> {
+    let owner = format!("{USER}:{USER}");
+    call("chown", &["-R".as_ref(), owner.as_ref(), path.as_os_str()]).map(drop)
+}
+
+/// A server that runs.
+pub struct Server {
+    bin: PathBuf,
+    sockets: PathBuf,
+    child: Child,
+}
+
+/// Where it can be reached, for pgbench.
+#[derive(Clone)]
+pub struct Address {
+    bin: PathBuf,
+    sockets: PathBuf,
+}
+
+/// Makes a cluster in `data` with the tables of pgbench, `scale` times 16 MB or so. Checksums are on.
+pub fn make(bin: &Path, data: &Path, sockets: &Path, scale: u32) -> Result<()> {
+    fs::create_dir(data).map_err(|e| Error::from_io("make", e).with_path(data))?;
+    give(data)?;
+    let args = ["-D".as_ref(), data.as_os_str(), "-A".as_ref(), "trust".as_ref()];
+    let more = ["-k", "-N", "--no-locale", "-E", "UTF8"].map(OsStr::new);
+    as_user(&bin.join("initdb"), &[&args[..], &more[..]].concat())?;
+    let conf = data.join("postgresql.conf");
+    let fail = |e| Error::from_io("write", e).with_path(&conf);
+    let old = fs::read_to_string(&conf).map_err(fail)?;
+    fs::write(&conf, format!("{old}\n{SETTINGS}")).map_err(fail)?;
+    let server = Server::start(bin, data, sockets, None)?;
+    let scale = scale.to_string();
+    let args = ["-i", "-q", "-I", "dtgvp", "-s", &scale];
+    server.address().client("pgbench", &args)?;
+    server.address().client("psql", &["-qc", "create extension pg_prewarm"])?;
+    server.address().client("psql", &["-qc", "checkpoint"])?;
+    Ok(())
+}
+
+impl Server {
+    /// Starts it on a cluster, in a memory cgroup from its first instruction on if `procs` names one.
+    pub fn start(bin: &Path, data: &Path, sockets: &Path, procs: Option<&Path>) -> Result<Self> {
+        fs::create_dir_all(sockets).map_err(|e| Error::from_io("make", e).with_path(sockets))?;
+        give(sockets)?;
+        let mut command = Command::new("sh");
+        let line = "[ -z \"$0\" ] || echo $$ >\"$0\"; u=$1; shift; \
+                    exec setpriv --reuid=\"$u\" --regid=\"$u\" --init-groups -- \"$@\"";
+        command.arg("-c").arg(line).arg(procs.unwrap_or(Path::new(""))).arg(USER);
+        command.arg(bin.join("postgres")).arg("-D").arg(data).arg("-k").arg(sockets);
+        let log = sockets.join("log");
+        let said = fs::File::options().create(true).append(true).open(&log);
+        let said = said.map_err(|e| Error::from_io("make", e).with_path(&log))?;
+        command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+        let child = command.spawn().map_err(|e| Error::from_io("start postgres", e))?;
+        let mut this = Self { bin: bin.to_path_buf(), sockets: sockets.to_path_buf(), child };
+        this.wait_ready(&log)?;
+        Ok(this)
+    }
+
+    fn wait_ready(&mut self, log: &Path) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let last = match self.address().client("psql", &["-qc", "select 1"]) {
+                Ok(_) => return Ok(()),
+                Err(e) => e,
+            };
+            let ended = self.child.try_wait().map_err(|e| Error::from_io("wait", e))?;
+            if ended.is_some() || Instant::now() > deadline {
+                let said = fs::read_to_string(log).unwrap_or_default();
+                let tail: Vec<&str> = said.lines().rev().take(5).collect();
+                let text = format!("{last}; it said: {}", tail.join(" / "));
+                return Err(Error::new(ErrorKind::Unsupported, "start postgres", text));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// For pgbench and psql.
+    pub fn address(&self) -> Address {
+        Address { bin: self.bin.clone(), sockets: self.sockets.clone() }
+    }
+
+    /// The server and what it has started.
+    fn processes(&self) -> Vec<u32> {
+        let own = self.child.id();
+        let of = |pid: &u32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let rest = stat.rsplit(')').next().unwrap_or_default().to_string();
+            rest.split_whitespace().nth(1).and_then(|parent| parent.parse().ok()) == Some(own)
+        };
+        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        std::iter::once(own).chain(all.filter(of)).collect()
+    }
+
+    /// CPU seconds of all its processes that run.
+    pub fn cpu_seconds(&self) -> f64 {
+        self.processes().into_iter().filter_map(process_cpu_seconds).sum()
+    }
+
+    /// Memory of its own, bytes: what is private to each process, and what they share once.
+    pub fn own_bytes(&self) -> u64 {
+        let (mut private, mut shared) = (0, 0);
+        for pid in self.processes() {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            private += field(&status, "RssAnon:") << 10;
+            shared = shared.max(field(&status, "RssShmem:") << 10);
+        }
+        private + shared
+    }
+
+    /// Files of the tables and indexes that pgbench reads, with their sizes.
+    pub fn files(&self, data: &Path) -> Result<Vec<PathBuf>> {
+        let query = "select pg_relation_filepath(c) from unnest(array['pgbench_accounts', \
+                     'pgbench_accounts_pkey']::regclass[]) c";
+        let text = self.address().client("psql", &["-qtA", "-c", query])?;
+        Ok(text.lines().filter(|line| !line.is_empty()).map(|line| data.join(line)).collect())
+    }
+
+    /// Reads the tables and indexes once, through the cache below.
+    pub fn prewarm(&self) -> Result<()> {
+        let query = "select sum(pg_prewarm(c, 'read')) from unnest(array['pgbench_accounts', \
+                     'pgbench_accounts_pkey']::regclass[]) c";
+        self.address().client("psql", &["-qtA", "-c", query]).map(drop)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        // Fast: clients are cut off, a checkpoint is written.
+        let asked = pid.is_some_and(|pid| {
+            rustix::process::kill_process(pid, rustix::process::Signal::INT).is_ok()
+        });
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while asked && Instant::now() < deadline {
+            if self.child.try_wait().is_ok_and(|ended| ended.is_some()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Address {
+    /// A client of the server, run to its end.
+    pub fn client(&self, program: &str, args: &[&str]) -> Result<String> {
+        let host = self.sockets.as_os_str();
+        let mut all = vec!["-h".as_ref(), host, "-U".as_ref(), USER.as_ref()];
+        if program == "psql" {
+            all.extend(["-X", "-d", "postgres"].map(OsStr::new));
+        }
+        all.extend(args.iter().map(OsStr::new));
+        if program == "pgbench" {
+            all.push("postgres".as_ref());
+        }
+        call(self.bin.join(program), &all)
+    }
+
+    /// pgbench for so many seconds, started.
+    pub fn load(&self, kind: Load, seconds: u64, logs: &Path) -> Result<Child> {
+        let mut command = Command::new(self.bin.join("pgbench"));
+        command.arg("-h").arg(&self.sockets).args(["-U", USER, "-n", "-P", "1"]);
+        command.args(["-c", "4", "-j", "1", "-M", "prepared", "-T", &seconds.to_string()]);
+        command.arg("--log-prefix").arg(logs).arg("-l");
+        match kind {
+            Load::Select => command.args(["-S", "--sampling-rate", "0.2"]),
+            Load::Tpcb => command.args(["-b", "tpcb-like"]),
+        };
+        command.arg("postgres").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().map_err(|e| Error::from_io("start pgbench", e))
+    }
+}
+
+/// What pgbench does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// One row by its key.
+    Select,
+    /// The TPC-B-like transaction, committed durably.
+    Tpcb,
+}
+
+impl Load {
+    /// As the rows are called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Select => "select",
+            Self::Tpcb => "tpcb",
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! A picture of what is in the cache, by file and by place, for people who watch it.
+//!
+//! Slots of the folio table are looked at one after the other, at most [`Picture::LOOKS`] of them: of a
+//! larger cache every n-th, each time others, and what was seen stands for n. The words of a slot are read
+//! as they stand, without a lock that a hit, a fill or a write-out takes: a folio that is just changing hands
+//! may be seen half.
+//!
+//! Invariant: G1 the work and the memory of a picture are bounded, whatever the size of the cache.
+//! Locks: the free slots', for a number.
+
+use crate::PageCache;
+use crate::folio::table::{STATES, Slot};
+use forebay_base::sync::Mutex;
+use forebay_base::world::Nanos;
+
+/// Bytes by what is to be said of them. Of a block that is several things, each counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bytes {
+    /// In the cache and valid.
+    pub resident: u64,
+    /// Of these: touched since they came, in a folio that has been touched again or was promoted.
+    pub hot: u64,
+    /// Newer than the device.
+    pub dirty: u64,
+    /// In write-out.
+    pub writing: u64,
+    /// On their way in.
+    pub reading: u64,
+    /// Written, and kept until the next flush.
+    pub unflushed: u64,
+    /// Of an uncached stream: they go when they were consumed.
+    pub uncached: u64,
+}
+
+impl Bytes {
+    /// Adds `times` as much as `other` has.
+    pub fn add(&mut self, other: &Self, times: u64) {
+        self.resident += other.resident * times;
+        self.hot += other.hot * times;
+        self.dirty += other.dirty * times;
+        self.writing += other.writing * times;
+        self.reading += other.reading * times;
+        self.unflushed += other.unflushed * times;
+        self.uncached += other.uncached * times;
+    }
+
+    /// Nothing of anything.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A folio that was looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Number of the file's mapping.
+    pub file: u32,
+    /// First byte in the file.
+    pub offset: u64,
+    /// What is there.
+    pub bytes: Bytes,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub struct Picture {
+    /// Folios, in the order of the table.
+    pub seen: Vec<Seen>,
+    /// How many folios each of them stands for.
+    pub stands_for: u64,
+    /// Bytes of a folio.
+    pub folio_bytes: u64,
+}
+
+impl Picture {
+    /// Most slots looked at for one picture.
+    pub const LOOKS: usize = 16 << 10;
+}
+
+impl PageCache {
+    /// Takes a picture. `turn` says which slots are looked at where there are too many: one more each time.
+    pub fn picture(&self, turn: usize) -> Picture {
+        self.picture_of(turn, Picture::LOOKS)
+    }
+
+    fn picture_of(&self, turn: usize, looks: usize) -> Picture {
+        let end = self.free_slots.lock().fresh();
+        let step = (end - 1).div_ceil(looks).max(1);
+        let folio_bytes = u64::from(self.table.layout().folio_size);
+        let mut seen = Vec::new();
+        for slot in (1 + turn % step..end).step_by(step) {
+            seen.extend(self.look_at(slot as Slot, folio_bytes));
+        }
+        Picture { seen, stands_for: step as u64, folio_bytes }
+    }
+
+    fn look_at(&self, slot: Slot, folio_bytes: u64) -> Option<Seen> {
+        let (file, index) = self.table.key(slot);
+        if file == 0 {
+            return None;
+        }
+        // Hot for its second reference, or because it came back: as reclaim sees it.
+        let warm =
+            self.table.freq(slot) > 0 || self.table.queue(slot) == crate::ageing::queues::MAIN;
+        let block = crate::FRAME_SIZE as u64 / u64::from(self.table.blocks_per_frame(slot));
+        let mut bytes = Bytes::default();
+        for group in 0..self.table.layout().groups {
+            let [up, referenced, dirty, writing, reading, unflushed, uncached] =
+                STATES.map(|state| self.table.bits(slot, state, group));
+            let size = |bits: u64| u64::from(bits.count_ones()) * block;
+            let hot = if warm { size(up & referenced) } else { 0 };
+            bytes.add(
+                &Bytes {
+                    resident: size(up),
+                    hot,
+                    dirty: size(dirty),
+                    writing: size(writing),
+                    reading: size(reading),
+                    unflushed: size(unflushed),
+                    uncached: size(uncached & (up | reading)),
+                },
+                1,
+            );
+        }
+        (!bytes.is_empty()).then_some(Seen { file, offset: index * folio_bytes, bytes })
+    }
+}
+
+/// A sequential reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    /// Number of the file's mapping.
+    pub file: u32,
+    /// Which of the file's readers, and which of his streams: a number to tell them apart.
+    pub reader: u64,
+    /// Where it is, bytes.
+    pub position: u64,
+    /// How far it reads ahead, bytes.
+    pub window: u64,
+    /// It leaves nothing behind.
+    pub uncached: bool,
+    /// Bytes that it has gone on since it was first seen.
+    pub bytes: u64,
+    /// When it last went on.
+    pub at: Nanos,
+}
+
+/// Most streams remembered.
+const STREAMS: usize = 64;
+
+/// The streams that went on lately. Told when a window is topped up, never by a hit.
+#[derive(Default)]
+pub struct StreamBoard(Mutex<Vec<Stream>>);
+
+impl StreamBoard {
+    /// A stream goes on; `bytes` of `stream` are not looked at. Nobody waits here: where another is just
+    /// being told, this is left out.
+    pub fn tell(&self, stream: Stream) {
+        let Some(mut all) = self.0.try_lock() else { return };
+        let same = |s: &Stream| (s.file, s.reader) == (stream.file, stream.reader);
+        if let Some(known) = all.iter_mut().find(|s| same(s)) {
+            let bytes = known.bytes + stream.position.saturating_sub(known.position);
+            *known = Stream { bytes, ..stream };
+            return;
+        }
+        let new = Stream { bytes: 0, ..stream };
+        if all.len() < STREAMS {
+            all.push(new);
+        } else if let Some(oldest) = all.iter_mut().min_by_key(|s| s.at) {
+            *oldest = new;
+        }
+    }
+
+    /// Those that went on since.
+    pub fn since(&self, at: Nanos) -> Vec<Stream> {
+        self.0.lock().iter().filter(|s| s.at >= at).copied().collect()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::folio::table::Blocks;
+    use forebay_base::world::RealWorld;
+
+    fn cache(budget: u64) -> forebay_base::sync::Arc<PageCache> {
+        let config = Config { huge_pages: false, ..Config::with_budget(budget) };
+        PageCache::new(config, RealWorld::with_seed(1)).unwrap()
+    }
+
+    fn all(picture: &Picture) -> Bytes {
+        let mut sum = Bytes::default();
+        picture.seen.iter().for_each(|seen| sum.add(&seen.bytes, picture.stands_for));
+        sum
+    }
+
+    #[test]
+    fn what_is_in_the_cache_is_in_the_picture() {
+        let cache = cache(8 << 20);
+        assert!(cache.picture(0).seen.is_empty());
+        let mapping = cache.new_mapping(4096, 1 << 30);
+        for index in [3_u64, 5000] {
+            let mut pool = cache.take_frames(5).unwrap();
+            let folio = cache.lock_or_make(&mapping, index, false).unwrap();
+            folio.begin_fill(Blocks { start: 1, end: 6 }, false, &mut pool);
+            folio.end_fill(Blocks { start: 1, end: 5 }, true);
+            if index == 3 {
+                folio.mark_dirty(Blocks { start: 2, end: 3 }, false);
+            }
+        }
+        let picture = cache.picture(9);
+        let mut offsets: Vec<u64> = picture.seen.iter().map(|seen| seen.offset).collect();
+        offsets.sort_unstable();
+        assert_eq!(offsets, [3 * 65536, 5000 * 65536]);
+        assert!(picture.seen.iter().all(|seen| seen.file == mapping.id));
+        let sum = all(&picture);
+        assert_eq!((sum.resident, sum.dirty, sum.writing), (32768, 4096, 0));
+        assert_eq!((sum.reading, sum.hot), (8192, 0));
+    }
+
+    /// Where there are more folios than looks each is looked at in its turn, and stands for the others.
+    #[test]
+    fn g1_of_a_large_cache_a_part_is_looked_at() {
+        let cache = cache(8 << 20);
+        let mapping = cache.new_mapping(4096, 1 << 30);
+        for index in 0..10 {
+            let mut pool = cache.take_frames(1).unwrap();
+            let folio = cache.lock_or_make(&mapping, index, false).unwrap();
+            let blocks = Blocks { start: 0, end: 1 };
+            folio.begin_fill(blocks, false, &mut pool);
+            folio.end_fill(blocks, true);
+        }
+        let mut offsets = std::collections::BTreeSet::new();
+        for turn in 0..3 {
+            let picture = cache.picture_of(turn, 4);
+            assert!(picture.seen.len() <= 4 && picture.stands_for == 3, "{picture:?}");
+            offsets.extend(picture.seen.iter().map(|seen| seen.offset));
+        }
+        assert_eq!(offsets.len(), 10);
+    }
+
+    /// A stream that nobody knew; the same one further on; and more than there is room for.
+    #[test]
+    fn streams_are_told_apart_and_bounded() {
+        let board = StreamBoard::default();
+        let stream = |file, position, at| Stream {
+            file,
+            reader: 1,
+            position,
+            window: 1 << 20,
+            uncached: true,
+            bytes: 7,
+            at,
+        };
+        board.tell(stream(1, 4096, 1));
+        board.tell(stream(1, 8192, 2));
+        let known = board.since(0);
+        assert_eq!((known.len(), known[0].bytes, known[0].position), (1, 4096, 8192));
+        (2..200).for_each(|n| board.tell(stream(n, 0, u64::from(n))));
+        assert_eq!(board.since(0).len(), STREAMS);
+        assert!(board.since(0).iter().all(|s| s.at >= 136), "the oldest go first");
+        assert_eq!(board.since(199).len(), 1);
+    }
+}

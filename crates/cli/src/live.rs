@@ -1,0 +1,58 @@
+//! The live view of a running process: the page of `--http`, and what `forebay top` asks for.
+
+use crate::control::proto::Refusal;
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use forebay_live::{Board, Options, Server};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Options of `export` and `mount`.
+#[derive(Args, Debug, Clone, Default)]
+pub struct LiveArgs {
+    /// Serve a page to watch the cache, metrics and a health answer; port 0 picks a free one
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub http: Option<String>,
+    /// Allow an --http address that others can reach: they see names of files and how they are used
+    #[arg(long, requires = "http")]
+    pub http_insecure: bool,
+}
+
+impl LiveArgs {
+    /// These, or where they say nothing the others.
+    pub fn or(&self, other: Self) -> Self {
+        if self.http.is_some() { self.clone() } else { other }
+    }
+}
+
+/// What of the command line can be wrong, before anything is opened.
+pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
+    let Some(text) = &args.http else { return Ok(None) };
+    let options = Options::parse(text, args.http_insecure).map_err(|e| {
+        Failure::usage(format!("--{e}"))
+            .hint("an address as 127.0.0.1:8080; or `--http-insecure` if others shall watch")
+    })?;
+    Ok(Some(options))
+}
+
+/// Listens, if that is wanted.
+pub fn serve(board: &Arc<Board>, options: Option<Options>) -> Outcome<Option<Server>> {
+    options.map(|options| Server::start(board, &options).map_err(Failure::from)).transpose()
+}
+
+/// Where the page is.
+pub fn uri(server: &Server) -> String {
+    format!("http://{}/", server.address())
+}
+
+/// The answer to a request on the control socket.
+pub fn answer(board: &Board) -> Result<Value, Refusal> {
+    let text = board.view().ok_or_else(|| Refusal::new("failed", "this process is ending"))?;
+    serde_json::from_str(&text).map_err(|e| Refusal::new("failed", e.to_string()))
+}
+
+/// The metrics, for `stat --prometheus`.
+pub fn metrics(board: &Board) -> Result<Value, Refusal> {
+    let text = board.metrics();
+    text.map(Value::from).ok_or_else(|| Refusal::new("failed", "this process is ending"))
+}

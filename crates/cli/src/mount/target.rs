@@ -1,0 +1,187 @@
+//! What the process of a mount answers on its control socket.
+//!
+//! Lock: one for what is served, held for reading while a question is answered, and for writing once, when
+//! the mount is over: from then on nothing here holds the image.
+
+use super::DATA_MIN;
+use super::words::CACHE_MIN;
+use crate::control::answers;
+use crate::control::proto::{Refusal, Request};
+use crate::control::server::ControlTarget;
+use crate::live;
+use crate::volume::{at, extents};
+use forebay::{Cache, Error, ErrorKind, Volume};
+use forebay_base::units::{format_size, parse_size};
+use forebay_fuse::{KernelCache, MountKind};
+use forebay_live::{Board, FrontEnd};
+use forebay_vfs::{FileSystem, Ino};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::time::Instant;
+
+/// What is served.
+pub struct Live {
+    /// The cache.
+    pub cache: Cache,
+    /// The volume.
+    pub volume: Volume,
+    /// Where it is mounted.
+    pub dir: PathBuf,
+    /// How it was mounted.
+    pub kind: MountKind,
+    /// Number of the mount's device, as stat(2) gives it.
+    pub number: u64,
+    /// What the kernel may keep.
+    pub kernel_cache: KernelCache,
+    /// All memory of the front end, bytes at most.
+    pub front_bytes: u64,
+    /// Inodes that the kernel knows, and what it has open.
+    pub figures: Figures,
+    /// What can be watched.
+    pub board: Arc<Board>,
+    /// Where, if there is a page.
+    pub page: Option<String>,
+}
+
+/// See [`Live::figures`].
+pub type Figures = Arc<dyn Fn() -> (usize, usize) + Send + Sync>;
+
+/// Numbers of the mount, for whoever watches.
+pub struct Watched(pub Figures);
+
+impl FrontEnd for Watched {
+    fn name(&self) -> &str {
+        "mount"
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let (known, open) = (self.0)();
+        vec![("inodes_known", known as u64), ("open_files", open as u64)]
+    }
+}
+
+/// See the module. It answers from [`Target::serve`] to [`Target::over`].
+pub struct Target {
+    live: RwLock<Option<Live>>,
+    start: Instant,
+}
+
+fn over() -> Refusal {
+    Refusal::new("not-found", "this process is about to mount, or the mount is over")
+}
+
+impl Target {
+    /// Nothing is served yet.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { live: RwLock::new(None), start: Instant::now() })
+    }
+
+    /// From now on.
+    pub fn serve(&self, live: Live) {
+        *self.live.write().unwrap_or_else(|p| p.into_inner()) = Some(live);
+    }
+
+    /// The mount is over: lets go of everything, when what is being answered is.
+    pub fn over(&self) {
+        let live = self.live.write().unwrap_or_else(|p| p.into_inner()).take();
+        if let Some(live) = live {
+            // Who watches holds the board, and through it the cache.
+            live.board.close();
+        }
+    }
+
+    fn live(&self) -> RwLockReadGuard<'_, Option<Live>> {
+        self.live.read().unwrap_or_else(|p| p.into_inner())
+    }
+}
+
+impl Live {
+    fn stat(&self, start: Instant) -> Value {
+        let mut stat = answers::stat(&self.cache, start);
+        let (direct, reason) = self.volume.direct_io();
+        let (known, open) = (self.figures)();
+        let kernel_cache = match self.kernel_cache {
+            KernelCache::Never => "never",
+            KernelCache::Small => "small",
+            KernelCache::Always => "always",
+        };
+        stat["mounts"] = json!([{
+            "dir": self.dir.display().to_string(),
+            "volume": self.volume.path().display().to_string(),
+            "kind": match self.kind { MountKind::Block => "block", MountKind::Plain => "plain" },
+            "read_only": self.volume.read_only(),
+            "kernel_cache": kernel_cache,
+            "direct_io": direct,
+            "direct_io_reason": reason,
+            "inodes_known": known,
+            "open_files": open,
+            "page": self.page,
+        }]);
+        stat
+    }
+
+    fn tunables(&self) -> Value {
+        let mut all = answers::tunables(&self.cache);
+        let whole = self.cache.stats().budget_bytes + self.front_bytes;
+        all.insert("cache_size".into(), whole.to_string().into());
+        all.into()
+    }
+
+    fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
+        if name != "cache_size" {
+            return self.cache.tune(name, value);
+        }
+        let whole = parse_size(value)?;
+        let least = CACHE_MIN.max(self.front_bytes + DATA_MIN);
+        if whole < least {
+            let text = format!("cache_size={whole}: at least {}", format_size(least));
+            return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
+        }
+        self.cache.resize(whole - self.front_bytes)
+    }
+
+    fn residency(&self, device: u64, ino: u64) -> Result<Value, Refusal> {
+        if device != self.number {
+            return Err(Refusal::new("not-found", "this process does not serve that file"));
+        }
+        let found = self.volume.residency(Ino(ino)).map_err(|e| answers::refusal(&e))?;
+        Ok(answers::residency(&format!("inode {ino}"), &found))
+    }
+
+    fn is(&self, identity: (u64, u64)) -> bool {
+        at::identity(self.volume.identity()) == identity
+    }
+}
+
+impl ControlTarget for Target {
+    fn volume(&self, identity: (u64, u64)) -> Option<(Arc<dyn FileSystem>, Value)> {
+        let live = self.live();
+        let live = live.as_ref().filter(|live| live.is(identity))?;
+        let mut about = at::about(&live.volume).ok()?;
+        about["mounted_on"] = live.dir.display().to_string().into();
+        Some((live.volume.file_system(), about))
+    }
+
+    fn answer(&self, request: Request) -> Result<Value, Refusal> {
+        let live = self.live();
+        let live = live.as_ref().ok_or_else(over)?;
+        match request {
+            Request::Stat => Ok(live.stat(self.start)),
+            Request::Budget => Ok(answers::budget(&live.cache)),
+            Request::Live => live::answer(&live.board),
+            Request::Prometheus => live::metrics(&live.board),
+            Request::Tunables => Ok(live.tunables()),
+            Request::Tune(name, value) => match live.tune(&name, &value) {
+                Ok(()) => Ok(Value::Null),
+                Err(e) => Err(answers::refusal(&e)),
+            },
+            Request::DropClean => Ok(live.cache.drop_clean().into()),
+            Request::Residency(device, ino) => live.residency(device, ino),
+            Request::Extents(device, ino, file) => {
+                extents::answer(live.is((device, ino)).then_some(&live.volume), file)
+            }
+            Request::Volume(..) => Err(at::not_open()),
+        }
+    }
+}

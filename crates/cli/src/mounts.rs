@@ -1,0 +1,117 @@
+//! Mounts of Forebay as this process sees them, by the system's table.
+//!
+//! M1 Nobody who serves a mount is asked unless that is said: one that does not answer holds up nobody.
+//! M2 What the table names may be gone, or covered by another mount, when it is looked at.
+
+use crate::failure::{Failure, Outcome};
+use forebay_fuse::CONTROL_ATTRIBUTE;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::io::Errno;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// Types that our mounts have.
+const TYPES: [&[u8]; 2] = [b"fuseblk.forebay", b"fuse.forebay"];
+/// Longest path of a control socket; the system takes 108 bytes.
+const CONTROL_MAX: usize = 256;
+
+/// A mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Where.
+    pub dir: PathBuf,
+    /// Number of its device, major and minor.
+    pub number: (u32, u32),
+}
+
+impl Mount {
+    /// Asks it for its control socket.
+    pub fn control(&self) -> Outcome<PathBuf> {
+        let shown = self.dir.display();
+        let mut value = [0; CONTROL_MAX];
+        match rustix::fs::getxattr(&self.dir, CONTROL_ATTRIBUTE, &mut value[..]) {
+            Ok(len) => Ok(PathBuf::from(OsString::from_vec(value[..len].to_vec()))),
+            Err(Errno::NODATA) => {
+                Err(Failure::not_found(format!("{shown}: its process has no control socket")))
+            }
+            Err(e) => Err(Failure::io(shown.to_string(), &e.into())),
+        }
+    }
+}
+
+/// All mounts of ours, in the order of the table.
+pub fn all() -> Vec<Mount> {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    table.split(|b| *b == b'\n').filter_map(line).collect()
+}
+
+/// The mount that `path` is on. Not found: it is on none of ours, or there is no such path.
+pub fn at(path: &Path) -> Outcome<Mount> {
+    let shown = path.display();
+    let stat = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+    let stat = stat.map_err(|e| Failure::io(shown.to_string(), &e.into()))?;
+    let number = (stat.stx_dev_major, stat.stx_dev_minor);
+    all().into_iter().find(|mount| mount.number == number).ok_or_else(|| {
+        let text = format!("{shown}: not on a mount of Forebay");
+        Failure::not_found(text).hint("`findmnt -t fuse.forebay,fuseblk.forebay` lists them")
+    })
+}
+
+/// A line of the table: id, parent, device, root, directory, options, more of them, `-`, type, source, options.
+fn line(line: &[u8]) -> Option<Mount> {
+    let mut words = line.split(|b| *b == b' ');
+    let number = std::str::from_utf8(words.nth(2)?).ok()?.split_once(':')?;
+    let (root, dir) = (words.next()?, words.next()?);
+    let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+    // What is bound from below a root has no attributes of a root.
+    (TYPES.contains(&kind) && root == b"/").then_some(())?;
+    Some(Mount {
+        dir: PathBuf::from(OsString::from_vec(unescaped(dir))),
+        number: (number.0.parse().ok()?, number.1.parse().ok()?),
+    })
+}
+
+/// Blank, tab, line feed and backslash are three octal digits behind a backslash.
+fn unescaped(word: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(word.len());
+    let mut at = 0;
+    while let Some(byte) = word.get(at) {
+        let digits = word.get(at + 1..at + 4).and_then(|d| std::str::from_utf8(d).ok());
+        match digits.and_then(|d| u8::from_str_radix(d, 8).ok()).filter(|_| *byte == b'\\') {
+            Some(escaped) => {
+                out.push(escaped);
+                at += 4;
+            }
+            None => {
+                out.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_table() {
+        let found = |text: &str| line(text.as_bytes());
+        let ours = found(
+            "44 27 7:3 / /srv/a\\040b\\134 rw,relatime shared:9 - fuseblk.forebay /dev/loop3 rw",
+        );
+        assert_eq!(ours, Some(Mount { dir: "/srv/a b\\".into(), number: (7, 3) }));
+        let plain = found("44 27 0:52 / /m rw - fuse.forebay /v rw,user_id=0").unwrap();
+        assert_eq!((plain.dir.as_path(), plain.number), (Path::new("/m"), (0, 52)));
+        for other in [
+            "",
+            "44 27 0:52 / /m rw - ext4 /dev/sda rw",
+            "44 27 0:52 /below /m rw - fuse.forebay /v rw",
+            "44 27 0:52 / /m rw shared:1",
+        ] {
+            assert_eq!(found(other), None, "{other}");
+        }
+    }
+}

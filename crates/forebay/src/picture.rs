@@ -1,0 +1,222 @@
+//! What is in a cache, by file and by place, with names: for people who watch it. No lock that reads and
+//! writes of cached data take is held longer than for the look at one file's size.
+//!
+//! Invariant: Y1 work and memory are bounded, whatever there is in the cache and however many files: folios
+//! as [`forebay_cache::picture`] says, at most [`FILES`] files, [`CELLS`] cells of each.
+
+use crate::cache::Cache;
+use crate::volume::Open;
+use forebay_cache::latency::Taken;
+use forebay_cache::picture::{Bytes, Stream};
+use forebay_vfs::Ino;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Most files of a picture; the others are summed up.
+pub const FILES: usize = 48;
+/// Most cells of a file: its bytes from the first to the last, in parts of the same length, a folio at least.
+pub const CELLS: usize = 96;
+/// A stream that went on within this time is shown, ns.
+const STREAM_NANOS: u64 = 3_000_000_000;
+
+/// A file in a picture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePicture {
+    /// Its path: of an image on the host, or in a volume. May be anything that a file can be called.
+    pub name: String,
+    /// The image of the volume that it is in.
+    pub volume: Option<String>,
+    /// Bytes; of a file that is closed: up to the end of what is cached.
+    pub size: u64,
+    /// What the cache has of it.
+    pub bytes: Bytes,
+    /// The same by place: at most [`CELLS`] parts of the file, of the same length.
+    pub cells: Vec<Bytes>,
+}
+
+/// A sequential reader in a picture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamPicture {
+    /// Its file.
+    pub name: String,
+    /// A number that tells it apart from others.
+    pub reader: u64,
+    /// Where it is, bytes.
+    pub position: u64,
+    /// How far it reads ahead, bytes.
+    pub window: u64,
+    /// It leaves nothing in the cache.
+    pub uncached: bool,
+    /// Bytes that it has gone on since it was first seen.
+    pub bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Picture {
+    /// The files of which there is most, most first.
+    pub files: Vec<FilePicture>,
+    /// How many there are beside them, and what the cache has of those.
+    pub others: (usize, Bytes),
+    /// All of it.
+    pub sum: Bytes,
+    /// Streams that went on lately.
+    pub streams: Vec<StreamPicture>,
+    /// Of so many folios one was looked at.
+    pub sampled: u64,
+}
+
+/// What a mapping is.
+struct Named {
+    name: String,
+    volume: Option<String>,
+    size: u64,
+}
+
+impl Cache {
+    /// Takes a picture of what is in the cache. `turn`: how many were taken before; where the cache is larger
+    /// than what is looked at, other folios are looked at each time.
+    pub fn picture(&self, turn: usize) -> Picture {
+        let pages = &self.shared.pages;
+        let taken = pages.picture(turn);
+        let mut files: HashMap<u32, (Bytes, u64)> = HashMap::new();
+        let mut picture = Picture { sampled: taken.stands_for, ..Picture::default() };
+        for seen in &taken.seen {
+            let (bytes, end) = files.entry(seen.file).or_default();
+            bytes.add(&seen.bytes, taken.stands_for);
+            *end = (*end).max(seen.offset + taken.folio_bytes);
+            picture.sum.add(&seen.bytes, taken.stands_for);
+        }
+        let mut order: Vec<(u32, Bytes, u64)> =
+            files.into_iter().map(|(id, (bytes, end))| (id, bytes, end)).collect();
+        order
+            .sort_by_key(|(id, bytes, _)| (std::cmp::Reverse(bytes.resident + bytes.reading), *id));
+        for (_, bytes, _) in order.iter().skip(FILES) {
+            picture.others.1.add(bytes, 1);
+        }
+        picture.others.0 = order.len().saturating_sub(FILES);
+        order.truncate(FILES);
+        let open = self.shared.volumes.all();
+        let mut places = HashMap::new();
+        for (at, (id, bytes, end)) in order.iter().enumerate() {
+            let named = self.named(*id, &open);
+            let size = if named.size == 0 { *end } else { named.size };
+            let cells = size.div_ceil(taken.folio_bytes).clamp(1, CELLS as u64) as usize;
+            places.insert(*id, at);
+            picture.files.push(FilePicture {
+                name: named.name,
+                volume: named.volume,
+                size,
+                bytes: *bytes,
+                cells: vec![Bytes::default(); cells],
+            });
+        }
+        for seen in &taken.seen {
+            let Some(at) = places.get(&seen.file) else { continue };
+            let file = &mut picture.files[*at];
+            let (count, size) = (file.cells.len(), u128::from(file.size.max(1)));
+            // What is there is shown, even if the file was cut meanwhile.
+            let cell = (u128::from(seen.offset) * count as u128 / size).min(count as u128 - 1);
+            file.cells[cell as usize].add(&seen.bytes, taken.stands_for);
+        }
+        let since = pages.world.now().saturating_sub(STREAM_NANOS);
+        let streams = pages.streams.since(since).into_iter();
+        picture.streams = streams.map(|stream| self.stream(stream, &open)).collect();
+        picture
+    }
+
+    fn stream(&self, stream: Stream, open: &[Arc<Open>]) -> StreamPicture {
+        let Stream { file, reader, position, window, uncached, bytes, .. } = stream;
+        let name = self.named(file, open).name;
+        StreamPicture { name, reader, position, window, uncached, bytes }
+    }
+
+    /// What a mapping is called.
+    fn named(&self, id: u32, open: &[Arc<Open>]) -> Named {
+        let (whose, number) = self.shared.pages.owners.label(id);
+        if let Some(open) = open.iter().find(|open| open.volume.label() == whose) {
+            let path = open.volume.path_of(Ino(number));
+            let name = path.map(|path| String::from_utf8_lossy(&path).into_owned());
+            return Named {
+                name: name.unwrap_or_else(|| format!("inode {number}")),
+                volume: Some(open.path.display().to_string()),
+                size: open.volume.size_of(Ino(number)).unwrap_or(0),
+            };
+        }
+        match self.live_file(id) {
+            Some(file) => Named { name: file.device().name(), volume: None, size: file.size() },
+            None => Named { name: format!("closed file {id}"), volume: None, size: 0 },
+        }
+    }
+
+    /// Names of files in volumes are remembered from now on, as they are looked up, so that a picture can
+    /// show them. Up to 100 KiB for each volume that is open.
+    pub fn remember_names(&self) {
+        self.shared.volumes.all().iter().for_each(|open| open.volume.remember_names());
+    }
+
+    /// How long operations took since the cache was made: those that waited for a device.
+    pub fn latencies(&self) -> [(&'static str, Taken); 3] {
+        self.shared.pages.latencies.snapshot()
+    }
+
+    /// Bytes that could not be written, and are kept.
+    pub fn failed_bytes(&self) -> u64 {
+        self.shared.pages.dirty.failed_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CacheConfig, CreateVolume, IoFlags, RawOptions, Volume, VolumeOptions};
+
+    #[test]
+    fn files_are_shown_by_name_with_what_is_where() {
+        let dir = std::env::temp_dir().join(format!("forebay-picture-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
+        let raw = RawOptions { create_size: Some(8 << 20), ..RawOptions::default() };
+        let file = cache.open_raw(dir.join("disk.img"), &raw).unwrap();
+        file.write_at(&[1; 65536], 4 << 20).unwrap();
+        let size = Some(16 << 20);
+        let image = dir.join("data.fby");
+        Volume::create(&image, &CreateVolume { size, ..CreateVolume::default() }).unwrap();
+        let volume = cache.open_volume(&image, &VolumeOptions::default()).unwrap();
+        cache.remember_names();
+        volume.create_dir("/d").unwrap();
+        let inside = volume.create_file("/d/<script>x<script>").unwrap();
+        inside.append(&[2; 8192], IoFlags::empty()).unwrap();
+        let picture = cache.picture(0);
+        let named = |name: &str| picture.files.iter().find(|f| f.name.ends_with(name)).unwrap();
+        let disk = named("disk.img");
+        assert_eq!((disk.size, disk.volume.clone(), disk.bytes.dirty), (8 << 20, None, 65536));
+        assert_eq!(disk.cells[CELLS / 2].dirty, 65536, "in the middle");
+        assert_eq!(disk.cells.iter().filter(|cell| !cell.is_empty()).count(), 1);
+        let script = named("/d/<script>x<script>");
+        assert_eq!((script.size, script.bytes.resident), (8192, 8192));
+        assert!(script.volume.as_ref().unwrap().ends_with("data.fby"));
+        assert_eq!(picture.sum.resident, 65536 + 8192);
+        drop((file, inside));
+        volume.close().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn y1_of_many_files_the_largest_are_shown_and_the_others_summed_up() {
+        let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
+        let files: Vec<_> = (1..=FILES as u64 + 9)
+            .map(|n| {
+                let device = Arc::new(forebay_block::RamDevice::new(1 << 20));
+                let file = cache.open_device(device, &RawOptions::default()).unwrap();
+                file.write_at(&vec![1; 4096 * n as usize], 0).unwrap();
+                file
+            })
+            .collect();
+        let picture = cache.picture(0);
+        assert_eq!((picture.files.len(), picture.others.0), (FILES, 9));
+        assert_eq!(picture.files[0].bytes.resident, 4096 * files.len() as u64);
+        assert_eq!(picture.others.1.resident, 4096 * (1..=9).sum::<u64>());
+        assert!(picture.files.iter().all(|file| file.cells.len() <= CELLS));
+    }
+}

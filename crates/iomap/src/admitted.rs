@@ -1,0 +1,128 @@
+//! Room for what is about to become dirty: asked for folio by folio, and for what a write adds to the file
+//! before the file grows.
+//!
+//! Invariants: E8 a write that is refused for want of room has not made the file longer. What the map admits
+//! counts there until it is dirty, so that no two writers are promised the same room.
+//!
+//! No locks.
+
+use crate::file::MappedFile;
+use crate::ops::MapOps;
+use crate::write::Obstacle;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::units::{round_down, round_up};
+use forebay_base::{Error, Result};
+use forebay_cache::folio::Blocks;
+use forebay_cache::writeback::WriteOutPass;
+use forebay_cache::{FolioWrite, State};
+use std::ops::Range;
+
+/// Room that a write has for what it adds to the file (E8).
+pub(crate) struct Ahead<'a> {
+    ops: &'a dyn MapOps,
+    /// From this byte of the file on.
+    from: u64,
+    left: AtomicU64,
+}
+
+impl Ahead<'_> {
+    fn used(&self, bytes: u64) {
+        self.left.fetch_sub(bytes, Ordering::Relaxed);
+        self.ops.arrived(bytes);
+    }
+}
+
+impl Drop for Ahead<'_> {
+    fn drop(&mut self) {
+        let left = self.left.load(Ordering::Relaxed);
+        if left > 0 {
+            self.ops.arrived(left);
+        }
+    }
+}
+
+/// Bytes of a folio that the map has admitted and that are not dirty yet.
+pub(crate) struct Admitted<'a> {
+    ops: &'a dyn MapOps,
+    bytes: u64,
+    ahead: &'a Ahead<'a>,
+    /// Of those that were admitted ahead.
+    from_ahead: u64,
+}
+
+impl Admitted<'_> {
+    /// They are dirty.
+    pub fn arrived(self) {
+        if self.from_ahead > 0 {
+            self.ahead.used(self.from_ahead);
+        }
+    }
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.ops.arrived(self.bytes);
+        }
+    }
+}
+
+impl MappedFile {
+    /// For a write that adds nothing to the file.
+    pub(crate) fn nothing_ahead(&self) -> Ahead<'_> {
+        self.arriving(0)
+    }
+
+    /// What was admitted otherwise, until it is dirty.
+    pub(crate) fn arriving(&self, bytes: u64) -> Ahead<'_> {
+        Ahead { ops: &*self.ops, from: u64::MAX, left: AtomicU64::new(bytes) }
+    }
+
+    /// Room for what a write adds to the file, which is `added` (E8).
+    pub(crate) async fn admit_ahead(&self, added: &Range<u64>) -> Result<Ahead<'_>> {
+        let block = self.mapping.block_size();
+        let from = round_down(added.start, block);
+        let bytes = round_up(added.end, block) - from;
+        if let Err(error) = self.ops.admit(bytes, self.held()) {
+            self.make_room(error, bytes).await?;
+            self.ops.admit(bytes, self.held())?;
+        }
+        Ok(Ahead { ops: &*self.ops, from, left: AtomicU64::new(bytes) })
+    }
+
+    fn held(&self) -> u64 {
+        self.mapping.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Asks the map for room for the blocks that are not dirty yet.
+    pub(crate) fn admit<'a>(
+        &'a self,
+        folio: &FolioWrite<'_>,
+        blocks: Blocks,
+        ahead: &'a Ahead<'a>,
+    ) -> std::result::Result<Admitted<'a>, Obstacle> {
+        let mapping = &*self.mapping;
+        let block = mapping.block_size();
+        let dirty = folio.runs_with(blocks, State::Dirty).map(|run| run.len()).sum::<u32>();
+        let new = u64::from(blocks.len() - dirty) * block;
+        let range = mapping.range_of(folio.index, blocks);
+        let added = range.end.saturating_sub(range.start.max(ahead.from));
+        let from_ahead = new.min(added).min(ahead.left.load(Ordering::Relaxed));
+        let bytes = new - from_ahead;
+        if bytes > 0 {
+            self.ops.admit(bytes, self.held()).map_err(Obstacle::NoRoom)?;
+        }
+        Ok(Admitted { ops: &*self.ops, bytes, ahead, from_ahead })
+    }
+
+    /// What is dirty may be counted twice while it is written out, and places that it leaves come free
+    /// then: an error only if there is no room for `new` bytes after that either.
+    pub(crate) async fn make_room(&self, error: Error, new: u64) -> Result<()> {
+        let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
+        self.write_out_pass(&pass).await;
+        self.mapping.wait_write_outs().await;
+        self.ops.admit(new, self.held()).map_err(|_| error)?;
+        self.ops.arrived(new);
+        Ok(())
+    }
+}

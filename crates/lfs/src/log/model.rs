@@ -1,0 +1,328 @@
+//! The turns of the log without a volume below: who waits, who is woken, who is forgotten. For tests, of
+//! random schedules here and of random interleavings (`--cfg shuttle`).
+//!
+//! Held in every schedule: who waits for a record gets an answer, whoever is cancelled and whatever fails (L8); a
+//! record that was said to be durable was flushed after it was written (I12).
+//!
+//! Locks: the queue's, a leaf.
+
+use super::{Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
+use crate::format::record::RecordKind;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_base::task::BoxFuture;
+use forebay_base::{Error, ErrorKind};
+use std::collections::VecDeque;
+
+/// Records of a group, at most: so that some are left for the next.
+const GROUP_MAX: usize = 3;
+
+/// What the device does: a future that says whether it worked.
+pub type Io = dyn Fn() -> BoxFuture<'static, bool> + Send + Sync;
+
+/// What the device holds, as tickets.
+#[derive(Default)]
+struct Medium {
+    next: u64,
+    queue: VecDeque<Pending>,
+    written: Vec<u64>,
+    flushed: Vec<u64>,
+}
+
+/// A log whose records hold nothing.
+pub struct Model {
+    log: Arc<Log>,
+    medium: Mutex<Medium>,
+    io: Box<Io>,
+}
+
+fn failed() -> Error {
+    Error::new(ErrorKind::Io, "model", "as asked")
+}
+
+fn record(ticket: u64) -> Pending {
+    Pending {
+        ticket,
+        kind: RecordKind::Changes,
+        body: Vec::new(),
+        changes: 0,
+        payload: None,
+        runs: Vec::new(),
+        cost: 0,
+        is_cut: false,
+    }
+}
+
+impl Model {
+    /// An empty log.
+    pub fn new(io: Box<Io>) -> Self {
+        let head = Head {
+            segment: None,
+            previous: None,
+            offset: 0,
+            sequence: 1,
+            generation: 1,
+            predecessor: 0,
+        };
+        Self { log: Arc::new(Log::new(head)), medium: Mutex::default(), io }
+    }
+
+    /// Appends a record and waits for it: whether it is durable.
+    ///
+    /// # Panics
+    /// If it was said to be durable and is not.
+    pub async fn synced(&self) -> bool {
+        let ticket = {
+            let mut medium = self.medium.lock();
+            medium.next += 1;
+            let ticket = medium.next;
+            medium.queue.push_back(record(ticket));
+            ticket
+        };
+        let entered = self.log.failures();
+        loop {
+            match self.log.wait_for(ticket, || self.log.step(ticket, entered, false)).await {
+                Step::Done(result) => {
+                    self.log.leave(&result);
+                    let flushed = self.medium.lock().flushed.contains(&ticket);
+                    assert!(result.is_err() || flushed, "{ticket} was said to be durable");
+                    return result.is_ok();
+                }
+                Step::Write => self.write(WriteTurn::new(self.log.clone(), ticket)).await,
+                Step::Flush(groups) => {
+                    self.flush(FlushTurn::new(self.log.clone(), ticket), groups).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for a turn as who asks for a flush of its own does.
+    pub async fn flushed_beside(&self) {
+        let free = || {
+            let mut ctl = self.log.ctl.lock();
+            (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
+        };
+        self.log.wait_for(super::ANY, free).await;
+        let turn = FlushTurn::new(self.log.clone(), super::ANY);
+        let worked = (self.io)().await;
+        turn.end(|ctl| {
+            if !worked {
+                Log::fail(ctl, failed());
+            }
+        });
+    }
+
+    async fn write(&self, mut turn: WriteTurn) {
+        if self.log.ctl.lock().repair && !self.repair(&mut turn).await {
+            return turn.end(|ctl, group| {
+                ctl.groups.extend(group);
+                Log::fail(ctl, failed());
+            });
+        }
+        let head = self.log.ctl.lock().head;
+        let taken = {
+            let mut medium = self.medium.lock();
+            let len = medium.queue.len().min(GROUP_MAX);
+            medium.queue.drain(..len).collect()
+        };
+        let mut group = empty(head);
+        group.records = taken;
+        turn.group = Some(group);
+        let worked = (self.io)().await;
+        turn.end(|ctl, group| {
+            let group = group.expect("put there above");
+            if worked {
+                self.medium.lock().written.extend(tickets(&group));
+                let last = tickets(&group).last().unwrap_or(0);
+                ctl.written_ticket = last.max(ctl.written_ticket);
+            } else {
+                Log::fail(ctl, failed());
+            }
+            ctl.groups.push_back(group);
+            assert!(!worked || ctl.groups.len() <= GROUPS_AHEAD, "L6: so many ahead");
+        });
+    }
+
+    /// Queues again what is not durable.
+    async fn repair(&self, turn: &mut WriteTurn) -> bool {
+        let (held, failures) = {
+            let mut ctl = self.log.ctl.lock();
+            let mut held = empty(ctl.durable);
+            held.records = ctl.groups.drain(..).flat_map(|group| group.records).collect();
+            ctl.written_ticket = ctl.durable_ticket;
+            (held, ctl.failures)
+        };
+        turn.group = Some(held);
+        if !(self.io)().await {
+            return false;
+        }
+        let group = turn.group.take().expect("put there above");
+        {
+            let mut medium = self.medium.lock();
+            let lost: Vec<u64> = tickets(&group).collect();
+            medium.written.retain(|ticket| !lost.contains(ticket));
+            group.records.into_iter().rev().for_each(|record| medium.queue.push_front(record));
+        }
+        let mut ctl = self.log.ctl.lock();
+        ctl.repair = ctl.failures != failures;
+        true
+    }
+
+    async fn flush(&self, turn: FlushTurn, count: usize) {
+        let covered = self.medium.lock().written.clone();
+        let worked = (self.io)().await;
+        turn.end(|ctl| self.flush_is_over(ctl, count, covered, worked));
+    }
+
+    fn flush_is_over(&self, ctl: &mut Ctl, count: usize, covered: Vec<u64>, worked: bool) {
+        if !worked {
+            return Log::fail(ctl, failed());
+        }
+        if ctl.repair {
+            return;
+        }
+        self.medium.lock().flushed.extend(covered);
+        for group in ctl.groups.drain(..count) {
+            ctl.durable_ticket = tickets(&group).last().unwrap_or(0).max(ctl.durable_ticket);
+        }
+    }
+}
+
+fn tickets(group: &Group) -> impl DoubleEndedIterator<Item = u64> + '_ {
+    group.records.iter().map(|record| record.ticket)
+}
+
+fn empty(head: Head) -> Group {
+    Group { records: Vec::new(), payloads: Vec::new(), head, cut: None, opened: Vec::new() }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use forebay_base::task::{OneSender, oneshot};
+    use forebay_base::world::split_mix;
+    use std::sync::Arc as StdArc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Poll, Wake, Waker};
+
+    struct Flag(AtomicBool);
+
+    impl Wake for Flag {
+        fn wake(self: StdArc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    struct Task<'a> {
+        future: BoxFuture<'a, ()>,
+        woken: StdArc<Flag>,
+    }
+
+    type Waiting = StdArc<Mutex<Vec<OneSender<bool>>>>;
+
+    fn model() -> (Model, Waiting) {
+        let waiting = Waiting::default();
+        let theirs = waiting.clone();
+        let io = move || -> BoxFuture<'static, bool> {
+            let (tx, rx) = oneshot();
+            theirs.lock().push(tx);
+            Box::pin(async move { rx.await.unwrap_or(false) })
+        };
+        (Model::new(Box::new(io)), waiting)
+    }
+
+    /// Runs tasks in an order that `draw` decides until nothing moves; of a hundred steps `cancelled` drop a
+    /// task, and of a hundred of the device's answers `fails` are failures. How often a task was polled.
+    fn run(
+        tasks: Vec<BoxFuture<'_, ()>>,
+        waiting: &Waiting,
+        (cancelled, fails): (u64, u64),
+        mut draw: impl FnMut() -> u64,
+    ) -> u64 {
+        let awake = || StdArc::new(Flag(AtomicBool::new(true)));
+        let mut tasks: Vec<_> =
+            tasks.into_iter().map(|future| Task { future, woken: awake() }).collect();
+        let mut polls = 0;
+        loop {
+            if !tasks.is_empty() && draw() % 100 < cancelled {
+                let gone = tasks.swap_remove(draw() as usize % tasks.len());
+                drop(gone);
+            }
+            let ready: Vec<usize> =
+                (0..tasks.len()).filter(|t| tasks[*t].woken.0.load(Ordering::Relaxed)).collect();
+            let device = waiting.lock().len();
+            let all = ready.len() + device;
+            if all == 0 {
+                assert!(tasks.is_empty(), "{} wait for ever", tasks.len());
+                return polls;
+            }
+            let chosen = draw() as usize % all;
+            if chosen < device {
+                let tx = waiting.lock().swap_remove(chosen);
+                tx.send(draw() % 100 >= fails);
+                continue;
+            }
+            let at = ready[chosen - device];
+            let task = &mut tasks[at];
+            task.woken.0.store(false, Ordering::Relaxed);
+            let waker = Waker::from(task.woken.clone());
+            polls += 1;
+            if let Poll::Ready(()) = task.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                drop(tasks.swap_remove(at));
+            }
+        }
+    }
+
+    /// The story: only those are woken who can do something, so whoever is woken must do it, or see to it
+    /// that another does: a leader that is cancelled, fails, or has its answer by another's doing.
+    #[test]
+    fn l8_nobody_waits_for_ever_whoever_goes_and_whatever_fails() {
+        let (mut durable, mut refused) = (0, 0);
+        for seed in 0..30_000 {
+            let mut state = seed;
+            let mut draw = || split_mix(&mut state);
+            let (model, waiting) = model();
+            let count = 2 + draw() % 6;
+            let odds = [(0, 0), (0, 20), (3, 0), (3, 20)][seed as usize % 4];
+            let answers = Mutex::new((0, 0));
+            let tasks = (0..count).map(|n| -> BoxFuture<'_, ()> {
+                let rounds = 1 + draw() % 4;
+                let (model, answers) = (&model, &answers);
+                Box::pin(async move {
+                    for round in 0..rounds {
+                        if n == 0 && round == 1 {
+                            model.flushed_beside().await;
+                        }
+                        let is_durable = model.synced().await;
+                        let mut answers = answers.lock();
+                        answers.0 += u64::from(is_durable);
+                        answers.1 += u64::from(!is_durable);
+                    }
+                })
+            });
+            run(tasks.collect(), &waiting, odds, &mut draw);
+            let (good, bad) = *answers.lock();
+            assert!(odds != (0, 0) || bad == 0, "seed {seed}");
+            (durable, refused) = (durable + good, refused + bad);
+        }
+        assert!(durable > 10_000 && refused > 10_000, "{durable} and {refused}: both are met");
+    }
+
+    /// The story: sixteen who sync were all woken for each write and for each flush, nine switches of
+    /// thread for each sync.
+    #[test]
+    fn l8_sixteen_who_sync_do_not_wake_each_other() {
+        let mut state = 1;
+        let mut draw = || split_mix(&mut state);
+        let (model, waiting) = model();
+        let task = |_| -> BoxFuture<'_, ()> {
+            Box::pin(async {
+                for _ in 0..100 {
+                    assert!(model.synced().await);
+                }
+            })
+        };
+        let polls = run((0..16).map(task).collect(), &waiting, (0, 0), &mut draw);
+        let each = polls as f64 / 1600.0;
+        assert!(each < 3.0, "{each} polls for each sync");
+    }
+}

@@ -1,0 +1,160 @@
+//! Names by which inodes were looked up last, for people who watch the cache: an inode of a regular file
+//! does not know its name, and may have several. Nothing else relies on it: a name may be missing, or be one
+//! that the file had.
+//!
+//! Invariants: Q51 it is of bounded size: a name of an inode takes the place of another one's; those of
+//! directories, which paths are made of, only each other's. Q52 nothing is remembered before somebody asks.
+//! Lock: its own, inside which nothing else is taken.
+
+use crate::format::inode::ROOT_INO;
+use crate::volume::Volume;
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_vfs::{Attr, FileKind, Ino, Name};
+
+/// Places for names of directories, and as many for others; about 128 KiB with names of usual length.
+const PLACES: usize = 1024;
+/// Directories above a file that a path shows, at most.
+const DEPTH: usize = 32;
+
+struct Known {
+    ino: u64,
+    dir: u64,
+    name: Box<[u8]>,
+}
+
+fn place(ino: u64, is_dir: bool) -> usize {
+    ino as usize % PLACES + if is_dir { 0 } else { PLACES }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Remembered {
+    wanted: AtomicBool,
+    places: Mutex<Vec<Option<Known>>>,
+}
+
+impl Remembered {
+    /// From now on.
+    pub fn start(&self) {
+        if self.wanted.load(Ordering::Acquire) {
+            return;
+        }
+        self.places.lock().resize_with(2 * PLACES, || None);
+        self.wanted.store(true, Ordering::Release);
+    }
+
+    /// `name` in `dir` is this inode.
+    pub fn note(&self, (ino, is_dir): (u64, bool), dir: u64, name: &[u8]) {
+        if !self.wanted.load(Ordering::Acquire) {
+            return;
+        }
+        let place = &mut self.places.lock()[place(ino, is_dir)];
+        let same = |k: &Known| k.ino == ino && k.dir == dir && *k.name == *name;
+        if !place.as_ref().is_some_and(same) {
+            *place = Some(Known { ino, dir, name: name.into() });
+        }
+    }
+
+    /// What had one name has another.
+    pub fn renamed(&self, (dir, name): (u64, &[u8]), (new_dir, new_name): (u64, &[u8])) {
+        if !self.wanted.load(Ordering::Acquire) {
+            return;
+        }
+        let mut places = self.places.lock();
+        let known = places.iter_mut().flatten().find(|k| k.dir == dir && *k.name == *name);
+        if let Some(known) = known {
+            (known.dir, known.name) = (new_dir, new_name.into());
+        }
+    }
+
+    /// Its path, as far as it is known: what comes before a directory without a name is `...`.
+    pub fn path(&self, ino: u64) -> Option<Vec<u8>> {
+        let places = self.places.lock();
+        let find = |ino: u64, is_dir: bool| {
+            let known = places.get(place(ino, is_dir))?.as_ref();
+            known.filter(|known| known.ino == ino)
+        };
+        let mut at = find(ino, false).or_else(|| find(ino, true))?;
+        let mut parts = vec![&*at.name];
+        while at.dir != ROOT_INO {
+            match find(at.dir, true).filter(|_| parts.len() < DEPTH) {
+                Some(above) => at = above,
+                None => {
+                    parts.push(b"...");
+                    break;
+                }
+            }
+            parts.push(&at.name);
+        }
+        Some(parts.iter().rev().flat_map(|part| [b"/", *part].concat()).collect())
+    }
+}
+
+impl Volume {
+    /// Names of files are remembered from now on, as they are looked up, for [`Volume::path_of`].
+    pub fn remember_names(&self) {
+        self.0.names.start();
+    }
+
+    /// The path by which an inode was looked up last, from the root directory on: as far as it is known.
+    pub fn path_of(&self, ino: Ino) -> Option<Vec<u8>> {
+        self.0.names.path(ino.0)
+    }
+
+    /// Size of a regular file that is in memory, bytes.
+    pub fn size_of(&self, ino: Ino) -> Option<u64> {
+        let state = self.0.state.lock();
+        let node = state.nodes.get(&ino.0)?;
+        Some(node.live_size().unwrap_or(node.inode.size))
+    }
+
+    /// What stands for this volume in the label of its files' mappings.
+    pub fn label(&self) -> u64 {
+        std::sync::Arc::as_ptr(&self.0) as u64
+    }
+
+    pub(crate) fn note(&self, dir: Ino, name: Name<'_>, found: &Attr) {
+        let is_dir = found.kind == FileKind::Directory;
+        self.0.names.note((found.ino.0, is_dir), dir.0, name.as_bytes());
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn q51_q52_paths_follow_lookups_and_renames() {
+        let names = Remembered::default();
+        names.note((7, true), ROOT_INO, b"early");
+        assert_eq!(names.path(7), None, "Q52");
+        names.start();
+        names.note((7, true), ROOT_INO, b"base");
+        names.note((8, false), 7, b"1");
+        assert_eq!(names.path(8).unwrap(), b"/base/1");
+        names.renamed((7, b"1"), (ROOT_INO, b"2"));
+        assert_eq!(names.path(8).unwrap(), b"/2");
+        names.note((9, false), 500, b"x");
+        assert_eq!(names.path(9).unwrap(), b"/.../x");
+        let same_place = |n: u64| n + PLACES as u64;
+        names.note((same_place(7), false), 7, b"y");
+        assert_eq!(
+            names.path(same_place(7)).unwrap(),
+            b"/base/y",
+            "directories have their own places"
+        );
+        names.note((same_place(9), false), 7, b"y");
+        assert_eq!(names.path(9), None, "Q51");
+    }
+
+    /// Names that were remembered at different times may name each other as directories.
+    #[test]
+    fn a_circle_ends() {
+        let names = Remembered::default();
+        names.start();
+        names.note((20, true), 21, b"a");
+        names.note((21, true), 20, b"b");
+        assert!(names.path(20).unwrap().starts_with(b"/.../"));
+    }
+}

@@ -1,0 +1,314 @@
+//! Room for a file's content: places, what their records take of the log and of the tree, as one share.
+//!
+//! Invariants: M12 what a record of a reservation costs of the log is promised with the reservation, and what
+//! it adds to the tree is counted from then on. M14 content that was accepted is not refused: where the log
+//! has no room for all of it, it waits for two checkpoints, and goes in smaller parts. M15 whoever reserves
+//! waits where too much of what has changed is in memory only.
+//!
+//! Locks: the state lock, and below it the staging area's; none across a wait.
+
+use crate::admit::Growth;
+use crate::alloc::take::Taken;
+use crate::aops::{CHANGE_BYTES, FileOps, Share};
+use crate::format::MAX_EXTENT_BLOCKS;
+use crate::space::Need;
+use crate::state::{MAP_ITEM_BYTES, Promise, State};
+use crate::volume::Inner;
+use forebay_base::units::{KIB, round_down};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_iomap::{Class, MapFuture, Place, Reservation};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A place is written in parts of at least so many bytes, each of which may get a record of its own.
+const PART_BYTES: u64 = 64 * KIB;
+/// Rounds of making room in which nothing can be had, one after the other, before it is said that there is
+/// none.
+const ROUNDS: u32 = 3;
+
+fn is_full(error: &Error) -> bool {
+    error.kind() == ErrorKind::NoSpace
+}
+
+impl State {
+    /// A share, and what it counts.
+    fn put_share(&mut self, key: u64, promise: Promise) {
+        self.shared_bytes += promise.bytes;
+        self.shared_growth.entries += promise.growth.entries;
+        self.shared_growth.bytes += promise.growth.bytes;
+        self.shares.insert(key, promise);
+    }
+
+    /// Takes a share out.
+    pub fn unshare(&mut self, key: u64) -> Option<Promise> {
+        let promise = self.shares.remove(&key)?;
+        self.shared_bytes -= promise.bytes;
+        self.shared_growth.entries -= promise.growth.entries;
+        self.shared_growth.bytes -= promise.growth.bytes;
+        self.count_nodes();
+        Some(promise)
+    }
+}
+
+/// What a reservation is to hold.
+struct Wanted<'a> {
+    key: u64,
+    places: &'a [Place],
+    /// Its content goes into records.
+    staged: bool,
+    class: Class,
+    /// How often the log had failed before.
+    failures: u64,
+}
+
+impl FileOps {
+    /// Extents that a place becomes, and bytes of its changes in records.
+    fn changes_of(&self, place: &Place) -> (u64, u64) {
+        let blocks = place.len / u64::from(self.unit);
+        let extents = blocks.div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + place.len / PART_BYTES;
+        (extents, (extents + 2) * CHANGE_BYTES + blocks * 4)
+    }
+
+    /// What records of these runs take of the log, if each part gets one of its own.
+    fn promise_of(&self, inner: &Inner, places: &[Place], staged: bool) -> u64 {
+        let each = |place: &Place| {
+            let body = self.changes_of(place).1;
+            let parts = if staged { 0 } else { place.len / PART_BYTES };
+            let more = parts * inner.layout.cost(CHANGE_BYTES, 0);
+            more + inner.layout.cost(body, if staged { place.len } else { 0 })
+        };
+        places.iter().map(each).sum()
+    }
+
+    /// The same for what is published in one go: its places share records.
+    fn promise_once(&self, inner: &Inner, places: &[Place]) -> u64 {
+        let body: u64 = places.iter().map(|place| self.changes_of(place).1).sum();
+        // No two records that follow one another are half empty both.
+        let room = inner.layout.max_record() / 2;
+        let records = 2 * body.div_ceil(room) + 1;
+        body + records * inner.layout.cost(CHANGE_BYTES, 0)
+    }
+
+    fn growth_of(&self, places: &[Place]) -> Growth {
+        let add = |sum: Growth, place: &Place| {
+            let extents = self.changes_of(place).0;
+            let sums = 4 * (place.len / u64::from(self.unit));
+            // Its leaf, and where it cuts into an older one that one's.
+            let entries = sum.entries + 2 * extents;
+            Growth { entries, bytes: sum.bytes + extents * MAP_ITEM_BYTES + sums }
+        };
+        places.iter().fold(Growth::default(), add)
+    }
+
+    /// Promises what the records will take (M12).
+    fn share(&self, inner: &Arc<Inner>, wanted: &Wanted<'_>) -> Result<Arc<Share>> {
+        let Wanted { key, places, staged, class, failures } = *wanted;
+        let growth = self.growth_of(places);
+        let direct = class == Class::Direct;
+        let cost = match direct {
+            true => self.promise_once(inner, places),
+            false => self.promise_of(inner, places, staged),
+        };
+        // What is written past the cache was never accepted before.
+        let bytes = if direct { 0 } else { places.iter().map(|place| place.len).sum() };
+        let need = if direct || staged { Need::New } else { Need::Urgent };
+        let mut state = inner.state.lock();
+        if staged && !state.takes_content(cost, growth) {
+            let text = "no room for content in the log";
+            return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
+        }
+        state.shared_bytes += bytes;
+        let promised = state.promise(cost, need, growth);
+        state.shared_bytes -= bytes;
+        promised?;
+        if staged {
+            state.space.log_takes_content();
+        }
+        let mut segments = Vec::with_capacity(places.len());
+        for place in places {
+            let Some(at) = inner.layout.place_at(place.device_offset) else { continue };
+            state.space.segments.hold(at.segment, -(place.len as i64));
+            state.space.segments.fly(at.segment, 1);
+            segments.push(at.segment);
+        }
+        state.put_share(key, Promise { cost, failures, segments, bytes, growth });
+        Ok(Arc::new(Share { inner: self.inner.clone(), key }))
+    }
+
+    /// Room in the staging area: the bytes go into the record itself.
+    fn take_staged(
+        &self,
+        inner: &Arc<Inner>,
+        runs: &[Range<u64>],
+        total: u64,
+    ) -> Result<Reservation> {
+        let failures = inner.log.failures();
+        let mut at = inner.staging.take(total).start;
+        let key = at;
+        let mut places = Vec::with_capacity(runs.len());
+        for run in runs {
+            let len = run.end - run.start;
+            places.push(Place { offset: run.start, len, device_offset: at });
+            at += len;
+        }
+        let (staged, class) = (true, Class::Sync);
+        let wanted = Wanted { key, places: &places, staged, class, failures };
+        match self.share(inner, &wanted) {
+            Ok(owner) => Ok(Reservation::new(places, owner)),
+            Err(error) => {
+                inner.staging.forget(&(key..key + total));
+                Err(error)
+            }
+        }
+    }
+
+    /// Places become a reservation.
+    fn reservation(
+        &self,
+        inner: &Arc<Inner>,
+        taken: Taken<'_>,
+        class: Class,
+        failures: u64,
+    ) -> Result<Reservation> {
+        let Some(key) = taken.places().first().map(|place| place.device_offset) else {
+            return Ok(Reservation::in_place(taken.keep()));
+        };
+        let wanted = Wanted { key, places: taken.places(), staged: false, class, failures };
+        let owner = self.share(inner, &wanted)?;
+        Ok(Reservation::new(taken.keep(), owner))
+    }
+
+    async fn take_waiting(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
+        let inner = self.inner()?;
+        let failures = inner.log.failures();
+        let taken = inner.take_places(self.ino.0, &runs, class).await?;
+        inner.alloc.point().await;
+        self.reservation(&inner, taken, class, failures)
+    }
+
+    /// At once, or what has to be waited for.
+    fn take<'a>(
+        &'a self,
+        inner: &Arc<Inner>,
+        runs: &[Range<u64>],
+        class: Class,
+    ) -> Result<MapFuture<'a, Result<Reservation>>> {
+        let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
+        let most = u64::from(inner.options.inline_max).min(inner.layout.max_inline());
+        if class == Class::Sync && total <= most {
+            match self.take_staged(inner, runs, total) {
+                // Where there is little room the log is kept for records.
+                Err(error) if is_full(&error) => {}
+                done => return Ok(MapFuture::Now(Some(done))),
+            }
+        }
+        if !inner.alloc.at_once() {
+            return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), class))));
+        }
+        let failures = inner.log.failures();
+        let taken = inner.take_reserved(self.ino.0, runs, class)?;
+        Ok(MapFuture::Now(Some(self.reservation(inner, taken, class, failures))))
+    }
+
+    /// There was no room (M14).
+    async fn take_again(&self, mut runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
+        let (inner, unit) = (self.inner()?, u64::from(self.unit));
+        let mut rounds = 0;
+        loop {
+            let made = inner.make_room().await;
+            let taken = match self.take(&inner, &runs, class) {
+                Ok(taken) => taken.await,
+                Err(error) => Err(error),
+            };
+            let error = match taken {
+                Err(error) if is_full(&error) => error,
+                done => return done,
+            };
+            // A direct write is refused as a whole; nothing of it was accepted.
+            if class == Class::Direct || !made {
+                return Err(error);
+            }
+            let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
+            let half = round_down(total / 2, unit);
+            if half > 0 {
+                shorten(&mut runs, half);
+                continue;
+            }
+            rounds += 1;
+            if rounds == ROUNDS {
+                return Err(error);
+            }
+        }
+    }
+
+    /// M15: what has changed is written before more is reserved.
+    async fn take_relieved(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
+        let inner = self.inner()?;
+        if let Err(error) = inner.relieve_now().await {
+            log::warn!("changes wait to be written: {error}");
+        }
+        match self.take(&inner, &runs, class) {
+            Ok(taken) => match taken.await {
+                Err(error) if is_full(&error) => self.take_again(runs, class).await,
+                done => done,
+            },
+            Err(error) if is_full(&error) => self.take_again(runs, class).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// See [`forebay_iomap::MapOps::reserve`].
+    pub fn reserve_runs(
+        &self,
+        runs: &[Range<u64>],
+        class: Class,
+    ) -> MapFuture<'_, Result<Reservation>> {
+        let inner = match self.inner() {
+            Ok(inner) => inner,
+            Err(error) => return MapFuture::Now(Some(Err(error))),
+        };
+        if inner.is_crowded() {
+            return MapFuture::Later(Box::pin(self.take_relieved(runs.to_vec(), class)));
+        }
+        let again = || MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class)) as _);
+        match self.take(&inner, runs, class) {
+            Ok(MapFuture::Now(Some(Err(error)))) if is_full(&error) => again(),
+            Ok(MapFuture::Later(taken)) => {
+                let runs = runs.to_vec();
+                MapFuture::Later(Box::pin(async move {
+                    match taken.await {
+                        Err(error) if is_full(&error) => self.take_again(runs, class).await,
+                        done => done,
+                    }
+                }))
+            }
+            Ok(now) => now,
+            Err(error) if is_full(&error) => again(),
+            Err(error) => MapFuture::Now(Some(Err(error))),
+        }
+    }
+}
+
+/// The first `bytes` bytes of runs.
+fn shorten(runs: &mut Vec<Range<u64>>, bytes: u64) {
+    let mut left = bytes;
+    runs.retain_mut(|run| {
+        run.end = run.end.min(run.start + left);
+        left -= run.end - run.start;
+        run.start < run.end
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_half_of_runs() {
+        let mut runs = vec![0..8, 16..24, 32..40];
+        shorten(&mut runs, 12);
+        assert_eq!(runs, [0..8, 16..20]);
+        shorten(&mut runs, 8);
+        assert_eq!(runs, [0..8]);
+    }
+}

@@ -1,0 +1,372 @@
+//! A full volume: what was accepted is written and can be synced, removing and cutting work, the room comes
+//! back, and it can always be opened for writing.
+//!
+//! No locks.
+
+use crate::format::usage::Stream;
+use crate::fsck::fsck;
+use crate::space::Need;
+use crate::tests::alloc::lab::beside;
+use crate::tests::setup::Setup;
+use crate::volume::{CreateOptions, OpenOptions, Volume};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::task::{BoxFuture, block_on};
+use forebay_base::world::{RealWorld, WorldRef, split_mix};
+use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_block::{BioOp, DeviceRef, RamDevice};
+use forebay_cache::{Config, PageCache};
+use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_vfs::{
+    FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, SetAttr,
+    Timestamp,
+};
+use std::sync::Arc;
+
+const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
+const UNIT: u64 = 4096;
+
+fn setup(inline_max: u32) -> Setup {
+    let (block_bytes, volume_bytes) = (4096, 4 << 20);
+    Setup {
+        block_bytes,
+        volume_bytes,
+        content: true,
+        inline_max,
+        inode_cache_bytes: 1 << 20,
+        fua: false,
+    }
+}
+
+async fn open(setup: &Setup, disk: &SimDisk) -> Result<Volume> {
+    let device: DeviceRef = Arc::new(disk.clone());
+    let world: WorldRef = disk.world().clone();
+    Volume::open(&device, &world, &setup.options(&world)).await
+}
+
+/// A file of this name, made if there is none.
+async fn file(volume: &Volume, name: &str) -> Result<OpenFileRef> {
+    let name = Name::new(name.as_bytes())?;
+    let new = NewInode::of(FileKind::File, 0o644);
+    let (_, file) = volume.create(Ino::ROOT, name, &new, BOTH).await?;
+    Ok(file)
+}
+
+/// Bytes that tell file and place apart.
+fn content(name: &str, offset: u64, len: u64) -> Vec<u8> {
+    let seed =
+        name.bytes().fold(7u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_01b3));
+    let mut rng = seed ^ offset << 20;
+    (0..len / 8).flat_map(|_| split_mix(&mut rng).to_le_bytes()).collect()
+}
+
+async fn write(file: &OpenFileRef, name: &str, offset: u64, len: u64) -> Result<()> {
+    let bytes: Vec<u8> =
+        (0..len / UNIT).flat_map(|n| content(name, offset + n * UNIT, UNIT)).collect();
+    let (none, keep) = (IoFlags::empty(), Privileges::Keep);
+    let done = file.write(offset, AlignedBuf::copy_of(&bytes), none, keep).await.1;
+    done.map(|wrote| assert_eq!(wrote.len as u64, len, "all or nothing"))
+}
+
+/// What of a file is there, as far as it is long.
+async fn verify(volume: &Volume, name: &str, size: u64) {
+    let file = file(volume, name).await.unwrap();
+    let found = volume.getattr(file.ino()).await.unwrap().size;
+    assert_eq!(found, size, "{name}: what was refused has not made it longer");
+    for at in (0..size).step_by(UNIT as usize) {
+        let (buf, done) = file.read(at, AlignedBuf::new(UNIT as usize), IoFlags::empty()).await;
+        assert_eq!(done.unwrap() as u64, UNIT, "{name} at {at}");
+        assert!(buf[..] == content(name, at, UNIT)[..], "{name} at {at}");
+    }
+}
+
+/// Writes files until one is refused: names and sizes. What was accepted can always be synced.
+async fn fill(volume: Volume, writer: u64, mut rng: u64) -> Vec<(String, u64)> {
+    let mut made = Vec::new();
+    loop {
+        let name = format!("w{writer}f{}", made.len());
+        let Ok(file) = file(&volume, &name).await else { return made };
+        let (mut size, mut full) = (0, false);
+        while size < 40 * UNIT && !full {
+            let len = (1 + split_mix(&mut rng) % 16) * UNIT;
+            match write(&file, &name, size, len).await {
+                Ok(()) => size += len,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                    full = true;
+                }
+            }
+            if full || split_mix(&mut rng) % 4 == 0 {
+                file.sync(split_mix(&mut rng) % 2 == 0).await.expect("it was accepted");
+            }
+        }
+        file.sync(false).await.expect("it was accepted");
+        made.push((name, size));
+        if full {
+            return made;
+        }
+    }
+}
+
+/// Verifies, cuts and removes all of it.
+async fn empty(volume: &Volume, made: &[(String, u64)]) {
+    for (name, size) in made {
+        verify(volume, name, *size).await;
+    }
+    for (n, (name, size)) in made.iter().enumerate() {
+        if n % 8 == 0 {
+            let file = file(volume, name).await.unwrap();
+            // Within a block.
+            let cut = volume.setattr(file.ino(), &SetAttr::size(size / 2 + 100)).await;
+            cut.expect("cutting works on a full volume");
+            file.sync(false).await.expect("and syncing");
+        }
+        volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.expect("and removing");
+    }
+    volume.syncfs().await.expect("and syncing all");
+}
+
+async fn available(volume: &Volume) -> u64 {
+    volume.statfs().await.unwrap().blocks_available
+}
+
+/// Four writers at once filled a volume: each had been told that there was room for what all four had
+/// written, and the last one heard of it from its sync.
+#[test]
+fn four_writers_fill_a_volume_round_after_round() {
+    for (seed, inline_max) in [(1, 0), (2, 64 << 10), (3, 64 << 10)] {
+        let setup = setup(inline_max);
+        let mut disk = setup.blank();
+        let mut fitted = Vec::new();
+        for life in 0..3u64 {
+            disk.world().run(async {
+                let volume = open(&setup, &disk).await.unwrap();
+                let world: WorldRef = disk.world().clone();
+                let before = available(&volume).await;
+                for round in 0..4u64 {
+                    let writer = |n: u64| -> BoxFuture<'static, _> {
+                        Box::pin(fill(volume.clone(), n, seed << 32 | life << 16 | round << 8 | n))
+                    };
+                    let made = beside(&world, (0..4).map(writer).collect()).await.concat();
+                    let blocks = made.iter().map(|(_, size)| size / UNIT).sum::<u64>();
+                    fitted.push(blocks);
+                    assert!(blocks * 4 >= before * 3, "{fitted:?} of {before}");
+                    empty(&volume, &made).await;
+                    let after = available(&volume).await;
+                    // Of open segments some is dead, and still theirs.
+                    assert!(after + 24 >= before, "{after} of {before}, seed {seed}, {round}");
+                }
+                if life == 0 {
+                    volume.close().await.unwrap();
+                }
+            });
+            disk.world().stop();
+            disk = disk.power_cut(seed).in_world(SimWorld::new(seed + life));
+            let device: DeviceRef = Arc::new(disk.in_world(SimWorld::new(9)));
+            let world = SimWorld::new(9);
+            let asked: WorldRef = world.clone();
+            let report = world.run(fsck(&device, &asked, &mut |_| ()));
+            world.stop();
+            let report = report.unwrap();
+            assert!(report.is_clean(), "{:?}", report.findings);
+        }
+    }
+}
+
+/// The same with threads.
+#[test]
+fn four_threads_fill_a_volume_round_after_round() {
+    let device: DeviceRef = Arc::new(RamDevice::new(16 << 20));
+    let world: WorldRef = RealWorld::with_seed(1);
+    let options = CreateOptions {
+        segment_bytes: 256 << 10,
+        ..CreateOptions::new([1; 16], [2; 16], Timestamp::new(1, 0))
+    };
+    block_on(Volume::create(&device, &world, &options)).unwrap();
+    let config = Config { huge_pages: false, ..Config::with_budget(4 << 20) };
+    let cache = Some(PageCache::new(config, world.clone()).unwrap());
+    let options = OpenOptions { cache, noatime: true, ..OpenOptions::default() };
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    let before = block_on(available(&volume));
+    for round in 0..6u64 {
+        let made: Vec<(String, u64)> = std::thread::scope(|scope| {
+            let writer = |n: u64| {
+                let volume = volume.clone();
+                scope.spawn(move || block_on(fill(volume, n, round << 8 | n)))
+            };
+            let threads: Vec<_> = (0..4).map(writer).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        let blocks = made.iter().map(|(_, size)| size / UNIT).sum::<u64>();
+        assert!(blocks * 4 >= before * 3, "{blocks} of {before}");
+        block_on(empty(&volume, &made));
+        let after = block_on(available(&volume));
+        assert!(after + 96 >= before, "{after} of {before}, round {round}");
+    }
+    block_on(volume.close()).unwrap();
+}
+
+/// A volume that is full to the last promise, of content and of names.
+async fn filled(volume: &Volume) -> Vec<(String, u64)> {
+    let made = fill(volume.clone(), 0, 5).await;
+    for n in 0.. {
+        let name = format!("an empty file with a long name, number {n}");
+        if file(volume, &name).await.is_err() {
+            break;
+        }
+    }
+    made
+}
+
+/// A power cut, or a close, left a volume without a free segment: it could not be opened for writing any
+/// more, and so not be emptied. Nor could it when an orphan found no room to go.
+#[test]
+fn a_full_volume_can_be_opened_and_emptied() {
+    for (seed, close) in [(1, false), (2, true), (3, false)] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        let made = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let open_one = file(&volume, "orphan").await.unwrap();
+            write(&open_one, "orphan", 0, 8 * UNIT).await.unwrap();
+            let mut made = filled(&volume).await;
+            volume.unlink(Ino::ROOT, Name::new(b"orphan").unwrap()).await.unwrap();
+            volume.syncfs().await.unwrap();
+            // What is free is taken by what is never refused, and a checkpoint says so.
+            {
+                let mut state = volume.0.state.lock();
+                while state.space.segments.free() > 0 {
+                    state.space.segments.take(Stream::Data).unwrap();
+                }
+            }
+            volume.checkpoint().await.unwrap();
+            if close {
+                drop(open_one);
+                volume.close().await.unwrap();
+            } else {
+                std::mem::forget(open_one);
+            }
+            made.retain(|(_, size)| *size > 0);
+            made
+        });
+        disk.world().stop();
+        let mut disk = disk.power_cut(seed).in_world(SimWorld::new(seed));
+        for _ in 0..3 {
+            // Opened, and cut off before anything is done.
+            disk.world().run(async { drop(open(&setup, &disk).await.expect("it opens")) });
+            disk.world().stop();
+            disk = disk.power_cut(seed).in_world(SimWorld::new(seed));
+        }
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.expect("it opens");
+            empty(&volume, &made).await;
+            assert!(volume.0.state.lock().orphans.is_empty(), "it went when there was room");
+        });
+        disk.world().stop();
+    }
+}
+
+/// A flush failed on a volume where the log had been promised all there was: what was not durable wanted its
+/// promises once more, and did not get them; every sync failed from then on, on a device that worked again.
+#[test]
+fn a_failed_flush_on_a_full_volume_is_made_good() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let made = filled(&volume).await;
+        {
+            // Promised to the last byte.
+            let mut state = volume.0.state.lock();
+            while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
+        }
+        volume.unlink(Ino::ROOT, Name::new(made[0].0.as_bytes()).unwrap()).await.ok();
+        disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
+        assert!(volume.syncfs().await.is_err(), "the flush failed");
+        volume.syncfs().await.expect("and the next one does not");
+    });
+    disk.world().stop();
+}
+
+/// The mark of a checkpoint found no room behind promises of the log, and without it nothing came free.
+#[test]
+fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        filled(&volume).await;
+        {
+            let mut state = volume.0.state.lock();
+            while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
+        }
+        let before = volume.0.checkpoints.superblock().checkpoint;
+        assert!(volume.0.make_room().await);
+        assert!(volume.0.checkpoints.superblock().checkpoint >= before + 2);
+    });
+    disk.world().stop();
+}
+
+/// What a checkpoint that nobody waits for any more had taken stayed taken until the next opening, and a close
+/// that was given up half way left the volume closed.
+#[test]
+fn a_checkpoint_that_is_dropped_did_not_happen() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let f = file(&volume, "f").await.unwrap();
+        write(&f, "f", 0, 4 * UNIT).await.unwrap();
+        volume.syncfs().await.unwrap();
+        let slots = |volume: &Volume| volume.0.state.lock().space.nodes.used();
+        volume.checkpoint().await.unwrap();
+        volume.checkpoint().await.unwrap();
+        let used = slots(&volume);
+        for polls in 1..40 {
+            let mut making = Box::pin(volume.close());
+            let mut left = polls;
+            std::future::poll_fn(|cx| {
+                left -= 1;
+                match making.as_mut().poll(cx) {
+                    std::task::Poll::Pending if left > 0 => std::task::Poll::Pending,
+                    _ => std::task::Poll::Ready(()),
+                }
+            })
+            .await;
+            drop(making);
+            if volume.0.state.lock().is_closed {
+                break;
+            }
+            let name = format!("n{polls}");
+            file(&volume, &name).await.expect("it is not closed");
+            volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.unwrap();
+        }
+        if !volume.0.state.lock().is_closed {
+            for _ in 0..3 {
+                volume.checkpoint().await.unwrap();
+            }
+            assert!(slots(&volume) <= used + 4, "{} of {used}", slots(&volume));
+        }
+    });
+    disk.world().stop();
+}
+
+/// Blocks that are smaller than the device's cannot be written: recovery said so with an error of I/O.
+#[test]
+fn a_device_with_larger_blocks_is_refused() {
+    let setup = Setup { block_bytes: 512, ..setup(0) };
+    let disk = setup.blank();
+    let bytes = disk.peek(0, setup.volume_bytes as usize);
+    let world = SimWorld::new(1);
+    let config = forebay_sim::SimConfig {
+        size: setup.volume_bytes,
+        sector: 4096,
+        ..forebay_sim::SimConfig::default()
+    };
+    let larger = SimDisk::new(world.clone(), config);
+    larger.poke(0, &bytes);
+    let error = world.run(open(&setup, &larger)).err().expect("refused");
+    world.stop();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("512"), "{error}");
+}

@@ -1,0 +1,93 @@
+//! Random interleavings of the log's turns, on threads of their own, in a build of its own:
+//! `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target directory apart.
+//!
+//! Held in every schedule: who waits for a record gets an answer (L8; shuttle reports a deadlock otherwise), and a
+//! record that was said to be durable was flushed (I12).
+//!
+//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 20,000).
+#![cfg(shuttle)]
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::{Arc, thread};
+use forebay_base::task::{BoxFuture, block_on, oneshot};
+use forebay_lfs::log_model::Model;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+fn check(test: impl Fn() + Send + Sync + 'static) {
+    let runs = std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(20_000, |v| v.parse().unwrap());
+    let test = std::sync::Arc::new(test);
+    let other = test.clone();
+    shuttle::check_random(move || test(), runs / 2);
+    shuttle::check_pct(move || other(), runs / 2, 3);
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+fn together(jobs: Vec<Job>) {
+    let threads: Vec<_> = jobs.into_iter().map(thread::spawn).collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+/// A log whose device answers on another thread; the answer of that number is a failure.
+fn model(failing: u64) -> Arc<Model> {
+    let count = AtomicU64::new(0);
+    let io = move || -> BoxFuture<'static, bool> {
+        let worked = count.fetch_add(1, Ordering::Relaxed) != failing;
+        let (tx, rx) = oneshot();
+        thread::spawn(move || tx.send(worked));
+        Box::pin(async move { rx.await.unwrap_or(false) })
+    };
+    Arc::new(Model::new(Box::new(io)))
+}
+
+fn syncs(model: &Arc<Model>, times: u64) -> Job {
+    let model = model.clone();
+    Box::new(move || {
+        for _ in 0..times {
+            block_on(model.synced());
+        }
+    })
+}
+
+#[test]
+fn nobody_waits_for_ever() {
+    check(|| {
+        let model = model(u64::MAX);
+        together((0..3).map(|_| syncs(&model, 2)).collect());
+    });
+}
+
+#[test]
+fn nobody_waits_for_ever_when_the_device_fails_once() {
+    for failing in 0..4 {
+        check(move || {
+            let model = model(failing);
+            together((0..3).map(|_| syncs(&model, 2)).collect());
+        });
+    }
+}
+
+/// One is polled a few times and goes, with its turn, its place in the queue, or its wake.
+#[test]
+fn nobody_waits_for_ever_when_one_goes() {
+    for polls in 1..4 {
+        check(move || {
+            let model = model(u64::MAX);
+            let mut jobs: Vec<Job> = (0..2).map(|_| syncs(&model, 2)).collect();
+            let theirs = model.clone();
+            jobs.push(Box::new(move || {
+                let mut future = pin!(theirs.synced());
+                for _ in 0..polls {
+                    let once = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready()));
+                    if block_on(once) {
+                        return;
+                    }
+                    thread::yield_now();
+                }
+            }));
+            together(jobs);
+        });
+    }
+}

@@ -1,0 +1,197 @@
+//! Looks at a source now and then, and keeps what it saw for all who watch: at most [`POINTS`] points and one
+//! picture.
+//!
+//! Invariants: B1 pictures are taken only for somebody who asks, at most one every [`PAUSE`], and less often
+//! where they take long: at most one part in [`SHARE`] of one CPU's time goes into them, however many watch.
+//! B2 when [`Board::close`] returns, the source is gone and nobody looks any more.
+//! Lock: one, held while the source is looked at, which one thread does at a time.
+
+use crate::json;
+use crate::source::{CacheSource, Source};
+use forebay::latency::Taken;
+use forebay::{Picture, Stats};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Points kept: five minutes of them.
+pub const POINTS: usize = 300;
+/// Between two looks.
+pub const PAUSE: Duration = Duration::from_millis(900);
+/// See B1.
+pub const SHARE: u32 = 200;
+
+/// Numbers of a moment, and of the time since the one before.
+#[derive(Debug, Clone, Default)]
+pub struct Point {
+    /// Counts points; the first is 1.
+    pub number: u64,
+    /// Since the board was made, s.
+    pub at_seconds: f64,
+    /// Time that rates are of, s.
+    pub over_seconds: f64,
+    /// The counters as they were.
+    pub stats: Stats,
+    /// What came in that time.
+    pub since: Stats,
+    /// How long operations took that ended in that time.
+    pub latencies: [(&'static str, Taken); 3],
+}
+
+impl Point {
+    /// So much of a counter a second.
+    pub fn rate(&self, amount: u64) -> f64 {
+        if self.over_seconds > 0.0 { amount as f64 / self.over_seconds } else { 0.0 }
+    }
+
+    /// Share of blocks that reads and writes found, 0 to 1; `None` if there were no requests.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        let all = self.since.hits + self.since.misses;
+        (all > 0).then(|| self.since.hits as f64 / all as f64)
+    }
+}
+
+/// What was seen last.
+pub struct View {
+    /// What the process does.
+    pub what: String,
+    /// The I/O engine.
+    pub engine: String,
+    /// The latest numbers.
+    pub point: Point,
+    /// What is in the cache.
+    pub picture: Picture,
+    /// Numbers of the front end.
+    pub front: Vec<crate::source::Counter>,
+    /// What is wrong.
+    pub health: Result<(), String>,
+}
+
+/// See the module.
+pub struct Board(Mutex<Inner>);
+
+struct Inner {
+    source: Option<Box<dyn Source>>,
+    made: Instant,
+    points: VecDeque<Point>,
+    /// Sums of the latest point, to tell what came since.
+    sums: (Option<Instant>, Stats, [(&'static str, Taken); 3]),
+    turn: usize,
+    /// The latest view as JSON: when, what it cost, and the text.
+    view: Option<(Instant, Duration, Arc<str>)>,
+}
+
+impl Board {
+    /// Of a source.
+    pub fn new(source: CacheSource) -> Arc<Self> {
+        Self::of(Box::new(source))
+    }
+
+    /// Of any source.
+    pub fn of(source: Box<dyn Source>) -> Arc<Self> {
+        let sums = (None, source.stats(), source.latencies());
+        let (points, made) = (VecDeque::new(), Instant::now());
+        Arc::new(Self(Mutex::new(Inner {
+            source: Some(source),
+            made,
+            points,
+            sums,
+            turn: 0,
+            view: None,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// Lets the source go (B2).
+    pub fn close(&self) {
+        self.lock().source = None;
+    }
+
+    /// Looks at the numbers, if the last look is some time ago: called once a second it makes a history.
+    pub fn tick(&self) {
+        self.lock().advance();
+    }
+
+    /// The latest view, for the page and for `top`; `None` once it is closed.
+    pub fn view(&self) -> Option<Arc<str>> {
+        self.lock().view()
+    }
+
+    /// All points, oldest first.
+    pub fn history(&self) -> String {
+        let mut inner = self.lock();
+        inner.advance();
+        json::history(inner.points.iter())
+    }
+
+    /// Numbers in Prometheus' text form; `None` once it is closed.
+    pub fn metrics(&self) -> Option<String> {
+        let inner = self.lock();
+        let source = inner.source.as_ref()?;
+        let uptime = inner.made.elapsed().as_secs_f64();
+        Some(crate::metrics::text(&**source, uptime))
+    }
+
+    /// Whether all is well.
+    pub fn health(&self) -> Result<(), String> {
+        let inner = self.lock();
+        inner.source.as_ref().map_or_else(|| Err("it is ending".into()), |source| source.health())
+    }
+}
+
+impl Inner {
+    /// A new point, unless the last one is new.
+    fn advance(&mut self) {
+        let Some(source) = &self.source else { return };
+        let now = Instant::now();
+        let (before, old_stats, old_latencies) = &self.sums;
+        if before.is_some_and(|before| now - before < PAUSE) {
+            return;
+        }
+        let (stats, latencies) = (source.stats(), source.latencies());
+        let mut taken = latencies;
+        for (new, old) in taken.iter_mut().zip(old_latencies) {
+            new.1 = new.1.since(&old.1);
+        }
+        let point = Point {
+            number: self.points.back().map_or(0, |point| point.number) + 1,
+            at_seconds: (now - self.made).as_secs_f64(),
+            over_seconds: (now - before.unwrap_or(self.made)).as_secs_f64(),
+            since: stats.since(old_stats),
+            stats: stats.clone(),
+            latencies: taken,
+        };
+        if self.points.len() == POINTS {
+            self.points.pop_front();
+        }
+        self.points.push_back(point);
+        self.sums = (Some(now), stats, latencies);
+    }
+
+    fn view(&mut self) -> Option<Arc<str>> {
+        if let Some((at, cost, text)) = &self.view
+            && at.elapsed() < PAUSE.max(*cost * SHARE)
+        {
+            self.source.as_ref()?;
+            return Some(text.clone());
+        }
+        self.advance();
+        let source = self.source.as_ref()?;
+        let began = Instant::now();
+        let view = View {
+            what: source.what().to_string(),
+            engine: source.engine(),
+            point: self.points.back().cloned().unwrap_or_default(),
+            picture: source.picture(self.turn),
+            front: source.front().map_or_else(Vec::new, |front| front.counters()),
+            health: source.health(),
+        };
+        self.turn = self.turn.wrapping_add(1);
+        let text: Arc<str> = json::view(&view).to_string().into();
+        self.view = Some((Instant::now(), began.elapsed(), text.clone()));
+        Some(text)
+    }
+}

@@ -1,0 +1,216 @@
+//! What the page and `top` read: plain JSON, units at the end of names. Names of files are data, never
+//! markup.
+//!
+//! Invariant: J1 its size is bounded by that of a picture: below 100 KiB, and names.
+
+use crate::board::{Point, View};
+use forebay::{Bytes, FilePicture, StreamPicture};
+use serde_json::{Map, Value, json};
+
+/// Longest name of a file that is said, bytes of UTF-8; the middle of a longer one is left out.
+const NAME_MAX: usize = 512;
+
+/// Everything of a moment.
+pub fn view(view: &View) -> Value {
+    let stats: Map<String, Value> =
+        view.point.stats.fields().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
+    let front: Map<String, Value> =
+        view.front.iter().map(|(n, v)| ((*n).to_string(), (*v).into())).collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "what": view.what,
+        "engine": view.engine,
+        "healthy": view.health.is_ok(),
+        "trouble": view.health.as_ref().err(),
+        "now": point(&view.point),
+        "cache": {
+            "budget_bytes": view.point.stats.budget_bytes,
+            "frames_bytes": view.point.stats.frames_total * 4096,
+            "free_bytes": view.point.stats.frames_free * 4096,
+            "sampled": view.picture.sampled,
+            "bytes": bytes(&view.picture.sum),
+        },
+        "files": view.picture.files.iter().map(file).collect::<Vec<_>>(),
+        "others": { "files": view.picture.others.0, "bytes": bytes(&view.picture.others.1) },
+        "streams": view.picture.streams.iter().map(stream).collect::<Vec<_>>(),
+        "stats": stats,
+        "front": front,
+    })
+}
+
+/// Points, oldest first.
+pub fn history<'a>(points: impl Iterator<Item = &'a Point>) -> String {
+    Value::Array(points.map(point).collect()).to_string()
+}
+
+/// One point.
+fn point(point: &Point) -> Value {
+    let since = &point.since;
+    let device = since.miss_bytes
+        + since.readahead_bytes
+        + since.direct_read_bytes
+        + since.uncached_read_bytes;
+    let mut value = json!({
+        "number": point.number,
+        "at_seconds": point.at_seconds,
+        "hit_ratio": point.hit_ratio(),
+        "hits_per_second": point.rate(since.hits),
+        "misses_per_second": point.rate(since.misses),
+        "device_read_bytes_per_second": point.rate(device),
+        "device_written_bytes_per_second": point.rate(since.written_bytes),
+        "evicted_bytes_per_second": point.rate(since.evicted_blocks * 4096),
+        "flushes_per_second": point.rate(since.flushes),
+        "dirty_bytes": point.stats.dirty_bytes,
+        "writeback_bytes": point.stats.writeback_bytes,
+        "used_bytes": (point.stats.frames_total - point.stats.frames_free) * 4096,
+    });
+    for (name, taken) in &point.latencies {
+        value[format!("{name}_per_second")] = point.rate(taken.count()).into();
+        value[format!("{name}_p50_nanos")] = taken.quantile(0.5).into();
+        value[format!("{name}_p99_nanos")] = taken.quantile(0.99).into();
+    }
+    value
+}
+
+fn bytes(bytes: &Bytes) -> Value {
+    json!({
+        "resident": bytes.resident,
+        "hot": bytes.hot,
+        "dirty": bytes.dirty,
+        "writing": bytes.writing,
+        "reading": bytes.reading,
+        "unflushed": bytes.unflushed,
+        "uncached": bytes.uncached,
+    })
+}
+
+fn file(file: &FilePicture) -> Value {
+    json!({
+        "name": short(&file.name),
+        "volume": file.volume.as_deref().map(short),
+        "size_bytes": file.size,
+        "bytes": bytes(&file.bytes),
+        "cells": {
+            "resident": levels(file, |b| b.resident),
+            "hot": levels(file, |b| b.hot),
+            "dirty": levels(file, |b| b.dirty),
+            "writing": levels(file, |b| b.writing),
+            "passing": levels(file, |b| b.reading.max(b.uncached)),
+        },
+    })
+}
+
+/// A digit for each cell: how much of its bytes are so, in ninths, rounded up; nothing if none is.
+fn levels(file: &FilePicture, of: impl Fn(&Bytes) -> u64) -> String {
+    let cell = (file.size / file.cells.len().max(1) as u64).max(1);
+    if file.cells.iter().all(|bytes| of(bytes) == 0) {
+        return String::new();
+    }
+    let digit = |bytes: &Bytes| {
+        let ninths = (of(bytes) * 9).div_ceil(cell).min(9);
+        char::from(b'0' + ninths as u8)
+    };
+    file.cells.iter().map(digit).collect()
+}
+
+fn stream(stream: &StreamPicture) -> Value {
+    json!({
+        "name": short(&stream.name),
+        "reader": format!("{:x}", stream.reader),
+        "position_bytes": stream.position,
+        "window_bytes": stream.window,
+        "uncached": stream.uncached,
+        "passed_bytes": stream.bytes,
+    })
+}
+
+fn short(name: &str) -> String {
+    if name.len() <= NAME_MAX {
+        return name.to_string();
+    }
+    let half = NAME_MAX / 2 - 2;
+    let (mut head, mut tail) = (half, name.len() - half);
+    while !name.is_char_boundary(head) {
+        head -= 1;
+    }
+    while !name.is_char_boundary(tail) {
+        tail += 1;
+    }
+    format!("{}...{}", &name[..head], &name[tail..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_digits() {
+        let mut picture = FilePicture {
+            name: "x".into(),
+            volume: None,
+            size: 4 * 65536,
+            bytes: Bytes::default(),
+            cells: vec![Bytes::default(); 4],
+        };
+        assert_eq!(levels(&picture, |b| b.resident), "");
+        picture.cells[1].resident = 4096;
+        picture.cells[3].resident = 65536;
+        assert_eq!(levels(&picture, |b| b.resident), "0109");
+    }
+
+    #[test]
+    fn j1_a_full_picture_is_of_bounded_size() {
+        let full = u64::MAX >> 20;
+        let bytes = Bytes {
+            resident: full,
+            hot: full,
+            dirty: full,
+            writing: full,
+            reading: full,
+            unflushed: full,
+            uncached: full,
+        };
+        let file = FilePicture {
+            name: "/a".repeat(5000),
+            volume: Some("v".repeat(5000)),
+            size: full,
+            bytes,
+            cells: vec![bytes; forebay::CELLS],
+        };
+        let reader = StreamPicture {
+            name: "n".repeat(5000),
+            reader: full,
+            position: full,
+            window: full,
+            uncached: true,
+            bytes: full,
+        };
+        let picture = forebay::Picture {
+            files: vec![file; forebay::FILES],
+            others: (usize::MAX, bytes),
+            sum: bytes,
+            streams: vec![reader; 64],
+            sampled: full,
+        };
+        let view = View {
+            what: "export".into(),
+            engine: "io_uring".into(),
+            point: Point::default(),
+            picture,
+            front: vec![("late_requests", full); 64],
+            health: Err("no".into()),
+        };
+        let text = super::view(&view).to_string();
+        let names = (2 * forebay::FILES + 64) * NAME_MAX;
+        assert!(text.len() < (100 << 10) + names, "J1: {} bytes", text.len());
+    }
+
+    #[test]
+    fn long_names_lose_their_middle() {
+        let name = "\u{e4}".repeat(4000);
+        let said = short(&name);
+        assert!(said.len() <= NAME_MAX && said.contains("..."), "{}", said.len());
+        assert_eq!(short("<script>"), "<script>");
+    }
+}

@@ -1,0 +1,180 @@
+//! Numbers as Prometheus reads them (text exposition format 0.0.4): base units, and the unit in each name.
+//!
+//! Invariants: M1 a name is of letters, digits and underscores, each has its type and what it is. M2 a
+//! counter's name ends in `_total`, a time is in seconds, an amount in bytes, blocks or a count of
+//! something.
+
+use crate::source::Source;
+use forebay::latency::{BUCKETS, Taken, bound_nanos};
+use std::fmt::Write;
+
+/// Fields of the cache's counters that go up and down.
+const GAUGES: [&str; 12] = [
+    "budget_bytes",
+    "arena_bytes",
+    "arena_page_bytes",
+    "arena_huge_bytes",
+    "frames_total",
+    "frames_free",
+    "folios",
+    "ghosts",
+    "dirty_bytes",
+    "writeback_bytes",
+    "unflushed_bytes",
+    "private_bytes",
+];
+
+/// Everything of a source.
+pub fn text(source: &dyn Source, uptime_seconds: f64) -> String {
+    let mut out = String::new();
+    let what = label(source.what());
+    let version = env!("CARGO_PKG_VERSION");
+    head(&mut out, "forebay_info", "gauge", "What runs here.");
+    let _ = writeln!(out, "forebay_info{{version=\"{version}\",what=\"{what}\"}} 1");
+    let mut one = |name: &str, kind: &str, help: &str, value: f64| {
+        head(&mut out, name, kind, help);
+        let _ = writeln!(out, "{name} {value}");
+    };
+    one("forebay_uptime_seconds", "gauge", "Since it is watched.", uptime_seconds);
+    let healthy = f64::from(u8::from(source.health().is_ok()));
+    one(
+        "forebay_healthy",
+        "gauge",
+        "1 if all is well, 0 if accepted bytes cannot be written.",
+        healthy,
+    );
+    let stats = source.stats();
+    for (field, help, value) in stats.described() {
+        let (name, kind, scale) = cache_name(field);
+        one(&name, kind, help, value as f64 / scale);
+    }
+    let help = "Bytes written for each byte that was dirty.";
+    one("forebay_write_amplification_ratio", "gauge", help, stats.write_amplification());
+    if let Some(front) = source.front() {
+        for (field, value) in front.counters() {
+            let (name, scale) = (front_name(front.name(), field), scale_of(field));
+            one(&name, "untyped", "Of the front end.", value as f64 / scale);
+        }
+        out.push_str(&front.more_metrics());
+    }
+    for (name, taken) in source.latencies() {
+        histogram(&mut out, name, &taken);
+    }
+    out
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let help = help.replace('\\', "\\\\").replace('\n', " ");
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+/// A value of a label.
+pub fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn scale_of(field: &str) -> f64 {
+    if field.ends_with("_nanos") { 1e9 } else { 1.0 }
+}
+
+/// Name, type, and what a value is divided by.
+fn cache_name(field: &str) -> (String, &'static str, f64) {
+    let base = match field {
+        "hits" | "misses" => format!("{field}_blocks"),
+        "frames_total" => "frames".to_string(),
+        _ => field.replace("_nanos", "_seconds"),
+    };
+    if GAUGES.contains(&field) || field == "private_bytes_max" {
+        return (format!("forebay_{base}"), "gauge", 1.0);
+    }
+    (format!("forebay_{base}_total"), "counter", scale_of(field))
+}
+
+fn front_name(what: &str, field: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    let what: String = what.chars().map(plain).collect();
+    let field: String = field.chars().map(plain).collect();
+    format!("forebay_{what}_{}", field.replace("_nanos", "_seconds"))
+}
+
+/// A histogram: counts below each bound, their number and sum.
+fn histogram(out: &mut String, name: &str, taken: &Taken) {
+    let name = format!("forebay_{name}_seconds");
+    head(out, &name, "histogram", "How long it took, where a device was waited for.");
+    let mut sum = 0;
+    for (bucket, count) in taken.counts.iter().enumerate().take(BUCKETS - 1) {
+        sum += count;
+        let bound = bound_nanos(bucket) as f64 / 1e9;
+        let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {sum}");
+    }
+    let all = taken.count();
+    let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {all}");
+    let _ = writeln!(out, "{name}_sum {}\n{name}_count {all}", taken.nanos as f64 / 1e9);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CacheSource, FrontEnd};
+    use forebay::{Cache, CacheConfig, RawOptions};
+    use std::collections::BTreeSet;
+
+    struct Polls;
+
+    impl FrontEnd for Polls {
+        fn name(&self) -> &str {
+            "a b"
+        }
+
+        fn counters(&self) -> Vec<crate::Counter> {
+            vec![("poll_nanos", 1_500_000_000)]
+        }
+    }
+
+    /// M1 and M2, for every number there is.
+    #[test]
+    fn m1_m2_names_say_type_and_unit() {
+        let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
+        let source = CacheSource::new("a\"b", &cache).with_front(std::sync::Arc::new(Polls));
+        let text = text(&source, 2.5);
+        let mut seen = BTreeSet::new();
+        let mut typed = (String::new(), String::new());
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert!(seen.insert(name.to_string()), "{name} twice");
+                typed = (name.to_string(), kind.to_string());
+            }
+            if line.starts_with('#') {
+                continue;
+            }
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(value.parse::<f64>().is_ok_and(f64::is_finite), "{line}");
+            let name = name.split('{').next().unwrap();
+            assert!(name.starts_with(&typed.0), "{line} below the type of {}", typed.0);
+            assert!(
+                name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b.is_ascii_digit())
+            );
+            assert!(!name.contains("nanos"), "{name}");
+            assert_eq!(typed.1 == "counter", name.ends_with("_total"), "{line}");
+        }
+        assert!(text.contains("what=\"a\\\"b\""), "labels are escaped");
+        assert!(text.contains("forebay_a_b_poll_seconds 1.5\n"), "{text}");
+        assert!(text.contains("forebay_hits_blocks_total 0\n"));
+        assert!(text.contains("forebay_read_wait_seconds_bucket{le=\"+Inf\"} 0\n"));
+        assert!(text.contains("forebay_throttled_seconds_total 0\n"));
+    }
+
+    #[test]
+    fn what_was_waited_for_is_in_its_histogram() {
+        let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
+        let path = std::env::temp_dir().join(format!("forebay-metrics-{}", std::process::id()));
+        let options = RawOptions { create_size: Some(1 << 20), ..RawOptions::default() };
+        let file = cache.open_raw(&path, &options).unwrap();
+        file.read_at(&mut [0; 4096], 0).unwrap();
+        file.read_at(&mut [0; 4096], 0).unwrap();
+        let text = text(&CacheSource::new("library", &cache), 0.0);
+        assert!(text.contains("forebay_read_wait_seconds_count 1\n"), "a hit is not waited for");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

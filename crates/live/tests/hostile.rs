@@ -1,0 +1,216 @@
+//! Hostile clients of the page: a thousand of them, of every kind, and the server answers as before and
+//! holds no more memory than its bounds allow.
+
+use forebay::{Cache, CacheConfig};
+use forebay_live::server::CONNECTIONS;
+use forebay_live::{Board, CacheSource, Options, Server};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+fn start() -> (Cache, Server) {
+    let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
+    let board = Board::new(CacheSource::new("test", &cache));
+    let server = Server::start(&board, &Options::parse("127.0.0.1:0", false).unwrap()).unwrap();
+    (cache, server)
+}
+
+/// Sends bytes, reads whatever comes until the end. Where the other side has closed already, that is an
+/// end, too.
+fn send(to: SocketAddr, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(to).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let _closed_early = stream.write_all(bytes);
+    let _closed = stream.shutdown(Shutdown::Write);
+    let mut answer = Vec::new();
+    let _reset = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// A proper request, as often as it takes until there is room for one more connection.
+fn get(to: SocketAddr, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n");
+    loop {
+        let answer = send(to, request.as_bytes());
+        if !answer.is_empty() {
+            return answer;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// A request that makes no sense, by number; every kind in turn.
+fn hostile(n: usize, to: SocketAddr) -> Vec<u8> {
+    let noise = |len: usize| -> Vec<u8> {
+        let mut x = n as u64 * 2_654_435_769 + 1;
+        let mut next = || {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        };
+        (0..len).map(|_| next()).collect()
+    };
+    let text = match n % 14 {
+        0 => return noise(n % 5000 + 1),
+        1 => format!("GET / HTTP/1.1\r\nHost: {to}\r\nX: {}\r\n\r\n", "a".repeat(100_000)),
+        2 => format!("GET /{} HTTP/1.1\r\nHost: {to}\r\n\r\n", "%00../".repeat(20_000)),
+        3 => format!("GET / HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(5000)),
+        4 => format!(
+            "POST / HTTP/1.1\r\nHost: {to}\r\nContent-Length: 99999999999\r\n\r\n{}",
+            "x".repeat(200_000)
+        ),
+        5 => format!("GET / HTTP/1.1\r\nHost: evil.example:{}\r\n\r\n", to.port()),
+        6 => {
+            format!("GET /live.json HTTP/1.1\r\nHost: {to}\r\nOrigin: http://evil.example\r\n\r\n")
+        }
+        7 => format!("GET / HTTP/1.1\r\nHost: {to}\r\nHost: {to}\r\n\r\n"),
+        8 => "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_string(),
+        9 => "GET / HTTP/1.1\r\nHost".to_string(),
+        10 => format!(
+            "GET / HTTP/1.1\r\nHost: {to}\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n"
+        ),
+        11 => format!("{}GET / HTTP/1.1\r\nHost: {to}\r\n\r\n", "\r\n".repeat(30_000)),
+        12 => {
+            return [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(), noise(600)].concat();
+        }
+        _ => String::new(),
+    };
+    text.into_bytes()
+}
+
+/// T4
+#[test]
+fn t4_a_thousand_hostile_requests_change_nothing() {
+    let (cache, server) = start();
+    let to = server.address();
+    for path in ["/", "/live.json", "/metrics", "/history.json", "/healthz"] {
+        assert!(get(to, path).starts_with("HTTP/1.1 200 OK\r\n"), "{path}");
+    }
+    let before = resident_bytes();
+    for n in 0..1000 {
+        let answer = send(to, &hostile(n, to));
+        assert!(!answer.contains(" 200 OK") || n % 14 == 10, "{n}: {answer}");
+        assert!(!answer.contains("Access-Control"), "{n}: {answer}");
+    }
+    assert_eq!(get(to, "/healthz").rsplit("\r\n\r\n").next(), Some("ok\n"));
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 8 << 20, "{grown} bytes more than before");
+    server.stop();
+    drop(cache);
+}
+
+/// T2: connections that say nothing take all places, and lose them when their time is over; those beyond are
+/// closed at once. Stopping does not wait for the silent ones.
+#[test]
+fn t2_silent_connections_are_few_and_do_not_hold_up_the_end() {
+    let (_cache, server) = start();
+    let to = server.address();
+    let silent: Vec<TcpStream> =
+        (0..CONNECTIONS + 20).map(|_| TcpStream::connect(to).unwrap()).collect();
+    // Those beyond are closed without a word; a read of one of the others says that there is nothing yet.
+    let is_closed = |mut stream: &TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        let end = stream.read(&mut [0; 16]);
+        stream.set_nonblocking(false).unwrap();
+        !end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    while silent.iter().filter(|stream| is_closed(stream)).count() < 20 {
+        std::thread::yield_now();
+    }
+    server.stop();
+    for mut stream in &silent {
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let end = stream.read(&mut [0; 16]);
+        assert!(
+            matches!(end, Ok(0))
+                || end.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+        );
+    }
+    assert!(TcpStream::connect(to).is_err(), "nobody listens any more");
+}
+
+/// T5 and B2: the cache is free when the server has stopped: nothing of it is held by whoever watched.
+#[test]
+fn t5_b2_the_cache_goes_when_the_server_has_stopped() {
+    let dir = std::env::temp_dir().join(format!("forebay-live-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let image = dir.join("data.fby");
+    let create = forebay::CreateVolume { size: Some(16 << 20), ..Default::default() };
+    forebay::Volume::create(&image, &create).unwrap();
+    let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
+    let volume = cache.open_volume(&image, &forebay::VolumeOptions::default()).unwrap();
+    let board = Board::new(CacheSource::new("test", &cache));
+    let server = Server::start(&board, &Options::parse("127.0.0.1:0", false).unwrap()).unwrap();
+    let to = server.address();
+    let watchers: Vec<_> = (0..8)
+        .map(|_| std::thread::spawn(move || (0..20).for_each(|_| drop(try_get(to, "/live.json")))))
+        .collect();
+    get(to, "/live.json");
+    server.stop();
+    volume.close().unwrap();
+    drop(cache);
+    let other = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
+    drop(other.open_volume(&image, &forebay::VolumeOptions::default()).unwrap());
+    watchers.into_iter().for_each(|watcher| watcher.join().unwrap());
+    assert!(board.view().is_none() && board.metrics().is_none() && board.health().is_err());
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+fn try_get(to: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(to).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+#[test]
+fn t1_beyond_loopback_must_be_meant() {
+    for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
+        let refused = Options::parse(address, false).unwrap_err();
+        assert!(refused.to_string().contains("can watch"), "{refused}");
+        assert!(Options::parse(address, true).is_ok());
+    }
+    for nonsense in ["", "localhost:80", "127.0.0.1", "127.0.0.1:x", ":8080"] {
+        assert!(Options::parse(nonsense, true).is_err(), "{nonsense}");
+    }
+}
+
+/// HEAD is GET without the content, and one view is made for all who ask at the same time.
+#[test]
+fn b1_everybody_sees_the_same_view_for_a_while() {
+    let (_cache, server) = start();
+    let to = server.address();
+    let head = send(to, format!("HEAD / HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes());
+    assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
+    let content = |path: &str| get(to, path).split_once("\r\n\r\n").unwrap().1.to_string();
+    let number = |view: &str| {
+        let view: serde_json::Value = serde_json::from_str(view).unwrap();
+        view["now"]["number"].as_u64().unwrap()
+    };
+    let first = number(&content("/live.json"));
+    let watchers: Vec<_> = (0..200).map(|_| number(&content("/live.json"))).collect();
+    let most = watchers.iter().max().unwrap() - first;
+    assert!(most < 200, "a view for each who asks");
+    let page = content("/");
+    assert!(!page.contains("NONCE") && !page.contains("http://") && !page.contains("https://"));
+}
+
+/// T3: who never ends his request is told so when his time is over, and loses his place.
+#[test]
+fn t3_half_a_request_is_not_waited_for_for_ever() {
+    let (_cache, server) = start();
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    write!(stream, "GET / HTTP/1.1\r\nHost: {}\r\n", server.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+}
