@@ -131,7 +131,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         ..VolumeOptions::default()
     };
     let opened = Volume::open(&cache, volume, &options)?;
-    let fs = opened.file_system();
+    let fs = opened.to_mount();
     let target = Target::new();
     let control = start_control(wanted, &target)?;
     how.control = control.as_ref().map(|control| control.path().to_path_buf());

@@ -29,6 +29,7 @@ pub mod ioctl;
 pub mod mount;
 pub mod notify;
 pub mod options;
+mod payload;
 pub mod proto;
 mod serve;
 pub mod session;
@@ -41,6 +42,7 @@ pub mod fuzz;
 
 pub use mount::{MountKind, Mounted, mount};
 pub use options::{KernelCache, Options};
+pub use serve::Served;
 pub use session::{Ending, Session};
 
 /// An extended attribute that the root of each mount has: the process that serves it, in decimal, as that

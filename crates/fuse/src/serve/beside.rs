@@ -1,0 +1,146 @@
+//! What others in the process change, told to the kernel. See [`forebay_vfs::beside`].
+//!
+//! Invariants: K1 a change is counted (`epoch`) before it is looked whether the kernel may keep what it made
+//! stale, and an answer marks before it looks whether there was a change meanwhile: one of them sees the
+//! other. K2 an answer that met a change is not kept. K3 where others write, an `O_APPEND` goes to our end of
+//! file, not the kernel's. K4 the kernel's size of a file is no smaller than what others have made it.
+//!
+//! No locks.
+
+use super::Core;
+use crate::handles::Handle;
+use crate::inodes::Mark;
+use crate::notify::Notice;
+use crate::proto::consts::{READ_LOCKOWNER, WRITE_CACHE};
+use crate::proto::reply::Valid;
+use crate::proto::request::{ReadIn, WriteIn};
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::task::BoxFuture;
+use forebay_vfs::beside::{Change, Observer, Ticket};
+use forebay_vfs::{Attr, Beside, FileSystem, Ino, OpenFileRef, Wrote};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A file system to be mounted, and the view of it that others have, if there are any.
+pub struct Served {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) beside: Option<Arc<Beside>>,
+}
+
+impl From<Arc<dyn FileSystem>> for Served {
+    fn from(fs: Arc<dyn FileSystem>) -> Self {
+        Self { fs, beside: None }
+    }
+}
+
+impl From<Arc<Beside>> for Served {
+    fn from(beside: Arc<Beside>) -> Self {
+        Self { fs: beside.inner().clone(), beside: Some(beside) }
+    }
+}
+
+impl Core {
+    /// How many changes others have made.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// How long the kernel may keep attributes that were asked for when the epoch was `seen` (K2).
+    pub(super) fn valid(&self, attr: &Attr, seen: u64) -> Valid {
+        self.inodes.mark(attr.ino, Mark::Attributes);
+        let valid = super::valid(attr);
+        match self.epoch() == seen {
+            true => valid,
+            false => Valid { attr: Duration::ZERO, ..valid },
+        }
+    }
+
+    /// Before a read: without a lock owner it fills the kernel's cache.
+    pub(super) fn mark_read(&self, handle: &Handle, io: &ReadIn) {
+        if io.read_flags & READ_LOCKOWNER == 0 {
+            self.inodes.mark(handle.file.ino(), Mark::Content);
+        }
+    }
+
+    /// Whether an append has to look for the end itself (K3).
+    pub(super) fn others_write(&self) -> bool {
+        self.epoch() != 0
+    }
+
+    /// After a write of a program: what the kernel has of it may be older. One that bypasses its cache had the
+    /// range dropped before it came here, and may have been read again meanwhile; an append may have gone
+    /// elsewhere.
+    pub(super) fn after_write(&self, handle: &Handle, io: &WriteIn, done: &Wrote) {
+        if io.write_flags & WRITE_CACHE != 0 {
+            return;
+        }
+        let ino = handle.file.ino();
+        if done.offset != io.offset {
+            self.notifier.owe(ino.0, done.offset.min(io.offset), u64::MAX);
+        } else if !handle.kernel_cached && self.inodes.marked(ino, Mark::Content) {
+            self.notifier.owe(ino.0, io.offset, done.len as u64);
+        }
+    }
+
+    fn give(&self, notice: Notice) -> Ticket {
+        Ticket(self.notifier.give(notice))
+    }
+}
+
+impl Observer for Core {
+    fn knows(&self, ino: Ino) -> bool {
+        self.inodes.knows(ino)
+    }
+
+    fn keep(&self, file: OpenFileRef) {
+        self.inodes.keep(file);
+    }
+
+    fn holds_back(&self, ino: Ino) -> bool {
+        // A map that can be stored into keeps its file open for writing.
+        self.inodes.marked(ino, Mark::Content) && self.handles.has_writer(ino)
+    }
+
+    fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket {
+        self.give(Notice::content(ino.0, offset, len))
+    }
+
+    fn changed(&self, change: &Change) -> Ticket {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        match change {
+            Change::Content { ino, offset, len, end } => {
+                let attributes = self.inodes.take_attributes(*ino);
+                if let Some((size, byte)) = *end {
+                    // Some calls look at the size that the kernel has, however old: it is made to grow.
+                    self.give(Notice::Store { node: ino.0, offset: size - 1, byte });
+                    self.give(Notice::content(ino.0, (*offset).min(size - 1), u64::MAX))
+                } else if self.inodes.marked(*ino, Mark::Content) {
+                    self.give(Notice::content(ino.0, *offset, *len))
+                } else if attributes {
+                    self.give(Notice::attributes(ino.0))
+                } else {
+                    Ticket::default()
+                }
+            }
+            Change::Attributes(ino) if self.inodes.take_attributes(*ino) => {
+                self.give(Notice::attributes(ino.0))
+            }
+            Change::Entry { dir, name, gone } if self.inodes.knows(*dir) => {
+                let (dir, name) = (dir.0, name.clone());
+                self.give(match gone {
+                    Some(ino) => Notice::Delete { dir, node: ino.0, name },
+                    None => Notice::Entry { dir, name },
+                })
+            }
+            Change::Attributes(_) | Change::Entry { .. } => Ticket::default(),
+        }
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.notifier.room())
+    }
+
+    fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()> {
+        Box::pin(self.notifier.gone(ticket.0))
+    }
+}
