@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: run test check unit fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup requires bench clean help
+.PHONY: package run test check unit fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup requires bench clean help
 
 help:
 	@echo "make run        the main job on a real file system image, with numbers; then quick benches and their page"
@@ -16,7 +16,8 @@ help:
 	@echo "make crash      100,000 crash states of volumes"
 	@echo "make shuttle    concurrency tests of the folio state machine"
 	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
-	@echo "make bench      the benches in full, about half an hour, and their page"
+	@echo "make package    a static binary and a Debian package, in dist of the target folder"
+	@echo "make bench      the benches in full, some hours, and their page"
 
 setup:
 	@scripts/setup
@@ -62,6 +63,9 @@ bench-quick: setup
 
 bench: build
 	$(TARGET)/release/forebay bench all --html $(TARGET)/report.html
+
+package: setup
+	scripts/package
 
 requires: setup
 	$(CARGO) xtask requires

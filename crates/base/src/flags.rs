@@ -37,17 +37,23 @@ impl IoFlags {
         IoFlags::START_WRITEBACK.union(IoFlags::DSYNC).union(IoFlags::SYNC).union(IoFlags::APPEND);
 
     /// Checks a flag set for one direction. Unknown or unsupported is EOPNOTSUPP, never ignored.
+    #[inline]
     pub fn check(self, write: bool) -> Result<()> {
-        let unknown = self.bits() & !Self::all().bits();
-        if unknown != 0 {
-            let text = format!("unknown flag bits {unknown:#x}");
-            return Err(Error::new(ErrorKind::Unsupported, "check flags", text));
-        }
-        if !write && self.intersects(Self::WRITE_ONLY) {
-            let text = format!("{:?} on a read", self & Self::WRITE_ONLY);
-            return Err(Error::new(ErrorKind::Unsupported, "check flags", text));
+        let refused = if write { Self::empty() } else { Self::WRITE_ONLY };
+        if self.bits() & (!Self::all().bits() | refused.bits()) != 0 {
+            return Err(self.unsupported());
         }
         Ok(())
+    }
+
+    #[cold]
+    fn unsupported(self) -> Error {
+        let unknown = self.bits() & !Self::all().bits();
+        let text = match unknown {
+            0 => format!("{:?} on a read", self & Self::WRITE_ONLY),
+            _ => format!("unknown flag bits {unknown:#x}"),
+        };
+        Error::new(ErrorKind::Unsupported, "check flags", text)
     }
 }
 

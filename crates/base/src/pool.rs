@@ -259,6 +259,28 @@ mod tests {
         assert_eq!(block_on(rx), Some(7), "K4, K5: a thread is there, and goes on");
     }
 
+    /// K2: woken from within its own poll, and by another thread while it is being polled.
+    #[test]
+    fn a_task_that_is_woken_while_it_runs_runs_again() {
+        let pool = TaskPool::new();
+        let (tx, rx) = oneshot();
+        let (mut polls, mut tx) = (0, Some(tx));
+        let task = std::future::poll_fn(move |cx| {
+            polls += 1;
+            match polls {
+                1 => cx.waker().wake_by_ref(),
+                2 => {
+                    let waker = cx.waker().clone();
+                    std::thread::spawn(move || waker.wake()).join().expect("it wakes");
+                }
+                _ => tx.take().expect("it ends once").send(polls),
+            }
+            if polls > 2 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        pool.spawn("woken", Box::pin(task));
+        assert_eq!(block_on(rx), Some(3), "K2: a wake is lost");
+    }
+
     #[test]
     fn a_task_that_blocks_holds_one_thread() {
         let pool = TaskPool::new();

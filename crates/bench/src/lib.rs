@@ -15,6 +15,7 @@ pub mod harness;
 pub mod hit;
 pub mod hotset;
 mod jobs;
+pub mod live;
 pub mod looped;
 pub mod memcg;
 pub mod nbd;
@@ -53,6 +54,7 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("resize", "the cache made small and large again under load", resize::run),
     ("alloc", "parallel large writers: extents, on a disk with an arm and on this one", alloc::run),
     ("volume", "the volume beside XFS, ext4 and btrfs on a loop, and the host's", volume::run),
+    ("live", "what it costs when somebody watches", live::run),
     (
         "database",
         "pgbench on a mount beside a backup, and on XFS in a memory cgroup",

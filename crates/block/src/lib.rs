@@ -9,6 +9,7 @@ pub mod bio;
 pub mod check;
 pub mod engine;
 pub mod file;
+pub mod ioctl;
 pub mod loopdev;
 pub mod ram;
 mod sys;

@@ -1,19 +1,23 @@
-//! A loop device of the kernel's over memory, for who needs a block device and nothing in it.
+//! Loop devices of the kernel's: over memory, for who needs a block device and nothing in it, and over a file.
 //!
-//! Invariants: X1 the device goes with its last user: we are one as long as a [`MemoryLoop`] lives, a mount
-//! is another. A process that dies leaves none behind.
+//! Invariants: X1 the device goes with its last user: we are one as long as a [`MemoryLoop`] or [`FileLoop`]
+//! lives, a mount is another. A process that dies leaves none behind.
 //!
 //! No locks.
 
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::MemfdFlags;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const LOOP_CTL_GET_FREE: u32 = 0x4c82;
 const LOOP_CONFIGURE: u32 = 0x4c0a;
+const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const LO_FLAGS_PARTSCAN: u32 = 8;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
 /// Somebody else may take the free device first; so often it is tried again.
 const TRIES: u32 = 64;
 
@@ -61,25 +65,93 @@ impl MemoryLoop {
         let memory = rustix::fs::memfd_create(&*shown, MemfdFlags::CLOEXEC)
             .and_then(|fd| rustix::fs::ftruncate(&fd, bytes).map(|()| fd))
             .map_err(|e| Error::from_io("make a loop device", e.into()))?;
-        let control = open(Path::new("/dev/loop-control"))?;
-        for _ in 0..TRIES {
-            let free = ioctl(control.as_fd(), LOOP_CTL_GET_FREE, std::ptr::null());
-            let number = free.map_err(|e| Error::from_io("find a free loop device", e))?;
-            let path = PathBuf::from(format!("/dev/loop{number}"));
-            let device = open(&path)?;
-            match configure(&device, &memory, name) {
-                Ok(()) => return Ok(Self { path, _device: device }),
-                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
-                Err(e) => return Err(Error::from_io("make a loop device", e).with_path(path)),
-            }
-        }
-        Err(Error::new(ErrorKind::Busy, "find a free loop device", "others took each"))
+        let (path, device) = attach(memory.as_fd(), name, 0, LO_FLAGS_AUTOCLEAR)?;
+        Ok(Self { path, _device: device })
     }
 
     /// `/dev/loopN`.
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// A loop device over an open file, past the kernel's cache of that (X1).
+#[derive(Debug)]
+pub struct FileLoop {
+    path: PathBuf,
+    device: File,
+}
+
+impl FileLoop {
+    /// Makes one over `file`, which has to be open for what is asked; `block_bytes`: of its logical blocks;
+    /// `partitions`: the kernel looks for them. `Unsupported` if the file's own file system has no direct
+    /// I/O.
+    pub fn attach(
+        file: &File,
+        name: &str,
+        block_bytes: u32,
+        read_only: bool,
+        partitions: bool,
+    ) -> Result<Self> {
+        let mut flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
+        flags |= if read_only { LO_FLAGS_READ_ONLY } else { 0 };
+        flags |= if partitions { LO_FLAGS_PARTSCAN } else { 0 };
+        let (path, device) = attach(file.as_fd(), name, block_bytes, flags)?;
+        let made = Self { path, device };
+        match made.attribute("loop/dio")?.trim() {
+            "1" => Ok(made),
+            _ => {
+                let text = "the kernel goes through its own cache";
+                Err(Error::new(ErrorKind::Unsupported, "make a loop device", text))
+            }
+        }
+    }
+
+    /// `/dev/loopN`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn attribute(&self, name: &str) -> Result<String> {
+        let device = self.path.file_name().unwrap_or_default();
+        let path = Path::new("/sys/block").join(device).join(name);
+        std::fs::read_to_string(&path).map_err(|e| Error::from_io("read", e).with_path(path))
+    }
+
+    /// `Busy` if it is mounted, or somebody else has it to himself in another way.
+    pub fn check_free(&self) -> Result<()> {
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_EXCL);
+        let opened = options.open(&self.path).map(drop);
+        opened.map_err(|e| Error::from_io("look whether it is in use", e).with_path(&self.path))
+    }
+
+    /// What was written to the device and lies in the kernel's cache goes to the file, and is durable.
+    pub fn sync(&self) -> Result<()> {
+        self.device.sync_all().map_err(|e| Error::from_io("sync", e).with_path(&self.path))
+    }
+}
+
+/// Makes a loop device over an open file: where, and the device, which is its first user.
+fn attach(
+    file: BorrowedFd<'_>,
+    name: &str,
+    block_bytes: u32,
+    flags: u32,
+) -> Result<(PathBuf, File)> {
+    let control = open(Path::new("/dev/loop-control"))?;
+    for _ in 0..TRIES {
+        let free = ioctl(control.as_fd(), LOOP_CTL_GET_FREE, std::ptr::null());
+        let number = free.map_err(|e| Error::from_io("find a free loop device", e))?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        let device = open(&path)?;
+        match configure(&device, file, name, block_bytes, flags) {
+            Ok(()) => return Ok((path, device)),
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(e) => return Err(Error::from_io("make a loop device", e).with_path(path)),
+        }
+    }
+    Err(Error::new(ErrorKind::Busy, "find a free loop device", "others took each"))
 }
 
 fn open(path: &Path) -> Result<File> {
@@ -90,7 +162,13 @@ fn open(path: &Path) -> Result<File> {
         .map_err(|e| Error::from_io("open", e).with_path(path))
 }
 
-fn configure(device: &File, memory: &OwnedFd, name: &str) -> std::io::Result<()> {
+fn configure(
+    device: &File,
+    file: BorrowedFd<'_>,
+    name: &str,
+    block_size: u32,
+    flags: u32,
+) -> std::io::Result<()> {
     let mut file_name = [0; 64];
     let shown = &name.as_bytes()[..name.len().min(63)];
     file_name[..shown.len()].copy_from_slice(shown);
@@ -99,14 +177,14 @@ fn configure(device: &File, memory: &OwnedFd, name: &str) -> std::io::Result<()>
         number: 0,
         encrypt_type: 0,
         encrypt_key_size: 0,
-        flags: LO_FLAGS_AUTOCLEAR,
+        flags,
         file_name,
         crypt_name: [0; 64],
         encrypt_key: [0; 32],
         init: [0; 2],
     };
-    let fd = memory.as_raw_fd() as u32;
-    let config = LoopConfig { fd, block_size: 0, info, reserved: [0; 8] };
+    let fd = file.as_raw_fd() as u32;
+    let config = LoopConfig { fd, block_size, info, reserved: [0; 8] };
     ioctl(device.as_fd(), LOOP_CONFIGURE, &config).map(drop)
 }
 

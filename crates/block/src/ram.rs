@@ -176,7 +176,9 @@ impl BlockDevice for RamDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bio::Completion;
     use forebay_base::ErrorKind;
+    use forebay_base::buf::{AlignedBuf, DataRef};
     use forebay_base::task::block_on;
 
     #[test]
@@ -194,6 +196,50 @@ mod tests {
             block_on(ram.extents(0, 3 * CHUNK, 9)).unwrap(),
             [(0, CHUNK, true), (CHUNK, CHUNK, false), (2 * CHUNK, CHUNK, true)]
         );
+    }
+
+    /// R1, R2.
+    #[test]
+    fn a_request_is_over_when_it_is_submitted_and_what_was_never_written_is_zero() {
+        let ram = RamDevice::new(3 * CHUNK);
+        ram.write_from(CHUNK, &[9; 512], BioFlags::empty()).unwrap();
+        let over = std::sync::Arc::new(std::sync::Mutex::new(None));
+        let told = over.clone();
+        let mut buf = AlignedBuf::new(4 * 512);
+        buf.fill(0xff);
+        let end = Box::new(move |done: Completion| {
+            done.result.unwrap();
+            let at = std::thread::current().id();
+            *told.lock().unwrap() = Some((at, done.data.into_buf().unwrap()));
+        });
+        let (at, len) = (CHUNK - 2 * 512, 4 * 512);
+        ram.submit(Bio::new(BioOp::Read, at, len, DataRef::Buf(buf), end));
+        let (thread, back) = over.lock().unwrap().take().expect("R1: over inside `submit`");
+        assert_eq!(thread, std::thread::current().id(), "R1");
+        assert!(back[..1024].iter().all(|&b| b == 0), "R2: an absent chunk");
+        assert!(back[1024..1536] == [9; 512] && back[1536..].iter().all(|&b| b == 0));
+        assert_eq!(ram.allocated(), CHUNK, "reading makes no chunk");
+    }
+
+    /// R3: two writers of a whole chunk beside a reader, which sees the one or the other.
+    #[test]
+    fn a_chunk_changes_at_once() {
+        let ram = RamDevice::new(CHUNK);
+        let whole = CHUNK as usize;
+        std::thread::scope(|s| {
+            for byte in [1, 2] {
+                let ram = &ram;
+                s.spawn(move || {
+                    let chunk = vec![byte; whole];
+                    (0..200).for_each(|_| ram.write_from(0, &chunk, BioFlags::empty()).unwrap());
+                });
+            }
+            let mut back = vec![0; whole];
+            for _ in 0..400 {
+                ram.read_into(0, &mut back).unwrap();
+                assert!(back.iter().all(|&b| b == back[0]), "R3: half of one, half of another");
+            }
+        });
     }
 
     #[test]

@@ -21,6 +21,7 @@ fn create(name: &str, size: u64, direct_io: DirectIo) -> Arc<FileDevice> {
     FileDevice::open(path(name), &options, &engine()).unwrap()
 }
 
+/// F3: neither writes nor zeroing of the last block, which go past the end, move it.
 #[test]
 fn a_partial_last_block_is_clipped_and_zero_filled() {
     for direct_io in [DirectIo::Auto, DirectIo::Off] {
@@ -132,7 +133,7 @@ fn l1_modes_follow_the_rules_and_say_why() {
     assert!(device.direct_io().0);
     let mut odd = AlignedBuf::new(8192);
     let e = device.read_into(0, &mut odd[1..4097]).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::Unaligned);
+    assert_eq!(e.kind(), ErrorKind::Unaligned, "F4");
     let path = device.path().to_path_buf();
     drop(device);
     let shifted = FileOptions { offset: 100, ..Default::default() };

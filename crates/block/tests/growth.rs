@@ -92,6 +92,7 @@ fn grows_under_load(aio: Aio, engine: &Engine, logical_block: u32) {
     assert_eq!(std::fs::metadata(device.path()).unwrap().len(), size, "X3: no write grows a file");
 }
 
+/// X4: a request that looked at the size twice found two of them, and failed or wrote behind its part.
 #[test]
 fn a_file_grows_while_requests_touch_its_end() {
     for (aio, engine) in engines() {

@@ -128,6 +128,7 @@ fn checksum_finds_what_changed_at_rest() {
     assert_eq!(device.stats().corrupt_reads, 2);
 }
 
+/// D2: the need is read anew each time, through the whole stack.
 #[test]
 fn s5_x1_the_need_for_stable_writes_reaches_the_top_at_once() {
     let checksum = ChecksumDevice::new(ram());

@@ -68,7 +68,8 @@ impl Lab {
                     folio.detach_in_flight(one(block), &(at..at + BLOCK), &mut pool);
                 }
                 folio.install_frames(one(block), &mut pool);
-                folio.write(block as usize * BLOCK, &[value; BLOCK], false);
+                folio.copy_in(block as usize * BLOCK, &[value; BLOCK]);
+                folio.mark_dirty(one(block), false);
                 self.check(&folio);
                 return;
             }

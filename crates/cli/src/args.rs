@@ -5,7 +5,11 @@ mod volume;
 
 pub use volume::{CpArgs, CreateArgs, ExtentsArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
 
+use crate::attach::{AttachArgs, DetachArgs, ListArgs};
+use crate::generate::GenerateArgs;
 use crate::mount::{MountArgs, WatchdogArgs};
+use crate::policy::PolicyArgs;
+use crate::run::RunArgs;
 use crate::umount::UmountArgs;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
@@ -53,6 +57,12 @@ pub enum Command {
     Mount(Box<MountArgs>),
     /// End a mount; returns when everything is durable
     Umount(UmountArgs),
+    /// Make a block device of an image, or of a file in a volume
+    Attach(AttachArgs),
+    /// End such a device; returns when everything is durable
+    Detach(DetachArgs),
+    /// List what is served: mounts, exports, block devices
+    List(ListArgs),
     /// Watches over the process of a mount
     #[command(hide = true)]
     Watchdog(WatchdogArgs),
@@ -62,12 +72,18 @@ pub enum Command {
     Top(TopArgs),
     /// Show or change the settings of a running process
     Tune(TuneArgs),
+    /// Show or set what openings of a file on a mount do with the cache
+    Policy(PolicyArgs),
+    /// Run a command that leaves nothing in the cache of any mount
+    Run(RunArgs),
     /// Show how much of a file is in the cache
     Fincore(FincoreArgs),
     /// Say what this machine offers and what would be chosen
     Doctor(DoctorArgs),
     /// Cut the power of volumes in memory, everywhere, and see what is left
     CrashTest(CrashTestArgs),
+    /// Make man pages and completions for shells
+    Generate(GenerateArgs),
     /// Measure against the kernel
     #[command(disable_help_flag = true)]
     Bench(BenchArgs),
@@ -149,6 +165,10 @@ pub struct ExportArgs {
     #[arg(long, value_name = "STRATEGY",
           value_parser = PossibleValuesParser::new(forebay::UncachedStrategy::WORDS))]
     pub uncached_strategy: Option<String>,
+    /// How blocks of volumes are given out [default: reserve]
+    #[arg(long, value_name = "MODE",
+          value_parser = PossibleValuesParser::new(["interleaved", "serialized", "reserve"]))]
+    pub alloc: Option<String>,
     /// Threads that serve clients, 1 to 64 [default: the CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Option<u16>,
@@ -347,7 +367,8 @@ pub struct BenchArgs {
     pub args: Vec<String>,
 }
 
-fn size(text: &str) -> Result<u64, String> {
+/// A size, as in `64M`.
+pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|_| "a whole number with an optional k, M, G or T".to_string())
 }
 

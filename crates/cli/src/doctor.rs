@@ -2,6 +2,8 @@
 //!
 //! Every check ends in one line: `ok`, `note` (works, could be better) or `problem`.
 
+mod container;
+
 use crate::args::DoctorArgs;
 use crate::failure::{Failure, Outcome};
 use crate::{machine, output};
@@ -46,13 +48,15 @@ pub fn doctor(args: &DoctorArgs) -> Outcome {
         processors(),
         memory(),
         cgroup(),
+        container::container(),
         cache_size(),
         engine(),
         huge_pages(),
         memlock(),
         io_flusher(),
         nofile(),
-        fuse(),
+        container::fuse(),
+        container::loops(),
     ];
     if let Some(image) = &args.image {
         findings.push(direct_io(image));
@@ -152,13 +156,7 @@ fn engine() -> Finding {
     if chosen.0 == "io_uring" {
         return Finding::ok("engine", text);
     }
-    let disabled = machine::read_line("/proc/sys/kernel/io_uring_disabled");
-    let advice = match disabled.as_deref() {
-        Some("1") => "sysctl kernel.io_uring_disabled=0, or run in kernel.io_uring_group",
-        Some("2") => "sysctl kernel.io_uring_disabled=0 allows io_uring",
-        _ => "threads serve everything too; in a container its seccomp profile may block io_uring",
-    };
-    Finding::note("engine", text, advice)
+    Finding::note("engine", text, container::io_uring())
 }
 
 fn huge_pages() -> Finding {
@@ -226,18 +224,6 @@ fn nofile() -> Finding {
     }
 }
 
-fn fuse() -> Finding {
-    let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
-    match device {
-        Ok(_) => Finding::ok("fuse", "/dev/fuse can be opened (nbdfuse works)"),
-        Err(e) => Finding::note(
-            "fuse",
-            format!("/dev/fuse: {e}"),
-            "only needed to mount an export with nbdfuse: modprobe fuse",
-        ),
-    }
-}
-
 fn direct_io(image: &Path) -> Finding {
     let options =
         FileOptions { read_only: true, direct_io: DirectIo::Auto, ..FileOptions::default() };
@@ -261,7 +247,9 @@ mod tests {
 
     #[test]
     fn every_check_says_something() {
-        for finding in [kernel(), processors(), memory(), cgroup(), memlock(), nofile(), fuse()] {
+        for finding in
+            [kernel(), processors(), memory(), cgroup(), memlock(), nofile(), container::fuse()]
+        {
             assert!(!finding.text.is_empty(), "{}", finding.what);
             assert_eq!(finding.advice.is_some(), finding.level != Level::Ok, "{}", finding.what);
         }

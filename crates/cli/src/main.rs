@@ -6,20 +6,25 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod attach;
 mod control;
 mod crash_test;
+mod daemon;
 mod doctor;
 mod export;
 mod failure;
 mod fincore;
+mod generate;
 mod live;
 mod logger;
 mod machine;
 mod mount;
 mod mounts;
 mod output;
+mod policy;
 mod progress;
 mod remote;
+mod run;
 mod signals;
 mod stat;
 mod top;
@@ -48,13 +53,19 @@ fn main() -> ExitCode {
         Command::Grow(args) => volume::grow::grow(args).map(|()| status::OK),
         Command::Mount(args) => mount::mount(args),
         Command::Umount(args) => umount::umount(args).map(|()| status::OK),
+        Command::Attach(args) => attach::attach(args),
+        Command::Detach(args) => attach::detach(args).map(|()| status::OK),
+        Command::List(args) => attach::list(args).map(|()| status::OK),
         Command::Watchdog(args) => mount::watchdog(args).map(|()| status::OK),
         Command::Stat(args) => stat::stat(args).map(|()| status::OK),
         Command::Top(args) => top::top(args).map(|()| status::OK),
         Command::Tune(args) => stat::tune(args).map(|()| status::OK),
+        Command::Policy(args) => policy::policy(args).map(|()| status::OK),
+        Command::Run(args) => run::run(args),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),
         Command::CrashTest(args) => crash_test::crash_test(args),
+        Command::Generate(args) => generate::generate(args).map(|()| status::OK),
         Command::Bench(args) => Ok(bench(args.args.clone())),
     };
     ExitCode::from(result.unwrap_or_else(|failure| failure.report()))

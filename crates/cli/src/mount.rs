@@ -10,7 +10,6 @@
 //! P2 Exit status 0 of the process that stays means that everything accepted is durable.
 //! P3 Whoever is told that the mount is gone can open the image.
 
-mod daemon;
 mod helper;
 mod target;
 mod words;
@@ -18,6 +17,7 @@ mod words;
 pub use helper::command_line;
 
 use crate::control::server::ControlServer;
+use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
 use crate::{live, output, signals};
 use clap::Args;
@@ -27,7 +27,6 @@ use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_fuse::watchdog::{self, Watchdog};
 use forebay_fuse::{MountKind, Options, Session};
-use forebay_live::{Board, CacheSource};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -85,7 +84,15 @@ pub fn mount(args: &MountArgs) -> Outcome<u8> {
     let dir = absolute(&args.dir)?;
     check(&volume, &dir)?;
     if !args.foreground && !args.daemon {
-        return daemon::start();
+        return Ok(match daemon::start()? {
+            Started::Failed(status) => status,
+            Started::Serves(remark) => {
+                if !remark.is_empty() {
+                    log::warn!("{remark}");
+                }
+                status::OK
+            }
+        });
     }
     serve(args, &wanted, &volume, &dir)
 }
@@ -120,6 +127,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         read_only: wanted.read_only(),
         direct_io: wanted.direct_io,
         noatime: wanted.noatime(),
+        alloc: wanted.alloc,
         ..VolumeOptions::default()
     };
     let opened = Volume::open(&cache, volume, &options)?;
@@ -134,8 +142,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let session = Session::start(mounted, fs, RealWorld::new(), &how)?;
     let watchdog = start_watchdog(&session, dir, number)?;
     let figures: Figures = Arc::new(session.figures());
-    let front = Arc::new(Watched(figures.clone()));
-    let board = Board::new(CacheSource::new("mount", &cache).with_front(front));
+    let board = Watched::board(&cache, &figures);
     let page = live::serve(&board, http)?;
     target.serve(Live {
         board,
@@ -147,15 +154,15 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         number: rustix::fs::makedev(number.0, number.1),
         kernel_cache: how.kernel_cache,
         front_bytes: how.memory_bound(),
+        trees: Box::new(session.trees()),
         figures,
     });
     watch_signals(dir, how.control.clone())?;
     if args.daemon {
-        daemon::ready(kind)?;
+        daemon::ready(remark(kind).unwrap_or_default())?;
     } else {
-        let mut said = vec![format!("{} is mounted on {}", volume.display(), dir.display())];
-        said.extend(page.as_ref().map(live::uri));
-        output::announce(&said);
+        let said = format!("{} is mounted on {}", volume.display(), dir.display());
+        output::announce(&[vec![said], page.iter().map(live::uri).collect()].concat());
     }
     let ending = session.wait();
     std::mem::forget(undo);
@@ -220,7 +227,8 @@ impl Drop for Unmount {
     }
 }
 
-fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outcome<Watchdog> {
+/// Starts the process that looks after this one.
+pub fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outcome<Watchdog> {
     let exe = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
     let mut command = Command::new(exe);
     command.args(["watchdog", "--"]);

@@ -170,7 +170,10 @@ fn show_mount(mount: &Value) {
         text("direct_io_reason"),
     ));
     let (known, open) = (&mount["inodes_known"], &mount["open_files"]);
-    output::line(format!("  {known} inodes known to the kernel, {open} open files"));
+    let trees = &mount["process_trees"];
+    output::line(format!(
+        "  {known} inodes known to the kernel, {open} open files, {trees} process trees with a mode of their own"
+    ));
 }
 
 /// A counter, or a ratio of two.

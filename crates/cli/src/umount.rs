@@ -65,7 +65,8 @@ fn process_of(dir: &Path) -> Outcome<Option<OwnedFd>> {
     Ok(opened.and_then(Result::ok))
 }
 
-fn until_it_ends(process: &OwnedFd) -> Result<(), Errno> {
+/// Waits for the end of a process.
+pub fn until_it_ends(process: &OwnedFd) -> Result<(), Errno> {
     loop {
         match poll(&mut [PollFd::new(process, PollFlags::IN)], None) {
             Err(Errno::INTR) => {}

@@ -49,13 +49,19 @@ fn both_ways() {
         "grow",
         "export",
         "mount",
+        "attach",
+        "detach",
+        "list",
         "umount",
         "stat",
         "top",
         "tune",
+        "policy",
+        "run",
         "fincore",
         "doctor",
         "crash-test",
+        "generate",
     ] {
         let help = folder.ok(&[command, "--help"]);
         assert_eq!(offered(&help), documented(command), "forebay {command}");

@@ -226,6 +226,11 @@ impl Volume {
         Ok(crate::file::residency(&mapped, 0, size))
     }
 
+    /// How blocks of data are given out.
+    pub fn alloc_mode(&self) -> AllocMode {
+        self.open.volume.alloc_mode()
+    }
+
     /// What was given out since it was opened.
     pub fn alloc_stats(&self) -> AllocStats {
         self.open.volume.alloc_stats()

@@ -22,8 +22,9 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub fn new(file: OpenFileRef, sync: IoFlags, kernel_cached: bool) -> Self {
-        Self { file, sync, kernel_cached, mode: AtomicU32::new(crate::ioctl::MODE_CACHED) }
+    /// An opening in one of the modes of [`crate::ioctl`].
+    pub fn new(file: OpenFileRef, sync: IoFlags, mode: u32, kernel_cached: bool) -> Self {
+        Self { file, sync, kernel_cached, mode: AtomicU32::new(mode) }
     }
 
     pub fn mode(&self) -> u32 {
@@ -119,7 +120,7 @@ mod tests {
         let (fs, handles) = (MemFs::default(), Handles::default());
         let add = |ino| {
             let file = block_on(fs.open(ino, OpenFlags::READ)).unwrap();
-            handles.add(Handle::new(file, IoFlags::empty(), false))
+            handles.add(Handle::new(file, IoFlags::empty(), crate::ioctl::MODE_CACHED, false))
         };
         let (a, b) = (add(Ino::ROOT), add(Ino::ROOT));
         assert!(a != b && handles.len() == 2 && handles.has_open(Ino::ROOT));

@@ -1,4 +1,5 @@
-//! Our own ioctls on open files of a mount: what requests on this opening do with the cache.
+//! Our own ioctls on open files of a mount: what requests on this opening do with the cache, or those of
+//! whole trees of processes.
 //!
 //! No locks.
 
@@ -8,8 +9,11 @@ use forebay_base::IoFlags;
 pub const SET_MODE: u32 = 1 << 30 | 4 << 16 | 0xfb << 8 | 1;
 /// Gives the mode, a `u32`: `_IOR(0xfb, 2, u32)`.
 pub const GET_MODE: u32 = 2 << 30 | 4 << 16 | 0xfb << 8 | 2;
+/// On an open directory: what the caller and all that it starts open from now on has this mode, until the
+/// directory is closed. `_IOW(0xfb, 3, u32)`. EREMOTE: the process of the mount cannot see the caller.
+pub const SET_TREE_MODE: u32 = 1 << 30 | 4 << 16 | 0xfb << 8 | 3;
 
-/// As the mount has it.
+/// Through the cache.
 pub const MODE_CACHED: u32 = 0;
 /// `UNCACHED`.
 pub const MODE_UNCACHED: u32 = 1;

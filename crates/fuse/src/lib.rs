@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the kernel is
 //! asked for a mount), `device` (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
-//! kernel knows of us), `serve` (a request answered by the contract), `sweep` (what it shall forget),
+//! kernel knows of us), `trees` (who asks), `serve` (a request answered by the contract), `sweep` (what it shall forget),
 //! [`session`] (threads, ending), [`notify`], [`watchdog`].
 //!
 //! ```text
@@ -34,6 +34,7 @@ pub mod proto;
 mod serve;
 pub mod session;
 mod sweep;
+mod trees;
 pub mod watchdog;
 
 #[cfg(any(test, feature = "fuzz"))]
@@ -47,5 +48,8 @@ pub use session::{Ending, Session};
 /// An extended attribute that the root of each mount has: the process that serves it, in decimal, as that
 /// process knows itself. Not listed.
 pub const PID_ATTRIBUTE: &str = "system.forebay.pid";
-/// Another one: the path of the control socket of that process, if it has one. Not listed.
+/// Another one of roots: the path of the control socket of that process, if it has one. Not listed.
 pub const CONTROL_ATTRIBUTE: &str = "system.forebay.control";
+/// An extended attribute of files: what their openings do with the cache, `cached`, `uncached` or `direct`.
+/// What is made in a directory that has it gets it, too.
+pub const POLICY_ATTRIBUTE: &str = "user.forebay.policy";

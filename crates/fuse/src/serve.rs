@@ -14,6 +14,7 @@ mod beside;
 mod content;
 mod listing;
 mod names;
+mod policy;
 
 pub use beside::Served;
 
@@ -24,6 +25,7 @@ use crate::options::{KernelCache, Options};
 use crate::proto::consts::open;
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
+use crate::trees::Trees;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
@@ -47,6 +49,7 @@ pub(crate) struct Core {
     pub fs: Arc<dyn FileSystem>,
     pub handles: Handles,
     pub inodes: Inodes,
+    pub trees: Trees,
     pub kernel_cache: KernelCache,
     pub control: Option<PathBuf>,
     pub notifier: Notifier,
@@ -194,6 +197,7 @@ impl Core {
             fs,
             handles: Handles::default(),
             inodes: Inodes::default(),
+            trees: Trees::default(),
             kernel_cache: options.kernel_cache,
             control: options.control.clone(),
             notifier,
@@ -276,7 +280,7 @@ impl Core {
             Op::GetXattr { name, size } => self.getxattr(node, name, *size).await,
             Op::ListXattr { size } => self.listxattr(node, *size).await,
             Op::RemoveXattr { name } => self.removexattr(node, name).await,
-            Op::Open { flags, kill } => self.open(node, *flags, *kill).await,
+            Op::Open { flags, kill } => self.open(header, *flags, *kill).await,
             Op::Create { flags, mode, kill, name } => {
                 self.create(header, name, (*flags, *mode, *kill)).await
             }
@@ -284,6 +288,7 @@ impl Core {
             Op::OpenDir { .. } => self.opendir(node).await,
             Op::ReadDir { io, plus } => self.readdir(node, io, *plus).await,
             Op::Release { fh } | Op::ReleaseDir { fh } => {
+                self.trees.remove(*fh);
                 drop(self.handles.remove(*fh));
                 Ok(Outcome::done())
             }
@@ -298,7 +303,7 @@ impl Core {
             }
             Op::Lseek { fh, offset, whence } => self.lseek(*fh, *offset, *whence).await,
             Op::CopyFileRange(copy) => self.copy(header, copy).await,
-            Op::Ioctl(ioctl) => self.ioctl(ioctl),
+            Op::Ioctl(ioctl) => self.ioctl(header, ioctl),
             Op::Read(io) => self.read(*io).await,
             Op::Write { io, data } => self.write(*io, AlignedBuf::copy_of(data)).await,
             Op::Forget { .. } | Op::BatchForget(_) | Op::Interrupt { .. } => Ok(Outcome::done()),

@@ -196,6 +196,12 @@ impl Session {
         }
     }
 
+    /// Asks for another: trees of processes that have a mode of their own.
+    pub fn trees(&self) -> impl Fn() -> usize + Send + Sync + 'static {
+        let shared = self.shared.clone();
+        move || shared.core.read().as_ref().map_or(0, |core| core.trees.len())
+    }
+
     /// Serves until the mount is gone.
     pub fn wait(self) -> Ending {
         self.shared.wait(|state| state.destroy.is_some() || state.readers == 0);

@@ -248,6 +248,7 @@ impl MappedFile {
     }
 
     /// Checks a write's flags and range, and whether the range lies inside the file.
+    #[inline]
     pub(crate) fn check_write(
         &self,
         offset: u64,
@@ -258,28 +259,21 @@ impl MappedFile {
         if self.read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "write", "opened for reading only"));
         }
-        let end = offset.checked_add(len as u64).filter(|&end| end < 1 << 63);
-        let Some(end) = end else {
-            let error = Error::new(ErrorKind::OutOfRange, "write", "the range overflows");
-            return Err(error.with_range(offset, len as u64));
+        let Some(end) = end_of(offset, len) else {
+            return Err(overflows("write", offset, len));
         };
-        if end > self.size() && !self.ops.can_grow() {
-            let text = format!("the object ends at {}", self.size());
-            return Err(
-                Error::new(ErrorKind::NoSpace, "write", text).with_range(offset, len as u64)
-            );
+        let size = self.size();
+        if end > size && !self.ops.can_grow() {
+            return Err(ends_at(size, offset, len));
         }
         Ok(offset..end)
     }
 
     /// Clips a read to the end of file.
+    #[inline]
     pub(crate) fn check_read(&self, offset: u64, len: usize, flags: IoFlags) -> Result<Range<u64>> {
         flags.check(false)?;
-        let end = offset.checked_add(len as u64).filter(|&end| end < 1 << 63);
-        let Some(end) = end else {
-            let error = Error::new(ErrorKind::OutOfRange, "read", "the range overflows");
-            return Err(error.with_range(offset, len as u64));
-        };
+        let Some(end) = end_of(offset, len) else { return Err(overflows("read", offset, len)) };
         let size = self.size();
         Ok(offset.min(size)..end.min(size))
     }
@@ -294,16 +288,42 @@ impl MappedFile {
     }
 
     /// Splits a byte range at folio boundaries.
-    pub(crate) fn pieces(
+    #[inline]
+    pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> {
+        self.split(range, self.mapping.folio_size())
+    }
+
+    /// Splits a byte range at multiples of `step`, a power of two, at most a folio: the folio of each part,
+    /// and the part.
+    #[inline]
+    pub(crate) fn split(
         &self,
         range: Range<u64>,
-    ) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
-        let size = self.mapping.folio_size();
-        self.mapping.folios(&range).map(move |index| {
-            let start = index * size;
-            (index, range.start.max(start)..range.end.min(start + size))
+        step: u64,
+    ) -> impl Iterator<Item = (u64, Range<u64>)> {
+        let (mapping, mut at) = (&*self.mapping, range.start);
+        std::iter::from_fn(move || {
+            let start = at;
+            at = range.end.min((start | (step - 1)) + 1);
+            (start < range.end).then(|| (mapping.folio_index(start), start..at))
         })
     }
+}
+
+fn end_of(offset: u64, len: usize) -> Option<u64> {
+    offset.checked_add(len as u64).filter(|&end| end < 1 << 63)
+}
+
+#[cold]
+fn overflows(op: &'static str, offset: u64, len: usize) -> Error {
+    let error = Error::new(ErrorKind::OutOfRange, op, "the range overflows");
+    error.with_range(offset, len as u64)
+}
+
+#[cold]
+fn ends_at(size: u64, offset: u64, len: usize) -> Error {
+    let text = format!("the object ends at {size}");
+    Error::new(ErrorKind::NoSpace, "write", text).with_range(offset, len as u64)
 }
 
 impl Drop for MappedFile {

@@ -87,13 +87,9 @@ impl MappedFile {
 
     /// Splits a byte range where folios end, and so that no piece is more than a portion: a writer dirties
     /// no more between two looks at the limits.
-    fn portions(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
-        let pieces = self.pieces(range);
-        pieces.flat_map(|(index, piece)| {
-            (piece.start / PORTION..piece.end.div_ceil(PORTION)).map(move |i| {
-                (index, piece.start.max(i * PORTION)..piece.end.min((i + 1) * PORTION))
-            })
-        })
+    #[inline]
+    fn portions(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> {
+        self.split(range, PORTION.min(self.mapping.folio_size()))
     }
 
     /// Writes from the start as far as it goes without waiting; `Some` is where it stopped.
@@ -267,10 +263,8 @@ impl MappedFile {
     ) -> std::result::Result<(), Obstacle> {
         let mapping = &*self.mapping;
         let at = (piece.start - mapping.folio_start(index)) as usize;
-        self.cache.prefetch_folio(mapping, index, at);
-        let Some(folio) = self.cache.lock_or_make(mapping, index, passing.is_passing()) else {
-            return Err(Obstacle::Slots);
-        };
+        let folio = self.cache.lock_for_write(mapping, index, at, passing.is_passing());
+        let Some(folio) = folio else { return Err(Obstacle::Slots) };
         if mapping.is_exclusive(piece) {
             return Err(Obstacle::Exclusive);
         }
@@ -280,19 +274,20 @@ impl MappedFile {
             return Err(Obstacle::Shrunk);
         }
         let blocks = mapping.blocks_touched(index, piece);
-        if folio.any(State::Reading, blocks) {
+        // What is all up to date needs no bytes, and no frames (F3).
+        let look = folio.look(blocks);
+        if look.reading {
             return Err(Obstacle::Reading(blocks));
         }
-        if let Some(fill) = self.must_read_first(&folio, index, piece, eof) {
+        if !look.uptodate
+            && let Some(fill) = self.must_read_first(&folio, index, piece, eof)
+        {
             return Err(Obstacle::Fill(fill));
         }
         // Until they are dirty.
-        let admitted = match folio.all(State::Dirty, blocks) {
-            true => None,
-            false => Some(self.admit(&folio, blocks, ahead)?),
-        };
-        let missing = folio.frames_missing(blocks);
-        let fresh = self.resolve_hits(&folio, blocks)?;
+        let admitted = if look.dirty { None } else { Some(self.admit(&folio, blocks, ahead)?) };
+        let missing = if look.uptodate { 0 } else { folio.frames_missing(blocks) };
+        let fresh = if look.writing { self.resolve_hits(&folio, blocks)? } else { 0 };
         if missing + fresh > pool.len() {
             let count = missing + fresh;
             return Err(if fresh > 0 { Obstacle::Fresh(count) } else { Obstacle::Frames(count) });
@@ -300,9 +295,15 @@ impl MappedFile {
         if fresh > 0 {
             folio.detach_in_flight(blocks, &(at..at + src.len()), pool);
         }
-        folio.install_frames(blocks, pool);
-        self.zero_behind_eof(&folio, index, piece, eof);
-        folio.write(at, src, passing == Passing::Marked);
+        if !look.uptodate {
+            folio.install_frames(blocks, pool);
+            self.zero_behind_eof(&folio, index, piece, eof);
+        }
+        folio.copy_in(at, src);
+        // Dirty is up to date (F2): an ordinary write of what is dirty already changes no state.
+        if !look.dirty || look.uncached || passing == Passing::Marked {
+            folio.mark_dirty(blocks, passing == Passing::Marked);
+        }
         if let Some(admitted) = admitted {
             admitted.arrived();
         }

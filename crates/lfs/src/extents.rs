@@ -2,7 +2,7 @@
 //!
 //! Lock: the state lock, for one extent at a time; never across a wait.
 
-use crate::alloc::AllocStats;
+use crate::alloc::{AllocMode, AllocStats};
 use crate::aops::FileOps;
 use crate::space::Need;
 use crate::staging::Staging;
@@ -98,6 +98,11 @@ impl Volume {
     /// What was given out since the volume was opened.
     pub fn alloc_stats(&self) -> AllocStats {
         self.0.state.lock().room.stats()
+    }
+
+    /// How blocks of data are given out.
+    pub fn alloc_mode(&self) -> AllocMode {
+        self.0.alloc.mode
     }
 
     /// From how many pages of 4 KiB on a direct write takes its turn, with `serialized`: requests to come.

@@ -1,8 +1,9 @@
-//! Clients that mean harm. Each case is followed by a clean client that is served rightly while
-//! 500 idle connections and 50 readers that take no replies are held.
+//! Clients that mean harm. Each case is followed by a new clean client that is served rightly while
+//! 500 idle connections and 50 readers that take no replies are held; another one is served throughout.
 
 mod common;
 
+use common::clean::{Clean, Waits};
 use common::{Client, Running, eventually, string};
 use forebay_nbd::proto::{self, Command, CommandFlags, errno, opt, rep};
 use forebay_nbd::{DropReason, MemExport, ServerConfig};
@@ -16,6 +17,9 @@ const SIZE: u64 = 16 << 20;
 
 /// The besieged server and those who besiege it.
 struct Siege {
+    clean: Clean,
+    /// Of the new clients: connecting, negotiating, and three requests.
+    waits: Waits,
     running: Running,
     idle: Vec<UnixStream>,
     slow: Vec<Client>,
@@ -23,7 +27,7 @@ struct Siege {
 }
 
 impl Siege {
-    fn new() -> Self {
+    fn new(what: &'static str) -> Self {
         let export = MemExport::new(SIZE).with_late(5, Duration::from_micros(200));
         let config = ServerConfig {
             total_memory: 64 << 20,
@@ -31,7 +35,9 @@ impl Siege {
             ..Default::default()
         };
         let running = Running::with(config, vec![("disk", Arc::new(export))]);
-        let mut siege = Self { running, idle: Vec::new(), slow: Vec::new(), served: 0 };
+        let (clean, waits) = (Clean::beside(&running, what), Waits::default());
+        let (idle, slow) = (Vec::new(), Vec::new());
+        let mut siege = Self { clean, waits, running, idle, slow, served: 0 };
         for _ in 0..50 {
             let mut client = siege.running.client();
             let mut bytes = Vec::new();
@@ -53,20 +59,30 @@ impl Siege {
         }
     }
 
-    /// A clean client gets everything right.
+    /// A new clean client gets everything right.
     fn check(&mut self) {
         self.served += 1;
-        let mut client = self.running.client();
-        let data: Vec<u8> = (0..70_000).map(|i| (i / 7) as u8 ^ self.served).collect();
-        let at = 8 << 20;
-        assert_eq!(client.write(at, &data), 0);
-        assert_eq!(client.call(Command::Flush, NONE, 0, 0).error, 0);
-        assert!(client.read(at, 70_000).data == data);
-        client.ask(Command::Disconnect, NONE, 0, 0);
-        assert!(client.closed());
+        let (running, served) = (&self.running, self.served);
+        self.waits.time(|| {
+            let mut client = running.client();
+            let data: Vec<u8> = (0..70_000).map(|i| (i / 7) as u8 ^ served).collect();
+            let at = 8 << 20;
+            assert_eq!(client.write(at, &data), 0);
+            assert_eq!(client.call(Command::Flush, NONE, 0, 0).error, 0);
+            assert!(client.read(at, 70_000).data == data);
+            client.ask(Command::Disconnect, NONE, 0, 0);
+            assert!(client.closed());
+        });
         let (stats, config) = (self.running.stats(), self.running.server.config());
         assert!(stats.memory_peak <= config.total_memory + (1 << 20), "{stats:?}");
         assert!(stats.connections <= config.clients_max, "{stats:?}");
+    }
+
+    /// The clean clients are done; says how long they waited.
+    fn end(&mut self) {
+        self.clean.end();
+        let Waits { requests, longest } = self.waits;
+        println!("clean client, new each time: {requests} rounds, longest {longest:?}");
     }
 
     fn dropped(&self, reason: DropReason) -> u64 {
@@ -112,7 +128,7 @@ fn options(list: &[(u32, Vec<u8>)]) -> Vec<u8> {
 /// Cases 1 to 12: the handshake.
 #[test]
 fn hostile_handshakes() {
-    let mut siege = Siege::new();
+    let mut siege = Siege::new("hostile handshakes (1 to 12)");
     siege.check();
     // 1 bad magic, 2 bad client flags
     siege.cut_off(b"\0\0\0\x03GET / HTTP/1.0\r\n\r\n", DropReason::BadMagic);
@@ -147,6 +163,7 @@ fn hostile_handshakes() {
         siege.check();
         siege.crowd();
     }
+    siege.end();
 }
 
 fn request(command: Command, flags: u16, offset: u64, len: u32) -> Vec<u8> {
@@ -159,7 +176,7 @@ fn request(command: Command, flags: u16, offset: u64, len: u32) -> Vec<u8> {
 /// Cases 13 to 20: single requests.
 #[test]
 fn hostile_requests() {
-    let mut siege = Siege::new();
+    let mut siege = Siege::new("hostile requests (13 to 20)");
     // 13 bad request magic
     siege.cut_off_later(&[0x25, 0x60, 0x95, 0x14], DropReason::BadMagic);
     // 14 unknown command, 15 past the end, wraps at 2^64, 16 zero length, 17 reads of 4 GiB - 1
@@ -199,12 +216,13 @@ fn hostile_requests() {
         assert_eq!(client.write_flags(0, &[1; 512], CommandFlags::all()), errno::EINVAL);
     }
     siege.check();
+    siege.end();
 }
 
 /// Cases 21 to 24: crowds.
 #[test]
 fn hostile_crowds() {
-    let mut siege = Siege::new();
+    let mut siege = Siege::new("hostile crowds (21 to 24)");
     // 21 two hundred abrupt closes with 1 to 16 reads in flight
     for round in 0..200 {
         let mut client = siege.running.client();
@@ -242,6 +260,7 @@ fn hostile_crowds() {
         }
     }
     siege.check();
+    siege.end();
     let Siege { running, idle, slow, .. } = siege;
     drop((idle, slow, greedy));
     eventually("everything is given back", || {

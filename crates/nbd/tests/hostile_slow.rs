@@ -4,6 +4,7 @@
 mod common;
 
 use common::behind::{Before, Behind};
+use common::clean::Clean;
 use common::{Client, Running, eventually};
 use forebay_base::task::{BoxFuture, yield_now};
 use forebay_nbd::proto::{self, Command, CommandFlags};
@@ -52,6 +53,7 @@ fn header(command: Command, len: u32) -> Vec<u8> {
 #[test]
 fn half_sent_writes_give_way() {
     let running = serve(tight());
+    let _clean = Clean::beside(&running, "half-sent writes (25)");
     let mut clean = running.client();
     let mut hoarders: Vec<Client> = (0..4).map(|_| running.client()).collect();
     for (at, client) in hoarders.iter_mut().enumerate() {
@@ -98,6 +100,7 @@ fn a_trickle_is_no_progress() {
     // A Unix socket is writable again when three quarters of it are taken, 160 KB or so: at the pace
     // below that is well within the time to move something, and well below the least rate.
     let running = serve(ServerConfig { stall_timeout: Duration::from_secs(4), ..tight() });
+    let _clean = Clean::beside(&running, "readers of a byte now and then (29)");
     let mut clean = running.client();
     let mut hoarders: Vec<Client> = (0..3).map(|_| running.client()).collect();
     for client in &mut hoarders {
@@ -130,11 +133,12 @@ fn dead_sessions_make_room() {
     for threads in [1, 3] {
         let config = ServerConfig {
             threads,
-            clients_max: 8,
+            clients_max: 9,
             idle_timeout: Duration::from_millis(300),
             ..Default::default()
         };
         let running = serve(config);
+        let _clean = Clean::beside(&running, "dead sessions (28)");
         let mut dead: Vec<Client> = (0..8).map(|_| running.client()).collect();
         eventually("there is a place for one", || {
             // Refused while the others are not idle for long enough: the greeting does not come.
@@ -146,7 +150,7 @@ fn dead_sessions_make_room() {
         eventually("it is counted", || running.server.dropped(DropReason::Idle) > 0);
         let mut clean = running.client();
         check(&mut clean);
-        assert!(running.stats().connections <= 8);
+        assert!(running.stats().connections <= 9);
         // Whoever is told to go is closed, and only they are.
         let gone = running.server.dropped(DropReason::Idle);
         let served = dead.iter_mut().filter_map(|c| c.try_read()).count();
@@ -200,6 +204,7 @@ fn much_work_for_few_bytes() {
         let most = Arc::new(AtomicUsize::new(0));
         let before = Laborious { steps: 100, under_way: Arc::default(), most: most.clone() };
         let running = Running::one(Behind::new(SIZE, before));
+        let mut throughout = Clean::beside(&running, "much work for few bytes (26, 27)");
         let mut clean = running.client();
         let mut hostile: Vec<Client> = (0..4).map(|_| running.client()).collect();
         for client in &mut hostile {
@@ -218,6 +223,7 @@ fn much_work_for_few_bytes() {
             }
         }
         check(&mut clean);
+        throughout.end();
         drop((hostile, clean));
         eventually("everything is given back", || running.stats().memory_used == 0);
     }

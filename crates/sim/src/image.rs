@@ -130,6 +130,7 @@ impl Image {
 mod tests {
     use super::*;
 
+    /// I1.
     #[test]
     fn reads_across_sectors_and_holes() {
         let mut image = Image::new(512);

@@ -146,6 +146,8 @@ impl Media {
         if durable || !self.volatile {
             self.make_durable(changes);
         } else {
+            let last = self.pending.last().map(|p| p.serial);
+            debug_assert!(last.is_none_or(|last| last < self.next_serial), "M2: {last:?}");
             self.pending.push(Pending { serial: self.next_serial, op, changes });
             self.next_serial += 1;
         }
@@ -162,6 +164,8 @@ impl Media {
             old.changes.retain(|c| !newer(c.0));
         }
         self.pending.retain(|p| !p.changes.is_empty());
+        let left = |c: &Change| self.pending.iter().any(|p| p.changes.iter().any(|d| d.0 == c.0));
+        debug_assert!(!changes.iter().any(left), "M3: an older write of a durable sector is left");
         changes.into_iter().for_each(|c| self.durable.set(c));
     }
 

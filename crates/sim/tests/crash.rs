@@ -87,7 +87,7 @@ fn many_pending_writes_are_sampled() {
     assert!(states.len() > 90);
 }
 
-/// Random writes, FUA writes and flushes; every sector's legal contents after a cut are known.
+/// R1. Random writes, FUA writes and flushes; every sector's legal contents after a cut are known.
 #[test]
 fn nothing_flushed_is_ever_lost_and_unflushed_sometimes_is() {
     let (mut lost, mut kept) = (0, 0);
@@ -131,6 +131,7 @@ fn nothing_flushed_is_ever_lost_and_unflushed_sometimes_is() {
     assert!(lost > 1000 && kept > 1000, "{lost} {kept}");
 }
 
+/// D3.
 #[test]
 fn power_off_fails_everything_and_keeps_what_was_in_flight_possible() {
     let d = disk(6);

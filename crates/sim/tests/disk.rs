@@ -45,6 +45,7 @@ fn all(bytes: &[u8], value: u8) -> bool {
     bytes.iter().all(|b| *b == value)
 }
 
+/// D1, D2: FUA is durable at once, the rest with the flush.
 #[test]
 fn writes_read_back_and_flush_makes_them_durable() {
     let d = disk(1);
@@ -61,6 +62,7 @@ fn writes_read_back_and_flush_makes_them_durable() {
     });
 }
 
+/// D1.
 #[test]
 fn a_flush_covers_only_writes_completed_before_it_was_submitted() {
     let mut uncovered = 0;

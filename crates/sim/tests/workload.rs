@@ -64,6 +64,7 @@ fn every_planted_bug_is_found() {
     }
 }
 
+/// U2.
 #[test]
 fn a_mismatch_tells_its_story_and_shrinks() {
     let fresh = || {
@@ -289,6 +290,7 @@ fn lost_torn_misdirected_and_rotten_data_is_found() {
     }
 }
 
+/// U1.
 #[test]
 fn several_workloads_share_a_subject_and_replay_by_seed() {
     let run = |seed| {

@@ -16,6 +16,7 @@ pub mod beside;
 pub mod check;
 pub mod clock;
 pub mod copy;
+pub mod disk;
 pub mod export;
 pub mod fs;
 pub mod mem;

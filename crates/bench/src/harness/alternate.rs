@@ -286,6 +286,7 @@ mod tests {
         Slice { ops, seconds: 1.0, ..Slice::default() }
     }
 
+    /// H1.
     #[test]
     fn orders_are_drawn_and_not_turned() {
         let orders: Vec<Vec<usize>> = (0..64).map(|pass| order_of(pass, 4)).collect();
@@ -301,6 +302,7 @@ mod tests {
         assert_eq!(orders, (0..64).map(|pass| order_of(pass, 4)).collect::<Vec<_>>());
     }
 
+    /// H2: over all rounds at once it would be another figure.
     #[test]
     fn the_better_of_two_is_taken_by_round() {
         let ours = Variant::new("ours", |_| Ok(slice(100)));
@@ -329,6 +331,7 @@ mod tests {
         );
     }
 
+    /// H3.
     #[test]
     fn an_unsteady_round_is_repeated_and_said_so() {
         let mut calls = 0;

@@ -192,6 +192,38 @@ mod tests {
         }
     }
 
+    /// Notes where it is read.
+    struct Places(std::sync::Mutex<Vec<u64>>);
+
+    impl Target for Places {
+        fn read(&self, _: &mut [u8], offset: u64) -> Result<()> {
+            self.0.lock().unwrap().push(offset);
+            Ok(())
+        }
+        fn write(&self, _: &[u8], _: u64) -> Result<()> {
+            unreachable!("this slice reads")
+        }
+    }
+
+    /// L1.
+    #[test]
+    fn the_same_seed_goes_to_the_same_places() {
+        let places = |seed| {
+            let target = Places(std::sync::Mutex::default());
+            let (write, pattern, time) = (false, Pattern::Random, Duration::from_millis(1));
+            let (threads, block, start, len, sample_every) = (1, 512, 0, 1 << 30, 64);
+            let load =
+                Load { write, pattern, threads, block, start, len, time, seed, sample_every };
+            run_here(&target, &load).unwrap();
+            let mut places = target.0.into_inner().unwrap();
+            places.truncate(64);
+            places
+        };
+        assert_eq!(places(5), places(5));
+        assert_eq!(places(5).len(), 64);
+        assert_ne!(places(5), places(6));
+    }
+
     #[test]
     fn a_sequential_slice_covers_its_range_once() {
         let target = Count(AtomicU64::new(0));

@@ -327,6 +327,7 @@ mod tests {
         describe("dirty", "what <it> is", &args, &report, json!({ "cpu": "Xeon <3>", "cpus": 2 }))
     }
 
+    /// W1, W2.
     #[test]
     fn what_comes_from_results_is_escaped() {
         let page = page(&[result(false)]);
@@ -344,6 +345,7 @@ mod tests {
         assert!(!page.contains("not for quoting"), "it was no quick run");
     }
 
+    /// W4: and a quick run says so.
     #[test]
     fn verdicts_are_marked() {
         let page = page(&[result(true)]);
@@ -370,6 +372,7 @@ mod tests {
         );
     }
 
+    /// W3.
     #[test]
     fn odd_results_make_a_page() {
         let odd = json!({ "bench": "x<y", "rows": [{}, 3, null], "ratios": [{ "name": 1 }], "bars": 7,

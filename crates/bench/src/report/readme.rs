@@ -105,6 +105,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// R1, R2, R3.
     #[test]
     fn worst_and_best_and_what_missed_are_shown() {
         let cells = [("reads", 1.25), ("writes", 0.9996), ("both", 24.7)];

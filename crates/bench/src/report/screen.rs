@@ -133,6 +133,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// S1.
     #[test]
     fn what_is_there_is_shown_and_what_is_not_is_said() {
         let row = |variant: &str, metric: &str, median: f64| -> Value {

@@ -274,6 +274,7 @@ mod tests {
         list.iter().map(|(label, values)| (label.to_string(), values.to_vec())).collect()
     }
 
+    /// V1, V4: texts are escaped, and the colour of a bar is a class.
     #[test]
     fn one_value_each_makes_bars() {
         let svg = picture(&series(&[("ours<1>", &[10.0]), ("kernel", &[5.0]), ("x", &[f64::NAN])]));
@@ -281,6 +282,7 @@ mod tests {
         assert!(!svg.contains("a < b") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         assert_eq!(svg.matches("<rect").count(), 2, "{svg}");
         assert!(svg.contains("no value") && svg.contains("class=\"bar ours\""), "{svg}");
+        assert!(!svg.contains("fill=\"#") && !svg.contains("style="), "V4: {svg}");
         // The longer bar spans the whole scale (0 to 10), the other half of it.
         assert!(svg.contains("width=\"504.0\"") && svg.contains("width=\"252.0\""), "{svg}");
     }
@@ -297,6 +299,7 @@ mod tests {
         assert!(svg.contains("&quot;1&quot;/s") && svg.contains(">seconds<"), "{svg}");
     }
 
+    /// V2.
     #[test]
     fn nothing_and_odd_values_are_drawn_without_panic() {
         assert_eq!(picture(&[]), "");
@@ -309,6 +312,7 @@ mod tests {
         }
     }
 
+    /// V3.
     #[test]
     fn scales_are_round_and_hold_zero() {
         let scale = Scale::over([37.0, 911.0].into_iter());

@@ -372,6 +372,7 @@ pub(crate) mod tests {
         fs::remove_file(&image).unwrap();
     }
 
+    /// P1.
     #[test]
     fn a_file_system_holds_files_and_leaves_nothing_even_after_a_panic() {
         if !root() {
@@ -399,6 +400,7 @@ pub(crate) mod tests {
         fs::remove_dir(&dir).expect("nothing is left in it");
     }
 
+    /// P2.
     #[test]
     fn a_sweep_ends_what_a_killed_process_left() {
         if !root() {

@@ -208,6 +208,7 @@ mod tests {
         }
     }
 
+    /// M2.
     #[test]
     fn it_counts_what_it_writes() {
         let store = Null(AtomicU64::new(0), AtomicU64::new(0));

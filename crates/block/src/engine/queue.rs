@@ -80,6 +80,11 @@ impl Queue {
         self.readahead.pop_front()
     }
 
+    /// Background requests that were picked and are not over.
+    pub(crate) fn background_out(&self) -> usize {
+        self.background_out
+    }
+
     /// What was picked is over.
     pub(crate) fn done(&mut self, class: Class) {
         assert!(!class.is_background() || self.background_out > 0, "J4: given back what was out");

@@ -133,6 +133,84 @@ fn requests_that_panic_end_and_the_engine_goes_on() {
     }
 }
 
+/// T1: an engine that goes while much is queued leaves nothing of it behind.
+#[test]
+fn what_was_accepted_ends_after_the_engine_has_gone() {
+    for (aio, engine) in engines() {
+        let lab = Lab::new();
+        let classes = [Class::Sync, Class::Readahead, Class::WriteBack];
+        let make = |n| lab.make(n, classes[n % 3], Panics::Never) as Boxed;
+        engine.submit((0..500).map(make), aio);
+        drop(engine);
+        let mut ended: Vec<usize> = (0..500).map(|_| lab.ended.recv().unwrap().0).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, (0..500).collect::<Vec<_>>(), "T1: each of them, once ({aio})");
+    }
+}
+
+/// A request whose end submits the next one.
+struct Chain {
+    left: usize,
+    first: Box<Fake>,
+    engine: Engine,
+    aio: Aio,
+}
+
+// SAFETY: as for Fake, which it passes everything on to.
+unsafe impl Request for Chain {
+    fn class(&self) -> Class {
+        self.first.class()
+    }
+    fn plan(&mut self) -> Next {
+        // Every other one is for blocking calls.
+        if self.left.is_multiple_of(2) { self.first.plan() } else { Next::Blocking }
+    }
+    fn call(&self) -> Call {
+        self.first.call()
+    }
+    fn answer(&mut self, outcome: io::Result<usize>) -> Next {
+        self.first.answer(outcome)
+    }
+    fn run(&mut self) {
+        self.first.run();
+    }
+    fn fail(&mut self, error: Error) {
+        self.first.fail(error);
+    }
+    fn end(self: Box<Self>) {
+        let Self { left, first, engine, aio } = *self;
+        match left {
+            0 => first.end(),
+            _ => engine
+                .clone()
+                .submit([Box::new(Self { left: left - 1, first, engine, aio }) as _], aio),
+        }
+    }
+}
+
+/// E2, U3: the end of a request found the ring borrowed, or a lock held, by the thread that it ran on.
+#[test]
+fn a_request_may_submit_another_when_it_ends() {
+    for (aio, engine) in engines() {
+        let lab = Lab::new();
+        let chain = |name| {
+            let first = lab.make(name, Class::Sync, Panics::Never);
+            Box::new(Chain { left: 100, first, engine: engine.clone(), aio }) as Boxed
+        };
+        engine.submit((0..8).map(chain), aio);
+        assert!((0..8).all(|_| lab.ended.recv().unwrap().1), "E2: from the engine's threads");
+        let Some(mut queue) = engine.attach_thread() else { continue };
+        engine.submit((0..8).map(chain), aio);
+        let mut ended = 0;
+        while ended < 8 {
+            queue.flush();
+            queue.reap();
+            ended += lab.ended.try_iter().count();
+            std::thread::yield_now();
+        }
+    }
+}
+
 #[test]
 fn waiting_reads_go_before_write_back_on_a_device_that_stands_still() {
     let lab = Lab::new();

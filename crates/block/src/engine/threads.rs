@@ -108,6 +108,10 @@ fn work(shared: &Shared) {
     let mut state = shared.lock();
     loop {
         if let Some(mut request) = state.queue.pick() {
+            debug_assert!(
+                state.queue.background_out() <= (shared.workers_max / 2).max(1),
+                "T2: the rest is for requests that somebody waits for"
+            );
             drop(state);
             let class = request.class();
             guarded(&mut request, (), |request| request.run());
@@ -134,4 +138,9 @@ fn work(shared: &Shared) {
         }
     }
     state.workers -= 1;
+    debug_assert!(
+        state.workers > 0 || state.queue.len() == 0,
+        "T3: the last worker leaves {} requests behind",
+        state.queue.len()
+    );
 }

@@ -34,6 +34,7 @@ impl Inner {
     /// Carries out one request, which came when `seen` syncs had failed. `spare` is memory for a
     /// list, used again.
     pub(crate) fn run(&self, bio: &mut Bio, seen: u64, spare: &mut IoVecs) -> Result<()> {
+        debug_assert!(self.gate.is_entered(), "V1: {:?} at {} past the gate", bio.op, bio.offset);
         let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
         let (view, edge) = self.view_to(bio.op, offset, len);
         if bio.op != BioOp::Read && bio.op != BioOp::Write {

@@ -58,6 +58,11 @@ impl Gate {
         }
     }
 
+    /// Whether anybody is inside.
+    pub(crate) fn is_entered(&self) -> bool {
+        self.state.load(Ordering::Acquire) & !CLOSED > 0
+    }
+
     /// Goes out.
     pub(crate) fn leave(&self) {
         let was = self.state.fetch_sub(1, Ordering::AcqRel);

@@ -108,6 +108,11 @@ impl Table {
                 if !e.raced {
                     e.crc = sums.and_then(|s| s[i]);
                 }
+                debug_assert!(
+                    e.crc.is_none() || e.writers == 0,
+                    "K1: block {block} is known while {} write it",
+                    e.writers
+                );
                 e.raced &= e.writers > 0;
             });
         }

@@ -62,7 +62,12 @@ impl Pacer {
 
     /// Holds a bio back until `at`.
     pub(super) fn put(&self, at: Nanos, bio: Bio) {
-        self.shared.queue.lock().bios.push_back((at, bio));
+        {
+            let bios = &mut self.shared.queue.lock().bios;
+            let in_order = bios.back().is_none_or(|(before, _)| *before <= at);
+            debug_assert!(in_order, "P1: a bio for {at} ns comes after one for later");
+            bios.push_back((at, bio));
+        }
         self.shared.changed.wake_all();
     }
 }

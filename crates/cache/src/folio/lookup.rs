@@ -32,13 +32,26 @@ impl PageCache {
         }
     }
 
-    /// Has the processor fetch what a write at `offset` of a folio is going to touch.
+    /// The folio for a write at `offset` of it: [`PageCache::lock_or_make`], with what the write is going to
+    /// touch on its way from memory meanwhile.
     #[inline]
-    pub fn prefetch_folio(&self, mapping: &Mapping, index: u64, offset: usize) {
+    pub fn lock_for_write<'a>(
+        &'a self,
+        mapping: &'a Mapping,
+        index: u64,
+        offset: usize,
+        passing: bool,
+    ) -> Option<FolioWrite<'a>> {
         self.table.prefetch(mapping.guess_slot(index));
         if let Some(slot) = self.index.find(&self.table, mapping.id, index) {
             self.prefetch(slot, offset);
+            self.table.lock(slot);
+            let folio = FolioWrite { cache: self, mapping, slot, index };
+            if self.table.key(slot) == (mapping.id, index) {
+                return Some(folio);
+            }
         }
+        self.lock_or_make(mapping, index, passing)
     }
 
     /// The folio, locked exclusively, if it is there: definite.

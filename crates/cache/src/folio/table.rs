@@ -32,7 +32,7 @@
 
 use crate::config::MIN_BLOCK;
 use crate::memory::arena::{FRAME_SIZE, Frame, prefetch_line};
-use crate::memory::zeroed::{ZeroTable, Zeroed};
+use crate::memory::zeroed::ZeroTable;
 use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicU64, Ordering, fence};
 use forebay_base::sync::relax;
@@ -111,7 +111,7 @@ impl Layout {
         // One more for the list of its file's folios, the last one: no hit reads it.
         let words = BITS + groups * STATES.len() + frames.div_ceil(2) + 1;
         // Whole cache lines, so that two folios never share one.
-        Self { folio_size, frames, groups, stride: words.next_multiple_of(8) }
+        Self { folio_size, frames, groups, stride: words.next_multiple_of(LINE) }
     }
 
     /// The frame map comes right after the first group of states, so that a hit in a folio of up to
@@ -172,19 +172,12 @@ impl Blocks {
     }
 }
 
-/// Two cache lines, which the processor fetches as a pair.
-#[derive(Default)]
-#[repr(align(128))]
-struct Pair([AtomicU64; PAIR]);
-
-// SAFETY: nothing but atomic integers, all zero by default.
-unsafe impl Zeroed for Pair {}
-
-const PAIR: usize = 16;
+/// Words of a cache line.
+const LINE: usize = 8;
 
 /// The table.
 pub struct Table {
-    pairs: ZeroTable<Pair>,
+    words: ZeroTable<AtomicU64>,
     layout: Layout,
 }
 
@@ -192,27 +185,27 @@ impl Table {
     /// Room for `max` slots, numbered from 1; resident as far as they are used. Errors: no address
     /// space.
     pub fn new(layout: Layout, max: usize) -> Result<Self> {
-        Ok(Self { pairs: ZeroTable::new(Self::pairs(&layout, max))?, layout })
+        Ok(Self { words: ZeroTable::new(Self::words(&layout, max))?, layout })
     }
 
-    /// Pairs that the first `slots` slots take.
-    fn pairs(layout: &Layout, slots: usize) -> usize {
-        ((slots + 1) * layout.stride).div_ceil(PAIR)
+    /// Words that the first `slots` slots take.
+    fn words(layout: &Layout, slots: usize) -> usize {
+        (slots + 1) * layout.stride
     }
 
     /// The first `slots` slots may be used from now on.
     pub(crate) fn advise(&self, slots: usize) {
-        self.pairs.advise(Self::pairs(&self.layout, slots));
+        self.words.advise(Self::words(&self.layout, slots));
     }
 
     /// Gives the memory of the slots above `slots` back. None of them is in use.
     pub(crate) fn forget_above(&self, slots: usize) {
-        self.pairs.forget(Self::pairs(&self.layout, slots));
+        self.words.forget(Self::words(&self.layout, slots));
     }
 
     /// Puts memory under the first `slots` slots.
     pub(crate) fn prefault(&self, slots: usize) {
-        self.pairs.prefault(Self::pairs(&self.layout, slots));
+        self.words.prefault(Self::words(&self.layout, slots));
     }
 
     /// Copies everything that a slot says of its folio, save its place in the index, to another,
@@ -235,17 +228,16 @@ impl Table {
 
     #[inline]
     fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
-        let at = slot as usize * self.layout.stride + word;
-        &self.pairs[at / PAIR].0[at % PAIR]
+        &self.words[slot as usize * self.layout.stride + word]
     }
 
     /// Has the processor fetch both lines of a slot that a hit reads, if there is such a slot.
     #[inline]
     pub fn prefetch(&self, slot: Slot) {
         let at = slot as usize * self.layout.stride;
-        if let Some(pair) = self.pairs.get(at / PAIR) {
-            prefetch_line(&pair.0[0]);
-            prefetch_line(&pair.0[PAIR / 2]);
+        if let Some(words) = self.words.get(at..=at + LINE) {
+            prefetch_line(&words[0]);
+            prefetch_line(&words[LINE]);
         }
     }
 
@@ -317,6 +309,12 @@ impl Table {
         word.store(old.wrapping_add(HELD), Ordering::Release);
     }
 
+    /// Whether somebody holds the lock.
+    #[inline]
+    pub(crate) fn is_locked(&self, slot: Slot) -> bool {
+        self.word(slot, LOCK).load(Ordering::Relaxed) & HELD != 0
+    }
+
     /// The version of a slot that nobody is changing, for [`Table::unchanged_since`].
     #[inline]
     pub fn version(&self, slot: Slot) -> Option<u64> {
@@ -352,9 +350,8 @@ impl Table {
     }
 
     fn check_held(&self, slot: Slot, state: State) {
-        let held = || self.word(slot, LOCK).load(Ordering::Relaxed) & HELD != 0;
         debug_assert!(
-            state == State::Referenced || held(),
+            state == State::Referenced || self.is_locked(slot),
             "F5: {state:?} of slot {slot}, not locked"
         );
     }

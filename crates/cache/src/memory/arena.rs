@@ -334,6 +334,19 @@ mod tests {
         assert_eq!((list.segment_count(), list.bytes()), (2, 8704));
     }
 
+    /// M1: a device still writes to a frame when the cache has gone.
+    #[test]
+    fn memory_that_is_lent_outlives_the_arena() {
+        let arena = Arena::new(8, 8, false).unwrap();
+        let mut list = FrameList::new(&arena);
+        list.push(5, 100, 50);
+        drop(arena);
+        let mut lent = forebay_base::buf::DataRef::Mem(Box::new(list));
+        assert_eq!(lent.copy_in(0, &[7; 50]), 50);
+        let mut back = [0; 50];
+        assert_eq!((lent.copy_out(0, &mut back), back), (50, [7; 50]));
+    }
+
     /// The arena was populated whole before the first request: 12 s and 5.6 GiB by default.
     #[test]
     fn memory_comes_with_use_a_step_ahead_and_goes_with_the_limit() {

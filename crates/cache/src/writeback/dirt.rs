@@ -254,6 +254,19 @@ mod tests {
         }
     }
 
+    /// K2: who makes the first folio dirty while the flusher takes the file off its queue would rely on it
+    /// being there; the flusher looks once more, and it stays.
+    #[test]
+    fn a_file_with_dirt_does_not_leave_the_queue() {
+        let dirt = Dirt::default();
+        dirt.enter_queue();
+        dirt.list(3, 70, false);
+        assert_eq!((dirt.leave_queue(), dirt.is_queued()), (Some(70), true));
+        assert!(dirt.unlist(3));
+        assert_eq!((dirt.leave_queue(), dirt.is_queued()), (None, false));
+        assert!(dirt.list(4, 80, true).fresh && !dirt.is_queued(), "now it is the writer's turn");
+    }
+
     #[test]
     fn passes_by_age_take_what_is_old_and_the_oldest_is_at_hand() {
         let dirt = Dirt::default();

@@ -414,7 +414,8 @@ mod tests {
         let mut pool = cache.take_frames(4).unwrap();
         let folio = cache.lock_or_create(&mapping, 0).unwrap();
         folio.install_frames(ALL, &mut pool);
-        folio.write(0, &[1; 4 * 4096], false);
+        folio.copy_in(0, &[1; 4 * 4096]);
+        folio.mark_dirty(ALL, false);
         drop((folio, pool));
         (cache, mapping)
     }

@@ -227,6 +227,18 @@ impl Queue {
         };
         let waits = member.retry.is_some() || member.stalled.is_some();
         self.set_aged(id, oldest.filter(|_| !waits));
+        debug_assert!(
+            self.is_in_order(id),
+            "Z3: file {id}, dirty since {oldest:?}, waits: {waits}"
+        );
+    }
+
+    /// Whether a file is queued, or waits, or was clean: then the next writer queues it.
+    fn is_in_order(&self, id: u32) -> bool {
+        let Some(member) = self.members.get(&id) else { return true };
+        let waits = member.retry.is_some() || member.stalled.is_some();
+        let queued = member.aged.is_some_and(|at| self.aged.contains(&(at, id)));
+        queued || waits || !member.dirt.is_queued()
     }
 
     /// The same, of a look whose outcome is known: what it left is in write-out and dirty again, or somebody

@@ -3,7 +3,7 @@
 //! No locks.
 
 use super::proto::Refusal;
-use forebay::{Cache, Error, ErrorKind, Residency};
+use forebay::{Cache, Error, ErrorKind, Residency, Volume};
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
@@ -21,6 +21,24 @@ pub fn stat(cache: &Cache, start: Instant) -> Value {
         "aio_reason": reason,
         "unwritten_bytes": cache.unwritten_bytes(),
         "stats": stats,
+    })
+}
+
+/// How a volume gives out its blocks, and what it has given out since it was opened.
+pub fn alloc(volume: &Volume) -> Value {
+    let stats = volume.alloc_stats();
+    json!({
+        "mode": volume.alloc_mode().to_string(),
+        "direct_requests": stats.direct_requests,
+        "direct_bytes": stats.direct_bytes,
+        "direct_extents": stats.direct_extents,
+        "written_back": stats.written_back,
+        "written_back_bytes": stats.written_back_bytes,
+        "written_back_extents": stats.written_back_extents,
+        "turns": stats.turns,
+        "windows": stats.windows,
+        "returned_bytes": stats.returned_bytes,
+        "held_bytes": stats.held_bytes,
     })
 }
 
@@ -53,6 +71,11 @@ pub fn residency(name: &str, r: &Residency) -> Value {
 /// Counters as an object.
 pub fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_string(), value.into())).collect()
+}
+
+/// Of a process that serves no block device.
+pub fn no_device() -> Refusal {
+    Refusal::new("not-found", "this process serves no block device")
 }
 
 /// Why something could not be done.

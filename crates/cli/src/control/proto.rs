@@ -26,6 +26,8 @@ pub enum Request {
     Tune(String, String),
     /// Evict what is clean.
     DropClean,
+    /// End the block device that is served.
+    Detach,
     /// Residency of the export whose image has this device and inode number.
     Residency(u64, u64),
     /// A session on the open volume whose image has these numbers; see [`crate::remote`].
@@ -45,6 +47,7 @@ impl Request {
             Self::Tunables => json!({ "op": "tunables" }),
             Self::Tune(name, value) => json!({ "op": "tune", "name": name, "value": value }),
             Self::DropClean => json!({ "op": "drop-clean" }),
+            Self::Detach => json!({ "op": "detach" }),
             Self::Residency(dev, ino) => json!({ "op": "residency", "dev": dev, "ino": ino }),
             Self::Volume(dev, ino) => json!({ "op": "volume", "dev": dev, "ino": ino }),
             Self::Extents(dev, ino, file) => {
@@ -73,6 +76,7 @@ impl Request {
             "tunables" => Ok(Self::Tunables),
             "tune" => Ok(Self::Tune(text("name")?, text("value")?)),
             "drop-clean" => Ok(Self::DropClean),
+            "detach" => Ok(Self::Detach),
             "residency" => Ok(Self::Residency(number("dev")?, number("ino")?)),
             "volume" => Ok(Self::Volume(number("dev")?, number("ino")?)),
             "extents" => Ok(Self::Extents(number("dev")?, number("ino")?, number("file")?)),
@@ -133,6 +137,7 @@ mod tests {
             Request::Tunables,
             Request::Tune("dirty_bytes".into(), "1M".into()),
             Request::DropClean,
+            Request::Detach,
             Request::Residency(7, u64::MAX),
             Request::Volume(u64::MAX, 9),
             Request::Extents(1, 2, u64::MAX),

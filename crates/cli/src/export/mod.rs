@@ -132,6 +132,10 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
         let text = "export: --offset, --size-limit and --block-size are for images";
         return Err(Failure::usage(text).hint("a file of a volume is served as it is"));
     }
+    if args.alloc.is_some() && !inside {
+        let text = "export: --alloc is for volumes, which give out blocks";
+        return Err(Failure::usage(text).hint("an image has its blocks where they are"));
+    }
     for size in [args.folio_size].into_iter().flatten() {
         if !size.is_power_of_two() || !(4096..=2 * MIB).contains(&size) {
             let text = format!("--folio-size {size}: a power of two from 4k to 2M");

@@ -4,8 +4,8 @@ use super::spec::ImageSpec;
 use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use forebay::{
-    Cache, DirectIo, File, LiveMode, OpenOptions, RawOptions, Residency, Result, StablePages,
-    Volume, VolumeFile, VolumeOptions,
+    AllocMode, Cache, DirectIo, File, LiveMode, OpenOptions, RawOptions, Residency, Result,
+    StablePages, Volume, VolumeFile, VolumeOptions,
 };
 use forebay_vfs::Export;
 use std::fs::Metadata;
@@ -162,6 +162,7 @@ fn inside(cache: &Cache, spec: &ImageSpec, path: &Path, args: &ExportArgs) -> Ou
     let options = VolumeOptions {
         read_only: args.read_only,
         direct_io: args.direct_io.parse()?,
+        alloc: args.alloc.as_deref().map_or(Ok(AllocMode::default()), str::parse)?,
         ..VolumeOptions::default()
     };
     let volume = cache.open_volume(&spec.path, &options)?;

@@ -122,6 +122,7 @@ impl Target {
             "stable_pages_reason": why,
             "device_stable_pages_required": below,
             "device_stable_pages_reason": why_below,
+            "alloc": served.source.volume().map(answers::alloc),
         })
     }
 
@@ -251,6 +252,7 @@ impl ControlTarget for Target {
             Request::Residency(dev, ino) => self.residency((dev, ino)),
             Request::Extents(dev, ino, file) => extents::answer(self.open_volume((dev, ino)), file),
             Request::Volume(..) => Err(at::not_open()),
+            Request::Detach => Err(answers::no_device()),
         }
     }
 }

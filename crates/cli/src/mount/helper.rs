@@ -1,5 +1,6 @@
-//! This program under the names by which mount(8) and umount(8) call the helper of a type:
-//! `mount.forebay VOLUME DIR [-sfnv] [-o WORDS]` and `umount.fuse.forebay DIR [-flnrv]`.
+//! This program under the names by which mount(8), umount(8), mkfs(8) and fsck(8) call the helper of a type:
+//! `mount.forebay VOLUME DIR [-sfnv] [-o WORDS]`, `umount.fuse.forebay DIR [-flnrv]`, `mkfs.forebay VOLUME`,
+//! `fsck.forebay [-anpyC] VOLUME`.
 //!
 //! Invariant: J1 under any other name the command line is what it is.
 
@@ -16,12 +17,18 @@ fn translate(args: Vec<OsString>) -> Vec<OsString> {
     let command = match name.and_then(OsStr::to_str) {
         Some("mount.forebay") => "mount",
         Some("umount.fuse.forebay") => "umount",
+        Some("mkfs.forebay") => "create",
+        Some("fsck.forebay") => "fsck",
         _ => return args,
     };
     let mut words: Vec<OsString> = vec!["forebay".into(), command.into()];
     let mut rest = args.into_iter().skip(1);
     while let Some(word) = rest.next() {
         match word.to_str() {
+            // Without questions, without changes, with progress: it is like that.
+            Some("-a" | "-n" | "-p" | "-y") if command == "fsck" => {}
+            Some(word) if command == "fsck" && word.starts_with("-C") => {}
+            _ if matches!(command, "create" | "fsck") => words.push(word),
             // The type, which is known.
             Some("-t") => drop(rest.next()),
             Some("-o") => words.extend([word].into_iter().chain(rest.next())),
@@ -48,6 +55,8 @@ mod tests {
         let helper = of("/sbin/mount.forebay /v /m -s -n -v -o rw,cache_size=1G -t forebay");
         assert_eq!(helper, "forebay mount /v /m -v -o rw,cache_size=1G");
         assert_eq!(of("umount.fuse.forebay /m -n -l -r"), "forebay umount /m -l");
+        assert_eq!(of("/sbin/mkfs.forebay /v --size 1G -t"), "forebay create /v --size 1G -t");
+        assert_eq!(of("fsck.forebay -a -C3 /v"), "forebay fsck /v");
         for line in ["forebay mount -f -o rw a b", "/usr/bin/forebay stat -n", "x"] {
             assert_eq!(of(line), line);
         }

@@ -13,7 +13,7 @@ use crate::volume::{at, extents};
 use forebay::{Cache, Error, ErrorKind, Volume};
 use forebay_base::units::{format_size, parse_size};
 use forebay_fuse::{KernelCache, MountKind};
-use forebay_live::{Board, FrontEnd};
+use forebay_live::{Board, CacheSource, FrontEnd};
 use forebay_vfs::{FileSystem, Ino};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -38,6 +38,8 @@ pub struct Live {
     pub front_bytes: u64,
     /// Inodes that the kernel knows, and what it has open.
     pub figures: Figures,
+    /// Trees of processes that have a mode of their own.
+    pub trees: Box<dyn Fn() -> usize + Send + Sync>,
     /// What can be watched.
     pub board: Arc<Board>,
     /// Where, if there is a page.
@@ -48,7 +50,15 @@ pub struct Live {
 pub type Figures = Arc<dyn Fn() -> (usize, usize) + Send + Sync>;
 
 /// Numbers of the mount, for whoever watches.
-pub struct Watched(pub Figures);
+pub struct Watched(Figures);
+
+impl Watched {
+    /// What can be watched of a mount.
+    pub fn board(cache: &Cache, figures: &Figures) -> Arc<Board> {
+        let front = Arc::new(Self(figures.clone()));
+        Board::new(CacheSource::new("mount", cache).with_front(front))
+    }
+}
 
 impl FrontEnd for Watched {
     fn name(&self) -> &str {
@@ -116,6 +126,8 @@ impl Live {
             "direct_io_reason": reason,
             "inodes_known": known,
             "open_files": open,
+            "process_trees": (self.trees)(),
+            "alloc": answers::alloc(&self.volume),
             "page": self.page,
         }]);
         stat
@@ -182,6 +194,7 @@ impl ControlTarget for Target {
                 extents::answer(live.is((device, ino)).then_some(&live.volume), file)
             }
             Request::Volume(..) => Err(at::not_open()),
+            Request::Detach => Err(answers::no_device()),
         }
     }
 }

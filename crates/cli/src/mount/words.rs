@@ -4,7 +4,7 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::live::LiveArgs;
-use forebay::{Aio, DirectIo};
+use forebay::{Aio, AllocMode, DirectIo};
 use forebay_base::units::{MIB, format_size, parse_size};
 use forebay_fuse::Options;
 use forebay_fuse::options::Via;
@@ -26,6 +26,7 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   \x20                       opened to be read), always [default: small]\n\
   direct_io=MODE         open the image with O_DIRECT: auto, on, off\n\
   aio=ENGINE             auto, io_uring, threads\n\
+  alloc=MODE             how blocks are given out: interleaved, serialized, reserve [default: reserve]\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
   control=PATH           control socket [default: one in the user's runtime folder]\n\
   inodes=N               inodes that the kernel may know before it is asked to forget some\n\
@@ -44,6 +45,8 @@ pub struct Wanted {
     pub cache_size: Option<u64>,
     /// Control socket.
     pub control: Option<PathBuf>,
+    /// How blocks are given out.
+    pub alloc: AllocMode,
     /// I/O engine.
     pub aio: Aio,
     /// Bypass the system's page cache below us.
@@ -63,6 +66,7 @@ impl Wanted {
             fuse: Options::default(),
             cache_size: None,
             control: None,
+            alloc: AllocMode::default(),
             aio: Aio::default(),
             direct_io: DirectIo::default(),
             live: LiveArgs::default(),
@@ -118,6 +122,7 @@ impl Wanted {
             }
             "kernel_cache" => self.fuse.kernel_cache = value.parse()?,
             "direct_io" => self.direct_io = value.parse()?,
+            "alloc" => self.alloc = value.parse()?,
             "http" => self.live.http = Some(value.to_string()),
             "aio" => self.aio = value.parse()?,
             "threads" => self.fuse.threads = Some(number(1, 64)?),
@@ -172,8 +177,16 @@ mod tests {
     /// O1
     #[test]
     fn o1_what_is_not_known_is_refused_by_name() {
-        for word in ["r0", "cache_size=1", "cache_size=x", "threads=0", "via=magic", "aio=x", "a=b"]
-        {
+        for word in [
+            "r0",
+            "cache_size=1",
+            "cache_size=x",
+            "threads=0",
+            "via=magic",
+            "aio=x",
+            "alloc=x",
+            "a=b",
+        ] {
             let failure = parse(&format!("rw,{word}")).unwrap_err();
             assert_eq!(failure.status, crate::failure::status::USAGE, "{word}");
             let value = word.split('=').next_back().unwrap_or(word);

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use super::{BLOCK_BYTES, Core, Outcome, fail, privileges};
+use super::{BLOCK_BYTES, Core, Outcome, fail, policy, privileges};
 use crate::proto::consts::Valid as Set;
 use crate::proto::reply::Body;
 use crate::proto::request::SetAttrIn;
@@ -110,6 +110,7 @@ impl Core {
             XATTR_REPLACE => SetXattr::Replace,
             _ => return fail(ErrorKind::InvalidInput, "setxattr", "no such flags"),
         };
+        policy::check(name, value)?;
         self.fs.setxattr(node, XattrName::new(name)?, value, how).await?;
         Ok(Outcome::done())
     }

@@ -10,11 +10,12 @@
 use super::{Answer, Core, Outcome, Undo, fail, privileges, read_flags, sync_flags};
 use crate::device::PAYLOAD_MAX;
 use crate::handles::Handle;
-use crate::ioctl::{GET_MODE, SET_MODE};
+use crate::ioctl::{GET_MODE, MODE_CACHED, SET_MODE, SET_TREE_MODE, mode_flags};
 use crate::options::{KernelCache, SMALL_BYTES};
 use crate::proto::consts::{FOpen, WRITE_CACHE, WRITE_KILL_SUIDGID, open};
 use crate::proto::reply::Body;
 use crate::proto::request::{CopyIn, Header, IoctlIn, ReadIn, WriteIn};
+use crate::trees::look;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_vfs::copy::copy_range;
@@ -24,6 +25,8 @@ use forebay_vfs::{Attr, Fallocate, FileKind, Privileges, Seek, Wrote};
 const COPY_MAX: u64 = 16 << 20;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
+/// The caller is in another world of processes.
+const EREMOTE: i32 = 66;
 /// Not a terminal: no such ioctl here.
 const ENOTTY: i32 = 25;
 
@@ -99,15 +102,15 @@ impl Core {
         FOpen::DIRECT_IO | FOpen::PARALLEL_DIRECT_WRITES | FOpen::NOFLUSH
     }
 
-    /// How the kernel shall treat an opening.
-    pub(super) fn fopen(&self, attr: &Attr, flags: u32) -> FOpen {
+    /// How the kernel shall treat an opening in this mode: what is not for the cache is not for its own.
+    pub(super) fn fopen(&self, attr: &Attr, flags: u32, mode: u32) -> FOpen {
         let reads_only = flags & (open::ACCMODE | open::TRUNC) == 0;
         let cached = match self.kernel_cache {
             KernelCache::Never => false,
             KernelCache::Small => reads_only && attr.size <= SMALL_BYTES,
             KernelCache::Always => true,
         };
-        match cached && attr.kind == FileKind::File {
+        match cached && attr.kind == FileKind::File && mode == MODE_CACHED {
             true => FOpen::KEEP_CACHE | FOpen::NOFLUSH,
             false => self.direct_fopen(),
         }
@@ -166,14 +169,24 @@ impl Core {
         Ok(Outcome::body(body))
     }
 
-    pub(super) fn ioctl(&self, ioctl: &IoctlIn<'_>) -> Result<Outcome> {
+    pub(super) fn ioctl(&self, header: &Header, ioctl: &IoctlIn<'_>) -> Result<Outcome> {
         let mut body = Body::new();
+        let mode = ioctl.input.first_chunk().map(|b| u32::from_le_bytes(*b));
         match ioctl.cmd {
             SET_MODE => {
                 let handle = self.handle(ioctl.fh)?;
-                let mode = ioctl.input.first_chunk().map(|b| u32::from_le_bytes(*b));
                 if !mode.is_some_and(|mode| handle.set_mode(mode)) {
                     return fail(ErrorKind::Unsupported, "ioctl", "no such mode");
+                }
+                body.ioctl_out(&[]);
+            }
+            SET_TREE_MODE => {
+                let Some(mode) = mode.filter(|mode| mode_flags(*mode).is_some()) else {
+                    return fail(ErrorKind::Unsupported, "ioctl", "no such mode");
+                };
+                // Its openings would come from nobody that could be found.
+                if !self.trees.add(ioctl.fh, header.pid, mode, look) {
+                    return Ok(Outcome::errno(EREMOTE));
                 }
                 body.ioctl_out(&[]);
             }
@@ -207,7 +220,7 @@ mod tests {
         let new = NewInode::of(FileKind::File, 0o600);
         let flags = OpenFlags::READ | OpenFlags::WRITE;
         let made = block_on(core.fs.create(Ino::ROOT, Name::new(b"f").unwrap(), &new, flags));
-        core.handles.add(Handle::new(made.unwrap().1, IoFlags::empty(), false))
+        core.handles.add(Handle::new(made.unwrap().1, IoFlags::empty(), MODE_CACHED, false))
     }
 
     fn write_in(fh: u64, flags: u32, write_flags: u32) -> WriteIn {
@@ -266,11 +279,16 @@ mod tests {
         let small = block_on(small_files.fs.lookup(Ino::ROOT, name)).unwrap();
         let large = Attr { size: SMALL_BYTES + 1, ..small };
         let fifo = Attr { kind: FileKind::Fifo, ..small };
-        let kept = |core: &Core, attr, flags| core.fopen(attr, flags).contains(FOpen::KEEP_CACHE);
+        let kept = |core: &Core, attr, flags| {
+            core.fopen(attr, flags, MODE_CACHED).contains(FOpen::KEEP_CACHE)
+        };
         let c = &small_files;
         assert!(kept(c, &small, 0) && !kept(c, &large, 0) && !kept(c, &fifo, 0));
         assert!(!kept(c, &small, open::RDWR) && !kept(c, &small, open::TRUNC));
         assert!(kept(&core(KernelCache::Always), &large, open::RDWR));
         assert!(!kept(&core(KernelCache::Never), &small, 0));
+        let always = core(KernelCache::Always);
+        let uncached = always.fopen(&small, 0, crate::ioctl::MODE_UNCACHED);
+        assert!(!uncached.contains(FOpen::KEEP_CACHE), "it would stay in the kernel's instead");
     }
 }

@@ -4,6 +4,7 @@
 
 use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags};
 use crate::handles::Handle;
+use crate::ioctl::MODE_CACHED;
 use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
 use crate::proto::reply::Body;
 use crate::proto::request::Header;
@@ -57,6 +58,7 @@ impl Core {
         let new = new_inode(header, kind, mode, rdev);
         let seen = self.epoch();
         let attr = self.fs.mknod(Ino(header.node), Name::new(name)?, &new).await?;
+        let attr = self.inherit(Ino(header.node), attr).await;
         Ok(self.entry(&attr, seen))
     }
 
@@ -64,6 +66,7 @@ impl Core {
         let new = new_inode(header, FileKind::Directory, mode, 0);
         let seen = self.epoch();
         let attr = self.fs.mkdir(Ino(header.node), Name::new(name)?, &new).await?;
+        let attr = self.inherit(Ino(header.node), attr).await;
         Ok(self.entry(&attr, seen))
     }
 
@@ -139,15 +142,14 @@ impl Core {
     }
 
     /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it, of that epoch.
-    pub(super) fn opened(
+    fn opened(
         &self,
         file: OpenFileRef,
-        flags: u32,
-        fopen: FOpen,
+        (flags, mode, fopen): (u32, u32, FOpen),
         attr: Option<(&Attr, u64)>,
     ) -> Outcome {
         let cached = !fopen.contains(FOpen::DIRECT_IO);
-        let fh = self.handles.add(Handle::new(file, sync_flags(flags), cached));
+        let fh = self.handles.add(Handle::new(file, sync_flags(flags), mode, cached));
         let (mut body, mut undo) = (Body::with_capacity(160), super::Undo::default());
         if let Some((attr, seen)) = attr {
             self.told(attr.ino, &mut undo);
@@ -169,7 +171,20 @@ impl Core {
         let seen = self.epoch();
         let made = self.fs.create(Ino(header.node), Name::new(name)?, &new, how).await;
         let (attr, file) = made?;
-        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some((&attr, seen))))
+        Ok(self.made(header, (attr, seen), file, flags).await)
+    }
+
+    /// Tells the kernel of an opening of what was just made in the directory that was asked.
+    async fn made(
+        &self,
+        header: &Header,
+        (attr, seen): (Attr, u64),
+        file: OpenFileRef,
+        flags: u32,
+    ) -> Outcome {
+        let attr = self.inherit(Ino(header.node), attr).await;
+        let mode = self.mode(attr.ino, header.pid).await;
+        self.opened(file, (flags, mode, self.fopen(&attr, flags, mode)), Some((&attr, seen)))
     }
 
     pub(super) async fn tmpfile(
@@ -181,20 +196,22 @@ impl Core {
         let how = open_flags(flags, keeps(kill));
         let seen = self.epoch();
         let (attr, file) = self.fs.tmpfile(Ino(header.node), &new, how).await?;
-        Ok(self.opened(file, flags, self.fopen(&attr, flags), Some((&attr, seen))))
+        Ok(self.made(header, (attr, seen), file, flags).await)
     }
 
-    pub(super) async fn open(&self, node: Ino, flags: u32, kill: u32) -> Result<Outcome> {
+    pub(super) async fn open(&self, header: &Header, flags: u32, kill: u32) -> Result<Outcome> {
+        let node = Ino(header.node);
         let file = self.fs.open(node, open_flags(flags, keeps(kill))).await?;
+        let mode = self.mode(node, header.pid).await;
         let fopen = match self.kernel_cache {
             crate::KernelCache::Never => self.direct_fopen(),
-            _ => self.fopen(&self.fs.getattr(node).await?, flags),
+            _ => self.fopen(&self.fs.getattr(node).await?, flags, mode),
         };
-        Ok(self.opened(file, flags, fopen, None))
+        Ok(self.opened(file, (flags, mode, fopen), None))
     }
 
     pub(super) async fn opendir(&self, node: Ino) -> Result<Outcome> {
         let file = self.fs.open(node, OpenFlags::READ).await?;
-        Ok(self.opened(file, 0, FOpen::empty(), None))
+        Ok(self.opened(file, (0, MODE_CACHED, FOpen::empty()), None))
     }
 }

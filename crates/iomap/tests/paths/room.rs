@@ -20,8 +20,12 @@ const BLOCKS: u64 = 24;
 
 /// A file of 24 blocks on a map of 16, and the map.
 fn full_soon(options: RemapOptions) -> (Lab, forebay_base::sync::Arc<Remap>) {
+    full_soon_in(4096, options)
+}
+
+fn full_soon_in(folio_size: u32, options: RemapOptions) -> (Lab, forebay_base::sync::Arc<Remap>) {
     let mut map = None;
-    let config = Config { folio_size: 4096, ..Config::with_budget(8 << 20) };
+    let config = Config { folio_size, ..Config::with_budget(8 << 20) };
     let lab =
         Lab::with_map(config, BLOCK as u32, Lab::sim(PLACES * BLOCK), BLOCKS * BLOCK, |disk| {
             let new = Remap::with_options(disk, BLOCK as u32, options);
@@ -86,6 +90,26 @@ fn a_redirty_takes_a_share_of_its_own_and_dirt_written_again_none() {
         assert_eq!(put(&lab, 3, 9).await, Err(ErrorKind::NoSpace), "there is no place to move to");
         lab.sync().await.unwrap();
         assert_eq!(lab.read(3 * BLOCK, 1, NONE).await, [8]);
+    });
+}
+
+/// Of a write over several blocks only those that are not dirty yet need room: where the others were counted
+/// too, a map with just room enough was written out for it.
+#[test]
+fn a_write_asks_for_room_for_what_is_not_dirty_yet() {
+    let (lab, _map) = full_soon_in(65536, RemapOptions::default());
+    lab.run(async {
+        for block in 0..PLACES - 2 {
+            put(&lab, block, 1).await.unwrap();
+        }
+        lab.sync().await.unwrap();
+        lab.disk.clear_log();
+        put(&lab, 3, 2).await.expect("two places are left");
+        lab.write(3 * BLOCK, &[3; 2 * BLOCK as usize], NONE).await;
+        assert_eq!(lab.writes(), (0, 0), "the other is for block 4");
+        assert_eq!(lab.blocks(State::Dirty), [3, 4].into());
+        lab.sync().await.unwrap();
+        assert_eq!(lab.read(3 * BLOCK, 2 * BLOCK as usize, NONE).await, vec![3; 8192]);
     });
 }
 
@@ -171,7 +195,8 @@ fn o1_o2_the_later_content_stays_whatever_ends_last() {
     });
 }
 
-/// O4: a read that was planned finds what was there: its place is not given to another write meanwhile.
+/// O4, and R2 of the map in memory: a read that was planned finds what was there; its place is not given to
+/// another write meanwhile.
 #[test]
 fn o4_a_place_is_not_reused_while_somebody_may_read_it() {
     let (lab, map) = full_soon(RemapOptions::default());
@@ -186,7 +211,8 @@ fn o4_a_place_is_not_reused_while_somebody_may_read_it() {
     });
 }
 
-/// O5: a size that is recovered never covers a block whose bytes are still on their way.
+/// O5, and R3 of the map in memory: a size that is recovered never covers a block whose bytes are still on
+/// their way.
 #[test]
 fn o5_a_size_is_published_after_the_bytes_below_it() {
     let (lab, map) = full_soon(RemapOptions { grows: true, ..RemapOptions::default() });

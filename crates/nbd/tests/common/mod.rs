@@ -3,6 +3,7 @@
 #![expect(dead_code, reason = "each test binary uses its part")]
 
 pub mod behind;
+pub mod clean;
 
 use forebay_nbd::proto::{self, Command, CommandFlags, Request, opt, rep};
 use forebay_nbd::{Server, ServerConfig, Stats};

@@ -364,6 +364,7 @@ mod tests {
         model.clone().crash(found, &(0..u64::MAX)).is_ok()
     }
 
+    /// Y3, Y4.
     #[test]
     fn after_a_crash_each_block_is_old_or_new_since_the_last_sync() {
         let mut m = ByteModel::new(4, vec![0; 8]);
@@ -393,6 +394,7 @@ mod tests {
         assert!(!crash_ok(&m, &[1; 4]) && !crash_ok(&m, &[0; 4]));
     }
 
+    /// Y2.
     #[test]
     fn a_failed_write_reads_old_or_new_until_written_again() {
         let mut m = ByteModel::new(4, vec![0; 8]);

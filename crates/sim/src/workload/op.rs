@@ -380,6 +380,7 @@ mod tests {
         }
     }
 
+    /// O1.
     #[test]
     fn fill_depends_on_the_place_only() {
         let (mut a, mut b) = ([0; 100], [0; 50]);

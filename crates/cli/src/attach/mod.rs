@@ -1,0 +1,289 @@
+//! `forebay attach`, `detach` and `list`: an image, or a file in a volume, as a block device of the kernel's.
+//!
+//! ```text
+//!   open (lock) the image -> a mount with one file, of which the name is taken away again at once
+//!   -> a loop device over it, past the kernel's cache -> ready -> serve
+//!     `detach`, or a signal
+//!   -> sync -> let go of the loop device -> with its last user it goes, and with it the mount
+//!   -> make durable -> let go of the image -> exit
+//! ```
+//! H1 The device goes with this process: it holds it, and the kernel clears it with its last user.
+//! H2 When this process is killed the mount's connection is over, and whoever uses the device gets errors.
+//! H3 Exit status 0 of the process that stays, and of `detach`, means that everything accepted is durable.
+
+mod list;
+mod target;
+
+pub use list::{DetachArgs, ListArgs, detach, list};
+
+use crate::args::size;
+use crate::control::server::ControlServer;
+use crate::daemon::{self, Started};
+use crate::failure::{Failure, Outcome, status};
+use crate::mount::start_watchdog;
+use crate::volume::at::Named;
+use crate::{output, signals};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use forebay::{
+    Cache, CacheConfig, DirectIo, LiveMode, OpenOptions, RawOptions, Volume, VolumeOptions,
+};
+use forebay_base::units::{MIB, format_size};
+use forebay_base::world::RealWorld;
+use forebay_block::loopdev::FileLoop;
+use forebay_fuse::options::Via;
+use forebay_fuse::watchdog::Watchdog;
+use forebay_fuse::{KernelCache, Options, Session};
+use forebay_live::{Board, CacheSource};
+use forebay_vfs::disk::{self, Disk};
+use forebay_vfs::{Export, Timestamp};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use target::{Live, Target};
+
+/// Smallest `--cache-size`, bytes, and the least of it that is left for data.
+const CACHE_MIN: u64 = 32 * MIB;
+const DATA_MIN: u64 = 4 * MIB;
+
+/// `forebay attach`
+#[derive(Args, Debug)]
+pub struct AttachArgs {
+    /// Image file, block device or file of a volume
+    #[arg(value_name = "IMAGE|VOLUME:/PATH")]
+    pub image: String,
+    /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub cache_size: Option<u64>,
+    /// What requests do with the cache
+    #[arg(long, value_name = "MODE", default_value = "cached",
+          value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]
+    pub mode: String,
+    /// Whether the image is opened with `O_DIRECT`
+    #[arg(long, value_name = "MODE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "on", "off"]))]
+    pub direct_io: String,
+    /// I/O engine
+    #[arg(long, value_name = "ENGINE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "io_uring", "threads"]))]
+    pub aio: String,
+    /// Refuse writes
+    #[arg(short, long)]
+    pub read_only: bool,
+    /// Bytes of the device's blocks, 512 to 4k
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = size)]
+    pub sector_size: u64,
+    /// Let the kernel look for partitions
+    #[arg(short = 'P', long)]
+    pub partitions: bool,
+    /// Control socket [default: one per process in the user's runtime folder]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Stay in the foreground
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// This is the process that stays.
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+/// Runs the command and gives its exit status.
+pub fn attach(args: &AttachArgs) -> Outcome<u8> {
+    check(args)?;
+    if args.foreground || args.daemon {
+        return serve(args);
+    }
+    Ok(match daemon::start()? {
+        Started::Failed(status) => status,
+        Started::Serves(device) => {
+            output::line(device);
+            log::info!("a loop device over a mount with one file");
+            status::OK
+        }
+    })
+}
+
+fn check(args: &AttachArgs) -> Outcome {
+    let sector = args.sector_size;
+    if !sector.is_power_of_two() || !(512..=4096).contains(&sector) {
+        return Err(Failure::usage(format!("--sector-size {sector}: 512, 1k, 2k or 4k")));
+    }
+    if let Some(size) = args.cache_size.filter(|size| *size < CACHE_MIN) {
+        let (size, least) = (format_size(size), format_size(CACHE_MIN));
+        return Err(Failure::usage(format!("--cache-size {size}: at least {least}")));
+    }
+    Ok(())
+}
+
+/// What is served.
+struct Source {
+    export: Arc<dyn Export>,
+    volume: Option<Volume>,
+    shown: String,
+}
+
+fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
+    let direct_io: DirectIo = args.direct_io.parse()?;
+    let read_only = args.read_only;
+    let image = |path: &Path| {
+        let shown = path.display().to_string();
+        std::fs::canonicalize(path).map_err(|e| Failure::io(shown, &e))
+    };
+    let Some(Named { image: path, path: inside }) = Named::parse(&args.image) else {
+        let path = image(Path::new(&args.image))?;
+        let options = RawOptions { read_only, direct_io, ..RawOptions::default() };
+        let file = cache.open_raw(&path, &options)?;
+        let export = file.export_live(mode);
+        return Ok(Source { export, volume: None, shown: path.display().to_string() });
+    };
+    let path = image(&path)?;
+    let options = VolumeOptions { read_only, direct_io, ..VolumeOptions::default() };
+    let volume = cache.open_volume(&path, &options)?;
+    let shown = format!("{}:{}", path.display(), String::from_utf8_lossy(&inside));
+    let mut how = OpenOptions::new();
+    let opened = how.read(true).write(!read_only).open(&volume, OsStr::from_bytes(&inside));
+    let export = opened.and_then(|file| file.export_live(mode)).map_err(|e| {
+        let failure = Failure::from(e);
+        Failure { message: format!("{shown}: {}", failure.message), ..failure }
+    })?;
+    Ok(Source { export, volume: Some(volume), shown })
+}
+
+/// The cache's settings and the front end's; together they use `--cache-size`.
+fn config(args: &AttachArgs) -> Outcome<(CacheConfig, Options)> {
+    let mut config = CacheConfig::default();
+    let whole = args.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
+    let how = Options {
+        via: Via::Plain,
+        kernel_cache: KernelCache::Never,
+        inodes_max: 1024,
+        request_bytes: (whole / 8).clamp(8 * MIB, 64 * MIB),
+        ..Options::default()
+    };
+    let (bound, shown) = (how.memory_bound(), format_size(whole));
+    if whole < bound + DATA_MIN {
+        let least = format_size(bound + DATA_MIN);
+        return Err(Failure::usage(format!("--cache-size {shown}: {least} are needed")));
+    }
+    config.budget = whole - bound;
+    config.aio = args.aio.parse()?;
+    Ok((config, how))
+}
+
+/// The mount below the device.
+struct Below {
+    session: Session,
+    watchdog: Watchdog,
+    device: FileLoop,
+}
+
+/// A folder of our own for a moment.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Outcome<Self> {
+        let name = format!("forebay-attach-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|e| Failure::io(path.display().to_string(), &e))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Whatever is mounted there; nothing, if that failed.
+        let _unmounted = forebay_fuse::mount::unmount(&self.0, true);
+        if let Err(e) = std::fs::remove_dir(&self.0) {
+            log::warn!("{}: {e}", self.0.display());
+        }
+    }
+}
+
+/// Makes the mount and the device. The mount has no name when this returns: it lives by the device.
+fn below(source: &Source, how: &Options, args: &AttachArgs) -> Outcome<Below> {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let seconds = since.map_or(0, |time| i64::try_from(time.as_secs()).unwrap_or(i64::MAX));
+    let fs = Arc::new(Disk::new(source.export.clone(), Timestamp::new(seconds, 0)));
+    let folder = Folder::new()?;
+    let mounted = forebay_fuse::mount(&folder.0, how)?;
+    let (dir, number) = (mounted.dir.clone(), mounted.number);
+    let session = Session::start(mounted, fs, RealWorld::new(), how)?;
+    let watchdog = start_watchdog(&session, &dir, number)?;
+    let mut options = File::options();
+    let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).expect("a flag of open(2)");
+    options.read(true).write(!args.read_only).custom_flags(flags);
+    let path = dir.join(disk::NAME);
+    let file = options.open(&path).map_err(|e| Failure::io(path.display().to_string(), &e))?;
+    let sector = u32::try_from(args.sector_size).expect("checked to be 4 KiB at most");
+    let device = FileLoop::attach(&file, &source.shown, sector, args.read_only, args.partitions)
+        .map_err(|e| Failure::from(e).hint("block devices need root and /dev/loop-control"))?;
+    Ok(Below { session, watchdog, device })
+}
+
+fn serve(args: &AttachArgs) -> Outcome<u8> {
+    let (config, mut how) = config(args)?;
+    let cache = Cache::new(config)?;
+    let mode = LiveMode::new(args.mode.parse()?);
+    let source = open(&cache, args, &mode)?;
+    how.source.clone_from(&source.shown);
+    let Below { session, watchdog, device } = below(&source, &how, args)?;
+    let shown = device.path().display().to_string();
+    let target = Target::new(Live {
+        board: Board::new(CacheSource::new("attach", &cache)),
+        cache: cache.clone(),
+        device,
+        mode,
+        shown: source.shown.clone(),
+        size: source.export.info().size,
+        read_only: args.read_only,
+        front_bytes: how.memory_bound(),
+    });
+    let control = ControlServer::start(args.control.as_deref(), target.clone());
+    let control = control.map_err(|e| e.hint("without one there is no `detach`"))?;
+    watch_signals(target.clone(), control.path().to_path_buf())?;
+    match args.daemon {
+        true => daemon::ready(&shown)?,
+        false => output::announce(std::slice::from_ref(&shown)),
+    }
+    let ending = session.wait();
+    log::info!("{shown} is gone");
+    target.over();
+    let synced = ending.sync();
+    ending.release();
+    let Source { export, volume, shown } = source;
+    drop(export);
+    let closed = volume.map_or(Ok(()), Volume::close);
+    let stopped = cache.shutdown();
+    let done = synced.and(closed).and(stopped);
+    ending.finish(&done);
+    watchdog.stop();
+    drop(control);
+    done.map(|()| status::OK).map_err(|e| {
+        Failure::new(format!("{shown}: {e}"))
+            .hint("the image is older than what was written, where that was not synced")
+    })
+}
+
+/// The first signal ends the device as `detach` does, with its last user if it is in use; the second ends the
+/// process.
+fn watch_signals(target: Arc<Target>, control: PathBuf) -> Outcome {
+    let (sender, events) = channel();
+    signals::watch(sender, (), move |signal| {
+        let _ = std::fs::remove_file(control);
+        log::error!(
+            "stopped at once by a second signal ({signal}): what was not synced may be lost"
+        );
+    })?;
+    let work = move || {
+        if events.recv().is_ok() {
+            target.let_go();
+        }
+    };
+    let thread = std::thread::Builder::new().name("forebay-detach".into()).spawn(work);
+    thread.map(drop).map_err(|e| Failure::io("start a thread", &e))
+}

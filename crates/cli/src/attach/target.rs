@@ -1,0 +1,142 @@
+//! What the process of a block device answers on its control socket.
+//!
+//! Lock: one for what is served, held for reading while a question is answered, and for writing to let the
+//! device go, and everything, when it is over.
+
+use super::{CACHE_MIN, DATA_MIN};
+use crate::control::answers;
+use crate::control::proto::{Refusal, Request};
+use crate::control::server::ControlTarget;
+use crate::live;
+use crate::volume::at;
+use forebay::{Cache, Error, ErrorKind, LiveMode};
+use forebay_base::units::{format_size, parse_size};
+use forebay_block::loopdev::FileLoop;
+use forebay_live::Board;
+use serde_json::{Value, json};
+use std::sync::{Arc, RwLock};
+use std::time::Instant;
+
+/// What is served.
+pub struct Live {
+    /// The cache.
+    pub cache: Cache,
+    /// What can be watched.
+    pub board: Arc<Board>,
+    /// The device.
+    pub device: FileLoop,
+    /// How requests use the cache; changed live.
+    pub mode: LiveMode,
+    /// What is below it, for people.
+    pub shown: String,
+    /// Bytes.
+    pub size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// All memory of the front end, bytes at most.
+    pub front_bytes: u64,
+}
+
+/// See the module.
+pub struct Target {
+    live: RwLock<Option<Live>>,
+    start: Instant,
+}
+
+impl Target {
+    /// Serves it.
+    pub fn new(live: Live) -> Arc<Self> {
+        Arc::new(Self { live: RwLock::new(Some(live)), start: Instant::now() })
+    }
+
+    /// Lets the device go: it ends with its last user. What is in the kernel's cache of it is written first.
+    pub fn let_go(&self) {
+        if let Some(live) = &*self.live.read().unwrap_or_else(|p| p.into_inner())
+            && let Err(e) = live.device.sync()
+        {
+            log::error!("{e}");
+        }
+        self.over();
+    }
+
+    /// It is over.
+    pub fn over(&self) {
+        let live = self.live.write().unwrap_or_else(|p| p.into_inner()).take();
+        drop(live);
+    }
+
+    fn detach(&self) -> Result<Value, Refusal> {
+        let sync = |live: &Live| live.device.check_free().and_then(|()| live.device.sync());
+        let live = self.live.read().unwrap_or_else(|p| p.into_inner());
+        live.as_ref().map_or(Ok(()), sync).map_err(|e| answers::refusal(&e))?;
+        drop(live);
+        self.over();
+        Ok(Value::Null)
+    }
+}
+
+impl Live {
+    fn stat(&self, start: Instant) -> Value {
+        let mut stat = answers::stat(&self.cache, start);
+        stat["devices"] = json!([{
+            "device": self.device.path().display().to_string(),
+            "path": self.shown,
+            "by": "device (loop over FUSE)",
+            "size": self.size,
+            "mode": self.mode.get().to_string(),
+            "read_only": self.read_only,
+        }]);
+        stat
+    }
+
+    fn tunables(&self) -> Value {
+        let mut all = answers::tunables(&self.cache);
+        let whole = self.cache.stats().budget_bytes + self.front_bytes;
+        all.insert("cache_size".into(), whole.to_string().into());
+        all.insert("mode".into(), self.mode.get().to_string().into());
+        all.into()
+    }
+
+    fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
+        match name {
+            "mode" => value.parse().map(|mode| self.mode.set(mode)),
+            "cache_size" => {
+                let whole = parse_size(value)?;
+                let least = CACHE_MIN.max(self.front_bytes + DATA_MIN);
+                if whole < least {
+                    let text = format!("cache_size={whole}: at least {}", format_size(least));
+                    return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
+                }
+                self.cache.resize(whole - self.front_bytes)
+            }
+            _ => self.cache.tune(name, value),
+        }
+    }
+}
+
+impl ControlTarget for Target {
+    fn answer(&self, request: Request) -> Result<Value, Refusal> {
+        if request == Request::Detach {
+            return self.detach();
+        }
+        let live = self.live.read().unwrap_or_else(|p| p.into_inner());
+        let live = live.as_ref().ok_or_else(answers::no_device)?;
+        match request {
+            Request::Stat => Ok(live.stat(self.start)),
+            Request::Budget => Ok(answers::budget(&live.cache)),
+            Request::Live => live::answer(&live.board),
+            Request::Prometheus => live::metrics(&live.board),
+            Request::Tunables => Ok(live.tunables()),
+            Request::Tune(name, value) => match live.tune(&name, &value) {
+                Ok(()) => Ok(Value::Null),
+                Err(e) => Err(answers::refusal(&e)),
+            },
+            Request::DropClean => Ok(live.cache.drop_clean().into()),
+            Request::Residency(..) => {
+                Err(Refusal::new("not-found", "this process does not serve that file"))
+            }
+            Request::Extents(..) | Request::Volume(..) => Err(at::not_open()),
+            Request::Detach => Err(answers::no_device()),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! G1: man pages and completions have what `--help` has: each command, and each of its options.
+
+mod common;
+
+use common::Folder;
+use std::collections::BTreeSet;
+
+/// Commands that `forebay --help` lists.
+fn commands(folder: &Folder) -> Vec<String> {
+    let help = folder.ok(&["--help"]);
+    let list = help.split("Commands:").nth(1).and_then(|t| t.split("\n\n").next()).expect("a list");
+    let first = |line: &str| line.split_whitespace().next().map(str::to_string);
+    list.lines().filter_map(first).filter(|name| name != "help").collect()
+}
+
+fn words(text: &str) -> BTreeSet<String> {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
+        .filter(|word| word.starts_with("--") && word.len() > 2)
+        .map(str::to_string)
+        .collect()
+}
+
+/// Long options at the beginning of a line of `--help`.
+fn options(folder: &Folder, command: &str) -> BTreeSet<String> {
+    // What `bench` takes is the bench's own to say.
+    let help = if command == "bench" { String::new() } else { folder.ok(&[command, "--help"]) };
+    let lines = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
+    lines.filter_map(|line| words(line.split("  ").next().unwrap_or(line)).pop_last()).collect()
+}
+
+#[test]
+fn g1_man_pages_and_completions_have_what_help_has() {
+    let folder = Folder::new();
+    folder.ok(&["generate", "out"]);
+    let read = |path: &str| {
+        std::fs::read_to_string(folder.path("out").join(path))
+            .unwrap_or_else(|e| panic!("{path}: {e}"))
+    };
+    let shells = ["forebay.bash", "_forebay", "forebay.fish"]
+        .map(|name| read(&format!("completions/{name}")).replace('\\', ""));
+    let main = read("man/forebay.1");
+    let all = commands(&folder);
+    assert!(all.len() >= 20, "{all:?}");
+    for command in &all {
+        assert!(
+            main.contains(&format!("forebay\\-{}(1)", command.replace('-', "\\-"))),
+            "{command}"
+        );
+        let page = read(&format!("man/forebay-{command}.1")).replace('\\', "");
+        let shown = words(&page);
+        let wanted = options(&folder, command);
+        let missing: Vec<_> = wanted.difference(&shown).collect();
+        assert!(missing.is_empty(), "man page of {command}: {missing:?}");
+        for (shell, at) in shells.iter().zip(["bash", "zsh", "fish"]) {
+            assert!(shell.contains(command.as_str()), "{at}: {command}");
+            for option in &wanted {
+                let name = if at == "fish" { &option[2..] } else { option };
+                assert!(shell.contains(name), "{at}: {command} {option}");
+            }
+        }
+    }
+    let pages = std::fs::read_dir(folder.path("out/man")).unwrap().count();
+    assert_eq!(pages, all.len() + 1, "a page for each, and nothing that is hidden");
+    // What the shell reads is well formed.
+    let mut bash = std::process::Command::new("bash");
+    bash.arg("-n").arg(folder.path("out/completions/forebay.bash"));
+    assert!(bash.status().expect("bash").success());
+}

@@ -1,0 +1,76 @@
+//! What an opening does with the cache unless it is told otherwise: as the file's policy says, or the tree of
+//! processes that opens it.
+//!
+//! The policy is an extended attribute of the file. One of a directory is not its own: what is made in it
+//! gets the same, directories too.
+//!
+//! Invariants: K1 a file without the attribute is cached. K2 what is made in a directory with a policy has it
+//! before its maker is answered, and one that cannot be given is no reason not to make the file.
+//!
+//! No locks.
+
+use super::{Core, fail};
+use crate::POLICY_ATTRIBUTE;
+use crate::ioctl::{MODE_CACHED, MODE_DIRECT, MODE_UNCACHED};
+use crate::trees::look;
+use forebay_base::{ErrorKind, Result};
+use forebay_vfs::{Attr, FileKind, Ino, SetXattr, XattrName};
+
+/// The words that the attribute may hold.
+const WORDS: [(&[u8], u32); 3] =
+    [(b"cached", MODE_CACHED), (b"uncached", MODE_UNCACHED), (b"direct", MODE_DIRECT)];
+
+fn name() -> XattrName<'static> {
+    XattrName::new(POLICY_ATTRIBUTE.as_bytes()).expect("a valid name")
+}
+
+/// Refuses a value of the attribute that means nothing.
+pub(super) fn check(name: &[u8], value: &[u8]) -> Result<()> {
+    match name != POLICY_ATTRIBUTE.as_bytes() || WORDS.iter().any(|(word, _)| *word == value) {
+        true => Ok(()),
+        false => fail(ErrorKind::Unsupported, "setxattr", "no such policy"),
+    }
+}
+
+impl Core {
+    /// The attribute of an inode, if it has one.
+    async fn own_policy(&self, ino: Ino) -> Option<Vec<u8>> {
+        match self.fs.getxattr(ino, name()).await {
+            Ok(value) => Some(value),
+            Err(e) if e.kind() == ErrorKind::NoAttribute => None,
+            Err(e) => {
+                log::warn!("the policy of {ino:?} cannot be read, it is cached: {e}");
+                None
+            }
+        }
+    }
+
+    /// The mode that an opening of a file begins with (K1): that of the file, else that of the tree of
+    /// processes which it is opened by.
+    pub(super) async fn mode(&self, ino: Ino, pid: u32) -> u32 {
+        let value = self.own_policy(ino).await;
+        let known = WORDS.iter().find(|(word, _)| value.as_deref() == Some(word));
+        match known.map_or(MODE_CACHED, |(_, mode)| *mode) {
+            MODE_CACHED => self.trees.mode_of(pid, look).unwrap_or(MODE_CACHED),
+            mode => mode,
+        }
+    }
+
+    /// What was made in `dir` gets its policy (K2), as far as it can have one; its attributes then.
+    pub(super) async fn inherit(&self, dir: Ino, made: Attr) -> Attr {
+        if !matches!(made.kind, FileKind::File | FileKind::Directory) {
+            return made;
+        }
+        let Some(value) = self.own_policy(dir).await else { return made };
+        let set = self.fs.setxattr(made.ino, name(), &value, SetXattr::Create).await;
+        match set {
+            Ok(()) => self.fs.getattr(made.ino).await.unwrap_or(made),
+            // It was there already, with a policy of its own.
+            Err(e) if e.kind() == ErrorKind::Exists => made,
+            Err(e) => {
+                log::warn!("{:?} has not got the policy of its directory: {e}", made.ino);
+                made
+            }
+        }
+    }
+}
