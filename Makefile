@@ -15,8 +15,8 @@ help:
 	@echo "make fsx        seeded runs against a model: 1,000 for each map, 50 on each engine; fsx-long: ten times as many"
 	@echo "make crash      100,000 crash states of volumes"
 	@echo "make shuttle    concurrency tests of the folio state machine"
-	@echo "make package    a static binary and a Debian package, in dist of the target folder"
 	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
+	@echo "make package    a static binary and a Debian package, in dist of the target folder"
 	@echo "make bench      the benches in full, some hours, and their page"
 
 setup:

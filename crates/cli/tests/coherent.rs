@@ -1,6 +1,6 @@
-//! One volume in one process by all ways at once: a mount, the library, an export. What one changes the others
-//! see, whatever the kernel's cache may keep. `FOREBAY_FSX_OPS` sets the operations of each run (default 1500),
-//! `FOREBAY_SEED` the first seed.
+//! One volume in one process by all ways at once: a mount, the library, an export. What one changes the
+//! others see, whatever the kernel's cache may keep. `FOREBAY_FSX_OPS` sets the operations of each run
+//! (default 1500), `FOREBAY_SEED` the first seed.
 
 mod common;
 
@@ -302,7 +302,9 @@ fn nobody_waits_for_ever_for_anybody() {
                 });
             }
             scope.spawn(move || {
-                let script = "import mmap,sys\nfor n in range(400):\n try:\n  f=open(sys.argv[1],'r+b')\n  m=mmap.mmap(f.fileno(),4096)\n  m[n%4096]=n%256\n  m.close()\n except (ValueError, OSError): pass\n";
+                let script = "import mmap,sys\nfor n in range(400):\n try:\n  f=open(sys.argv[1],'r+b')\n  \
+                    m=mmap.mmap(f.fileno(),4096)\n  m[n%4096]=n%256\n  m.close()\n except (ValueError, \
+                    OSError): pass\n";
                 let mut command = Command::new("python3");
                 command.arg("-c").arg(script).arg(lab.mnt("f"));
                 // A map of what is cut away meanwhile is a SIGBUS, as on any file system.

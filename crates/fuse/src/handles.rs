@@ -22,7 +22,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// An opening in one of the modes of [`crate::ioctl`], of which the kernel keeps content or not.
+    /// An opening in one of the modes of [`crate::ioctl`].
     pub fn new(file: OpenFileRef, sync: IoFlags, mode: u32, kernel_cached: bool) -> Self {
         Self { file, sync, kernel_cached, mode: AtomicU32::new(mode) }
     }

@@ -4,8 +4,8 @@
 //! a notice. If the process dies meanwhile, [`crate::watchdog`] ends the wait.
 //!
 //! Invariants: V1 notices leave in the order in which they were given. V2 what the kernel does not know
-//! is no error. V3 the queue is bounded in number: callers wait for room, threads and tasks that answer requests
-//! never. What they owe beyond it is told by inode as a whole, once for each.
+//! is no error. V3 the queue is bounded in number: callers wait for room, threads and tasks that answer
+//! requests never. What they owe beyond it is told by inode as a whole, once for each.
 //!
 //! Lock: the queue's, a leaf.
 
@@ -135,6 +135,12 @@ impl Notifier {
     /// Whether the kernel has refused such a notice.
     pub(crate) fn can_prune(&self) -> bool {
         !self.lock().no_prune
+    }
+
+    /// What waits.
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> Vec<Notice> {
+        self.lock().queue.iter().cloned().collect()
     }
 
     pub(crate) fn close(&self) {

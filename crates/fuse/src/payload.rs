@@ -1,8 +1,10 @@
 //! Memory of requests that wait: what programs have handed over, and what they will be answered with.
 //!
-//! Invariants: M1 a reader thread takes a request only while those that wait hold no more than the bound; each
-//! thread may take one beyond it. M2 who holds some gives it back without a further request of the kernel's:
-//! so that threads which wait for room wait for a device at most, never for each other.
+//! Who holds some gives it back without a further request of the kernel's: so threads that wait for room wait
+//! for a device at most, never for each other.
+//!
+//! Invariant: M1 a reader thread takes a request only while those that wait hold no more than the bound; each
+//! thread may take one beyond it.
 //!
 //! Lock: one, for waiting, a leaf.
 

@@ -1,16 +1,17 @@
-//! A file system that a mount serves, for everybody else in the process: the library, exports, sessions on the
-//! control socket. What they change the mount's kernel is told of, which keeps copies of what it was answered.
+//! A file system that a mount serves, for everybody else in the process: the library, exports, sessions on
+//! the control socket. What they change the mount's kernel is told of, which keeps copies of what it was
+//! answered.
 //!
 //! ```text
 //!   kernel ─▶ mount ──────────────▶ file system ◀── Beside ◀── library, exports, sessions
 //!                ▲                                     │
 //!                └──────────── Observer ◀──────────────┘   "this changed": before the change is acknowledged
 //! ```
-//! Invariants: Z1 a change that was acknowledged here is seen through the mount by whoever asks afterwards, and
-//! the other way round. Z2 while the mount is told, nothing is held that a request of the mount could wait for:
-//! it is told after the change is done, not within it. Z3 what the mount holds back, stores into maps, is handed
-//! over before it is read or written here. Z4 an inode that loses its last name here lives as long as the
-//! mount's kernel knows it. Z5 without a mount a call costs one look more.
+//! Invariants: Z1 a change that was acknowledged here is seen through the mount by whoever asks afterwards,
+//! and the other way round. Z2 while the mount is told, nothing is held that a request of the mount could
+//! wait for: it is told after the change is done, not within it. Z3 what the mount holds back, stores into
+//! maps, is handed over before it is read or written here. Z4 an inode that loses its last name here lives as
+//! long as the mount's kernel knows it. Z5 without a mount a call costs one look more.
 //!
 //! What is not done: programs that store into a map of a page while somebody here writes into the same page
 //! get one or the other for the whole page.

@@ -67,9 +67,9 @@ impl Core {
         self.epoch() != 0
     }
 
-    /// After a write of a program: what the kernel has of it may be older. One that bypasses its cache had the
-    /// range dropped before it came here, and may have been read again meanwhile; an append may have gone
-    /// elsewhere.
+    /// After a write of a program: what the kernel has of it may be older. One that bypasses its cache had
+    /// the range dropped before it came here, and may have been read again meanwhile; an append may have
+    /// gone elsewhere.
     pub(super) fn after_write(&self, handle: &Handle, io: &WriteIn, done: &Wrote) {
         if io.write_flags & WRITE_CACHE != 0 {
             return;
@@ -142,5 +142,57 @@ impl Observer for Core {
 
     fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()> {
         Box::pin(self.notifier.gone(ticket.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use forebay_vfs::mem::MemFs;
+
+    fn core() -> (Arc<Core>, Ino) {
+        let (fs, options) = (Arc::new(MemFs::default()), Options::default());
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+        let ino = Ino(7);
+        core.inodes.told(ino);
+        (core, ino)
+    }
+
+    /// K1, K2: a change is told if the kernel may have what it made stale, and an answer that met it is kept
+    /// for no time.
+    #[test]
+    fn k1_k2_an_answer_and_a_change_see_each_other() {
+        let (core, ino) = core();
+        let attr = Attr { ino, ..block_on(core.fs.getattr(Ino::ROOT)).unwrap() };
+        let seen = core.epoch();
+        assert!(!core.valid(&attr, seen).attr.is_zero());
+        assert_eq!(core.changed(&Change::Attributes(ino)), Ticket(1));
+        assert_eq!(core.changed(&Change::Attributes(ino)), Ticket(0), "it has been told");
+        assert!(core.valid(&attr, seen).attr.is_zero(), "asked for before the change");
+        assert_eq!(core.changed(&Change::Attributes(ino)), Ticket(2), "and marked all the same");
+        assert_eq!(core.changed(&Change::content(ino, 5, 3)), Ticket(0), "it has none of that");
+        core.inodes.mark(ino, Mark::Content);
+        assert_eq!(core.changed(&Change::content(ino, 5, 3)), Ticket(3));
+        assert_eq!(core.changed(&Change::content(ino, 5, 3)), Ticket(4), "it may be reading again");
+        let [attributes, content] = [Notice::attributes(7), Notice::content(7, 5, 3)];
+        let told = [attributes.clone(), attributes, content.clone(), content];
+        assert_eq!(core.notifier.queued(), told);
+    }
+
+    /// K3, K4: where others write, the end of a file is ours; and the kernel's is brought up to it.
+    #[test]
+    fn k3_k4_the_end_of_a_file_is_ours_where_others_write() {
+        let (core, ino) = core();
+        assert!(!core.others_write());
+        let grown = Change::Content { ino, offset: 90, len: 10, end: Some((100, 8)) };
+        assert_eq!(core.changed(&grown), Ticket(2));
+        assert!(core.others_write());
+        let store = Notice::Store { node: 7, offset: 99, byte: 8 };
+        assert_eq!(core.notifier.queued(), [store, Notice::content(7, 90, u64::MAX)]);
+        let unknown = Change::Content { ino: Ino(8), offset: 90, len: 10, end: None };
+        assert_eq!(core.changed(&unknown), Ticket(0));
     }
 }

@@ -142,7 +142,7 @@ impl Core {
     }
 
     /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it, of that epoch.
-    pub(super) fn opened(
+    fn opened(
         &self,
         file: OpenFileRef,
         (flags, mode, fopen): (u32, u32, FOpen),

@@ -17,6 +17,8 @@ struct Mount {
     waited: Mutex<Vec<u64>>,
     kept: Mutex<Vec<OpenFileRef>>,
     holds: AtomicBool,
+    /// Telling takes for ever.
+    stuck: AtomicBool,
 }
 
 impl Observer for Mount {
@@ -43,7 +45,10 @@ impl Observer for Mount {
     }
     fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()> {
         self.waited.lock().push(ticket.0);
-        Box::pin(std::future::ready(()))
+        match self.stuck.load(Ordering::Relaxed) {
+            true => Box::pin(std::future::pending()),
+            false => Box::pin(std::future::ready(())),
+        }
     }
 }
 
@@ -156,4 +161,41 @@ fn z4_an_inode_without_a_name_is_kept() {
     assert_eq!(fs.observe(other.clone()).unwrap_err().kind(), ErrorKind::Busy);
     fs.forget();
     fs.observe(other).unwrap();
+}
+
+/// Z2: the mount, which is being told, may be answering a request for the same names and files.
+#[test]
+fn z2_while_the_mount_is_told_nothing_is_held() {
+    let (fs, mount) = lab();
+    let below = fs.inner().clone();
+    let new = NewInode::of(FileKind::File, 0o644);
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let (attr, file) = block_on(fs.create(Ino::ROOT, name("f"), &new, both)).unwrap();
+    mount.stuck.store(true, Ordering::Relaxed);
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let write = file.write(0, AlignedBuf::copy_of(b"abc"), IoFlags::empty(), Privileges::Drop);
+    let mut waiting =
+        (write, fs.rename(Ino::ROOT, name("f"), Ino::ROOT, name("g"), RenameFlags::empty()));
+    assert!(waiting.0.as_mut().poll(&mut cx).is_pending());
+    assert!(waiting.1.as_mut().poll(&mut cx).is_pending());
+    // Both are done, and whoever asks below is answered.
+    let same = block_on(below.open(attr.ino, both)).unwrap();
+    assert_eq!(same.read_slice(0, &mut [0; 9], IoFlags::empty()).unwrap(), 3);
+    same.write_slice(1, b"x", IoFlags::empty(), Privileges::Drop).unwrap();
+    block_on(below.rename(Ino::ROOT, name("g"), Ino::ROOT, name("f"), RenameFlags::empty()))
+        .unwrap();
+}
+
+/// Z5
+#[test]
+fn z5_without_a_mount_calls_go_through() {
+    let (fs, mount) = lab();
+    let new = NewInode::of(FileKind::File, 0o644);
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let (_, file) = block_on(fs.create(Ino::ROOT, name("f"), &new, both)).unwrap();
+    fs.forget();
+    mount.told.lock().clear();
+    assert!(file.try_write(0, b"abc", IoFlags::empty(), Privileges::Drop).is_some());
+    block_on(fs.unlink(Ino::ROOT, name("f"))).unwrap();
+    assert!(mount.told.lock().is_empty());
 }
