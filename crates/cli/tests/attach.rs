@@ -80,7 +80,7 @@ fn image(folder: &Folder, name: &str, bytes: u64) -> PathBuf {
     path
 }
 
-/// A file system made, filled, checked; the device refused to go while it is mounted; everything durable
+/// H1: A file system made, filled, checked; the device refused to go while it is mounted; everything durable
 /// when it has gone; the image free.
 #[test]
 fn a_file_system_lives_on_it() {

@@ -71,8 +71,8 @@ impl Drop for Group {
     }
 }
 
-/// By a child, a grandchild whose parents are gone, in a session of its own, in namespaces: users, processes,
-/// mounts. Each says that it has read all.
+/// U1, U2: By a child, a grandchild whose parents are gone, in a session of its own, in namespaces: users,
+/// processes, mounts. Each says that it has read all.
 #[test]
 fn all_that_a_command_starts_is_uncached() {
     if !may_run() {
@@ -112,8 +112,8 @@ print('done')\"";
     lab.end();
 }
 
-/// What is cached is served and stays; what is made is not kept; files that were open before it, as standard
-/// input and output, count as well, and are as they were afterwards.
+/// U3: What is cached is served and stays; what is made is not kept; files that were open before it, as
+/// standard input and output, count as well, and are as they were afterwards.
 #[test]
 fn what_it_is_given_is_uncached_and_then_as_before() {
     if !may_run() {

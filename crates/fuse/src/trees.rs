@@ -7,8 +7,8 @@
 //! registered is met or there are no more.
 //!
 //! Invariants: T1 where nobody has registered nothing is looked at. T2 a process is known by its number and
-//! its start: numbers are used again. T3 a verdict on a process stays for as long as the registrations do: nobody
-//! enters or leaves a tree alive.
+//! its start: numbers are used again. T3 a verdict on a process stays for as long as the registrations do:
+//! nobody enters or leaves a tree alive.
 //!
 //! Lock: one, a leaf; no process is looked at under it.
 

@@ -130,8 +130,8 @@ async fn available(volume: &Volume) -> u64 {
     volume.statfs().await.unwrap().blocks_available
 }
 
-/// Four writers at once filled a volume: each had been told that there was room for what all four had
-/// written, and the last one heard of it from its sync.
+/// M14, P21: Four writers at once filled a volume: each had been told that there was room for what all four
+/// had written, and the last one heard of it from its sync.
 #[test]
 fn four_writers_fill_a_volume_round_after_round() {
     for (seed, inline_max) in [(1, 0), (2, 64 << 10), (3, 64 << 10)] {
@@ -218,7 +218,7 @@ async fn filled(volume: &Volume) -> Vec<(String, u64)> {
     made
 }
 
-/// A power cut, or a close, left a volume without a free segment: it could not be opened for writing any
+/// P23: A power cut, or a close, left a volume without a free segment: it could not be opened for writing any
 /// more, and so not be emptied. Nor could it when an orphan found no room to go.
 #[test]
 fn a_full_volume_can_be_opened_and_emptied() {
