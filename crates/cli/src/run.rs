@@ -32,13 +32,12 @@ const NOT_THERE: u8 = 127;
 
 /// `forebay run`
 #[derive(Args, Debug)]
-#[group(id = "how", required = true)]
 pub struct RunArgs {
     /// What is cached is served; what is not leaves nothing behind
-    #[arg(long, group = "how")]
+    #[arg(long, required_unless_present = "direct", conflicts_with = "direct")]
     pub uncached: bool,
     /// Past the cache; what is not aligned is uncached
-    #[arg(long, group = "how")]
+    #[arg(long)]
     pub direct: bool,
     /// On this mount only, or these; on all unless given
     #[arg(long, value_name = "DIR")]

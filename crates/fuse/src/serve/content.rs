@@ -152,12 +152,14 @@ impl Core {
         }
         let (from, to) = (self.handle(copy.fh_in)?, self.handle(copy.fh_out)?);
         let len = copy.len.min(COPY_MAX);
+        // cp(1) and cat(1) copy so: what either opening asks for holds for all of it.
+        let flags = to.sync | from.mode_flags() | to.mode_flags();
         let done = copy_range(
             &*self.fs,
             (&*from.file, copy.offset_in),
             (&*to.file, copy.offset_out),
             len,
-            to.sync,
+            flags,
             privileges(header.uid != 0),
         )
         .await?;
