@@ -79,8 +79,8 @@ pub fn run(args: Vec<String>) -> i32 {
     if options.name == REPORT {
         return exit_code(results::report(&options));
     }
-    let chosen: Vec<_> =
-        BENCHES.iter().filter(|b| b.0 == options.name || options.name == "all").collect();
+    let all = |name: &str| options.name == "all" && !options.without.iter().any(|w| w == name);
+    let chosen: Vec<_> = BENCHES.iter().filter(|b| b.0 == options.name || all(b.0)).collect();
     if chosen.is_empty() {
         eprintln!("bench: no bench is called `{}`\n{USAGE}\nNAME is one of:", options.name);
         BENCHES.iter().for_each(|(name, text, _)| eprintln!("  {name:9} {text}"));

@@ -61,7 +61,8 @@ pub fn at(path: &Path) -> Outcome<Mount> {
     })
 }
 
-/// A line of the table: id, parent, device, root, directory, options, more of them, `-`, type, source, options.
+/// A line of the table: id, parent, device, root, directory, options, more of them, `-`, type, source,
+/// options.
 fn line(line: &[u8]) -> Option<Mount> {
     let mut words = line.split(|b| *b == b' ');
     let number = std::str::from_utf8(words.nth(2)?).ok()?.split_once(':')?;

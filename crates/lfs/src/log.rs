@@ -22,8 +22,8 @@
 //! asks for it: of two side by side one could fail and drop what the other is believed to have covered.
 //! L8 while somebody waits for a record, somebody holds a turn, or is awake and will look for one: who ends a
 //! turn wakes those who have their answer, one for each turn that is free and that it will not take itself,
-//! and after a failure everybody. Who was woken, or counted on itself, and goes with an error, wakes others in its
-//! stead; whoever goes without having looked wakes all.
+//! and after a failure everybody. Who was woken, or counted on itself, and goes with an error, wakes others
+//! in its stead; whoever goes without having looked wakes all.
 //!
 //! Locks: `ctl`, a leaf like the state lock; the two are never held together.
 

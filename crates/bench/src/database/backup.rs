@@ -1,6 +1,7 @@
 //! The backup: `tar` of ten times the cache into a pipe, over and over, no faster than it is allowed to be:
 //! what reads the pipe keeps the pace, so that every backup is equally fast. It is ended on drop.
 
+use crate::harness::meter::cpu_seconds_with_ended;
 use crate::rivals::server::forebay_binary;
 use forebay_base::{Error, Result};
 use std::fs;
@@ -182,20 +183,17 @@ fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Resul
     Ok(())
 }
 
-/// utime and stime of all processes of a group, and of those of theirs that have ended.
+/// Of all processes of a group, and of those of theirs that have ended.
 fn group_cpu_seconds(group: u32) -> f64 {
-    let mut ticks = 0;
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // After the name in parentheses: state, parent, group; utime is the 12th, four in a row.
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let of = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // After the name in parentheses: state, parent, group.
         let rest = stat.rsplit(')').next().unwrap_or_default();
-        let fields: Vec<&str> = rest.split_whitespace().collect();
-        if fields.get(2).and_then(|g| g.parse().ok()) == Some(group) {
-            let times = fields.iter().skip(11).take(4);
-            ticks += times.map(|n| n.parse::<u64>().unwrap_or(0)).sum::<u64>();
-        }
-    }
-    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+        rest.split_whitespace().nth(2).and_then(|g| g.parse().ok()) == Some(group)
+    };
+    pids.filter(of).filter_map(cpu_seconds_with_ended).sum()
 }
 
 fn end(child: &mut Child) {

@@ -3,7 +3,7 @@
 //! it commits, everywhere alike.
 
 use super::bed::call;
-use crate::harness::meter::{field, process_cpu_seconds};
+use crate::harness::meter::{cpu_seconds_with_ended, field};
 use forebay_base::{Error, ErrorKind, Result};
 use std::ffi::OsStr;
 use std::fs;
@@ -142,9 +142,9 @@ impl Server {
         std::iter::once(own).chain(all.filter(of)).collect()
     }
 
-    /// CPU seconds of all its processes that run.
+    /// CPU seconds of all its processes, those included that have ended.
     pub fn cpu_seconds(&self) -> f64 {
-        self.processes().into_iter().filter_map(process_cpu_seconds).sum()
+        self.processes().into_iter().filter_map(cpu_seconds_with_ended).sum()
     }
 
     /// Memory of its own, bytes: what is private to each process, and what they share once.

@@ -307,8 +307,8 @@ fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
     disk.world().stop();
 }
 
-/// What a checkpoint that nobody waits for any more had taken stayed taken until the next opening, and a close
-/// that was given up half way left the volume closed.
+/// What a checkpoint that nobody waits for any more had taken stayed taken until the next opening, and a
+/// close that was given up half way left the volume closed.
 #[test]
 fn a_checkpoint_that_is_dropped_did_not_happen() {
     let setup = setup(0);
