@@ -23,10 +23,12 @@ pub(crate) enum Mark {
     Attributes = 1,
     /// Content, since it knows the inode.
     Content = 2,
+    /// Set-id bits among the attributes: the kernel does not ask again for a mode after a write.
+    SetId = 4,
 }
 
 /// Counts are shifted by so much, marks below.
-const COUNT_SHIFT: u32 = 2;
+const COUNT_SHIFT: u32 = 3;
 const MARKS: u64 = (1 << COUNT_SHIFT) - 1;
 
 /// See the module.
@@ -96,16 +98,16 @@ impl Inodes {
         self.shard(ino.0).lock().get(&ino.0).map_or(0, |count| count & MARKS)
     }
 
-    /// The kernel is about to be told that attributes are stale: whether it may have any.
-    pub fn take_attributes(&self, ino: Ino) -> bool {
+    /// The kernel is about to be told that this is stale: whether it may have any.
+    pub fn take(&self, ino: Ino, mark: Mark) -> bool {
         if ino == Ino::ROOT {
             return true;
         }
         match self.shard(ino.0).lock().get_mut(&ino.0) {
             None => false,
             Some(count) => {
-                let had = *count & Mark::Attributes as u64 != 0;
-                *count &= !(Mark::Attributes as u64);
+                let had = *count & mark as u64 != 0;
+                *count &= !(mark as u64);
                 had
             }
         }
@@ -180,14 +182,15 @@ mod tests {
         assert!(!inodes.marked(ino, Mark::Content), "not known");
         inodes.told(ino);
         inodes.told(ino);
-        assert!(inodes.take_attributes(ino) && !inodes.take_attributes(ino));
+        let attributes = |ino| inodes.take(ino, Mark::Attributes);
+        assert!(attributes(ino) && !attributes(ino) && !inodes.take(ino, Mark::SetId));
         inodes.mark(ino, Mark::Content);
         inodes.forgot(ino, 1);
         assert!(inodes.knows(ino) && inodes.marked(ino, Mark::Content));
         inodes.mark(ino, Mark::Attributes);
         inodes.forgot(ino, 1);
         assert!(!inodes.knows(ino) && !inodes.marked(ino, Mark::Content) && inodes.len() == 0);
-        assert!(inodes.take_attributes(Ino::ROOT) && inodes.take_attributes(Ino::ROOT));
+        assert!(attributes(Ino::ROOT) && attributes(Ino::ROOT));
     }
 
     /// N2: what has no name any more goes when it is forgotten, and not before.

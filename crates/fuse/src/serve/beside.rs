@@ -17,7 +17,8 @@ use crate::proto::request::{ReadIn, WriteIn};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;
 use forebay_vfs::beside::{Change, Observer, Ticket};
-use forebay_vfs::{Attr, Beside, FileSystem, Ino, OpenFileRef, Wrote};
+use forebay_vfs::types::{S_ISGID, S_ISUID};
+use forebay_vfs::{Attr, Beside, FileKind, FileSystem, Ino, OpenFileRef, Privileges, Wrote};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,6 +49,9 @@ impl Core {
     /// How long the kernel may keep attributes that were asked for when the epoch was `seen` (K2).
     pub(super) fn valid(&self, attr: &Attr, seen: u64) -> Valid {
         self.inodes.mark(attr.ino, Mark::Attributes);
+        if attr.kind == FileKind::File && attr.perm & (S_ISUID | S_ISGID) != 0 {
+            self.inodes.mark(attr.ino, Mark::SetId);
+        }
         let valid = super::valid(attr);
         match self.epoch() == seen {
             true => valid,
@@ -65,6 +69,15 @@ impl Core {
     /// Whether an append has to look for the end itself (K3).
     pub(super) fn others_write(&self) -> bool {
         self.epoch() != 0
+    }
+
+    /// Set-id bits may have gone with a change of content: the kernel asks again for times and size, but not
+    /// for a mode that it has.
+    pub(super) fn after_drop(&self, ino: Ino, privileges: Privileges) {
+        let dropped = privileges == Privileges::Drop && self.inodes.take(ino, Mark::SetId);
+        if dropped && !self.notifier.try_send(Notice::attributes(ino.0)) {
+            self.notifier.owe(ino.0, 0, u64::MAX);
+        }
     }
 
     /// After a write of a program: what the kernel has of it may be older. One that bypasses its cache had
@@ -109,7 +122,7 @@ impl Observer for Core {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         match change {
             Change::Content { ino, offset, len, end } => {
-                let attributes = self.inodes.take_attributes(*ino);
+                let attributes = self.inodes.take(*ino, Mark::Attributes);
                 if let Some((size, byte)) = *end {
                     // Some calls look at the size that the kernel has, however old: it is made to grow.
                     self.give(Notice::Store { node: ino.0, offset: size - 1, byte });
@@ -122,7 +135,7 @@ impl Observer for Core {
                     Ticket::default()
                 }
             }
-            Change::Attributes(ino) if self.inodes.take_attributes(*ino) => {
+            Change::Attributes(ino) if self.inodes.take(*ino, Mark::Attributes) => {
                 self.give(Notice::attributes(ino.0))
             }
             Change::Entry { dir, name, gone } if self.inodes.knows(*dir) => {
@@ -180,6 +193,24 @@ mod tests {
         let [attributes, content] = [Notice::attributes(7), Notice::content(7, 5, 3)];
         let told = [attributes.clone(), attributes, content.clone(), content];
         assert_eq!(core.notifier.queued(), told);
+    }
+
+    /// A file that had set-id bits showed them for up to a day after a write by somebody who may not keep
+    /// them, to programs that asked for the mode alone.
+    #[test]
+    fn a_mode_that_a_write_has_changed_is_asked_for_again() {
+        let (core, ino) = core();
+        let root = block_on(core.fs.getattr(Ino::ROOT)).unwrap();
+        let plain = Attr { ino, kind: FileKind::File, perm: 0o755, ..root };
+        core.valid(&plain, 0);
+        core.after_drop(ino, Privileges::Drop);
+        assert_eq!(core.notifier.queued(), []);
+        core.valid(&Attr { perm: 0o4755, ..plain }, 0);
+        core.after_drop(ino, Privileges::Keep);
+        assert_eq!(core.notifier.queued(), []);
+        core.after_drop(ino, Privileges::Drop);
+        core.after_drop(ino, Privileges::Drop);
+        assert_eq!(core.notifier.queued(), [Notice::attributes(7)], "once");
     }
 
     /// K3, K4: where others write, the end of a file is ours; and the kernel's is brought up to it.

@@ -77,6 +77,7 @@ impl Core {
     }
 
     fn wrote(&self, handle: &Handle, io: &WriteIn, done: &Wrote) -> Outcome {
+        self.after_drop(handle.file.ino(), privileges_of(io));
         self.after_write(handle, io, done);
         let mut body = Body::new();
         body.size_out(done.len as u32);
@@ -128,6 +129,7 @@ impl Core {
         // The kernel does not say; root keeps them, as with CAP_FSETID.
         let privileges = privileges(header.uid != 0);
         handle.file.fallocate(how, offset, len, privileges).await?;
+        self.after_drop(handle.file.ino(), privileges);
         if !handle.sync.is_empty() {
             handle.file.sync(handle.sync == IoFlags::DSYNC).await?;
         }
@@ -163,6 +165,7 @@ impl Core {
             privileges(header.uid != 0),
         )
         .await?;
+        self.after_drop(to.file.ino(), privileges(header.uid != 0));
         let mut body = Body::new();
         match copy.wide {
             true => body.u64(done),

@@ -149,6 +149,9 @@ def privileges():
             "direct": "os.pwrite(os.open(sys.argv[1], os.O_RDWR | os.O_DIRECT), b'x', 1)",
         }[how]
         other("os.setresgid(65534, 65534, 65534)\nos.setgroups([])\nos.setresuid(65534, 65534, 65534)\n" + code, name)
+        # The mode alone: the kernel asks for it only if it was told that it is stale.
+        mode = subprocess.run(["stat", "-c", "%a", name], capture_output=True, text=True).stdout
+        assert int(mode, 8) == expected, (how, mode)
         assert os.stat(name).st_mode & 0o7777 == expected, how
     os.chmod(name, 0o6777)
     os.chown(name, 5, 5)
