@@ -17,10 +17,9 @@
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
 
 use crate::admit::Growth;
-use crate::btree::map::{MapChanges, Piece, Stored};
+use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
 use crate::fault::Planted;
-use crate::format::extent::put_crc32c;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
@@ -28,6 +27,7 @@ use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
 use crate::format::usage::USAGE_BYTES;
 use crate::items::Items;
 use crate::log::{ANY, Head};
+use crate::merged::{overlaid, pieces_of};
 use crate::pending::{Overlay, Where};
 use crate::segment::{Deltas, Plan, Snapshot};
 use crate::slots;
@@ -543,9 +543,7 @@ impl State {
             log::error!("inode {ino} cannot be stored: {error}");
         }
     }
-}
 
-impl State {
     /// The same for an inode that is not in memory, and has changed again.
     fn store_bytes_of_item(&mut self, ino: u64, data_id: u64, bytes: i64) {
         let (key, geometry) = (Key::Inode(ino), self.layout.geometry);
@@ -558,45 +556,6 @@ impl State {
             }
         }
     }
-}
-
-/// All pieces, as the tree is told of them.
-fn pieces_of(data: &BTreeMap<u64, Overlay>) -> Box<dyn Iterator<Item = Piece> + Send + '_> {
-    Box::new(data.iter().flat_map(|(id, overlay)| overlay.pieces().map(|p| piece(*id, p))))
-}
-
-/// A piece as the tree is told of it.
-fn piece(data_id: u64, (block, piece): (u64, &crate::pending::Piece)) -> Piece {
-    let stored = match piece.at {
-        Where::Run(place) => {
-            let mut sums = Vec::new();
-            put_crc32c(piece.own_sums(), &mut sums);
-            Some(Stored { place, birth: piece.birth, flags: 0, sums: sums.into() })
-        }
-        Where::Hole | Where::Staged(_) => None,
-    };
-    Piece { data_id, block, blocks: piece.blocks, stored }
-}
-
-/// Changes, with those of some inodes in the stead of what is said of them.
-fn overlaid(
-    items: impl Iterator<Item = Change> + Send,
-    patches: BTreeMap<u64, Change>,
-) -> impl Iterator<Item = Change> + Send {
-    let mut patches = patches.into_values().peekable();
-    let mut items = items.peekable();
-    std::iter::from_fn(move || {
-        let (Some(patch), Some(item)) = (patches.peek(), items.peek()) else {
-            return patches.next().or_else(|| items.next());
-        };
-        if patch.key() > item.key() {
-            return items.next();
-        }
-        if patch.key() == item.key() {
-            items.next();
-        }
-        patches.next()
-    })
 }
 
 /// The root of a tree in a slot.
