@@ -320,8 +320,8 @@ mod tests {
         assert!(!slots.found(pair[0]) && slots.left == 0);
     }
 
-    /// A checkpoint was promised free slots that lie in one segment, where both copies of a node cannot go, and
-    /// then wanted a segment that nobody had kept for it.
+    /// A checkpoint was promised free slots that lie in one segment, where both copies of a node cannot go,
+    /// and then wanted a segment that nobody had kept for it.
     #[test]
     fn p13_segments_that_pairs_will_take() {
         for seed in 0..300u64 {

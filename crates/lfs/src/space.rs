@@ -192,8 +192,8 @@ impl Space {
         self.log_has_content = true;
     }
 
-    /// So much of the open log segment is used that another one would give room, once this is free; or content
-    /// is in it, which would keep it from coming free later.
+    /// So much of the open log segment is used that another one would give room, once this is free; or
+    /// content is in it, which would keep it from coming free later.
     pub fn log_is_used(&self) -> bool {
         let used = self.log_has_content || self.log_left < self.layout.log_bytes() / 2;
         self.segments.free() > 0 && used

@@ -418,8 +418,8 @@ fn t11_what_cannot_be_applied_changes_nothing() {
     disk.world().stop();
 }
 
-/// Content was accepted, and before it was written out somebody who wrote past the cache took its room: P22; and
-/// the room of its records: M12.
+/// Content was accepted, and before it was written out somebody who wrote past the cache took its room: P22;
+/// and the room of its records: M12.
 #[test]
 fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
     let setup = setup(0);
