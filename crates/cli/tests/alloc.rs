@@ -15,7 +15,8 @@ fn json(text: &str) -> Value {
 
 /// Turns of `serialized` that a process has seen, and direct requests; its mode is this.
 fn turns(folder: &Folder, part: &str, mode: &str) -> (u64, u64) {
-    let stat = json(&folder.ok(&["stat", "--json"]));
+    let words = if part == "mounts" { &["stat", "mnt", "--json"][..] } else { &["stat", "--json"] };
+    let stat = json(&folder.ok(words));
     let alloc = &stat[part][0]["alloc"];
     assert_eq!(alloc["mode"], mode, "{stat}");
     let number = |name: &str| alloc[name].as_u64().expect("a number");

@@ -46,7 +46,11 @@ fn g1_man_pages_and_completions_have_what_help_has() {
             main.contains(&format!("forebay\\-{}(1)", command.replace('-', "\\-"))),
             "{command}"
         );
-        let page = read(&format!("man/forebay-{command}.1")).replace('\\', "");
+        let mut page = read(&format!("man/forebay-{command}.1"));
+        for font in ["\\fB", "\\fI", "\\fR"] {
+            page = page.replace(font, " ");
+        }
+        let page = page.replace('\\', "");
         let shown = words(&page);
         let wanted = options(&folder, command);
         let missing: Vec<_> = wanted.difference(&shown).collect();

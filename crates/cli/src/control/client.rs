@@ -42,7 +42,7 @@ impl Client {
             let found = sockets(uid).into_iter().find(|(p, _)| *p == pid).ok_or_else(none)?;
             return Self::open(&found.1);
         }
-        let mut running = Self::all();
+        let mut running = Self::of(sockets(own_uid()).into_iter().map(|(_, path)| path).collect());
         match running.len() {
             1 => Ok(running.swap_remove(0).1),
             0 => Err(Failure::not_found("no running process of this user was found")
@@ -60,6 +60,11 @@ impl Client {
         let mut paths: Vec<PathBuf> =
             sockets(own_uid()).into_iter().map(|(_, path)| path).collect();
         paths.extend(mounts::all().iter().filter_map(|mount| mount.control().ok()));
+        Self::of(paths)
+    }
+
+    /// Those that answer at these sockets.
+    fn of(mut paths: Vec<PathBuf>) -> Vec<(u32, Self)> {
         paths.sort();
         paths.dedup();
         let open = |path: &PathBuf| {
