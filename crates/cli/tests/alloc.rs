@@ -60,7 +60,7 @@ fn a_direct_write_takes_its_turn_from_so_many_pages_on() {
 }
 
 /// By `forebay extents` it is seen where two direct writers at a time have put their files: `reserve` gives
-/// each request of 2 MiB one run. The same on a mount that is there, and when it has gone.
+/// each half of 2 MiB that the kernel hands over one run at least. The same on a mount that is there, and when it has gone.
 #[test]
 fn extents_show_where_a_file_is() {
     if !may_run() {
@@ -100,7 +100,8 @@ fn extents_show_where_a_file_is() {
     for name in ["one", "two"] {
         let found = asked(name, &["--control", "sock"]);
         let count = found["count"].as_u64().unwrap();
-        assert!((1..=9).contains(&count), "8 requests: {found}");
+        // The kernel hands over a request of 2 MiB in two, and the other writer may come between.
+        assert!((1..=17).contains(&count), "8 requests: {found}");
         let all = found["extents"].as_array().unwrap();
         assert!(all.iter().all(|extent| extent["physical"].is_u64()), "{found}");
         assert_eq!(found["extents"], asked(name, &[])["extents"]);
@@ -117,7 +118,7 @@ fn extents_show_where_a_file_is() {
     place.umount();
     for name in ["one", "two"] {
         let found = asked(name, &[]);
-        assert!(found["count"].as_u64().unwrap() <= 9, "{found}");
+        assert!(found["count"].as_u64().unwrap() <= 17, "{found}");
     }
     assert!(folder.refused(1, &["extents", "vol:/"]).contains("not a regular file"));
     assert!(folder.refused(3, &["extents", "vol:/three"]).contains("three"));

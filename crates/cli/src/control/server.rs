@@ -55,11 +55,27 @@ struct Sessions {
     over: bool,
     next: u64,
     streams: HashMap<u64, UnixStream>,
+    /// Requests that are being answered.
+    answering: usize,
 }
 
 impl Shared {
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// Answers a request; the process does not end before its answer has been written.
+    fn reply(
+        &self,
+        request: Result<Request, Refusal>,
+        mut stream: &UnixStream,
+    ) -> std::io::Result<()> {
+        self.sessions().answering += 1;
+        let reply = request.and_then(|request| self.target.answer(request));
+        let written = writeln!(stream, "{}", encode_reply(&reply));
+        self.sessions().answering -= 1;
+        self.ended.notify_all();
+        written
     }
 
     /// Serves a session on this connection, unless the process is ending.
@@ -135,6 +151,11 @@ impl Drop for ControlServer {
         let _ = std::fs::remove_file(&self.path);
         if let (true, Some(thread)) = (woken, self.thread.take()) {
             let _ = thread.join();
+        }
+        // What has an answer gets it: who asked for the end is told that it comes.
+        let mut sessions = self.shared.sessions();
+        while sessions.answering > 0 {
+            sessions = self.shared.ended.wait(sessions).unwrap_or_else(|p| p.into_inner());
         }
     }
 }
@@ -225,8 +246,7 @@ fn serve(shared: &Shared, mut stream: &UnixStream) -> std::io::Result<()> {
             shared.session(&*fs, about, reader, stream);
             return Ok(());
         }
-        let reply = request.and_then(|request| shared.target.answer(request));
-        writeln!(stream, "{}", encode_reply(&reply))?;
+        shared.reply(request, stream)?;
         if line.len() > REQUEST_MAX {
             return Ok(());
         }
