@@ -59,8 +59,9 @@ fn a_direct_write_takes_its_turn_from_so_many_pages_on() {
     assert!(folder.refused(2, &["export", "vol:/disk", "--alloc", "x"]).contains("interleaved"));
 }
 
-/// By `forebay extents` it is seen where two direct writers at a time have put their files: `reserve` gives
-/// each half of 2 MiB that the kernel hands over one run at least. The same on a mount that is there, and when it has gone.
+/// By `forebay extents` it is seen where two direct writers at a time have put their files: with `reserve`
+/// what the kernel hands over of a request of 2 MiB, which comes in two, is one run each. The same on a mount
+/// that is there, and when it has gone.
 #[test]
 fn extents_show_where_a_file_is() {
     if !may_run() {
