@@ -97,8 +97,8 @@ async fn fill(volume: Volume, writer: u64, mut rng: u64) -> Vec<(String, u64)> {
                     full = true;
                 }
             }
-            if full || split_mix(&mut rng) % 4 == 0 {
-                file.sync(split_mix(&mut rng) % 2 == 0).await.expect("it was accepted");
+            if full || split_mix(&mut rng).is_multiple_of(4) {
+                file.sync(split_mix(&mut rng).is_multiple_of(2)).await.expect("it was accepted");
             }
         }
         file.sync(false).await.expect("it was accepted");
