@@ -70,12 +70,9 @@ impl Shared {
         request: Result<Request, Refusal>,
         mut stream: &UnixStream,
     ) -> std::io::Result<()> {
-        self.sessions().answering += 1;
+        let _answering = Answering::of(self);
         let reply = request.and_then(|request| self.target.answer(request));
-        let written = writeln!(stream, "{}", encode_reply(&reply));
-        self.sessions().answering -= 1;
-        self.ended.notify_all();
-        written
+        writeln!(stream, "{}", encode_reply(&reply))
     }
 
     /// Serves a session on this connection, unless the process is ending.
@@ -97,6 +94,23 @@ impl Shared {
         }
         self.sessions().streams.remove(&number);
         self.ended.notify_all();
+    }
+}
+
+/// One request that is being answered; over also if that panics.
+struct Answering<'a>(&'a Shared);
+
+impl<'a> Answering<'a> {
+    fn of(shared: &'a Shared) -> Self {
+        shared.sessions().answering += 1;
+        Self(shared)
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.sessions().answering -= 1;
+        self.0.ended.notify_all();
     }
 }
 
