@@ -152,7 +152,8 @@ impl Inner {
         }
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while let Some(record) = state.queue.front() {
-            bytes += record.cost;
+            let payload = record.payload.as_ref().map_or(0, |payload| payload.bytes.len());
+            bytes += self.layout.record_bytes(record.body.len() as u64, payload as u64);
             if bytes > GROUP_BYTES_MAX && !taken.is_empty() {
                 break;
             }

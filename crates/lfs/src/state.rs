@@ -15,7 +15,7 @@ use crate::admit::{Dirt, Growth};
 use crate::alloc::room::Room;
 use crate::btree::empty_root;
 use crate::checkpoint::Frozen;
-use crate::content::Content;
+use crate::content::{Content, Lingering};
 use crate::dir::Directory;
 use crate::evict::Cache;
 use crate::format::change::{Change, Entry, Rename, Size};
@@ -188,7 +188,7 @@ pub(crate) struct State {
     /// Content of inodes that were removed; its dirt is to be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Inodes that are closed and may owe something.
-    pub lingering: BTreeSet<u64>,
+    pub lingering: Lingering,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
     /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
@@ -238,7 +238,7 @@ impl State {
             shared_growth: Growth::default(),
             dirt: Arc::default(),
             removed: Vec::new(),
-            lingering: BTreeSet::new(),
+            lingering: Lingering::default(),
             unremoved: BTreeSet::new(),
             owed: BTreeMap::new(),
             unpublished: BTreeSet::new(),
@@ -442,7 +442,8 @@ impl State {
             overlay.resolve(blocks, staged, at);
         }
         if let Some(frozen) = &mut self.frozen
-            && frozen.data.contains_key(&data_id)
+            // A checkpoint may be reading it: it is copied only if it has to be.
+            && frozen.data.get(&data_id).is_some_and(|overlay| overlay.waits_for(blocks, staged))
             && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
         {
             overlay.resolve(blocks, staged, at);
