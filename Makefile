@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: package run test check unit fsx fsx-long crash shuttle clients bench-quick build setup requires bench clean help
+.PHONY: package run test check unit fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup requires bench clean help
 
 help:
 	@echo "make run        the main job on a real file system image, with numbers; then quick benches and their page"
@@ -15,8 +15,9 @@ help:
 	@echo "make fsx        seeded runs against a model: 1,000 for each map, 50 on each engine; fsx-long: ten times as many"
 	@echo "make crash      100,000 crash states of volumes"
 	@echo "make shuttle    concurrency tests of the folio state machine"
+	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
 	@echo "make package    a static binary and a Debian package, in dist of the target folder"
-	@echo "make bench      the benches in full, about half an hour, and their page"
+	@echo "make bench      the benches in full, some hours, and their page"
 
 setup:
 	@scripts/setup
@@ -47,6 +48,12 @@ crash: setup
 
 shuttle: setup
 	scripts/test-all shuttle
+
+mount: setup
+	scripts/test-all mount
+
+mount-long: setup
+	FOREBAY_MOUNT_FSX_OPS=330000 FOREBAY_MOUNT_KILLS=200 FOREBAY_MOUNT_PG_KILLS=50 scripts/test-all mount
 
 clients: setup
 	scripts/test-all main-job

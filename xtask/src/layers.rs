@@ -3,7 +3,7 @@
 //! ```text
 //!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
-//!   forebay <- live <- cli
+//!   forebay <- live <- bench, cli
 //!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- cli
 //!   lfs, sim <- crashtest <- cli
 //! ```
@@ -65,6 +65,7 @@ const BELOW_BENCH: &[&str] = &[
     "forebay-lfs",
     "forebay",
     "forebay-nbd",
+    "forebay-live",
 ];
 /// It stands on the volume and on the simulated disk; only the command stands on it.
 const BELOW_CRASHTEST: &[&str] = &[

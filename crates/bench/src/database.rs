@@ -85,6 +85,13 @@ struct Setting {
     folder: PathBuf,
 }
 
+impl Setting {
+    /// Buffers of PostgreSQL's own: few.
+    fn buffers_mib(&self) -> u64 {
+        (self.cache / 16 / MIB).max(2)
+    }
+}
+
 /// Memory of a cgroup for tar alone, bytes.
 const TAR_ROOM: u64 = 64 * MIB;
 /// Memory for tar where it is in the cgroup of the database, and for what the kernel counts besides, bytes.
@@ -135,8 +142,8 @@ fn prepare(options: &Options) -> Result<Setting> {
         return missing(&text);
     }
     let cache = options.size_or(64 * MIB, 256 * MIB);
-    // 15 MB each, with its index, and 30 MB for the rest: two thirds of the cache.
-    let scale = u32::try_from((cache * 2 / 3 / 1_000_000).saturating_sub(30) / 15).unwrap_or(1);
+    // 15 MB each, with its index, and 30 MB for the rest: about 65 % of the cache.
+    let scale = u32::try_from((cache * 65 / 100_000_000).saturating_sub(22) / 15).unwrap_or(1);
     let beside = options.seconds.unwrap_or(if options.quick { 2.0 } else { 20.0 }) as u64;
     let folder = options.dir.join(format!("forebay-bench-database-{}", std::process::id()));
     let fail = |e| Error::from_io("make", e).with_path(folder.clone());
@@ -199,9 +206,12 @@ fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Resul
 fn fill(bed: &Bed, setting: &Setting, like: Option<&Bed>) -> Result<()> {
     let (data, backup) = (bed.path().join("data"), bed.path().join("backup"));
     match like {
-        None => {
-            postgres::make(&setting.bin, &data, &setting.folder.join("sockets"), setting.scale)?
-        }
+        None => postgres::make(
+            &setting.bin,
+            &data,
+            &setting.folder.join("sockets"),
+            (setting.scale, setting.buffers_mib()),
+        )?,
         Some(like) => {
             let from = like.path().join("data");
             bed::call("cp", &["-a".as_ref(), from.as_os_str(), data.as_os_str()])?;
@@ -315,13 +325,14 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
     let (alone, beside) = setting.seconds;
     report.note(format!(
         "database: cache {}, pgbench scale {} ({} %), backup of {} at {} MB/s, {alone} s alone and \
-         {beside} s beside it, 4 clients, 16 MiB of shared buffers; memory cgroups hold that much page cache \
+         {beside} s beside it, 4 clients, {} MiB of shared buffers; memory cgroups hold that much page cache \
          and PostgreSQL's own memory; tar apart has {}",
         format_size(setting.cache),
         setting.scale,
         (u64::from(setting.scale) * 15_000_000 + 30_000_000) * 100 / setting.cache,
         format_size(setting.backup),
         setting.pace / 1_000_000,
+        setting.buffers_mib(),
         format_size(TAR_ROOM),
     ));
     for load in [Load::Select, Load::Tpcb] {

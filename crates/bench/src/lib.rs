@@ -15,6 +15,7 @@ pub mod harness;
 pub mod hit;
 pub mod hotset;
 mod jobs;
+pub mod live;
 pub mod looped;
 pub mod memcg;
 pub mod nbd;
@@ -53,6 +54,7 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("resize", "the cache made small and large again under load", resize::run),
     ("alloc", "parallel large writers: extents, on a disk with an arm and on this one", alloc::run),
     ("volume", "the volume beside XFS, ext4 and btrfs on a loop, and the host's", volume::run),
+    ("live", "what it costs when somebody watches", live::run),
     (
         "database",
         "pgbench on a mount beside a backup, and on XFS in a memory cgroup",
@@ -77,8 +79,8 @@ pub fn run(args: Vec<String>) -> i32 {
     if options.name == REPORT {
         return exit_code(results::report(&options));
     }
-    let chosen: Vec<_> =
-        BENCHES.iter().filter(|b| b.0 == options.name || options.name == "all").collect();
+    let all = |name: &str| options.name == "all" && !options.without.iter().any(|w| w == name);
+    let chosen: Vec<_> = BENCHES.iter().filter(|b| b.0 == options.name || all(b.0)).collect();
     if chosen.is_empty() {
         eprintln!("bench: no bench is called `{}`\n{USAGE}\nNAME is one of:", options.name);
         BENCHES.iter().for_each(|(name, text, _)| eprintln!("  {name:9} {text}"));

@@ -386,6 +386,14 @@ fn memcg_reports_every_row_and_ratio() {
 }
 
 #[test]
+fn live_reports_what_watching_costs() {
+    let json = run("live");
+    check_rows(&json, &[("watched", "live_read_rate"), ("unwatched", "live_read_rate")]);
+    check_rows(&json, &[("watched", "live_answers"), ("watched", "live_picture_time")]);
+    check_ratios(&json, &["live_watched_vs_unwatched"]);
+}
+
+#[test]
 fn database_reports_every_column() {
     // The database's user has to reach it; a target folder may be in somebody's home.
     let dir = PathBuf::from(format!("/var/tmp/forebay-quick-database-{}", std::process::id()));

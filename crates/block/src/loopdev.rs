@@ -1,4 +1,5 @@
-//! Loop devices of the kernel's: over memory, for who needs a block device and nothing in it, and over a file.
+//! Loop devices of the kernel's: over memory, for who needs a block device and nothing in it, and over a
+//! file.
 //!
 //! Invariants: X1 the device goes with its last user: we are one as long as a [`MemoryLoop`] or [`FileLoop`]
 //! lives, a mount is another. A process that dies leaves none behind.

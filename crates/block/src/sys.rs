@@ -204,14 +204,14 @@ const BLKZEROOUT: c_ulong = 0x127f;
 pub(crate) fn block_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     let mut size = 0u64;
     // SAFETY: BLKGETSIZE64 writes one u64.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKGETSIZE64, &raw mut size) } as isize)?;
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKGETSIZE64 as _, &raw mut size) } as isize)?;
     Ok(size)
 }
 
 fn block_range(fd: BorrowedFd<'_>, request: c_ulong, pos: u64, len: u64) -> io::Result<()> {
     let range = [pos, len];
     // SAFETY: both requests read two u64.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw const range) } as isize)?;
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &raw const range) } as isize)?;
     Ok(())
 }
 

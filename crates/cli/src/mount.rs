@@ -27,7 +27,6 @@ use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_fuse::watchdog::{self, Watchdog};
 use forebay_fuse::{MountKind, Options, Session};
-use forebay_live::{Board, CacheSource};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -132,7 +131,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         ..VolumeOptions::default()
     };
     let opened = Volume::open(&cache, volume, &options)?;
-    let fs = opened.file_system();
+    let fs = opened.to_mount();
     let target = Target::new();
     let control = start_control(wanted, &target)?;
     how.control = control.as_ref().map(|control| control.path().to_path_buf());
@@ -143,8 +142,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let session = Session::start(mounted, fs, RealWorld::new(), &how)?;
     let watchdog = start_watchdog(&session, dir, number)?;
     let figures: Figures = Arc::new(session.figures());
-    let front = Arc::new(Watched(figures.clone()));
-    let board = Board::new(CacheSource::new("mount", &cache).with_front(front));
+    let board = Watched::board(&cache, &figures);
     let page = live::serve(&board, http)?;
     target.serve(Live {
         board,
@@ -163,9 +161,8 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     if args.daemon {
         daemon::ready(remark(kind).unwrap_or_default())?;
     } else {
-        let mut said = vec![format!("{} is mounted on {}", volume.display(), dir.display())];
-        said.extend(page.as_ref().map(live::uri));
-        output::announce(&said);
+        let said = format!("{} is mounted on {}", volume.display(), dir.display());
+        output::announce(&[vec![said], page.iter().map(live::uri).collect()].concat());
     }
     let ending = session.wait();
     std::mem::forget(undo);

@@ -23,6 +23,8 @@ pub struct Mount {
     pub dir: PathBuf,
     /// Number of its device, major and minor.
     pub number: (u32, u32),
+    /// Its root is there, and not a part of it that was bound elsewhere.
+    pub whole: bool,
 }
 
 impl Mount {
@@ -52,23 +54,26 @@ pub fn at(path: &Path) -> Outcome<Mount> {
     let stat = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
     let stat = stat.map_err(|e| Failure::io(shown.to_string(), &e.into()))?;
     let number = (stat.stx_dev_major, stat.stx_dev_minor);
-    all().into_iter().find(|mount| mount.number == number).ok_or_else(|| {
+    let found = all().into_iter().filter(|mount| mount.number == number);
+    found.max_by_key(|mount| mount.whole).ok_or_else(|| {
         let text = format!("{shown}: not on a mount of Forebay");
         Failure::not_found(text).hint("`findmnt -t fuse.forebay,fuseblk.forebay` lists them")
     })
 }
 
-/// A line of the table: id, parent, device, root, directory, options, more of them, `-`, type, source, options.
+/// A line of the table: id, parent, device, root, directory, options, more of them, `-`, type, source,
+/// options.
 fn line(line: &[u8]) -> Option<Mount> {
     let mut words = line.split(|b| *b == b' ');
     let number = std::str::from_utf8(words.nth(2)?).ok()?.split_once(':')?;
     let (root, dir) = (words.next()?, words.next()?);
     let kind = words.skip_while(|word| *word != b"-").nth(1)?;
-    // What is bound from below a root has no attributes of a root.
-    (TYPES.contains(&kind) && root == b"/").then_some(())?;
+    TYPES.contains(&kind).then_some(())?;
     Some(Mount {
         dir: PathBuf::from(OsString::from_vec(unescaped(dir))),
         number: (number.0.parse().ok()?, number.1.parse().ok()?),
+        // What is bound from below a root has no attributes of a root.
+        whole: root == b"/",
     })
 }
 
@@ -102,15 +107,11 @@ mod tests {
         let ours = found(
             "44 27 7:3 / /srv/a\\040b\\134 rw,relatime shared:9 - fuseblk.forebay /dev/loop3 rw",
         );
-        assert_eq!(ours, Some(Mount { dir: "/srv/a b\\".into(), number: (7, 3) }));
+        assert_eq!(ours, Some(Mount { dir: "/srv/a b\\".into(), number: (7, 3), whole: true }));
         let plain = found("44 27 0:52 / /m rw - fuse.forebay /v rw,user_id=0").unwrap();
         assert_eq!((plain.dir.as_path(), plain.number), (Path::new("/m"), (0, 52)));
-        for other in [
-            "",
-            "44 27 0:52 / /m rw - ext4 /dev/sda rw",
-            "44 27 0:52 /below /m rw - fuse.forebay /v rw",
-            "44 27 0:52 / /m rw shared:1",
-        ] {
+        assert!(!found("44 27 0:52 /below /m rw - fuse.forebay /v rw").unwrap().whole);
+        for other in ["", "44 27 0:52 / /m rw - ext4 /dev/sda rw", "44 27 0:52 / /m rw shared:1"] {
             assert_eq!(found(other), None, "{other}");
         }
     }

@@ -32,13 +32,12 @@ const NOT_THERE: u8 = 127;
 
 /// `forebay run`
 #[derive(Args, Debug)]
-#[group(id = "how", required = true)]
 pub struct RunArgs {
     /// What is cached is served; what is not leaves nothing behind
-    #[arg(long, group = "how")]
+    #[arg(long, required_unless_present = "direct", conflicts_with = "direct")]
     pub uncached: bool,
     /// Past the cache; what is not aligned is uncached
-    #[arg(long, group = "how")]
+    #[arg(long)]
     pub direct: bool,
     /// On this mount only, or these; on all unless given
     #[arg(long, value_name = "DIR")]
@@ -106,7 +105,8 @@ fn register(on: &[PathBuf], mode: u32) -> Outcome<(Vec<u64>, Vec<OwnedFd>)> {
 /// None: nothing can be opened on it.
 fn register_with(mount: &Mount, number: u64, mode: u32) -> Outcome<Option<OwnedFd>> {
     let shown = mount.dir.display();
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    // A directory, or a file that was bound alone.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let dir = match rustix::fs::open(&mount.dir, flags, Mode::empty()) {
         // Covered by another mount: not to be reached, under this name at least.
         Ok(dir) if fstat(&dir).is_ok_and(|stat| stat.st_dev == number) => dir,

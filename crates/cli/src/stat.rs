@@ -172,7 +172,7 @@ fn show_mount(mount: &Value) {
     let (known, open) = (&mount["inodes_known"], &mount["open_files"]);
     let trees = &mount["process_trees"];
     output::line(format!(
-        "  {known} inodes known to the kernel, {open} open files, {trees} process trees with a mode of their own"
+        "  {known} inodes known to the kernel, {open} open files, {trees} process trees with their own mode"
     ));
 }
 

@@ -60,9 +60,20 @@ fn process_of(dir: &Path) -> Outcome<Option<OwnedFd>> {
             return Err(Failure::usage(text).hint("umount(8) ends other mounts"));
         }
     };
-    let pid = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse().ok());
+    let pid = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse::<i32>().ok());
     let opened = pid.and_then(Pid::from_raw).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    Ok(opened.and_then(Result::ok))
+    // What it is called in its own world of processes may be somebody else here, who never ends.
+    Ok(opened.and_then(Result::ok).filter(|_| pid.is_some_and(serves)))
+}
+
+/// Whether a process has a mount to serve.
+fn serves(pid: i32) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd"));
+    files
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == Path::new("/dev/fuse")))
 }
 
 /// Waits for the end of a process.

@@ -80,7 +80,7 @@ fn image(folder: &Folder, name: &str, bytes: u64) -> PathBuf {
     path
 }
 
-/// A file system made, filled, checked; the device refused to go while it is mounted; everything durable
+/// H1: A file system made, filled, checked; the device refused to go while it is mounted; everything durable
 /// when it has gone; the image free.
 #[test]
 fn a_file_system_lives_on_it() {
@@ -105,6 +105,7 @@ fn a_file_system_lives_on_it() {
     device.run("e2fsck", &["-f", "-n", &device.path]);
     let shown = device.folder.ok(&["list"]);
     assert!(shown.contains(&path.display().to_string()) && shown.contains("256 MiB"), "{shown}");
+    assert!(shown.contains("device (loop over FUSE)"), "{shown}");
     device.folder.ok(&["detach", &device.path]);
     assert!(
         !device.is_there()
@@ -158,10 +159,10 @@ fn fio_verifies_what_it_wrote() {
     folder.ok(&["fsck", "vol"]);
 }
 
-/// D2: a process that is killed while everything is under way: every call ends, with an error; the file
+/// H2: a process that is killed while everything is under way: every call ends, with an error; the file
 /// system is unmounted, and device, mount and processes are gone.
 #[test]
-fn d2_kill_9_leaves_nothing_hanging() {
+fn h2_kill_9_leaves_nothing_hanging() {
     if !may_run() {
         return;
     }
@@ -197,9 +198,9 @@ fn d2_kill_9_leaves_nothing_hanging() {
     }
 }
 
-/// D3: a signal ends it as detach does; one in use goes with its last user.
+/// H3: a signal ends it as detach does; one in use goes with its last user.
 #[test]
-fn d3_a_signal_ends_it_with_everything_durable() {
+fn h3_a_signal_ends_it_with_everything_durable() {
     if !may_run() {
         return;
     }

@@ -1,5 +1,5 @@
-//! The control socket of a mount: `stat`, `tune`, `fincore`, and `ls`, `cp`, `stat`, `extents` of a volume that
-//! is mounted, which go through the process that has it open.
+//! The control socket of a mount: `stat`, `tune`, `fincore`, and `ls`, `cp`, `stat`, `extents` of a volume
+//! that is mounted, which go through the process that has it open.
 
 mod common;
 

@@ -29,7 +29,7 @@ use forebay_block::{
 };
 pub use forebay_lfs::{AllocMode, AllocStats, FileExtent, VolumeInfo};
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
-use forebay_vfs::{FileSystem, Ino, OpenFlags, ReadOnly, StatFs, Timestamp};
+use forebay_vfs::{Beside, FileSystem, Ino, OpenFlags, ReadOnly, StatFs, Timestamp};
 use opened::Found;
 use std::fs::File;
 use std::io::Read;
@@ -202,9 +202,14 @@ impl Volume {
     }
 
     /// The volume as front ends see it: by inode number and name, asynchronous. They hold the volume itself,
-    /// too, for as long as they use it.
+    /// too, for as long as they use it. If it is mounted, too, the mount is told of what they change.
     pub fn file_system(&self) -> Arc<dyn FileSystem> {
         self.open.fs.clone()
+    }
+
+    /// The same for its mount, which is told of what all others change.
+    pub fn to_mount(&self) -> Arc<Beside> {
+        self.open.beside.clone()
     }
 
     /// Where the content of a file is: all extents, in order, each one run on the device.
@@ -397,8 +402,10 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;
     let whole: Arc<dyn FileSystem> = Arc::new(volume.clone());
     let fs = if options.read_only { Arc::new(ReadOnly::new(whole)) } else { whole };
+    let beside = Arc::new(Beside::new(fs));
     let open = Arc::new(Open {
-        fs,
+        fs: beside.clone(),
+        beside,
         volume,
         device,
         cache: cache.clone(),

@@ -7,7 +7,7 @@
 use forebay_base::IoFlags;
 use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::{AtomicU32, Ordering};
-use forebay_vfs::{Ino, OpenFileRef};
+use forebay_vfs::{Ino, OpenFileRef, OpenFlags};
 use std::sync::Arc;
 
 /// An opening.
@@ -15,14 +15,16 @@ pub(crate) struct Handle {
     pub file: OpenFileRef,
     /// Durability that it was opened with; requests say the present one where they can.
     pub sync: IoFlags,
+    /// The kernel's cache serves it.
+    pub kernel_cached: bool,
     /// One of [`crate::ioctl`].
     mode: AtomicU32,
 }
 
 impl Handle {
     /// An opening in one of the modes of [`crate::ioctl`].
-    pub fn new(file: OpenFileRef, sync: IoFlags, mode: u32) -> Self {
-        Self { file, sync, mode: AtomicU32::new(mode) }
+    pub fn new(file: OpenFileRef, sync: IoFlags, mode: u32, kernel_cached: bool) -> Self {
+        Self { file, sync, kernel_cached, mode: AtomicU32::new(mode) }
     }
 
     pub fn mode(&self) -> u32 {
@@ -85,6 +87,13 @@ impl Handles {
         table.slots.iter().flatten().any(|handle| handle.file.ino() == ino)
     }
 
+    /// Whether an inode is open for writing.
+    pub fn has_writer(&self, ino: Ino) -> bool {
+        let table = self.0.read();
+        let mut files = table.slots.iter().flatten().map(|handle| &handle.file);
+        files.any(|file| file.ino() == ino && file.flags().contains(OpenFlags::WRITE))
+    }
+
     /// Takes all out.
     pub fn clear(&self) {
         let all = std::mem::take(&mut *self.0.write());
@@ -102,8 +111,8 @@ impl Handles {
 mod tests {
     use super::*;
     use forebay_base::task::block_on;
+    use forebay_vfs::FileSystem;
     use forebay_vfs::mem::MemFs;
-    use forebay_vfs::{FileSystem, OpenFlags};
 
     /// H1: a number is given again only after its release.
     #[test]
@@ -111,7 +120,7 @@ mod tests {
         let (fs, handles) = (MemFs::default(), Handles::default());
         let add = |ino| {
             let file = block_on(fs.open(ino, OpenFlags::READ)).unwrap();
-            handles.add(Handle::new(file, IoFlags::empty(), crate::ioctl::MODE_CACHED))
+            handles.add(Handle::new(file, IoFlags::empty(), crate::ioctl::MODE_CACHED, false))
         };
         let (a, b) = (add(Ino::ROOT), add(Ino::ROOT));
         assert!(a != b && handles.len() == 2 && handles.has_open(Ino::ROOT));

@@ -1,8 +1,9 @@
-//! What the kernel knows of inodes: how often each was named to it, exactly, and those that live on only
-//! because it knows them.
+//! What the kernel knows of inodes: how often each was named to it, exactly, what it may keep of them, and
+//! those that live on only because it knows them.
 //!
 //! Invariants: N1 the count of an inode is what was told less what was forgotten; one that is 0 is not in
-//! the table. N2 a kept inode is in the table.
+//! the table. N2 a kept inode is in the table. N3 an inode is marked before the answer leaves that lets the
+//! kernel keep something of it. The root is always there, with all marks.
 //!
 //! Locks: one for each shard, and one for the kept, taken within a shard's. No open file is dropped under
 //! either.
@@ -14,6 +15,21 @@ use std::collections::HashMap;
 
 /// Parts of the table, each with a lock of its own.
 pub(crate) const SHARDS: usize = 16;
+
+/// What the kernel may keep of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Attributes, since it was last told that they are stale.
+    Attributes = 1,
+    /// Content, since it knows the inode.
+    Content = 2,
+    /// Set-id bits among the attributes: the kernel does not ask again for a mode after a write.
+    SetId = 4,
+}
+
+/// Counts are shifted by so much, marks below.
+const COUNT_SHIFT: u32 = 3;
+const MARKS: u64 = (1 << COUNT_SHIFT) - 1;
 
 /// See the module.
 #[derive(Default)]
@@ -36,15 +52,16 @@ impl Inodes {
             self.len.fetch_add(1, Ordering::Relaxed);
             0
         });
-        *count = count.saturating_add(1);
+        *count = count.saturating_add(1 << COUNT_SHIFT) | Mark::Attributes as u64;
     }
 
     /// The kernel has forgotten it `times` times, or could not be told.
     pub fn forgot(&self, ino: Ino, times: u64) {
         let mut shard = self.shard(ino.0).lock();
         let Some(count) = shard.get_mut(&ino.0) else { return };
-        *count = count.saturating_sub(times);
-        if *count > 0 {
+        let left = (*count >> COUNT_SHIFT).saturating_sub(times);
+        if left > 0 {
+            *count = left << COUNT_SHIFT | *count & MARKS;
             return;
         }
         shard.remove(&ino.0);
@@ -62,7 +79,38 @@ impl Inodes {
 
     /// Whether the kernel knows it.
     pub fn knows(&self, ino: Ino) -> bool {
-        self.shard(ino.0).lock().contains_key(&ino.0)
+        ino == Ino::ROOT || self.shard(ino.0).lock().contains_key(&ino.0)
+    }
+
+    /// The kernel is about to be answered what it may keep (N3).
+    pub fn mark(&self, ino: Ino, mark: Mark) {
+        if let Some(count) = self.shard(ino.0).lock().get_mut(&ino.0) {
+            *count |= mark as u64;
+        }
+    }
+
+    /// Whether it may keep that.
+    pub fn marked(&self, ino: Ino, mark: Mark) -> bool {
+        ino == Ino::ROOT || self.marks(ino) & mark as u64 != 0
+    }
+
+    fn marks(&self, ino: Ino) -> u64 {
+        self.shard(ino.0).lock().get(&ino.0).map_or(0, |count| count & MARKS)
+    }
+
+    /// The kernel is about to be told that this is stale: whether it may have any.
+    pub fn take(&self, ino: Ino, mark: Mark) -> bool {
+        if ino == Ino::ROOT {
+            return true;
+        }
+        match self.shard(ino.0).lock().get_mut(&ino.0) {
+            None => false,
+            Some(count) => {
+                let had = *count & mark as u64 != 0;
+                *count &= !(mark as u64);
+                had
+            }
+        }
     }
 
     /// Keeps an inode without a name for as long as the kernel knows it.
@@ -123,6 +171,26 @@ mod tests {
         assert!(!inodes.knows(Ino(7)) && inodes.len() == 1);
         inodes.forgot(Ino(7), 1);
         assert_eq!((inodes.len(), inodes.some(7, 9)), (1, vec![23]));
+    }
+
+    /// N3: marks come and go beside the count.
+    #[test]
+    fn n3_marks_stay_beside_the_count() {
+        let inodes = Inodes::default();
+        let ino = Ino(9);
+        inodes.mark(ino, Mark::Content);
+        assert!(!inodes.marked(ino, Mark::Content), "not known");
+        inodes.told(ino);
+        inodes.told(ino);
+        let attributes = |ino| inodes.take(ino, Mark::Attributes);
+        assert!(attributes(ino) && !attributes(ino) && !inodes.take(ino, Mark::SetId));
+        inodes.mark(ino, Mark::Content);
+        inodes.forgot(ino, 1);
+        assert!(inodes.knows(ino) && inodes.marked(ino, Mark::Content));
+        inodes.mark(ino, Mark::Attributes);
+        inodes.forgot(ino, 1);
+        assert!(!inodes.knows(ino) && !inodes.marked(ino, Mark::Content) && inodes.len() == 0);
+        assert!(attributes(Ino::ROOT) && attributes(Ino::ROOT));
     }
 
     /// N2: what has no name any more goes when it is forgotten, and not before.

@@ -2,8 +2,8 @@
 //!
 //! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the kernel is
 //! asked for a mount), `device` (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
-//! kernel knows of us), `trees` (who asks), `serve` (a request answered by the contract), `sweep` (what it shall forget),
-//! [`session`] (threads, ending), [`notify`], [`watchdog`].
+//! kernel knows of us), `trees` (who asks), `serve` (a request answered by the contract), `sweep` (what it
+//! shall forget), [`session`] (threads, ending), [`notify`], [`watchdog`].
 //!
 //! ```text
 //!   reader threads, as many as CPUs        background tasks of the world        notify thread
@@ -29,6 +29,7 @@ pub mod ioctl;
 pub mod mount;
 pub mod notify;
 pub mod options;
+mod payload;
 pub mod proto;
 mod serve;
 pub mod session;
@@ -41,6 +42,7 @@ pub mod fuzz;
 
 pub use mount::{MountKind, Mounted, mount};
 pub use options::{KernelCache, Options};
+pub use serve::Served;
 pub use session::{Ending, Session};
 
 /// An extended attribute that the root of each mount has: the process that serves it, in decimal, as that

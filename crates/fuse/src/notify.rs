@@ -4,15 +4,16 @@
 //! a notice. If the process dies meanwhile, [`crate::watchdog`] ends the wait.
 //!
 //! Invariants: V1 notices leave in the order in which they were given. V2 what the kernel does not know
-//! is no error. V3 the queue is bounded in number: a caller that is ahead by more waits on its own thread,
-//! reader threads and tasks never.
+//! is no error. V3 the queue is bounded in number: callers wait for room, threads and tasks that answer
+//! requests never. What they owe beyond it is told by inode as a whole, once for each.
 //!
 //! Lock: the queue's, a leaf.
 
 use crate::device::Device;
 pub use crate::proto::notify::Notice;
+use forebay_base::task::{Pick, WaitQueue, block_on};
 use rustix::io::Errno;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Most notices that wait.
@@ -25,16 +26,27 @@ struct State {
     given: u64,
     gone: u64,
     closed: bool,
+    /// Inodes of which everything is stale, for which there was no room.
+    owed: BTreeSet<u64>,
     /// A `Prune` waits or is under way.
     pruning: bool,
     /// The kernel refused a `Prune` as unknown.
     no_prune: bool,
 }
 
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
+    /// For the thread.
     changed: Condvar,
+    /// For callers: by the number of what they wait for, 0 for room.
+    waiting: WaitQueue<u64>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let (state, changed) = Default::default();
+        Self { state, changed, waiting: WaitQueue::with_keys() }
+    }
 }
 
 /// Gives notices to the thread. Clones share it.
@@ -46,17 +58,10 @@ impl Notifier {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Queues a notice, and waits if too many wait already. Not for threads that answer requests.
     pub fn send(&self, notice: Notice) {
-        let mut state = self.lock();
-        while state.queue.len() >= QUEUE_MAX && !state.closed {
-            state = self.wait(state);
-        }
-        self.put(state, notice);
+        block_on(self.room());
+        self.put(self.lock(), notice);
     }
 
     /// Queues a notice, unless too many wait already: then false.
@@ -69,21 +74,52 @@ impl Notifier {
         room
     }
 
-    fn put(&self, mut state: MutexGuard<'_, State>, notice: Notice) {
-        if !state.closed {
-            state.queue.push_back(notice);
-            state.given += 1;
-            self.0.changed.notify_all();
+    /// Queues a notice of someone who has waited for room. Gives its number.
+    pub(crate) fn give(&self, notice: Notice) -> u64 {
+        self.put(self.lock(), notice)
+    }
+
+    /// Queues that a range of a file is stale, by a thread that answers requests (V3).
+    pub(crate) fn owe(&self, node: u64, offset: u64, len: u64) {
+        let mut state = self.lock();
+        match state.queue.len() < QUEUE_MAX {
+            true => drop(self.put(state, Notice::content(node, offset, len))),
+            false => drop(state.owed.insert(node)),
         }
+    }
+
+    fn put(&self, mut state: MutexGuard<'_, State>, notice: Notice) -> u64 {
+        if state.closed {
+            return 0;
+        }
+        state.queue.push_back(notice);
+        state.given += 1;
+        self.0.changed.notify_one();
+        state.given
+    }
+
+    /// Waits until there is room.
+    pub(crate) async fn room(&self) {
+        let room = || {
+            let state = self.lock();
+            (state.queue.len() < QUEUE_MAX || state.closed).then_some(())
+        };
+        self.0.waiting.wait_for(0, room).await;
+    }
+
+    /// Waits until the kernel has done what it was told by that number.
+    pub(crate) async fn gone(&self, number: u64) {
+        let gone = || {
+            let state = self.lock();
+            (state.gone >= number || state.closed).then_some(())
+        };
+        self.0.waiting.wait_for(number, gone).await;
     }
 
     /// Waits until the kernel has done what it was told before. Not for threads that answer requests.
     pub fn settle(&self) {
-        let mut state = self.lock();
-        let given = state.given;
-        while state.gone < given && !state.closed {
-            state = self.wait(state);
-        }
+        let given = self.lock().given;
+        block_on(self.gone(given));
     }
 
     /// Queues a notice to forget some inodes, unless one is under way or this kernel knows none.
@@ -101,11 +137,19 @@ impl Notifier {
         !self.lock().no_prune
     }
 
+    /// What waits.
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> Vec<Notice> {
+        self.lock().queue.iter().cloned().collect()
+    }
+
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
         state.queue.clear();
+        drop(state);
         self.0.changed.notify_all();
+        self.0.waiting.wake_all();
     }
 
     /// The thread's work, until [`Notifier::close`].
@@ -116,10 +160,14 @@ impl Notifier {
                 if state.closed {
                     return;
                 }
-                match state.queue.pop_front() {
-                    Some(notice) => break notice,
-                    None => state = self.wait(state),
+                if let Some(notice) = state.queue.pop_front() {
+                    break notice;
                 }
+                if let Some(node) = state.owed.pop_first() {
+                    state.given += 1;
+                    break Notice::content(node, 0, u64::MAX);
+                }
+                state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
             let refused = tell(device, &notice);
@@ -129,7 +177,10 @@ impl Notifier {
                 state.pruning = false;
                 state.no_prune |= refused;
             }
-            self.0.changed.notify_all();
+            let gone = state.gone;
+            drop(state);
+            let done = |number: &u64| if *number > gone { Pick::Skip } else { Pick::Wake };
+            self.0.waiting.wake_matching(done);
         }
     }
 }
@@ -195,5 +246,10 @@ mod tests {
         let notifier = Notifier::default();
         (0..9).for_each(|n| notifier.try_prune(|| vec![n]));
         assert_eq!(notifier.lock().queue, [Notice::Prune(vec![0])], "one at a time");
+        // What is owed beyond the bound is owed once for each inode, and told.
+        (0..QUEUE_MAX as u64).for_each(|n| notifier.owe(n, 0, 1));
+        (0..9).for_each(|n| notifier.owe(n % 3, n, 1));
+        let state = notifier.lock();
+        assert_eq!((state.queue.len(), state.owed.len()), (QUEUE_MAX, 4));
     }
 }

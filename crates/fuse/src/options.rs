@@ -76,8 +76,8 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Inodes that the kernel may know before it is asked to forget some; 16 bytes each here.
     pub inodes_max: usize,
-    /// Bytes for requests that the kernel has under way of its own accord: readahead, asynchronous
-    /// direct I/O.
+    /// Bytes for requests that wait: what programs have handed over or will be answered with, and what the
+    /// kernel reads and writes of its own accord. Beyond it the kernel keeps requests to itself.
     pub request_bytes: u64,
 }
 
@@ -98,11 +98,16 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Bytes that the front end may use beside the cache: buffers of its threads, those requests, counts of
-    /// inodes. Not counted: what programs that wait for an answer have handed over, 1 MiB each at most.
+    /// Bytes that the front end may use beside the cache: for each thread two buffers and a request beyond
+    /// the bound, the requests that wait, counts of inodes.
     pub fn memory_bound(&self) -> u64 {
-        let threads = self.thread_count() as u64 * 2 * PAYLOAD_MAX as u64;
-        threads + u64::from(self.background()) * PAYLOAD_MAX as u64 + self.inodes_max as u64 * 32
+        let threads = self.thread_count() as u64 * 3 * PAYLOAD_MAX as u64;
+        threads + self.payload_max() + self.inodes_max as u64 * 32
+    }
+
+    /// Bytes of requests that wait.
+    pub(crate) fn payload_max(&self) -> u64 {
+        u64::from(self.background()) * PAYLOAD_MAX as u64
     }
 
     /// How many requests of its own accord the kernel may have under way.

@@ -10,10 +10,13 @@
 //! No locks.
 
 mod attrs;
+mod beside;
 mod content;
 mod listing;
 mod names;
 mod policy;
+
+pub use beside::Served;
 
 use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;
@@ -24,7 +27,7 @@ use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
 use crate::trees::Trees;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_vfs::{Attr, FileSystem, Ino, OpenFlags, Privileges};
@@ -53,6 +56,8 @@ pub(crate) struct Core {
     pub inodes_max: usize,
     /// Minor version of the protocol, once it is agreed on.
     pub minor: AtomicU32,
+    /// Changes that others than the kernel have made.
+    pub epoch: AtomicU64,
     /// How often the bound was met.
     pub pruned: AtomicUsize,
     /// Names are being called stale.
@@ -67,6 +72,17 @@ pub(crate) enum Work {
     Write(WriteIn, AlignedBuf),
     /// Any other, the whole message.
     Other(Vec<u8>),
+}
+
+impl Work {
+    /// Bytes that it holds while it waits.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Read(io) => u64::from(io.size),
+            Self::Write(_, data) => data.len() as u64,
+            Self::Other(message) => message.len() as u64,
+        }
+    }
 }
 
 /// What the kernel is answered.
@@ -187,6 +203,7 @@ impl Core {
             notifier,
             inodes_max: options.inodes_max,
             minor: AtomicU32::default(),
+            epoch: AtomicU64::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
             world,
@@ -208,11 +225,11 @@ impl Core {
         self.bound_inodes();
     }
 
-    /// The reply that names an inode to the kernel.
-    fn entry(&self, attr: &Attr) -> Outcome {
+    /// The reply that names an inode to the kernel; its attributes were asked for at that epoch.
+    fn entry(&self, attr: &Attr, seen: u64) -> Outcome {
         let (mut body, mut undo) = (Body::with_capacity(160), Undo::default());
         self.told(attr.ino, &mut undo);
-        body.entry_out(attr, &valid(attr), BLOCK_BYTES);
+        body.entry_out(attr, &self.valid(attr, seen), BLOCK_BYTES);
         Outcome { answer: Answer::Body(body), undo }
     }
 

@@ -15,10 +15,11 @@ use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
 use crate::mount::Mounted;
 use crate::notify::Notifier;
 use crate::options::Options;
+use crate::payload::Payload;
 use crate::proto::consts::{InitFlags, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, opcode};
 use crate::proto::reply::{Body, InitOut};
 use crate::proto::request::{Header, InitIn, Op, Request};
-use crate::serve::{Answer, Core, Outcome, Undo, Work, errno_of};
+use crate::serve::{Answer, Core, Outcome, Served, Undo, Work, errno_of};
 use crate::watchdog::Alive;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
@@ -26,9 +27,9 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result, io_flusher};
-use forebay_vfs::{FileSystem, Ino};
+use forebay_vfs::{Beside, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
@@ -70,8 +71,11 @@ struct State {
 struct Shared {
     device: Device,
     core: RwLock<Option<Arc<Core>>>,
+    /// Who else uses the file system, and has to tell us.
+    beside: Weak<Beside>,
     world: WorldRef,
     notifier: Notifier,
+    payload: Arc<Payload>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -108,20 +112,29 @@ impl Drop for Unanswered<'_> {
 }
 
 impl Session {
-    /// Serves `fs` on a mount; returns when the kernel has agreed and requests are answered.
+    /// Serves a file system on a mount; returns when the kernel has agreed and requests are answered. Others
+    /// use it by the [`Beside`] that is given here, or not at all.
     pub fn start(
         mounted: Mounted,
-        fs: Arc<dyn FileSystem>,
+        fs: impl Into<Served>,
         world: WorldRef,
         options: &Options,
     ) -> Result<Self> {
         let notifier = Notifier::default();
+        let Served { fs, beside } = fs.into();
         let core = Core::new(fs, world.clone(), notifier.clone(), options);
+        if let Some(beside) = &beside {
+            // Before the kernel can ask for anything.
+            let mount: Weak<Core> = Arc::downgrade(&core);
+            beside.observe(mount)?;
+        }
         let shared = Arc::new(Shared {
             device: Device::new(mounted.into_device()),
             core: RwLock::new(Some(core)),
+            beside: beside.map_or_else(Weak::new, |beside| Arc::downgrade(&beside)),
             world,
             notifier,
+            payload: Payload::new(options.payload_max()),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -146,6 +159,7 @@ impl Session {
             Ok(()) => Ok(session),
             Err(e) => {
                 // Readers end with the mount, whoever takes that away.
+                session.shared.leave();
                 session.shared.notifier.close();
                 session.shared.change(|state| state.ended = true);
                 Err(e)
@@ -209,6 +223,7 @@ impl Ending {
     /// Lets go of the file system.
     pub fn release(&self) {
         self.shared.wait(|state| state.tasks == 0);
+        self.shared.leave();
         let core = self.shared.core.write().take();
         if let Some(core) = core {
             core.handles.clear();
@@ -262,6 +277,7 @@ impl Shared {
         io_flusher::mark_thread();
         let (mut incoming, mut out) = (Incoming::new(), AlignedBuf::new(PAYLOAD_MAX));
         loop {
+            self.payload.room();
             match self.device.read(&mut incoming) {
                 Ok(Read::Message) => {
                     let take = AssertUnwindSafe(|| self.take(&mut incoming, &mut out));
@@ -366,12 +382,14 @@ impl Shared {
 
     /// Polls once; what has to wait goes on as a background task.
     fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
+        let bytes = work.bytes();
         let mut future = Box::pin(core.clone().serve(work));
         let mut cx = Context::from_waker(Waker::noop());
         if let Poll::Ready(outcome) = future.as_mut().poll(&mut cx) {
             return self.finish(core, unique, outcome);
         }
         self.change(|state| state.tasks += 1);
+        let held = self.payload.hold(bytes);
         let (shared, core) = (self.clone(), core.clone());
         self.world.spawn(
             "fuse request",
@@ -381,6 +399,7 @@ impl Shared {
                 let outcome = future.await;
                 unanswered.answered();
                 task.0.finish(&core, unique, outcome);
+                drop(held);
                 // The file system may be given back when nobody counts any more (S2).
                 drop(core);
             }),
@@ -396,6 +415,13 @@ impl Shared {
         let Undo { inodes, opened } = &outcome.undo;
         if !told && (!inodes.is_empty() || opened.is_some()) {
             core.undo(outcome.undo);
+        }
+    }
+
+    /// Others have nothing to tell any more.
+    fn leave(&self) {
+        if let Some(beside) = self.beside.upgrade() {
+            beside.forget();
         }
     }
 

@@ -1,14 +1,14 @@
-//! Trees of processes whose openings have a mode of their own: who asks is looked for among the descendants of
-//! those who have registered.
+//! Trees of processes whose openings have a mode of their own: who asks is looked for among the descendants
+//! of those who have registered.
 //!
 //! A process registers itself on an open directory, and is registered as long as that is open. As a subreaper
 //! it stays an ancestor of all that it has started, however they fork and whatever namespace they move to. So
 //! the parents of who opens a file are walked up, in the system's table of processes, until one that has
 //! registered is met or there are no more.
 //!
-//! Invariants: T1 where nobody has registered nothing is looked at. T2 a process is known by its number and its
-//! start: numbers are used again. T3 a verdict on a process stays for as long as the registrations do: nobody
-//! enters or leaves a tree alive.
+//! Invariants: T1 where nobody has registered nothing is looked at. T2 a process is known by its number and
+//! its start: numbers are used again. T3 a verdict on a process stays for as long as the registrations do:
+//! nobody enters or leaves a tree alive.
 //!
 //! Lock: one, a leaf; no process is looked at under it.
 

@@ -61,6 +61,8 @@ struct State {
     cuts: Vec<(u64, u64)>,
     free: Vec<u64>,
     reserved: u64,
+    /// Bytes that were admitted and are not dirty yet.
+    arriving: u64,
     limbo: VecDeque<(Weak<Epoch>, Vec<u64>)>,
     epoch: std::sync::Arc<Epoch>,
     sequence: u64,
@@ -108,6 +110,7 @@ impl Remap {
             cuts: Vec::new(),
             free: (0..blocks).rev().collect(),
             reserved: 0,
+            arriving: 0,
             limbo: VecDeque::new(),
             epoch: std::sync::Arc::new(Epoch),
             sequence: 0,
@@ -288,11 +291,24 @@ impl MapOps for Remap {
         state.collect();
         let limbo: usize = state.limbo.iter().map(|(_, b)| b.len()).sum();
         let room = (state.free.len() + limbo) as u64 * self.shared.unit;
-        if new + dirty > room {
-            let text = format!("{new} bytes beside {dirty} dirty ones, room for {room}");
+        let held = dirty + state.arriving;
+        if new + held > room {
+            let text = format!("{new} bytes beside {held} dirty ones, room for {room}");
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
+        state.arriving += new;
         Ok(())
+    }
+
+    fn admit_edge(&self, new: u64) -> Result<()> {
+        self.shared.state.lock().arriving += new;
+        Ok(())
+    }
+
+    fn arrived(&self, bytes: u64) {
+        let mut state = self.shared.state.lock();
+        debug_assert!(state.arriving >= bytes, "E8: more has arrived than was admitted");
+        state.arriving -= bytes;
     }
 
     fn reserve(&self, runs: &[Range<u64>], _class: Class) -> MapFuture<'_, Result<Reservation>> {

@@ -17,17 +17,16 @@
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
 
 use crate::admit::Growth;
-use crate::btree::map::{MapChanges, Piece, Stored};
+use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
 use crate::fault::Planted;
-use crate::format::extent::put_crc32c;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
-use crate::format::usage::USAGE_BYTES;
 use crate::items::Items;
 use crate::log::{ANY, Head};
+use crate::merged::{overlaid, pieces_of};
 use crate::pending::{Overlay, Where};
 use crate::segment::{Deltas, Plan, Snapshot};
 use crate::slots;
@@ -55,7 +54,7 @@ pub(crate) struct Frozen {
     inodes: u64,
     ticket: u64,
     /// Pairs of nodes that its merge may need (P13).
-    nodes: u64,
+    pub nodes: u64,
 }
 
 /// Where a checkpoint's log begins.
@@ -139,26 +138,6 @@ impl Checkpoints {
 }
 
 impl State {
-    /// Pairs of nodes that checkpoints may need (P13): the one that is being made, and one more, when what
-    /// has changed has grown by `growth`.
-    pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
-        let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let made = made.map_or(0, |frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
-        made + self.merge_nodes(growth)
-    }
-
-    fn merge_nodes(&self, growth: Growth) -> u64 {
-        let geometry = &self.layout.geometry;
-        let room = crate::btree::write::room_bytes(geometry) as u64;
-        let more =
-            (growth.entries + self.shared_growth.entries, growth.bytes + self.shared_growth.bytes);
-        let entries = self.items.len() + 2 * self.maps.0 + more.0;
-        let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1 + more.1;
-        let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
-        // Each changed leaf with its path and a neighbour, and what is new at half full.
-        (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + usage + 8
-    }
-
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
         let nodes = self.merge_nodes(Growth::default());
@@ -181,12 +160,6 @@ impl State {
             nodes,
         });
         self.count_nodes();
-    }
-
-    /// P13: what checkpoints may need is as it is now.
-    pub fn count_nodes(&mut self) {
-        let nodes = self.checkpoint_nodes(Growth::default());
-        self.space.need_nodes(nodes);
     }
 
     /// What was frozen goes back below what has changed since.
@@ -543,9 +516,7 @@ impl State {
             log::error!("inode {ino} cannot be stored: {error}");
         }
     }
-}
 
-impl State {
     /// The same for an inode that is not in memory, and has changed again.
     fn store_bytes_of_item(&mut self, ino: u64, data_id: u64, bytes: i64) {
         let (key, geometry) = (Key::Inode(ino), self.layout.geometry);
@@ -558,45 +529,6 @@ impl State {
             }
         }
     }
-}
-
-/// All pieces, as the tree is told of them.
-fn pieces_of(data: &BTreeMap<u64, Overlay>) -> Box<dyn Iterator<Item = Piece> + Send + '_> {
-    Box::new(data.iter().flat_map(|(id, overlay)| overlay.pieces().map(|p| piece(*id, p))))
-}
-
-/// A piece as the tree is told of it.
-fn piece(data_id: u64, (block, piece): (u64, &crate::pending::Piece)) -> Piece {
-    let stored = match piece.at {
-        Where::Run(place) => {
-            let mut sums = Vec::new();
-            put_crc32c(piece.own_sums(), &mut sums);
-            Some(Stored { place, birth: piece.birth, flags: 0, sums: sums.into() })
-        }
-        Where::Hole | Where::Staged(_) => None,
-    };
-    Piece { data_id, block, blocks: piece.blocks, stored }
-}
-
-/// Changes, with those of some inodes in the stead of what is said of them.
-fn overlaid(
-    items: impl Iterator<Item = Change> + Send,
-    patches: BTreeMap<u64, Change>,
-) -> impl Iterator<Item = Change> + Send {
-    let mut patches = patches.into_values().peekable();
-    let mut items = items.peekable();
-    std::iter::from_fn(move || {
-        let (Some(patch), Some(item)) = (patches.peek(), items.peek()) else {
-            return patches.next().or_else(|| items.next());
-        };
-        if patch.key() > item.key() {
-            return items.next();
-        }
-        if patch.key() == item.key() {
-            items.next();
-        }
-        patches.next()
-    })
 }
 
 /// The root of a tree in a slot.

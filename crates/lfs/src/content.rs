@@ -144,9 +144,9 @@ impl Inner {
         }
     }
 
-    /// Files that were cut to nothing and closed by now: what was written since goes before whatever is synced
-    /// now. One stays owed until it is written, so that nobody syncs past it meanwhile: if it cannot be
-    /// written, that is an error of every sync until it can.
+    /// Files that were cut to nothing and closed by now: what was written since goes before whatever is
+    /// synced now. One stays owed until it is written, so that nobody syncs past it meanwhile: if it cannot
+    /// be written, that is an error of every sync until it can.
     pub(crate) async fn write_owed(&self) -> Result<()> {
         let owed: Vec<u64> = self.state.lock().owed.keys().copied().collect();
         let mut result = Ok(());

@@ -76,6 +76,7 @@ mod load;
 mod log;
 mod look;
 mod lookup;
+mod merged;
 mod namei;
 mod nodes;
 mod open;

@@ -1,8 +1,8 @@
 //! Random interleavings of the log's turns, on threads of their own, in a build of its own:
 //! `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target directory apart.
 //!
-//! Held in every schedule: who waits for a record gets an answer (L8; shuttle reports a deadlock otherwise), and a
-//! record that was said to be durable was flushed (I12).
+//! Held in every schedule: who waits for a record gets an answer (L8; shuttle reports a deadlock otherwise),
+//! and a record that was said to be durable was flushed (I12).
 //!
 //! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 20,000).
 #![cfg(shuttle)]

@@ -12,7 +12,7 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Copies up to `len` bytes between two open files of `fs` and returns how many: fewer at the end
-/// of `from`, or when an error comes after the first piece. `IsDirectory` and `InvalidInput` for
+/// that `from` has now, or when an error comes after the first piece. `IsDirectory` and `InvalidInput` for
 /// what has no content, `BadHandle` if `from` is not open to read or `to` not to write,
 /// `InvalidInput` if the two ranges overlap in one file.
 pub async fn copy_range(
@@ -25,9 +25,11 @@ pub async fn copy_range(
 ) -> Result<u64> {
     check_range("copy", from_offset, len)?;
     check_range("copy", to_offset, len)?;
+    let mut end = None;
     for ino in [from.ino(), to.ino()] {
-        match fs.getattr(ino).await?.kind {
-            FileKind::File => {}
+        let attr = fs.getattr(ino).await?;
+        match attr.kind {
+            FileKind::File => drop(end.get_or_insert(attr.size)),
             FileKind::Directory => {
                 return Err(Error::new(ErrorKind::IsDirectory, "copy", format!("{ino:?}")));
             }
@@ -40,6 +42,8 @@ pub async fn copy_range(
     if !from.flags().contains(handles.0) || !to.flags().contains(handles.1) {
         return Err(Error::new(ErrorKind::BadHandle, "copy", "open to read and to write"));
     }
+    // What a copy within one file makes longer is not read again.
+    let len = len.min(end.unwrap_or(0).saturating_sub(from_offset));
     if from.ino() == to.ino() && from_offset.abs_diff(to_offset) < len {
         return Err(Error::new(ErrorKind::InvalidInput, "copy", "the ranges overlap"));
     }

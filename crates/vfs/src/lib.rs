@@ -7,11 +7,12 @@
 //! systems side by side.
 //!
 //! Reading order: [`types`], [`name`], [`fs`] (the contract, rule by rule), [`rules`], [`path`],
-//! [`copy`], [`mem`], [`check`].
+//! [`copy`], [`mem`], [`beside`] (who is told of changes), [`check`].
 //!
 //! No locks of its own, apart from the one in [`mem`].
 #![forbid(unsafe_code)]
 
+pub mod beside;
 pub mod check;
 pub mod clock;
 pub mod copy;
@@ -25,6 +26,7 @@ pub mod readonly;
 pub mod rules;
 pub mod types;
 
+pub use beside::Beside;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use export::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 pub use fs::{FileSystem, OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};

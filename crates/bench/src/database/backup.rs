@@ -1,7 +1,7 @@
 //! The backup: `tar` of ten times the cache into a pipe, over and over, no faster than it is allowed to be:
 //! what reads the pipe keeps the pace, so that every backup is equally fast. It is ended on drop.
 
-use crate::harness::meter::process_cpu_seconds;
+use crate::harness::meter::cpu_seconds_with_ended;
 use crate::rivals::server::forebay_binary;
 use forebay_base::{Error, Result};
 use std::fs;
@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,9 @@ impl How {
         let line = match self {
             Self::Tar => format!("{join}{tar}"),
             Self::Direct => format!("{join}{direct}"),
-            Self::Uncached => format!("{join}exec \"$2\" run --uncached -- tar -C \"$1\" -cf - ."),
+            Self::Uncached => {
+                format!("{join}exec \"$2\" run --uncached --on \"$1\" -- tar -C \"$1\" -cf - .")
+            }
         };
         command.arg("-c").arg(line).arg(procs.unwrap_or(Path::new(""))).arg(what);
         if self == Self::Uncached {
@@ -90,8 +92,6 @@ pub struct Backup {
 struct Shared {
     stop: AtomicBool,
     bytes: AtomicU64,
-    /// Of the process that runs now.
-    pid: AtomicU32,
     /// CPU of those that have ended, us.
     cpu_micros: AtomicU64,
 }
@@ -117,9 +117,7 @@ impl Backup {
             while !own.stop.load(Ordering::Relaxed) {
                 let mut command = how.command(&what, procs.as_deref())?;
                 let mut child = command.spawn().map_err(|e| Error::from_io("start tar", e))?;
-                own.pid.store(child.id(), Ordering::Relaxed);
                 let read = drain(&mut child, &own, pace, start);
-                own.pid.store(0, Ordering::Relaxed);
                 own.count_cpu(&child);
                 end(&mut child);
                 read?;
@@ -161,7 +159,7 @@ impl Drop for Backup {
 impl Shared {
     /// Before it is waited for: then its numbers are gone.
     fn count_cpu(&self, child: &Child) {
-        let micros = process_cpu_seconds(child.id()).unwrap_or(0.0) * 1e6;
+        let micros = group_cpu_seconds(child.id()) * 1e6;
         self.cpu_micros.fetch_add(micros as u64, Ordering::Relaxed);
     }
 }
@@ -183,6 +181,19 @@ fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Resul
         }
     }
     Ok(())
+}
+
+/// Of all processes of a group, and of those of theirs that have ended.
+fn group_cpu_seconds(group: u32) -> f64 {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let of = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // After the name in parentheses: state, parent, group.
+        let rest = stat.rsplit(')').next().unwrap_or_default();
+        rest.split_whitespace().nth(2).and_then(|g| g.parse().ok()) == Some(group)
+    };
+    pids.filter(of).filter_map(cpu_seconds_with_ended).sum()
 }
 
 fn end(child: &mut Child) {

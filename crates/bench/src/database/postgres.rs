@@ -3,7 +3,7 @@
 //! it commits, everywhere alike.
 
 use super::bed::call;
-use crate::harness::meter::{field, process_cpu_seconds};
+use crate::harness::meter::{cpu_seconds_with_ended, field};
 use forebay_base::{Error, ErrorKind, Result};
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// The user that the server runs as; the Debian package makes it.
 const USER: &str = "postgres";
 /// What differs from the defaults. Small buffers of its own: the cache below is what is measured.
-const SETTINGS: &str = "shared_buffers = 16MB\nlisten_addresses = ''\nmax_connections = 20\n\
+const SETTINGS: &str = "listen_addresses = ''\nmax_connections = 20\n\
     autovacuum = off\ncheckpoint_timeout = 1h\nmax_wal_size = 2GB\nmin_wal_size = 160MB\n\
     fsync = on\nsynchronous_commit = on\nhuge_pages = off\nlogging_collector = off\n";
 
@@ -59,8 +59,14 @@ pub struct Address {
     sockets: PathBuf,
 }
 
-/// Makes a cluster in `data` with the tables of pgbench, `scale` times 16 MB or so. Checksums are on.
-pub fn make(bin: &Path, data: &Path, sockets: &Path, scale: u32) -> Result<()> {
+/// Makes a cluster in `data` with the tables of pgbench, `scale` times 15 MB, and so many MiB of buffers of
+/// its own. Checksums are on.
+pub fn make(
+    bin: &Path,
+    data: &Path,
+    sockets: &Path,
+    (scale, buffers_mib): (u32, u64),
+) -> Result<()> {
     fs::create_dir(data).map_err(|e| Error::from_io("make", e).with_path(data))?;
     give(data)?;
     let args = ["-D".as_ref(), data.as_os_str(), "-A".as_ref(), "trust".as_ref()];
@@ -69,7 +75,8 @@ pub fn make(bin: &Path, data: &Path, sockets: &Path, scale: u32) -> Result<()> {
     let conf = data.join("postgresql.conf");
     let fail = |e| Error::from_io("write", e).with_path(&conf);
     let old = fs::read_to_string(&conf).map_err(fail)?;
-    fs::write(&conf, format!("{old}\n{SETTINGS}")).map_err(fail)?;
+    fs::write(&conf, format!("{old}\n{SETTINGS}shared_buffers = {buffers_mib}MB\n"))
+        .map_err(fail)?;
     let server = Server::start(bin, data, sockets, None)?;
     let scale = scale.to_string();
     let args = ["-i", "-q", "-I", "dtgvp", "-s", &scale];
@@ -135,9 +142,9 @@ impl Server {
         std::iter::once(own).chain(all.filter(of)).collect()
     }
 
-    /// CPU seconds of all its processes that run.
+    /// CPU seconds of all its processes, those included that have ended.
     pub fn cpu_seconds(&self) -> f64 {
-        self.processes().into_iter().filter_map(process_cpu_seconds).sum()
+        self.processes().into_iter().filter_map(cpu_seconds_with_ended).sum()
     }
 
     /// Memory of its own, bytes: what is private to each process, and what they share once.

@@ -138,6 +138,15 @@ pub fn process_cpu_seconds(pid: u32) -> Option<f64> {
     Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
+/// The same with that of its children that have ended and were waited for.
+pub fn cpu_seconds_with_ended(pid: u32) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let rest = stat.rsplit(')').next()?;
+    let times = rest.split_whitespace().skip(11).take(4);
+    let ticks: u64 = times.map(|n| n.parse::<u64>().unwrap_or(0)).sum();
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
 /// Has `work` done on a thread of its own and calls `look` every so often until it is over.
 pub fn looking<R: Send>(
     every: Duration,

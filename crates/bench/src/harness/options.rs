@@ -37,6 +37,8 @@ pub struct Options {
     pub aio: String,
     /// The one part of the bench to run.
     pub part: Option<String>,
+    /// Benches that `all` leaves out.
+    pub without: Vec<String>,
 }
 
 /// In place of a bench's name: makes a page from saved JSON.
@@ -62,6 +64,7 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
                  hits, misses, status of nbd; many, dead of files;
                  sync, random, seq, sustained, names, open, full of volume;
                  delay, disk, small, sim, kernel of alloc
+  --without NAME of all: not this bench
   --lines        prints a line per cycle
   --keep         leaves the images behind";
 
@@ -84,6 +87,7 @@ impl Options {
             lines: false,
             aio: "auto".into(),
             part: None,
+            without: Vec::new(),
         };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
@@ -107,6 +111,7 @@ impl Options {
                 "--lines" => options.lines = true,
                 "--aio" => options.aio = value()?,
                 "--part" => options.part = Some(value()?),
+                "--without" if options.name == "all" => options.without.push(value()?),
                 "--seconds" => options.seconds = Some(positive(flag, &value()?)?),
                 "--rounds" => options.rounds = Some(positive::<u32>(flag, &value()?)? as usize),
                 "--size" => {
@@ -175,10 +180,13 @@ mod tests {
         assert_eq!((options.rounds_or(9, 9), options.seconds), (3, Some(0.5)));
         let options = parse("report --json a b --json c --html p").unwrap();
         assert_eq!((options.inputs.len(), options.json), (3, None));
+        let options = parse("all --without memcg --without start").unwrap();
+        assert_eq!(options.without, ["memcg", "start"]);
         let options = parse("report --readme a").unwrap();
         assert_eq!((options.inputs.len(), options.readme), (1, true));
         for bad in [
             "hit --readme",
+            "hit --without memcg",
             "report --readme",
             "report --html p",
             "report --json a",

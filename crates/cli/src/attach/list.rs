@@ -87,7 +87,7 @@ fn rows(pid: u32, stat: &Value) -> Vec<Value> {
             json!({
                 "where": one[place],
                 "what": one[what],
-                "kind": kind,
+                "kind": one["by"].as_str().unwrap_or(kind),
                 "size": one["size"],
                 "pid": pid,
             })

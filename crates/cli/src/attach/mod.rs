@@ -7,9 +7,9 @@
 //!   -> sync -> let go of the loop device -> with its last user it goes, and with it the mount
 //!   -> make durable -> let go of the image -> exit
 //! ```
-//! D1 The device goes with this process: it holds it, and the kernel clears it with its last user.
-//! D2 When this process is killed the mount's connection is over, and whoever uses the device gets errors.
-//! D3 Exit status 0 of the process that stays, and of `detach`, means that everything accepted is durable.
+//! H1 The device goes with this process: it holds it, and the kernel clears it with its last user.
+//! H2 When this process is killed the mount's connection is over, and whoever uses the device gets errors.
+//! H3 Exit status 0 of the process that stays, and of `detach`, means that everything accepted is durable.
 
 mod list;
 mod target;
@@ -36,7 +36,7 @@ use forebay_fuse::watchdog::Watchdog;
 use forebay_fuse::{KernelCache, Options, Session};
 use forebay_live::{Board, CacheSource};
 use forebay_vfs::disk::{self, Disk};
-use forebay_vfs::{Export, Timestamp};
+use forebay_vfs::{Export, FileSystem, Timestamp};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -208,7 +208,8 @@ impl Drop for Folder {
 fn below(source: &Source, how: &Options, args: &AttachArgs) -> Outcome<Below> {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let seconds = since.map_or(0, |time| i64::try_from(time.as_secs()).unwrap_or(i64::MAX));
-    let fs = Arc::new(Disk::new(source.export.clone(), Timestamp::new(seconds, 0)));
+    let fs: Arc<dyn FileSystem> =
+        Arc::new(Disk::new(source.export.clone(), Timestamp::new(seconds, 0)));
     let folder = Folder::new()?;
     let mounted = forebay_fuse::mount(&folder.0, how)?;
     let (dir, number) = (mounted.dir.clone(), mounted.number);

@@ -81,7 +81,7 @@ impl Live {
         stat["devices"] = json!([{
             "device": self.device.path().display().to_string(),
             "path": self.shown,
-            "by": "loop device over a mount with one file",
+            "by": "device (loop over FUSE)",
             "size": self.size,
             "mode": self.mode.get().to_string(),
             "read_only": self.read_only,

@@ -25,7 +25,7 @@ pub fn container() -> Finding {
         Some(kind) => Finding::ok(
             "container",
             format!(
-                "{kind}: what it takes away is named below; exports over NBD and the library need nothing of it"
+                "{kind}: what it takes away is named below; NBD exports and the library need nothing of it"
             ),
         ),
     }

@@ -13,7 +13,7 @@ use crate::volume::{at, extents};
 use forebay::{Cache, Error, ErrorKind, Volume};
 use forebay_base::units::{format_size, parse_size};
 use forebay_fuse::{KernelCache, MountKind};
-use forebay_live::{Board, FrontEnd};
+use forebay_live::{Board, CacheSource, FrontEnd};
 use forebay_vfs::{FileSystem, Ino};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -50,7 +50,15 @@ pub struct Live {
 pub type Figures = Arc<dyn Fn() -> (usize, usize) + Send + Sync>;
 
 /// Numbers of the mount, for whoever watches.
-pub struct Watched(pub Figures);
+pub struct Watched(Figures);
+
+impl Watched {
+    /// What can be watched of a mount.
+    pub fn board(cache: &Cache, figures: &Figures) -> Arc<Board> {
+        let front = Arc::new(Self(figures.clone()));
+        Board::new(CacheSource::new("mount", cache).with_front(front))
+    }
+}
 
 impl FrontEnd for Watched {
     fn name(&self) -> &str {

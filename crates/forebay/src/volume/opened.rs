@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{FileDevice, FileIdentity};
-use forebay_vfs::FileSystem;
+use forebay_vfs::{Beside, FileSystem};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A volume that is open.
 pub(crate) struct Open {
     pub fs: Arc<dyn FileSystem>,
+    /// The same.
+    pub beside: Arc<Beside>,
     pub volume: forebay_lfs::Volume,
     pub device: Arc<FileDevice>,
     pub cache: Cache,

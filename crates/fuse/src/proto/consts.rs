@@ -148,6 +148,8 @@ bitflags::bitflags! {
 pub const OPEN_KILL_SUIDGID: u32 = 1;
 /// `WRITE`: from the kernel's page cache, by nobody in particular.
 pub const WRITE_CACHE: u32 = 1;
+/// In `read_flags`: it is a program that reads. Without it the kernel fills its cache.
+pub const READ_LOCKOWNER: u32 = 2;
 /// `WRITE`: set-id bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `GETATTR` has a handle.
@@ -179,6 +181,8 @@ pub mod open {
 pub mod notify_code {
     /// Attributes, and perhaps data, of an inode.
     pub const INVAL_INODE: i32 = 2;
+    /// Content of an inode.
+    pub const STORE: i32 = 4;
     /// A name.
     pub const INVAL_ENTRY: i32 = 3;
     /// A name that is gone.

@@ -17,6 +17,15 @@ pub enum Notice {
         /// How many.
         len: i64,
     },
+    /// One byte: a file that was shorter by the kernel's reckoning ends with it.
+    Store {
+        /// Which inode.
+        node: u64,
+        /// Where.
+        offset: u64,
+        /// What it is.
+        byte: u8,
+    },
     /// A name, or that there is none.
     Entry {
         /// In which directory.
@@ -38,6 +47,19 @@ pub enum Notice {
 }
 
 impl Notice {
+    /// Content of a range, and attributes; `len` `u64::MAX` is up to the end.
+    pub fn content(node: u64, offset: u64, len: u64) -> Self {
+        let offset = i64::try_from(offset).unwrap_or(i64::MAX);
+        // No bytes would be all that follow.
+        let len = i64::try_from(len).map_or(0, |len| len.max(1));
+        Self::Inode { node, offset, len: if offset.checked_add(len).is_some() { len } else { 0 } }
+    }
+
+    /// Attributes alone.
+    pub fn attributes(node: u64) -> Self {
+        Self::Inode { node, offset: -1, len: 0 }
+    }
+
     /// The whole message.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; OUT_HEADER_BYTES];
@@ -47,6 +69,14 @@ impl Notice {
                 out.extend_from_slice(&offset.to_le_bytes());
                 out.extend_from_slice(&len.to_le_bytes());
                 notify_code::INVAL_INODE
+            }
+            Self::Store { node, offset, byte } => {
+                out.extend_from_slice(&node.to_le_bytes());
+                out.extend_from_slice(&offset.to_le_bytes());
+                out.extend_from_slice(&1_u32.to_le_bytes());
+                out.extend_from_slice(&[0; 4]);
+                out.push(*byte);
+                notify_code::STORE
             }
             Self::Entry { dir, name } => {
                 out.extend_from_slice(&dir.to_le_bytes());

@@ -240,6 +240,9 @@ fn p3_golden_notices() {
     let head = |len: &str, code: &str| format!("{len}000000{code}0000000000000000000000");
     let text = "0300000000000000ffffffffffffffff0000000000000000";
     assert_eq!(hex(&inode.encode()), head("28", "02") + text);
+    let store = Notice::Store { node: 3, offset: 0x1fff, byte: 0xab };
+    let text = "0300000000000000ff1f0000000000000100000000000000ab";
+    assert_eq!(hex(&store.encode()), head("29", "04") + text);
     let entry = Notice::Entry { dir: 3, name: (*b"ab").into() };
     assert_eq!(hex(&entry.encode()), head("23", "03") + "03000000000000000200000000000000616200");
     let gone = Notice::Delete { dir: 3, node: 4, name: (*b"a").into() };

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use super::{BLOCK_BYTES, Core, Outcome, fail, policy, privileges, valid};
+use super::{BLOCK_BYTES, Core, Outcome, fail, policy, privileges};
 use crate::proto::consts::Valid as Set;
 use crate::proto::reply::Body;
 use crate::proto::request::SetAttrIn;
@@ -13,12 +13,6 @@ use std::os::unix::ffi::OsStrExt;
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
-
-fn attr_out(attr: &Attr) -> Outcome {
-    let mut body = Body::with_capacity(112);
-    body.attr_out(attr, &valid(attr), BLOCK_BYTES);
-    Outcome::body(body)
-}
 
 fn set_of(set: &SetAttrIn) -> SetAttr {
     let has = |flag| set.valid.contains(flag);
@@ -50,19 +44,28 @@ fn sized(value: &[u8], size: u32) -> Result<Outcome> {
 }
 
 impl Core {
+    fn attr_out(&self, attr: &Attr, seen: u64) -> Outcome {
+        let mut body = Body::with_capacity(112);
+        body.attr_out(attr, &self.valid(attr, seen), BLOCK_BYTES);
+        Outcome::body(body)
+    }
+
     pub(super) async fn getattr(&self, node: Ino) -> Result<Outcome> {
-        Ok(attr_out(&self.fs.getattr(node).await?))
+        let seen = self.epoch();
+        Ok(self.attr_out(&self.fs.getattr(node).await?, seen))
     }
 
     pub(super) async fn statx(&self, node: Ino) -> Result<Outcome> {
+        let seen = self.epoch();
         let attr = self.fs.getattr(node).await?;
         let mut body = Body::with_capacity(288);
-        body.statx_out(&attr, &valid(&attr), BLOCK_BYTES);
+        body.statx_out(&attr, &self.valid(&attr, seen), BLOCK_BYTES);
         Ok(Outcome::body(body))
     }
 
     pub(super) async fn setattr(&self, node: Ino, set: &SetAttrIn) -> Result<Outcome> {
-        Ok(attr_out(&self.fs.setattr(node, &set_of(set)).await?))
+        let seen = self.epoch();
+        Ok(self.attr_out(&self.fs.setattr(node, &set_of(set)).await?, seen))
     }
 
     pub(super) async fn statfs(&self) -> Result<Outcome> {

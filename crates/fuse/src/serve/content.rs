@@ -3,7 +3,7 @@
 //! Invariants: B1 a read or write that a file answers without waiting is answered on the reader thread. B2
 //! each flag of a request is passed on or decided here: `O_DIRECT` that is not aligned falls back,
 //! `O_DSYNC` and `O_SYNC` are honoured by the write that carries them, `O_APPEND` has its place from the
-//! kernel, which knows the size as long as nobody else writes.
+//! kernel, which knows the size as long as nobody else writes, and is our end of file where others do.
 //!
 //! No locks.
 
@@ -46,12 +46,6 @@ fn privileges_of(io: &WriteIn) -> Privileges {
     privileges(io.write_flags & WRITE_KILL_SUIDGID != 0)
 }
 
-fn wrote(done: Wrote) -> Outcome {
-    let mut body = Body::new();
-    body.size_out(done.len as u32);
-    Outcome::body(body)
-}
-
 impl Core {
     /// A read that needs no waiting: how many bytes are in `dst`.
     pub fn read_now(&self, io: &ReadIn, dst: &mut [u8]) -> Option<Result<usize>> {
@@ -59,6 +53,7 @@ impl Core {
             Ok(handle) => handle,
             Err(e) => return Some(Err(e)),
         };
+        self.mark_read(&handle, io);
         let size = (io.size as usize).min(dst.len());
         handle.file.try_read(io.offset, &mut dst[..size], flags_of_read(&handle, io))
     }
@@ -69,9 +64,24 @@ impl Core {
             Ok(handle) => handle,
             Err(e) => return Some(Err(e)),
         };
-        let flags = flags_of_write(&handle, io);
+        let flags = self.flags_of_write(&handle, io);
         let done = handle.file.try_write(io.offset, src, flags, privileges_of(io))?;
-        Some(done.map(wrote))
+        Some(done.map(|done| self.wrote(&handle, io, &done)))
+    }
+
+    fn flags_of_write(&self, handle: &Handle, io: &WriteIn) -> IoFlags {
+        let mut flags = flags_of_write(handle, io);
+        let append = io.flags & open::APPEND != 0 && io.write_flags & WRITE_CACHE == 0;
+        flags.set(IoFlags::APPEND, append && self.others_write());
+        flags
+    }
+
+    fn wrote(&self, handle: &Handle, io: &WriteIn, done: &Wrote) -> Outcome {
+        self.after_drop(handle.file.ino(), privileges_of(io));
+        self.after_write(handle, io, done);
+        let mut body = Body::new();
+        body.size_out(done.len as u32);
+        Outcome::body(body)
     }
 
     pub(super) async fn read(&self, io: ReadIn) -> Result<Outcome> {
@@ -83,9 +93,9 @@ impl Core {
 
     pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
-        let flags = flags_of_write(&handle, &io);
+        let flags = self.flags_of_write(&handle, &io);
         let (_, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
-        done.map(wrote)
+        done.map(|done| self.wrote(&handle, &io, &done))
     }
 
     /// How the kernel shall treat an opening that its cache has nothing to do with.
@@ -119,6 +129,7 @@ impl Core {
         // The kernel does not say; root keeps them, as with CAP_FSETID.
         let privileges = privileges(header.uid != 0);
         handle.file.fallocate(how, offset, len, privileges).await?;
+        self.after_drop(handle.file.ino(), privileges);
         if !handle.sync.is_empty() {
             handle.file.sync(handle.sync == IoFlags::DSYNC).await?;
         }
@@ -143,15 +154,18 @@ impl Core {
         }
         let (from, to) = (self.handle(copy.fh_in)?, self.handle(copy.fh_out)?);
         let len = copy.len.min(COPY_MAX);
+        // cp(1) and cat(1) copy so: what either opening asks for holds for all of it.
+        let flags = to.sync | from.mode_flags() | to.mode_flags();
         let done = copy_range(
             &*self.fs,
             (&*from.file, copy.offset_in),
             (&*to.file, copy.offset_out),
             len,
-            to.sync,
+            flags,
             privileges(header.uid != 0),
         )
         .await?;
+        self.after_drop(to.file.ino(), privileges(header.uid != 0));
         let mut body = Body::new();
         match copy.wide {
             true => body.u64(done),
@@ -194,6 +208,7 @@ impl Core {
 mod tests {
     use super::*;
     use crate::serve::o_direct;
+    use forebay_base::sync::atomic::Ordering;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
     use forebay_vfs::mem::MemFs;
@@ -210,7 +225,7 @@ mod tests {
         let new = NewInode::of(FileKind::File, 0o600);
         let flags = OpenFlags::READ | OpenFlags::WRITE;
         let made = block_on(core.fs.create(Ino::ROOT, Name::new(b"f").unwrap(), &new, flags));
-        core.handles.add(Handle::new(made.unwrap().1, IoFlags::empty(), MODE_CACHED))
+        core.handles.add(Handle::new(made.unwrap().1, IoFlags::empty(), MODE_CACHED, false))
     }
 
     fn write_in(fh: u64, flags: u32, write_flags: u32) -> WriteIn {
@@ -238,13 +253,16 @@ mod tests {
         let core = core(KernelCache::Small);
         let fh = opened(&core);
         let handle = core.handle(fh).unwrap();
-        let of = |flags, write_flags| flags_of_write(&handle, &write_in(fh, flags, write_flags));
+        let of = |flags, kind| core.flags_of_write(&handle, &write_in(fh, flags, kind));
         let direct = IoFlags::DIRECT | IoFlags::FALLBACK;
         assert_eq!(of(2, 2), IoFlags::empty());
         assert_eq!(of(o_direct() | open::DSYNC, 2), direct | IoFlags::DSYNC);
         assert_eq!(of(open::DSYNC | open::SYNC_ONLY, 2), IoFlags::SYNC);
         assert_eq!(of(open::APPEND, 2), IoFlags::empty(), "its place is the kernel's");
         assert_eq!(of(o_direct() | open::DSYNC, WRITE_CACHE), IoFlags::empty());
+        core.epoch.store(1, Ordering::SeqCst);
+        assert_eq!(of(open::APPEND, 2), IoFlags::APPEND, "somebody else has written");
+        assert_eq!(of(open::APPEND, WRITE_CACHE), IoFlags::empty());
         assert!(handle.set_mode(crate::ioctl::MODE_UNCACHED));
         assert_eq!(of(open::DSYNC, 2), IoFlags::UNCACHED | IoFlags::DSYNC);
         let read = ReadIn { fh, offset: 0, size: 1, read_flags: 0, flags: o_direct() };

@@ -4,7 +4,7 @@
 //!
 //! No locks.
 
-use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, Undo, valid};
+use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, Undo};
 use crate::device::PAYLOAD_MAX;
 use crate::proto::reply::{Body, ENTRY_OUT_BYTES, dirent_bytes};
 use crate::proto::request::ReadIn;
@@ -24,6 +24,7 @@ struct Listing<'a> {
     undo: Undo,
     max: usize,
     plus: bool,
+    seen: u64,
 }
 
 impl Listing<'_> {
@@ -42,7 +43,10 @@ impl Listing<'_> {
                 return false;
             }
             match attr {
-                Some(attr) => self.body.entry_out(attr, &valid(attr), BLOCK_BYTES),
+                Some(attr) => {
+                    let valid = self.core.valid(attr, self.seen);
+                    self.body.entry_out(attr, &valid, BLOCK_BYTES)
+                }
                 None => self.body.no_entry_out(LONG),
             };
         }
@@ -79,7 +83,8 @@ impl Core {
     pub(super) async fn readdir(&self, dir: Ino, io: &ReadIn, plus: bool) -> Result<Outcome> {
         let max = (io.size as usize).min(PAYLOAD_MAX);
         let body = Body::with_capacity(max.min(64 << 10));
-        let mut listing = Listing { core: self, body, undo: Undo::default(), max, plus };
+        let (undo, seen) = (Undo::default(), self.epoch());
+        let mut listing = Listing { core: self, body, undo, max, plus, seen };
         let done = self.list(dir, io.offset, &mut listing).await;
         let Listing { body, undo, .. } = listing;
         match done {

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags, valid};
+use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags};
 use crate::handles::Handle;
 use crate::ioctl::MODE_CACHED;
 use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
@@ -24,6 +24,7 @@ fn keeps(kill: u32) -> bool {
 
 impl Core {
     pub(super) async fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Outcome> {
+        let seen = self.epoch();
         let found = match name {
             // By number, for file handles.
             b"." => self.fs.getattr(dir).await,
@@ -34,7 +35,7 @@ impl Core {
             name => self.fs.lookup(dir, Name::new(name)?).await,
         };
         match found {
-            Ok(attr) => Ok(self.entry(&attr)),
+            Ok(attr) => Ok(self.entry(&attr, seen)),
             Err(e) if e.kind() == ErrorKind::NotFound && !name.starts_with(b".") => {
                 let mut body = Body::new();
                 body.no_entry_out(LONG);
@@ -55,16 +56,18 @@ impl Core {
             return fail(ErrorKind::InvalidInput, "mknod", "no such kind");
         };
         let new = new_inode(header, kind, mode, rdev);
+        let seen = self.epoch();
         let attr = self.fs.mknod(Ino(header.node), Name::new(name)?, &new).await?;
         let attr = self.inherit(Ino(header.node), attr).await;
-        Ok(self.entry(&attr))
+        Ok(self.entry(&attr, seen))
     }
 
     pub(super) async fn mkdir(&self, header: &Header, mode: u32, name: &[u8]) -> Result<Outcome> {
         let new = new_inode(header, FileKind::Directory, mode, 0);
+        let seen = self.epoch();
         let attr = self.fs.mkdir(Ino(header.node), Name::new(name)?, &new).await?;
         let attr = self.inherit(Ino(header.node), attr).await;
-        Ok(self.entry(&attr))
+        Ok(self.entry(&attr, seen))
     }
 
     pub(super) async fn symlink(
@@ -74,13 +77,15 @@ impl Core {
         target: &[u8],
     ) -> Result<Outcome> {
         let new = new_inode(header, FileKind::Symlink, 0o777, 0);
+        let seen = self.epoch();
         let attr = self.fs.symlink(Ino(header.node), Name::new(name)?, target, &new).await?;
-        Ok(self.entry(&attr))
+        Ok(self.entry(&attr, seen))
     }
 
     pub(super) async fn link(&self, old: Ino, dir: Ino, name: &[u8]) -> Result<Outcome> {
+        let seen = self.epoch();
         let attr = self.fs.link(old, dir, Name::new(name)?).await?;
-        Ok(self.entry(&attr))
+        Ok(self.entry(&attr, seen))
     }
 
     pub(super) async fn readlink(&self, node: Ino) -> Result<Outcome> {
@@ -136,18 +141,19 @@ impl Core {
         Ok(Outcome::done())
     }
 
-    /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it.
+    /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it, of that epoch.
     fn opened(
         &self,
         file: OpenFileRef,
         (flags, mode, fopen): (u32, u32, FOpen),
-        attr: Option<&Attr>,
+        attr: Option<(&Attr, u64)>,
     ) -> Outcome {
-        let fh = self.handles.add(Handle::new(file, sync_flags(flags), mode));
+        let cached = !fopen.contains(FOpen::DIRECT_IO);
+        let fh = self.handles.add(Handle::new(file, sync_flags(flags), mode, cached));
         let (mut body, mut undo) = (Body::with_capacity(160), super::Undo::default());
-        if let Some(attr) = attr {
+        if let Some((attr, seen)) = attr {
             self.told(attr.ino, &mut undo);
-            body.entry_out(attr, &valid(attr), BLOCK_BYTES);
+            body.entry_out(attr, &self.valid(attr, seen), BLOCK_BYTES);
         }
         body.open_out(fh, fopen);
         undo.opened = Some(fh);
@@ -162,16 +168,23 @@ impl Core {
     ) -> Result<Outcome> {
         let new = new_inode(header, FileKind::File, mode, 0);
         let how = open_flags(flags, keeps(kill));
+        let seen = self.epoch();
         let made = self.fs.create(Ino(header.node), Name::new(name)?, &new, how).await;
         let (attr, file) = made?;
-        Ok(self.made(header, attr, file, flags).await)
+        Ok(self.made(header, (attr, seen), file, flags).await)
     }
 
     /// Tells the kernel of an opening of what was just made in the directory that was asked.
-    async fn made(&self, header: &Header, attr: Attr, file: OpenFileRef, flags: u32) -> Outcome {
+    async fn made(
+        &self,
+        header: &Header,
+        (attr, seen): (Attr, u64),
+        file: OpenFileRef,
+        flags: u32,
+    ) -> Outcome {
         let attr = self.inherit(Ino(header.node), attr).await;
         let mode = self.mode(attr.ino, header.pid).await;
-        self.opened(file, (flags, mode, self.fopen(&attr, flags, mode)), Some(&attr))
+        self.opened(file, (flags, mode, self.fopen(&attr, flags, mode)), Some((&attr, seen)))
     }
 
     pub(super) async fn tmpfile(
@@ -181,8 +194,9 @@ impl Core {
     ) -> Result<Outcome> {
         let new = new_inode(header, FileKind::File, mode, 0);
         let how = open_flags(flags, keeps(kill));
+        let seen = self.epoch();
         let (attr, file) = self.fs.tmpfile(Ino(header.node), &new, how).await?;
-        Ok(self.made(header, attr, file, flags).await)
+        Ok(self.made(header, (attr, seen), file, flags).await)
     }
 
     pub(super) async fn open(&self, header: &Header, flags: u32, kill: u32) -> Result<Outcome> {

@@ -192,7 +192,10 @@ fn s3_a_device_that_fails_ends_the_session() {
     let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
     let mounted = Mounted::of(file.into(), MountKind::Plain, PathBuf::from("/nowhere"), (0, 0));
     let fs = Arc::new(MemFs::default());
-    let failed = Session::start(mounted, fs, RealWorld::new(), &Options::default()).err().unwrap();
+    let failed =
+        Session::start(mounted, fs as Arc<dyn FileSystem>, RealWorld::new(), &Options::default())
+            .err()
+            .unwrap();
     assert_eq!(failed.kind(), ErrorKind::Io);
 }
 

@@ -42,6 +42,12 @@ impl MapOps for Committed {
     fn admit(&self, new: u64, dirty: u64) -> Result<()> {
         self.map.admit(new, dirty)
     }
+    fn admit_edge(&self, new: u64) -> Result<()> {
+        self.map.admit_edge(new)
+    }
+    fn arrived(&self, bytes: u64) {
+        self.map.arrived(bytes);
+    }
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
         self.map.reserve(runs, class)
     }

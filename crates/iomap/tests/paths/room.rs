@@ -1,7 +1,7 @@
 //! A map that is full, and what of a write's promise it keeps: room is asked for when a write is accepted,
 //! never first at fsync (O1..O6 of `forebay_iomap::ops`).
 
-use crate::lab::{Lab, NONE, at_once};
+use crate::lab::{Lab, NONE, at_once, both};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
@@ -286,4 +286,39 @@ fn a_full_map_that_waits_refuses_as_well() {
             assert_eq!(good, PLACES, "seed {seed}");
         });
     }
+}
+
+/// E8: a write that was refused in the middle had made the file longer; and two that grow one file were
+/// promised the same room, so that the sync after them failed.
+#[test]
+fn e8_two_growing_writers_are_promised_what_there_is_and_what_is_refused_adds_nothing() {
+    let mut refused = 0;
+    for seed in 1..20 {
+        let world = SimWorld::new(seed);
+        let device: DeviceRef = Arc::new(SimDisk::new(world.clone(), Lab::sim(PLACES * BLOCK)));
+        let waits = Some(world.clone() as WorldRef);
+        let options = RemapOptions { grows: true, sums: false, waits };
+        let map = Remap::with_options(device, BLOCK as u32, options);
+        let config = Config { huge_pages: false, ..Config::with_budget(1 << 20) };
+        let cache = PageCache::new(config, world.clone()).unwrap();
+        let file = MappedFile::new(&cache, map, BLOCK as u32, 0, false).unwrap();
+        world.run(async {
+            let handle = file.open_handle();
+            let append = || async {
+                let mut data = AlignedBuf::copy_of(&[9; 12 * 4096]);
+                let source = Source::Owned(&mut data);
+                file.write(&handle, 0, source, IoFlags::APPEND).await
+            };
+            let done = both(append(), append()).await;
+            let good = [done.0, done.1].into_iter().filter(|done| match done {
+                Ok(bytes) => *bytes == 12 * 4096,
+                Err(error) => error.kind() != ErrorKind::NoSpace,
+            });
+            let good = good.count() as u64;
+            refused += 2 - good;
+            assert_eq!(file.size(), good * 12 * BLOCK, "seed {seed}");
+            file.sync(&handle).await.expect("what was accepted has room");
+        });
+    }
+    assert_eq!(refused, 19, "one of two fits");
 }

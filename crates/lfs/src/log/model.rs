@@ -1,8 +1,8 @@
 //! The turns of the log without a volume below: who waits, who is woken, who is forgotten. For tests, of
 //! random schedules here and of random interleavings (`--cfg shuttle`).
 //!
-//! Held in every schedule: who waits for a record gets an answer, whoever is cancelled and whatever fails (L8); a
-//! record that was said to be durable was flushed after it was written (I12).
+//! Held in every schedule: who waits for a record gets an answer, whoever is cancelled and whatever fails
+//! (L8); a record that was said to be durable was flushed after it was written (I12).
 //!
 //! Locks: the queue's, a leaf.
 

@@ -1,7 +1,7 @@
 //! A clean client beside hostile ones: it writes and reads back a block of its own all the time, and says in
 //! the end how long it had to wait at most. A figure to look at: no test asserts wall time.
 //!
-//! `cargo test --release -p forebay-nbd --test hostile --test hostile_slow -- --nocapture | grep 'clean client'`
+//! `cargo test --release -p forebay-nbd --test hostile --test hostile_slow -- --nocapture` prints it.
 
 use super::Running;
 use std::sync::mpsc::RecvTimeoutError::Timeout;

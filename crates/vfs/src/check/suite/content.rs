@@ -277,6 +277,8 @@ fn copies(s: &Subject) -> Result<()> {
     assert!(used < 15 << 20, "holes stay holes: {used} bytes in use");
     assert_eq!(copy((&from, size), (&to, 0), 10)?, 0, "nothing beyond the end");
     assert_eq!(copy((&from, 1), (&from, size), 5)?, 5, "within a file, beyond its end");
+    let end = size + 5;
+    assert_eq!(copy((&from, end - 3), (&from, end + 10), 100)?, 3, "not what it makes longer");
     let overlap = || copy((&from, 0), (&from, 4), 5);
     s.refused_without_trace(ErrorKind::InvalidInput, "ranges that overlap", overlap);
     let reader = s.open("to", OpenFlags::READ)?;

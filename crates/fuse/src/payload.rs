@@ -1,0 +1,94 @@
+//! Memory of requests that wait: what programs have handed over, and what they will be answered with.
+//!
+//! Who holds some gives it back without a further request of the kernel's: so threads that wait for room wait
+//! for a device at most, never for each other.
+//!
+//! Invariant: M1 a reader thread takes a request only while those that wait hold no more than the bound; each
+//! thread may take one beyond it.
+//!
+//! Lock: one, for waiting, a leaf.
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// See the module.
+pub(crate) struct Payload {
+    used: AtomicU64,
+    max: u64,
+    lock: Mutex<()>,
+    freed: Condvar,
+}
+
+/// Bytes of a request that waits.
+pub(crate) struct Held(Arc<Payload>, u64);
+
+impl Payload {
+    /// Up to `max` bytes.
+    pub fn new(max: u64) -> Arc<Self> {
+        let (used, lock, freed) = Default::default();
+        Arc::new(Self { used, max, lock, freed })
+    }
+
+    fn has_room(&self) -> bool {
+        self.used.load(Ordering::SeqCst) <= self.max
+    }
+
+    /// Waits until another request may be taken (M1).
+    pub fn room(&self) {
+        if self.has_room() {
+            return;
+        }
+        let mut turn = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.has_room() {
+            turn = self.freed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Counts a request that has to wait.
+    pub fn hold(self: &Arc<Self>, bytes: u64) -> Held {
+        self.used.fetch_add(bytes, Ordering::SeqCst);
+        Held(self.clone(), bytes)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Self(payload, bytes) = self;
+        let before = payload.used.fetch_sub(*bytes, Ordering::SeqCst);
+        if before > payload.max && before - *bytes <= payload.max {
+            // Who looked before waits by now, or has not looked yet.
+            drop(payload.lock.lock());
+            payload.freed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// M1: threads wait while there is too much, and go on when it is given back.
+    #[test]
+    fn m1_requests_that_wait_are_bounded() {
+        let payload = Payload::new(100);
+        let first = payload.hold(100);
+        payload.room();
+        let second = payload.hold(30);
+        let third = payload.hold(1);
+        let (sender, done) = std::sync::mpsc::channel();
+        let thread = {
+            let payload = payload.clone();
+            std::thread::spawn(move || {
+                payload.room();
+                sender.send(payload.used.load(Ordering::SeqCst)).unwrap();
+            })
+        };
+        drop(third);
+        assert!(done.try_recv().is_err() && !payload.has_room());
+        drop(first);
+        assert_eq!(done.recv().unwrap(), 30);
+        thread.join().unwrap();
+        drop(second);
+        assert_eq!(payload.used.load(Ordering::SeqCst), 0);
+    }
+}

@@ -1,0 +1,229 @@
+//! What others in the process change, told to the kernel. See [`forebay_vfs::beside`].
+//!
+//! Invariants: K1 a change is counted (`epoch`) before it is looked whether the kernel may keep what it made
+//! stale, and an answer marks before it looks whether there was a change meanwhile: one of them sees the
+//! other. K2 an answer that met a change is not kept. K3 where others write, an `O_APPEND` goes to our end of
+//! file, not the kernel's. K4 the kernel's size of a file is no smaller than what others have made it.
+//!
+//! No locks.
+
+use super::Core;
+use crate::handles::Handle;
+use crate::inodes::Mark;
+use crate::notify::Notice;
+use crate::proto::consts::{READ_LOCKOWNER, WRITE_CACHE};
+use crate::proto::reply::Valid;
+use crate::proto::request::{ReadIn, WriteIn};
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::task::BoxFuture;
+use forebay_vfs::beside::{Change, Observer, Ticket};
+use forebay_vfs::types::{S_ISGID, S_ISUID};
+use forebay_vfs::{Attr, Beside, FileKind, FileSystem, Ino, OpenFileRef, Privileges, Wrote};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A file system to be mounted, and the view of it that others have, if there are any.
+pub struct Served {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) beside: Option<Arc<Beside>>,
+}
+
+impl From<Arc<dyn FileSystem>> for Served {
+    fn from(fs: Arc<dyn FileSystem>) -> Self {
+        Self { fs, beside: None }
+    }
+}
+
+impl From<Arc<Beside>> for Served {
+    fn from(beside: Arc<Beside>) -> Self {
+        Self { fs: beside.inner().clone(), beside: Some(beside) }
+    }
+}
+
+impl Core {
+    /// How many changes others have made.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// How long the kernel may keep attributes that were asked for when the epoch was `seen` (K2).
+    pub(super) fn valid(&self, attr: &Attr, seen: u64) -> Valid {
+        self.inodes.mark(attr.ino, Mark::Attributes);
+        if attr.kind == FileKind::File && attr.perm & (S_ISUID | S_ISGID) != 0 {
+            self.inodes.mark(attr.ino, Mark::SetId);
+        }
+        let valid = super::valid(attr);
+        match self.epoch() == seen {
+            true => valid,
+            false => Valid { attr: Duration::ZERO, ..valid },
+        }
+    }
+
+    /// Before a read: without a lock owner it fills the kernel's cache.
+    pub(super) fn mark_read(&self, handle: &Handle, io: &ReadIn) {
+        if io.read_flags & READ_LOCKOWNER == 0 {
+            self.inodes.mark(handle.file.ino(), Mark::Content);
+        }
+    }
+
+    /// Whether an append has to look for the end itself (K3).
+    pub(super) fn others_write(&self) -> bool {
+        self.epoch() != 0
+    }
+
+    /// Set-id bits may have gone with a change of content: the kernel asks again for times and size, but not
+    /// for a mode that it has.
+    pub(super) fn after_drop(&self, ino: Ino, privileges: Privileges) {
+        let dropped = privileges == Privileges::Drop && self.inodes.take(ino, Mark::SetId);
+        if dropped && !self.notifier.try_send(Notice::attributes(ino.0)) {
+            self.notifier.owe(ino.0, 0, u64::MAX);
+        }
+    }
+
+    /// After a write of a program: what the kernel has of it may be older. One that bypasses its cache had
+    /// the range dropped before it came here, and may have been read again meanwhile; an append may have
+    /// gone elsewhere.
+    pub(super) fn after_write(&self, handle: &Handle, io: &WriteIn, done: &Wrote) {
+        if io.write_flags & WRITE_CACHE != 0 {
+            return;
+        }
+        let ino = handle.file.ino();
+        if done.offset != io.offset {
+            self.notifier.owe(ino.0, done.offset.min(io.offset), u64::MAX);
+        } else if !handle.kernel_cached && self.inodes.marked(ino, Mark::Content) {
+            self.notifier.owe(ino.0, io.offset, done.len as u64);
+        }
+    }
+
+    fn give(&self, notice: Notice) -> Ticket {
+        Ticket(self.notifier.give(notice))
+    }
+}
+
+impl Observer for Core {
+    fn knows(&self, ino: Ino) -> bool {
+        self.inodes.knows(ino)
+    }
+
+    fn keep(&self, file: OpenFileRef) {
+        self.inodes.keep(file);
+    }
+
+    fn holds_back(&self, ino: Ino) -> bool {
+        // A map that can be stored into keeps its file open for writing.
+        self.inodes.marked(ino, Mark::Content) && self.handles.has_writer(ino)
+    }
+
+    fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket {
+        self.give(Notice::content(ino.0, offset, len))
+    }
+
+    fn changed(&self, change: &Change) -> Ticket {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        match change {
+            Change::Content { ino, offset, len, end } => {
+                let attributes = self.inodes.take(*ino, Mark::Attributes);
+                if let Some((size, byte)) = *end {
+                    // Some calls look at the size that the kernel has, however old: it is made to grow.
+                    self.give(Notice::Store { node: ino.0, offset: size - 1, byte });
+                    self.give(Notice::content(ino.0, (*offset).min(size - 1), u64::MAX))
+                } else if self.inodes.marked(*ino, Mark::Content) {
+                    self.give(Notice::content(ino.0, *offset, *len))
+                } else if attributes {
+                    self.give(Notice::attributes(ino.0))
+                } else {
+                    Ticket::default()
+                }
+            }
+            Change::Attributes(ino) if self.inodes.take(*ino, Mark::Attributes) => {
+                self.give(Notice::attributes(ino.0))
+            }
+            Change::Entry { dir, name, gone } if self.inodes.knows(*dir) => {
+                let (dir, name) = (dir.0, name.clone());
+                self.give(match gone {
+                    Some(ino) => Notice::Delete { dir, node: ino.0, name },
+                    None => Notice::Entry { dir, name },
+                })
+            }
+            Change::Attributes(_) | Change::Entry { .. } => Ticket::default(),
+        }
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.notifier.room())
+    }
+
+    fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()> {
+        Box::pin(self.notifier.gone(ticket.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use forebay_vfs::mem::MemFs;
+
+    fn core() -> (Arc<Core>, Ino) {
+        let (fs, options) = (Arc::new(MemFs::default()), Options::default());
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+        let ino = Ino(7);
+        core.inodes.told(ino);
+        (core, ino)
+    }
+
+    /// K1, K2: a change is told if the kernel may have what it made stale, and an answer that met it is kept
+    /// for no time.
+    #[test]
+    fn k1_k2_an_answer_and_a_change_see_each_other() {
+        let (core, ino) = core();
+        let attr = Attr { ino, ..block_on(core.fs.getattr(Ino::ROOT)).unwrap() };
+        let seen = core.epoch();
+        assert!(!core.valid(&attr, seen).attr.is_zero());
+        assert_eq!(core.changed(&Change::Attributes(ino)), Ticket(1));
+        assert_eq!(core.changed(&Change::Attributes(ino)), Ticket(0), "it has been told");
+        assert!(core.valid(&attr, seen).attr.is_zero(), "asked for before the change");
+        assert_eq!(core.changed(&Change::Attributes(ino)), Ticket(2), "and marked all the same");
+        assert_eq!(core.changed(&Change::content(ino, 5, 3)), Ticket(0), "it has none of that");
+        core.inodes.mark(ino, Mark::Content);
+        assert_eq!(core.changed(&Change::content(ino, 5, 3)), Ticket(3));
+        assert_eq!(core.changed(&Change::content(ino, 5, 3)), Ticket(4), "it may be reading again");
+        let [attributes, content] = [Notice::attributes(7), Notice::content(7, 5, 3)];
+        let told = [attributes.clone(), attributes, content.clone(), content];
+        assert_eq!(core.notifier.queued(), told);
+    }
+
+    /// A file that had set-id bits showed them for up to a day after a write by somebody who may not keep
+    /// them, to programs that asked for the mode alone.
+    #[test]
+    fn a_mode_that_a_write_has_changed_is_asked_for_again() {
+        let (core, ino) = core();
+        let root = block_on(core.fs.getattr(Ino::ROOT)).unwrap();
+        let plain = Attr { ino, kind: FileKind::File, perm: 0o755, ..root };
+        core.valid(&plain, 0);
+        core.after_drop(ino, Privileges::Drop);
+        assert_eq!(core.notifier.queued(), []);
+        core.valid(&Attr { perm: 0o4755, ..plain }, 0);
+        core.after_drop(ino, Privileges::Keep);
+        assert_eq!(core.notifier.queued(), []);
+        core.after_drop(ino, Privileges::Drop);
+        core.after_drop(ino, Privileges::Drop);
+        assert_eq!(core.notifier.queued(), [Notice::attributes(7)], "once");
+    }
+
+    /// K3, K4: where others write, the end of a file is ours; and the kernel's is brought up to it.
+    #[test]
+    fn k3_k4_the_end_of_a_file_is_ours_where_others_write() {
+        let (core, ino) = core();
+        assert!(!core.others_write());
+        let grown = Change::Content { ino, offset: 90, len: 10, end: Some((100, 8)) };
+        assert_eq!(core.changed(&grown), Ticket(2));
+        assert!(core.others_write());
+        let store = Notice::Store { node: 7, offset: 99, byte: 8 };
+        assert_eq!(core.notifier.queued(), [store, Notice::content(7, 90, u64::MAX)]);
+        let unknown = Change::Content { ino: Ino(8), offset: 90, len: 10, end: None };
+        assert_eq!(core.changed(&unknown), Ticket(0));
+    }
+}

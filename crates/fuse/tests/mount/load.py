@@ -1,0 +1,86 @@
+"""Writers whose mount is killed under them. usage: load.py WHAT FILE ACKNOWLEDGED, where WHAT is `sync` (records with
+fsync), `dsync` (O_DSYNC, direct) or a journal mode of SQLite; what was acknowledged is written down in the file
+ACKNOWLEDGED, which is elsewhere. Ends with the first error, status 0. `load.py check WHAT FILE ACKNOWLEDGED`: says what
+of it is missing, with status 1."""
+import mmap, os, sqlite3, struct, sys
+
+SIZE = 4096
+
+
+def record(n):
+    return struct.pack("<Q", n) * (SIZE // 8)
+
+
+def write(what, name, acknowledged):
+    flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT | os.O_DSYNC if what == "dsync" else 0)
+    fd = os.open(name, flags, 0o644)
+    memory = mmap.mmap(-1, SIZE)
+    # The name, too, is to be found again.
+    folder = os.open(os.path.dirname(name), os.O_RDONLY)
+    os.fsync(folder)
+    n = os.fstat(fd).st_size // SIZE
+    while True:
+        memory[:] = record(n)
+        if os.pwritev(fd, [memory], n * SIZE) != SIZE:
+            sys.exit("a short write")
+        if what == "sync":
+            (os.fsync if n % 2 else os.fdatasync)(fd)
+        acknowledged(n)
+        n += 1
+
+
+def insert(mode, name, acknowledged):
+    db = sqlite3.connect(name, isolation_level=None, timeout=60)
+    assert db.execute(f"pragma journal_mode={mode}").fetchone()[0] == mode
+    db.execute("pragma synchronous=extra")
+    db.execute("create table if not exists t(n integer primary key, b blob)")
+    n = db.execute("select coalesce(max(n), -1) + 1 from t").fetchone()[0]
+    while True:
+        db.execute("begin immediate")
+        db.execute("insert into t values (?, ?)", (n, record(n)))
+        db.execute("commit")
+        # SQLite takes a directory that it cannot open, because the mount is dead, for one that need not be synced
+        # (unixDelete): what it says counts if the mount was still there afterwards.
+        os.close(os.open(os.path.dirname(name), os.O_RDONLY))
+        acknowledged(n)
+        n += 1
+
+
+def last_of(name):
+    with open(name, "rb") as file:
+        data = file.read()
+    return max((struct.unpack_from("<Q", data, at)[0] for at in range(0, len(data) // 8 * 8, 8)), default=-1)
+
+
+def check(what, name, acknowledged):
+    last = last_of(acknowledged) if os.path.exists(acknowledged) else -1
+    if what in ("sync", "dsync"):
+        with open(name, "rb") as file:
+            for n in range(last + 1):
+                if file.read(SIZE) != record(n):
+                    sys.exit(f"{what}: record {n} of {last} acknowledged ones is lost")
+    elif last >= 0 or os.path.exists(name):
+        db = sqlite3.connect(name)
+        said = db.execute("pragma integrity_check").fetchone()[0]
+        if said != "ok":
+            sys.exit(f"sqlite {what}: {said}")
+        have = dict(db.execute("select n, b from t")) if last >= 0 else {}
+        lost = [n for n in range(last + 1) if have.get(n) != record(n)]
+        if lost:
+            sys.exit(f"sqlite {what}: {lost[:5]} of {last} acknowledged ones are lost")
+        db.close()
+    print(last + 1)
+
+
+def main():
+    if sys.argv[1] == "check":
+        return check(*sys.argv[2:5])
+    what, name, out = sys.argv[1:4]
+    out = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        (write if what in ("sync", "dsync") else insert)(what, name, lambda n: os.write(out, struct.pack("<Q", n)))
+    except (OSError, sqlite3.Error) as e:
+        print(e)
+
+
+main()

@@ -1,0 +1,156 @@
+//! An open file beside a mount. See [`super`] for the invariants.
+//!
+//! No locks of its own.
+
+use super::{Change, Observer, Owed, Shared, handed_over, telling};
+use crate::fs::{OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
+use crate::types::{Fallocate, Ino, OpenFlags, Privileges, Seek};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::{BoxFuture, block_on};
+use forebay_base::{IoFlags, Result};
+use std::sync::Arc;
+
+/// See the module.
+pub(super) struct BesideFile {
+    file: OpenFileRef,
+    shared: Arc<Shared>,
+}
+
+impl BesideFile {
+    pub fn new(file: OpenFileRef, shared: Arc<Shared>) -> Self {
+        Self { file, shared }
+    }
+
+    /// The mount, if it may hold stores back that a read has to see.
+    fn held_back(&self) -> Option<Arc<dyn Observer>> {
+        self.shared.observer().filter(|observer| observer.holds_back(self.file.ino()))
+    }
+
+    /// What a write changes; where an append goes is known afterwards.
+    fn written(&self, offset: u64, len: usize, flags: IoFlags) -> Change {
+        let ino = self.file.ino();
+        match flags.contains(IoFlags::APPEND) {
+            true => Change::content(ino, 0, u64::MAX),
+            false => Change::content(ino, offset, len as u64),
+        }
+    }
+}
+
+impl OpenFile for BesideFile {
+    fn ino(&self) -> Ino {
+        self.file.ino()
+    }
+
+    fn flags(&self) -> OpenFlags {
+        self.file.flags()
+    }
+
+    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
+        match self.held_back() {
+            None => self.file.try_read(offset, dst, flags),
+            Some(_) => None,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
+        let Some(observer) = self.held_back() else { return self.file.read(offset, buf, flags) };
+        Box::pin(async move {
+            handed_over(&*observer, self.file.ino(), offset, buf.len() as u64).await;
+            self.file.read(offset, buf, flags).await
+        })
+    }
+
+    fn try_write(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Option<Result<Wrote>> {
+        let Some(observer) = self.shared.observer() else {
+            return self.file.try_write(offset, src, flags, privileges);
+        };
+        if observer.knows(self.file.ino()) {
+            return None;
+        }
+        let done = self.file.try_write(offset, src, flags, privileges)?;
+        // It may have become known meanwhile; then whoever asked did so before this was done.
+        observer.changed(&self.written(offset, src.len(), flags));
+        Some(done)
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        buf: AlignedBuf,
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> BoxFuture<'_, WriteResult> {
+        let Some(observer) = self.shared.observer() else {
+            return self.file.write(offset, buf, flags, privileges);
+        };
+        Box::pin(async move {
+            let changes = vec![self.written(offset, buf.len(), flags)];
+            telling(
+                &self.shared,
+                &*observer,
+                changes,
+                self.file.write(offset, buf, flags, privileges),
+            )
+            .await
+        })
+    }
+
+    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        if let Some(observer) = self.held_back() {
+            block_on(handed_over(&*observer, self.file.ino(), offset, dst.len() as u64));
+        }
+        self.file.read_slice(offset, dst, flags)
+    }
+
+    fn write_slice(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Wrote> {
+        let Some(observer) = self.shared.observer() else {
+            return self.file.write_slice(offset, src, flags, privileges);
+        };
+        let changes = vec![self.written(offset, src.len(), flags)];
+        let owed = block_on(Owed::begin(&self.shared, &*observer, changes));
+        let done = self.file.write_slice(offset, src, flags, privileges);
+        block_on(owed.paid());
+        done
+    }
+
+    fn fallocate(
+        &self,
+        how: Fallocate,
+        offset: u64,
+        len: u64,
+        privileges: Privileges,
+    ) -> BoxFuture<'_, Result<()>> {
+        let op = self.file.fallocate(how, offset, len, privileges);
+        let Some(observer) = self.shared.observer() else { return op };
+        let change = Change::content(self.file.ino(), offset, len);
+        Box::pin(async move { telling(&self.shared, &*observer, vec![change], op).await })
+    }
+
+    fn seek(&self, what: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
+        let Some(observer) = self.held_back() else { return self.file.seek(what, offset) };
+        Box::pin(async move {
+            handed_over(&*observer, self.file.ino(), 0, u64::MAX).await;
+            self.file.seek(what, offset).await
+        })
+    }
+
+    fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
+        self.file.sync(data_only)
+    }
+
+    fn sync_here(&self, data_only: bool) -> Result<()> {
+        self.file.sync_here(data_only)
+    }
+}

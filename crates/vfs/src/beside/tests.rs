@@ -1,0 +1,201 @@
+//! Tests of [`super`], with a mount that writes down what it is told.
+
+use super::*;
+use crate::fs::FileSystem;
+use crate::mem::MemFs;
+use crate::types::Privileges;
+use forebay_base::IoFlags;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::Mutex;
+use forebay_base::task::block_on;
+
+#[derive(Default)]
+struct Mount {
+    told: Mutex<Vec<Change>>,
+    /// Asked for and handed over; numbers that were waited for.
+    handed: Mutex<Vec<(Ino, u64, u64)>>,
+    waited: Mutex<Vec<u64>>,
+    kept: Mutex<Vec<OpenFileRef>>,
+    holds: AtomicBool,
+    /// Telling takes for ever.
+    stuck: AtomicBool,
+}
+
+impl Observer for Mount {
+    fn knows(&self, _: Ino) -> bool {
+        true
+    }
+    fn keep(&self, file: OpenFileRef) {
+        self.kept.lock().push(file);
+    }
+    fn holds_back(&self, _: Ino) -> bool {
+        self.holds.load(Ordering::Relaxed)
+    }
+    fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket {
+        self.handed.lock().push((ino, offset, len));
+        Ticket(1000)
+    }
+    fn changed(&self, change: &Change) -> Ticket {
+        let mut told = self.told.lock();
+        told.push(change.clone());
+        Ticket(told.len() as u64)
+    }
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+    fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()> {
+        self.waited.lock().push(ticket.0);
+        match self.stuck.load(Ordering::Relaxed) {
+            true => Box::pin(std::future::pending()),
+            false => Box::pin(std::future::ready(())),
+        }
+    }
+}
+
+fn lab() -> (Beside, Arc<Mount>) {
+    let (beside, mount) = (Beside::new(Arc::new(MemFs::default())), Arc::new(Mount::default()));
+    let observer: Weak<Mount> = Arc::downgrade(&mount);
+    beside.observe(observer).unwrap();
+    (beside, mount)
+}
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn entry(text: &str, gone: Option<Ino>) -> Change {
+    Change::Entry { dir: Ino::ROOT, name: text.as_bytes().into(), gone }
+}
+
+const ROOT: Change = Change::Attributes(Ino::ROOT);
+
+/// Z1: each change is told, and waited for, before its caller is told that it is done.
+#[test]
+fn z1_what_was_changed_is_told_before_it_is_acknowledged() {
+    let (fs, mount) = lab();
+    let root = Ino::ROOT;
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let new = NewInode::of(FileKind::File, 0o644);
+    let expect = |told: &[Change]| {
+        assert_eq!(*mount.told.lock(), told);
+        assert_eq!(mount.waited.lock().pop(), Some(told.len() as u64), "{told:?}");
+        mount.told.lock().clear();
+    };
+    let (attr, file) = block_on(fs.create(root, name("f"), &new, both)).unwrap();
+    expect(&[entry("f", None), ROOT]);
+    let content = |offset, len, end| Change::Content { ino: attr.ino, offset, len, end };
+    file.write_slice(5, b"abc", IoFlags::empty(), Privileges::Drop).unwrap();
+    expect(&[content(5, 3, Some((8, b'c')))]);
+    assert!(file.try_write(5, b"abc", IoFlags::empty(), Privileges::Drop).is_none());
+    block_on(file.write(1, AlignedBuf::copy_of(b"x"), IoFlags::APPEND, Privileges::Drop))
+        .1
+        .unwrap();
+    expect(&[content(0, u64::MAX, Some((9, b'x')))]);
+    block_on(file.fallocate(crate::Fallocate::PunchHole, 1, 2, Privileges::Drop)).unwrap();
+    expect(&[content(1, 2, None)]);
+    block_on(fs.setattr(attr.ino, &SetAttr::size(4))).unwrap();
+    expect(&[content(4, u64::MAX, Some((4, 0)))]);
+    block_on(fs.setattr(attr.ino, &SetAttr::size(100))).unwrap();
+    expect(&[content(4, u64::MAX, Some((100, 0)))]);
+    block_on(fs.open(attr.ino, both | OpenFlags::TRUNCATE)).unwrap();
+    expect(&[content(0, u64::MAX, None)]);
+    block_on(fs.link(attr.ino, root, name("g"))).unwrap();
+    expect(&[entry("g", None), ROOT, Change::Attributes(attr.ino)]);
+    block_on(fs.rename(root, name("g"), root, name("h"), RenameFlags::empty())).unwrap();
+    expect(&[entry("g", None), ROOT, entry("h", None), ROOT, Change::Attributes(attr.ino)]);
+    let key = XattrName::new(b"user.a").unwrap();
+    block_on(fs.setxattr(attr.ino, key, b"1", SetXattr::Any)).unwrap();
+    expect(&[Change::Attributes(attr.ino)]);
+    block_on(fs.rmdir(root, name("h"))).unwrap_err();
+    expect(&[entry("h", None), ROOT, Change::Attributes(attr.ino)]);
+    block_on(fs.unlink(root, name("h"))).unwrap();
+    expect(&[entry("h", None), ROOT, Change::Attributes(attr.ino)]);
+    block_on(fs.unlink(root, name("f"))).unwrap();
+    expect(&[entry("f", Some(attr.ino)), ROOT, Change::Attributes(attr.ino)]);
+}
+
+/// Z1: a caller that goes halfway.
+#[test]
+fn z1_a_change_that_nobody_waits_for_is_told() {
+    let (fs, mount) = lab();
+    let never = telling(&fs.0, &*mount, vec![ROOT], std::future::pending::<()>());
+    let mut never = Box::pin(never);
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(never.as_mut().poll(&mut cx).is_pending() && mount.told.lock().is_empty());
+    drop(never);
+    assert_eq!(*mount.told.lock(), [ROOT]);
+}
+
+/// Z3: what is held back comes before what is read or written here.
+#[test]
+fn z3_what_is_held_back_is_asked_for_first() {
+    let (fs, mount) = lab();
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let new = NewInode::of(FileKind::File, 0o644);
+    let (attr, file) = block_on(fs.create(Ino::ROOT, name("f"), &new, both)).unwrap();
+    file.write_slice(0, b"abc", IoFlags::empty(), Privileges::Drop).unwrap();
+    assert!(mount.handed.lock().is_empty(), "nothing is");
+    assert!(file.try_read(0, &mut [0; 3], IoFlags::empty()).is_some());
+    mount.holds.store(true, Ordering::Relaxed);
+    assert!(file.try_read(0, &mut [0; 3], IoFlags::empty()).is_none());
+    file.read_slice(1, &mut [0; 2], IoFlags::empty()).unwrap();
+    file.write_slice(7, b"abc", IoFlags::empty(), Privileges::Drop).unwrap();
+    assert_eq!(*mount.handed.lock(), [(attr.ino, 1, 2), (attr.ino, 7, 3)]);
+    assert!(mount.waited.lock().ends_with(&[1000, mount.told.lock().len() as u64]));
+}
+
+/// Z4, and one mount at a time.
+#[test]
+fn z4_an_inode_without_a_name_is_kept() {
+    let (fs, mount) = lab();
+    let new = NewInode::of(FileKind::File, 0o644);
+    let made = |text| block_on(fs.mknod(Ino::ROOT, name(text), &new)).unwrap().ino;
+    let (a, b, c) = (made("a"), made("b"), made("c"));
+    block_on(fs.unlink(Ino::ROOT, name("a"))).unwrap();
+    block_on(fs.rename(Ino::ROOT, name("c"), Ino::ROOT, name("b"), RenameFlags::empty())).unwrap();
+    let kept: Vec<Ino> = mount.kept.lock().iter().map(|file| file.ino()).collect();
+    assert_eq!(kept, [a, b]);
+    assert_eq!(block_on(fs.getattr(a)).unwrap().nlink, 0);
+    assert_eq!(block_on(fs.lookup(Ino::ROOT, name("b"))).unwrap().ino, c);
+    let other: Weak<Mount> = Arc::downgrade(&mount);
+    assert_eq!(fs.observe(other.clone()).unwrap_err().kind(), ErrorKind::Busy);
+    fs.forget();
+    fs.observe(other).unwrap();
+}
+
+/// Z2: the mount, which is being told, may be answering a request for the same names and files.
+#[test]
+fn z2_while_the_mount_is_told_nothing_is_held() {
+    let (fs, mount) = lab();
+    let below = fs.inner().clone();
+    let new = NewInode::of(FileKind::File, 0o644);
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let (attr, file) = block_on(fs.create(Ino::ROOT, name("f"), &new, both)).unwrap();
+    mount.stuck.store(true, Ordering::Relaxed);
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let write = file.write(0, AlignedBuf::copy_of(b"abc"), IoFlags::empty(), Privileges::Drop);
+    let mut waiting =
+        (write, fs.rename(Ino::ROOT, name("f"), Ino::ROOT, name("g"), RenameFlags::empty()));
+    assert!(waiting.0.as_mut().poll(&mut cx).is_pending());
+    assert!(waiting.1.as_mut().poll(&mut cx).is_pending());
+    // Both are done, and whoever asks below is answered.
+    let same = block_on(below.open(attr.ino, both)).unwrap();
+    assert_eq!(same.read_slice(0, &mut [0; 9], IoFlags::empty()).unwrap(), 3);
+    same.write_slice(1, b"x", IoFlags::empty(), Privileges::Drop).unwrap();
+    block_on(below.rename(Ino::ROOT, name("g"), Ino::ROOT, name("f"), RenameFlags::empty()))
+        .unwrap();
+}
+
+/// Z5
+#[test]
+fn z5_without_a_mount_calls_go_through() {
+    let (fs, mount) = lab();
+    let new = NewInode::of(FileKind::File, 0o644);
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let (_, file) = block_on(fs.create(Ino::ROOT, name("f"), &new, both)).unwrap();
+    fs.forget();
+    mount.told.lock().clear();
+    assert!(file.try_write(0, b"abc", IoFlags::empty(), Privileges::Drop).is_some());
+    block_on(fs.unlink(Ino::ROOT, name("f"))).unwrap();
+    assert!(mount.told.lock().is_empty());
+}
