@@ -62,6 +62,15 @@ impl Lingering {
 pub(crate) const AT_ONCE: usize = 4;
 
 impl State {
+    /// What was owed is durable up to a ticket. False: some of it was taken by a flush that failed.
+    pub fn settle_owed(&mut self, ticket: u64) -> bool {
+        self.owed_written.retain(|_, written| {
+            let whole = written.lost == written.healed;
+            !whole || written.upto > ticket
+        });
+        self.owed_written.values().all(|written| written.lost == written.healed)
+    }
+
     /// The size of a file that owes nothing else: what it grew by is a hole.
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
@@ -148,19 +157,25 @@ impl Inner {
     /// synced now. One stays owed until it is written, so that nobody syncs past it meanwhile: if it cannot
     /// be written, that is an error of every sync until it can.
     pub(crate) async fn write_owed(&self) -> Result<()> {
-        let owed: Vec<u64> = self.state.lock().owed.keys().copied().collect();
+        let owed: BTreeSet<u64> = {
+            let state = self.state.lock();
+            state.owed.keys().chain(state.owed_written.keys()).copied().collect()
+        };
         let mut result = Ok(());
         for ino in owed {
-            let (last, content) = {
+            let (last, lost, content) = {
                 let mut state = self.state.lock();
-                let Some(last) = state.owed.get(&ino).copied() else { continue };
+                let last = state.owed.get(&ino).copied();
+                let lost = state.owed_written.get(&ino).map_or(0, |written| written.lost);
                 let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
                 let Some(content) = content else {
                     state.owed.remove(&ino);
+                    state.owed_written.remove(&ino);
                     continue;
                 };
-                (last, content)
+                (last, lost, content)
             };
+            content.file.take_back_lost();
             if let Err(error) = content.file.write_out().await {
                 log::warn!("content of #{ino}, which was cut and closed: {error}");
                 result = Err(error);
@@ -168,8 +183,11 @@ impl Inner {
             }
             let mut state = self.state.lock();
             // Who was closed again meanwhile owes what was written since.
-            if state.owed.get(&ino) == Some(&last) {
+            if state.owed.get(&ino).copied() == last {
                 state.owed.remove(&ino);
+                let upto = state.next_ticket - 1;
+                let written = state.owed_written.entry(ino).or_default();
+                (written.upto, written.healed) = (upto, written.healed.max(lost));
             }
         }
         result

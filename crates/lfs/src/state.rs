@@ -121,6 +121,17 @@ pub(crate) enum Lost {
     Data,
 }
 
+/// Content that was owed and is written out.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct OwedWritten {
+    /// Durable with this ticket.
+    pub upto: u64,
+    /// How often failed flushes have taken some of it, and how often it was written again for that.
+    pub lost: u32,
+    /// See `lost`.
+    pub healed: u32,
+}
+
 /// What a reservation holds.
 pub(crate) struct Promise {
     /// Of the log, bytes.
@@ -194,6 +205,8 @@ pub(crate) struct State {
     /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
     /// later ends.
     pub owed: BTreeMap<u64, u64>,
+    /// Those that were written out, and are not known to be durable.
+    pub owed_written: BTreeMap<u64, OwedWritten>,
     /// Inodes that cannot be synced.
     pub unpublished: BTreeSet<(u64, Lost)>,
     /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
@@ -241,6 +254,7 @@ impl State {
             lingering: Lingering::default(),
             unremoved: BTreeSet::new(),
             owed: BTreeMap::new(),
+            owed_written: BTreeMap::new(),
             unpublished: BTreeSet::new(),
             lost: Vec::new(),
             removed_bytes: 0,
