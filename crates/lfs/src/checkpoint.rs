@@ -422,7 +422,7 @@ impl Inner {
         state.count_nodes();
         state.remove_left();
         drop(state);
-        self.tidy();
+        self.tidy(None, usize::MAX);
     }
 
     /// Merges what is frozen: content first, so that inodes can say what is stored.

@@ -2,7 +2,7 @@
 //!
 //! Lock: the state lock, for the length of a look or a change; never across a wait.
 
-use crate::content::Content;
+use crate::content::{AT_ONCE, Content};
 use crate::fault::Planted;
 use crate::format::change::Change;
 use crate::format::inode::FileType;
@@ -219,7 +219,7 @@ impl Drop for VolumeFile {
             content.file.close_handle(handle);
         }
         self.inner.state.lock().released(self.ino, self.closes);
-        self.inner.tidy();
+        self.inner.tidy(Some(self.ino.0), AT_ONCE);
     }
 }
 
@@ -322,7 +322,7 @@ impl Inner {
                     written = Some(ino);
                 }
                 done => {
-                    self.tidy();
+                    self.tidy(None, AT_ONCE);
                     return done.map(drop);
                 }
             }

@@ -115,6 +115,21 @@ fn a_synced_write_is_carried_out_on_the_thread_that_waits() {
     assert_eq!(back, [9; 4096]);
 }
 
+/// The story: groups were as long as what their records were promised, twenty times what they took, and the
+/// device was flushed for each two: for every 170 files that were made.
+#[test]
+fn many_records_are_few_groups() {
+    let (_, volume) = volume();
+    let flushes = || volume.0.log.ctl.lock().flushes;
+    let before = flushes();
+    for n in 0..400 {
+        drop(create(&volume, &format!("file{n}"), OpenFlags::WRITE));
+    }
+    block_on(volume.syncfs()).unwrap();
+    let flushed = flushes() - before;
+    assert!((1..=2).contains(&flushed), "{flushed} flushes: one, and one for a mark");
+}
+
 #[test]
 fn short_ways_answer_as_the_long_ones_do() {
     let (_, volume) = volume();
