@@ -78,6 +78,11 @@ impl State {
         self.weight((self.dirt.bytes() + more).saturating_sub(self.shared_bytes))
     }
 
+    /// Segments that the cleaner may fill now.
+    pub fn clean_segments(&self) -> u64 {
+        self.space.clean_segments(self.dirt_weight(0))
+    }
+
     fn beside(&self, growth: Growth) -> Beside {
         let pairs = self.checkpoint_nodes(growth);
         Beside { dirt: self.dirt_weight(0), held: self.room.bytes(), pairs }

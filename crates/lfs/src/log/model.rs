@@ -48,7 +48,7 @@ fn record(ticket: u64) -> Pending {
         payload: None,
         runs: Vec::new(),
         cost: 0,
-        is_cut: false,
+        cut: None,
     }
 }
 
