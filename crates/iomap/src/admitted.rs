@@ -1,8 +1,8 @@
 //! Room for what is about to become dirty: asked for folio by folio, and for what a write adds to the file
 //! before the file grows.
 //!
-//! Invariants: E8 a write that is refused for want of room has not made the file longer. What the map admits
-//! counts there until it is dirty, so that no two writers are promised the same room.
+//! A write that is refused for want of room has not made the file longer. What the map admits counts there
+//! until it is dirty, so that no two writers are promised the same room.
 //!
 //! No locks.
 
@@ -17,7 +17,7 @@ use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
 
-/// Room that a write has for what it adds to the file (E8).
+/// Room that a write has for what it adds to the file.
 pub(crate) struct Ahead<'a> {
     ops: &'a dyn MapOps,
     /// From this byte of the file on.
@@ -78,7 +78,7 @@ impl MappedFile {
         Ahead { ops: &*self.ops, from: u64::MAX, left: AtomicU64::new(bytes) }
     }
 
-    /// Room for what a write adds to the file, which is `added` (E8).
+    /// Room for what a write adds to the file, which is `added`.
     pub(crate) async fn admit_ahead(&self, added: &Range<u64>) -> Result<Ahead<'_>> {
         let block = self.mapping.block_size();
         let from = round_down(added.start, block);

@@ -19,7 +19,7 @@ pub(crate) struct Placed<'a> {
     pub arriving: Option<Arriving<'a>>,
     /// The end of file when it was placed.
     pub size: u64,
-    /// Room for what it adds to the file (E8).
+    /// Room for what it adds to the file.
     pub ahead: Option<Ahead<'a>>,
 }
 

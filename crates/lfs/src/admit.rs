@@ -16,6 +16,7 @@
 //! Locks: the state lock, held by the caller; what is arriving and dirty is counted without.
 
 use crate::format::place::Geometry;
+use crate::format::usage::USAGE_BYTES;
 use crate::space::{Beside, Need};
 use crate::state::State;
 use forebay_base::{Error, ErrorKind, Result};
@@ -81,6 +82,33 @@ impl State {
     /// Segments that the cleaner may fill now.
     pub fn clean_segments(&self) -> u64 {
         self.space.clean_segments(self.dirt_weight(0))
+    }
+
+    /// Pairs of nodes that checkpoints may need (P13): the one that is being made, and one more, when what
+    /// has changed has grown by `growth`.
+    pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
+        let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
+        let made = made.map_or(0, |frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
+        made + self.merge_nodes(growth)
+    }
+
+    /// The same of one, made now.
+    pub fn merge_nodes(&self, growth: Growth) -> u64 {
+        let geometry = &self.layout.geometry;
+        let room = crate::btree::write::room_bytes(geometry) as u64;
+        let more =
+            (growth.entries + self.shared_growth.entries, growth.bytes + self.shared_growth.bytes);
+        let entries = self.items.len() + 2 * self.maps.0 + more.0;
+        let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1 + more.1;
+        let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
+        // Each changed leaf with its path and a neighbour, and what is new at half full.
+        (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + usage + 8
+    }
+
+    /// P13: what checkpoints may need is as it is now.
+    pub fn count_nodes(&mut self) {
+        let nodes = self.checkpoint_nodes(Growth::default());
+        self.space.need_nodes(nodes);
     }
 
     fn beside(&self, growth: Growth) -> Beside {

@@ -4,8 +4,7 @@
 //! then publishing copies it into the record itself, and one write makes both durable.
 //!
 //! Invariants, beside those of [`forebay_iomap::ops`]: M11 a record points at a run only after the run's
-//! write has completed: it is made in `publish`. M12 what a record of a reservation costs of the log is
-//! promised with the reservation. M13 a size that is recoverable is never above what was published.
+//! write has completed: it is made in `publish`. M13 a size that is recoverable is never above what was published.
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 

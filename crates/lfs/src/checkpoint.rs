@@ -25,7 +25,6 @@ use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
-use crate::format::usage::USAGE_BYTES;
 use crate::items::Items;
 use crate::log::{ANY, Head};
 use crate::pending::{Overlay, Where};
@@ -55,7 +54,7 @@ pub(crate) struct Frozen {
     inodes: u64,
     ticket: u64,
     /// Pairs of nodes that its merge may need (P13).
-    nodes: u64,
+    pub nodes: u64,
 }
 
 /// Where a checkpoint's log begins.
@@ -139,26 +138,6 @@ impl Checkpoints {
 }
 
 impl State {
-    /// Pairs of nodes that checkpoints may need (P13): the one that is being made, and one more, when what
-    /// has changed has grown by `growth`.
-    pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
-        let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let made = made.map_or(0, |frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
-        made + self.merge_nodes(growth)
-    }
-
-    fn merge_nodes(&self, growth: Growth) -> u64 {
-        let geometry = &self.layout.geometry;
-        let room = crate::btree::write::room_bytes(geometry) as u64;
-        let more =
-            (growth.entries + self.shared_growth.entries, growth.bytes + self.shared_growth.bytes);
-        let entries = self.items.len() + 2 * self.maps.0 + more.0;
-        let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1 + more.1;
-        let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
-        // Each changed leaf with its path and a neighbour, and what is new at half full.
-        (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + usage + 8
-    }
-
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
         let nodes = self.merge_nodes(Growth::default());
@@ -181,12 +160,6 @@ impl State {
             nodes,
         });
         self.count_nodes();
-    }
-
-    /// P13: what checkpoints may need is as it is now.
-    pub fn count_nodes(&mut self) {
-        let nodes = self.checkpoint_nodes(Growth::default());
-        self.space.need_nodes(nodes);
     }
 
     /// What was frozen goes back below what has changed since.

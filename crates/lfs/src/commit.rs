@@ -16,7 +16,7 @@ use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::oneshot;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef, flush_here, io};
+use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef, flush_here};
 use std::time::Duration;
 
 /// Bytes of a group, about.
@@ -208,7 +208,7 @@ impl Inner {
     }
 
     async fn flush_groups(&self, turn: FlushTurn, count: usize, here: bool) {
-        let mut done = self.flush_device(here).await;
+        let mut done = self.flush_device(&turn, here).await;
         if self.plant.has(Planted::SwallowedFlushError) {
             done = Ok(());
         }
@@ -244,7 +244,7 @@ impl Inner {
         };
         self.log.wait_for(ANY, free).await;
         let turn = FlushTurn::new(self.log.clone(), ANY);
-        let done = self.flush_device(false).await;
+        let done = self.flush_device(&turn, false).await;
         turn.end(|ctl| {
             if let Err(error) = &done {
                 Log::fail(ctl, error.clone());
@@ -253,12 +253,22 @@ impl Inner {
         done
     }
 
-    async fn flush_device(&self, here: bool) -> Result<()> {
-        let done = match here {
-            true => flush_here(&*self.device).await,
-            false => io(&*self.device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
-        };
-        done.result
+    async fn flush_device(&self, turn: &FlushTurn, here: bool) -> Result<()> {
+        if here {
+            return flush_here(&*self.device).await.result;
+        }
+        if self.device.is_crowded() {
+            self.device.room().await;
+        }
+        let ((tx, rx), flight) = (oneshot::<Completion>(), turn.flight());
+        let end = Box::new(move |done| {
+            drop(flight);
+            tx.send(done);
+        });
+        let bio = Bio::new(BioOp::Flush, 0, 0, DataRef::None, end);
+        self.device.submit(bio.with_flags(BioFlags::SYNC));
+        let gone = || Error::new(ErrorKind::Shutdown, "flush", "the device went away");
+        rx.await.ok_or_else(gone).and_then(|done| done.result)
     }
 
     /// Groups became durable: their content is found on the device from now on.

@@ -33,6 +33,7 @@ pub mod model;
 
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
+use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::{Error, ErrorKind, Result};
@@ -336,17 +337,30 @@ impl Drop for WriteTurn {
     }
 }
 
-/// The flush turn. Dropped half way, the flush counts as failed.
+/// The flush turn. Dropped half way, the flush counts as failed; and as long as the device has it, no other
+/// one begins (L7).
 pub(crate) struct FlushTurn {
     log: Arc<Log>,
     mine: u64,
     over: bool,
+    flight: Arc<AtomicU8>,
 }
+
+/// The device has no flush of a turn, has one, and has one that nobody waits for any more.
+const GROUND: u8 = 0;
+const FLYING: u8 = 1;
+const ALONE: u8 = 2;
 
 impl FlushTurn {
     /// Of a log whose `flushing` was set for it, by who waits for `mine`.
     pub fn new(log: Arc<Log>, mine: u64) -> Self {
-        Self { log, mine, over: false }
+        Self { log, mine, over: false, flight: Arc::new(AtomicU8::new(GROUND)) }
+    }
+
+    /// For a flush that is handed to the device: to be dropped when that is over.
+    pub fn flight(&self) -> Flight {
+        self.flight.store(FLYING, Ordering::Release);
+        Flight { log: self.log.clone(), flight: self.flight.clone() }
     }
 
     /// Ends it.
@@ -364,10 +378,29 @@ impl FlushTurn {
 
 impl Drop for FlushTurn {
     fn drop(&mut self) {
-        if !self.over {
-            let mut ctl = self.log.ctl.lock();
+        if self.over {
+            return;
+        }
+        let mut ctl = self.log.ctl.lock();
+        ctl.flushing = self.flight.swap(ALONE, Ordering::AcqRel) == FLYING;
+        Log::fail(&mut ctl, dropped());
+        drop(ctl);
+        self.log.wait.wake_all();
+    }
+}
+
+/// A flush that the device has.
+pub(crate) struct Flight {
+    log: Arc<Log>,
+    flight: Arc<AtomicU8>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        // The turn is over when both are: whoever comes second says so.
+        let mut ctl = self.log.ctl.lock();
+        if self.flight.swap(GROUND, Ordering::AcqRel) == ALONE {
             ctl.flushing = false;
-            Log::fail(&mut ctl, dropped());
             drop(ctl);
             self.log.wait.wake_all();
         }
@@ -376,4 +409,36 @@ impl Drop for FlushTurn {
 
 fn dropped() -> Error {
     Error::new(ErrorKind::Shutdown, "commit", "its task was dropped")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A task that flushed was dropped, and the log let the next flush begin beside the one that the device
+    /// still had: that one could fail later, and drop what the next was believed to have covered.
+    #[test]
+    fn l7_a_flush_of_a_dropped_task_is_waited_for() {
+        let segment = Some(0);
+        let head =
+            Head { segment, previous: None, offset: 0, sequence: 1, generation: 1, predecessor: 0 };
+        let log = Arc::new(Log::new(head));
+        let begin = || {
+            log.ctl.lock().flushing = true;
+            FlushTurn::new(log.clone(), 1)
+        };
+        let turn = begin();
+        let flight = turn.flight();
+        drop(turn);
+        assert!(log.ctl.lock().flushing && log.ctl.lock().repair, "the device has it still");
+        drop(flight);
+        assert!(!log.ctl.lock().flushing);
+        let turn = begin();
+        drop(turn.flight());
+        assert!(log.ctl.lock().flushing, "whoever has the turn ends it");
+        drop(turn);
+        assert!(!log.ctl.lock().flushing);
+        begin().end(|_| ());
+        assert!(!log.ctl.lock().flushing);
+    }
 }

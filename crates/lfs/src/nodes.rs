@@ -64,6 +64,14 @@ impl NodeSlots {
 
     /// Segments more that so many pairs will take, as [`Self::take`] goes through those that there are.
     pub fn segments_for(&self, mut pairs: u64) -> u64 {
+        let (mut most, mut second) = (0, 0);
+        for left in self.segments.values().map(|slots| u64::from(slots.left)) {
+            second = second.max(left.min(most));
+            most = most.max(left);
+        }
+        if second >= pairs {
+            return 0;
+        }
         let mut left: Vec<(u32, u64)> =
             self.segments.iter().map(|(n, slots)| (*n, u64::from(slots.left))).collect();
         let at = |n: Option<u32>| left.iter().position(|(segment, _)| Some(*segment) == n);
@@ -310,5 +318,35 @@ mod tests {
         slots.give_back(pair);
         assert_eq!(slots.settle(Vec::new()), [4, 9, 11], "N13");
         assert!(!slots.found(pair[0]) && slots.left == 0);
+    }
+
+    /// A checkpoint was promised free slots that lie in one segment, where both copies of a node cannot go, and
+    /// then wanted a segment that nobody had kept for it.
+    #[test]
+    fn p13_segments_that_pairs_will_take() {
+        for seed in 0..300u64 {
+            let mut rng = seed;
+            let mut pick = |n: u64| forebay_base::world::split_mix(&mut rng) % n;
+            let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
+            (0..pick(6) as u32).for_each(|n| slots.add(n));
+            let mut taken = Vec::new();
+            for _ in 0..pick(60) {
+                taken.extend(slots.take().into_iter().flatten());
+                if pick(2) == 0 && !taken.is_empty() {
+                    let place = taken.swap_remove(pick(taken.len() as u64) as usize);
+                    slots.give_back([place]);
+                }
+            }
+            let (pairs, mut added) = (1 + pick(40), 0);
+            let told = slots.segments_for(pairs);
+            for _ in 0..pairs {
+                while slots.wants_segment() {
+                    slots.add(100 + added);
+                    added += 1;
+                }
+                slots.take().unwrap();
+            }
+            assert_eq!(told, u64::from(added), "seed {seed}: {pairs} pairs");
+        }
     }
 }

@@ -278,7 +278,8 @@ impl Segments {
     /// What they are now.
     pub fn snapshot(&mut self) -> Snapshot {
         for this in &mut self.list {
-            (this.is_touched, this.is_new) = (false, false);
+            // A run that is on its way is of the time after, too.
+            (this.is_touched, this.is_new) = (this.in_flight > 0, false);
         }
         self.list.iter().map(|this| (this.phase, this.stream, this.in_flight == 0)).collect()
     }

@@ -113,12 +113,15 @@ impl Space {
 
     /// Bytes that the log surely takes beside what `room` says.
     fn log_room(&self, need: Need, room: &Beside) -> u64 {
-        let kept = match need {
-            Need::New => KEPT_SEGMENTS + self.kept_content(),
-            Need::Urgent | Need::Owed => KEPT_FROM_LOG,
-        } + self.kept_for_cleaner();
+        let kept = self.left_alone(KEPT_FROM_LOG + self.kept_for_cleaner(), room.pairs);
+        let free = self.segments.free().saturating_sub(kept);
         let dirt = self.dirt_segments(room.dirt, room.held);
-        let free = self.segments.free().saturating_sub(self.left_alone(kept, room.pairs) + dirt);
+        let own = KEPT_SEGMENTS - KEPT_FROM_LOG;
+        let free = match need {
+            Need::New => free.saturating_sub(own + self.kept_content() + dirt),
+            // Dirt cannot have what is kept for the log.
+            Need::Urgent | Need::Owed => free.saturating_sub(dirt).max(own.min(free)),
+        };
         let marks = MARKS * self.layout.cost(0, 0);
         (self.log_left + free * self.layout.log_bytes()).saturating_sub(marks)
     }
@@ -212,9 +215,11 @@ impl Space {
         self.log_has_content = true;
     }
 
-    /// So much of the open log segment is used that another one would give room, once this is free.
+    /// So much of the open log segment is used that another one would give room, once this is free; or content
+    /// is in it, which would keep it from coming free later.
     pub fn log_is_used(&self) -> bool {
-        self.segments.free() > 0 && self.log_left < self.layout.log_bytes() / 2
+        let used = self.log_has_content || self.log_left < self.layout.log_bytes() / 2;
+        self.segments.free() > 0 && used
     }
 
     /// Content in the log is at the expense of what is new: whether there is room for `cost` bytes of it, and

@@ -395,7 +395,10 @@ impl Volume {
 /// What counts up does not get so far by itself, and could overflow when it goes on.
 fn check_numbers(superblock: &Superblock) -> Result<()> {
     let Superblock { checkpoint, generation, log_sequence, next_sequence, .. } = *superblock;
-    match [checkpoint, generation, log_sequence, next_sequence].iter().max() {
+    let Superblock { inode_count, next_ino, next_data_id, next_tree, .. } = *superblock;
+    let numbers = [checkpoint, generation, log_sequence, next_sequence];
+    let more = [inode_count, next_ino, next_data_id, next_tree];
+    match numbers.iter().chain(&more).max() {
         Some(most) if *most > 1 << 62 => {
             Err(corrupt("superblock slot", "a number that counts up is out of range"))
         }

@@ -3,6 +3,7 @@
 //!
 //! No locks.
 
+use crate::format::change::Change;
 use crate::format::usage::Stream;
 use crate::fsck::fsck;
 use crate::space::Need;
@@ -131,7 +132,7 @@ async fn available(volume: &Volume) -> u64 {
 }
 
 /// Four writers at once filled a volume: each had been told that there was room for what all four had
-/// written, and the last one heard of it from its sync.
+/// written, and the last one heard of it from its sync. P21, P23, M14.
 #[test]
 fn four_writers_fill_a_volume_round_after_round() {
     for (seed, inline_max) in [(1, 0), (2, 64 << 10), (3, 64 << 10)] {
@@ -162,9 +163,9 @@ fn four_writers_fill_a_volume_round_after_round() {
             });
             disk.world().stop();
             disk = disk.power_cut(seed).in_world(SimWorld::new(seed + life));
-            let device: DeviceRef = Arc::new(disk.in_world(SimWorld::new(9)));
-            let world = SimWorld::new(9);
-            let asked: WorldRef = world.clone();
+            let checked = disk.in_world(SimWorld::new(9));
+            let world = checked.world().clone();
+            let (device, asked): (DeviceRef, WorldRef) = (Arc::new(checked), world.clone());
             let report = world.run(fsck(&device, &asked, &mut |_| ()));
             world.stop();
             let report = report.unwrap();
@@ -201,7 +202,7 @@ fn four_threads_fill_a_volume_round_after_round() {
         assert!(blocks * 4 >= before * 3, "{blocks} of {before}");
         block_on(empty(&volume, &made));
         let after = block_on(available(&volume));
-        assert!(after + 96 >= before, "{after} of {before}, round {round}");
+        assert!(after + 64 >= before, "{after} of {before}, round {round}");
     }
     block_on(volume.close()).unwrap();
 }
@@ -231,6 +232,7 @@ fn a_full_volume_can_be_opened_and_emptied() {
             write(&open_one, "orphan", 0, 8 * UNIT).await.unwrap();
             let mut made = filled(&volume).await;
             volume.unlink(Ino::ROOT, Name::new(b"orphan").unwrap()).await.unwrap();
+            let open_one = (!close).then_some(open_one);
             volume.syncfs().await.unwrap();
             // What is free is taken by what is never refused, and a checkpoint says so.
             {
@@ -241,11 +243,9 @@ fn a_full_volume_can_be_opened_and_emptied() {
             }
             volume.checkpoint().await.unwrap();
             if close {
-                drop(open_one);
                 volume.close().await.unwrap();
-            } else {
-                std::mem::forget(open_one);
             }
+            std::mem::forget(open_one);
             made.retain(|(_, size)| *size > 0);
             made
         });
@@ -275,12 +275,12 @@ fn a_failed_flush_on_a_full_volume_is_made_good() {
     disk.world().run(async {
         let volume = open(&setup, &disk).await.unwrap();
         let made = filled(&volume).await;
+        volume.unlink(Ino::ROOT, Name::new(made[0].0.as_bytes()).unwrap()).await.unwrap();
         {
             // Promised to the last byte.
             let mut state = volume.0.state.lock();
             while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
         }
-        volume.unlink(Ino::ROOT, Name::new(made[0].0.as_bytes()).unwrap()).await.ok();
         disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
         assert!(volume.syncfs().await.is_err(), "the flush failed");
         volume.syncfs().await.expect("and the next one does not");
@@ -288,7 +288,7 @@ fn a_failed_flush_on_a_full_volume_is_made_good() {
     disk.world().stop();
 }
 
-/// The mark of a checkpoint found no room behind promises of the log, and without it nothing came free.
+/// The mark of a checkpoint found no room behind promises of the log, and without it nothing came free. Z13.
 #[test]
 fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
     let setup = setup(0);
@@ -369,4 +369,80 @@ fn a_device_with_larger_blocks_is_refused() {
     world.stop();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.to_string().contains("512"), "{error}");
+}
+
+/// Who wrote past the cache and never synced filled memory with what his records said, up to the room of the
+/// whole volume. M15.
+#[test]
+fn writes_past_the_cache_wait_for_what_they_leave_in_memory() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
+        let options = OpenOptions { overlay_bytes: 16 << 10, ..setup.options(&world) };
+        let volume = Volume::open(&device, &world, &options).await.unwrap();
+        let file = file(&volume, "f").await.unwrap();
+        write(&file, "f", 0, 128 * UNIT).await.unwrap();
+        file.sync(true).await.unwrap();
+        let mut most = 0;
+        for n in 0..400u64 {
+            // Each in a piece of its own.
+            let offset = n * 7 % 128 * UNIT;
+            let bytes = AlignedBuf::copy_of(&content("f", offset, UNIT));
+            file.write(offset, bytes, IoFlags::DIRECT, Privileges::Keep).await.1.unwrap();
+            let state = volume.0.state.lock();
+            most = most.max(state.maps.1 + state.items.bytes());
+        }
+        assert!((4 << 10..16 << 10).contains(&most), "{most} bytes");
+        verify(&volume, "f", 128 * UNIT).await;
+    });
+    disk.world().stop();
+}
+
+/// A change that names an inode which is not there was half applied, and its room promised for good (T11).
+#[test]
+fn t11_what_cannot_be_applied_changes_nothing() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let file = file(&volume, "f").await.unwrap();
+        volume.syncfs().await.unwrap();
+        let mut state = volume.0.state.lock();
+        let before = (state.space.promised(), state.queue.len(), state.orphans.len());
+        let changes = [Change::AddOrphan(file.ino().0), Change::AddOrphan(4711)];
+        let error = state.append(&changes, Need::Urgent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert_eq!((state.space.promised(), state.queue.len(), state.orphans.len()), before);
+    });
+    disk.world().stop();
+}
+
+/// Content was accepted, and before it was written out somebody who wrote past the cache took its room: P22; and
+/// the room of its records: M12.
+#[test]
+fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (dirty, direct) =
+            (file(&volume, "d").await.unwrap(), file(&volume, "e").await.unwrap());
+        volume.syncfs().await.unwrap();
+        write(&dirty, "d", 0, 32 * UNIT).await.unwrap();
+        let mut size = 0;
+        let error = loop {
+            let bytes = AlignedBuf::copy_of(&content("e", size, UNIT));
+            match direct.write(size, bytes, IoFlags::DIRECT, Privileges::Keep).await.1 {
+                Ok(_) => size += UNIT,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        dirty.sync(true).await.expect("it was accepted");
+        assert!(volume.0.state.lock().shares.is_empty());
+        verify(&volume, "d", 32 * UNIT).await;
+        verify(&volume, "e", size).await;
+    });
+    disk.world().stop();
 }
