@@ -296,6 +296,7 @@ impl Inner {
         }
         if any {
             self.arm_mark();
+            self.arm_age();
         }
     }
 

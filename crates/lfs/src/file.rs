@@ -23,6 +23,9 @@ use forebay_vfs::{
 };
 use std::sync::{Arc, OnceLock};
 
+/// How often room is made for one write.
+const ROOM_ROUNDS: u32 = 4;
+
 /// See the module. Dropped, it releases the inode.
 pub(crate) struct VolumeFile {
     inner: Arc<Inner>,
@@ -94,15 +97,19 @@ impl VolumeFile {
             Some(part) => Source::Owned(part),
             None => buf,
         };
-        let again = match &mut source {
-            Source::Owned(buf) => Source::Owned(buf),
-            Source::Slice(slice) => Source::Slice(slice),
-        };
-        let range = match content.file.write_placed(handle, offset, again, flags).await {
-            Err(error) if error.kind() == ErrorKind::NoSpace && self.inner.make_room().await => {
-                content.file.write_placed(handle, offset, source, flags).await?
+        let mut rounds = 0;
+        let range = loop {
+            let again = match &mut source {
+                Source::Owned(buf) => Source::Owned(buf),
+                Source::Slice(slice) => Source::Slice(slice),
+            };
+            let done = content.file.write_placed(handle, offset, again, flags).await;
+            let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
+            // Somebody else may take what has come free.
+            if !full || rounds == ROOM_ROUNDS || !self.inner.make_room().await {
+                break done?;
             }
-            done => done?,
+            rounds += 1;
         };
         self.touch_content(privileges)?;
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })

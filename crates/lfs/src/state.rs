@@ -138,6 +138,8 @@ pub(crate) struct Promise {
     pub cost: u64,
     /// How often the log had failed when it was made.
     pub failures: u64,
+    /// The next sequence then; for a planted mistake.
+    pub sequence: u64,
     /// Segments of its runs, one for each.
     pub segments: Vec<u32>,
     /// Accepted content that has its room now, bytes (P21).
