@@ -120,7 +120,7 @@ fn check(volume: &Path, dir: &Path) -> Outcome {
 fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcome<u8> {
     let mut how = wanted.fuse.clone();
     how.source = volume.display().to_string();
-    let http = live::options(&wanted.live)?;
+    let http = live::bind(&wanted.live)?;
     let config = config(wanted, &mut how)?;
     let cache = Cache::new(config)?;
     let options = VolumeOptions {

@@ -80,12 +80,26 @@ impl Shared {
     }
 }
 
-impl Server {
-    /// Listens, and serves from now on. The board makes a point a second meanwhile.
-    pub fn start(board: &Arc<Board>, options: &Options) -> Result<Self> {
+/// An address that is taken, where nobody is served yet: who connects waits.
+#[derive(Debug)]
+pub struct Bound {
+    listener: Arc<TcpListener>,
+    address: SocketAddr,
+}
+
+impl Bound {
+    /// Takes the address, or says why not.
+    pub fn new(options: &Options) -> Result<Self> {
         let failed = |e| Error::from_io("http", e).with_path(options.address.to_string());
         let listener = Arc::new(TcpListener::bind(options.address).map_err(failed)?);
         let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, address })
+    }
+
+    /// Serves from now on. The board makes a point a second meanwhile.
+    pub fn serve(self, board: &Arc<Board>) -> Result<Server> {
+        let Self { listener, address } = self;
+        let failed = |e| Error::from_io("http", e).with_path(address.to_string());
         let shared = Arc::new(Shared {
             board: board.clone(),
             address,
@@ -99,9 +113,16 @@ impl Server {
         let (own, ticked, at) = (shared.clone(), shared.clone(), listener.clone());
         let accept = spawn("forebay-http", move || accept(&at, &own)).map_err(failed)?;
         let threads = vec![accept];
-        let mut this = Self { address, listener, shared, threads, ticking: Some(ticking) };
+        let mut this = Server { address, listener, shared, threads, ticking: Some(ticking) };
         this.threads.push(spawn("forebay-live", move || tick(&ticked, &over)).map_err(failed)?);
         Ok(this)
+    }
+}
+
+impl Server {
+    /// Listens, and serves from now on.
+    pub fn start(board: &Arc<Board>, options: &Options) -> Result<Self> {
+        Bound::new(options)?.serve(board)
     }
 
     /// Where it listens.

@@ -57,7 +57,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let cleanup = Cleanup::default();
     let _guard = CleanupGuard(cleanup.clone());
     let wanted = listen::wanted(args, &cleanup)?;
-    let (http, direct_io) = (live::options(&args.live)?, args.direct_io.parse()?);
+    let (http, direct_io) = (live::bind(&args.live)?, args.direct_io.parse()?);
     let mode = LiveMode::new(args.mode.parse()?);
     let (config, server) = config(args)?;
     log::info!("a cache of up to {}", format_size(config.budget));

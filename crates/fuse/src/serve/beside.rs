@@ -72,11 +72,10 @@ impl Core {
     }
 
     /// Set-id bits may have gone with a change of content: the kernel asks again for times and size, but not
-    /// for a mode that it has.
+    /// for a mode that it has. It is told before the answer leaves: afterwards who wrote could run the file.
     pub(super) fn after_drop(&self, ino: Ino, privileges: Privileges) {
-        let dropped = privileges == Privileges::Drop && self.inodes.take(ino, Mark::SetId);
-        if dropped && !self.notifier.try_send(Notice::attributes(ino.0)) {
-            self.notifier.owe(ino.0, 0, u64::MAX);
+        if privileges == Privileges::Drop && self.inodes.take(ino, Mark::SetId) {
+            self.notifier.tell_attributes(ino.0);
         }
     }
 
