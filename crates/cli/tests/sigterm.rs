@@ -1,4 +1,4 @@
-//! SIGTERM under write load: status 0, and every write that was answered is in the image.
+//! SIGTERM, SIGINT and SIGHUP under write load: status 0, and every write that was answered is in the image.
 
 mod common;
 
@@ -54,6 +54,12 @@ fn l12_sigterm_loses_nothing_that_was_answered() {
 #[test]
 fn sigint_is_the_same() {
     stop_under_load("INT");
+}
+
+/// A terminal that was closed ended an export at once: what clients had been answered was lost.
+#[test]
+fn sighup_is_the_same() {
+    stop_under_load("HUP");
 }
 
 #[test]

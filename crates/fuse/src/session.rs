@@ -425,14 +425,14 @@ impl Shared {
 
     /// Polls once; what has to wait goes on as a background task.
     fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
-        let bytes = work.bytes();
+        // Its buffers may be there after the first poll.
+        let held = self.payload.hold(work.bytes());
         let mut future = Box::pin(core.clone().serve(work));
         let mut cx = Context::from_waker(Waker::noop());
         if let Poll::Ready(outcome) = future.as_mut().poll(&mut cx) {
             return self.finish(core, unique, outcome);
         }
         self.change(|state| state.tasks += 1);
-        let held = self.payload.hold(bytes);
         let (shared, core) = (self.clone(), core.clone());
         self.world.spawn(
             "fuse request",

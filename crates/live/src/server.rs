@@ -179,25 +179,37 @@ fn tick(shared: &Shared, over: &Receiver<()>) {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    for stream in listener.incoming() {
-        if shared.stop.load(Ordering::Acquire) {
+/// Takes one connection after the other, until `stop` is set when one comes or cannot come.
+pub fn accept_until<S>(
+    what: &str,
+    stop: &AtomicBool,
+    mut accept: impl FnMut() -> std::io::Result<S>,
+    mut take: impl FnMut(S),
+) {
+    loop {
+        let stream = accept();
+        if stop.load(Ordering::Acquire) {
             return;
         }
-        let stream = match stream {
-            Ok(stream) => stream,
+        match stream {
+            Ok(stream) => take(stream),
             Err(e) => {
-                log::warn!("http: accept: {e}");
+                log::warn!("{what}: accept: {e}");
                 // Out of descriptors, most likely: not at once again.
                 std::thread::sleep(Duration::from_millis(100));
-                continue;
             }
-        };
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    let next = || listener.accept().map(|(stream, _)| stream);
+    accept_until("http", &shared.stop, next, |stream| {
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         {
             let mut streams = shared.streams();
             let Some(end) = stream.try_clone().ok().filter(|_| streams.len() < CONNECTIONS) else {
-                continue;
+                return;
             };
             streams.insert(number, end);
         }
@@ -212,7 +224,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         if let Err(e) = spawn("forebay-http-1", run) {
             log::warn!("http: a thread: {e}");
         }
-    }
+    });
 }
 
 /// A connection that is counted.
