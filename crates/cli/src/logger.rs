@@ -1,7 +1,7 @@
-//! The logger behind `log`: one line per message on standard error; from a process that stays in the background,
-//! to the system's log.
+//! The logger behind `log`: one line per message on standard error; from a process that stays in the
+//! background, to the system's log.
 //!
-//! G1 What a process in the background has to say is said: it has no standard error.
+//! B1 What a process in the background has to say is said: it has no standard error.
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::fmt::Arguments;
@@ -57,7 +57,7 @@ pub fn install(verbose: u8) {
     }
 }
 
-/// From now on there is no standard error (G1).
+/// From now on there is no standard error (B1).
 pub fn go_to_background() {
     IN_BACKGROUND.store(true, Ordering::Release);
 }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn g1_lines_are_as_the_systems_log_takes_them() {
+    fn b1_lines_are_as_the_systems_log_takes_them() {
         assert_eq!(line(Level::Error, 7, &format_args!("a {}", 1)), "<27>forebay[7]: a 1");
         assert_eq!(line(Level::Warn, 7, &format_args!("b")), "<28>forebay[7]: b");
     }

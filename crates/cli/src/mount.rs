@@ -248,7 +248,8 @@ pub fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outc
 }
 
 /// The first signal ends the mount as `umount` does, or for new users only if it is in use; the second
-/// ends the process. If something else is mounted there, or nothing any more, the mount ends with its last user.
+/// ends the process. If something else is mounted there, or nothing any more, the mount ends with its last
+/// user.
 fn watch_signals(dir: &Path, number: (u32, u32), control: Option<PathBuf>) -> Outcome {
     let (sender, events) = channel();
     let place = dir.to_path_buf();

@@ -26,8 +26,9 @@ pub fn watch<T: Clone + Send + 'static>(
     watch_if(ask, last_words)
 }
 
-/// Calls `ask` on a signal, until it is true that the stop has begun (N1). On the next one calls `last_words`,
-/// which must not wait for any lock that a stop in progress could hold for long, and exits with status 1.
+/// Calls `ask` on a signal, until it is true that the stop has begun (N1). On the next one calls
+/// `last_words`, which must not wait for any lock that a stop in progress could hold for long, and exits
+/// with status 1.
 pub fn watch_if(
     mut ask: impl FnMut() -> bool + Send + 'static,
     last_words: impl FnOnce(&str) + Send + 'static,

@@ -1,8 +1,9 @@
 //! `forebay umount`: ends a mount, and returns when its process has ended: then everything is durable and
 //! the image free, whatever type the mount has.
 //!
-//! U1 What cannot be made durable is said, and the mount stays: nobody is told of what fails once it is gone.
-//! U2 A process is waited for only if this was its mount's last place here; and who waits long is told for what.
+//! E1 What cannot be made durable is said, and the mount stays: nobody is told of what fails once it is gone.
+//! E2 A process is waited for only if this was its mount's last place here; and who waits long is told
+//!    for what.
 
 use crate::control::client::Client;
 use crate::control::proto::Request;
@@ -71,7 +72,7 @@ fn take_away(dir: &Path, lazy: bool) -> Outcome {
     })
 }
 
-/// Makes everything durable, or says why not (U1).
+/// Makes everything durable, or says why not (E1).
 fn sync(dir: &Path) -> Outcome {
     let failed = |why: String| {
         Failure::new(format!("{}: {why}", dir.display()))
@@ -139,7 +140,7 @@ fn serves(pid: i32) -> bool {
         .any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == Path::new("/dev/fuse")))
 }
 
-/// Waits for the end of a process that serves this mount (U2).
+/// Waits for the end of a process that serves this mount (E2).
 fn wait(process: &Process, number: (u32, u32)) -> Result<(), Errno> {
     let mut told = false;
     while !ends(&process.fd, Some(&PATIENCE))? {

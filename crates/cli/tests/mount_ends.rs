@@ -84,9 +84,9 @@ fn p1_an_address_that_is_taken() {
 }
 
 /// Files were written, closed, and the mount taken away with status 0; that they had not got to the device,
-/// which was full, nobody was told (U1, G1).
+/// which was full, nobody was told (E1, B1).
 #[test]
-fn u1_what_cannot_be_written_is_said() {
+fn e1_what_cannot_be_written_is_said() {
     if !may_run() {
         return;
     }
@@ -111,7 +111,7 @@ fn u1_what_cannot_be_written_is_said() {
 
 /// `mount --bind` made a second place; `umount` of one waited for a process that went on for the other.
 #[test]
-fn u2_another_place_of_the_same_mount() {
+fn e2_another_place_of_the_same_mount() {
     if !may_run() {
         return;
     }
@@ -130,7 +130,7 @@ fn u2_another_place_of_the_same_mount() {
 
 /// A container has a copy of the mount: `umount` waited for its end, and nobody knew what for.
 #[test]
-fn u2_who_waits_long_is_told_for_what() {
+fn e2_who_waits_long_is_told_for_what() {
     if !may_run() {
         return;
     }
@@ -183,7 +183,7 @@ fn n1_a_signal_leaves_other_mounts_alone() {
 /// The watchdog had the directory open in which `mount` was typed: what was mounted there could not be
 /// unmounted. And a signal to all processes of a service ended it before the one that it watches.
 #[test]
-fn g2_the_watchdog_is_in_nobodys_way() {
+fn the_watchdog_is_in_nobodys_way() {
     if !may_run() {
         return;
     }

@@ -1,7 +1,8 @@
 //! Telling the kernel to forget: one thread, which holds no lock while the kernel works.
 //!
 //! A notice may wait in the kernel for pages that a request of ours has to fill, so no reply ever waits for
-//! a notice; but for one of attributes alone of a file that is open, which waits for nothing. If the process dies meanwhile, [`crate::watchdog`] ends the wait.
+//! a notice; but for one of attributes alone of a file that is open, which waits for nothing. If the
+//! process dies meanwhile, [`crate::watchdog`] ends the wait.
 //!
 //! Invariants: V1 notices leave in the order in which they were given. V2 what the kernel does not know
 //! is no error. V3 the queue is bounded in number: callers wait for room, threads and tasks that answer
@@ -65,8 +66,8 @@ impl Notifier {
         let _is_set_once = self.0.device.set(Arc::downgrade(device));
     }
 
-    /// Tells at once, by a thread that answers a request, that the attributes of an inode are stale which that
-    /// request holds open: neither pages nor locks are waited for in the kernel.
+    /// Tells at once, by a thread that answers a request, that the attributes of an inode are stale which
+    /// that request holds open: neither pages nor locks are waited for in the kernel.
     pub(crate) fn tell_attributes(&self, node: u64) {
         let notice = Notice::attributes(node);
         match self.0.device.get().and_then(Weak::upgrade) {

@@ -80,7 +80,8 @@ pub trait Observer: Send + Sync {
     /// Asks for what is held back of a range.
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket;
 
-    /// The content of a file is about to be changed, whatever comes of it: its end may be another from now on.
+    /// The content of a file is about to be changed, whatever comes of it: its end may be another from now
+    /// on.
     fn will_change(&self, ino: Ino);
 
     /// Something was changed. Also for what is not known yet, which may be about to be.

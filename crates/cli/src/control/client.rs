@@ -1,7 +1,7 @@
 //! The asking side: finds the running process and talks to it.
 //!
-//! Q1 Who is asked because he is there, and not because he was named, is one that the caller trusts, and holds up
-//!    nobody for longer than [`ANSWER_TIME`].
+//! Q1 Who is asked because he is there, and not because he was named, is one that the caller trusts, and
+//!    holds up nobody for longer than [`ANSWER_TIME`].
 
 use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
@@ -67,8 +67,8 @@ impl Client {
         }
     }
 
-    /// Every running process that answers in time: those of this user, and those that serve a mount, as far as
-    /// their user is `trusted`. Anybody may make a mount of our type and answer there (Q1).
+    /// Every running process that answers in time: those of this user, and those that serve a mount, as far
+    /// as their user is `trusted`. Anybody may make a mount of our type and answer there (Q1).
     pub fn all(trusted: impl Fn(u32) -> bool) -> Vec<(u32, Self)> {
         let mut paths: Vec<PathBuf> =
             sockets(own_uid()).into_iter().map(|(_, path)| path).collect();

@@ -3,7 +3,8 @@
 //! Invariants: K1 a change is counted (`epoch`) before it is looked whether the kernel may keep what it made
 //! stale, and an answer marks before it looks whether there was a change meanwhile: one of them sees the
 //! other. K2 an answer that met a change is not kept. K3 in a file that others have changed since the kernel
-//! knows it, or are about to, an `O_APPEND` goes to our end of file, not the kernel's. K4 the kernel's size of a file is no smaller than what others have made it.
+//! knows it, or are about to, an `O_APPEND` goes to our end of file, not the kernel's. K4 the kernel's size
+//! of a file is no smaller than what others have made it.
 //!
 //! No locks.
 

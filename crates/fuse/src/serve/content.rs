@@ -251,8 +251,8 @@ mod tests {
         assert_eq!(e.kind(), ErrorKind::BadHandle);
     }
 
-    /// Copies were counted as what their messages are long, 96 bytes, and each had 1 MiB in memory: with many at
-    /// a time the process needed more than its `cache_size` and 64 MiB.
+    /// Copies were counted as what their messages are long, 96 bytes, and each had 1 MiB in memory: with
+    /// many at a time the process needed more than its `cache_size` and 64 MiB.
     #[test]
     fn what_a_request_holds_is_counted() {
         let message = |code: u32, size: u32| {
