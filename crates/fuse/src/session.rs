@@ -6,7 +6,8 @@
 //! ```
 //! Invariants: S1 before `INIT` was answered nothing else is. S2 an [`Ending`] lets go of the file system
 //! after the last request is answered. S3 a reader thread that ends for another reason than the end of the
-//! connection says so in the log, and the session ends when none is left.
+//! connection says so in the log, and the session ends when none is left. S4 `DESTROY` is answered also when
+//! there is no [`Ending`]: a session that did not start, or is dropped, answers it at once.
 //!
 //! Locks: the session's state, a leaf; and the slot of the file system, which is held for reading while a
 //! reader thread handles a request, and for writing once, at the end.
@@ -65,11 +66,13 @@ struct State {
     tasks: usize,
     /// Requests that the kernel may have under way of its own accord.
     background: u16,
+    /// Nobody is going to end the session (S4).
+    abandoned: bool,
     ended: bool,
 }
 
 struct Shared {
-    device: Device,
+    device: Arc<Device>,
     core: RwLock<Option<Arc<Core>>>,
     /// Who else uses the file system, and has to tell us.
     beside: Weak<Beside>,
@@ -83,6 +86,7 @@ struct Shared {
 /// See the module.
 pub struct Session {
     shared: Arc<Shared>,
+    /// None: an [`Ending`] has them.
     threads: Vec<JoinHandle<()>>,
     alive: Alive,
 }
@@ -128,8 +132,10 @@ impl Session {
             let mount: Weak<Core> = Arc::downgrade(&core);
             beside.observe(mount)?;
         }
+        let device = Arc::new(Device::new(mounted.into_device()));
+        notifier.attach(&device);
         let shared = Arc::new(Shared {
-            device: Device::new(mounted.into_device()),
+            device,
             core: RwLock::new(Some(core)),
             beside: beside.map_or_else(Weak::new, |beside| Arc::downgrade(&beside)),
             world,
@@ -139,29 +145,13 @@ impl Session {
             changed: Condvar::new(),
         });
         shared.lock().background = options.background();
-        let count = options.thread_count();
-        shared.lock().readers = count;
-        let mut threads = Vec::new();
-        for n in 0..count {
-            let theirs = shared.clone();
-            threads.push(spawn(&format!("forebay-fuse-{n}"), move || theirs.read_all())?);
-        }
-        let theirs = shared.clone();
-        threads.push(spawn("forebay-notify", move || {
-            io_flusher::mark_thread();
-            theirs.notifier.run(&theirs.device);
-        })?);
-        let theirs = shared.clone();
-        let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
-        threads.push(thread);
-        let session = Self { shared, threads, alive };
-        match session.until_ready() {
-            Ok(()) => Ok(session),
+        match shared.spawn_all(options.thread_count()) {
+            Ok((threads, alive)) => {
+                let session = Self { shared, threads, alive };
+                session.until_ready().map(|()| session)
+            }
             Err(e) => {
-                // Readers end with the mount, whoever takes that away.
-                session.shared.leave();
-                session.shared.notifier.close();
-                session.shared.change(|state| state.ended = true);
+                shared.abandon();
                 Err(e)
             }
         }
@@ -203,9 +193,17 @@ impl Session {
     }
 
     /// Serves until the mount is gone.
-    pub fn wait(self) -> Ending {
+    pub fn wait(mut self) -> Ending {
         self.shared.wait(|state| state.destroy.is_some() || state.readers == 0);
-        Ending { shared: self.shared, threads: self.threads }
+        Ending { shared: self.shared.clone(), threads: std::mem::take(&mut self.threads) }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.shared.abandon();
+        }
     }
 }
 
@@ -272,6 +270,51 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Starts all threads.
+    fn spawn_all(self: &Arc<Self>, readers: usize) -> Result<(Vec<JoinHandle<()>>, Alive)> {
+        self.lock().readers = readers;
+        let mut threads = Vec::new();
+        for n in 0..readers {
+            let theirs = self.clone();
+            threads.push(spawn(&format!("forebay-fuse-{n}"), move || theirs.read_all())?);
+        }
+        let theirs = self.clone();
+        threads.push(spawn("forebay-notify", move || {
+            io_flusher::mark_thread();
+            theirs.notifier.run(&theirs.device);
+        })?);
+        let theirs = self.clone();
+        let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
+        threads.push(thread);
+        Ok((threads, alive))
+    }
+
+    /// There is going to be no [`Ending`]. Readers end with the mount, whoever takes that away (S4).
+    fn abandon(&self) {
+        self.leave();
+        self.notifier.close();
+        let mut destroy = None;
+        self.change(|state| {
+            state.abandoned = true;
+            state.ended = true;
+            destroy = state.destroy.take();
+        });
+        if let Some(unique) = destroy {
+            self.device.reply(unique, 0, &[]);
+        }
+    }
+
+    fn destroy(&self, unique: u64) {
+        let mut abandoned = false;
+        self.change(|state| {
+            abandoned = state.abandoned;
+            state.destroy = (!abandoned).then_some(unique);
+        });
+        if abandoned {
+            self.device.reply(unique, 0, &[]);
+        }
+    }
+
     /// The work of a reader thread.
     fn read_all(self: &Arc<Self>) {
         io_flusher::mark_thread();
@@ -311,7 +354,7 @@ impl Shared {
         let unanswered = Unanswered { shared: self, unique: header.unique };
         match header.opcode {
             opcode::INIT => self.init(&header, &incoming.whole()),
-            opcode::DESTROY => self.change(|state| state.destroy = Some(header.unique)),
+            opcode::DESTROY => self.destroy(header.unique),
             code => {
                 // Held meanwhile: who takes the file system out waits for this (S2).
                 let core = self.core.read();
@@ -382,14 +425,14 @@ impl Shared {
 
     /// Polls once; what has to wait goes on as a background task.
     fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
-        let bytes = work.bytes();
+        // Its buffers may be there after the first poll.
+        let held = self.payload.hold(work.bytes());
         let mut future = Box::pin(core.clone().serve(work));
         let mut cx = Context::from_waker(Waker::noop());
         if let Poll::Ready(outcome) = future.as_mut().poll(&mut cx) {
             return self.finish(core, unique, outcome);
         }
         self.change(|state| state.tasks += 1);
-        let held = self.payload.hold(bytes);
         let (shared, core) = (self.clone(), core.clone());
         self.world.spawn(
             "fuse request",

@@ -166,6 +166,43 @@ fn u2_r1_what_is_told_is_counted() {
     end(session.wait());
 }
 
+/// A file that had set-id bits kept them in the kernel, if that had met it by `READDIRPLUS`; else until the
+/// notice had come to the front of its queue, after the answer to the write: time enough to run what was
+/// written, with the bits of the file's owner.
+#[test]
+fn a_write_that_drops_set_id_bits_is_told_before_it_is_answered() {
+    const WRITE_KILL: u32 = 4;
+    let fs = MemFs::default();
+    let new = NewInode::of(FileKind::File, 0o4755);
+    block_on(fs.mknod(Ino::ROOT, Name::new(b"f").unwrap(), &new)).unwrap();
+    let (kernel, session) = ready(Arc::new(fs));
+    let dir = kernel.ask(opcode::OPENDIR, 1, &[0; 8]).1[..8].to_vec();
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    for _ in 0..50 {
+        let read = [&dir[..], &[0; 8], &4096_u32.to_le_bytes(), &[0; 20]].concat();
+        let (errno, list) = kernel.ask(opcode::READDIRPLUS, 1, &read);
+        assert_eq!(errno, 0);
+        // Behind the entries of `.` and `..`, each of 128 + 24 + 8 bytes, that of the file.
+        let ino = word(&list[320..328]);
+        let (errno, opened) = kernel.ask(opcode::OPEN, ino, &[1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(errno, 0);
+        let mut write = [&opened[..8], &[0; 8], &1_u32.to_le_bytes()].concat();
+        write.extend_from_slice(&WRITE_KILL.to_le_bytes());
+        write.resize(40, 0);
+        kernel.send(opcode::WRITE, 7, ino, &[&write[..], b"x"].concat());
+        let (unique, (code, notice)) = kernel.reply();
+        assert_eq!((unique, -code), (0, 2), "INVAL_INODE comes first");
+        assert_eq!((word(&notice[..8]), word(&notice[8..16]) as i64), (ino, -1));
+        assert_eq!(kernel.reply(), (7, (0, vec![1, 0, 0, 0, 0, 0, 0, 0])));
+        let mut chmod = vec![0; 88];
+        chmod[0] = 1;
+        chmod[68..72].copy_from_slice(&0o4755_u32.to_le_bytes());
+        assert_eq!(kernel.ask(opcode::SETATTR, ino, &chmod).0, 0);
+    }
+    drop(kernel);
+    end(session.wait());
+}
+
 /// S2, U5: the last answer comes when the file system is given back.
 #[test]
 fn s2_u5_destroy_is_answered_last() {
@@ -184,6 +221,24 @@ fn s2_u5_destroy_is_answered_last() {
     assert_eq!(kernel.reply(), (5, (0, Vec::new())));
     drop(kernel);
     thread.join().unwrap();
+}
+
+/// A mount whose start failed after the kernel had agreed was taken away by the process that served it: that
+/// umount(2) waited for ever for the answer to `DESTROY`, which only an `Ending` gave (S4).
+#[test]
+fn s4_a_session_that_is_dropped_answers_destroy() {
+    let fs: Arc<dyn FileSystem> = Arc::new(MemFs::default());
+    let (kernel, session) = ready(fs.clone());
+    drop(session);
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 0, "until then it serves");
+    assert_eq!(kernel.ask(opcode::DESTROY, 0, &[]), (0, Vec::new()));
+    // And if the kernel was first.
+    let (kernel, session) = ready(fs);
+    kernel.send(opcode::DESTROY, 99, 0, &[]);
+    let shared = session.shared.clone();
+    shared.wait(|state| state.destroy.is_some());
+    drop(session);
+    assert_eq!(kernel.reply(), (99, (0, Vec::new())));
 }
 
 /// S3: readers that cannot read end the session; it does not wait for what never comes.
