@@ -1,7 +1,7 @@
 //! forebay-fuse: a file system of ours, [`forebay_vfs::FileSystem`], as a mount of the kernel's.
 //!
 //! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the kernel is
-//! asked for a mount), `device` (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
+//! asked for a mount), [`device`] (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
 //! kernel knows of us), `trees` (who asks), `serve` (a request answered by the contract), `sweep` (what it
 //! shall forget), [`session`] (threads, ending), [`notify`], [`watchdog`].
 //!
@@ -22,7 +22,7 @@
 //! file system, see [`session`].
 #![forbid(unsafe_code)]
 
-mod device;
+pub mod device;
 mod handles;
 mod inodes;
 pub mod ioctl;

@@ -22,6 +22,7 @@ use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;
 use crate::notify::Notifier;
 use crate::options::{KernelCache, Options};
+use crate::payload::Spares;
 use crate::proto::consts::open;
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
@@ -62,6 +63,8 @@ pub(crate) struct Core {
     pub pruned: AtomicUsize,
     /// Names are being called stale.
     pub sweeping: AtomicBool,
+    /// Buffers for what is read and written.
+    pub spares: Spares,
     pub world: WorldRef,
     pub me: Weak<Core>,
 }
@@ -206,6 +209,7 @@ impl Core {
             epoch: AtomicU64::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
+            spares: Spares::new(options.thread_count()),
             world,
             me: me.clone(),
         })

@@ -30,7 +30,6 @@ use forebay_base::{Error, ErrorKind, Result, io_flusher};
 use forebay_vfs::{Beside, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
 const EIO: i32 = 5;
@@ -363,7 +362,7 @@ impl Shared {
                 Ok(Request { op: Op::Write { io, data }, .. }) => match core.write_now(&io, data) {
                     Some(Ok(outcome)) => return self.finish(core, header.unique, outcome),
                     Some(Err(e)) => return self.refuse(&header, &e),
-                    None => Work::Write(io, incoming.take_payload()),
+                    None => Work::Write(io, incoming.take_payload(|len| core.spares.take(len))),
                 },
                 Ok(_) => Work::Other(incoming.whole()),
                 Err(e) => return self.refuse(&header, &e),
@@ -383,38 +382,39 @@ impl Shared {
     /// Polls once; what has to wait goes on as a background task.
     fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
         let bytes = work.bytes();
-        let mut future = Box::pin(core.clone().serve(work));
-        let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Ready(outcome) = future.as_mut().poll(&mut cx) {
-            return self.finish(core, unique, outcome);
+        self.run(core, unique, bytes, Box::pin(core.clone().serve(work)));
+    }
+
+    fn task_begins(&self) {
+        // Nobody waits for more of them.
+        self.lock().tasks += 1;
+    }
+
+    fn task_ended(&self) {
+        let mut state = self.lock();
+        state.tasks -= 1;
+        // Only an [`Ending`] waits for that: telling all who wait of each would wake them for nothing.
+        let ending = state.destroy.is_some() || state.readers == 0;
+        if state.tasks == 0 && ending {
+            drop(state);
+            self.changed.notify_all();
         }
-        self.change(|state| state.tasks += 1);
-        let held = self.payload.hold(bytes);
-        let (shared, core) = (self.clone(), core.clone());
-        self.world.spawn(
-            "fuse request",
-            Box::pin(async move {
-                let task = Task(shared);
-                let unanswered = Unanswered { shared: &task.0, unique };
-                let outcome = future.await;
-                unanswered.answered();
-                task.0.finish(&core, unique, outcome);
-                drop(held);
-                // The file system may be given back when nobody counts any more (S2).
-                drop(core);
-            }),
-        );
     }
 
     fn finish(&self, core: &Core, unique: u64, outcome: Outcome) {
-        let told = match &outcome.answer {
-            Answer::Errno(errno) => self.device.reply(unique, *errno, &[]),
+        let Outcome { answer, undo } = outcome;
+        let told = match answer {
+            Answer::Errno(errno) => self.device.reply(unique, errno, &[]),
             Answer::Body(body) => self.device.reply(unique, 0, body.as_bytes()),
-            Answer::Data(buf, len) => self.device.reply(unique, 0, &buf[..*len]),
+            Answer::Data(buf, len) => {
+                let told = self.device.reply(unique, 0, &buf[..len]);
+                core.spares.give(buf);
+                told
+            }
         };
-        let Undo { inodes, opened } = &outcome.undo;
+        let Undo { inodes, opened } = &undo;
         if !told && (!inodes.is_empty() || opened.is_some()) {
-            core.undo(outcome.undo);
+            core.undo(undo);
         }
     }
 
@@ -459,8 +459,8 @@ impl Shared {
     }
 }
 
-/// What both sides can do.
-fn agreed(init: &InitIn, background: u16) -> InitOut {
+/// What both sides can do, with so many requests of the kernel's own accord at a time.
+pub fn agreed(init: &InitIn, background: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
     InitOut {
         minor: init.minor.min(VERSION_MINOR),
@@ -473,14 +473,6 @@ fn agreed(init: &InitIn, background: u16) -> InitOut {
     }
 }
 
-/// A request that a background task has, counted as long as the task lives.
-struct Task(Arc<Shared>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.change(|state| state.tasks -= 1);
-    }
-}
-
 #[cfg(test)]
 mod tests;
+mod waiting;

@@ -8,6 +8,7 @@ use crate::mount::{MountKind, Mounted};
 use crate::options::Options;
 use crate::proto::consts::{InitFlags, opcode};
 use crate::proto::request::InitIn;
+use crate::serve::Outcome;
 use forebay_base::task::block_on;
 use forebay_base::world::RealWorld;
 use forebay_base::{ErrorKind, Result};
@@ -16,7 +17,10 @@ use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
 /// The kernel's end.
@@ -197,6 +201,58 @@ fn s3_a_device_that_fails_ends_the_session() {
             .err()
             .unwrap();
     assert_eq!(failed.kind(), ErrorKind::Io);
+}
+
+/// Is ready at its second poll; the waker of the first is given away.
+struct Waits {
+    wakers: Sender<Waker>,
+    polled: bool,
+    /// It wakes itself while it is polled.
+    at_once: bool,
+}
+
+impl Future for Waits {
+    type Output = Outcome;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if std::mem::replace(&mut self.polled, true) {
+            return Poll::Ready(Outcome::errno(3));
+        }
+        if self.at_once {
+            cx.waker().wake_by_ref();
+        }
+        // The test may have had what it wants.
+        let _ = self.wakers.send(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// A1, A2: a request that waits is answered when it is woken, also if that was while it was polled first; one that
+/// nobody can wake any more gets an error, and a session does not wait for it.
+#[test]
+fn a1_a2_requests_that_wait_are_answered() {
+    let (kernel, session) = ready(Arc::new(MemFs::default()));
+    let core = session.shared.core.read().clone().unwrap();
+    let (sender, wakers) = std::sync::mpsc::channel();
+    let waits = |at_once| Box::pin(Waits { wakers: sender.clone(), polled: false, at_once });
+    session.shared.run(&core, 1, 10, waits(true));
+    assert_eq!(kernel.reply(), (1, (3, Vec::new())), "woken in the first poll");
+    drop(wakers.recv().unwrap());
+    // It is answered a little before it is over.
+    while session.shared.lock().tasks != 0 {
+        std::thread::yield_now();
+    }
+    session.shared.run(&core, 2, 10, waits(false));
+    assert_eq!(session.shared.lock().tasks, 1);
+    let waker = wakers.recv().unwrap();
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 0, "it has not been answered yet");
+    waker.wake_by_ref();
+    waker.wake();
+    assert_eq!(kernel.reply(), (2, (3, Vec::new())));
+    session.shared.run(&core, 3, 10, waits(false));
+    drop(wakers.recv().unwrap());
+    assert_eq!(kernel.reply(), (3, (5, Vec::new())), "nobody can wake it");
+    drop((core, kernel));
+    end(session.wait());
 }
 
 /// Q1, Q2: a kernel that does not know `PRUNE` is told that names are stale, of files that nobody has open.
