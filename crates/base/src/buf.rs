@@ -43,8 +43,8 @@ impl AlignedBuf {
         // SAFETY: the layout has a size of at least one byte.
         let raw = unsafe { alloc(layout) };
         let Some(ptr) = NonNull::new(raw) else { handle_alloc_error(layout) };
-        // SAFETY: both are valid for `len` bytes, the new memory is nobody else's, and all of it is initialised
-        // by this, as the slices that are made of it need.
+        // SAFETY: both are valid for `len` bytes, the new memory is nobody else's, and all of it is
+        // initialised by this, as the slices that are made of it need.
         unsafe { ptr.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len) };
         Self { ptr, len }
     }

@@ -1,9 +1,9 @@
 //! `mount`: a volume as programs have it, mounted, beside an empty FUSE server of as many threads, XFS on a
 //! direct loop device and the host's own file system.
 //!
-//! Reading order: [`ground`] (who takes part), then the parts: `read`, `sync`, `content` (`random` and `seq`),
-//! `names`; the behaviours through the mount: `uncached`, `dirty`, `stable`, `alloc`; `attach` and `keep` (what
-//! the kernel's cache keeps).
+//! Reading order: [`ground`] (who takes part), then the parts: `read`, `sync`, `content` (`random` and
+//! `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`, `stable`, `alloc`; `attach` and
+//! `keep` (what the kernel's cache keeps).
 //!
 //! Invariants: G1 all of a part do the same calls, by the same threads, on files of the same names and sizes.
 //! G2 cold means: mounted anew, by a process that has cached nothing.

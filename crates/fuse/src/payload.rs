@@ -65,8 +65,8 @@ impl Drop for Held {
     }
 }
 
-/// Buffers of requests that are over, for others: one that is new has to be made zeros, and the system to find
-/// memory for it.
+/// Buffers of requests that are over, for others: one that is new has to be made zeros, and the system to
+/// find memory for it.
 pub(crate) struct Spares {
     bufs: Mutex<Vec<AlignedBuf>>,
     max: usize,

@@ -1,5 +1,6 @@
-//! `alloc`: writers that write 2 MiB at a time with O_DIRECT through a mount, a file each, all at once. A request
-//! of a program comes to the volume in parts, at the same time: how many runs of the image does each end in?
+//! `alloc`: writers that write 2 MiB at a time with O_DIRECT through a mount, a file each, all at once. A
+//! request of a program comes to the volume in parts, at the same time: how many runs of the image does each
+//! end in?
 //!
 //! Invariants: A1 a run is what lies in one piece on the image, whatever the volume's own map cuts it into; a
 //! request that ends in one run counts one. A2 all writers begin each request at the same moment.
@@ -51,8 +52,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         }
     }
     report.note(format!(
-        "mount alloc: {WRITERS} writers, {count} requests of {} each, O_DIRECT; unaligned: buffers {OFF} bytes \
-         beside a page",
+        "mount alloc: {WRITERS} writers, {count} requests of {} each, O_DIRECT; unaligned: buffers {OFF} \
+         bytes beside a page",
         format_size(REQUEST)
     ));
     Ok(())

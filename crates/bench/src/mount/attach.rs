@@ -1,9 +1,9 @@
-//! `attach`: random 4 KiB reads at depth 32 of the block device that `forebay attach` makes of a raw image, all of
-//! it cached, beside a loop device on an empty FUSE server with one file, and beside the kernel's loop device on
-//! the same image with direct I/O.
+//! `attach`: random 4 KiB reads at depth 32 of the block device that `forebay attach` makes of a raw image,
+//! all of it cached, beside a loop device on an empty FUSE server with one file, and beside the kernel's
+//! loop device on the same image with direct I/O.
 //!
-//! Invariants: T1 the client is the same for all: fio with libaio and O_DIRECT, one job. T2 all of the image is in
-//! our cache before the first slice; the kernel's loop device with direct I/O caches nothing.
+//! Invariants: T1 the client is the same for all: fio with libaio and O_DIRECT, one job. T2 all of the image
+//! is in our cache before the first slice; the kernel's loop device with direct I/O caches nothing.
 
 use super::read::compare;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};

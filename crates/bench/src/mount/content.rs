@@ -2,8 +2,8 @@
 //! `seq`: one file written by 1 MiB until it is synced, and read cold.
 //!
 //! Invariants: C1 the time of a slice of writes ends with fsync. C2 of `random`: a slice begins with nothing
-//! cached, and the kernel's writers run in a memory cgroup of our budget each. C3 a read begins cold; nobody is
-//! held to a memory cgroup in `seq`.
+//! cached, and the kernel's writers run in a memory cgroup of our budget each. C3 a read begins cold; nobody
+//! is held to a memory cgroup in `seq`.
 
 use super::ground::{self, ALL, Ground, Plot, Who};
 use super::read::compare;

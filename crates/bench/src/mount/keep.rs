@@ -1,11 +1,11 @@
-//! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by what programs do:
-//! small files opened, read and closed again and again, random and sequential reads and random writes of a large
-//! one; and how much of the large one is then held twice. The default is the mode that loses nowhere and wins
-//! somewhere; and the rows of a mount in the table of `hit`.
+//! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by what
+//! programs do: small files opened, read and closed again and again, random and sequential reads and random
+//! writes of a large one; and how much of the large one is then held twice. The default is the mode that
+//! loses nowhere and wins somewhere; and the rows of a mount in the table of `hit`.
 //!
-//! Invariants: K1 all modes serve one volume, in turns, each time mounted anew and warmed. K2 the large file stays
-//! open from its warming to the end of its slices; the small ones are opened by each read, as that is what is
-//! measured.
+//! Invariants: K1 all modes serve one volume, in turns, each time mounted anew and warmed. K2 the large file
+//! stays open from its warming to the end of its slices; the small ones are opened by each read, as that is
+//! what is measured.
 
 use super::read::read_all;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
@@ -176,8 +176,8 @@ fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
     Ok(Slice { ops, bytes, seconds, usage, hist, ..Slice::default() })
 }
 
-/// The rows of a mount in the table of `hit`: random 4 KiB reads of a file that is all cached, by us, and with
-/// `kernel_cache=always` by the kernel.
+/// The rows of a mount in the table of `hit`: random 4 KiB reads of a file that is all cached, by us, and
+/// with `kernel_cache=always` by the kernel.
 pub fn hit_rows(options: &Options, size: u64, report: &mut Report) {
     let ran = super::prepare().and_then(|()| {
         let how = Mounting::new(2 * size + 128 * MIB, 2 * size + 96 * MIB, &options.aio);

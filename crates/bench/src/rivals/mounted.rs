@@ -2,8 +2,8 @@
 //!
 //! Invariants: M1 a mount ends on drop, also while a panic unwinds. M2 all of it lies in a folder whose name
 //! ends in our process id; [`sweep`] ends what a killed process has left, and touches nothing of a live one.
-//! M3 after [`Mounted::remount`] nothing of it is cached anywhere: the kernel's went with the mount, ours with
-//! the process.
+//! M3 after [`Mounted::remount`] nothing of it is cached anywhere: the kernel's went with the mount, ours
+//! with the process.
 
 use crate::harness::backing::Backing;
 use crate::rivals::server::forebay_binary;

@@ -226,8 +226,8 @@ impl Future for Waits {
     }
 }
 
-/// A1, A2: a request that waits is answered when it is woken, also if that was while it was polled first; one that
-/// nobody can wake any more gets an error, and a session does not wait for it.
+/// A1, A2: a request that waits is answered when it is woken, also if that was while it was polled first;
+/// one that nobody can wake any more gets an error, and a session does not wait for it.
 #[test]
 fn a1_a2_requests_that_wait_are_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));

@@ -1,13 +1,14 @@
-//! A request that has to wait: it was polled once by the thread that read it, and goes on as a background task
-//! when it is woken, not before. So a request that waits for a device costs one hand-over and not two.
+//! A request that has to wait: it was polled once by the thread that read it, and goes on as a background
+//! task when it is woken, not before. So a request that waits for a device costs one hand-over and not two.
 //!
 //! ```text
 //!   first poll: ready ─▶ answered on the reader thread
 //!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end
 //!               pending, and woken meanwhile ─▶ a background task at once
 //! ```
-//! Invariants: A1 a wake is never lost: one that comes while the first poll runs, or before the request is parked,
-//! counts. A2 a request that is dropped unfinished, parked or not, is answered EIO, and no longer counted.
+//! Invariants: A1 a wake is never lost: one that comes while the first poll runs, or before the request is
+//! parked, counts. A2 a request that is dropped unfinished, parked or not, is answered EIO, and no longer
+//! counted.
 //!
 //! Lock: one for each request, a leaf; nothing is spawned, dropped or polled under it.
 
@@ -106,7 +107,8 @@ impl Drop for Owed {
 }
 
 impl Shared {
-    /// Polls a request once; if it has to wait, it goes on when it is woken. `bytes`: what it holds meanwhile.
+    /// Polls a request once; if it has to wait, it goes on when it is woken. `bytes`: what it holds
+    /// meanwhile.
     pub(super) fn run(
         self: &Arc<Self>,
         core: &Arc<Core>,

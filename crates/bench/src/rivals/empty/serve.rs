@@ -1,7 +1,7 @@
 //! The process of the empty server: threads that read requests and answer each at once.
 //!
-//! Lock: the tree's, held for a look at it; reads and writes of content that do not make a file longer take it
-//! for reading at most.
+//! Lock: the tree's, held for a look at it; reads and writes of content that do not make a file longer take
+//! it for reading at most.
 
 use super::tree::Tree;
 use forebay_base::buf::AlignedBuf;
