@@ -5,8 +5,8 @@
 //! `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`, `stable`, `alloc`; `attach` and
 //! `keep` (what the kernel's cache keeps).
 //!
-//! Invariants: G1 all of a part do the same calls, by the same threads, on files of the same names and sizes.
-//! G2 cold means: mounted anew, by a process that has cached nothing.
+//! All of a part do the same calls, by the same threads, on files of the same names and sizes.
+//! Cold means: mounted anew, by a process that has cached nothing.
 
 mod alloc;
 mod attach;

@@ -2,7 +2,7 @@
 //! all of it cached, beside a loop device on an empty FUSE server with one file, and beside the kernel's
 //! loop device on the same image with direct I/O.
 //!
-//! Invariants: T1 the client is the same for all: fio with libaio and O_DIRECT, one job. T2 all of the image
+//! The client is the same for all: fio with libaio and O_DIRECT, one job. All of the image
 //! is in our cache before the first slice; the kernel's loop device with direct I/O caches nothing.
 
 use super::read::compare;
@@ -113,7 +113,7 @@ fn loop_on(name: &'static str, file: &Path) -> Device {
     }
 }
 
-/// T2, past the kernel's cache.
+/// Reads all of it, past the kernel's cache, so that ours has it.
 fn read_through(device: &Path, size: u64) -> Result<()> {
     let mut options = File::options();
     options.read(true).custom_flags(OFlags::DIRECT.bits() as i32);
@@ -125,7 +125,7 @@ fn read_through(device: &Path, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// T1.
+/// One slice of fio.
 fn one(device: &Path, turn: &Turn) -> Result<Slice> {
     let millis = turn.time.as_millis();
     let mut command = Command::new("fio");

@@ -1,8 +1,8 @@
 //! `random`: random 4 KiB buffered writes over a file far larger than the cache, until they are synced.
 //! `seq`: one file written by 1 MiB until it is synced, and read cold.
 //!
-//! Invariants: C1 the time of a slice of writes ends with fsync. C2 of `random`: a slice begins with nothing
-//! cached, and the kernel's writers run in a memory cgroup of our budget each. C3 a read begins cold; nobody
+//! The time of a slice of writes ends with fsync. Of `random`: a slice begins with nothing
+//! cached, and the kernel's writers run in a memory cgroup of our budget each. A read begins cold; nobody
 //! is held to a memory cgroup in `seq`.
 
 use super::ground::{self, ALL, Ground, Plot, Who};

@@ -1,8 +1,8 @@
 //! `dirty`: what a small change costs through a mount: bytes that the process of the mount has had written,
 //! log, data and tree, over bytes that the program changed.
 //!
-//! Invariants: D1 synced: each write of 4 KiB is followed by fsync. D2 not synced: each block of the file is
-//! dirtied at most once, in random order, then the file is synced once. D3 bytes are the kernel's count of
+//! Synced: each write of 4 KiB is followed by fsync. Not synced: each block of the file is
+//! dirtied at most once, in random order, then the file is synced once. Bytes are the kernel's count of
 //! what that process has written past the page cache (`/proc/PID/io`): the image is opened with O_DIRECT.
 
 use crate::dirty::written_by;

@@ -1,7 +1,7 @@
 //! Who takes part: a mount of ours, an empty FUSE server, XFS on a loop device, the host's own file system.
 //!
-//! Invariants: P1 each is a directory of the kernel's, and clients know no more of it. P2 rivals are at their
-//! best: see [`Making::best`], and [`crate::rivals::empty`]. P3 what is made on the host goes at the end.
+//! Each is a directory of the kernel's, and clients know no more of it. Rivals are at their
+//! best: see [`Making::best`], and [`crate::rivals::empty`]. What is made on the host goes at the end.
 
 use crate::harness::backing::Backing;
 use crate::harness::image::{drop_file_cache, open_with};
@@ -129,7 +129,7 @@ impl Ground {
         !matches!(self.kind, Kind::Host(_))
     }
 
-    /// Begins with nothing cached (G2), on the host as far as content goes. Nothing on it may be open.
+    /// begins with nothing cached, on the host as far as content goes. Nothing on it may be open.
     pub fn remount(&mut self) -> Result<()> {
         match &mut self.kind {
             Kind::Ours(mounted) => mounted.remount(),

@@ -3,7 +3,7 @@
 //! writes of a large one; and how much of the large one is then held twice. The default is the mode that
 //! loses nowhere and wins somewhere; and the rows of a mount in the table of `hit`.
 //!
-//! Invariants: K1 all modes serve one volume, in turns, each time mounted anew and warmed. K2 the large file
+//! All modes serve one volume, in turns, each time mounted anew and warmed. The large file
 //! stays open from its warming to the end of its slices; the small ones are opened by each read, as that is
 //! what is measured.
 

@@ -2,8 +2,8 @@
 //! they are written: with writers that wait for their own write-out (`wait`, what the patch is about) and
 //! with ours, that copies only what a writer hits (`cow`); beside it XFS on a loop device.
 //!
-//! Invariants: S1 both strategies run on one mount, in turns, and what a run left is removed before the
-//! next. S2 the longest of a strategy is the median over its runs of each run's longest.
+//! Both strategies run on one mount, in turns, and what a run left is removed before the
+//! next. The longest of a strategy is the median over its runs of each run's longest.
 
 use super::ground::{self, Ground, Plot, Who};
 use crate::harness::backing::Backing;
@@ -83,7 +83,7 @@ fn one(ground: &mut Ground, name: &str, seconds: u64) -> Result<Run> {
     let table = dbench::run(&at, seconds)?;
     let mut counted = counters(ground)?;
     counted.iter_mut().zip(before).for_each(|(now, before)| *now -= before);
-    // S1
+    // The next one begins on an empty directory.
     std::fs::remove_dir_all(&at).map_err(|e| Error::from_io("remove", e).with_path(&at))?;
     ground.sync()?;
     Ok(Run { table, counted })

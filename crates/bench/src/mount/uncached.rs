@@ -1,8 +1,9 @@
-//! `uncached`: a hot set of half the cache, hit at random through the mount by one thread while another reads
-//! ten times the cache: past it, by each of the ways in which a program can be told to, and as programs do.
+//! `uncached`: a hot set of a quarter of `cache_size`, hit at random through the mount by one thread while
+//! another reads ten times that: past the cache, by each of the ways in which a program can be told to, and as
+//! programs do.
 //!
-//! Invariants: U1 the mount is a fresh one for each stream, and all of the hot set is cached before it
-//! begins. U2 a block counts as evicted for each that the cache evicts meanwhile, whosever it is, and once
+//! The mount is a fresh one for each stream, and all of the hot set is cached before it
+//! begins. A block counts as evicted for each that the cache evicts meanwhile, whosever it is, and once
 //! more if it is a hot one that is missing at the end.
 
 use crate::harness::image::Rng;
@@ -108,7 +109,7 @@ fn open(path: &Path) -> Result<KernelFile> {
     Ok(KernelFile::new(file))
 }
 
-/// U1, U2.
+/// One stream.
 fn one(options: &Options, mounted: &Mounted, way: Way, hot: u64) -> Result<Found> {
     mounted.remount()?;
     let (hot_path, stream_path) = (mounted.path().join(HOT), mounted.path().join(STREAM));

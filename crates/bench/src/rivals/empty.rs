@@ -7,8 +7,10 @@
 //! `ready` when it serves; what it knows outlives the mount, so that a second one begins with nothing
 //! cached.
 //!
-//! Invariants: E1 it ends with its standard input, and takes its mount away. E2 what it answers is true, as
-//! far as names, kinds and sizes go: a client that works on a file system works on it.
+//! It ends with its standard input, and takes its mount away.
+//!
+//! Invariant: E2 what it answers is true, as far as names, kinds and sizes go: a client that works on a file
+//! system works on it.
 
 mod serve;
 mod tree;

@@ -1,8 +1,8 @@
 //! Ours as programs have it: a volume, mounted by the `forebay` program.
 //!
-//! Invariants: M1 a mount ends on drop, also while a panic unwinds. M2 all of it lies in a folder whose name
+//! A mount ends on drop, also while a panic unwinds. All of it lies in a folder whose name
 //! ends in our process id; [`sweep`] ends what a killed process has left, and touches nothing of a live one.
-//! M3 after [`Mounted::remount`] nothing of it is cached anywhere: the kernel's went with the mount, ours
+//! After [`Mounted::remount`] nothing of it is cached anywhere: the kernel's went with the mount, ours
 //! with the process.
 
 use crate::harness::backing::Backing;
@@ -152,7 +152,7 @@ impl Mounted {
         forebay(&["umount".as_ref(), self.path().as_os_str()]).map(drop)
     }
 
-    /// Ends the mount and begins it again (M3). Nothing on it may be open.
+    /// Ends the mount and begins it again, with nothing cached. Nothing on it may be open.
     pub fn remount(&self) -> Result<()> {
         self.unmount()?;
         self.mount()
@@ -228,7 +228,7 @@ fn end(folder: &Path) {
     let _ = fs::remove_dir(folder);
 }
 
-/// Ends the mounts below `dir` whose process is gone (M2).
+/// Ends the mounts below `dir` whose process is gone.
 pub fn sweep(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

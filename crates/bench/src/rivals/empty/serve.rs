@@ -66,7 +66,7 @@ pub fn serve(args: &[String]) -> i32 {
             println!("{said}");
             let _told = std::io::stdout().flush();
         }
-        // E1; the threads end with the connection.
+        // The threads end with the connection.
         let _gone = mount::unmount(Path::new(dir), true);
     });
     0
