@@ -10,6 +10,7 @@
 //!   read /dev/fuse ─▶ parse ─▶ first poll ──pending──▶ polled when woken           queue ─▶ write
 //!        ▲              │ ready                              │ ready
 //!        └── writev ◀───┘                          writev ◀──┘
+//!   and up to sixteen threads that sync: fsync(2) is I/O upon I/O, on a thread that may wait
 //! ```
 //! Invariants: U1 each request that wants an answer gets one, also when its handler panics. U2 what the
 //! kernel knows of an inode is counted before it is told, and taken back if it could not be told. U3 no

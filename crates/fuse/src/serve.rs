@@ -215,7 +215,8 @@ impl Core {
         })
     }
 
-    fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
+    /// What the kernel has open under this number.
+    pub fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
         match self.handles.get(fh) {
             Some(handle) => Ok(handle),
             None => fail(ErrorKind::BadHandle, "find", "no such handle"),

@@ -12,6 +12,7 @@
 //! reader thread handles a request, and for writing once, at the end.
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
+use crate::handles::Handle;
 use crate::mount::Mounted;
 use crate::notify::Notifier;
 use crate::options::Options;
@@ -75,6 +76,7 @@ struct Shared {
     world: WorldRef,
     notifier: Notifier,
     payload: Arc<Payload>,
+    syncs: Syncs,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -134,6 +136,7 @@ impl Session {
             world,
             notifier,
             payload: Payload::new(options.payload_max()),
+            syncs: Syncs::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -239,6 +242,7 @@ impl Ending {
             self.shared.device.reply(unique, errno, &[]);
         }
         self.shared.wait(|state| state.readers == 0);
+        self.shared.syncs.close();
         self.shared.notifier.close();
         self.shared.change(|state| state.ended = true);
         for thread in self.threads {
@@ -367,9 +371,39 @@ impl Shared {
                 Ok(_) => Work::Other(incoming.whole()),
                 Err(e) => return self.refuse(&header, &e),
             },
+            opcode::FSYNC | opcode::FSYNCDIR => {
+                let message = incoming.short().unwrap_or_default();
+                match Request::parse(message).map(|request| request.op) {
+                    Ok(Op::Fsync { fh, data_only } | Op::FsyncDir { fh, data_only }) => {
+                        match core.handle(fh) {
+                            Ok(handle) if self.sync(core, &header, &handle, data_only) => return,
+                            Ok(_) => Work::Other(incoming.whole()),
+                            Err(e) => return self.refuse(&header, &e),
+                        }
+                    }
+                    Ok(_) => Work::Other(incoming.whole()),
+                    Err(e) => return self.refuse(&header, &e),
+                }
+            }
             _ => Work::Other(incoming.whole()),
         };
         self.start(core, header.unique, work);
+    }
+
+    /// Has a file made durable by a thread that may wait. False: there is none.
+    fn sync(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        header: &Header,
+        handle: &Arc<Handle>,
+        data_only: bool,
+    ) -> bool {
+        let there = self.syncs.claim(self);
+        if there {
+            let owed = Owed::new(self, core, header.unique);
+            self.syncs.push(Job { handle: handle.clone(), data_only, owed });
+        }
+        there
     }
 
     fn refuse(&self, header: &Header, e: &Error) {
@@ -473,6 +507,10 @@ pub fn agreed(init: &InitIn, background: u16) -> InitOut {
     }
 }
 
+mod syncs;
 #[cfg(test)]
 mod tests;
 mod waiting;
+
+use syncs::{Job, Syncs};
+use waiting::Owed;

@@ -55,15 +55,17 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Rivals, and what they are called where the best and the worst cells are shown.
+pub const RIVALS: [(&str, &str); 4] = [
+    ("empty-fuse", "an empty FUSE server"),
+    ("xfs-on-loop", "kernel xfs on loop"),
+    ("host", "the host's file system"),
+    ("kernel-loop-direct", "kernel loop, direct I/O"),
+];
+
 /// Ours over each rival, for the best and the worst cell.
 pub fn compare(outcome: &Outcome, report: &mut Report, cell: &str) {
-    let rivals = [
-        ("empty-fuse", "an empty FUSE server"),
-        ("xfs-on-loop", "kernel xfs on loop"),
-        ("host", "the host's file system"),
-    ];
-    let cell = format!("on a mount, {cell}");
-    outcome.compare(report, &cell, "mount", &rivals);
+    outcome.compare(report, &format!("on a mount, {cell}"), "mount", &RIVALS);
 }
 
 /// Reads a file from the start to the end, twice: the second time what was read is known as used.

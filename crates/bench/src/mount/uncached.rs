@@ -1,6 +1,6 @@
 //! `uncached`: a hot set of a quarter of `cache_size`, hit at random through the mount by one thread while
-//! another reads ten times that: past the cache, by each of the ways in which a program can be told to, and as
-//! programs do.
+//! another reads ten times that: past the cache, by each of the ways in which a program can be told to, and
+//! as programs do.
 //!
 //! The mount is a fresh one for each stream, and all of the hot set is cached before it
 //! begins. A block counts as evicted for each that the cache evicts meanwhile, whosever it is, and once

@@ -79,7 +79,7 @@ impl Wake for Parking {
 }
 
 /// A request that is counted until it is over, and answered EIO if nobody else does (A2, U1).
-struct Owed {
+pub(super) struct Owed {
     shared: Arc<Shared>,
     core: Option<Arc<Core>>,
     unique: u64,
@@ -87,7 +87,14 @@ struct Owed {
 }
 
 impl Owed {
-    fn answer(mut self, outcome: Outcome) {
+    /// Counts one.
+    pub fn new(shared: &Arc<Shared>, core: &Arc<Core>, unique: u64) -> Self {
+        shared.task_begins();
+        Self { shared: shared.clone(), core: Some(core.clone()), unique, answered: false }
+    }
+
+    /// Tells the kernel.
+    pub fn answer(mut self, outcome: Outcome) {
         self.answered = true;
         if let Some(core) = &self.core {
             self.shared.finish(core, self.unique, outcome);
@@ -122,8 +129,7 @@ impl Shared {
         if let Poll::Ready(outcome) = request.as_mut().poll(&mut Context::from_waker(&waker)) {
             return self.finish(core, unique, outcome);
         }
-        self.task_begins();
-        let owed = Owed { shared: self.clone(), core: Some(core.clone()), unique, answered: false };
+        let owed = Owed::new(self, core, unique);
         let held = self.payload.hold(bytes);
         parking.park(Box::pin(async move {
             let outcome = request.await;
