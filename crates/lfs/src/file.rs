@@ -2,7 +2,7 @@
 //!
 //! Lock: the state lock, for the length of a look or a change; never across a wait.
 
-use crate::content::Content;
+use crate::content::{AT_ONCE, Content};
 use crate::fault::Planted;
 use crate::format::change::Change;
 use crate::format::inode::FileType;
@@ -22,6 +22,9 @@ use forebay_vfs::{
     SetAttr, WriteResult, Wrote,
 };
 use std::sync::{Arc, OnceLock};
+
+/// How often room is made for one write.
+const ROOM_ROUNDS: u32 = 4;
 
 /// See the module. Dropped, it releases the inode.
 pub(crate) struct VolumeFile {
@@ -94,15 +97,19 @@ impl VolumeFile {
             Some(part) => Source::Owned(part),
             None => buf,
         };
-        let again = match &mut source {
-            Source::Owned(buf) => Source::Owned(buf),
-            Source::Slice(slice) => Source::Slice(slice),
-        };
-        let range = match content.file.write_placed(handle, offset, again, flags).await {
-            Err(error) if error.kind() == ErrorKind::NoSpace && self.inner.make_room().await => {
-                content.file.write_placed(handle, offset, source, flags).await?
+        let mut rounds = 0;
+        let range = loop {
+            let again = match &mut source {
+                Source::Owned(buf) => Source::Owned(buf),
+                Source::Slice(slice) => Source::Slice(slice),
+            };
+            let done = content.file.write_placed(handle, offset, again, flags).await;
+            let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
+            // Somebody else may take what has come free.
+            if !full || rounds == ROOM_ROUNDS || !self.inner.make_room().await {
+                break done?;
             }
-            done => done?,
+            rounds += 1;
         };
         self.touch_content(privileges)?;
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
@@ -219,7 +226,7 @@ impl Drop for VolumeFile {
             content.file.close_handle(handle);
         }
         self.inner.state.lock().released(self.ino, self.closes);
-        self.inner.tidy();
+        self.inner.tidy(Some(self.ino.0), AT_ONCE);
     }
 }
 
@@ -322,7 +329,7 @@ impl Inner {
                     written = Some(ino);
                 }
                 done => {
-                    self.tidy();
+                    self.tidy(None, AT_ONCE);
                     return done.map(drop);
                 }
             }

@@ -190,7 +190,7 @@ impl OpenVolume {
 
 /// What a volume's superblock says.
 pub fn about(volume: &forebay::Volume) -> Outcome<Value> {
-    let info = volume.info()?;
+    let (info, cleaned) = (volume.info()?, volume.clean_stats());
     Ok(json!({
         "path": volume.path().display().to_string(),
         "uuid": uuid(&info.uuid),
@@ -204,6 +204,14 @@ pub fn about(volume: &forebay::Volume) -> Outcome<Value> {
         "damaged": info.damaged,
         "created_ns": info.created_ns,
         "read_only": volume.read_only(),
+        "cleaner": {
+            "passes": cleaned.passes,
+            "segments": cleaned.segments,
+            "moved_bytes": cleaned.moved_bytes,
+            "overtaken_bytes": cleaned.overtaken_bytes,
+            "discarded": cleaned.discarded,
+            "bad_blocks": cleaned.bad_blocks,
+        },
     }))
 }
 
