@@ -8,8 +8,11 @@
 //! after the last request is answered. S3 a reader thread that ends for another reason than the end of the
 //! connection says so in the log, and the session ends when none is left.
 //!
-//! Locks: the session's state, a leaf; and the slot of the file system, which is held for reading while a
-//! reader thread handles a request, and for writing once, at the end.
+//! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held for
+//! reading while a reader thread handles a request, and for writing once, at the end.
+
+mod syncs;
+mod waiting;
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
 use crate::handles::Handle;
@@ -32,6 +35,8 @@ use forebay_vfs::{Beside, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use syncs::{Job, Syncs};
+use waiting::Owed;
 
 const EIO: i32 = 5;
 const EPROTO: i32 = 71;
@@ -507,10 +512,5 @@ pub fn agreed(init: &InitIn, background: u16) -> InitOut {
     }
 }
 
-mod syncs;
 #[cfg(test)]
 mod tests;
-mod waiting;
-
-use syncs::{Job, Syncs};
-use waiting::Owed;
