@@ -99,10 +99,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Bytes that the front end may use beside the cache: for each thread two buffers and a request beyond
-    /// the bound (a copy, at most), the requests that wait, counts of inodes.
+    /// Bytes that the front end may use beside the cache: for each thread two buffers, a spare one and a
+    /// request beyond the bound (a copy, at most), the requests that wait, counts of inodes.
     pub fn memory_bound(&self) -> u64 {
-        let threads = self.thread_count() as u64 * (2 * PAYLOAD_MAX as u64 + copy::MEMORY_BYTES);
+        let threads = self.thread_count() as u64 * (3 * PAYLOAD_MAX as u64 + copy::MEMORY_BYTES);
         threads + self.payload_max() + self.inodes_max as u64 * 32
     }
 

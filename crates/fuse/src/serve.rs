@@ -23,6 +23,7 @@ use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;
 use crate::notify::Notifier;
 use crate::options::{KernelCache, Options};
+use crate::payload::Spares;
 use crate::proto::consts::{opcode, open};
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
@@ -63,6 +64,8 @@ pub(crate) struct Core {
     pub pruned: AtomicUsize,
     /// Names are being called stale.
     pub sweeping: AtomicBool,
+    /// Buffers for what is read and written.
+    pub spares: Spares,
     pub world: WorldRef,
     pub me: Weak<Core>,
 }
@@ -223,12 +226,14 @@ impl Core {
             epoch: AtomicU64::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
+            spares: Spares::new(options.thread_count()),
             world,
             me: me.clone(),
         })
     }
 
-    fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
+    /// What the kernel has open under this number.
+    pub fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
         match self.handles.get(fh) {
             Some(handle) => Ok(handle),
             None => fail(ErrorKind::BadHandle, "find", "no such handle"),

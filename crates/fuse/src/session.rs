@@ -9,10 +9,14 @@
 //! connection says so in the log, and the session ends when none is left. S4 `DESTROY` is answered also when
 //! there is no [`Ending`]: a session that did not start, or is dropped, answers it at once.
 //!
-//! Locks: the session's state, a leaf; and the slot of the file system, which is held for reading while a
-//! reader thread handles a request, and for writing once, at the end.
+//! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held for
+//! reading while a reader thread handles a request, and for writing once, at the end.
+
+mod syncs;
+mod waiting;
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
+use crate::handles::Handle;
 use crate::mount::Mounted;
 use crate::notify::Notifier;
 use crate::options::Options;
@@ -31,8 +35,9 @@ use forebay_base::{Error, ErrorKind, Result, io_flusher};
 use forebay_vfs::{Beside, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
+use syncs::{Job, Syncs};
+use waiting::Owed;
 
 const EIO: i32 = 5;
 const EPROTO: i32 = 71;
@@ -79,6 +84,7 @@ struct Shared {
     world: WorldRef,
     notifier: Notifier,
     payload: Arc<Payload>,
+    syncs: Syncs,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -141,6 +147,7 @@ impl Session {
             world,
             notifier,
             payload: Payload::new(options.payload_max()),
+            syncs: Syncs::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -238,6 +245,7 @@ impl Ending {
             self.shared.device.reply(unique, errno, &[]);
         }
         self.shared.wait(|state| state.readers == 0);
+        self.shared.syncs.close();
         self.shared.notifier.close();
         self.shared.change(|state| state.ended = true);
         for thread in self.threads {
@@ -406,14 +414,44 @@ impl Shared {
                 Ok(Request { op: Op::Write { io, data }, .. }) => match core.write_now(&io, data) {
                     Some(Ok(outcome)) => return self.finish(core, header.unique, outcome),
                     Some(Err(e)) => return self.refuse(&header, &e),
-                    None => Work::Write(io, incoming.take_payload()),
+                    None => Work::Write(io, incoming.take_payload(|len| core.spares.take(len))),
                 },
                 Ok(_) => Work::Other(incoming.whole()),
                 Err(e) => return self.refuse(&header, &e),
             },
+            opcode::FSYNC | opcode::FSYNCDIR => {
+                let message = incoming.short().unwrap_or_default();
+                match Request::parse(message).map(|request| request.op) {
+                    Ok(Op::Fsync { fh, data_only } | Op::FsyncDir { fh, data_only }) => {
+                        match core.handle(fh) {
+                            Ok(handle) if self.sync(core, &header, &handle, data_only) => return,
+                            Ok(_) => Work::Other(incoming.whole()),
+                            Err(e) => return self.refuse(&header, &e),
+                        }
+                    }
+                    Ok(_) => Work::Other(incoming.whole()),
+                    Err(e) => return self.refuse(&header, &e),
+                }
+            }
             _ => Work::Other(incoming.whole()),
         };
         self.start(core, header.unique, work);
+    }
+
+    /// Has a file made durable by a thread that may wait. False: there is none.
+    fn sync(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        header: &Header,
+        handle: &Arc<Handle>,
+        data_only: bool,
+    ) -> bool {
+        let there = self.syncs.claim(self);
+        if there {
+            let owed = Owed::new(self, core, header.unique);
+            self.syncs.push(Job { handle: handle.clone(), data_only, owed });
+        }
+        there
     }
 
     fn refuse(&self, header: &Header, e: &Error) {
@@ -425,39 +463,40 @@ impl Shared {
 
     /// Polls once; what has to wait goes on as a background task.
     fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
-        // Its buffers may be there after the first poll.
-        let held = self.payload.hold(work.bytes());
-        let mut future = Box::pin(core.clone().serve(work));
-        let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Ready(outcome) = future.as_mut().poll(&mut cx) {
-            return self.finish(core, unique, outcome);
+        let bytes = work.bytes();
+        self.run(core, unique, bytes, Box::pin(core.clone().serve(work)));
+    }
+
+    fn task_begins(&self) {
+        // Nobody waits for more of them.
+        self.lock().tasks += 1;
+    }
+
+    fn task_ended(&self) {
+        let mut state = self.lock();
+        state.tasks -= 1;
+        // Only an [`Ending`] waits for that: telling all who wait of each would wake them for nothing.
+        let ending = state.destroy.is_some() || state.readers == 0;
+        if state.tasks == 0 && ending {
+            drop(state);
+            self.changed.notify_all();
         }
-        self.change(|state| state.tasks += 1);
-        let (shared, core) = (self.clone(), core.clone());
-        self.world.spawn(
-            "fuse request",
-            Box::pin(async move {
-                let task = Task(shared);
-                let unanswered = Unanswered { shared: &task.0, unique };
-                let outcome = future.await;
-                unanswered.answered();
-                task.0.finish(&core, unique, outcome);
-                drop(held);
-                // The file system may be given back when nobody counts any more (S2).
-                drop(core);
-            }),
-        );
     }
 
     fn finish(&self, core: &Core, unique: u64, outcome: Outcome) {
-        let told = match &outcome.answer {
-            Answer::Errno(errno) => self.device.reply(unique, *errno, &[]),
+        let Outcome { answer, undo } = outcome;
+        let told = match answer {
+            Answer::Errno(errno) => self.device.reply(unique, errno, &[]),
             Answer::Body(body) => self.device.reply(unique, 0, body.as_bytes()),
-            Answer::Data(buf, len) => self.device.reply(unique, 0, &buf[..*len]),
+            Answer::Data(buf, len) => {
+                let told = self.device.reply(unique, 0, &buf[..len]);
+                core.spares.give(buf);
+                told
+            }
         };
-        let Undo { inodes, opened } = &outcome.undo;
+        let Undo { inodes, opened } = &undo;
         if !told && (!inodes.is_empty() || opened.is_some()) {
-            core.undo(outcome.undo);
+            core.undo(undo);
         }
     }
 
@@ -502,8 +541,8 @@ impl Shared {
     }
 }
 
-/// What both sides can do.
-fn agreed(init: &InitIn, background: u16) -> InitOut {
+/// What both sides can do, with so many requests of the kernel's own accord at a time.
+pub fn agreed(init: &InitIn, background: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
     InitOut {
         minor: init.minor.min(VERSION_MINOR),
@@ -513,15 +552,6 @@ fn agreed(init: &InitIn, background: u16) -> InitOut {
         congestion_threshold: (background / 4 * 3).max(1),
         max_write: PAYLOAD_MAX as u32,
         max_pages: (PAYLOAD_MAX / 4096) as u16,
-    }
-}
-
-/// A request that a background task has, counted as long as the task lives.
-struct Task(Arc<Shared>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.change(|state| state.tasks -= 1);
     }
 }
 

@@ -63,7 +63,9 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
                  volume of uncached; cells, depth, memory, sparse of loop;
                  hits, misses, status of nbd; many, dead of files;
                  sync, random, seq, sustained, names, open, full of volume;
-                 delay, disk, small, sim, kernel of alloc
+                 delay, disk, small, sim, kernel of alloc;
+                 read, sync, random, seq, names, uncached, dirty, stable, alloc, attach,
+                 kernel of mount
   --without NAME of all: not this bench
   --lines        prints a line per cycle
   --keep         leaves the images behind";

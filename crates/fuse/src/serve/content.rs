@@ -88,7 +88,7 @@ impl Core {
 
     pub(super) async fn read(&self, io: ReadIn) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
-        let buf = AlignedBuf::new((io.size as usize).min(PAYLOAD_MAX));
+        let buf = self.spares.take((io.size as usize).min(PAYLOAD_MAX));
         let (buf, done) = handle.file.read(io.offset, buf, flags_of_read(&handle, &io)).await;
         Ok(Outcome { answer: Answer::Data(buf, done?), undo: Undo::default() })
     }
@@ -96,7 +96,8 @@ impl Core {
     pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
         let flags = self.flags_of_write(&handle, &io);
-        let (_, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
+        let (data, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
+        self.spares.give(data);
         done.map(|done| self.wrote(&handle, &io, &done))
     }
 
