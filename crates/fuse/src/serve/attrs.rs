@@ -95,8 +95,7 @@ impl Core {
         let names = self.fs.listxattr(Ino(header.node)).await?;
         let mut list = Vec::new();
         // Names that only root may use only root is shown, as other file systems do it.
-        let shown = |name: &&Box<[u8]>| header.uid == 0 || !is_trusted(name);
-        for name in names.iter().filter(shown) {
+        for name in names.iter().filter(|name| header.uid == 0 || !is_trusted(name)) {
             list.extend_from_slice(name);
             list.push(0);
         }
