@@ -1,10 +1,12 @@
-//! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes. What
-//! is in the cache of a file that nobody has open stays there; [`crate::left`] says how it is found again.
+//! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
+//! What is in the cache of a file that nobody has open stays there; [`crate::left`] says how it is found
+//! again.
 //!
 //! Invariant D11 an inode has at most one mapping at a time, and it stays while it is open or owes something.
 //!
-//! Locks: `making`, then the state lock; none across a wait. A mapping is made and let go of under the first, so
-//! that who opens a file finds all or nothing of what the last one left, and never under the second.
+//! Locks: `making`, then the state lock; none across a wait. A mapping is made and let go of under the
+//! first, so that who opens a file finds all or nothing of what the last one left, and never under the
+//! second.
 
 use crate::aops::FileOps;
 use crate::format::change::{Change, Size};

@@ -114,8 +114,8 @@ pub struct OpenOptions {
     pub checkpoint_bytes: u64,
     /// What is durable in the log is in a checkpoint after this time; none: only by size.
     pub checkpoint_age: Duration,
-    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to its
-    /// file system then, and has to get them again before they are written; without it they stay written.
+    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to
+    /// its file system then, and has to get them again before they are written; without it they stay written.
     pub discard: bool,
     /// What changes may take in memory until a checkpoint has merged them, bytes.
     pub overlay_bytes: u64,
@@ -123,8 +123,8 @@ pub struct OpenOptions {
     pub node_cache_bytes: usize,
     /// Inodes and entries of directories that are kept in memory beside those that must be, bytes.
     pub inode_cache_bytes: usize,
-    /// The three bounds above are shares of the budget of `cache` in the stead of these numbers, and what is in
-    /// use is a part of it.
+    /// The three bounds above are shares of the budget of `cache` in the stead of these numbers, and what
+    /// is in use is a part of it.
     pub of_budget: bool,
     /// Below so many of 100 segments free, those with little in them are cleaned in the background; 0: only
     /// when there is no room, at most 50.

@@ -3,7 +3,7 @@
 //!
 //! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every 20 ms,
 //! and what it has before it opens the volume is not taken off. O2 the child that writes the log is killed
-//! with SIGKILL and closes nothing. O3 a file that is touched again was closed in between: what of it is read
+//! with SIGKILL and closes nothing. A file that is touched again was closed in between: what of it is read
 //! from the device then is what its last close has cost.
 
 use super::names::{EACH, Tree};
@@ -128,7 +128,7 @@ fn open_job(job: &Value) -> Result<OurVolume> {
 }
 
 /// The child's side: lists every directory of the root, and of each file in it reads the attributes and the
-/// first block. Then once more the last ones (O3).
+/// first block. Then once more the last ones.
 pub fn touch_here(job: &Value) -> Result<Value> {
     let volume = open_job(job)?;
     let fs = &volume.volume;

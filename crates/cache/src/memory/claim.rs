@@ -1,8 +1,8 @@
 //! Memory beside the cache that is part of its budget: what a volume keeps of its tree, its names and its
 //! changes. It comes off the frames, as what files take does (`fit`), and is shown part by part.
 //!
-//! Invariants: J1 what is claimed of all parts together is the sum of what is claimed of each, and comes off the
-//! frames, up to half of the budget. J2 a claim that is dropped claims nothing.
+//! Invariants: J1 what is claimed of all parts together is the sum of what is claimed of each, and comes
+//! off the frames, up to half of the budget. J2 a claim that is dropped claims nothing.
 //! Lock: none.
 
 use crate::cache::PageCache;

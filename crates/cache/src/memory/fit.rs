@@ -1,5 +1,5 @@
-//! Files, and who claims a part of the budget ([`crate::memory::claim`]), take their memory from the frames' part
-//! of it.
+//! Files, and who claims a part of the budget ([`crate::memory::claim`]), take their memory from the
+//! frames' part of it.
 //!
 //! A budget is divided as if there were few files. What files take beyond three quarters of the share of
 //! requests in flight is taken off the frames, in steps and a little ahead of need, and given back when they

@@ -1,8 +1,9 @@
-//! Reading ahead: leaves that lie one behind the other in the tree, and often on the device, are had together.
+//! Reading ahead: leaves that lie one behind the other in the tree, and often on the device, are had
+//! together.
 //!
 //! Invariants: B45 what is read ahead is verified as any node is (B21), and what cannot be had is left to who
-//! asks for it. B46 it is read only where it is not in the cache, and as much as is asked for, at most what one
-//! node of the level above leads to.
+//! asks for it. B46 it is read only where it is not in the cache, and as much as is asked for, at most what
+//! one node of the level above leads to.
 //!
 //! No locks.
 

@@ -71,9 +71,9 @@ impl Many {
     }
 }
 
-/// With more files than fit into memory each one that was looked up went through the tree by itself, twice: at a
-/// hundred thousand files that was fifteen times as slow as at ten thousand. What lies beside what is missing
-/// comes with it.
+/// With more files than fit into memory each one that was looked up went through the tree by itself, twice:
+/// at a hundred thousand files that was fifteen times as slow as at ten thousand. What lies beside what is
+/// missing comes with it.
 #[test]
 fn neighbours_come_with_what_is_missing() {
     let bounds = |inode_cache_bytes| OpenOptions { inode_cache_bytes, ..OpenOptions::default() };
@@ -105,8 +105,8 @@ fn neighbours_come_with_what_is_missing() {
     }
 }
 
-/// A volume's tree, names and changes came on top of the budget. They are parts of it, each with a row, and take
-/// theirs from the frames.
+/// A volume's tree, names and changes came on top of the budget. They are parts of it, each with a row, and
+/// take theirs from the frames.
 #[test]
 fn v11_what_a_volume_keeps_is_a_part_of_the_budget() {
     let config = Config { huge_pages: false, ..Config::with_budget(32 * MIB) };
