@@ -1,7 +1,8 @@
 //! What a volume keeps in memory beside its cache: nodes of its tree, names, and changes that are not merged.
 //!
 //! On its own a volume has bounds for each ([`crate::OpenOptions`]). Opened `of_budget` they are shares of
-//! the cache's budget and follow it, and what is in use is claimed there, so that it comes off the frames.
+//! the cache's budget, and what is in use is claimed there, so that it comes off the frames. Bounds of nodes
+//! and names follow a budget that changes.
 //!
 //! Invariant: V11 what is claimed is what is in use, but for a little; of changes it is the most that there
 //! were, for they come back with the next checkpoint.
