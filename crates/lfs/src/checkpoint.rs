@@ -55,6 +55,8 @@ pub(crate) struct Frozen {
     ticket: u64,
     /// Pairs of nodes that its merge may need (P13).
     pub nodes: u64,
+    /// What it takes in memory, bytes, about.
+    pub bytes: u64,
 }
 
 /// Where a checkpoint's log begins.
@@ -140,7 +142,7 @@ impl Checkpoints {
 impl State {
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
-        let nodes = self.merge_nodes(Growth::default());
+        let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
         let data = Arc::new(std::mem::take(&mut self.data));
         let items = Arc::new(std::mem::take(&mut self.items));
         self.maps = (0, 0);
@@ -158,6 +160,7 @@ impl State {
             inodes: self.inodes,
             ticket,
             nodes,
+            bytes,
         });
         self.count_nodes();
     }

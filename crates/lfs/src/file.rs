@@ -222,8 +222,8 @@ impl VolumeFile {
 
 impl Drop for VolumeFile {
     fn drop(&mut self) {
-        if let Some((content, handle)) = self.content.get() {
-            content.file.close_handle(handle);
+        if let Some((content, handle)) = self.content.take() {
+            content.file.close_handle(&handle);
         }
         self.inner.state.lock().released(self.ino, self.closes);
         self.inner.tidy(Some(self.ino.0), AT_ONCE);
