@@ -167,6 +167,7 @@ impl MappedFile {
         };
         let written: Vec<Written> = reservation.places().iter().map(written).collect();
         self.write_places(&reservation, range, src, flags, covered).await?;
+        let _uncut = self.mapping.bounds.uncut();
         self.ops.publish(&reservation, &written, publishable_size(&self.mapping, &*self.ops));
         Ok(())
     }
