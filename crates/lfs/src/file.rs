@@ -98,9 +98,15 @@ impl VolumeFile {
             Source::Owned(buf) => Source::Owned(buf),
             Source::Slice(slice) => Source::Slice(slice),
         };
-        let range = match content.file.write_placed(handle, offset, again, flags).await {
+        let (file, mut place) = (&content.file, None);
+        let range = match file.write_to_place(handle, offset, again, flags, &mut place).await {
             Err(error) if error.kind() == ErrorKind::NoSpace && self.inner.make_room().await => {
-                content.file.write_placed(handle, offset, source, flags).await?
+                // An append has its place: at the end of file it would be there twice, or behind a gap.
+                let (offset, flags) = match place {
+                    Some(place) => (place.start, flags - IoFlags::APPEND),
+                    None => (offset, flags),
+                };
+                file.write_placed(handle, offset, source, flags).await?
             }
             done => done?,
         };
