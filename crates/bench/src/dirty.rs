@@ -20,7 +20,7 @@ mod nbd;
 mod subject;
 mod volume;
 
-pub(crate) use subject::{Subject, device_stat, sectors_written};
+pub(crate) use subject::{Subject, device_stat, sectors_written, written_by};
 
 use crate::harness::options::Options;
 use crate::report::model::Report;

@@ -3,7 +3,7 @@
 use crate::control::proto::Refusal;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
-use forebay_live::{Board, Options, Server};
+use forebay_live::{Board, Bound, Options, Server};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -35,9 +35,14 @@ pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Listens, if that is wanted.
-pub fn serve(board: &Arc<Board>, options: Option<Options>) -> Outcome<Option<Server>> {
-    options.map(|options| Server::start(board, &options).map_err(Failure::from)).transpose()
+/// Takes the address, if one is wanted: before anything is served, so that one that is taken stops nothing.
+pub fn bind(args: &LiveArgs) -> Outcome<Option<Bound>> {
+    Ok(options(args)?.map(|options| Bound::new(&options)).transpose()?)
+}
+
+/// Serves there.
+pub fn serve(board: &Arc<Board>, bound: Option<Bound>) -> Outcome<Option<Server>> {
+    Ok(bound.map(|bound| bound.serve(board)).transpose()?)
 }
 
 /// Where the page is.

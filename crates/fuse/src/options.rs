@@ -4,6 +4,7 @@
 
 use crate::device::PAYLOAD_MAX;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_vfs::copy;
 use rustix::mount::MountFlags;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -98,10 +99,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Bytes that the front end may use beside the cache: for each thread two buffers and a request beyond
-    /// the bound, the requests that wait, counts of inodes.
+    /// Bytes that the front end may use beside the cache: for each thread two buffers, a spare one and a
+    /// request beyond the bound (a copy, at most), the requests that wait, counts of inodes.
     pub fn memory_bound(&self) -> u64 {
-        let threads = self.thread_count() as u64 * 3 * PAYLOAD_MAX as u64;
+        let threads = self.thread_count() as u64 * (3 * PAYLOAD_MAX as u64 + copy::MEMORY_BYTES);
         threads + self.payload_max() + self.inodes_max as u64 * 32
     }
 

@@ -213,6 +213,7 @@ impl Inner {
     pub(crate) async fn checkpoint(&self, how: How) -> Result<()> {
         let guard = self.checkpoints.take().await;
         let done = self.checkpoint_in_turn(how).await;
+        self.discard_freed().await;
         drop(guard);
         done
     }
@@ -235,7 +236,9 @@ impl Inner {
                 How::Log | How::Close => state.append_cut(false),
                 How::Moving => state.append_cut(true),
             };
+            let half = self.plant.has(Planted::HalfRename).then(|| state.half_rename()).flatten();
             state.freeze(ticket);
+            half.into_iter().for_each(|name| state.items.put(name, None));
             ticket
         };
         let taken = Ledger::default();
@@ -327,6 +330,9 @@ impl Inner {
             superblock.inode_count = frozen.inodes;
             let State { room, space, .. } = &mut *state;
             plan.died().iter().for_each(|segment| room.forget(space, *segment));
+            if self.plant.has(Planted::SegmentReusedEarly) {
+                plan.died().iter().for_each(|segment| space.segments.give_back(*segment));
+            }
             (plan, superblock)
         };
         let table = self.write_usage(&plan.entries, &usage, number).await?;
@@ -369,6 +375,8 @@ impl Inner {
         let Space { segments, nodes, .. } = &mut state.space;
         segments.reclaim(number);
         nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
+        drop(state);
+        self.discard_freed().await;
         Ok(())
     }
 
@@ -422,7 +430,7 @@ impl Inner {
         state.count_nodes();
         state.remove_left();
         drop(state);
-        self.tidy();
+        self.tidy(None, usize::MAX);
     }
 
     /// Merges what is frozen: content first, so that inodes can say what is stored.

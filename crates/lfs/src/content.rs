@@ -15,6 +15,7 @@ use forebay_iomap::file::Geometry;
 use forebay_iomap::{Handle, MappedFile};
 use forebay_vfs::Ino;
 use forebay_vfs::rules::{self, refuse};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// See the module.
@@ -24,7 +25,52 @@ pub(crate) struct Content {
     pub handle: Handle,
 }
 
+/// Inodes that are closed and may owe something, and where the hand is that goes round among them: with a
+/// million of them nobody who closes one looks at all.
+#[derive(Default)]
+pub(crate) struct Lingering {
+    inos: BTreeSet<u64>,
+    hand: u64,
+}
+
+impl Lingering {
+    /// Lingering from now on.
+    pub fn insert(&mut self, ino: u64) {
+        self.inos.insert(ino);
+    }
+
+    /// Whether it lingers.
+    pub fn contains(&self, ino: u64) -> bool {
+        self.inos.contains(&ino)
+    }
+
+    /// Takes out `first`, and up to `most` at the hand.
+    fn take(&mut self, first: Option<u64>, most: usize) -> Vec<u64> {
+        let mut taken: Vec<u64> = first.filter(|ino| self.inos.remove(ino)).into_iter().collect();
+        for _ in 0..most {
+            let next = self.inos.range(self.hand..).next().or_else(|| self.inos.first());
+            let Some(ino) = next.copied() else { break };
+            self.inos.remove(&ino);
+            self.hand = ino + 1;
+            taken.push(ino);
+        }
+        taken
+    }
+}
+
+/// Lingering inodes that whoever closes one looks at beside it.
+pub(crate) const AT_ONCE: usize = 4;
+
 impl State {
+    /// What was owed is durable up to a ticket. False: some of it was taken by a flush that failed.
+    pub fn settle_owed(&mut self, ticket: u64) -> bool {
+        self.owed_written.retain(|_, written| {
+            let whole = written.lost == written.healed;
+            !whole || written.upto > ticket
+        });
+        self.owed_written.values().all(|written| written.lost == written.healed)
+    }
+
     /// The size of a file that owes nothing else: what it grew by is a hole.
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
@@ -72,12 +118,13 @@ impl Inner {
         Ok(node.content.get_or_insert(new).clone())
     }
 
-    /// What was removed drops its dirt; what owes nothing and is not open goes.
-    pub(crate) fn tidy(&self) {
+    /// What was removed drops its dirt; what owes nothing and is not open goes: looks at `first`, and at so
+    /// many others.
+    pub(crate) fn tidy(&self, first: Option<u64>, most: usize) {
         let (removed, settled) = {
             let mut state = self.state.lock();
             let removed = std::mem::take(&mut state.removed);
-            let lingering = std::mem::take(&mut state.lingering);
+            let lingering = state.lingering.take(first, most);
             let mut settled = Vec::new();
             for ino in lingering {
                 let Some(node) = state.nodes.get(&ino) else { continue };
@@ -110,19 +157,25 @@ impl Inner {
     /// synced now. One stays owed until it is written, so that nobody syncs past it meanwhile: if it cannot
     /// be written, that is an error of every sync until it can.
     pub(crate) async fn write_owed(&self) -> Result<()> {
-        let owed: Vec<u64> = self.state.lock().owed.keys().copied().collect();
+        let owed: BTreeSet<u64> = {
+            let state = self.state.lock();
+            state.owed.keys().chain(state.owed_written.keys()).copied().collect()
+        };
         let mut result = Ok(());
         for ino in owed {
-            let (last, content) = {
+            let (last, lost, content) = {
                 let mut state = self.state.lock();
-                let Some(last) = state.owed.get(&ino).copied() else { continue };
+                let last = state.owed.get(&ino).copied();
+                let lost = state.owed_written.get(&ino).map_or(0, |written| written.lost);
                 let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
                 let Some(content) = content else {
                     state.owed.remove(&ino);
+                    state.owed_written.remove(&ino);
                     continue;
                 };
-                (last, content)
+                (last, lost, content)
             };
+            content.file.take_back_lost();
             if let Err(error) = content.file.write_out().await {
                 log::warn!("content of #{ino}, which was cut and closed: {error}");
                 result = Err(error);
@@ -130,8 +183,11 @@ impl Inner {
             }
             let mut state = self.state.lock();
             // Who was closed again meanwhile owes what was written since.
-            if state.owed.get(&ino) == Some(&last) {
+            if state.owed.get(&ino).copied() == last {
                 state.owed.remove(&ino);
+                let upto = state.next_ticket - 1;
+                let written = state.owed_written.entry(ino).or_default();
+                (written.upto, written.healed) = (upto, written.healed.max(lost));
             }
         }
         result
@@ -154,7 +210,29 @@ impl Inner {
             result = content.file.sync(&content.handle).await.and(result);
         }
         let result = self.commit_all(false).await.and(result);
-        self.tidy();
+        self.tidy(None, usize::MAX);
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The story: with a hundred thousand files that were written and closed, whoever closed another looked
+    /// at all of them.
+    #[test]
+    fn who_closes_a_file_looks_at_few_others_and_all_come_round() {
+        let mut lingering = Lingering::default();
+        (0..100).for_each(|ino| lingering.insert(2 * ino));
+        let taken = lingering.take(Some(50), 4);
+        assert_eq!(taken, [50, 0, 2, 4, 6], "its own, and some at the hand");
+        assert!(!lingering.contains(50) && lingering.contains(8));
+        // They owe still.
+        taken.into_iter().for_each(|ino| lingering.insert(ino));
+        assert_eq!(lingering.take(Some(51), 3), [8, 10, 12], "that one does not linger");
+        let rest: Vec<u64> = (0..30).flat_map(|_| lingering.take(None, 4)).collect();
+        assert_eq!((rest.len(), rest.last()), (97, Some(&6)), "round, each once");
+        assert!(lingering.take(None, usize::MAX).is_empty());
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `segment`,
 //! `space`, `pending`, `dir`, `items`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`,
-//! `repair` (how it becomes durable); [`btree`], `nodes`, `usage_table`, `checkpoint` (how it gets into the
-//! copy-on-write tree, and room comes back); `slots`, `rollforward`, `open`, `volume` (how it is found
+//! `repair` (how it becomes durable); [`btree`], `nodes`, `usage_table`, `checkpoint`, `clean` (how it gets
+//! into the copy-on-write tree, and room comes back); `slots`, `rollforward`, `open`, `volume` (how it is found
 //! again); `look`, `load`, `evict`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`, `content`, `file`,
 //! `vfs` (what is asked of it); `digest`.
 //!
@@ -56,6 +56,7 @@ mod attr;
 mod batch;
 pub mod btree;
 mod checkpoint;
+mod clean;
 mod commit;
 mod content;
 mod digest;
@@ -97,6 +98,7 @@ mod vfs;
 mod volume;
 
 pub use alloc::{AllocMode, AllocStats};
+pub use clean::{CleanStats, DEFAULT_PERCENT as CLEAN_PERCENT};
 pub use extents::{FileExtent, FreeSpace};
 pub use fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
 pub use grow::grow;

@@ -15,7 +15,7 @@ use crate::admit::{Dirt, Growth};
 use crate::alloc::room::Room;
 use crate::btree::empty_root;
 use crate::checkpoint::Frozen;
-use crate::content::Content;
+use crate::content::{Content, Lingering};
 use crate::dir::Directory;
 use crate::evict::Cache;
 use crate::format::change::{Change, Entry, Rename, Size};
@@ -121,12 +121,25 @@ pub(crate) enum Lost {
     Data,
 }
 
+/// Content that was owed and is written out.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct OwedWritten {
+    /// Durable with this ticket.
+    pub upto: u64,
+    /// How often failed flushes have taken some of it, and how often it was written again for that.
+    pub lost: u32,
+    /// See `lost`.
+    pub healed: u32,
+}
+
 /// What a reservation holds.
 pub(crate) struct Promise {
     /// Of the log, bytes.
     pub cost: u64,
     /// How often the log had failed when it was made.
     pub failures: u64,
+    /// The next sequence then; for a planted mistake.
+    pub sequence: u64,
     /// Segments of its runs, one for each.
     pub segments: Vec<u32>,
     /// Accepted content that has its room now, bytes (P21).
@@ -188,12 +201,14 @@ pub(crate) struct State {
     /// Content of inodes that were removed; its dirt is to be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Inodes that are closed and may owe something.
-    pub lingering: BTreeSet<u64>,
+    pub lingering: Lingering,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
     /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
     /// later ends.
     pub owed: BTreeMap<u64, u64>,
+    /// Those that were written out, and are not known to be durable.
+    pub owed_written: BTreeMap<u64, OwedWritten>,
     /// Inodes that cannot be synced.
     pub unpublished: BTreeSet<(u64, Lost)>,
     /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
@@ -238,9 +253,10 @@ impl State {
             shared_growth: Growth::default(),
             dirt: Arc::default(),
             removed: Vec::new(),
-            lingering: BTreeSet::new(),
+            lingering: Lingering::default(),
             unremoved: BTreeSet::new(),
             owed: BTreeMap::new(),
+            owed_written: BTreeMap::new(),
             unpublished: BTreeSet::new(),
             lost: Vec::new(),
             removed_bytes: 0,
@@ -442,7 +458,8 @@ impl State {
             overlay.resolve(blocks, staged, at);
         }
         if let Some(frozen) = &mut self.frozen
-            && frozen.data.contains_key(&data_id)
+            // A checkpoint may be reading it: it is copied only if it has to be.
+            && frozen.data.get(&data_id).is_some_and(|overlay| overlay.waits_for(blocks, staged))
             && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
         {
             overlay.resolve(blocks, staged, at);

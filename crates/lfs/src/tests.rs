@@ -7,6 +7,7 @@ mod alloc;
 mod behaviours;
 mod beside;
 mod blocking;
+mod clean;
 mod damage;
 mod flips;
 mod full;
