@@ -9,8 +9,8 @@
 //! connection says so in the log, and the session ends when none is left. S4 `DESTROY` is answered also when
 //! there is no [`Ending`]: a session that did not start, or is dropped, answers it at once.
 //!
-//! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held for
-//! reading while a reader thread handles a request, and for writing once, at the end.
+//! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held
+//! for reading while a reader thread handles a request, and for writing once, at the end.
 
 mod syncs;
 mod waiting;
@@ -345,6 +345,9 @@ impl Shared {
             }
         }
         self.change(|state| state.readers -= 1);
+        if self.lock().readers == 0 {
+            self.syncs.stop();
+        }
     }
 
     /// Answers a message, or sees to it that it is answered.

@@ -114,14 +114,16 @@ impl Syncs {
         }
     }
 
-    /// Ends the threads, when nothing is queued any more.
-    pub fn close(&self) {
-        let threads = {
-            let mut state = self.lock();
-            state.closed = true;
-            std::mem::take(&mut state.threads)
-        };
+    /// There is nobody any more who asks: the threads end when nothing is queued.
+    pub fn stop(&self) {
+        self.lock().closed = true;
         self.work.notify_all();
+    }
+
+    /// The same, and waits for them.
+    pub fn close(&self) {
+        self.stop();
+        let threads = std::mem::take(&mut self.lock().threads);
         for thread in threads {
             if thread.join().is_err() {
                 log::error!("a thread that syncs panicked");

@@ -398,6 +398,21 @@ fn y1_y2_y3_syncs_wait_on_threads_of_their_own() {
     end(session.wait());
 }
 
+/// A session that was dropped, and not waited for, kept its connection open as long as threads waited for
+/// something to sync.
+#[test]
+fn a_session_that_is_dropped_ends_its_threads() {
+    let (kernel, session) = ready(Arc::new(MemFs::default()));
+    let (_, body) = kernel.ask(opcode::OPENDIR, 1, &[0; 8]);
+    assert_eq!(kernel.ask(opcode::FSYNCDIR, 1, &[&body[..8], &[0; 8]].concat()).0, 0);
+    let shared = Arc::downgrade(&session.shared);
+    drop(session);
+    drop(kernel);
+    while shared.upgrade().is_some() {
+        std::thread::yield_now();
+    }
+}
+
 /// Q1, Q2: a kernel that does not know `PRUNE` is told that names are stale, of files that nobody has open.
 #[test]
 fn q1_q2_older_kernels_are_told_of_names() {
