@@ -17,7 +17,7 @@ mod grow;
 mod limits;
 mod log;
 mod names;
-mod reuse;
+pub(crate) mod reuse;
 mod setup;
 mod summary;
 mod superblock;

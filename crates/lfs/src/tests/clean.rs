@@ -10,12 +10,16 @@ use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::{OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
-use forebay_base::world::{WorldRef, split_mix};
+use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_base::{Error, ErrorKind};
-use forebay_block::DeviceRef;
-use forebay_sim::SimDisk;
+use forebay_block::{BioOp, DeviceRef};
+use forebay_sim::{Fault, FaultRule, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFileRef, OpenFlags};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
 const BLOCK: u64 = 4096;
 
@@ -39,14 +43,31 @@ async fn found(volume: &Volume, len: usize) -> Result<Vec<u8>, Error> {
     Ok(read(&file, len).await)
 }
 
+/// The segments, for who reads of a failure.
+fn shown(volume: &Volume) -> String {
+    let state = volume.0.state.lock();
+    let one = |(n, s): (u32, &crate::segment::Segment)| {
+        let (live, held, settled) = (s.live_bytes, s.held_bytes, s.is_settled());
+        format!("{n}: {:?} {:?} live {live} held {held} settled {settled}", s.phase, s.stream)
+    };
+    let all: Vec<String> = state.space.segments.iter().map(one).collect();
+    let (free, room) = (state.space.segments.free(), state.data_room(crate::space::Need::New));
+    let stats = volume.clean_stats();
+    format!(
+        "free {free}, room {room}, for the cleaner {}, {stats:?}\n{}",
+        state.clean_segments(),
+        all.join("\n")
+    )
+}
+
 /// Random blocks are overwritten, some times over all that is free.
-async fn overwrite(file: &OpenFileRef, model: &mut [u8], rounds: u64, seed: u64) {
+async fn overwrite(volume: &Volume, file: &OpenFileRef, model: &mut [u8], rounds: u64, seed: u64) {
     let (blocks, mut rng) = (model.len() as u64 / BLOCK, seed);
     for round in 0..rounds {
         let at = split_mix(&mut rng) % blocks * BLOCK;
         let fill = split_mix(&mut rng) as u8;
         let done = write(file, at, &[fill; BLOCK as usize]).await;
-        done.unwrap_or_else(|e| panic!("round {round}, seed {seed}: {e}"));
+        done.unwrap_or_else(|e| panic!("round {round}, seed {seed}: {e}\n{}", shown(volume)));
         model[at as usize..(at + BLOCK) as usize].fill(fill);
         if round % 5 == 0 {
             let done = file.sync(true).await;
@@ -59,19 +80,19 @@ async fn overwrite(file: &OpenFileRef, model: &mut [u8], rounds: u64, seed: u64)
 /// Content in runs, and content in records.
 #[test]
 fn a_volume_that_is_nearly_full_is_overwritten_for_ever() {
-    for inline_max in [0, 64 << 10] {
+    for (inline_max, percent) in [(0, 60), (64 << 10, 60)] {
         let setup = setup(inline_max);
         let disk = setup.blank();
         let mut model = Vec::new();
         disk.world().run(async {
             let volume = open(&setup, &disk).await.unwrap();
             let room = volume.statfs().await.unwrap().blocks_available * BLOCK;
-            let (file, all) = filled(&volume, room * 3 / 5 / BLOCK * BLOCK).await;
+            let (file, all) = filled(&volume, room * percent / 100 / BLOCK * BLOCK).await;
             model = all;
-            overwrite(&file, &mut model, 1500, u64::from(inline_max)).await;
+            overwrite(&volume, &file, &mut model, 1500, u64::from(inline_max)).await;
             volume.syncfs().await.unwrap();
             let stats = volume.clean_stats();
-            println!("{inline_max}: of {room} {} {stats:?}", model.len());
+            println!("{inline_max}, {percent} %: of {room} {} {stats:?}", model.len());
             assert!(
                 stats.segments > 10 && stats.moved_bytes > 0 && stats.bad_blocks == 0,
                 "{stats:?}"
@@ -88,6 +109,75 @@ fn a_volume_that_is_nearly_full_is_overwritten_for_ever() {
         assert!(bytes == model, "what was synced is there");
         disk.world().stop();
     }
+}
+
+/// A checkpoint that came while something was copied made the cleaner copy it again; where checkpoints were
+/// frequent it used up its room that way.
+#[test]
+fn m31_what_was_copied_is_not_copied_again() {
+    let mut met = 0;
+    for delay in 0..40u64 {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let (volume, _file, model) = sparse(&setup, &disk, None).await;
+            let (_, other) = create(&volume, "g").await.unwrap();
+            let beside = volume.clone();
+            let task = async move {
+                for n in 0..3u8 {
+                    write(&other, 0, &[n; BLOCK as usize]).await.unwrap();
+                    other.sync(true).await.unwrap();
+                    beside.checkpoint().await.unwrap();
+                }
+            };
+            disk.world().spawn("checkpoints", Box::pin(task));
+            World::sleep(&**disk.world(), Duration::from_micros(delay * 50)).await;
+            let number = || volume.0.checkpoints.number();
+            let before = number();
+            assert!(volume.clean().await.unwrap());
+            met += number() - before;
+            let stats = volume.clean_stats();
+            assert!(stats.moved_bytes > 0 && stats.overtaken_bytes == 0, "{delay}: {stats:?}");
+            World::sleep(&**disk.world(), Duration::from_secs(1)).await;
+            volume.checkpoint().await.unwrap();
+            assert_eq!(found(&volume, model.len()).await.unwrap(), model);
+        });
+        disk.world().stop();
+    }
+    println!("{met} checkpoints in between");
+    assert!(met > 4, "{met} checkpoints in between");
+}
+
+/// K22: what a pass counts on is kept for it, and nobody's when it is over; K24: it is not made for what comes
+/// free by checkpoints alone.
+#[test]
+fn k22_k24_what_a_pass_counts_on() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let (volume, _file, _) = sparse(&setup, &disk, None).await;
+        let inner = &volume.0;
+        let victims = inner.pick_now();
+        let (planned, room) = {
+            let state = inner.state.lock();
+            (state.space.clean_planned(), state.space.data_room())
+        };
+        assert!(!victims.is_empty() && planned > 0, "{victims:?}");
+        inner.state.lock().space.plan_clean(planned + 3);
+        let less = inner.state.lock().space.data_room();
+        assert_eq!(room - less, 3 * inner.layout.segment_bytes(), "data leaves it alone");
+        assert!(volume.clean().await.unwrap());
+        assert_eq!(inner.state.lock().space.clean_planned(), 0);
+        let dead = || {
+            let state = inner.state.lock();
+            state.space.segments.iter().filter(|(_, s)| s.phase == Phase::Dead).count()
+        };
+        volume.checkpoint().await.unwrap();
+        let waiting = dead();
+        assert!(waiting > 1, "{waiting} segments come free");
+        assert!(inner.coming_bytes() >= waiting as u64 * inner.layout.segment_bytes());
+    });
+    disk.world().stop();
 }
 
 /// A volume whose data segments each have a block or two that are live, checkpointed.
@@ -196,6 +286,29 @@ fn c12_what_is_damaged_stays_damaged() {
     disk.world().stop();
 }
 
+/// A device that failed reads for a moment while segments were cleaned: none of them was cleaned again in that
+/// life.
+#[test]
+fn what_could_not_be_read_is_cleaned_next_time() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let (volume, _file, model) = sparse(&setup, &disk, None).await;
+        disk.inject(FaultRule::on(BioOp::Read, Fault::Fail(ErrorKind::Io)).sticky());
+        assert!(!volume.clean().await.is_ok_and(|cleaned| cleaned), "nothing can be read");
+        disk.heal();
+        let bad = volume.clean_stats().bad_blocks;
+        for _ in 0..2 {
+            volume.checkpoint().await.unwrap();
+        }
+        assert!(volume.clean().await.unwrap());
+        let stats = volume.clean_stats();
+        assert!(stats.segments > 0 && stats.bad_blocks == bad, "{stats:?}");
+        assert_eq!(found(&volume, model.len()).await.unwrap(), model);
+    });
+    disk.world().stop();
+}
+
 /// C11: whoever overwrites what is being moved wins, whenever he comes. The planted mistake shows that this
 /// test would see it.
 #[test]
@@ -240,4 +353,30 @@ fn c11_who_overwrites_what_is_moved_wins() {
     }
     println!("{seen:?}");
     assert!(seen[0] == 0 && seen[1] > 0, "{seen:?}");
+}
+
+/// Somebody who closed the volume went away while he waited for the cleaner, which never moved anything again.
+#[test]
+fn who_gives_up_closing_lets_the_cleaner_go_on() {
+    for polls in 1..12 {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let (volume, _file, _) = sparse(&setup, &disk, None).await;
+            let beside = volume.clone();
+            let task = async move { drop(beside.clean().await) };
+            disk.world().spawn("clean", Box::pin(task));
+            World::sleep(&**disk.world(), Duration::from_micros(50)).await;
+            {
+                let mut closing = pin!(volume.close());
+                for _ in 0..polls {
+                    poll_fn(|cx| Poll::Ready(closing.as_mut().poll(cx).is_pending())).await;
+                    World::sleep(&**disk.world(), Duration::from_micros(40)).await;
+                }
+            }
+            World::sleep(&**disk.world(), Duration::from_secs(1)).await;
+            volume.clean().await.unwrap_or_else(|e| panic!("{polls}: {e}"));
+        });
+        disk.world().stop();
+    }
 }
