@@ -5,19 +5,21 @@
 //!      ▲                                     ▼
 //!      │                       copy: read, held against the sums, written behind one another, flushed
 //!      │                                     ▼
-//!      └── checkpoint: they are dead ◀── record: what is still where it was is there now, content as old as it was
+//!      └── checkpoint: they are dead ◀── record: what is still where it was is there now, content as old as
+//! it was
 //! ```
 //! A move is said as any content is ([`Change::Map`](crate::format::change::Change::Map)), with the birth and
 //! the sums that it had. Of two with the same birth the later one counts (V3), so it needs no kind of record
-//! of its own, and replay has nothing to decide: it is appended only for what is there in that hold of the lock.
+//! of its own, and replay has nothing to decide: it is appended only for what is there in that hold of the
+//! lock.
 //!
-//! Invariants: C11 what is moved was at the old place in the hold of the lock that says so: what was
-//! overwritten, cut or removed meanwhile stays so. C12 it keeps birth and sums: whoever was on the way with
-//! something younger still wins, and what is damaged is not made good by a sum of its own. C13 what a move's
-//! record points at was flushed before, with no failure since its write began: no repair has to have it again.
-//! C14 a segment is pinned while it is cleaned, for one pass, and dies as any other: by a checkpoint that finds
-//! nothing in it. C15 a pass ends: it goes once through the tree. C16 what the cleaner fills is kept from data,
-//! so that there is a way out when all else is full.
+//! Invariants: C41 what is moved was at the old place in the hold of the lock that says so: what was
+//! overwritten, cut or removed meanwhile stays so. C42 it keeps birth and sums: whoever was on the way with
+//! something younger still wins, and what is damaged is not made good by a sum of its own. C43 what a move's
+//! record points at was flushed before, with no failure since its write began: no repair has to have it
+//! again. C44 a segment is pinned while it is cleaned, for one pass, and dies as any other: by a checkpoint
+//! that finds nothing in it. C45 a pass ends: it goes once through the tree. C46 what the cleaner fills is
+//! kept from data, so that there is a way out when all else is full.
 //!
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 

@@ -11,8 +11,8 @@
 //! with no run in flight in it: nothing that is not merged can point there. W13 a dead segment is free when a
 //! second checkpoint is durable, so that neither of the two newest ones refers to it, nor the log behind
 //! the older. W14 a segment that somebody holds a pin of is not free. W15 a segment of which a window or a
-//! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be used
-//! again, and used again when that is done: nothing that somebody may want is discarded.
+//! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be
+//! used again, and used again when that is done: nothing that somebody may want is discarded.
 //!
 //! No locks: the volume's state lock covers it.
 

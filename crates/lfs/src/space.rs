@@ -450,8 +450,8 @@ mod tests {
         }
     }
 
-    /// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too; and P15:
-    /// one more is the cleaner's.
+    /// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too; and
+    /// P15: one more is the cleaner's.
     #[test]
     fn p12_the_last_segments_are_for_removing() {
         let (mut space, room) = (space(6), Beside::default());

@@ -113,8 +113,8 @@ pub struct OpenOptions {
     pub checkpoint_bytes: u64,
     /// What is durable in the log is in a checkpoint after this time; none: only by size.
     pub checkpoint_age: Duration,
-    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to its
-    /// file system then, and has to get them again before they are written; without it they stay written.
+    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to
+    /// its file system then, and has to get them again before they are written; without it they stay written.
     pub discard: bool,
     /// What changes may take in memory until a checkpoint has merged them, bytes.
     pub overlay_bytes: u64,

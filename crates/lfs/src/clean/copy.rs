@@ -7,9 +7,10 @@
 //!            ▼                       one write
 //!   to:      aabbbc                  the segment that is being filled
 //! ```
-//! Invariants: C12, see [`crate::clean`]. M32 a run that is copied lies in one segment, which does not die
+//! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which does not die
 //! while it is on its way: each write holds the [`Flight`] until the device is done with it, whoever still
-//! waits for it. M33 what is in memory at a time is bounded: [`AHEAD_BYTES`] being read, as much being written.
+//! waits for it. What is in memory at a time is bounded: [`AHEAD_BYTES`] being read, as much being
+//! written.
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
@@ -29,7 +30,7 @@ use std::sync::{Arc, Weak};
 
 /// Bytes of a buffer, which one write takes, at most.
 const BUFFER_BYTES: u64 = MIB;
-/// M33.
+/// Bytes that are read at once, while as many are being written.
 const AHEAD_BYTES: u64 = 2 * MIB;
 
 /// Runs on their way to the segments that are being filled (M32).
@@ -102,7 +103,7 @@ async fn all(waiting: Waiting) -> Vec<Result<()>> {
 }
 
 impl Inner {
-    /// Reads, checks and writes (C12).
+    /// Reads, checks and writes (C42).
     pub(super) async fn copy(&self, live: &[Live], flight: &Arc<Flight>) -> Result<Copied> {
         let parts = self.parts(live);
         let mut copied = Copied::default();
@@ -267,8 +268,8 @@ mod tests {
     use forebay_base::world::World;
     use std::time::Duration;
 
-    /// Whoever waited for room went away while what was copied was on its way: the segment counted as one that
-    /// nothing is on its way to, could die, and be somebody else's before the write came.
+    /// Whoever waited for room went away while what was copied was on its way: the segment counted as one
+    /// that nothing is on its way to, could die, and be somebody else's before the write came.
     #[test]
     fn m32_a_write_holds_its_segment_whoever_waits() {
         let setup = setup(0);

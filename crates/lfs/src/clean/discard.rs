@@ -75,8 +75,8 @@ mod tests {
     use std::task::Poll;
     use std::time::Duration;
 
-    /// Whoever made a checkpoint went away while the device had a discard; the next checkpoint discarded the
-    /// segment once more, and gave it back when that was done, while the first one could still come.
+    /// D41: whoever made a checkpoint went away while the device had a discard; the next checkpoint discarded
+    /// the segment once more, and gave it back when that was done, while the first one could still come.
     #[test]
     fn d41_a_discard_that_nobody_waits_for_is_waited_for() {
         let setup = setup(0);

@@ -133,7 +133,7 @@ impl Inner {
     pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> Result<u64> {
         let mut next = Some(Key::Extent(1, 0));
         let (mut left, mut made_room) = (Left::default(), false);
-        // C14: who names a place of theirs names what was there when the pass began.
+        // C44: who names a place of theirs names what was there when the pass began.
         let _pins: Vec<Pin> = {
             let state = self.state.lock();
             victims.iter().filter_map(|segment| state.space.segments.pin(*segment)).collect()
@@ -253,7 +253,8 @@ impl Inner {
         Ok(Gathered { root: *root, live, next: None })
     }
 
-    /// Of some blocks those that are still where they were (C11), if the tree is still what they were read of.
+    /// Of some blocks those that are still where they were (C41), if the tree is still what they were read
+    /// of.
     fn still_there(&self, state: &State, live: &Live) -> Vec<Live> {
         let unit = self.layout.block_bytes();
         let (mut there, mut at) = (Vec::new(), 0);
@@ -275,7 +276,7 @@ impl Inner {
         there
     }
 
-    /// Copies what is live, and says that it is there (C11 to C13).
+    /// Copies what is live, and says that it is there (C41 to C43).
     async fn move_round(&self, gathered: &Gathered, left: &mut Left) -> Result<Moved> {
         let Gathered { root, live, .. } = gathered;
         let failures = self.log.failures();
@@ -311,7 +312,7 @@ impl Inner {
         Ok(Moved::Done)
     }
 
-    /// Says of copies of what the tree below `root` has that they count, as far as it still has (C11, M31);
+    /// Says of copies of what the tree below `root` has that they count, as far as it still has (C41, M31);
     /// how many blocks. What they are copies of is pinned: who still names that place names this content.
     async fn say(
         &self,
@@ -393,7 +394,7 @@ impl Inner {
         (cost, Growth { entries: 2 * extents, bytes: extents * MAP_ITEM_BYTES + 4 * blocks })
     }
 
-    /// Says what was moved (C11); how many blocks.
+    /// Says what was moved (C41); how many blocks.
     fn say_moved(&self, state: &mut State, copied: &[Live], ahead: &mut Ahead<'_>) -> Result<u64> {
         let mut moved = 0;
         let room = self.layout.max_record() / 2;

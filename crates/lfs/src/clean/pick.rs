@@ -221,8 +221,9 @@ impl Inner {
 }
 
 impl Turn {
-    /// Whether something stays in this filling of a segment: it could not be moved; or all was, by a pass that
-    /// checkpoints have counted since, and it is said to hold something still, which is nowhere to be found.
+    /// Whether something stays in this filling of a segment: it could not be moved; or all was, by a pass
+    /// that checkpoints have counted since, and it is said to hold something still, which is nowhere to be
+    /// found.
     fn is_stubborn(&mut self, segment: u32, this: &Segment, number: u64) -> bool {
         let same = |takes: &u64| *takes == this.takes;
         if self.bad.get(&segment).is_some_and(same) {

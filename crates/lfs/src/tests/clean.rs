@@ -77,7 +77,7 @@ async fn overwrite(volume: &Volume, file: &OpenFileRef, model: &mut [u8], rounds
 }
 
 /// Room ran out for good on a volume of which a third was dead: each segment had a block that was live.
-/// Content in runs, and content in records.
+/// Content in runs, and content in records: C45, C46.
 #[test]
 fn a_volume_that_is_nearly_full_is_overwritten_for_ever() {
     for (inline_max, percent) in [(0, 60), (64 << 10, 60)] {
@@ -148,8 +148,8 @@ fn m31_what_was_copied_is_not_copied_again() {
     assert!(met > 4, "{met} checkpoints in between");
 }
 
-/// K22: what a pass counts on is kept for it, and nobody's when it is over; K24: it is not made for what comes
-/// free by checkpoints alone.
+/// K22: what a pass counts on is kept for it, and nobody's when it is over; K24: it is not made for what
+/// comes free by checkpoints alone.
 #[test]
 fn k22_k24_what_a_pass_counts_on() {
     let setup = setup(0);
@@ -163,6 +163,8 @@ fn k22_k24_what_a_pass_counts_on() {
             (state.space.clean_planned(), state.space.data_room())
         };
         assert!(!victims.is_empty() && planned > 0, "{victims:?}");
+        let left = |segment: &u32| inner.state.lock().room.left_of(*segment);
+        assert!(victims.iter().all(|segment| left(segment) == 0), "K23");
         inner.state.lock().space.plan_clean(planned + 3);
         let less = inner.state.lock().space.data_room();
         assert_eq!(room - less, 3 * inner.layout.segment_bytes(), "data leaves it alone");
@@ -208,10 +210,10 @@ fn sealed(volume: &Volume) -> usize {
     state.space.segments.iter().filter(|(_, s)| s.phase == Phase::Sealed).count()
 }
 
-/// C11, C12, C14: what is moved is what it was, with its birth and sums; the segments that it was in are free
+/// C41, C42, C44: what is moved is what it was, with its birth and sums; the segments that it was in are free
 /// after two checkpoints, and not while somebody reads there.
 #[test]
-fn c11_c12_c14_what_is_moved_is_what_it_was() {
+fn c41_c42_c44_what_is_moved_is_what_it_was() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -223,7 +225,7 @@ fn c11_c12_c14_what_is_moved_is_what_it_was() {
         assert!(volume.clean().await.unwrap());
         let (after, _pin) = volume.0.piece_at(data_id, 0).await.unwrap();
         assert_ne!(before.at, after.at, "it was moved");
-        assert_eq!((before.birth, before.own_sums()[0]), (after.birth, after.own_sums()[0]), "C12");
+        assert_eq!((before.birth, before.own_sums()[0]), (after.birth, after.own_sums()[0]), "C42");
         for _ in 0..2 {
             volume.checkpoint().await.unwrap();
         }
@@ -231,7 +233,7 @@ fn c11_c12_c14_what_is_moved_is_what_it_was() {
         let phase = |volume: &Volume| {
             volume.0.state.lock().space.segments.get(place.segment).unwrap().phase
         };
-        assert_eq!(phase(&volume), Phase::Dead, "C14: it is read");
+        assert_eq!(phase(&volume), Phase::Dead, "C44: it is read");
         drop(pin);
         volume.checkpoint().await.unwrap();
         assert_eq!(phase(&volume), Phase::Free);
@@ -244,10 +246,10 @@ fn c11_c12_c14_what_is_moved_is_what_it_was() {
     assert!(report.is_clean(), "{:?}", report.findings);
 }
 
-/// C12: a block that is not what its sum says stays, with the segment it is in; it is not given another sum.
+/// C42: a block that is not what its sum says stays, with the segment it is in; it is not given another sum.
 /// What lies beside it is moved.
 #[test]
-fn c12_what_is_damaged_stays_damaged() {
+fn c42_what_is_damaged_stays_damaged() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -286,8 +288,8 @@ fn c12_what_is_damaged_stays_damaged() {
     disk.world().stop();
 }
 
-/// A device that failed reads for a moment while segments were cleaned: none of them was cleaned again in that
-/// life.
+/// A device that failed reads for a moment while segments were cleaned: none of them was cleaned again in
+/// that life.
 #[test]
 fn what_could_not_be_read_is_cleaned_next_time() {
     let setup = setup(0);
@@ -309,10 +311,10 @@ fn what_could_not_be_read_is_cleaned_next_time() {
     disk.world().stop();
 }
 
-/// C11: whoever overwrites what is being moved wins, whenever he comes. The planted mistake shows that this
+/// C41: whoever overwrites what is being moved wins, whenever he comes. The planted mistake shows that this
 /// test would see it.
 #[test]
-fn c11_who_overwrites_what_is_moved_wins() {
+fn c41_who_overwrites_what_is_moved_wins() {
     let mut seen = Vec::new();
     for plant in [None, Some(Planted::CleanerMovesLive)] {
         let mut wrong = 0;
@@ -355,7 +357,8 @@ fn c11_who_overwrites_what_is_moved_wins() {
     assert!(seen[0] == 0 && seen[1] > 0, "{seen:?}");
 }
 
-/// Somebody who closed the volume went away while he waited for the cleaner, which never moved anything again.
+/// Somebody who closed the volume went away while he waited for the cleaner, which never moved anything
+/// again.
 #[test]
 fn who_gives_up_closing_lets_the_cleaner_go_on() {
     for polls in 1..12 {
