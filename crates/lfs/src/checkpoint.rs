@@ -119,6 +119,11 @@ impl Checkpoints {
         self.turn.lock().superblock.clone()
     }
 
+    /// Of the newest checkpoint.
+    pub fn number(&self) -> u64 {
+        self.turn.lock().superblock.checkpoint
+    }
+
     /// A task is going to make one. False: one is already.
     pub fn arm(&self) -> bool {
         !std::mem::replace(&mut self.turn.lock().is_armed, true)
@@ -177,6 +182,12 @@ impl State {
         }
         let mut items = Arc::unwrap_or_clone(frozen.items);
         items.put_over(std::mem::take(&mut self.items));
+        // They were taken for counted when they were frozen.
+        for (_, piece) in data.values().flat_map(Overlay::pieces) {
+            if let Where::Run(place) = piece.at {
+                self.space.segments.touch(place.segment);
+            }
+        }
         let pieces = data.values().map(|overlay| overlay.pieces().count() as u64).sum::<u64>();
         self.maps = (self.maps.0 + pieces, self.maps.1 + 600 * pieces);
         (self.data, self.items) = (data, items);

@@ -19,7 +19,7 @@ mod limits;
 mod log;
 mod many;
 mod names;
-mod reuse;
+pub(crate) mod reuse;
 mod setup;
 mod summary;
 mod superblock;

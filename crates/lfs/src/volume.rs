@@ -401,13 +401,10 @@ impl Volume {
         if self.0.options.read_only {
             return Ok(());
         }
-        self.0.cleaner.stop().await;
-        let done = match self.0.sync_everything().await {
-            Ok(()) => self.0.checkpoint(How::Close).await,
-            failed => failed,
-        };
-        self.0.cleaner.go_on();
-        done
+        // What is accepted may need the room that the cleaner makes.
+        self.0.sync_everything().await?;
+        let _stopped = self.0.cleaner.stop().await;
+        self.0.checkpoint(How::Close).await
     }
 }
 
