@@ -3,6 +3,7 @@
 use crate::control::proto::Refusal;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
+use forebay::Cache;
 use forebay_live::{Board, Options, Server};
 use serde_json::Value;
 use std::sync::Arc;
@@ -35,9 +36,16 @@ pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Listens, if that is wanted.
-pub fn serve(board: &Arc<Board>, options: Option<Options>) -> Outcome<Option<Server>> {
-    options.map(|options| Server::start(board, &options).map_err(Failure::from)).transpose()
+/// Listens, if that is wanted. What the page takes of memory is shown with the cache's.
+pub fn serve(
+    cache: &Cache,
+    board: &Arc<Board>,
+    options: Option<Options>,
+) -> Outcome<Option<Server>> {
+    let Some(options) = options else { return Ok(None) };
+    let page = Server::start(board, &options).map_err(Failure::from)?;
+    cache.add_rows(Arc::new(page.memory_rows()));
+    Ok(Some(page))
 }
 
 /// Where the page is.

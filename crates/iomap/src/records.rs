@@ -295,7 +295,7 @@ impl Work {
         let pieces = &self.pieces[range.clone()];
         match result {
             Ok(()) => {
-                let size = publishable_size(mapping, &**ops);
+                let size = publishable_size(cache, mapping, &**ops);
                 ops.publish(reservation, &self.written[range], size);
                 end_write(cache, mapping, pieces, true);
             }

@@ -6,6 +6,7 @@ use crate::file::MappedFile;
 use crate::fill::FillMode;
 use crate::taken::Taken;
 use crate::writeout::Ticket;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
@@ -93,6 +94,10 @@ impl MappedFile {
     /// The block of the old end is held, and nobody reads it, when the size moves (E2, E5).
     async fn grow(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
         let size = self.size();
+        if self.opened_end.load(Ordering::Relaxed) == size {
+            self.clean_end(resize, size).await?;
+            self.opened_end.store(u64::MAX, Ordering::Relaxed);
+        }
         let held = match is_aligned(size, self.mapping.block_size()) {
             true => None,
             false => Some(self.hold_end(size).await),
@@ -100,6 +105,44 @@ impl MappedFile {
         self.ops.grow(to)?;
         resize.move_to(to, held.as_ref());
         Ok(())
+    }
+
+    /// A map that keeps a size of its own may have found the file after a crash, with the size made
+    /// recoverable before what it cut off was zeroed, or not yet for blocks behind it that are mapped. Both
+    /// would show as soon as the file grows: before it does so for the first time storage is made to hold
+    /// zeros there (E1).
+    async fn clean_end(&self, resize: &Resize<'_>, size: u64) -> Result<()> {
+        if self.ops.published_size().is_none() {
+            return Ok(());
+        }
+        let block = self.mapping.block_size();
+        let behind = round_up(size, block)..round_down(u64::MAX >> 1, block);
+        let found = self.ops.map(behind.clone()).await?;
+        if found.device_offset.is_some() || found.offset + found.len < behind.end {
+            drop(found);
+            return self.shrink(resize, size).await;
+        }
+        let edge = round_down(size, block)..round_up(size, block);
+        if edge.is_empty() || self.ops.map(edge.clone()).await?.device_offset.is_none() {
+            return Ok(());
+        }
+        self.ops.admit_edge(block)?;
+        // Until it is dirty.
+        let _admitted = self.arriving(block);
+        let index = self.mapping.folio_index(size);
+        let blocks = self.mapping.blocks_touched(index, &edge);
+        loop {
+            self.mapping.bounds.wait_not_exclusive(edge.clone()).await;
+            if let Some(folio) = self.cache.lock_folio(&self.mapping, index)
+                && folio.all(State::Uptodate, blocks)
+                && !self.mapping.is_exclusive(&edge)
+            {
+                // Its tail is zero in the cache (E6), and will be on storage.
+                folio.mark_dirty(blocks, false);
+                return Ok(());
+            }
+            self.fill_block(index, edge.clone(), FillMode::default()).await?;
+        }
     }
 
     /// Holds the block of the end of file when it is not being read.
@@ -141,6 +184,7 @@ impl MappedFile {
             self.zero_tail(to);
         }
         drop(edge);
+        self.opened_end.store(u64::MAX, Ordering::Relaxed);
         Ok(())
     }
 

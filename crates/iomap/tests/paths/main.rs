@@ -12,6 +12,7 @@ mod gates;
 mod lab;
 mod lost;
 mod nowait;
+mod published;
 mod reads;
 mod room;
 mod stable;
