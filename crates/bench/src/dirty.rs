@@ -19,7 +19,7 @@ mod nbd;
 mod subject;
 mod volume;
 
-pub(crate) use subject::Subject;
+pub(crate) use subject::{Subject, written_by};
 
 use crate::harness::options::Options;
 use crate::report::model::Report;

@@ -2,10 +2,12 @@
 
 pub mod connection;
 pub mod counted;
+pub mod empty;
 pub mod fileset;
 pub mod fio;
 pub mod kernel;
 pub mod loopdev;
+pub mod mounted;
 pub mod ours;
 pub mod server;
 pub mod volume;

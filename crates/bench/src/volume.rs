@@ -2,7 +2,7 @@
 //! host's own file system.
 //!
 //! Reading order: [`places`] (who takes part), `overwrite` (a load), then the parts: `sync`, `random`, `seq`
-//! with `flush`, `sustained`, `open` with `names`, `full`.
+//! with `flush`, `sustained`, `names`, `open`, `full`.
 //!
 //! Invariants: W1 what is compared does the same calls on files of the same size in images of the same size.
 //! W2 bytes to the device are counted where they leave: ours at the door of the device, the kernel's by the
@@ -12,7 +12,7 @@ mod flush;
 mod full;
 mod names;
 mod open;
-mod overwrite;
+pub mod overwrite;
 pub mod places;
 mod random;
 mod seq;
@@ -29,11 +29,12 @@ use forebay_base::Result;
 /// A part.
 type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
 
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     ("sync", sync::run),
     ("random", random::run),
     ("seq", seq::run),
     ("sustained", sustained::run),
+    ("names", names::run),
     ("open", open::run),
     ("full", full::run),
 ];

@@ -22,15 +22,18 @@
 //! E6 a fill zeroes what of its blocks lies behind the size at its plan; no later size counts.
 //! E7 a size that somebody else may make recoverable does not cover bytes that are on their way into the
 //!    cache: a write that moves the end says so before it does, until they are there.
+//! E9 between the look at a size that is to be published and its publication the file does not become
+//!    shorter: a truncate waits for who publishes, and then cuts what is published.
 //!
 //! Whoever waits for a range is woken when that range has become free, not whenever some range has: of those
 //! who are to take the same blocks, one after the other.
 //!
 //! Locks: `held`, `arriving` and `resizing` are leaves; `held` is also taken below the list of those who
-//! wait.
+//! wait. `publishing` is taken above the map's own, and never while a folio is locked.
 
-use forebay_base::sync::Mutex;
+use crate::mapping::Mapping;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::units::{is_aligned, round_down, round_up};
 use std::collections::BTreeMap;
@@ -59,6 +62,8 @@ pub struct Bounds {
     arriving: Mutex<Vec<(u64, Range<u64>)>>,
     arrivals: AtomicU64,
     arriving_wait: WaitQueue,
+    /// Shared by those who publish the size, taken alone by who makes the file shorter (E9).
+    publishing: RwLock<()>,
 }
 
 impl Bounds {
@@ -76,6 +81,7 @@ impl Bounds {
             arriving: Mutex::default(),
             arrivals: AtomicU64::new(0),
             arriving_wait: WaitQueue::new(),
+            publishing: RwLock::new(()),
         }
     }
 
@@ -173,6 +179,12 @@ impl Bounds {
         self.arriving_wait.wait_until(arrived).await;
     }
 
+    /// As long as it is kept the file does not become shorter: from before the look at a size until that is
+    /// published (E9). Not across a wait.
+    pub fn uncut(&self) -> RwLockReadGuard<'_, ()> {
+        self.publishing.read()
+    }
+
     /// The right to move the size; waits for whoever has it.
     pub async fn resize(&self) -> Resize<'_> {
         let free = || !self.resizing.swap(true, Ordering::AcqRel);
@@ -199,6 +211,27 @@ impl Exclusive<'_> {
 
     fn covers_block_of(&self, at: u64) -> bool {
         is_aligned(at, self.bounds.block) || self.range.contains(&at)
+    }
+}
+
+impl<'a> Exclusive<'a> {
+    /// The same for who may outlive its holder: a bio, if the task that waits for it is dropped.
+    pub fn keep(self, mapping: &'a Arc<Mapping>) -> Held {
+        assert!(std::ptr::eq(self.bounds, &mapping.bounds), "a range of the same file");
+        let range = std::mem::ManuallyDrop::new(self).range();
+        Held { mapping: mapping.clone(), range }
+    }
+}
+
+/// [`Exclusive`], of a file that it keeps alive.
+pub struct Held {
+    mapping: Arc<Mapping>,
+    range: Range<u64>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(Exclusive { bounds: &self.mapping.bounds, range: self.range.clone() });
     }
 }
 
@@ -243,6 +276,7 @@ impl Resize<'_> {
             aligned && size >= old || holds,
             "E2: the size moves under its block: {old} {size}"
         );
+        let _alone = (size < old).then(|| self.bounds.publishing.write());
         self.bounds.size.store(size, Ordering::Release);
         if size < old {
             self.bounds.cuts.fetch_add(1, Ordering::AcqRel);
@@ -339,6 +373,33 @@ mod tests {
         assert!(all.as_mut().poll(&mut cx).is_ready(), "what came later is not waited for");
         drop(later);
         assert_eq!(bounds.lowest_arriving(0), u64::MAX);
+    }
+
+    /// E9: whoever had looked at a size published it after the file had been cut, as long as before.
+    #[test]
+    fn e9_the_file_is_not_cut_while_its_size_is_published() {
+        let (bounds, published) = (Bounds::new(4096, 0), AtomicU64::new(0));
+        let (over, mut undone) = (AtomicBool::new(false), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let _uncut = bounds.uncut();
+                    published.fetch_max(bounds.size(), Ordering::SeqCst);
+                }
+            });
+            let resize = block_on(bounds.resize());
+            for _ in 0..5000 {
+                let held = bounds.try_exclusive(0..u64::MAX >> 1).unwrap();
+                resize.move_to(4096, Some(&held));
+                resize.move_to(0, Some(&held));
+                // As the map does.
+                published.store(0, Ordering::SeqCst);
+                std::thread::yield_now();
+                undone += published.load(Ordering::SeqCst);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(undone, 0, "E9");
     }
 
     #[test]

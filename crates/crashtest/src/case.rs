@@ -5,6 +5,7 @@
 //!
 //! No locks.
 
+use crate::crowding::crowding;
 use crate::replacing::replacing;
 use crate::script::Script;
 use crate::setup::{Base, Setup};
@@ -38,6 +39,8 @@ pub enum Kind {
     Content,
     /// Files that take the place of others.
     Replacing,
+    /// A volume that is nearly full is cleaned.
+    Crowded,
 }
 
 /// A workload.
@@ -81,6 +84,7 @@ impl Case {
             Kind::Pair(number) => Script::of(setup, &base.fs, short::pair(number)),
             Kind::Names | Kind::Content => Script::make(setup, setup.seed, &base.fs, setup.steps),
             Kind::Replacing => Script::of(setup, &base.fs, replacing(setup.seed)),
+            Kind::Crowded => Script::of(setup, &base.fs, crowding(setup.seed)),
         };
         let Some(keep) = keep else { return whole };
         let ops: Vec<Op> = keep.iter().filter_map(|at| whole.ops.get(*at).cloned()).collect();
@@ -114,12 +118,13 @@ fn short_setup(number: u64, seed: u64) -> Setup {
 }
 
 fn long(seed: u64) -> (Kind, Setup) {
-    match seed % 6 {
+    match seed % 7 {
         0 => (Kind::Names, Setup::from_seed(seed)),
         1 => (Kind::Names, Setup::from_seed(seed).failing()),
         2 => (Kind::Replacing, Setup::with_content(seed)),
         3 => (Kind::Content, Setup::with_content(seed).failing()),
         4 => (Kind::Content, large_sectors(Setup::with_content(seed))),
+        5 => (Kind::Crowded, Setup::crowded(seed)),
         _ => (Kind::Content, Setup::with_content(seed)),
     }
 }
@@ -130,7 +135,15 @@ fn large_sectors(setup: Setup) -> Setup {
 
 /// What workloads start from, made once.
 #[derive(Default)]
-pub struct Bases(HashMap<(u32, u32, u64, bool), Rc<Base>>);
+pub struct Bases(HashMap<(u32, u32, u64, Begin), Rc<Base>>);
+
+/// What a volume holds at first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Begin {
+    Empty,
+    Furnished,
+    Crowded,
+}
 
 impl Bases {
     /// Of this workload.
@@ -148,12 +161,20 @@ impl Bases {
             failing: Vec::new(),
             ..case.setup.clone()
         };
-        let furnished = matches!(case.kind, Kind::Single(_) | Kind::Pair(_));
-        let key = (plain.block_bytes, plain.sector, plain.volume_bytes, furnished);
+        let begin = match case.kind {
+            Kind::Single(_) | Kind::Pair(_) => Begin::Furnished,
+            Kind::Crowded => Begin::Crowded,
+            _ => Begin::Empty,
+        };
+        let key = (plain.block_bytes, plain.sector, plain.volume_bytes, begin);
         if let Some(base) = self.0.get(&key) {
             return Ok(base.clone());
         }
-        let base = if furnished { Base::furnished(&plain)? } else { Base::empty(&plain)? };
+        let base = match begin {
+            Begin::Empty => Base::empty(&plain)?,
+            Begin::Furnished => Base::furnished(&plain)?,
+            Begin::Crowded => Base::crowded(&plain)?,
+        };
         let base = Rc::new(base);
         self.0.insert(key, base.clone());
         Ok(base)

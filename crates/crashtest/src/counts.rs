@@ -41,6 +41,8 @@ pub struct Counts {
     pub flushes_failed: u64,
     /// Workloads that ended early, because the volume was full.
     pub full: u64,
+    /// Segments that were cleaned while workloads ran.
+    pub cleaned: u64,
     /// Syncs that were acknowledged.
     pub syncs: u64,
     /// Syncs that were told of a failure.
@@ -49,7 +51,7 @@ pub struct Counts {
 
 impl Counts {
     /// All, by their names.
-    pub fn named(&self) -> [(&'static str, u64); 15] {
+    pub fn named(&self) -> [(&'static str, u64); 16] {
         [
             ("workloads", self.workloads),
             ("cuts", self.cuts),
@@ -64,6 +66,7 @@ impl Counts {
             ("writes_failed", self.writes_failed),
             ("flushes_failed", self.flushes_failed),
             ("full", self.full),
+            ("cleaned", self.cleaned),
             ("syncs", self.syncs),
             ("syncs_failed", self.syncs_failed),
         ]
@@ -85,6 +88,7 @@ impl AddAssign for Counts {
         self.writes_failed += other.writes_failed;
         self.flushes_failed += other.flushes_failed;
         self.full += other.full;
+        self.cleaned += other.cleaned;
         self.syncs += other.syncs;
         self.syncs_failed += other.syncs_failed;
     }
@@ -122,6 +126,7 @@ impl Seen {
     pub(crate) fn ran(&mut self, ran: &Ran) {
         self.counts.workloads += 1;
         self.counts.full += u64::from(ran.full);
+        self.counts.cleaned += ran.cleaned;
         self.counts.syncs += ran.syncs.len() as u64;
         self.counts.syncs_failed += ran.syncs_failed;
         self.counts.writes_failed += ran.writes_failed;

@@ -7,7 +7,7 @@
 //! script: which step it may be, which bytes each block may have (`docs/crash-contract.md`). A *campaign* is
 //! many of these on several threads; what fails is made short.
 //!
-//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing` and `case`, which
+//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`, `crowding` and `case`, which
 //! say what workloads there are; `campaign`, `shrink`.
 //!
 //! No layer depends on this crate. Locks: `campaign` says.
@@ -16,6 +16,7 @@
 mod campaign;
 mod case;
 mod counts;
+mod crowding;
 mod replacing;
 mod run;
 mod script;
@@ -28,6 +29,7 @@ mod verdict;
 pub use campaign::{Options, Progress, Summary, campaign};
 pub use case::{Bases, Case, Kind};
 pub use counts::{Counts, Seen};
+pub use crowding::crowding;
 pub use forebay_lfs::fault::Planted;
 pub use replacing::replacing;
 pub use run::{Progress as Known, Synced};

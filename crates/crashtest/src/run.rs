@@ -56,6 +56,8 @@ pub struct Ran {
     pub live: Option<u64>,
     /// It ended early, because the volume was full.
     pub full: bool,
+    /// Segments that were cleaned.
+    pub cleaned: u64,
     /// What was wrong while it ran.
     pub wrong: Option<String>,
 }
@@ -149,6 +151,8 @@ async fn whole_life(
     let result = steps(setup, script, &volume, shared).await;
     let idle = || (shared.known.lock().running == 0).then_some(());
     shared.idle.wait_until(idle).await;
+    let cleaned = volume.clean_stats().segments;
+    shared.learn(|known| known.ran.cleaned = cleaned);
     let full = shared.known.lock().ran.full;
     if healthy && !full && result.is_ok() {
         match volume.close().await {
@@ -202,7 +206,8 @@ async fn steps(
             continue;
         }
         match split_mix(&mut rng) % 12 {
-            8 => checkpoint_beside(volume, shared),
+            6 | 7 if setup.crowded => beside(volume, shared, Beside::Clean),
+            8 => beside(volume, shared, Beside::Checkpoint),
             0 | 3 => sync_beside(volume, shared, n + 1),
             1 => yield_now().await,
             2 => world.sleep(std::time::Duration::from_micros(150)).await,
@@ -213,19 +218,29 @@ async fn steps(
     Ok(())
 }
 
-/// A checkpoint by somebody else, at the same time.
-fn checkpoint_beside(volume: &Volume, shared: &Arc<Shared>) {
+/// What somebody else does at the same time.
+#[derive(Clone, Copy)]
+enum Beside {
+    Checkpoint,
+    Clean,
+}
+
+fn beside(volume: &Volume, shared: &Arc<Shared>, what: Beside) {
     let (volume, world) = (volume.clone(), shared.disk.world().clone());
     let shared = shared.clone();
     shared.known.lock().running += 1;
     let task = async move {
-        if let Err(error) = volume.checkpoint().await {
-            log::debug!("a checkpoint failed: {error}");
+        let done = match what {
+            Beside::Checkpoint => volume.checkpoint().await,
+            Beside::Clean => volume.clean().await.map(drop),
+        };
+        if let Err(error) = done {
+            log::debug!("a checkpoint, or cleaning, failed: {error}");
         }
         shared.known.lock().running -= 1;
         shared.idle.wake_all();
     };
-    world.spawn("checkpoint", Box::pin(task));
+    world.spawn("beside", Box::pin(task));
 }
 
 /// A sync of everything by somebody else, at the same time.

@@ -2,6 +2,7 @@
 //!
 //! No locks.
 
+use crate::crowding;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
 use forebay_base::{Error, ErrorKind};
@@ -15,6 +16,9 @@ use forebay_vfs::check::{Op, Path, Runner, Target, Times};
 use forebay_vfs::mem::MemFs;
 use forebay_vfs::{ManualClock, OpenFlags, Privileges, SetXattr, Timestamp};
 use std::sync::Arc;
+
+/// Of a crowded volume: 26 segments.
+const CROWDED_BYTES: u64 = 1696 << 10;
 
 /// One way to set up a run; drawn from the seed.
 #[derive(Debug, Clone)]
@@ -51,6 +55,10 @@ pub struct Setup {
     pub failing: Vec<FaultRule>,
     /// Somebody else syncs everything now and then.
     pub beside: bool,
+    /// The disk is told of what is not wanted any more.
+    pub discard: bool,
+    /// The volume begins nearly full, with little live in each segment, and is cleaned.
+    pub crowded: bool,
 }
 
 impl Setup {
@@ -75,12 +83,27 @@ impl Setup {
             steps: 40,
             failing: Vec::new(),
             beside: true,
+            discard: seed % 5 == 3,
+            crowded: false,
         }
     }
 
     /// With content.
     pub fn with_content(seed: u64) -> Self {
         Self { content: true, volume_bytes: 2 << 20, steps: 50, ..Self::from_seed(seed) }
+    }
+
+    /// With content on a volume that is nearly full and has to be cleaned.
+    pub fn crowded(seed: u64) -> Self {
+        let plain = Self::with_content(seed);
+        Self {
+            block_bytes: plain.block_bytes.max(1024),
+            volume_bytes: CROWDED_BYTES,
+            near_end: false,
+            discard: seed.is_multiple_of(2),
+            crowded: true,
+            ..plain
+        }
     }
 
     /// On a disk that sometimes fails: one flush and one write, two flushes, or two writes and a flush.
@@ -115,7 +138,9 @@ impl Setup {
             inode_cache_bytes: self.inode_cache_bytes,
             fua: self.fua,
             alloc: self.alloc,
+            clean_percent: if self.crowded { 50 } else { 10 },
             checkpoint_bytes: self.checkpoint_bytes,
+            discard: self.discard,
             serialized_dio_pages: 2,
             lock_points: self.alloc != AllocMode::Reserve,
             plant: Plant(self.plant),
@@ -167,16 +192,28 @@ impl Base {
     /// # Errors
     /// What the volume says.
     pub fn furnished(setup: &Setup) -> Result<Self, Error> {
+        Self::made(setup, furniture())
+    }
+
+    /// Files with content all over the volume, and a block or two live in each segment.
+    ///
+    /// # Errors
+    /// What the volume says.
+    pub fn crowded(setup: &Setup) -> Result<Self, Error> {
+        Self::made(setup, crowding::before())
+    }
+
+    fn made(setup: &Setup, ops: Vec<Op>) -> Result<Self, Error> {
         let disk = setup.blank()?;
         let (fs, world) = (MemFs::default(), disk.world().clone());
         let device: DeviceRef = Arc::new(disk.clone());
         let asked: WorldRef = world.clone();
-        let options = setup.options(&asked)?;
+        let options = OpenOptions { clean_percent: 0, ..setup.options(&asked)? };
         let made = world.run(async {
             let volume = Volume::open(&device, &asked, &options).await?;
             let mut here = Runner::new(Times::Ignore, None);
             let mut there = Runner::new(Times::Ignore, None);
-            for op in furniture() {
+            for op in ops {
                 let (done, wanted) = (here.apply(&volume, &op).await, there.apply(&fs, &op).await);
                 debug_assert_eq!(done, wanted, "{op:?}");
             }

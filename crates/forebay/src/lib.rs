@@ -67,6 +67,6 @@ pub use forebay_cache::{Row, RowSource, Stats};
 pub use forebay_vfs as vfs;
 pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};
 pub use volume::{
-    AllocMode, AllocStats, CreateVolume, FileExtent, Finding, FindingKind, FsckProgress,
-    FsckReport, OpenOptions, ReadDir, Volume, VolumeFile, VolumeInfo, VolumeOptions,
+    AllocMode, AllocStats, CleanStats, CreateVolume, FileExtent, Finding, FindingKind,
+    FsckProgress, FsckReport, OpenOptions, ReadDir, Volume, VolumeFile, VolumeInfo, VolumeOptions,
 };

@@ -27,7 +27,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{
     Aio, BlockDevice, DeviceRef, DirectIo, Engine, FileDevice, FileIdentity, FileOptions,
 };
-pub use forebay_lfs::{AllocMode, AllocStats, FileExtent, VolumeInfo};
+pub use forebay_lfs::{AllocMode, AllocStats, CleanStats, FileExtent, VolumeInfo};
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
 use forebay_vfs::{Beside, FileSystem, Ino, OpenFlags, ReadOnly, StatFs, Timestamp};
 use opened::Found;
@@ -88,6 +88,11 @@ pub struct VolumeOptions {
     /// With [`AllocMode::Serialized`]: from how many pages of 4 KiB on a direct write takes its turn. 0 is
     /// always, the largest number never.
     pub serialized_dio_pages: u32,
+    /// Below so many of 100 segments free, those with little in them are cleaned in the background; 0: only
+    /// when there is no room. At most 50.
+    pub clean_percent: u32,
+    /// The device, or the image's file system, is told of what is not wanted any more.
+    pub discard: bool,
 }
 
 impl Default for VolumeOptions {
@@ -100,6 +105,8 @@ impl Default for VolumeOptions {
             passed_over: 0,
             alloc: AllocMode::default(),
             serialized_dio_pages: forebay_lfs::alloc::SERIALIZED_DIO_PAGES,
+            clean_percent: forebay_lfs::CLEAN_PERCENT,
+            discard: false,
         }
     }
 }
@@ -234,6 +241,11 @@ impl Volume {
     /// What was given out since it was opened.
     pub fn alloc_stats(&self) -> AllocStats {
         self.open.volume.alloc_stats()
+    }
+
+    /// What the cleaner has done since it was opened.
+    pub fn clean_stats(&self) -> CleanStats {
+        self.open.volume.clean_stats()
     }
 
     /// What its superblock says.
@@ -382,21 +394,18 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     }
     let gone = claim.gone();
     device.until_closed(gone.clone());
-    let mut opening = forebay_lfs::OpenOptions {
+    let opening = forebay_lfs::OpenOptions {
         cache: Some(cache.shared.pages.clone()),
         noatime: options.noatime || options.read_only,
         read_only: options.read_only,
         passed_over: options.passed_over,
         alloc: options.alloc,
         serialized_dio_pages: options.serialized_dio_pages,
+        clean_percent: options.clean_percent,
+        discard: options.discard,
+        of_budget: true,
         ..forebay_lfs::OpenOptions::default()
     };
-    // Its own memory is a part of the budget.
-    let budget = cache.stats().budget_bytes;
-    let share = |part: u64, most: u64| (budget / part).min(most);
-    opening.overlay_bytes = share(8, opening.overlay_bytes);
-    opening.node_cache_bytes = share(8, opening.node_cache_bytes as u64) as usize;
-    opening.inode_cache_bytes = share(32, opening.inode_cache_bytes as u64) as usize;
     let any: DeviceRef = device.clone();
     let world = cache.shared.pages.world.clone();
     let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;

@@ -202,6 +202,11 @@ impl MappedFile {
         self.leaves_folios.store(true, Ordering::Release);
     }
 
+    /// Nothing on its way in or out holds its mapping, which goes with the file.
+    pub fn is_alone(self: &std::sync::Arc<Self>) -> bool {
+        std::sync::Arc::strong_count(self) == 1 && Arc::strong_count(&self.mapping) == 1
+    }
+
     /// Who takes what nobody has been told of when the file goes, before its device is let go.
     pub fn leave_untold(&self, heir: Heir) {
         *self.heir.lock() = Some(heir);

@@ -13,11 +13,12 @@ const PUBLISH_TRIES: usize = 64;
 
 /// The size that may be published now: up to the lowest block that is dirty, or that a write-out has
 /// on its way, beyond what is published already. While a write-out runs that is where it began: a sync
-/// publishes the rest.
+/// publishes the rest. Held until it is published: [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
 pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
-    let Some(published) = ops.published_size() else { return 0 };
-    // The size first: what it covers was dirty before, or is on its way.
+    // The size first: what it covers was dirty before, or is on its way; and what was published of a longer
+    // file has been cut by the time that it grows again.
     let size = mapping.size();
+    let Some(published) = ops.published_size() else { return 0 };
     let (published, arriving) = (published.min(size), mapping.bounds.lowest_arriving(published));
     // What has arrived meanwhile is dirty.
     size.min(arriving.max(published)).min(mapping.lowest_unwritten(cache, published))
@@ -27,6 +28,7 @@ impl MappedFile {
     /// Publishes as much of the size as there are bytes for.
     pub(crate) fn publish_size(&self) {
         if self.ops.published_size().is_some() {
+            let _uncut = self.mapping.bounds.uncut();
             let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
             self.ops.publish(&Reservation::in_place(Vec::new()), &[], size);
         }

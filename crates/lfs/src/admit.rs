@@ -79,6 +79,11 @@ impl State {
         self.weight((self.dirt.bytes() + more).saturating_sub(self.shared_bytes))
     }
 
+    /// Segments that the cleaner may fill now.
+    pub fn clean_segments(&self) -> u64 {
+        self.space.clean_segments(self.dirt_weight(0))
+    }
+
     /// Pairs of nodes that checkpoints may need (P13): the one that is being made, and one more, when what
     /// has changed has grown by `growth`.
     pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {

@@ -10,7 +10,7 @@
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
 use crate::admit::Dirt;
-use crate::fault::Planted;
+use crate::fault::{Plant, Planted};
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::change::{Blocks, Change, Size};
 use crate::format::extent::{Extent as Stored, Source, Sums as StoredSums, put_crc32c};
@@ -168,12 +168,18 @@ impl FileOps {
         let mut stored = Vec::new();
         let mut content = Content::default();
         // Q1: a flush may have failed while the write was on its way.
-        let failures = state.shares.get(&key).map_or(0, |promise| promise.failures);
+        let (failures, reserved) =
+            state.shares.get(&key).map_or((0, 0), |promise| (promise.failures, promise.sequence));
         for written in pieces {
+            let sequence = match inner.plant {
+                Plant(Some(Planted::SequenceAtReserve)) => reserved.min(written.sequence),
+                Plant(Some(Planted::PublishedOutOfOrder)) => state.draw(),
+                _ => written.sequence,
+            };
             let from = written.place.offset / unit;
             let whole = from..from + written.place.len / unit;
             // S15: what was overruled while it was on its way is not said.
-            for part in state.older(data_id, whole, written.sequence) {
+            for part in state.older(data_id, whole, sequence) {
                 for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
                     let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
                     let skip = block - from;
@@ -191,9 +197,12 @@ impl FileOps {
                         let (ino, len) = (self.ino.0, count * unit);
                         content.runs.push(Run { ino, at: place, len, sums: sums.into(), failures });
                     }
-                    stored.push((block, source, count as u16, written.sequence, bytes));
+                    stored.push((block, source, count as u16, sequence, bytes));
                 }
             }
+        }
+        if inner.plant.has(Planted::LostDirtyBit) && stored.len() > 1 {
+            stored.pop();
         }
         let mut changes = Vec::new();
         for (block, source, blocks, birth, sums) in &stored {

@@ -55,6 +55,8 @@ pub(crate) struct Frozen {
     ticket: u64,
     /// Pairs of nodes that its merge may need (P13).
     pub nodes: u64,
+    /// What it takes in memory, bytes, about.
+    pub bytes: u64,
 }
 
 /// Where a checkpoint's log begins.
@@ -140,7 +142,7 @@ impl Checkpoints {
 impl State {
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
-        let nodes = self.merge_nodes(Growth::default());
+        let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
         let data = Arc::new(std::mem::take(&mut self.data));
         let items = Arc::new(std::mem::take(&mut self.items));
         self.maps = (0, 0);
@@ -158,6 +160,7 @@ impl State {
             inodes: self.inodes,
             ticket,
             nodes,
+            bytes,
         });
         self.count_nodes();
     }
@@ -213,6 +216,7 @@ impl Inner {
     pub(crate) async fn checkpoint(&self, how: How) -> Result<()> {
         let guard = self.checkpoints.take().await;
         let done = self.checkpoint_in_turn(how).await;
+        self.discard_freed().await;
         drop(guard);
         done
     }
@@ -235,7 +239,9 @@ impl Inner {
                 How::Log | How::Close => state.append_cut(false),
                 How::Moving => state.append_cut(true),
             };
+            let half = self.plant.has(Planted::HalfRename).then(|| state.half_rename()).flatten();
             state.freeze(ticket);
+            half.into_iter().for_each(|name| state.items.put(name, None));
             ticket
         };
         let taken = Ledger::default();
@@ -327,6 +333,9 @@ impl Inner {
             superblock.inode_count = frozen.inodes;
             let State { room, space, .. } = &mut *state;
             plan.died().iter().for_each(|segment| room.forget(space, *segment));
+            if self.plant.has(Planted::SegmentReusedEarly) {
+                plan.died().iter().for_each(|segment| space.segments.give_back(*segment));
+            }
             (plan, superblock)
         };
         let table = self.write_usage(&plan.entries, &usage, number).await?;
@@ -369,6 +378,8 @@ impl Inner {
         let Space { segments, nodes, .. } = &mut state.space;
         segments.reclaim(number);
         nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
+        drop(state);
+        self.discard_freed().await;
         Ok(())
     }
 
@@ -422,7 +433,7 @@ impl Inner {
         state.count_nodes();
         state.remove_left();
         drop(state);
-        self.tidy();
+        self.tidy(None, usize::MAX);
     }
 
     /// Merges what is frozen: content first, so that inodes can say what is stored.

@@ -21,6 +21,8 @@ use std::time::Duration;
 
 /// Bytes of a group, about.
 const GROUP_BYTES_MAX: u64 = 1 << 20;
+/// How often what a failed flush has taken of a file that was cut and closed is written, for one sync.
+const OWED_ROUNDS: u32 = 3;
 /// The log is idle when nothing came for so long: then its mark is written.
 const IDLE: Duration = Duration::from_millis(10);
 
@@ -52,11 +54,17 @@ impl Inner {
         }
     }
 
-    /// Makes everything durable that has happened.
+    /// Makes everything durable that has happened; but nothing counts as synced before what was owed by then.
     pub(crate) async fn commit_all(&self, here: bool) -> Result<()> {
-        self.write_owed().await?;
-        let ticket = self.state.lock().next_ticket - 1;
-        self.commit(ticket, here).await
+        for _ in 0..OWED_ROUNDS {
+            self.write_owed().await?;
+            let ticket = self.state.lock().next_ticket - 1;
+            self.commit(ticket, here).await?;
+            if self.state.lock().settle_owed(ticket) {
+                return Ok(());
+            }
+        }
+        Err(Error::new(ErrorKind::Io, "commit", "content of a file that was cut was lost again"))
     }
 
     async fn write_group(&self, mut turn: WriteTurn, here: bool) {
@@ -152,7 +160,8 @@ impl Inner {
         }
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while let Some(record) = state.queue.front() {
-            bytes += record.cost;
+            let payload = record.payload.as_ref().map_or(0, |payload| payload.bytes.len());
+            bytes += self.layout.record_bytes(record.body.len() as u64, payload as u64);
             if bytes > GROUP_BYTES_MAX && !taken.is_empty() {
                 break;
             }
@@ -287,6 +296,7 @@ impl Inner {
         }
         if any {
             self.arm_mark();
+            self.arm_age();
         }
     }
 

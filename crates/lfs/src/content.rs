@@ -1,11 +1,16 @@
 //! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
+//! What is in the cache of a file that nobody has open stays there; [`crate::left`] says how it is found
+//! again.
 //!
 //! Invariant D11 an inode has at most one mapping at a time, and it stays while it is open or owes something.
 //!
-//! Locks: the state lock in turn; none across a wait. No mapping is made or dropped while it is held.
+//! Locks: `making`, then the state lock; none across a wait. A mapping is made and let go of under the
+//! first, so that who opens a file finds all or nothing of what the last one left, and never under the
+//! second.
 
 use crate::aops::FileOps;
 use crate::format::change::{Change, Size};
+use crate::left::LeftFile;
 use crate::look::{Stop, Tried};
 use crate::space::Need;
 use crate::state::{Node, State};
@@ -15,6 +20,7 @@ use forebay_iomap::file::Geometry;
 use forebay_iomap::{Handle, MappedFile};
 use forebay_vfs::Ino;
 use forebay_vfs::rules::{self, refuse};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// See the module.
@@ -24,7 +30,83 @@ pub(crate) struct Content {
     pub handle: Handle,
 }
 
+impl Content {
+    /// It owes nothing, and nobody else is at work on it: its mapping is gone when this goes.
+    fn may_go(self: &Arc<Self>) -> bool {
+        self.file.mapping.is_settled() && Arc::strong_count(self) == 1 && self.file.is_alone()
+    }
+
+    /// Leaves what is in the cache there, as the content of `data_id` (Y11). None: there is nothing, or an
+    /// error is to be told first.
+    fn leave(&self, data_id: u64) -> Option<LeftFile> {
+        let (file, mapping) = (&self.file, &self.file.mapping);
+        let fails = mapping.untold().is_some() || mapping.sticky.lock().is_some();
+        if fails || file.cache.owners.folios(mapping.id) == 0 {
+            return None;
+        }
+        file.leave_folios();
+        Some(LeftFile { mapping: mapping.id, data_id, size: file.size() })
+    }
+}
+
+/// Inodes that are closed and may owe something, and where the hand is that goes round among them: with a
+/// million of them nobody who closes one looks at all.
+#[derive(Default)]
+pub(crate) struct Lingering {
+    inos: BTreeSet<u64>,
+    hand: u64,
+}
+
+impl Lingering {
+    /// Lingering from now on.
+    pub fn insert(&mut self, ino: u64) {
+        self.inos.insert(ino);
+    }
+
+    /// Whether it lingers.
+    pub fn contains(&self, ino: u64) -> bool {
+        self.inos.contains(&ino)
+    }
+
+    /// Takes out `first`, and up to `most` at the hand.
+    fn take(&mut self, first: Option<u64>, most: usize) -> Vec<u64> {
+        let mut taken: Vec<u64> = first.filter(|ino| self.inos.remove(ino)).into_iter().collect();
+        for _ in 0..most {
+            let next = self.inos.range(self.hand..).next().or_else(|| self.inos.first());
+            let Some(ino) = next.copied() else { break };
+            self.inos.remove(&ino);
+            self.hand = ino + 1;
+            taken.push(ino);
+        }
+        taken
+    }
+}
+
+/// Lingering inodes that whoever closes one looks at beside it.
+pub(crate) const AT_ONCE: usize = 4;
+
 impl State {
+    /// What was owed is durable up to a ticket. False: some of it was taken by a flush that failed.
+    pub fn settle_owed(&mut self, ticket: u64) -> bool {
+        self.owed_written.retain(|_, written| {
+            let whole = written.lost == written.healed;
+            !whole || written.upto > ticket
+        });
+        self.owed_written.values().all(|written| written.lost == written.healed)
+    }
+
+    /// Lets go of the mapping of a file that owes nothing. It is to be dropped without the lock.
+    fn let_go(&mut self, ino: u64) -> Option<Arc<Content>> {
+        let node = self.nodes.get_mut(&ino)?;
+        let content = node.content.take()?;
+        if let Some(left) = content.leave(node.inode.data_id) {
+            debug_assert_eq!(left.size, node.inode.size, "Y11: #{ino} is published as it is");
+            let owners = &content.file.cache.owners;
+            self.left.put(ino, left, |mapping| owners.knows(mapping));
+        }
+        Some(content)
+    }
+
     /// The size of a file that owes nothing else: what it grew by is a hole.
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
@@ -46,55 +128,78 @@ impl Volume {
 impl Inner {
     /// The content of a regular file.
     pub(crate) fn content(&self, op: &'static str, ino: Ino) -> Tried<Arc<Content>> {
-        let size = {
-            let state = self.state.lock();
-            rules::regular(&*state, op, ino)?;
-            let node = state.get(op, ino)?;
-            if let Some(content) = &node.content {
-                return Ok(content.clone());
-            }
-            node.inode.size
-        };
+        if let Some(content) = self.content_there(op, ino)? {
+            return Ok(content);
+        }
         let Some(cache) = &self.options.cache else {
             return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
         };
+        let _making = self.making.lock();
+        if let Some(content) = self.content_there(op, ino)? {
+            return Ok(content);
+        }
         let ops = Arc::new(FileOps::new(self, ino));
+        let (size, left) = {
+            let mut state = self.state.lock();
+            let (data_id, size) = {
+                let inode = &state.get(op, ino)?.inode;
+                (inode.data_id, inode.size)
+            };
+            let same = |left: &LeftFile| (left.data_id, left.size) == (data_id, size);
+            (size, state.left.take(ino.0).map(|left| (left.mapping, same(&left))))
+        };
         let block_size = self.layout.geometry.block_bytes();
         let geometry = Geometry { block_size, size, read_only: false };
         let domain = self.domain.clone().expect("there is one where there is a cache");
-        let file = MappedFile::open_in(cache, domain, ops, geometry, None)?;
+        if let Some((mapping, false)) = left {
+            debug_assert!(false, "Y11: {ino:?} is not what it was left as");
+            cache.drop_left(mapping, domain.clone(), block_size);
+        }
+        let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
+        let file = MappedFile::open_in(cache, domain, ops, geometry, left)?;
         let handle = file.open_handle();
         let new = Arc::new(Content { file, handle });
         let mut state = self.state.lock();
         let Some(node) = state.nodes.get_mut(&ino.0) else {
             return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
         };
+        debug_assert!(node.content.is_none(), "D11: made by one at a time");
         Ok(node.content.get_or_insert(new).clone())
     }
 
-    /// What was removed drops its dirt; what owes nothing and is not open goes.
-    pub(crate) fn tidy(&self) {
-        let (removed, settled) = {
+    /// The content of a regular file, if it has a mapping.
+    fn content_there(&self, op: &'static str, ino: Ino) -> Tried<Option<Arc<Content>>> {
+        let state = self.state.lock();
+        rules::regular(&*state, op, ino)?;
+        Ok(state.get(op, ino)?.content.clone())
+    }
+
+    /// What was removed drops its dirt; what owes nothing and is not open goes: looks at `first`, and at so
+    /// many others.
+    pub(crate) fn tidy(&self, first: Option<u64>, most: usize) {
+        let making = self.making.lock();
+        let (removed, settled, gone) = {
             let mut state = self.state.lock();
             let removed = std::mem::take(&mut state.removed);
-            let lingering = std::mem::take(&mut state.lingering);
+            let lingering = state.lingering.take(first, most);
             let mut settled = Vec::new();
             for ino in lingering {
-                let Some(node) = state.nodes.get(&ino) else { continue };
-                let owes = node.content.as_ref().is_some_and(|c| !c.file.mapping.is_settled());
-                if node.opens > 0 {
+                let Some(node) = state.nodes.get(&ino).filter(|node| node.opens == 0) else {
                     continue;
-                }
-                if owes || state.publish_end(ino).is_err() {
+                };
+                let stays = node.content.as_ref().is_some_and(|content| !content.may_go());
+                if stays || state.publish_end(ino).is_err() {
                     state.lingering.insert(ino);
-                } else if let Some(node) = state.nodes.get_mut(&ino) {
-                    settled.extend(node.content.take());
+                } else {
+                    settled.extend(state.let_go(ino));
                     state.close_windows(ino);
                 }
             }
-            (removed, settled)
+            (removed, settled, state.left.take_removed())
         };
         drop(settled);
+        self.drop_left(gone);
+        drop(making);
         for content in removed {
             let task = async move {
                 // Nobody can see it any more: nothing of it is written.
@@ -106,23 +211,38 @@ impl Inner {
         }
     }
 
+    /// Folios of mappings that are gone, and that nobody goes on with.
+    pub(crate) fn drop_left(&self, mappings: Vec<u32>) {
+        let (Some(cache), Some(domain)) = (&self.options.cache, &self.domain) else { return };
+        let block_size = self.layout.geometry.block_bytes();
+        for mapping in mappings {
+            cache.drop_left(mapping, domain.clone(), block_size);
+        }
+    }
+
     /// Files that were cut to nothing and closed by now: what was written since goes before whatever is
     /// synced now. One stays owed until it is written, so that nobody syncs past it meanwhile: if it cannot
     /// be written, that is an error of every sync until it can.
     pub(crate) async fn write_owed(&self) -> Result<()> {
-        let owed: Vec<u64> = self.state.lock().owed.keys().copied().collect();
+        let owed: BTreeSet<u64> = {
+            let state = self.state.lock();
+            state.owed.keys().chain(state.owed_written.keys()).copied().collect()
+        };
         let mut result = Ok(());
         for ino in owed {
-            let (last, content) = {
+            let (last, lost, content) = {
                 let mut state = self.state.lock();
-                let Some(last) = state.owed.get(&ino).copied() else { continue };
+                let last = state.owed.get(&ino).copied();
+                let lost = state.owed_written.get(&ino).map_or(0, |written| written.lost);
                 let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
                 let Some(content) = content else {
                     state.owed.remove(&ino);
+                    state.owed_written.remove(&ino);
                     continue;
                 };
-                (last, content)
+                (last, lost, content)
             };
+            content.file.take_back_lost();
             if let Err(error) = content.file.write_out().await {
                 log::warn!("content of #{ino}, which was cut and closed: {error}");
                 result = Err(error);
@@ -130,8 +250,11 @@ impl Inner {
             }
             let mut state = self.state.lock();
             // Who was closed again meanwhile owes what was written since.
-            if state.owed.get(&ino) == Some(&last) {
+            if state.owed.get(&ino).copied() == last {
                 state.owed.remove(&ino);
+                let upto = state.next_ticket - 1;
+                let written = state.owed_written.entry(ino).or_default();
+                (written.upto, written.healed) = (upto, written.healed.max(lost));
             }
         }
         result
@@ -147,14 +270,42 @@ impl Inner {
                 let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
                 longer || !settled
             };
-            state.nodes.values().filter(owes).filter_map(|node| node.content.clone()).collect()
+            state
+                .nodes
+                .values()
+                .map(|node| &**node)
+                .filter(owes)
+                .filter_map(|node| node.content.clone())
+                .collect()
         };
         let mut result = Ok(());
         for content in contents {
             result = content.file.sync(&content.handle).await.and(result);
         }
         let result = self.commit_all(false).await.and(result);
-        self.tidy();
+        self.tidy(None, usize::MAX);
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The story: with a hundred thousand files that were written and closed, whoever closed another looked
+    /// at all of them.
+    #[test]
+    fn who_closes_a_file_looks_at_few_others_and_all_come_round() {
+        let mut lingering = Lingering::default();
+        (0..100).for_each(|ino| lingering.insert(2 * ino));
+        let taken = lingering.take(Some(50), 4);
+        assert_eq!(taken, [50, 0, 2, 4, 6], "its own, and some at the hand");
+        assert!(!lingering.contains(50) && lingering.contains(8));
+        // They owe still.
+        taken.into_iter().for_each(|ino| lingering.insert(ino));
+        assert_eq!(lingering.take(Some(51), 3), [8, 10, 12], "that one does not linger");
+        let rest: Vec<u64> = (0..30).flat_map(|_| lingering.take(None, 4)).collect();
+        assert_eq!((rest.len(), rest.last()), (97, Some(&6)), "round, each once");
+        assert!(lingering.take(None, usize::MAX).is_empty());
     }
 }

@@ -2,6 +2,12 @@
 //!
 //! No locks.
 
+use crate::format::change::Change;
+use crate::format::key::{Key, KeyBytes};
+use crate::state::State;
+use crate::volume::Volume;
+use forebay_base::codec::Reader;
+
 /// A mistake to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planted {
@@ -25,11 +31,27 @@ pub enum Planted {
     UnverifiedData,
     /// A new group goes out with FUA while an earlier one is not flushed.
     EarlyFua,
+    /// The cleaner moves what was overwritten while it copied, too.
+    CleanerMovesLive,
+    /// The sequence of content is drawn when its room is reserved, and not when it is fixed.
+    SequenceAtReserve,
+    /// What is published last counts, whenever its content was fixed.
+    PublishedOutOfOrder,
+    /// A segment is free when a checkpoint finds nothing in it, before that is durable.
+    SegmentReusedEarly,
+    /// A block of what is written out is taken for clean, and left out of the record.
+    LostDirtyBit,
+    /// A checkpoint holds the new name of a rename, and the next one that the old one is gone.
+    HalfRename,
+    /// A segment is discarded when it is in use again.
+    DiscardAfterReuse,
+    /// Roll-forward takes what is sealed without the volume's secret, too, as whoever writes a file can.
+    ForgedRecord,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 18] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -40,6 +62,14 @@ impl Planted {
         Self::RenameBeforeData,
         Self::UnverifiedData,
         Self::EarlyFua,
+        Self::CleanerMovesLive,
+        Self::SequenceAtReserve,
+        Self::PublishedOutOfOrder,
+        Self::SegmentReusedEarly,
+        Self::LostDirtyBit,
+        Self::HalfRename,
+        Self::DiscardAfterReuse,
+        Self::ForgedRecord,
     ];
 
     /// Its name.
@@ -55,6 +85,14 @@ impl Planted {
             Self::RenameBeforeData => "rename-before-data",
             Self::UnverifiedData => "unverified-data",
             Self::EarlyFua => "early-fua",
+            Self::CleanerMovesLive => "cleaner-moves-live",
+            Self::SequenceAtReserve => "sequence-at-reserve",
+            Self::PublishedOutOfOrder => "published-out-of-order",
+            Self::SegmentReusedEarly => "segment-reused-early",
+            Self::LostDirtyBit => "lost-dirty-bit",
+            Self::HalfRename => "half-rename",
+            Self::DiscardAfterReuse => "discard-after-reuse",
+            Self::ForgedRecord => "forged-record",
         }
     }
 
@@ -73,5 +111,37 @@ impl Plant {
     #[inline]
     pub fn has(self, fault: Planted) -> bool {
         self.0 == Some(fault)
+    }
+}
+
+/// What a seal is without the secret of the volume.
+pub const NO_SECRET: [u8; 16] = [0; 16];
+
+impl Volume {
+    /// Behind which record the log ends: generation, sequence of the next one, sum of the last one. What a
+    /// forger has to know beside the secret.
+    pub fn log_end(&self) -> (u64, u64, u32) {
+        let end = self.0.log.ctl.lock().durable;
+        (end.generation, end.sequence, end.predecessor)
+    }
+}
+
+impl State {
+    /// Of the last rename that waits to be written: that the old name is gone, which a checkpoint is not told.
+    pub(crate) fn half_rename(&mut self) -> Option<KeyBytes> {
+        let mut gone = None;
+        for record in &self.queue {
+            let mut reader = Reader::new("record", &record.body);
+            while reader.remaining() > 0 {
+                let geometry = &self.layout.geometry;
+                match Change::decode(&mut reader, geometry).ok()? {
+                    Some(Change::Rename(rename)) if !rename.exchange => {
+                        gone = Some(Key::Entry(rename.from.dir, rename.from.cookie).to_bytes());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        gone.inspect(|name| self.items.forget(name))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Lock: the state lock, for the length of a look or a change; never across a wait.
 
-use crate::content::Content;
+use crate::content::{AT_ONCE, Content};
 use crate::fault::Planted;
 use crate::format::change::Change;
 use crate::format::inode::FileType;
@@ -21,7 +21,11 @@ use forebay_vfs::{
     Fallocate, FileKind, Ino, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags, Seek,
     SetAttr, WriteResult, Wrote,
 };
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+
+/// How often room is made for one write.
+const ROOM_ROUNDS: u32 = 4;
 
 /// See the module. Dropped, it releases the inode.
 pub(crate) struct VolumeFile {
@@ -94,15 +98,26 @@ impl VolumeFile {
             Some(part) => Source::Owned(part),
             None => buf,
         };
-        let again = match &mut source {
-            Source::Owned(buf) => Source::Owned(buf),
-            Source::Slice(slice) => Source::Slice(slice),
-        };
-        let range = match content.file.write_placed(handle, offset, again, flags).await {
-            Err(error) if error.kind() == ErrorKind::NoSpace && self.inner.make_room().await => {
-                content.file.write_placed(handle, offset, source, flags).await?
+        let (mut rounds, mut place) = (0, None);
+        let range = loop {
+            let again = match &mut source {
+                Source::Owned(buf) => Source::Owned(buf),
+                Source::Slice(slice) => Source::Slice(slice),
+            };
+            // An append has its place from the first round on: at the end of file as it is then it would be
+            // there twice, or behind a gap.
+            let (offset, flags) = match &place {
+                Some(Range { start, .. }) => (*start, flags - IoFlags::APPEND),
+                None => (offset, flags),
+            };
+            let file = &content.file;
+            let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
+            let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
+            // Somebody else may take what has come free.
+            if !full || rounds == ROOM_ROUNDS || !self.inner.make_room().await {
+                break done?;
             }
-            done => done?,
+            rounds += 1;
         };
         self.touch_content(privileges)?;
         Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
@@ -215,11 +230,11 @@ impl VolumeFile {
 
 impl Drop for VolumeFile {
     fn drop(&mut self) {
-        if let Some((content, handle)) = self.content.get() {
-            content.file.close_handle(handle);
+        if let Some((content, handle)) = self.content.take() {
+            content.file.close_handle(&handle);
         }
         self.inner.state.lock().released(self.ino, self.closes);
-        self.inner.tidy();
+        self.inner.tidy(Some(self.ino.0), AT_ONCE);
     }
 }
 
@@ -322,7 +337,7 @@ impl Inner {
                     written = Some(ino);
                 }
                 done => {
-                    self.tidy();
+                    self.tidy(None, AT_ONCE);
                     return done.map(drop);
                 }
             }

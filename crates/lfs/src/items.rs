@@ -58,6 +58,13 @@ impl Items {
         }
     }
 
+    /// Says nothing of a key any more.
+    pub fn forget(&mut self, key: &KeyBytes) {
+        if let Some(old) = self.list.remove(key).flatten() {
+            self.bytes -= old.len() as u64;
+        }
+    }
+
     /// What `newer` says, before what is said here.
     pub fn put_over(&mut self, newer: Self) {
         for (key, value) in newer.list {

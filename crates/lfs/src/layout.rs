@@ -108,6 +108,14 @@ impl Layout {
         round_up(NEXT_RECORD_BYTES, align) + align
     }
 
+    /// What a record of this much takes among others, but for the end of a block before its content.
+    pub fn record_bytes(&self, body_bytes: u64, payload_bytes: u64) -> u64 {
+        let block = if payload_bytes > 0 { self.block_bytes() } else { 0 };
+        round_up(RECORD_HEADER_BYTES as u64 + body_bytes, u64::from(RECORD_ALIGN))
+            + block
+            + payload_bytes
+    }
+
     /// Most that a record of this much can take of the log, with its padding and its mark.
     pub fn cost(&self, body_bytes: u64, payload_bytes: u64) -> u64 {
         let block = if payload_bytes > 0 { self.block_bytes() } else { 0 };

@@ -64,6 +64,7 @@ impl Inner {
                 Known::Tree(blocks, root) => (blocks, root),
             };
             let found = self.piece_in_tree(&root, data_id, block).await;
+            self.note_nodes();
             let state = self.state.lock();
             if state.root != root {
                 // Whatever was read may be of the past, or of places that were used again.

@@ -152,6 +152,12 @@ impl Overlay {
         self.pieces.values().any(|piece| matches!(piece.at, Where::Staged(_)))
     }
 
+    /// Something of these blocks is staged there.
+    pub fn waits_for(&self, blocks: &Range<u64>, staged: &Range<u64>) -> bool {
+        let mut there = self.pieces.range(blocks.clone()).map(|(_, piece)| piece.at);
+        there.any(|at| matches!(at, Where::Staged(at) if staged.contains(&at)))
+    }
+
     /// What `newer` knows, before what is known here.
     pub fn put_over(&mut self, newer: &Self, block_bytes: u64) {
         for (block, piece) in newer.pieces() {

@@ -1,18 +1,24 @@
 //! When a checkpoint is made, and what is done before anybody is told that there is no room.
 //!
-//! Invariants: Z11 `NoSpace` is told only after two checkpoints brought no room: what is dead is free then.
+//! Invariants: Z11 `NoSpace` is told only after two checkpoints and the cleaner brought no room: what is dead
+//! is free then, and little is dead beside what is live.
 //! Z12 room is made without a lock, and with nothing captured. Z13 a log segment that is used up for the most
-//! part is left first, so that what it takes comes free, too.
+//! part is left first, so that what it takes comes free, too. Z14 what is durable in the log is in a
+//! checkpoint within `checkpoint_age` and the time that one takes: a volume that falls idle is opened at once.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
 use crate::checkpoint::How;
+use crate::space::Need;
 use crate::state::State;
 use crate::volume::Inner;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::{ErrorKind, Result};
 
 /// How often room is made for one operation.
 const ROUNDS: u32 = 2;
+/// Segments that there should be room for when room was made: a little does not last.
+const ENOUGH: u64 = 2;
 
 impl Inner {
     /// Begins a checkpoint on a task of its own, if it is time for one.
@@ -20,11 +26,14 @@ impl Inner {
         let wanted = {
             let state = self.state.lock();
             let (log, data) = state.space.written();
-            let short = state.space.is_short() && log + data >= self.layout.segment_bytes() / 2;
+            // The less is left, the sooner what is dead is wanted.
+            let some = (state.data_room(Need::New) / 4).max(self.layout.segment_bytes() / 2);
+            let short = state.space.is_short() && log + data >= some;
             let full = state.items.bytes() + 64 * state.items.len() + state.maps.1
                 >= self.options.overlay_bytes / 2;
             !state.is_closed && (log >= self.log_bytes_max() || short || full)
         };
+        self.trigger_cleaner();
         if !wanted || !self.checkpoints.arm() {
             return;
         }
@@ -37,6 +46,28 @@ impl Inner {
             }
         };
         self.world.spawn("forebay-lfs checkpoint", Box::pin(task));
+    }
+
+    /// Something became durable in the log: a checkpoint is due when it is old (Z14).
+    pub(crate) fn arm_age(&self) {
+        let age = self.options.checkpoint_age;
+        if age.is_zero() || self.is_ageing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (me, world) = (self.me.clone(), self.world.clone());
+        let task = async move {
+            world.sleep(age).await;
+            let Some(inner) = me.upgrade() else { return };
+            inner.is_ageing.store(false, Ordering::Release);
+            let is_due = {
+                let state = inner.state.lock();
+                !state.is_closed && (state.items.len() > 0 || state.maps.0 > 0)
+            };
+            if is_due && let Err(error) = inner.checkpoint(How::Log).await {
+                log::warn!("a checkpoint was not made: {error}");
+            }
+        };
+        self.world.spawn("forebay-lfs age", Box::pin(task));
     }
 
     /// Longest log behind a checkpoint, bytes.
@@ -53,12 +84,8 @@ impl Inner {
 
     /// Two checkpoints, and one more where the log has left a segment: what is dead is free then (Z11, Z13).
     /// False: there was none.
-    pub(crate) async fn make_room(&self) -> bool {
+    pub(crate) async fn two_checkpoints(&self) -> bool {
         let before = self.checkpoints.superblock().checkpoint;
-        // What is queued is promised more than it takes.
-        if let Err(error) = self.commit_queue().await {
-            log::debug!("no room, and no commit: {error}");
-        }
         let moves = self.state.lock().space.log_is_used();
         let mut how = if moves { How::Moving } else { How::Log };
         let until = before + 2 + u64::from(moves);
@@ -75,6 +102,20 @@ impl Inner {
         self.checkpoints.superblock().checkpoint > before
     }
 
+    /// What is dead is free, and what little is live beside it is moved (Z11). False: nothing could be done.
+    pub(crate) async fn make_room(&self) -> bool {
+        // What is queued is promised more than it takes.
+        if let Err(error) = self.commit_queue().await {
+            log::debug!("no room, and no commit: {error}");
+        }
+        let mut made = self.two_checkpoints().await;
+        let enough = ENOUGH * self.layout.segment_bytes();
+        while self.state.lock().data_room(Need::New) < enough && self.clean_now().await {
+            made = true;
+        }
+        made
+    }
+
     /// What was removed is free before anybody asks how much is, if it is much.
     pub(crate) async fn settle_removed(&self) {
         let removed = {
@@ -82,7 +123,7 @@ impl Inner {
             let much = state.removed_bytes >= self.layout.segment_bytes() && !state.is_read_only;
             if much { std::mem::take(&mut state.removed_bytes) } else { 0 }
         };
-        if removed > 0 && !self.make_room().await {
+        if removed > 0 && !self.two_checkpoints().await {
             let mut state = self.state.lock();
             state.removed_bytes = state.removed_bytes.saturating_add(removed);
         }

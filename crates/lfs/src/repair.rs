@@ -77,6 +77,9 @@ impl Inner {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
             state.unpublished.insert((run.ino, Lost::Data));
             state.lost.push((run.at, run.len));
+            if let Some(written) = state.owed_written.get_mut(&run.ino) {
+                written.lost += 1;
+            }
             if let Some(node) = state.nodes.get_mut(&run.ino) {
                 node.regrow = true;
             }

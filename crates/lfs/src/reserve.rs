@@ -131,7 +131,8 @@ impl FileOps {
             state.space.segments.fly(at.segment, 1);
             segments.push(at.segment);
         }
-        state.put_share(key, Promise { cost, failures, segments, bytes, growth });
+        let sequence = state.next_sequence;
+        state.put_share(key, Promise { cost, failures, sequence, segments, bytes, growth });
         Ok(Arc::new(Share { inner: self.inner.clone(), key }))
     }
 

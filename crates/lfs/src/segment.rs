@@ -4,14 +4,15 @@
 //!   free ──taken──▶ open ──full──▶ sealed ──nothing live at checkpoint k──▶ dead since k
 //!    ▲ │                             ▲                                          │
 //!    │ └── found used by recovery ───┘                                          │
-//!    └───────────── checkpoint k + 1 is durable, and nobody holds a pin ────────┘
+//!    └── discarded ◀── checkpoint k + 1 is durable, and nobody holds a pin ─────┘
 //! ```
 //! Invariants: W11 what is live in a segment is what the trees of the newest durable checkpoint refer to: it
 //! changes with a checkpoint and not before. W12 a segment dies at a checkpoint that it was sealed before,
 //! with no run in flight in it: nothing that is not merged can point there. W13 a dead segment is free when a
 //! second checkpoint is durable, so that neither of the two newest ones refers to it, nor the log behind
 //! the older. W14 a segment that somebody holds a pin of is not free. W15 a segment of which a window or a
-//! pool has bytes does not die; what is over of it dies with it.
+//! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be used
+//! again, and used again when that is done: nothing that somebody may want is discarded.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -32,6 +33,8 @@ pub(crate) enum Phase {
     Sealed,
     /// Nothing in it is live.
     Dead,
+    /// It is free when the device was told that nothing in it is wanted.
+    Discarding,
 }
 
 /// Keeps a segment from being used again.
@@ -54,7 +57,16 @@ pub(crate) struct Segment {
     is_touched: bool,
     /// It was taken since the last freeze.
     is_new: bool,
+    /// A checkpoint that found it sealed has counted what is live in it.
+    is_counted: bool,
     pin: Pin,
+}
+
+impl Segment {
+    /// What is live in it is known, and nothing is on its way there.
+    pub fn is_settled(&self) -> bool {
+        self.is_counted && !self.is_touched && !self.is_new && self.in_flight == 0
+    }
 }
 
 /// What a checkpoint changes in a segment.
@@ -93,6 +105,8 @@ pub(crate) struct Segments {
     free: u64,
     /// Where the search for a free segment goes on, so that a bad one is not found again at once.
     next: u32,
+    /// What comes free is discarded first.
+    pub discards: bool,
 }
 
 impl Segments {
@@ -107,9 +121,15 @@ impl Segments {
             held_bytes: 0,
             is_touched: false,
             is_new: false,
+            is_counted: false,
             pin: Pin::default(),
         };
-        Self { list: (0..count).map(segment).collect(), free: u64::from(count), next: 0 }
+        Self {
+            list: (0..count).map(segment).collect(),
+            free: u64::from(count),
+            next: 0,
+            discards: false,
+        }
     }
 
     /// As checkpoint `number` left them: what was open is not filled any further, and dead if nothing in it
@@ -129,6 +149,7 @@ impl Segments {
                     return Err(crate::format::unsupported("usage table", "a bad segment"));
                 }
             };
+            segment.is_counted = entry.state == SegmentState::Sealed;
             segment.stream = entry.stream;
             segment.live_bytes = u64::from(entry.live_bytes);
             segment.since = entry.since;
@@ -164,6 +185,7 @@ impl Segments {
         let Some(this) = self.list.get_mut(segment as usize) else { return };
         let old = std::mem::replace(&mut this.phase, phase);
         this.stream = stream;
+        this.is_counted &= phase == old;
         self.free = self.free + u64::from(phase == Phase::Free) - u64::from(old == Phase::Free);
     }
 
@@ -297,12 +319,13 @@ impl Segments {
                 Phase::Open => SegmentState::Open,
                 Phase::Sealed => SegmentState::Sealed,
                 Phase::Dead => SegmentState::Dead,
+                Phase::Discarding => SegmentState::Discarding,
             };
             died.extend(dies.then_some(n));
             entries.push(match state {
                 SegmentState::Free => Entry::FREE,
                 state => {
-                    let died_before = phase == Phase::Dead;
+                    let died_before = matches!(phase, Phase::Dead | Phase::Discarding);
                     let since = match state {
                         SegmentState::Dead if !died_before => number,
                         _ => this.since.max(delta.youngest),
@@ -323,8 +346,15 @@ impl Segments {
                 this.since = this.since.max(delta.youngest);
             }
         }
+        for (this, entry) in self.list.iter_mut().zip(&plan.entries) {
+            let sealed = entry.state == SegmentState::Sealed && this.phase == Phase::Sealed;
+            this.is_counted = sealed && !this.is_new;
+        }
         for segment in &plan.died {
-            let stream = self.list[*segment as usize].stream;
+            let Segment { stream, phase, .. } = self.list[*segment as usize];
+            if phase != Phase::Sealed {
+                continue;
+            }
             self.set(*segment, Phase::Dead, stream);
             self.list[*segment as usize].since = number;
         }
@@ -340,9 +370,25 @@ impl Segments {
         let free: Vec<u32> =
             self.iter().filter(|(_, this)| free(this)).map(|(segment, _)| segment).collect();
         for segment in &free {
-            self.give_back(*segment);
+            let stream = self.list[*segment as usize].stream;
+            match self.discards {
+                true => self.set(*segment, Phase::Discarding, stream),
+                false => self.give_back(*segment),
+            }
         }
         free.len() as u32
+    }
+
+    /// A checkpoint more makes something free.
+    pub fn has_dead(&self) -> bool {
+        self.list.iter().any(|this| this.phase == Phase::Dead && this.stream != Stream::Tree)
+    }
+
+    /// What is to be discarded; each is given back then (W16).
+    pub fn discarding(&self) -> Vec<u32> {
+        let is_one =
+            |(segment, this): (u32, &Segment)| (this.phase == Phase::Discarding).then_some(segment);
+        self.iter().filter_map(is_one).collect()
     }
 }
 

@@ -10,7 +10,8 @@
 //! shorter, and one for nobody but an opening, the mark of a checkpoint, and a log that failed. P13 beside
 //! them there is room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes
 //! room can be made durable. P14 beside all these there is room for dirt that was accepted: neither new
-//! content nor the log takes it.
+//! content nor the log takes it. P15 data and the log leave one segment more to the cleaner,
+//! which leaves all the others.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -71,6 +72,8 @@ pub(crate) struct Space {
     promised: u64,
     /// Open data segment, and the first byte that nobody has.
     data: Option<Place>,
+    /// The segment that the cleaner fills, and the first byte that is not written.
+    pub clean: Option<Place>,
 }
 
 impl Space {
@@ -88,6 +91,7 @@ impl Space {
             written: (0, 0),
             promised: 0,
             data: None,
+            clean: None,
         }
     }
 
@@ -109,7 +113,8 @@ impl Space {
 
     /// Bytes that the log surely takes beside what `room` says.
     fn log_room(&self, need: Need, room: &Beside) -> u64 {
-        let free = self.segments.free().saturating_sub(self.left_alone(KEPT_FROM_LOG, room.pairs));
+        let kept = self.left_alone(KEPT_FROM_LOG + self.kept_for_cleaner(), room.pairs);
+        let free = self.segments.free().saturating_sub(kept);
         let dirt = self.dirt_segments(room.dirt, room.held);
         let own = KEPT_SEGMENTS - KEPT_FROM_LOG;
         let free = match need {
@@ -155,13 +160,31 @@ impl Space {
 
     /// Bytes of data that there is room for beside all promises, dirt aside.
     pub fn data_room(&self) -> u64 {
+        let free = self.free_beside(self.kept_for_cleaner());
+        self.data_left() + free * self.layout.segment_bytes()
+    }
+
+    /// Free segments beside kept ones, nodes, the log, and so many more.
+    fn free_beside(&self, more: u64) -> u64 {
         let marks = MARKS * self.layout.cost(0, 0);
         let log = (self.promised + marks).saturating_sub(self.log_left);
         // What is promised of the log may have the segment that is kept for it.
         let log = log.div_ceil(self.layout.log_bytes()).max(KEPT_SEGMENTS - KEPT_FROM_LOG);
         let kept = self.left_alone(KEPT_FROM_LOG + self.kept_content(), self.need_nodes) + log;
-        let free = self.segments.free().saturating_sub(kept);
-        self.data_left() + free * self.layout.segment_bytes()
+        self.segments.free().saturating_sub(kept + more)
+    }
+
+    /// One segment more is left alone, so that there is where the cleaner can put what is live; or half of the
+    /// one that it fills (P15).
+    fn kept_for_cleaner(&self) -> u64 {
+        let half = self.layout.segment_bytes() / 2;
+        u64::from(self.clean.is_none_or(|at| u64::from(at.offset) > half))
+    }
+
+    /// Segments that the cleaner may fill beside `dirt` bytes of accepted content: those of data, and the one
+    /// that is kept for it.
+    pub fn clean_segments(&self, dirt: u64) -> u64 {
+        self.free_beside(self.dirt_segments(dirt, 0))
     }
 
     /// A segment for the log, which goes on there.
@@ -225,6 +248,11 @@ impl Space {
             && self.segments.is_idle(open.segment)
         {
             self.data = None;
+            self.segments.seal(open.segment);
+        }
+        // What was moved there is all gone again.
+        if let Some(open) = self.clean.filter(|at| self.segments.is_idle(at.segment)) {
+            self.clean = None;
             self.segments.seal(open.segment);
         }
     }
@@ -389,12 +417,14 @@ mod tests {
         }
     }
 
-    /// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too.
+    /// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too; and P15:
+    /// one more is the cleaner's.
     #[test]
     fn p12_the_last_segments_are_for_removing() {
-        let (mut space, room) = (space(5), Beside::default());
+        let (mut space, room) = (space(6), Beside::default());
         while space.take_data(4096).is_ok() {}
-        assert_eq!((space.segments.free(), space.data_room()), (2, 0));
+        assert_eq!((space.segments.free(), space.data_room()), (3, 0));
+        assert_eq!(space.clean_segments(0), 1);
         assert!(space.promise(1024, Need::New, &room).is_err());
         let mut urgent = 0;
         while space.promise(1024, Need::Urgent, &room).is_ok() {

@@ -15,7 +15,7 @@ use crate::admit::{Dirt, Growth};
 use crate::alloc::room::Room;
 use crate::btree::empty_root;
 use crate::checkpoint::Frozen;
-use crate::content::Content;
+use crate::content::{Content, Lingering};
 use crate::dir::Directory;
 use crate::evict::Cache;
 use crate::format::change::{Change, Entry, Rename, Size};
@@ -28,6 +28,7 @@ use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
 use crate::items::Items;
 use crate::layout::Layout;
+use crate::left::Left;
 use crate::log::Pending;
 use crate::pending::{Overlay, Piece, Where};
 use crate::space::Space;
@@ -121,12 +122,25 @@ pub(crate) enum Lost {
     Data,
 }
 
+/// Content that was owed and is written out.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct OwedWritten {
+    /// Durable with this ticket.
+    pub upto: u64,
+    /// How often failed flushes have taken some of it, and how often it was written again for that.
+    pub lost: u32,
+    /// See `lost`.
+    pub healed: u32,
+}
+
 /// What a reservation holds.
 pub(crate) struct Promise {
     /// Of the log, bytes.
     pub cost: u64,
     /// How often the log had failed when it was made.
     pub failures: u64,
+    /// The next sequence then; for a planted mistake.
+    pub sequence: u64,
     /// Segments of its runs, one for each.
     pub segments: Vec<u32>,
     /// Accepted content that has its room now, bytes (P21).
@@ -148,8 +162,8 @@ pub(crate) struct State {
     pub space: Space,
     /// What of data segments is given out and not in use.
     pub room: Room,
-    /// Inodes that are in memory.
-    pub nodes: BTreeMap<u64, Node>,
+    /// Inodes that are in memory: in boxes, for a map leaves half of its places empty.
+    pub nodes: BTreeMap<u64, Box<Node>>,
     /// What of them stays there.
     pub cache: Cache,
     /// How many inodes there are, in memory or not.
@@ -188,12 +202,16 @@ pub(crate) struct State {
     /// Content of inodes that were removed; its dirt is to be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Inodes that are closed and may owe something.
-    pub lingering: BTreeSet<u64>,
+    pub lingering: Lingering,
+    /// Files that are closed, and whose content may be in the cache.
+    pub left: Left,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
     /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
     /// later ends.
     pub owed: BTreeMap<u64, u64>,
+    /// Those that were written out, and are not known to be durable.
+    pub owed_written: BTreeMap<u64, OwedWritten>,
     /// Inodes that cannot be synced.
     pub unpublished: BTreeSet<(u64, Lost)>,
     /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
@@ -238,9 +256,11 @@ impl State {
             shared_growth: Growth::default(),
             dirt: Arc::default(),
             removed: Vec::new(),
-            lingering: BTreeSet::new(),
+            lingering: Lingering::default(),
+            left: Left::default(),
             unremoved: BTreeSet::new(),
             owed: BTreeMap::new(),
+            owed_written: BTreeMap::new(),
             unpublished: BTreeSet::new(),
             lost: Vec::new(),
             removed_bytes: 0,
@@ -253,7 +273,7 @@ impl State {
 
     /// An inode that a change names: replay of a damaged log may name any.
     fn node(&mut self, ino: u64) -> Result<&mut Node> {
-        self.nodes.get_mut(&ino).ok_or_else(|| missing(ino))
+        self.nodes.get_mut(&ino).map(|node| &mut **node).ok_or_else(|| missing(ino))
     }
 
     /// Changes the state. `resolve` says where an extent's bytes are.
@@ -346,6 +366,7 @@ impl State {
             self.inodes = self.inodes.saturating_sub(1);
             self.note_no_inode(ino, &node);
             self.removed.extend(node.content);
+            self.left.remove(ino);
         }
         Ok(())
     }
@@ -442,7 +463,8 @@ impl State {
             overlay.resolve(blocks, staged, at);
         }
         if let Some(frozen) = &mut self.frozen
-            && frozen.data.contains_key(&data_id)
+            // A checkpoint may be reading it: it is copied only if it has to be.
+            && frozen.data.get(&data_id).is_some_and(|overlay| overlay.waits_for(blocks, staged))
             && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
         {
             overlay.resolve(blocks, staged, at);

@@ -2,6 +2,7 @@
 //!
 //! Lock: the state lock, for the length of a look or a change; never across a wait.
 
+use crate::content::AT_ONCE;
 use crate::file::VolumeFile;
 use crate::look::Tried;
 use crate::state::State;
@@ -167,7 +168,7 @@ impl FileSystem for Volume {
     fn unlink<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let done = self.0.tried(|state, now| state.unlink((dir, name), now)).await;
-            self.0.tidy();
+            self.0.tidy(None, AT_ONCE);
             done
         })
     }

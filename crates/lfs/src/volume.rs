@@ -9,6 +9,7 @@ use crate::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::btree::cache::DEFAULT_BUDGET_BYTES;
 use crate::btree::{NodeCache, Tree};
 use crate::checkpoint::{Checkpoints, How};
+use crate::clean::Cleaner;
 use crate::fault::Plant;
 use crate::format::change::Change;
 use crate::format::corrupt;
@@ -22,6 +23,7 @@ use crate::format::superblock::{
 };
 use crate::layout::Layout;
 use crate::log::{Head, Log};
+use crate::memory::Memory;
 use crate::nodes::VolumeStore;
 use crate::open::{Opened, find, fresh_head, head_of};
 use crate::remember::Remembered;
@@ -32,6 +34,7 @@ use crate::staging::Staging;
 use crate::state::State;
 use crate::usage_table::usage_nodes;
 use forebay_base::buf::DataRef;
+use forebay_base::sync::atomic::AtomicBool;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::units::MIB;
 use forebay_base::world::WorldRef;
@@ -41,6 +44,7 @@ use forebay_cache::PageCache;
 use forebay_cache::writeback::Domain;
 use forebay_vfs::{Clock, SystemClock, Timestamp};
 use std::sync::Weak;
+use std::time::Duration;
 
 /// Fewest segments of a volume: three kept, two of the tree, one of each other stream, some to fill.
 const SEGMENTS_MIN: u64 = 10;
@@ -108,12 +112,23 @@ pub struct OpenOptions {
     pub passed_over: u32,
     /// Longest log behind a checkpoint, bytes; and never more than a sixteenth of the volume.
     pub checkpoint_bytes: u64,
+    /// What is durable in the log is in a checkpoint after this time; none: only by size.
+    pub checkpoint_age: Duration,
+    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to
+    /// its file system then, and has to get them again before they are written; without it they stay written.
+    pub discard: bool,
     /// What changes may take in memory until a checkpoint has merged them, bytes.
     pub overlay_bytes: u64,
     /// Clean nodes of the tree that are kept in memory, bytes.
     pub node_cache_bytes: usize,
     /// Inodes and entries of directories that are kept in memory beside those that must be, bytes.
     pub inode_cache_bytes: usize,
+    /// The three bounds above are shares of the budget of `cache` in the stead of these numbers, and what
+    /// is in use is a part of it.
+    pub of_budget: bool,
+    /// Below so many of 100 segments free, those with little in them are cleaned in the background; 0: only
+    /// when there is no room, at most 50.
+    pub clean_percent: u32,
     /// How blocks of data are given out.
     pub alloc: AllocMode,
     /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
@@ -140,9 +155,13 @@ impl Default for OpenOptions {
             read_only: false,
             passed_over: 0,
             checkpoint_bytes: 2 << 30,
+            checkpoint_age: Duration::from_secs(30),
+            discard: false,
             overlay_bytes: 32 << 20,
             node_cache_bytes: DEFAULT_BUDGET_BYTES,
             inode_cache_bytes: crate::evict::DEFAULT_BYTES,
+            of_budget: false,
+            clean_percent: crate::clean::DEFAULT_PERCENT,
             alloc: AllocMode::default(),
             serialized_dio_pages: SERIALIZED_DIO_PAGES,
             lock_points: false,
@@ -161,6 +180,9 @@ pub(crate) struct Inner {
     pub log: Arc<Log>,
     pub alloc: Allocator,
     pub staging: std::sync::Arc<Staging>,
+    pub memory: Memory,
+    /// Held while a mapping is made or let go of: see [`crate::content`].
+    pub making: Mutex<()>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,
     pub plant: Plant,
@@ -168,9 +190,20 @@ pub(crate) struct Inner {
     pub tree: Tree,
     pub store: std::sync::Arc<VolumeStore>,
     pub checkpoints: Checkpoints,
+    pub cleaner: Cleaner,
+    /// What has changed waits to be old enough for a checkpoint.
+    pub is_ageing: AtomicBool,
     /// What is wrong with the log of a volume that is open for reading.
     pub damage: Option<Error>,
     pub names: Remembered,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Y12: nobody finds it again.
+        let left = self.state.lock().left.take_all();
+        self.drop_left(left);
+    }
 }
 
 /// How the trees of a volume are reached.
@@ -243,6 +276,7 @@ impl Volume {
 
     /// Opens a volume; recovers it first, if need be.
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
+        let options = &options.shared();
         let (superblock, older) = match options.passed_over {
             n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None),
             _ => slots::read_newest(device).await?,
@@ -293,6 +327,7 @@ impl Volume {
         parts: Parts,
     ) -> Result<Self> {
         let Opened { mut found, usage, .. } = opened;
+        found.state.space.segments.discards = options.discard && device.limits().discard;
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
         found.state.dirt = Arc::new(Dirt::of(domain.clone()));
         let layout = found.state.layout;
@@ -309,12 +344,16 @@ impl Volume {
             log: Arc::new(Log::new(found.head)),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
+            memory: Memory::new(options),
+            making: Mutex::default(),
             domain,
             plant: options.plant,
             me: me.clone(),
             tree,
             store,
             checkpoints,
+            cleaner: Cleaner::new(),
+            is_ageing: AtomicBool::new(false),
             damage: found.damage,
             names: Remembered::default(),
         });
@@ -362,8 +401,13 @@ impl Volume {
         if self.0.options.read_only {
             return Ok(());
         }
-        self.0.sync_everything().await?;
-        self.0.checkpoint(How::Close).await
+        self.0.cleaner.stop().await;
+        let done = match self.0.sync_everything().await {
+            Ok(()) => self.0.checkpoint(How::Close).await,
+            failed => failed,
+        };
+        self.0.cleaner.go_on();
+        done
     }
 }
 

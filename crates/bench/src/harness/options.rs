@@ -65,8 +65,10 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
                  kernel, volume, verify of stable; files, writes, random, hotset, sequential,
                  volume of uncached; cells, depth, memory, sparse of loop;
                  hits, misses, status of nbd; many, dead of files;
-                 sync, random, seq, sustained, open, full of volume;
-                 delay, disk, small, sim, kernel of alloc
+                 sync, random, seq, sustained, names, open, full of volume;
+                 delay, disk, small, sim, kernel of alloc;
+                 read, sync, random, seq, names, uncached, dirty, stable, alloc, attach,
+                 kernel of mount
   --without NAME of all: not this bench
   --lines        prints a line per cycle
   --keep         leaves the images behind";

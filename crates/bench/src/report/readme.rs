@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::fmt::Write;
 
 /// Figures that are no ratio of rates: bench, name of the ratio, what it is.
-const FACTS: [(&str, &str, &str); 29] = [
+const FACTS: [(&str, &str, &str); 33] = [
     ("dirty", "write_amplification_raw", "bytes written per byte changed, random writes of 4 KiB"),
     ("dirty", "write_amplification_folio_mode", "the same, written back by folio of 64 KiB"),
     ("loop", "direct_cache_growth_mib", "MiB of the image in the kernel's cache"),
@@ -45,6 +45,14 @@ const FACTS: [(&str, &str, &str); 29] = [
         "seconds until memory is back, 4 GiB to 256 MiB",
     ),
     ("resize", "resize_hot_blocks_lost", "hot blocks lost by that"),
+    ("mount", "mount_hot_set_evicted_blocks_run", "blocks evicted by tar below `run --uncached`"),
+    (
+        "mount",
+        "mount_write_amplification_synced",
+        "bytes written per byte changed, each 4 KiB synced",
+    ),
+    ("mount", "mount_extents_per_request", "runs on the image that a 2 MiB direct write ends in"),
+    ("mount", "mount_dbench_cow_max_vs_wait", "longest WriteX of dbench 4, over waiting"),
 ];
 
 /// The markdown; the text of an error is for people.

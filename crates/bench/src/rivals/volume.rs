@@ -124,6 +124,7 @@ impl OurVolume {
         let cache = PageCache::new(spec.config.clone(), world.clone())?;
         let mut options = OpenOptions::default();
         (options.cache, options.noatime) = (Some(cache.clone()), true);
+        options.of_budget = true;
         let lower: DeviceRef = device.clone();
         let volume = block_on(Volume::open(&lower, &world, &options))?;
         Ok(Self { volume, cache, device, path: path.to_path_buf(), spec: spec.clone() })

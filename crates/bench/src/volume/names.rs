@@ -1,12 +1,20 @@
-//! Making, looking up and removing files, where there are few and where there are many.
+//! `names`: ten thousand, a hundred thousand and a million files are made, looked up and removed, all of them
+//! in the order of their names.
 //!
 //! Invariants: N1 what is made or removed is durable when its time ends. N2 files are in directories of
-//! [`EACH`], and those that are looked up or removed are drawn among all.
+//! [`EACH`], so that a directory is as large where there are few as where there are many. N3 beside the bars:
+//! looked up and removed as drawn among all, where what is looked for is not in memory.
 
-use super::places::Place;
+use super::places::{self, Ground, Place, Who};
+use crate::harness::backing::Backing;
 use crate::harness::image::Rng;
+use crate::harness::meter::resident_bytes;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report, median};
+use crate::rivals::loopdev::FsKind;
 use crate::rivals::volume::OurVolume;
 use forebay_base::task::block_on;
+use forebay_base::units::{GIB, KIB, MIB};
 use forebay_base::{Error, Result};
 use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode};
 use std::path::PathBuf;
@@ -14,6 +22,69 @@ use std::time::Instant;
 
 /// Files of a directory.
 pub const EACH: u64 = 10_000;
+
+/// Looked up and removed in no order, at most.
+const DRAWN: u64 = 10_000;
+/// Our cache; a memory cgroup of the kernel's would not hold its inodes, and there is none.
+const BUDGET: u64 = 256 * MIB;
+
+/// Runs it. `--size` is the largest number of files here.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let most = options.size.unwrap_or(if options.quick { 3000 } else { 1_000_000 });
+    let few = if options.quick { 500 } else { EACH };
+    let image_bytes = if options.quick { 96 * MIB } else { most * 4 * KIB + GIB };
+    let ground = Ground { options, part: "names", image_bytes, budget: BUDGET };
+    let who = [Who::Volume, Who::Loop(FsKind::Xfs)];
+    let mut counts = vec![few];
+    counts.extend([few * 10, most].into_iter().filter(|count| *count > few && *count <= most));
+    counts.dedup();
+    report.note(format!("names: {counts:?} files without content, in directories of {EACH}"));
+    for place in places::all(&ground, &who, &[Backing::Sparse], report) {
+        let mut tree = Tree::of(&place).expect("neither of them is the host's");
+        tree.make_directories(most)?;
+        let mut all = Vec::new();
+        for count in &counts {
+            // As long as one of many, so that it is not a moment that is looked at.
+            let rounds = options.rounds_or(1, (most / count).clamp(1, 7) as usize);
+            let rates = (0..rounds).map(|n| tree.all(*count, n as u64));
+            all.push(rates.collect::<Result<Vec<_>>>()?);
+        }
+        add(report, place.name, &counts, &all);
+        if place.ours().is_some() {
+            let held = resident_bytes(std::process::id()).unwrap_or(0) as f64 / MIB as f64;
+            report
+                .note(format!("names: the process holds {held:.0} MiB behind it, the cache in it"));
+        }
+    }
+    Ok(())
+}
+
+fn add(report: &mut Report, name: &str, counts: &[u64], all: &[Vec<Rates>]) {
+    type Figure = fn(&Rates) -> f64;
+    let figures: [(&str, Figure); 5] = [
+        ("create", |r| r.create),
+        ("stat", |r| r.stat),
+        ("unlink", |r| r.unlink),
+        ("stat_drawn", |r| r.stat_drawn),
+        ("unlink_drawn", |r| r.unlink_drawn),
+    ];
+    for (what, figure) in figures {
+        let of = |rates: &Vec<Rates>| rates.iter().map(figure).collect::<Vec<f64>>();
+        for (count, rates) in counts.iter().zip(all) {
+            report.row(name, &format!("names_{what}_{count}"), "1/s", &of(rates));
+        }
+        let (Some(few), Some(many)) = (all.first(), all.last()) else { continue };
+        let ratio = median(&of(many)) / median(&of(few));
+        match (name.starts_with("volume"), what) {
+            (true, "create" | "stat" | "unlink") => {
+                let name = format!("{what}_at_many_vs_few");
+                report.ratio_with_bar(&name, ratio, Good::AtLeast, 0.7);
+            }
+            (true, _) => report.ratio(&format!("{what}_at_many_vs_few"), ratio),
+            _ => report.ratio(&format!("xfs_{what}_at_many_vs_few"), ratio),
+        }
+    }
+}
 
 /// Operations per second.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +95,10 @@ pub struct Rates {
     pub stat: f64,
     /// Removed.
     pub unlink: f64,
+    /// N3.
+    pub stat_drawn: f64,
+    /// N3.
+    pub unlink_drawn: f64,
 }
 
 /// Names of one place.
@@ -139,16 +214,6 @@ impl<'a> Tree<'a> {
         Ok((rate, chosen))
     }
 
-    /// Removes files `from..to`, untimed.
-    pub fn remove(&self, from: u64, to: u64) -> Result<()> {
-        (from..to).try_for_each(|n| self.unlink(n))
-    }
-
-    /// Makes these again, untimed.
-    pub fn restore(&self, files: &[u64]) -> Result<()> {
-        files.iter().try_for_each(|n| self.create(*n))
-    }
-
     /// N1.
     fn timed(&self, count: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.sync()?;
@@ -158,13 +223,17 @@ impl<'a> Tree<'a> {
         Ok(count as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// All three where there are no more than `count` files: `EACH` of them or fewer at a time, all removed
-    /// at the end.
-    pub fn few(&self, count: u64, seed: u64) -> Result<Rates> {
+    /// All of it with `count` files, none of them left at the end.
+    fn all(&self, count: u64, seed: u64) -> Result<Rates> {
         let create = self.create_all(0, count)?;
-        let stat = self.stat_some(count, count, seed)?;
-        let (unlink, _) = self.unlink_some(count, count, seed)?;
-        Ok(Rates { create, stat, unlink })
+        let start = Instant::now();
+        (0..count).try_for_each(|n| self.stat(n))?;
+        let stat = count as f64 / start.elapsed().as_secs_f64();
+        let stat_drawn = self.stat_some(count.min(DRAWN), count, seed)?;
+        let (unlink_drawn, gone) = self.unlink_some(count.min(DRAWN) / 2, count, seed)?;
+        gone.iter().try_for_each(|n| self.create(*n))?;
+        let unlink = self.timed(count, || (0..count).try_for_each(|n| self.unlink(n)))?;
+        Ok(Rates { create, stat, unlink, stat_drawn, unlink_drawn })
     }
 }
 

@@ -1,11 +1,12 @@
-//! `open`: many files. Names made, looked up and removed; opening after a clean stop; memory while all files
-//! are touched; and recovery after a kill, per GiB of log.
+//! `open`: many files. Opening after a clean stop; memory while all files are touched; and recovery after a
+//! kill, per GiB of log.
 //!
 //! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every 20 ms,
 //! and what it has before it opens the volume is not taken off. O2 the child that writes the log is killed
-//! with SIGKILL and closes nothing.
+//! with SIGKILL and closes nothing. A file that is touched again was closed in between: what of it is read
+//! from the device then is what its last close has cost.
 
-use super::names::{EACH, Rates, Tree};
+use super::names::{EACH, Tree};
 use super::places::{self, Ground, Opened, Place, Who};
 use crate::dirty::drive::{self, Drive};
 use crate::harness::alternate::relative_deviation;
@@ -14,7 +15,6 @@ use crate::harness::load::Target;
 use crate::harness::meter::{looking, resident_bytes};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, median};
-use crate::rivals::loopdev::FsKind;
 use crate::rivals::volume::{OurVolume, VolumeSpec};
 use crate::rivals::worker::Worker;
 use forebay_base::task::block_on;
@@ -22,6 +22,7 @@ use forebay_base::units::{GIB, KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::{Cookie, FileKind, FileSystem, Ino, OpenFlags};
 use serde_json::{Value, json};
+use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -29,75 +30,27 @@ const BUDGET: u64 = 256 * MIB;
 const BLOCK: u64 = 4 * KIB;
 /// Memory beyond the budget.
 const OVER_MIB: f64 = 32.0;
+/// Files that are touched again: they fit into the cache.
+const AGAIN: usize = 10_000;
 /// Jobs that write the log.
 const JOBS: usize = 16;
 
 /// Runs it. `--size` is the number of files here.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let (few, many) = if options.quick { (500, 3000) } else { (EACH, 1_000_000) };
-    let many = options.size.unwrap_or(many).max(few);
-    report
-        .note(format!("open: {few} and {many} files, a block each, cache of {} MiB", BUDGET / MIB));
+    let many = options.size.unwrap_or(if options.quick { 3000 } else { 1_000_000 });
+    report.note(format!("open: {many} files, a block each, cache of {} MiB", BUDGET / MIB));
     let image_bytes = if options.quick { 160 * MIB } else { many * 12 * KIB + 2 * GIB };
     let ground = Ground { options, part: "open", image_bytes, budget: BUDGET };
-    let who = [Who::Volume, Who::Loop(FsKind::Xfs)];
-    for mut place in places::all(&ground, &who, &[Backing::Sparse], report) {
-        let (few_rates, many_rates) = names(options, &place, few, many)?;
-        add_names(report, place.name, &few_rates, &many_rates);
-        if place.ours().is_some() {
-            fill(&place, many)?;
-            open_again(options, &mut place, report)?;
-            touched(&mut place, many, report)?;
-        }
+    for mut place in places::all(&ground, &[Who::Volume], &[Backing::Sparse], report) {
+        let mut tree = Tree::of(&place).expect("it is ours");
+        tree.make_directories(many)?;
+        tree.create_all(0, many)?;
+        drop(tree);
+        fill(&place, many)?;
+        open_again(options, &mut place, report)?;
+        touched(&mut place, many, report)?;
     }
     recovery(options, report)
-}
-
-fn names(
-    options: &Options,
-    place: &Place,
-    few: u64,
-    many: u64,
-) -> Result<(Vec<Rates>, Vec<Rates>)> {
-    let mut tree = Tree::of(place).expect("neither of them is the host's");
-    tree.make_directories(many)?;
-    let rounds = options.rounds_or(1, 3);
-    let few_rates = (0..rounds).map(|n| tree.few(few, n as u64)).collect::<Result<_>>()?;
-    tree.create_all(0, many - few)?;
-    let mut many_rates = Vec::new();
-    for n in 0..rounds as u64 {
-        let create = tree.create_all(many - few, many)?;
-        let stat = tree.stat_some(few, many, n)?;
-        let (unlink, gone) = tree.unlink_some(few, many, n)?;
-        tree.restore(&gone)?;
-        many_rates.push(Rates { create, stat, unlink });
-        if n + 1 < rounds as u64 {
-            // The next round makes the last ones anew.
-            tree.remove(many - few, many)?;
-        }
-    }
-    Ok((few_rates, many_rates))
-}
-
-fn add_names(report: &mut Report, name: &str, few: &[Rates], many: &[Rates]) {
-    for what in ["create", "stat", "unlink"] {
-        let figure = |rates: &Rates| match what {
-            "create" => rates.create,
-            "stat" => rates.stat,
-            _ => rates.unlink,
-        };
-        let of = |rates: &[Rates]| rates.iter().map(figure).collect::<Vec<f64>>();
-        let (few, many) = (of(few), of(many));
-        report.row(name, &format!("names_{what}_few"), "1/s", &few);
-        report.row(name, &format!("names_{what}_many"), "1/s", &many);
-        let ratio = median(&many) / median(&few);
-        if name.starts_with("volume") {
-            let name = format!("{what}_at_many_vs_few");
-            report.ratio_with_bar(&name, ratio, Good::AtLeast, 0.7);
-        } else {
-            report.ratio(&format!("xfs_{what}_at_many_vs_few"), ratio);
-        }
-    }
 }
 
 /// A block into every file.
@@ -160,6 +113,10 @@ fn touched(place: &mut Place, many: u64, report: &mut Report) -> Result<()> {
     report.row("volume", "touched_rate", "1/s", &[rate]);
     let over = peak - (BUDGET / MIB) as f64;
     report.ratio_with_bar("touched_memory_over_budget_mib", over, Good::AtMost, OVER_MIB);
+    let figure = |key: &str| answer[key].as_f64().unwrap_or(f64::NAN);
+    report.row("volume", "touched_again_rate", "1/s", &[figure("again_rate")]);
+    let share = figure("again_missed_share");
+    report.ratio_with_bar("touched_again_missed_share", share, Good::AtMost, 0.01);
     Ok(())
 }
 
@@ -171,12 +128,12 @@ fn open_job(job: &Value) -> Result<OurVolume> {
 }
 
 /// The child's side: lists every directory of the root, and of each file in it reads the attributes and the
-/// first block.
+/// first block. Then once more the last ones.
 pub fn touch_here(job: &Value) -> Result<Value> {
     let volume = open_job(job)?;
     let fs = &volume.volume;
     let start = Instant::now();
-    let (mut files, mut buf) = (0u64, vec![0; BLOCK as usize]);
+    let (mut files, mut buf, mut last_ones) = (0u64, vec![0; BLOCK as usize], VecDeque::new());
     let list = |dir, after| block_on(fs.readdir(dir, after, 1000));
     for dir in list(Ino::ROOT, Cookie::START)? {
         if dir.kind != FileKind::Directory {
@@ -196,10 +153,30 @@ pub fn touch_here(job: &Value) -> Result<Value> {
                     return Err(Error::new(ErrorKind::Corrupt, "touch", text));
                 }
                 files += 1;
+                last_ones.push_back(entry.ino);
+                if last_ones.len() > AGAIN {
+                    last_ones.pop_front();
+                }
             }
         }
     }
-    Ok(json!({ "files": files, "seconds": start.elapsed().as_secs_f64() }))
+    let seconds = start.elapsed().as_secs_f64();
+    let again = || -> Result<()> {
+        let mut buf = vec![0; BLOCK as usize];
+        for ino in &last_ones {
+            let file = block_on(fs.open(*ino, OpenFlags::READ))?;
+            file.read_slice(0, &mut buf, forebay::IoFlags::empty())?;
+        }
+        Ok(())
+    };
+    again()?;
+    let (before, start) = (volume.cache.stats().miss_bytes, Instant::now());
+    again()?;
+    let again_rate = last_ones.len() as f64 / start.elapsed().as_secs_f64();
+    let missed = (volume.cache.stats().miss_bytes - before) as f64;
+    let share = missed / (last_ones.len() as u64 * BLOCK) as f64;
+    Ok(json!({ "files": files, "seconds": seconds, "again_rate": again_rate,
+        "again_missed_share": share }))
 }
 
 /// Time to open after a kill, over GiB written since the log began.

@@ -68,7 +68,17 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
         ("available", size(&about["space"]["available"])),
         ("files", text(&about["space"]["files"])),
     ];
-    for (name, value) in rows.into_iter().chain(mounted) {
+    let cleaner = &about["cleaner"];
+    // Counted since it was opened: of one that is not open there is nothing.
+    let cleaned = volume.pid.map(|_| {
+        let (segments, moved) = (&cleaner["segments"], size(&cleaner["moved_bytes"]));
+        let bad = match cleaner["bad_blocks"].as_u64() {
+            None | Some(0) => String::new(),
+            Some(bad) => format!(", {bad} damaged blocks left"),
+        };
+        ("cleaned", format!("{segments} segments, {moved} moved{bad}"))
+    });
+    for (name, value) in rows.into_iter().chain(mounted).chain(cleaned) {
         output::line(format!("{name:<11} {value}"));
     }
     Ok(())

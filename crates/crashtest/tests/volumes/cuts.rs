@@ -3,7 +3,9 @@
 //! No locks.
 
 use crate::seeds;
-use forebay_crashtest::{Base, Depth, Script, Seen, Setup, Subject, Violation, replacing, search};
+use forebay_crashtest::{
+    Base, Depth, Script, Seen, Setup, Subject, Violation, crowding, replacing, search,
+};
 use forebay_lfs::AllocMode;
 use forebay_vfs::check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges};
@@ -26,6 +28,14 @@ pub fn every_cut(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Vio
 pub fn replaced(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violation> {
     let base = Base::empty(setup).expect("room for a volume");
     let script = Script::of(setup, &base.fs, replacing(setup.seed));
+    search(Subject { setup, base: &base, script: &script }, depth, seen, &|_| false)
+}
+
+/// A volume that is nearly full is overwritten, and cleaned.
+pub fn crowded(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violation> {
+    // What was set up by hand starts without the mistake.
+    let base = Base::crowded(&Setup { plant: None, ..setup.clone() }).expect("room for all of it");
+    let script = Script::of(setup, &base.fs, crowding(setup.seed));
     search(Subject { setup, base: &base, script: &script }, depth, seen, &|_| false)
 }
 
@@ -88,6 +98,22 @@ fn files_in_place_of_others_cut_everywhere() {
     assert!(seen.states > 20 * seen.workloads);
 }
 
+/// Segments are emptied while their content is overwritten, and used again while the power goes: C11, C13,
+/// W11 to W14.
+#[test]
+fn a_crowded_volume_cut_everywhere() {
+    let seen = all("crowded", seeds(6), Setup::crowded, crowded, QUICK).counts;
+    assert!(seen.states > 20 * seen.workloads && seen.cleaned > 10 * seen.workloads, "{seen:?}");
+}
+
+/// The same on a disk that fails: what was copied before a failure is not relied on (C13).
+#[test]
+fn a_crowded_volume_on_a_failing_disk() {
+    let setup = |seed| Setup::crowded(seed).failing();
+    let seen = all("crowded, failing", seeds(6), setup, crowded, QUICK).counts;
+    assert!(seen.syncs_failed > 0 && seen.cleaned > seen.workloads, "{seen:?}");
+}
+
 /// L4, L5: flushes and writes fail now and then: whoever syncs is told, and what was acknowledged before and
 /// after is there.
 #[test]
@@ -104,9 +130,11 @@ fn content_on_a_failing_disk() {
     // Seed 1000: the second failed flush lost two blocks for good; they were left out of their record, and
     // the size that covers them was not. Seeds 2016 and 2086: what a failed flush had lost was left out of
     // its record, but not of the next checkpoint. Seeds 2020 and 2046: a log segment that was opened behind
-    // a checkpoint's freeze was free in its usage table, with content of frozen records in it.
+    // a checkpoint's freeze was free in its usage table, with content of frozen records in it. Seed 2037: what
+    // was written to a file that was cut and closed could not be written out; that was logged, and a sync of
+    // another file committed the cut without it.
     let setup = |seed| Setup::with_content(seed).failing();
-    let seeds = seeds(2).chain([1000, 2016, 2020, 2046, 2086]);
+    let seeds = seeds(2).chain([1000, 2016, 2020, 2037, 2046, 2086]);
     let seen = all("content, failing", seeds, setup, every_cut, QUICK).counts;
     assert!(seen.syncs_failed > seen.workloads && seen.syncs > seen.workloads);
 }

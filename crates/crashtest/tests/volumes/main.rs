@@ -6,6 +6,7 @@
 
 mod campaigns;
 mod cuts;
+mod forged;
 mod planted;
 
 /// A number from the environment.

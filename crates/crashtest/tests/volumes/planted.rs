@@ -3,11 +3,10 @@
 //!
 //! No locks.
 
-use crate::cuts::{KILLED, QUICK, every_cut, replaced};
+use crate::cuts::{KILLED, QUICK, crowded, every_cut, replaced};
+use crate::forged::forged;
 use forebay_crashtest::{Depth, Planted, Seen, Setup, Violation};
-
-/// Seeds tried until one shows the mistake.
-const TRIES: u64 = 40;
+use forebay_lfs::AllocMode;
 
 /// How a mistake is looked for.
 struct Hunt {
@@ -15,14 +14,25 @@ struct Hunt {
     change: fn(&mut Setup),
     search: fn(&Setup, Depth, &mut Seen) -> Result<(), Violation>,
     depth: Depth,
+    /// Seeds tried until one shows the mistake.
+    tries: u64,
 }
 
 /// Workloads of names, cut everywhere.
 const NAMES: Hunt =
-    Hunt { setup: Setup::from_seed, change: |_| (), search: every_cut, depth: QUICK };
+    Hunt { setup: Setup::from_seed, change: |_| (), search: every_cut, depth: QUICK, tries: 40 };
 const CONTENT: Hunt = Hunt { setup: Setup::with_content, ..NAMES };
 /// Nothing goes into records.
 const RUNS: Hunt = Hunt { change: |setup| setup.inline_max = 0, ..CONTENT };
+/// Nearly full, and cleaned.
+const CROWDED: Hunt = Hunt { setup: Setup::crowded, search: crowded, ..NAMES };
+/// Whoever reserves gives way to others before he goes on; what is at the end of each moment shows it.
+const MEETING: Hunt = Hunt {
+    change: |setup| (setup.alloc, setup.inline_max) = (AllocMode::Interleaved, 0),
+    depth: Depth { all_upto: 1, states: 2, live_on: 0, second_states: 0, kills: 0 },
+    tries: 300,
+    ..CONTENT
+};
 const FAILING: Hunt = Hunt { setup: |seed| Setup::from_seed(seed).failing(), ..NAMES };
 const KILLS: Hunt = Hunt { depth: Depth { kills: 4, second_states: 24, ..KILLED }, ..NAMES };
 
@@ -38,14 +48,20 @@ fn hunt(fault: Planted) -> Hunt {
         }
         Planted::SizeBeforeData => CONTENT,
         Planted::RenameBeforeData => Hunt { search: replaced, ..CONTENT },
+        Planted::CleanerMovesLive | Planted::SegmentReusedEarly => CROWDED,
+        Planted::SequenceAtReserve | Planted::PublishedOutOfOrder => MEETING,
+        Planted::DiscardAfterReuse => Hunt { change: |setup| setup.discard = true, ..CROWDED },
+        Planted::ForgedRecord => Hunt { search: forged, ..CONTENT },
+        Planted::LostDirtyBit => RUNS,
+        Planted::HalfRename => NAMES,
     }
 }
 
 /// The first seed that shows the mistake; without it that seed shows nothing.
 fn find(fault: Planted) -> Result<(), String> {
-    let Hunt { setup, change, search, depth } = hunt(fault);
+    let Hunt { setup, change, search, depth, tries } = hunt(fault);
     let mut seen = Seen::default();
-    for seed in 1..=TRIES {
+    for seed in 1..=tries {
         let mut plain = setup(seed);
         change(&mut plain);
         let planted = Setup { plant: Some(fault), ..plain.clone() };

@@ -91,6 +91,15 @@ impl MapOps for Gated {
             self.map.map(range).await
         }))
     }
+    fn admit(&self, new: u64, dirty: u64) -> Result<()> {
+        self.map.admit(new, dirty)
+    }
+    fn admit_edge(&self, new: u64) -> Result<()> {
+        self.map.admit_edge(new)
+    }
+    fn arrived(&self, bytes: u64) {
+        self.map.arrived(bytes)
+    }
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
         let runs = runs.to_vec();
         MapFuture::Later(Box::pin(async move {

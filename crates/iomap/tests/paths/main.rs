@@ -8,6 +8,7 @@ mod dirty;
 mod dirty_exact;
 mod dirty_more;
 mod domain;
+mod ends;
 mod gates;
 mod lab;
 mod lost;

@@ -110,6 +110,18 @@ fn a7_no_space_only_when_windows_are_gone() {
     }
 }
 
+/// All is cleaned and checkpointed that can be.
+async fn quiet(volume: &Volume) {
+    loop {
+        for _ in 0..3 {
+            volume.checkpoint().await.unwrap();
+        }
+        if !volume.clean().await.unwrap() {
+            return;
+        }
+    }
+}
+
 /// A request that finds half of its room is refused and gives that half back, in each of the ways, with
 /// others doing the same; what was there stays readable, and what was not written does not show.
 #[test]
@@ -128,6 +140,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                     write(&file, 1, at, LARGE, DIRECT).await.unwrap();
                     at += LARGE;
                 }
+                quiet(&volume).await;
                 let urgent = || volume.0.state.lock().data_room(crate::space::Need::Urgent);
                 let room = urgent();
                 let wanted = room / 2 + 64 * KIB;
@@ -141,8 +154,10 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                     assert_eq!(error.kind(), ErrorKind::NoSpace, "{mode} {error}");
                 }
                 assert!(served < 4, "{mode}, seed {seed}: not all fitted");
+                quiet(&volume).await;
                 let back = urgent() + served * wanted;
-                assert_eq!(back, room, "{mode}, seed {seed}, {served}");
+                // What the cleaner moved, and nobody's half.
+                assert!(back.abs_diff(room) < 64 * KIB, "{mode}, seed {seed}: {back} of {room}");
                 assert!(volume.0.state.lock().shares.is_empty());
                 verify(&file, 1, 0, at).await;
                 volume.syncfs().await.unwrap();

@@ -1,0 +1,251 @@
+//! The cleaner: makes free segments of those of which little is live, by moving that.
+//!
+//! ```text
+//!   pick: sealed, counted, little live ──▶ gather: extents of the tree that lie there, in the order of keys
+//!      ▲                                     ▼
+//!      │                       copy: read, held against the sums, written behind one another, flushed
+//!      │                                     ▼
+//!      └── checkpoint: they are dead ◀── record: what is still where it was is there now, content as old as it was
+//! ```
+//! A move is said as any content is ([`Change::Map`](crate::format::change::Change::Map)), with the birth and
+//! the sums that it had. Of two with the same birth the later one counts (V3), so it needs no kind of record
+//! of its own, and replay has nothing to decide: it is appended only for what is there in that hold of the lock.
+//!
+//! Invariants: C11 what is moved was at the old place in the hold of the lock that says so: what was
+//! overwritten, cut or removed meanwhile stays so. C12 it keeps birth and sums: whoever was on the way with
+//! something younger still wins, and what is damaged is not made good by a sum of its own. C13 what a move's
+//! record points at was flushed before, with no failure since its write began: no repair has to have it again.
+//! C14 a segment is pinned while it is read, for one round, and dies as any other: by a checkpoint that finds
+//! nothing in it. C15 a pass ends: it goes once through the tree. C16 what the cleaner fills is kept from data,
+//! so that there is a way out when all else is full.
+//!
+//! Locks: the state lock, the log's and the turn in turn; none across a wait.
+
+mod discard;
+mod moves;
+mod pick;
+
+use crate::checkpoint::How;
+use crate::volume::{Inner, Volume};
+use forebay_base::sync::Mutex;
+use forebay_base::task::WaitQueue;
+use forebay_base::{Error, ErrorKind, Result};
+use std::collections::BTreeSet;
+
+/// Default of `clean_percent`.
+pub const DEFAULT_PERCENT: u32 = 10;
+/// Passes in the background, and for one who waits for room, before they are said to bring nothing.
+const PASSES_MAX: u32 = 8;
+
+/// What the cleaner has done since the volume was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CleanStats {
+    /// Times that it went through the tree.
+    pub passes: u64,
+    /// Segments of which all was moved that was found.
+    pub segments: u64,
+    /// Bytes of content that were moved.
+    pub moved_bytes: u64,
+    /// Bytes that were copied and were overwritten, or cut off, before they were moved.
+    pub overtaken_bytes: u64,
+    /// Segments that were discarded before they were used again.
+    pub discarded: u64,
+    /// Blocks that stay where they are, for they could not be read or are not what their sums say.
+    pub bad_blocks: u64,
+}
+
+/// Why a pass is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hurry {
+    /// Little is free.
+    Background,
+    /// Somebody waits for room.
+    Now,
+}
+
+/// Whose turn it is, and what it has done.
+pub(crate) struct Cleaner {
+    turn: Mutex<Turn>,
+    wait: WaitQueue,
+}
+
+#[derive(Default)]
+struct Turn {
+    is_busy: bool,
+    /// A task is going to clean.
+    is_armed: bool,
+    /// The volume is being closed.
+    is_over: bool,
+    /// So many wait for room.
+    hurried: u32,
+    /// Nothing was to be had after this checkpoint.
+    idle_at: Option<u64>,
+    /// Segments with a block that cannot be moved.
+    bad: BTreeSet<u32>,
+    /// Segments that are free and not discarded; for a planted mistake.
+    late: Vec<u32>,
+    stats: CleanStats,
+}
+
+struct TurnGuard<'a>(&'a Cleaner);
+
+impl Drop for TurnGuard<'_> {
+    fn drop(&mut self) {
+        self.0.turn.lock().is_busy = false;
+        self.0.wait.wake_all();
+    }
+}
+
+/// Somebody waits for room: nobody sleeps.
+struct Hurried<'a>(&'a Cleaner);
+
+impl Drop for Hurried<'_> {
+    fn drop(&mut self) {
+        self.0.turn.lock().hurried -= 1;
+    }
+}
+
+impl Cleaner {
+    pub fn new() -> Self {
+        Self { turn: Mutex::default(), wait: WaitQueue::new() }
+    }
+
+    async fn take(&self) -> TurnGuard<'_> {
+        let free = || {
+            let mut turn = self.turn.lock();
+            (!std::mem::replace(&mut turn.is_busy, true)).then_some(())
+        };
+        self.wait.wait_until(free).await;
+        TurnGuard(self)
+    }
+
+    fn hurry(&self) -> Hurried<'_> {
+        self.turn.lock().hurried += 1;
+        Hurried(self)
+    }
+
+    /// Nothing more is moved: the volume is closed. Waits for what is on its way.
+    pub async fn stop(&self) {
+        self.turn.lock().is_over = true;
+        drop(self.take().await);
+    }
+
+    /// `Shutdown` while the volume is being closed.
+    fn check_open(&self) -> Result<()> {
+        match self.turn.lock().is_over {
+            true => Err(Error::new(ErrorKind::Shutdown, "clean", "the volume is being closed")),
+            false => Ok(()),
+        }
+    }
+
+    /// The volume was not closed after all.
+    pub fn go_on(&self) {
+        self.turn.lock().is_over = false;
+    }
+}
+
+/// What a pass has brought.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Pass {
+    /// Segments that should be dead with the next checkpoint.
+    pub emptied: u64,
+}
+
+impl Inner {
+    /// Begins to clean on a task of its own, if little is free and something may be had.
+    pub(crate) fn trigger_cleaner(&self) {
+        let number = self.checkpoints.superblock().checkpoint;
+        if !self.is_low() {
+            return;
+        }
+        {
+            let mut turn = self.cleaner.turn.lock();
+            if turn.is_over || turn.is_armed || turn.idle_at == Some(number) {
+                return;
+            }
+            turn.is_armed = true;
+        }
+        let me = self.me.clone();
+        let task = async move {
+            let mut goes_on = true;
+            while goes_on {
+                let Some(inner) = me.upgrade() else { return };
+                goes_on = inner.clean_on().await;
+            }
+        };
+        self.world.spawn("forebay-lfs clean", Box::pin(task));
+    }
+
+    /// A pass in the background, and the checkpoint that it is for. False: that was all for now.
+    async fn clean_on(&self) -> bool {
+        let number = self.checkpoints.superblock().checkpoint;
+        let done = match self.clean(Hurry::Background).await {
+            Ok(Pass { emptied: 0 }) => Ok(false),
+            Ok(_) => self.checkpoint(How::Log).await.map(|()| self.is_low()),
+            Err(error) => Err(error),
+        };
+        let goes_on = done.unwrap_or_else(|error| {
+            match error.kind() {
+                ErrorKind::Shutdown => log::debug!("{error}"),
+                _ => log::warn!("nothing is cleaned for now: {error}"),
+            }
+            false
+        });
+        if !goes_on {
+            let mut turn = self.cleaner.turn.lock();
+            (turn.is_armed, turn.idle_at) = (false, Some(number));
+        }
+        goes_on
+    }
+
+    /// Segments for somebody who waits for room: moves what is live, and makes the checkpoints after which
+    /// they are free. False: no segment more can be had.
+    pub(crate) async fn clean_now(&self) -> bool {
+        let _hurry = self.cleaner.hurry();
+        for _ in 0..PASSES_MAX {
+            let before = self.state.lock().space.segments.free();
+            let done = self.clean(Hurry::Now).await;
+            log::debug!("cleaned for room: {done:?}, {before} free");
+            let emptied = matches!(done, Ok(Pass { emptied: 1.. }));
+            // Somebody else may have emptied what there was.
+            if !emptied && !self.state.lock().space.segments.has_dead() {
+                return false;
+            }
+            self.two_checkpoints().await;
+            if self.state.lock().space.segments.free() > before {
+                return true;
+            }
+            if !emptied {
+                break;
+            }
+        }
+        false
+    }
+
+    /// One pass: picks segments and moves what is live there.
+    async fn clean(&self, hurry: Hurry) -> Result<Pass> {
+        let _turn = self.cleaner.take().await;
+        self.cleaner.check_open()?;
+        let victims = self.pick(hurry);
+        if victims.is_empty() {
+            return Ok(Pass::default());
+        }
+        self.cleaner.turn.lock().stats.passes += 1;
+        let emptied = self.move_all(&victims, hurry).await?;
+        self.cleaner.turn.lock().stats.segments += emptied;
+        Ok(Pass { emptied })
+    }
+}
+
+impl Volume {
+    /// What the cleaner has done since the volume was opened.
+    pub fn clean_stats(&self) -> CleanStats {
+        self.0.cleaner.turn.lock().stats
+    }
+
+    /// Moves what is live in the segments with least in them, as if somebody waited for room; checkpoints
+    /// make them free. False: nothing was to be had.
+    pub async fn clean(&self) -> Result<bool> {
+        self.0.clean(Hurry::Now).await.map(|pass| pass.emptied > 0)
+    }
+}

@@ -1,0 +1,243 @@
+//! The cleaner: volumes that are nearly full go on, what is moved is what it was, and what is damaged stays
+//! so.
+//!
+//! No locks.
+
+use crate::fault::{Plant, Planted};
+use crate::pending::Where;
+use crate::segment::Phase;
+use crate::tests::reuse::{check, create, open, read, setup, write};
+use crate::tests::setup::Setup;
+use crate::volume::{OpenOptions, Volume};
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::{WorldRef, split_mix};
+use forebay_base::{Error, ErrorKind};
+use forebay_block::DeviceRef;
+use forebay_sim::SimDisk;
+use forebay_vfs::{FileSystem, Ino, Name, OpenFileRef, OpenFlags};
+use std::sync::Arc;
+
+const BLOCK: u64 = 4096;
+
+/// A file of this many bytes, written one block after the other by turns.
+async fn filled(volume: &Volume, bytes: u64) -> (OpenFileRef, Vec<u8>) {
+    let (_, file) = create(volume, "f").await.unwrap();
+    let mut model = vec![0u8; bytes as usize];
+    for (n, block) in model.chunks_mut(BLOCK as usize).enumerate() {
+        block.fill(1 + (n % 250) as u8);
+    }
+    for (n, part) in model.chunks(16 * BLOCK as usize).enumerate() {
+        write(&file, n as u64 * 16 * BLOCK, part).await.unwrap();
+        file.sync(true).await.unwrap();
+    }
+    (file, model)
+}
+
+async fn found(volume: &Volume, len: usize) -> Result<Vec<u8>, Error> {
+    let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await?.ino;
+    let file = volume.open(ino, OpenFlags::READ).await?;
+    Ok(read(&file, len).await)
+}
+
+/// Random blocks are overwritten, some times over all that is free.
+async fn overwrite(file: &OpenFileRef, model: &mut [u8], rounds: u64, seed: u64) {
+    let (blocks, mut rng) = (model.len() as u64 / BLOCK, seed);
+    for round in 0..rounds {
+        let at = split_mix(&mut rng) % blocks * BLOCK;
+        let fill = split_mix(&mut rng) as u8;
+        let done = write(file, at, &[fill; BLOCK as usize]).await;
+        done.unwrap_or_else(|e| panic!("round {round}, seed {seed}: {e}"));
+        model[at as usize..(at + BLOCK) as usize].fill(fill);
+        if round % 5 == 0 {
+            let done = file.sync(true).await;
+            done.unwrap_or_else(|e| panic!("sync of round {round}, seed {seed}: {e}"));
+        }
+    }
+}
+
+/// Room ran out for good on a volume of which a third was dead: each segment had a block that was live.
+/// Content in runs, and content in records.
+#[test]
+fn a_volume_that_is_nearly_full_is_overwritten_for_ever() {
+    for inline_max in [0, 64 << 10] {
+        let setup = setup(inline_max);
+        let disk = setup.blank();
+        let mut model = Vec::new();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let room = volume.statfs().await.unwrap().blocks_available * BLOCK;
+            let (file, all) = filled(&volume, room * 3 / 5 / BLOCK * BLOCK).await;
+            model = all;
+            overwrite(&file, &mut model, 1500, u64::from(inline_max)).await;
+            volume.syncfs().await.unwrap();
+            let stats = volume.clean_stats();
+            println!("{inline_max}: of {room} {} {stats:?}", model.len());
+            assert!(
+                stats.segments > 10 && stats.moved_bytes > 0 && stats.bad_blocks == 0,
+                "{stats:?}"
+            );
+        });
+        disk.world().stop();
+        let disk = disk.power_cut(1).in_world(SimWorld::new(2));
+        let report = check(&disk.in_world(SimWorld::new(3)));
+        assert!(report.is_clean(), "{:?}", report.findings);
+        let bytes = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            found(&volume, model.len()).await.unwrap()
+        });
+        assert!(bytes == model, "what was synced is there");
+        disk.world().stop();
+    }
+}
+
+/// A volume whose data segments each have a block or two that are live, checkpointed.
+async fn sparse(
+    setup: &Setup,
+    disk: &SimDisk,
+    plant: Option<Planted>,
+) -> (Volume, OpenFileRef, Vec<u8>) {
+    let device: DeviceRef = Arc::new(disk.clone());
+    let world: WorldRef = disk.world().clone();
+    let options = OpenOptions { clean_percent: 0, plant: Plant(plant), ..setup.options(&world) };
+    let volume = Volume::open(&device, &world, &options).await.unwrap();
+    let (file, mut model) = filled(&volume, 48 * BLOCK).await;
+    for n in (0..48).filter(|n| n % 8 != 0) {
+        let fill = 100 + n as u8;
+        write(&file, n * BLOCK, &[fill; BLOCK as usize]).await.unwrap();
+        model[(n * BLOCK) as usize..((n + 1) * BLOCK) as usize].fill(fill);
+    }
+    volume.syncfs().await.unwrap();
+    for _ in 0..2 {
+        volume.checkpoint().await.unwrap();
+    }
+    (volume, file, model)
+}
+
+fn sealed(volume: &Volume) -> usize {
+    let state = volume.0.state.lock();
+    state.space.segments.iter().filter(|(_, s)| s.phase == Phase::Sealed).count()
+}
+
+/// C11, C12, C14: what is moved is what it was, with its birth and sums; the segments that it was in are free
+/// after two checkpoints, and not while somebody reads there.
+#[test]
+fn c11_c12_c14_what_is_moved_is_what_it_was() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let (volume, _file, model) = sparse(&setup, &disk, None).await;
+        let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
+        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let (before, pin) = volume.0.piece_at(data_id, 0).await.unwrap();
+        let (sealed_before, free) = (sealed(&volume), volume.free_space().bytes);
+        assert!(volume.clean().await.unwrap());
+        let (after, _pin) = volume.0.piece_at(data_id, 0).await.unwrap();
+        assert_ne!(before.at, after.at, "it was moved");
+        assert_eq!((before.birth, before.own_sums()[0]), (after.birth, after.own_sums()[0]), "C12");
+        for _ in 0..2 {
+            volume.checkpoint().await.unwrap();
+        }
+        let Where::Run(place) = before.at else { panic!("{before:?}") };
+        let phase = |volume: &Volume| {
+            volume.0.state.lock().space.segments.get(place.segment).unwrap().phase
+        };
+        assert_eq!(phase(&volume), Phase::Dead, "C14: it is read");
+        drop(pin);
+        volume.checkpoint().await.unwrap();
+        assert_eq!(phase(&volume), Phase::Free);
+        assert!(sealed(&volume) < sealed_before && volume.free_space().bytes > free);
+        assert_eq!(found(&volume, model.len()).await.unwrap(), model);
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+    let report = check(&disk.in_world(SimWorld::new(3)));
+    assert!(report.is_clean(), "{:?}", report.findings);
+}
+
+/// C12: a block that is not what its sum says stays, with the segment it is in; it is not given another sum.
+/// What lies beside it is moved.
+#[test]
+fn c12_what_is_damaged_stays_damaged() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let (volume, file, model) = sparse(&setup, &disk, None).await;
+        let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
+        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let (bad, _) = volume.0.piece_at(data_id, 8).await.unwrap();
+        let Where::Run(place) = bad.at else { panic!("{bad:?}") };
+        let offset = volume.0.layout.device_offset(place);
+        let mut sector = disk.peek(offset, 512);
+        sector[9] ^= 4;
+        disk.poke(offset, &sector);
+        volume.clean().await.unwrap();
+        for _ in 0..3 {
+            volume.checkpoint().await.unwrap();
+        }
+        let stats = volume.clean_stats();
+        assert!(stats.bad_blocks == 1 && stats.moved_bytes > 0, "{stats:?}");
+        assert_eq!(volume.0.piece_at(data_id, 8).await.unwrap().0.at, bad.at, "it stays");
+        assert_eq!(
+            volume.0.state.lock().space.segments.get(place.segment).unwrap().phase,
+            Phase::Sealed
+        );
+        drop(file);
+        let volume = volume.clone();
+        volume.close().await.unwrap();
+        let again = open(&setup, &disk).await.unwrap();
+        let ino = again.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
+        let file = again.open(ino, OpenFlags::READ).await.unwrap();
+        let buf = forebay_base::buf::AlignedBuf::new(model.len());
+        let (_, done) = file.read(0, buf, forebay_base::IoFlags::empty()).await;
+        assert_eq!(done.unwrap_err().kind(), ErrorKind::Corrupt);
+        // Written anew, the segment can go.
+        drop(file);
+    });
+    disk.world().stop();
+}
+
+/// C11: whoever overwrites what is being moved wins, whenever he comes. The planted mistake shows that this
+/// test would see it.
+#[test]
+fn c11_who_overwrites_what_is_moved_wins() {
+    let mut seen = Vec::new();
+    for plant in [None, Some(Planted::CleanerMovesLive)] {
+        let mut wrong = 0;
+        for delay in 0..60u64 {
+            let setup = setup(0);
+            let disk = setup.blank();
+            disk.world().run(async {
+                let (volume, file, mut model) = sparse(&setup, &disk, plant).await;
+                let world = disk.world().clone();
+                let (beside, done) =
+                    (volume.clone(), Arc::new(forebay_base::task::WaitQueue::new()));
+                let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+                let (told, flag) = (done.clone(), over.clone());
+                let task = async move {
+                    beside.clean().await.unwrap();
+                    flag.store(true, std::sync::atomic::Ordering::Release);
+                    told.wake_all();
+                };
+                forebay_base::world::World::spawn(&*world, "clean", Box::pin(task));
+                for n in [0u64, 8, 16, 24] {
+                    let pause = std::time::Duration::from_micros(delay * 7);
+                    forebay_base::world::World::sleep(&*world, pause).await;
+                    write(&file, n * BLOCK, &[200 + n as u8; BLOCK as usize]).await.unwrap();
+                    file.sync(true).await.unwrap();
+                    model[(n * BLOCK) as usize..((n + 1) * BLOCK) as usize].fill(200 + n as u8);
+                }
+                let is_over = || over.load(std::sync::atomic::Ordering::Acquire).then_some(());
+                done.wait_until(is_over).await;
+                volume.syncfs().await.unwrap();
+                drop((file, volume));
+                let disk = disk.power_cut(delay).in_world(world.clone());
+                let volume = open(&setup, &disk).await.unwrap();
+                wrong += u64::from(found(&volume, model.len()).await.unwrap() != model);
+            });
+            disk.world().stop();
+        }
+        seen.push(wrong);
+    }
+    println!("{seen:?}");
+    assert!(seen[0] == 0 && seen[1] > 0, "{seen:?}");
+}
