@@ -1,6 +1,7 @@
 //! Who is measured: ours, the kernel's ways, other servers, and the client that drives them.
 
 pub mod connection;
+pub mod counted;
 pub mod empty;
 pub mod fileset;
 pub mod fio;

@@ -36,6 +36,7 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::units::{is_aligned, round_down, round_up};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What somebody waits for.
@@ -53,7 +54,8 @@ pub struct Bounds {
     cuts: AtomicU64,
     resizing: AtomicBool,
     resize_wait: WaitQueue,
-    held: Mutex<Vec<Range<u64>>>,
+    /// Start to end: they are disjoint (E3).
+    held: Mutex<BTreeMap<u64, u64>>,
     held_count: AtomicU64,
     held_wait: WaitQueue<Want>,
     /// By age: what was added to the file and is not in the cache yet (E7).
@@ -107,18 +109,18 @@ impl Bounds {
     }
 
     fn overlaps(&self, range: &Range<u64>) -> bool {
-        let range = self.rounded(range);
-        self.held.lock().iter().any(|r| r.start < range.end && range.start < r.end)
+        overlap(&self.held.lock(), &self.rounded(range))
     }
 
     /// Takes the blocks of a range for exclusive use, if nobody holds one of them.
     pub fn try_exclusive(&self, range: Range<u64>) -> Option<Exclusive<'_>> {
         let range = self.rounded(&range);
         let mut held = self.held.lock();
-        if held.iter().any(|r| r.start < range.end && range.start < r.end) {
+        if overlap(&held, &range) {
             return None;
         }
-        held.push(range.clone());
+        debug_assert!(!range.is_empty(), "E3: whole blocks");
+        held.insert(range.start, range.end);
         self.held_count.fetch_add(1, Ordering::SeqCst);
         Some(Exclusive { bounds: self, range })
     }
@@ -190,6 +192,11 @@ impl Bounds {
     }
 }
 
+/// Whether one of the ranges, which are disjoint, has a byte of `range`.
+fn overlap(held: &BTreeMap<u64, u64>, range: &Range<u64>) -> bool {
+    held.range(..range.end).next_back().is_some_and(|(_, &end)| end > range.start)
+}
+
 /// A range held exclusively, whole blocks; given back on drop.
 pub struct Exclusive<'a> {
     bounds: &'a Bounds,
@@ -231,8 +238,8 @@ impl Drop for Held {
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
         let mut held = self.bounds.held.lock();
-        let at = held.iter().position(|r| *r == self.range).expect("E3: registered once, alone");
-        held.swap_remove(at);
+        let end = held.remove(&self.range.start);
+        assert_eq!(end, Some(self.range.end), "E3: registered once, alone");
         self.bounds.held_count.fetch_sub(1, Ordering::SeqCst);
         drop(held);
         self.bounds.wake(&self.range);

@@ -20,6 +20,7 @@ use crate::stats::{Counters, Stats, Striped};
 use crate::strategy::Strategies;
 use crate::writeback::control::{DirtyControl, DirtyWishes};
 use crate::writeback::domain::Domain;
+use crate::writeback::sets::SpareSets;
 use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
@@ -71,6 +72,8 @@ pub struct PageCache {
     pub(crate) errors: CounterRef,
     /// Bytes of the records that are kept for write-outs.
     pub(crate) records: AtomicU64,
+    /// Sets of blocks that are used again.
+    pub(crate) sets: SpareSets,
     /// See [`PageCache::attached`].
     attachment: std::sync::OnceLock<Attachment>,
     /// Parts of the budget that others use.
@@ -140,6 +143,7 @@ impl PageCache {
             files: CounterRef::default(),
             errors: CounterRef::default(),
             records: AtomicU64::new(0),
+            sets: SpareSets::default(),
             attachment: std::sync::OnceLock::new(),
             more_rows: Mutex::default(),
             claims: Mutex::default(),
@@ -186,6 +190,7 @@ impl PageCache {
 
     /// Its memory for later is given up: there is less for it than there was.
     pub(crate) fn trim_attached(&self) {
+        self.trim_sets();
         if let Some(attached) = self.attachment.get() {
             attached.trim(self);
         }

@@ -16,7 +16,7 @@
 //!                                                     ├▶ a file's dirt ──▶ (nothing)
 //!                                                     ├▶ a file's list of folios ──▶ index bucket (a move)
 //!                                                     ├▶ mapping.failed ──▶ domain's queue ──▶ a file's dirt
-//!                                                     ├▶ mapping.unflushed
+//!                                                     ├▶ mapping.unflushed ──▶ spare sets
 //!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
 //! domain's line, pace ──▶ (nothing)   index bucket ──▶ (nothing)

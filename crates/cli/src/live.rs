@@ -3,6 +3,7 @@
 use crate::control::proto::Refusal;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
+use forebay::Cache;
 use forebay_live::{Board, Bound, Options, Server};
 use serde_json::Value;
 use std::sync::Arc;
@@ -40,9 +41,12 @@ pub fn bind(args: &LiveArgs) -> Outcome<Option<Bound>> {
     Ok(options(args)?.map(|options| Bound::new(&options)).transpose()?)
 }
 
-/// Serves there.
-pub fn serve(board: &Arc<Board>, bound: Option<Bound>) -> Outcome<Option<Server>> {
-    Ok(bound.map(|bound| bound.serve(board)).transpose()?)
+/// Serves there. What the page takes of memory is shown with the cache's.
+pub fn serve(cache: &Cache, board: &Arc<Board>, bound: Option<Bound>) -> Outcome<Option<Server>> {
+    let Some(bound) = bound else { return Ok(None) };
+    let page = bound.serve(board)?;
+    cache.add_rows(Arc::new(page.memory_rows()));
+    Ok(Some(page))
 }
 
 /// Where the page is.

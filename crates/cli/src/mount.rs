@@ -135,14 +135,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let http = live::bind(&wanted.live)?;
     let config = config(wanted, &mut how)?;
     let cache = Cache::new(config)?;
-    let options = VolumeOptions {
-        read_only: wanted.read_only(),
-        direct_io: wanted.direct_io,
-        noatime: wanted.noatime(),
-        alloc: wanted.alloc,
-        ..VolumeOptions::default()
-    };
-    let opened = Volume::open(&cache, volume, &options)?;
+    let opened = Volume::open(&cache, volume, &volume_options(wanted))?;
     let fs = opened.to_mount();
     let target = Target::new();
     let control = start_control(wanted, &target)?;
@@ -155,7 +148,8 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let watchdog = start_watchdog(&session, dir, number)?;
     let figures: Figures = Arc::new(session.figures());
     let board = Watched::board(&cache, &figures);
-    let page = live::serve(&board, http)?;
+    cache.add_rows(Arc::new(session.memory_rows(&how)));
+    let page = live::serve(&cache, &board, http)?;
     target.serve(Live {
         board,
         page: page.as_ref().map(live::uri),
@@ -198,6 +192,16 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         Failure::new(format!("{}: {e}", volume.display()))
             .hint("the volume is older than what programs wrote, where they did not sync")
     })
+}
+
+fn volume_options(wanted: &Wanted) -> VolumeOptions {
+    VolumeOptions {
+        read_only: wanted.read_only(),
+        direct_io: wanted.direct_io,
+        noatime: wanted.noatime(),
+        alloc: wanted.alloc,
+        ..VolumeOptions::default()
+    }
 }
 
 /// A control socket that was asked for must work; the usual one is a convenience.

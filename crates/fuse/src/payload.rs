@@ -46,6 +46,11 @@ impl Payload {
         }
     }
 
+    /// Bytes of requests that wait.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::SeqCst)
+    }
+
     /// Counts a request that has to wait.
     pub fn hold(self: &Arc<Self>, bytes: u64) -> Held {
         self.used.fetch_add(bytes, Ordering::SeqCst);

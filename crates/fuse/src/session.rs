@@ -193,6 +193,19 @@ impl Session {
         }
     }
 
+    /// What the mount takes of memory: what, bytes now, bound in bytes. Does not hold the session.
+    pub fn memory_rows(
+        &self,
+        options: &Options,
+    ) -> impl Fn() -> Vec<(String, u64, u64)> + Send + Sync + 'static {
+        let (shared, options) = (Arc::downgrade(&self.shared), options.clone());
+        move || {
+            let Some(shared) = shared.upgrade() else { return Vec::new() };
+            let inodes = shared.core.read().as_ref().map_or(0, |core| core.inodes.len());
+            options.memory_rows(shared.payload.used(), inodes as u64)
+        }
+    }
+
     /// Asks for another: trees of processes that have a mode of their own.
     pub fn trees(&self) -> impl Fn() -> usize + Send + Sync + 'static {
         let shared = self.shared.clone();

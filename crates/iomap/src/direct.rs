@@ -129,22 +129,23 @@ impl MappedFile {
         // From here on its ticket says so.
         drop(arriving.take());
         self.write_reserved(room, range, src, bio_flags, false).await?;
-        if durable && !self.ops.fua_suffices() {
-            self.write_below(range.end, src.blocking()).await;
-            // As any flush: if it fails, it fails for all that was written before it.
-            self.flush_on(src.blocking()).await?;
-        }
         if !durable {
             self.remember_unpinned(epoch);
         }
+        // Who is on his way to a place below may wait for the range.
         drop(held);
+        if durable && !self.ops.fua_suffices() {
+            self.publish_upto(range.end, src.blocking()).await?;
+            // As any flush: if it fails, it fails for all that was written before it.
+            self.flush_on(src.blocking()).await?;
+        }
         Ok(true)
     }
 
     /// Bytes that nobody holds were written, or zeroed, since `epoch` was sampled: a flush that fails
     /// from now on, or has failed meanwhile, cannot be made good.
     pub(crate) fn remember_unpinned(&self, epoch: Epoch) {
-        if !self.mapping.unflushed.completed(epoch, 0..0, false) {
+        if !self.mapping.unflushed.completed(epoch, None, Default::default) {
             self.mapping.poison("a flush failed beside a write that is not held any more");
         }
     }
@@ -196,7 +197,7 @@ impl MappedFile {
         let written: Vec<Written> = kept.reservation.places().iter().map(written).collect();
         self.write_places(&kept, range, src, flags, covered).await?;
         let _uncut = self.mapping.bounds.uncut();
-        let size = publishable_size(&self.mapping, &*self.ops);
+        let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
         self.ops.publish(&kept.reservation, &written, size);
         Ok(())
     }

@@ -296,7 +296,7 @@ impl Work {
         match result {
             Ok(()) => {
                 let uncut = mapping.bounds.uncut();
-                let size = publishable_size(mapping, &**ops);
+                let size = publishable_size(cache, mapping, &**ops);
                 ops.publish(reservation, &self.written[range], size);
                 drop(uncut);
                 end_write(cache, mapping, pieces, true);

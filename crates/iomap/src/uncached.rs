@@ -21,6 +21,7 @@
 use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source, Target};
 use crate::fill::FillMode;
+use crate::ops::Extent;
 use crate::read::Past;
 use crate::resize::Again;
 use crate::write::Beyond;
@@ -241,18 +242,6 @@ impl MappedFile {
         let whole = round_down(run.start, block)..round_up(run.end, block).min(size);
         self.evict_for_direct(&held.range()).await?;
         let epoch = self.mapping.unflushed.epoch();
-        // Before the permit: who makes room, or says where the edges are, may need one.
-        let last = round_down(whole.end - 1, block);
-        let mut edges = [(whole.start, whole.start < run.start), (last, run.end < whole.end)].map(
-            |(at, partial)| {
-                let len = if partial { (at + block).min(whole.end) - at } else { 0 };
-                (at, AlignedBuf::new(len as usize))
-            },
-        );
-        for (at, old) in edges.iter_mut().filter(|(_, old)| !old.is_empty()) {
-            let edge = *at..*at + old.len() as u64;
-            self.read_absent(edge, *at, &mut Target::Owned(old), Past::Straight).await?;
-        }
         let (held, room) = self.reserve_run(&whole, held).await;
         let room = match room {
             // The file has grown for it.
@@ -263,11 +252,22 @@ impl MappedFile {
         };
         ahead.placed(&run, block);
         let len = whole.end - whole.start;
-        let _permit = self.cache.private(2 * len + 2 * block).await;
+        // The buffer, padded copies of it, and one part of an edge.
+        let bytes = 2 * len + block;
+        let (edges, _permit) = loop {
+            // Before the permit: to say where they are may need one, too.
+            let edges = self.edges(&run, &whole).await?;
+            if let Some(permit) = self.cache.try_private(bytes) {
+                break (edges, permit);
+            }
+            // Nothing is in memory for who waits for memory, and nothing pinned.
+            drop(edges);
+            drop(self.cache.private(bytes).await);
+        };
         Counters::add(&self.cache.counters.uncached_write_bytes, run.end - run.start);
         let mut data = AlignedBuf::new(len as usize);
-        for (at, old) in &edges {
-            data[(at - whole.start) as usize..][..old.len()].copy_from_slice(old);
+        for edge in edges {
+            self.read_edge(&edge, whole.start, &mut data).await?;
         }
         let bytes = &src.bytes()[(run.start - base) as usize..(run.end - base) as usize];
         data[(run.start - whole.start) as usize..][..bytes.len()].copy_from_slice(bytes);
@@ -276,5 +276,42 @@ impl MappedFile {
         self.remember_unpinned(epoch);
         drop(held);
         Ok(Once::Written)
+    }
+
+    /// Where the content is of the blocks at both ends of `whole` that `run` covers in part only: what of it
+    /// is not a hole. The caller holds them exclusively.
+    async fn edges(&self, run: &Range<u64>, whole: &Range<u64>) -> Result<Vec<Extent>> {
+        let block = self.mapping.block_size();
+        let (first, last) = (whole.start, round_down(whole.end - 1, block));
+        let (before, behind) = (first < run.start, run.end < whole.end);
+        // One block may be both.
+        let partial = match first == last {
+            true => [(first, before || behind), (last, false)],
+            false => [(first, before), (last, behind)],
+        };
+        let mut edges = Vec::new();
+        for (start, _) in partial.into_iter().filter(|(_, partial)| *partial) {
+            let end = round_up((start + block).min(whole.end), u64::from(self.ops.unit()));
+            let mut at = start;
+            while at < end {
+                let extent = self.ops.map(at..end).await?;
+                assert!(extent.len > 0, "a map makes progress");
+                at = extent.offset + extent.len;
+                if extent.device_offset.is_some() {
+                    edges.push(extent);
+                }
+            }
+        }
+        Ok(edges)
+    }
+
+    /// Reads what is at a place into `data`, whose first byte is the file's at `base`. Waits for the device
+    /// only.
+    async fn read_edge(&self, edge: &Extent, base: u64, data: &mut AlignedBuf) -> Result<()> {
+        let Some(device_at) = edge.device_offset else { return Ok(()) };
+        let from = (edge.offset - base) as usize;
+        let into = from..data.len().min(from + edge.len as usize);
+        Counters::add(&self.cache.counters.uncached_read_bytes, into.len() as u64);
+        self.read_device(device_at, 0, into, &mut Target::Owned(data), Past::Private, edge).await
     }
 }

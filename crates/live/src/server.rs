@@ -32,6 +32,9 @@ const LINGER_TIME: Duration = Duration::from_millis(500);
 /// Stack of a connection's thread, bytes.
 const STACK: usize = 256 << 10;
 
+/// What a connection takes, bytes: its stack, and what is read and answered.
+const CONNECTION_BYTES: u64 = (STACK + LINGER_BYTES) as u64;
+
 /// Where to listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
@@ -128,6 +131,18 @@ impl Server {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What it takes of memory: what, bytes now, bound in bytes. A thread for each connection, with its stack
+    /// and an answer.
+    pub fn memory_rows(&self) -> impl Fn() -> Vec<(String, u64, u64)> + Send + Sync + 'static {
+        let shared = Arc::downgrade(&self.shared);
+        move || {
+            let Some(shared) = shared.upgrade() else { return Vec::new() };
+            let now = shared.streams().len().min(CONNECTIONS) as u64;
+            let what = "threads of the page, beside --cache-size".to_string();
+            vec![(what, now * CONNECTION_BYTES, CONNECTIONS as u64 * CONNECTION_BYTES)]
+        }
     }
 
     /// Ends it (T5).

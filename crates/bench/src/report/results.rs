@@ -3,7 +3,7 @@
 
 use crate::harness::options::Options;
 use crate::report::model::{Report, write_json};
-use crate::report::{five, html, readme, screen};
+use crate::report::{compare, five, html, readme, screen};
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -76,11 +76,20 @@ fn write_page(path: &Path, found: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// `bench report`: the page and the five lines, or the figures of the README, from saved files.
+/// `bench report`: the page and the five lines, the figures of the README, or two runs beside each
+/// other, from saved files.
 pub fn report(options: &Options) -> Result<()> {
+    let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
+    if options.compare {
+        let [old, new] = &options.inputs[..] else {
+            return Err(bad("OLD.json and NEW.json".into()));
+        };
+        let (old, new) = (load(std::slice::from_ref(old))?, load(std::slice::from_ref(new))?);
+        print!("{}", compare::table(&old, &new).map_err(bad)?.0);
+        return Ok(());
+    }
     let found = load(&options.inputs)?;
     if options.readme {
-        let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
         print!("{}", readme::markdown(&found).map_err(bad)?);
     } else if options.screen {
         screen::lines(&found).iter().for_each(|line| println!("{line}"));

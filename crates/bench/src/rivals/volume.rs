@@ -3,8 +3,8 @@
 //! Invariant: V1 bytes are counted at the door of the device that the volume writes to: log, data runs,
 //! tree and slots are all in them.
 
-use crate::dirty::counted::Counted;
 use crate::harness::load::Target;
+use crate::rivals::counted::Counted;
 use forebay::Aio;
 use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef};

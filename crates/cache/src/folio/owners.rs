@@ -237,4 +237,31 @@ mod tests {
             assert!(!owners.knows(7) && owners.knows(8) && owners.files() == 1);
         }
     }
+
+    /// Each close looked at the whole table of slots for the file's folios: with ten thousand files open, all
+    /// of theirs.
+    #[test]
+    fn closing_a_file_looks_at_its_own_folios_however_many_others_there_are() {
+        use crate::folio::table::KEYS_LOOKED_AT;
+        use crate::{Config, PageCache};
+        let all = 0..u64::MAX >> 1;
+        let mut looked_at = Vec::new();
+        for others in [1u32, 500] {
+            let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+            let cache =
+                PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
+            let files: Vec<_> = (0..=others).map(|_| cache.new_mapping(4096, 1 << 30)).collect();
+            for file in &files {
+                (0..3).for_each(|i| drop(cache.lock_or_create(file, i * 1000).unwrap()));
+            }
+            let before = KEYS_LOOKED_AT.get();
+            let file = &files[others as usize / 2];
+            for index in cache.folios_present(file, &all) {
+                let folio = cache.lock_folio(file, index).unwrap();
+                folio.discard(file.blocks_touched(index, &all));
+            }
+            looked_at.push(KEYS_LOOKED_AT.get() - before);
+        }
+        assert!(looked_at[1] <= 2 * looked_at[0] && looked_at[1] < 60, "{looked_at:?}");
+    }
 }

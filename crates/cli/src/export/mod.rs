@@ -87,7 +87,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         page: OnceLock::new(),
     });
     let control = start_control(args, &target, &cleanup)?;
-    let page = live::serve(&target.board, http)?;
+    let page = live::serve(&cache, &target.board, http)?;
     target.page_is(page.as_ref());
     let (sender, events) = channel();
     watch_signals(sender.clone(), &cache, &cleanup)?;

@@ -13,6 +13,7 @@ mod gates;
 mod lab;
 mod lost;
 mod nowait;
+mod published;
 mod reads;
 mod room;
 mod stable;
