@@ -9,11 +9,14 @@ use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Where syslog(3) listens; `FOREBAY_SYSLOG` names another socket.
 const SYSLOG: &str = "/dev/log";
 /// The kernel's log takes messages of root, if nobody listens there.
 const KERNEL_LOG: &str = "/dev/kmsg";
+/// How long a message waits for room there.
+const PATIENCE: Duration = Duration::from_millis(200);
 /// `LOG_DAEMON`.
 const FACILITY: u32 = 3 << 3;
 
@@ -67,12 +70,12 @@ pub fn in_background() -> bool {
     IN_BACKGROUND.load(Ordering::Acquire)
 }
 
-/// To syslog(3), else to the kernel's log. Waits for neither.
+/// To syslog(3), else to the kernel's log.
 fn to_system(level: Level, what: &Arguments<'_>) {
     let path = std::env::var_os("FOREBAY_SYSLOG").map_or_else(|| SYSLOG.into(), PathBuf::from);
     let line = line(level, std::process::id(), what);
     let sent = UnixDatagram::unbound().and_then(|socket| {
-        socket.set_nonblocking(true)?;
+        socket.set_write_timeout(Some(PATIENCE))?;
         socket.send_to(line.as_bytes(), path)
     });
     if sent.is_err() {

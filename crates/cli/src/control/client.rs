@@ -206,23 +206,24 @@ mod tests {
             return;
         }
         let path = std::env::temp_dir().join(format!("forebay-q1-{}", std::process::id()));
-        let code = "import os,socket,sys,time\ns=socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\n\
-                    s.listen()\nprint('ready',flush=True)\ntime.sleep(1000)";
+        let code = "import os,socket,sys,time\nuid=int(sys.argv[2])\nos.setgroups([])\n\
+                    os.setresuid(uid,uid,uid)\ns=socket.socket(socket.AF_UNIX)\n\
+                    s.bind(sys.argv[1])\ns.listen()\nprint('ready',flush=True)\ntime.sleep(1000)";
         let listen = |user: &str| {
             let _old = std::fs::remove_file(&path);
-            let mut command = Command::new("setpriv");
-            command.args([user, "--clear-groups", "python3", "-c", code]).arg(&path);
-            let mut child = command.stdout(Stdio::piped()).spawn().expect("setpriv, of util-linux");
+            let mut command = Command::new("python3");
+            command.args(["-c", code]).arg(&path).arg(user);
+            let mut child = command.stdout(Stdio::piped()).spawn().expect("python3");
             let mut line = String::new();
             BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
             assert_eq!(line, "ready\n");
             Running(child)
         };
         let found = |trust: fn(u32) -> bool| Client::trusted(vec![path.clone()], trust).len();
-        let other = listen("--reuid=65534");
+        let other = listen("65534");
         assert_eq!((found(own_or_root), found(|uid| uid == 65534)), (0, 1));
         drop(other);
-        let own = listen("--reuid=0");
+        let own = listen("0");
         assert_eq!(found(own_or_root), 1);
         drop(own);
         std::fs::remove_file(&path).unwrap();
