@@ -1,6 +1,8 @@
 //! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
 //!
-//! Invariant D11 an inode has at most one mapping at a time, and it stays while it is open or owes something.
+//! Invariants: D11 an inode has at most one mapping at a time, and it stays while it is open or owes something.
+//! D12 whoever still holds one that was let go makes no file longer with it: a size counts only if it comes
+//! from the inode's mapping of now.
 //!
 //! Locks: the state lock in turn; none across a wait. No mapping is made or dropped while it is held.
 
@@ -8,7 +10,7 @@ use crate::aops::FileOps;
 use crate::format::change::{Change, Size};
 use crate::look::{Stop, Tried};
 use crate::space::Need;
-use crate::state::{Node, State};
+use crate::state::{Lost, Node, State};
 use crate::volume::{Inner, Volume};
 use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
@@ -23,6 +25,8 @@ pub(crate) struct Content {
     pub file: Arc<MappedFile>,
     /// Of the volume itself: what a sync of everything has seen of errors.
     pub handle: Handle,
+    /// The map below `file`.
+    pub ops: Arc<FileOps>,
 }
 
 /// Inodes that are closed and may owe something, and where the hand is that goes round among them: with a
@@ -108,9 +112,9 @@ impl Inner {
         let block_size = self.layout.geometry.block_bytes();
         let geometry = Geometry { block_size, size, read_only: false };
         let domain = self.domain.clone().expect("there is one where there is a cache");
-        let file = MappedFile::open_in(cache, domain, ops, geometry, None)?;
+        let file = MappedFile::open_in(cache, domain, ops.clone(), geometry, None)?;
         let handle = file.open_handle();
-        let new = Arc::new(Content { file, handle });
+        let new = Arc::new(Content { file, handle, ops });
         let mut state = self.state.lock();
         let Some(node) = state.nodes.get_mut(&ino.0) else {
             return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
@@ -136,6 +140,8 @@ impl Inner {
                     state.lingering.insert(ino);
                 } else if let Some(node) = state.nodes.get_mut(&ino) {
                     settled.extend(node.content.take());
+                    // Everybody has closed it: nobody is left to be told.
+                    state.unpublished.remove(&(ino, Lost::Data));
                     state.close_windows(ino);
                 }
             }

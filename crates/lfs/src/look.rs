@@ -116,6 +116,9 @@ impl Inner {
             };
             match tried {
                 Ok(done) => {
+                    if relief != Relief::None {
+                        self.owed_first().await;
+                    }
                     if let Err(error) = self.relieve(relief).await {
                         log::warn!("changes wait to be written: {error}");
                     }
