@@ -57,6 +57,8 @@ pub(crate) struct Frozen {
     ticket: u64,
     /// Pairs of nodes that its merge may need (P13).
     pub nodes: u64,
+    /// What it takes in memory, bytes, about.
+    pub bytes: u64,
 }
 
 /// Where a checkpoint's log begins.
@@ -122,6 +124,11 @@ impl Checkpoints {
         self.turn.lock().superblock.clone()
     }
 
+    /// Of the newest checkpoint.
+    pub fn number(&self) -> u64 {
+        self.turn.lock().superblock.checkpoint
+    }
+
     /// A task is going to make one. False: one is already.
     pub fn arm(&self) -> bool {
         !std::mem::replace(&mut self.turn.lock().is_armed, true)
@@ -145,7 +152,7 @@ impl Checkpoints {
 impl State {
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
-        let nodes = self.merge_nodes(Growth::default());
+        let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
         let data = Arc::new(std::mem::take(&mut self.data));
         let items = Arc::new(std::mem::take(&mut self.items));
         self.maps = (0, 0);
@@ -163,6 +170,7 @@ impl State {
             inodes: self.inodes,
             ticket,
             nodes,
+            bytes,
         });
         self.count_nodes();
     }
@@ -179,6 +187,12 @@ impl State {
         }
         let mut items = Arc::unwrap_or_clone(frozen.items);
         items.put_over(std::mem::take(&mut self.items));
+        // They were taken for counted when they were frozen.
+        for (_, piece) in data.values().flat_map(Overlay::pieces) {
+            if let Where::Run(place) = piece.at {
+                self.space.segments.touch(place.segment);
+            }
+        }
         let pieces = data.values().map(|overlay| overlay.pieces().count() as u64).sum::<u64>();
         self.maps = (self.maps.0 + pieces, self.maps.1 + 600 * pieces);
         (self.data, self.items) = (data, items);
@@ -192,8 +206,8 @@ impl State {
 }
 
 /// A checkpoint that is being made. Dropped before it is durable, by an error or because nobody waits for it
-/// any more, it did not happen: what was frozen goes back. One that closes the volume is over before its slot is
-/// written (H16).
+/// any more, it did not happen: what was frozen goes back. One that closes the volume is over before its
+/// slot is written (H16).
 struct Making<'a> {
     inner: &'a Inner,
     /// Places of nodes taken so far, and given up.

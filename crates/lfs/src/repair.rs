@@ -2,8 +2,9 @@
 //!
 //! A device may lose, after a failed flush, whatever it had completed since the last good one, although it
 //! reads back until then. So every run is read back, held against its sums, and written again. What cannot
-//! be had, or takes no write where it lies, twice in a row, on a device that works elsewhere, is left out of its
-//! record: the blocks stay what they were, and the file is marked, until they are written anew or cut off.
+//! be had, or takes no write where it lies, twice in a row, on a device that works elsewhere, is left out of
+//! its record: the blocks stay what they were, and the file is marked, until they are written anew or cut
+//! off.
 //!
 //! Invariants: Q1 no record that is laid out after a failure points at bytes that were not written since:
 //! each run knows how many failures there were before its write. Q2 what is lost gets into no tree: what the
@@ -132,8 +133,8 @@ impl State {
         }
     }
 
-    /// Why an inode cannot be synced, after a commit that worked: not for content that was written anew since, or
-    /// cut off. A size that was taken out beside it is told again first.
+    /// Why an inode cannot be synced, after a commit that worked: not for content that was written anew
+    /// since, or cut off. A size that was taken out beside it is told again first.
     pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
         let block_bytes = self.layout.block_bytes();
         if self.unpublished.contains(&(ino, Lost::Run))

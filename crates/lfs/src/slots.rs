@@ -4,8 +4,8 @@
 //! single sector may be lost, and what was there before stays until the new one is durable. U12 of the valid
 //! slots the one with the highest number counts. U13 slots of another volume do not count beside one at the
 //! start: a device that was made smaller, got another volume and was made larger has those of the old one at
-//! its end. U14 of a state one slot is enough, if the other one cannot be written and has no state of the same
-//! number.
+//! its end. U14 of a state one slot is enough, if the other one cannot be written and has no state of the
+//! same number.
 //!
 //! No locks: opening and checkpoints are alone.
 

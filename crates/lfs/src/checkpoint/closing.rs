@@ -1,8 +1,8 @@
 //! The last checkpoint of a life: its slot says that nothing follows.
 //!
 //! Invariant: H16 from the moment in which that slot is given to the device, nothing follows: if it fails, or
-//! nobody waits for it any more, it may be durable all the same, and what followed would not be looked for. The
-//! volume stays closed, and the next checkpoint or close writes that slot again.
+//! nobody waits for it any more, it may be durable all the same, and what followed would not be looked for.
+//! The volume stays closed, and the next checkpoint or close writes that slot again.
 //!
 //! Locks: that of the turn; none across a wait.
 

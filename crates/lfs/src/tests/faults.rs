@@ -99,9 +99,9 @@ fn what_is_synced_after_a_close_that_failed_is_found() {
     assert!(half_closed > 1 && went_on > 1, "{half_closed} half closed, {went_on} went on");
 }
 
-/// One place of the disk did not give its content back, or did not take it again: every sync of every file, and
-/// every checkpoint, failed from then on. And a file that had lost content could not be synced any more when all
-/// of it had been written anew, and was durable.
+/// One place of the disk did not give its content back, or did not take it again: every sync of every file,
+/// and every checkpoint, failed from then on. And a file that had lost content could not be synced any more
+/// when all of it had been written anew, and was durable.
 #[test]
 fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
     for op in [BioOp::Read, BioOp::Write] {
@@ -134,8 +134,8 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
     }
 }
 
-/// The same for content that nobody has any more: no opener can sync until it is written anew; and a file that is
-/// removed takes what is known of its loss along. Q2.
+/// The same for content that nobody has any more: no opener can sync until it is written anew; and a file
+/// that is removed takes what is known of its loss along. Q2.
 #[test]
 fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
     for anew in [true, false] {
@@ -179,8 +179,8 @@ fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
     }
 }
 
-/// One slot of the superblock could not be written: no checkpoint was made any more, and the volume could not be
-/// opened. U14.
+/// One slot of the superblock could not be written: no checkpoint was made any more, and the volume could
+/// not be opened. U14.
 #[test]
 fn one_bad_slot_stops_no_checkpoint() {
     let setup = setup(0);

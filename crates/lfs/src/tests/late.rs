@@ -1,5 +1,5 @@
-//! What comes late, is dropped half way, or was there before: mappings that were let go, cuts without what was
-//! written behind them, places, slots of an older volume.
+//! What comes late, is dropped half way, or was there before: mappings that were let go, cuts without what
+//! was written behind them, places, slots of an older volume.
 //!
 //! No locks.
 
@@ -41,8 +41,8 @@ fn found(disk: &SimDisk, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// A sync of everything had taken up a file's mapping, and came to it when the file had been synced, closed, cut
-/// to nothing, and written anew by others: it made the file as long as it had been, with zeros. D12.
+/// A sync of everything had taken up a file's mapping, and came to it when the file had been synced, closed,
+/// cut to nothing, and written anew by others: it made the file as long as it had been, with zeros. D12.
 #[test]
 fn a_mapping_that_was_let_go_makes_no_file_longer() {
     let setup = setup(0);
@@ -68,8 +68,8 @@ fn a_mapping_that_was_let_go_makes_no_file_longer() {
     assert_eq!(found(&disk.power_cut(1), "f"), [2; 100]);
 }
 
-/// A file was cut to nothing, written, and closed; a checkpoint that nobody had asked for made the cut durable,
-/// and a power cut left neither what had been there nor what had taken its place. Z15.
+/// A file was cut to nothing, written, and closed; a checkpoint that nobody had asked for made the cut
+/// durable, and a power cut left neither what had been there nor what had taken its place. Z15.
 #[test]
 fn what_is_made_durable_by_itself_takes_what_replaces_a_cut_along() {
     for by_age in [true, false] {
@@ -147,8 +147,8 @@ fn what_a_rename_exchanges_is_written_before() {
     assert_eq!(found(&cut, "new"), [2; BLOCK]);
 }
 
-/// Places that were taken for the usage table of a checkpoint that was dropped were given out again as nodes of
-/// the next one's tree of files, and then once more. N11.
+/// Places that were taken for the usage table of a checkpoint that was dropped were given out again as nodes
+/// of the next one's tree of files, and then once more. N11.
 #[test]
 fn places_for_a_usage_table_that_was_dropped_are_not_given_out() {
     let setup = setup(0);
@@ -202,8 +202,8 @@ fn files_that_are_cut_by_path_are_let_go() {
     assert_eq!(found(&disk.power_cut(1), "f7"), [2; BLOCK]);
 }
 
-/// A device had a large volume, was made smaller, got another volume, and was made larger again: the slots of the
-/// old volume at its end counted. U13.
+/// A device had a large volume, was made smaller, got another volume, and was made larger again: the slots
+/// of the old volume at its end counted. U13.
 #[test]
 fn slots_of_another_volume_do_not_count() {
     let small = setup(0);
