@@ -264,15 +264,17 @@ impl MappedFile {
         std::sync::Arc::as_ptr(self.device()).cast::<()>() as usize
     }
 
-    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the
-    /// end of a flush of its own; whoever syncs the file next is told. For who wants it written before that.
-    pub fn take_back_lost(&self) {
+    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the end of
+    /// a flush of its own; whoever syncs the file next is told. For who wants it written before that. An error:
+    /// some of it is not held any more.
+    pub fn take_back_lost(&self) -> Result<()> {
         let lost = self.mapping.unflushed.take_lost();
         if !lost.is_empty() {
             self.flush_failed(&lost);
             let text = "a flush of the same device failed that was asked for elsewhere";
             self.mapping.errseq.set(Error::new(ErrorKind::Io, "flush", text));
         }
+        self.mapping.sticky.lock().clone().map_or(Ok(()), Err)
     }
 
     fn each_pinned(

@@ -15,10 +15,12 @@
 //!
 //! Locks: the state lock, held by the caller; what is arriving and dirty is counted without.
 
+use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::Geometry;
 use crate::format::usage::USAGE_BYTES;
 use crate::space::{Beside, Need};
-use crate::state::State;
+use crate::state::{MAP_ITEM_BYTES, State};
+use forebay_base::units::KIB;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::writeback::Domain;
 use forebay_iomap::Class;
@@ -31,6 +33,15 @@ const BLOCK_TREE_BYTES: u64 = 2 * 2 * 84;
 /// Blocks that truncates surely may make dirty on a full volume, and bytes that are kept for them at most.
 const EDGES: u64 = 16;
 const EDGE_BYTES_MAX: u64 = 4 << 20;
+
+/// Pairs of nodes that a removal or a cut may want of the next checkpoint: what it changes with the paths
+/// there, and the block that a cut makes dirty.
+const PAIRS_TO_MAKE_ROOM: u64 = 24;
+
+/// A place is written in parts of at least so many bytes, each of which may get a record of its own.
+pub(crate) const PART_BYTES: u64 = 64 * KIB;
+/// Segments that are left when it is looked at closely whether new content has all that it needs.
+const NEAR_SEGMENTS: u64 = 4;
 
 /// Content that was accepted and is not written out (P21).
 #[derive(Default)]
@@ -68,6 +79,20 @@ pub(crate) struct Growth {
     pub bytes: u64,
 }
 
+impl Growth {
+    /// What content that lies in one place adds: its leaf, and where it cuts into an older one that one's.
+    pub fn of_content(bytes: u64, block_bytes: u64) -> Self {
+        let blocks = bytes / block_bytes;
+        let extents = extents_of(bytes, block_bytes);
+        Self { entries: 2 * extents, bytes: extents * MAP_ITEM_BYTES + 4 * blocks }
+    }
+}
+
+/// Extents that content in one place becomes, if it is written in parts.
+pub(crate) fn extents_of(bytes: u64, block_bytes: u64) -> u64 {
+    (bytes / block_bytes).div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + bytes / PART_BYTES
+}
+
 impl State {
     /// What content takes of segments, with its part of the tree.
     fn weight(&self, bytes: u64) -> u64 {
@@ -89,15 +114,28 @@ impl State {
         self.data_room(Need::Urgent) >= self.dirt_weight(0) + bytes
     }
 
-    /// Pairs of nodes that checkpoints may need (P13): the one that is being made, and one more, when what
-    /// has changed has grown by `growth`.
+    /// Pairs of nodes that two checkpoints may need (P13), when what has changed has grown by `growth`: the one
+    /// that is being made and the next, or the next and the one that makes free what that gives up.
     pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
         let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let made = made.map_or(0, |frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
-        made + self.merge_nodes(growth)
+        let made = made.map(|frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
+        made.unwrap_or_else(|| self.table_nodes()) + self.merge_nodes(growth)
     }
 
-    /// The same of one, made now.
+    /// Pairs that a checkpoint may take whatever has changed: the usage table, and what a merge of little
+    /// rounds up.
+    fn table_nodes(&self) -> u64 {
+        let room = crate::btree::write::room_bytes(&self.layout.geometry) as u64;
+        let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
+        usage + (self.tree_nodes + 2).min(8)
+    }
+
+    /// Pairs that what is new leaves to what makes room (P24).
+    fn spare_nodes(&self) -> u64 {
+        (self.tree_nodes + 2).min(PAIRS_TO_MAKE_ROOM)
+    }
+
+    /// Pairs of nodes that one checkpoint may take, made now.
     pub fn merge_nodes(&self, growth: Growth) -> u64 {
         let geometry = &self.layout.geometry;
         let room = crate::btree::write::room_bytes(geometry) as u64;
@@ -105,28 +143,35 @@ impl State {
             (growth.entries + self.shared_growth.entries, growth.bytes + self.shared_growth.bytes);
         let entries = self.items.len() + 2 * self.maps.0 + more.0;
         let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1 + more.1;
-        let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
         // Each changed leaf with its path and a neighbour, and what is new at half full.
-        (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + usage + 8
+        (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + self.table_nodes()
     }
 
     /// P13: what checkpoints may need is as it is now.
     pub fn count_nodes(&mut self) {
         let nodes = self.checkpoint_nodes(Growth::default());
-        self.space.need_nodes(nodes);
+        self.space.need_nodes(nodes, self.spare_nodes());
     }
 
     fn beside(&self, growth: Growth) -> Beside {
-        let pairs = self.checkpoint_nodes(growth);
-        Beside { dirt: self.dirt_weight(0), held: self.room.bytes(), pairs }
+        Beside {
+            dirt: self.dirt_weight(0),
+            edges: self.edge_bytes(),
+            held: self.room.bytes(),
+            pairs: self.checkpoint_nodes(growth),
+            spare: self.spare_nodes(),
+        }
     }
 
     /// Bytes of data that there is room for, what is held for whoever goes on included (A13).
     pub fn data_room(&self, need: Need) -> u64 {
-        let room = self.space.data_room() + self.room.bytes();
+        let held = self.room.bytes();
         match need {
-            Need::New => room.saturating_sub(self.dirt_weight(0) + self.edge_bytes()),
-            Need::Urgent | Need::Owed => room,
+            Need::New => {
+                let room = self.space.data_room() + held;
+                room.saturating_sub(self.dirt_weight(0) + self.edge_bytes())
+            }
+            Need::Urgent | Need::Owed => self.space.owed_room() + held,
         }
     }
 
@@ -165,14 +210,28 @@ impl State {
 
     /// Accepts `new` bytes more of content, or `NoSpace`: they are arriving then.
     pub fn admit(&mut self, new: u64, need: Need) -> Result<()> {
-        let room = self.space.data_room() + self.room.bytes();
-        let edges = if need == Need::New { self.edge_bytes() } else { 0 };
-        if self.dirt_weight(new) + edges > room {
+        let is_full = match need {
+            Need::New => {
+                let room = self.space.data_room() + self.room.bytes();
+                let wanted = self.dirt_weight(new) + self.edge_bytes();
+                let is_near = wanted + NEAR_SEGMENTS * self.layout.segment_bytes() > room;
+                wanted > room || is_near && self.lacks_nodes(new)
+            }
+            Need::Urgent | Need::Owed => self.dirt_weight(new) > self.data_room(need),
+        };
+        if is_full {
             let text = format!("{new} bytes beside {} dirty ones", self.dirt.bytes());
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
         self.dirt.arriving.fetch_add(new, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Whether the records of so much new content would be refused for want of nodes (P24).
+    fn lacks_nodes(&self, new: u64) -> bool {
+        let growth = Growth::of_content(new, self.layout.block_bytes());
+        let room = Beside { dirt: self.dirt_weight(new), ..self.beside(growth) };
+        self.space.lacks_nodes(Need::New, &room)
     }
 
     /// P22.

@@ -15,7 +15,7 @@ use crate::format::change::{Change, Size};
 use crate::left::LeftFile;
 use crate::look::{Stop, Tried};
 use crate::space::Need;
-use crate::state::{Lost, Node, State};
+use crate::state::{Lost, Node, OwedWritten, State};
 use crate::volume::{Inner, Volume};
 use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
@@ -239,17 +239,22 @@ impl Inner {
             let (last, lost, content) = {
                 let mut state = self.state.lock();
                 let last = state.owed.get(&ino).copied();
-                let lost = state.owed_written.get(&ino).map_or(0, |written| written.lost);
                 let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
                 let Some(content) = content else {
                     state.owed.remove(&ino);
                     state.owed_written.remove(&ino);
                     continue;
                 };
-                (last, lost, content)
+                // There before anything is written: what is lost meanwhile counts.
+                let written = state.owed_written.entry(ino).or_insert(OwedWritten::ON_ITS_WAY);
+                written.upto = u64::MAX;
+                (last, written.lost, content)
             };
-            content.file.take_back_lost();
-            if let Err(error) = content.file.write_out().await {
+            let done = match content.file.take_back_lost() {
+                Ok(()) => content.file.write_out().await,
+                lost => lost,
+            };
+            if let Err(error) = done {
                 log::warn!("content of #{ino}, which was cut and closed: {error}");
                 result = Err(error);
                 continue;
@@ -259,8 +264,9 @@ impl Inner {
             if state.owed.get(&ino).copied() == last {
                 state.owed.remove(&ino);
                 let upto = state.next_ticket - 1;
-                let written = state.owed_written.entry(ino).or_default();
-                (written.upto, written.healed) = (upto, written.healed.max(lost));
+                if let Some(written) = state.owed_written.get_mut(&ino) {
+                    (written.upto, written.healed) = (upto, written.healed.max(lost));
+                }
             }
         }
         result

@@ -20,6 +20,8 @@ use forebay_base::{ErrorKind, Result};
 
 /// How often room is made for one operation.
 const ROUNDS: u32 = 2;
+/// Checkpoints more, at most, while something is dead and not free.
+const MORE_CHECKPOINTS: u64 = 2;
 /// Segments that there should be room for when room was made: a little does not last.
 const ENOUGH: u64 = 2;
 
@@ -98,14 +100,19 @@ impl Inner {
         self.commit(ticket, false).await
     }
 
-    /// Two checkpoints, and one more where the log has left a segment: what is dead is free then (Z11, Z13).
-    /// False: there was none.
+    /// Checkpoints until what is dead is free: two, one more where the log has left a segment, and more where
+    /// one has found that something had died (Z11, Z13). False: there was none.
     pub(crate) async fn two_checkpoints(&self) -> bool {
         let before = self.checkpoints.superblock().checkpoint;
         let moves = self.state.lock().space.log_is_used();
         let mut how = if moves { How::Moving } else { How::Log };
-        let until = before + 2 + u64::from(moves);
-        while self.checkpoints.superblock().checkpoint < until {
+        let least = before + 2 + u64::from(moves);
+        loop {
+            let number = self.checkpoints.superblock().checkpoint;
+            let dead = number < least || self.state.lock().space.segments.has_dead();
+            if !dead || number >= least + MORE_CHECKPOINTS {
+                break;
+            }
             if let Err(error) = self.checkpoint(how).await {
                 log::debug!("no room, and no checkpoint: {error}");
                 break;

@@ -7,21 +7,18 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
-use crate::admit::Growth;
+use crate::admit::{Growth, PART_BYTES, extents_of};
 use crate::alloc::take::Taken;
 use crate::aops::{CHANGE_BYTES, FileOps, Share};
-use crate::format::MAX_EXTENT_BLOCKS;
 use crate::space::Need;
-use crate::state::{MAP_ITEM_BYTES, Promise, State};
+use crate::state::{Promise, State};
 use crate::volume::Inner;
-use forebay_base::units::{KIB, round_down};
+use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::{Class, MapFuture, Place, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A place is written in parts of at least so many bytes, each of which may get a record of its own.
-const PART_BYTES: u64 = 64 * KIB;
 /// Rounds of making room in which nothing can be had, one after the other, before it is said that there is
 /// none.
 const ROUNDS: u32 = 3;
@@ -65,7 +62,7 @@ impl FileOps {
     /// Extents that a place becomes, and bytes of its changes in records.
     fn changes_of(&self, place: &Place) -> (u64, u64) {
         let blocks = place.len / u64::from(self.unit);
-        let extents = blocks.div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + place.len / PART_BYTES;
+        let extents = extents_of(place.len, u64::from(self.unit));
         (extents, (extents + 2) * CHANGE_BYTES + blocks * 4)
     }
 
@@ -91,11 +88,8 @@ impl FileOps {
 
     fn growth_of(&self, places: &[Place]) -> Growth {
         let add = |sum: Growth, place: &Place| {
-            let extents = self.changes_of(place).0;
-            let sums = 4 * (place.len / u64::from(self.unit));
-            // Its leaf, and where it cuts into an older one that one's.
-            let entries = sum.entries + 2 * extents;
-            Growth { entries, bytes: sum.bytes + extents * MAP_ITEM_BYTES + sums }
+            let more = Growth::of_content(place.len, u64::from(self.unit));
+            Growth { entries: sum.entries + more.entries, bytes: sum.bytes + more.bytes }
         };
         places.iter().fold(Growth::default(), add)
     }

@@ -387,7 +387,8 @@ impl Segments {
 
     /// A checkpoint more makes something free.
     pub fn has_dead(&self) -> bool {
-        self.list.iter().any(|this| this.phase == Phase::Dead && this.stream != Stream::Tree)
+        let is_dead = |this: &Segment| this.phase == Phase::Dead && this.stream != Stream::Tree;
+        self.list.iter().any(|this| is_dead(this) && Arc::strong_count(&this.pin) == 1)
     }
 
     /// What is to be discarded; each is given back then (W16). The device has no discard of it.

@@ -11,7 +11,9 @@
 //! them there is room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes
 //! room can be made durable. P14 beside all these there is room for dirt that was accepted: neither new
 //! content nor the log takes it. P15 data and the log leave one segment more to the cleaner, and while it
-//! cleans as many as it has counted on; it leaves all the others.
+//! cleans as many as it has counted on; it leaves all the others. P24 nodes are taken by checkpoints alone, and
+//! nothing is changed that the next ones would not have nodes for: what is new leaves those alone that a removal
+//! or a cut may need, and what makes room, or was accepted before, may have them.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -45,10 +47,14 @@ pub(crate) enum Need {
 pub(crate) struct Beside {
     /// Bytes that accepted dirt takes of segments (P14).
     pub dirt: u64,
+    /// Bytes that are for the last blocks of files that are cut (P23).
+    pub edges: u64,
     /// Bytes of segments that were given out and are in nobody's use: dirt may have them.
     pub held: u64,
-    /// Pairs of nodes that a checkpoint may need then (P13).
+    /// Pairs of nodes that checkpoints may need then (P13).
     pub pairs: u64,
+    /// Pairs that what is new leaves to what makes room (P24).
+    pub spare: u64,
 }
 
 /// See the module.
@@ -56,8 +62,8 @@ pub(crate) struct Space {
     layout: Layout,
     pub segments: Segments,
     pub nodes: NodeSlots,
-    /// Pairs of nodes that a checkpoint may need (P13).
-    need_nodes: u64,
+    /// Pairs of nodes that checkpoints may need (P13), and those that what makes room may want beside (P24).
+    need_nodes: (u64, u64),
     /// Nodes that were taken since the last freeze, pairs.
     nodes_taken: u64,
     /// Bytes that the open log segment surely takes.
@@ -85,7 +91,7 @@ impl Space {
             layout,
             segments: Segments::new(layout.segments),
             nodes: NodeSlots::new(layout.geometry),
-            need_nodes: 0,
+            need_nodes: (0, 0),
             nodes_taken: 0,
             log_left: 0,
             log: None,
@@ -118,20 +124,25 @@ impl Space {
     fn log_room(&self, need: Need, room: &Beside) -> u64 {
         let kept = self.left_alone(KEPT_FROM_LOG + self.kept_for_cleaner(), room.pairs);
         let free = self.segments.free().saturating_sub(kept);
-        let dirt = self.dirt_segments(room.dirt, room.held);
         let own = KEPT_SEGMENTS - KEPT_FROM_LOG;
         let free = match need {
-            Need::New => free.saturating_sub(own + self.kept_content() + dirt),
-            // Dirt cannot have what is kept for the log.
-            Need::Urgent | Need::Owed => free.saturating_sub(dirt).max(own.min(free)),
+            Need::New => {
+                let dirt = self.dirt_segments(room.dirt + room.edges, room.held);
+                free.saturating_sub(own + self.kept_content() + dirt)
+            }
+            Need::Urgent | Need::Owed => {
+                let dirt = self.dirt_segments(room.dirt, room.held);
+                // Dirt cannot have what is kept for the log.
+                free.saturating_sub(dirt).max(own.min(free))
+            }
         };
         let marks = MARKS * self.layout.cost(0, 0);
         (self.log_left + free * self.layout.log_bytes()).saturating_sub(marks)
     }
 
-    /// The next checkpoint may need so many pairs of nodes (P13).
-    pub fn need_nodes(&mut self, pairs: u64) {
-        self.need_nodes = pairs;
+    /// Checkpoints, and what makes room, may need so many pairs of nodes (P13, P24).
+    pub fn need_nodes(&mut self, pairs: u64, spare: u64) {
+        self.need_nodes = (pairs, spare);
     }
 
     /// Pairs of nodes that were taken since the last freeze.
@@ -139,14 +150,31 @@ impl Space {
         self.nodes_taken
     }
 
+    /// Whether checkpoints would not find their nodes: then nothing more is changed, though the open log
+    /// segment may have room for it (P24).
+    pub fn lacks_nodes(&self, need: Need, room: &Beside) -> bool {
+        let wanted = match need {
+            Need::New => {
+                let dirt = self.dirt_segments(room.dirt + room.edges, room.held);
+                let kept = KEPT_SEGMENTS + self.kept_content() + dirt;
+                self.left_alone(kept, room.pairs + room.spare)
+            }
+            Need::Urgent => self.left_alone(0, room.pairs),
+            Need::Owed => 0,
+        };
+        self.segments.free() < wanted
+    }
+
     /// Promises `cost` bytes of the log (P11), or `NoSpace`.
     pub fn promise(&mut self, cost: u64, need: Need, room: &Beside) -> Result<()> {
-        if need != Need::Owed && self.promised + cost > self.log_room(need, room) {
+        let is_full =
+            self.lacks_nodes(need, room) || self.promised + cost > self.log_room(need, room);
+        if need != Need::Owed && is_full {
             let text = format!("{cost} bytes of the log wanted");
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
         self.promised += cost;
-        self.need_nodes = self.need_nodes.max(room.pairs);
+        self.need_nodes = (self.need_nodes.0.max(room.pairs), self.need_nodes.1.max(room.spare));
         Ok(())
     }
 
@@ -167,13 +195,30 @@ impl Space {
         self.data_left() + free * self.layout.segment_bytes()
     }
 
-    /// Free segments beside kept ones, nodes, the log, and so many more.
-    fn free_beside(&self, more: u64) -> u64 {
+    /// The same for what was accepted before, which may have what is kept from what is new (P14).
+    pub fn owed_room(&self) -> u64 {
+        let kept = self.left_alone(KEPT_FROM_LOG, self.need_nodes.0) + self.log_segments();
+        let free = self.segments.free().saturating_sub(kept);
+        self.data_left() + free * self.layout.segment_bytes()
+    }
+
+    /// Segments that the log takes for what it was promised.
+    fn log_segments(&self) -> u64 {
         let marks = MARKS * self.layout.cost(0, 0);
         let log = (self.promised + marks).saturating_sub(self.log_left);
+        log.div_ceil(self.layout.log_bytes())
+    }
+
+    /// Pairs that nothing new has (P13, P24).
+    fn nodes_kept(&self) -> u64 {
+        self.need_nodes.0 + self.need_nodes.1
+    }
+
+    /// Free segments beside kept ones, nodes, the log, and so many more.
+    fn free_beside(&self, more: u64) -> u64 {
         // What is promised of the log may have the segment that is kept for it.
-        let log = log.div_ceil(self.layout.log_bytes()).max(KEPT_SEGMENTS - KEPT_FROM_LOG);
-        let kept = self.left_alone(KEPT_FROM_LOG + self.kept_content(), self.need_nodes) + log;
+        let log = self.log_segments().max(KEPT_SEGMENTS - KEPT_FROM_LOG);
+        let kept = self.left_alone(KEPT_FROM_LOG + self.kept_content(), self.nodes_kept()) + log;
         self.segments.free().saturating_sub(kept + more)
     }
 
@@ -292,7 +337,7 @@ impl Space {
 
     /// Little is free: an eighth of the segments.
     pub fn is_short(&self) -> bool {
-        let kept = self.left_alone(KEPT_SEGMENTS + self.kept_content(), self.need_nodes);
+        let kept = self.left_alone(KEPT_SEGMENTS + self.kept_content(), self.nodes_kept());
         let free = self.segments.free().saturating_sub(kept);
         free <= u64::from(self.layout.segments) / 8
     }
@@ -328,9 +373,20 @@ impl Space {
 
     /// A run of at most `bytes` bytes, whole blocks, for data: place and length.
     pub fn take_data(&mut self, bytes: u64) -> Result<(Place, u64)> {
+        let may_open = self.has_segment();
+        self.take_run(bytes, may_open)
+    }
+
+    /// The same for what was accepted before ([`Self::owed_room`]).
+    pub fn take_owed(&mut self, bytes: u64) -> Result<(Place, u64)> {
+        let may_open = self.owed_room() - self.data_left() >= self.layout.segment_bytes();
+        self.take_run(bytes, may_open)
+    }
+
+    fn take_run(&mut self, bytes: u64, may_open: bool) -> Result<(Place, u64)> {
         let segment_bytes = self.layout.segment_bytes();
         if self.data_left() == 0 {
-            if !self.has_segment() {
+            if !may_open {
                 let text = format!("{bytes} bytes of data wanted");
                 return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
             }
@@ -469,6 +525,23 @@ mod tests {
         }
     }
 
+    /// P24: what is new leaves nodes to what makes room, whatever the open log segment has room for; and nobody
+    /// takes those of a checkpoint.
+    #[test]
+    fn p24_what_is_new_leaves_nodes_alone() {
+        let most = |need| {
+            let fits = |pairs: &u64| {
+                let mut space = space(8);
+                space.log_head(0);
+                let room = Beside { pairs: *pairs, spare: 16, ..Beside::default() };
+                space.promise(64, need, &room).is_ok()
+            };
+            (0..100).take_while(fits).count() as u64
+        };
+        let (new, urgent) = (most(Need::New), most(Need::Urgent));
+        assert!(new >= 16 && urgent >= new + 16 && urgent <= 8 * 16 / 2 + 1, "{new} {urgent}");
+    }
+
     /// P14: neither the log nor anything new takes what dirt was accepted for.
     #[test]
     fn p14_the_log_leaves_room_for_dirt() {
@@ -484,7 +557,7 @@ mod tests {
     #[test]
     fn p13_a_checkpoint_finds_room() {
         let mut space = space(8);
-        space.need_nodes(30);
+        space.need_nodes(30, 0);
         let room = Beside { pairs: 30, ..Beside::default() };
         while space.promise(1024, Need::Urgent, &room).is_ok() {
             while space.data_room() >= 4096 && space.take_data(4096).is_ok() {}

@@ -122,7 +122,7 @@ pub(crate) enum Lost {
 }
 
 /// Content that was owed and is written out.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct OwedWritten {
     /// Durable with this ticket.
     pub upto: u64,
@@ -130,6 +130,11 @@ pub(crate) struct OwedWritten {
     pub lost: u32,
     /// See `lost`.
     pub healed: u32,
+}
+
+impl OwedWritten {
+    /// Nothing of it is durable.
+    pub const ON_ITS_WAY: Self = Self { upto: u64::MAX, lost: 0, healed: 0 };
 }
 
 /// What a reservation holds.

@@ -17,8 +17,7 @@ use crate::state::State;
 use forebay_base::codec::Writer;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Items of the tree that a change touches at most, and what one adds to its bytes, about.
-const CHANGE_ENTRIES: u64 = 6;
+/// What a change adds to the bytes of the tree, about.
 const CHANGE_BYTES: u64 = 600;
 
 /// Room that a change without anything of variable length needs at most, bytes.
@@ -44,6 +43,17 @@ fn upper(change: &Change<'_>) -> usize {
             Change::Map(_, _, extent) => extent.sums.bytes.len(),
             _ => 0,
         }
+}
+
+/// Items of the tree that a change touches, about: those that it names, and either end of what is cut off.
+fn entries_of(change: &Change<'_>) -> u64 {
+    match change {
+        Change::SetAttributes(..) | Change::AddOrphan(_) | Change::RemoveOrphan(_) => 1,
+        Change::InsertEntry(_) | Change::RemoveEntry(_) => 2,
+        Change::Map(..) | Change::Punch(..) => 2,
+        Change::Grow(_) | Change::Truncate(_) | Change::ReplaceData(..) => 3,
+        _ => 6,
+    }
 }
 
 impl State {
@@ -74,7 +84,7 @@ impl State {
         let cost = self.layout.cost(body.len() as u64, payload_bytes);
         self.check_inodes(changes)?;
         let growth = Growth {
-            entries: CHANGE_ENTRIES * changes.len() as u64,
+            entries: changes.iter().map(entries_of).sum(),
             bytes: body.len() as u64 + CHANGE_BYTES * changes.len() as u64,
         };
         self.take_promise(cost, content.share, need, growth)?;

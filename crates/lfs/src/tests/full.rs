@@ -117,8 +117,8 @@ async fn empty(volume: &Volume, made: &[(String, u64)]) {
     for (n, (name, size)) in made.iter().enumerate() {
         if n % 8 == 0 {
             let file = file(volume, name).await.unwrap();
-            // Between blocks: within one it wants a block, which a full volume may not have.
-            let cut = volume.setattr(file.ino(), &SetAttr::size(size / 2 / UNIT * UNIT)).await;
+            // Within a block.
+            let cut = volume.setattr(file.ino(), &SetAttr::size(size / 2 + 100)).await;
             cut.expect("cutting works on a full volume");
             file.sync(false).await.expect("and syncing");
         }
@@ -132,7 +132,7 @@ async fn available(volume: &Volume) -> u64 {
 }
 
 /// Four writers at once filled a volume: each had been told that there was room for what all four had
-/// written, and the last one heard of it from its sync. P21, M14.
+/// written, and the last one heard of it from its sync. P21, P23, M14.
 #[test]
 fn four_writers_fill_a_volume_round_after_round() {
     for (seed, inline_max) in [(1, 0), (2, 64 << 10), (3, 64 << 10)] {
@@ -208,12 +208,22 @@ fn four_threads_fill_a_volume_round_after_round() {
     block_on(volume.close()).unwrap();
 }
 
-/// A volume that is full to the last promise of content.
+/// A volume that is full to the last promise, of content and of names.
 async fn filled(volume: &Volume) -> Vec<(String, u64)> {
-    fill(volume.clone(), 0, 5).await
+    let made = fill(volume.clone(), 0, 5).await;
+    for n in 0.. {
+        if file(volume, &long_name(n)).await.is_err() {
+            break;
+        }
+    }
+    made
 }
 
-/// A power cut, or a close, left a volume without a free segment: it could not be opened for writing any
+fn long_name(n: u64) -> String {
+    format!("an empty file with a long name, number {n}")
+}
+
+/// P23: A power cut, or a close, left a volume without a free segment: it could not be opened for writing any
 /// more, and so not be emptied. Nor could it when an orphan found no room to go.
 #[test]
 fn a_full_volume_can_be_opened_and_emptied() {
@@ -253,14 +263,66 @@ fn a_full_volume_can_be_opened_and_emptied() {
         }
         disk.world().run(async {
             let volume = open(&setup, &disk).await.expect("it opens");
-            // Removed first: a cut within a block wants a block, and there is none.
-            for (name, size) in &made[1..] {
-                verify(&volume, name, *size).await;
-                let name = Name::new(name.as_bytes()).unwrap();
-                volume.unlink(Ino::ROOT, name).await.expect("removing works");
-            }
-            empty(&volume, &made[..1]).await;
+            empty(&volume, &made).await;
             assert!(volume.0.state.lock().orphans.is_empty(), "it went when there was room");
+        });
+        disk.world().stop();
+    }
+}
+
+/// Names went on as long as the open log segment had room, though the next checkpoint had none for their nodes:
+/// then no checkpoint could be made any more, and nothing be removed. P13, P24.
+#[test]
+fn p24_a_volume_filled_with_names_has_nodes_to_remove_them() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let before = available(&volume).await;
+        let mut fitted = Vec::new();
+        for round in 0..2 {
+            let mut names = 0;
+            while file(&volume, &long_name(names)).await.is_ok() {
+                names += 1;
+            }
+            fitted.push(names);
+            volume.checkpoint().await.expect("the nodes of a checkpoint have room");
+            for n in 0..names {
+                let name = long_name(n);
+                let done = volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await;
+                done.unwrap_or_else(|e| panic!("removing {n} of {names}: {e}"));
+            }
+            volume.syncfs().await.expect("and syncing all");
+            for _ in 0..5 {
+                volume.checkpoint().await.unwrap();
+            }
+            let after = available(&volume).await;
+            assert!(after + 24 >= before, "{after} of {before}, round {round}, {fitted:?}");
+        }
+        println!("{fitted:?} names, {before} blocks");
+        assert!(fitted[0] > 2000 && fitted.iter().all(|n| n * 10 >= fitted[0] * 9), "{fitted:?}");
+    });
+    disk.world().stop();
+}
+
+/// A cut within a block wants a block. On a full volume it was refused when the log had taken a segment since:
+/// there was room to be made, and nobody made it. P23.
+#[test]
+fn p23_every_file_of_a_full_volume_is_cut_within_a_block() {
+    for inline_max in [0, 64 << 10] {
+        let setup = setup(inline_max);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let made = filled(&volume).await;
+            for part in [3, 2] {
+                for (name, size) in made.iter().filter(|(_, size)| *size > UNIT) {
+                    let file = file(&volume, name).await.unwrap();
+                    let cut = SetAttr::size(size / 4 * part - 100);
+                    volume.setattr(file.ino(), &cut).await.expect("cutting works on a full volume");
+                    file.sync(part == 3).await.expect("and syncing");
+                }
+            }
         });
         disk.world().stop();
     }

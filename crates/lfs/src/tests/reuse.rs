@@ -13,7 +13,9 @@ use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::DeviceRef;
 use forebay_sim::SimDisk;
-use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges};
+use forebay_vfs::{
+    FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, SetAttr,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -178,6 +180,32 @@ fn z14_what_is_old_is_in_a_checkpoint() {
         file.sync(true).await.unwrap();
         World::sleep(&*world, Duration::from_secs(31)).await;
         assert_eq!(number(), first + 2);
+    });
+    disk.world().stop();
+}
+
+/// A block was written into a hole and synced, and a recovery applied that without meeting the inode, which told
+/// of the old number of stored bytes from then on.
+#[test]
+fn what_a_recovery_stores_counts_for_its_file() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, file) = create(&volume, "f").await.unwrap();
+        volume.setattr(ino, &SetAttr::size(32 * 4096)).await.unwrap();
+        write(&file, 0, &[1; 4096]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        volume.checkpoint().await.unwrap();
+        write(&file, 8 * 4096, &[2; 3 * 4096]).await.unwrap();
+        file.sync(true).await.unwrap();
+    });
+    disk.world().stop();
+    let disk = disk.power_cut(1).in_world(SimWorld::new(2));
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let found = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap();
+        assert_eq!(found.allocated_bytes, 4 * 4096);
     });
     disk.world().stop();
 }
