@@ -55,7 +55,7 @@ impl RangeSet {
             return at;
         }
         let mut next = self.parts.remove(p + 1);
-        self.parts[p].extend(next.drain(..));
+        self.parts[p].append(&mut next);
         self.spare.push(next);
         if at.0 > p { (p, len + at.1) } else { at }
     }

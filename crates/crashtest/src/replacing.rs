@@ -34,7 +34,7 @@ pub fn replacing(seed: u64) -> Vec<Op> {
             0 => ops.extend([write(1), Op::Sync { slot: 1, data_only: true }]),
             1 => {
                 // With every other seed, some change places.
-                let exchange = seed % 2 == 0 && len % 2 == 0;
+                let exchange = seed.is_multiple_of(2) && len % 2 == 0;
                 let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
                 ops.extend([create(2, 1, none), write(1), Op::Rename { from, to, flags }]);
             }

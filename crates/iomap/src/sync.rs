@@ -264,9 +264,9 @@ impl MappedFile {
         std::sync::Arc::as_ptr(self.device()).cast::<()>() as usize
     }
 
-    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the end of
-    /// a flush of its own; whoever syncs the file next is told. For who wants it written before that. An error:
-    /// some of it is not held any more.
+    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the end
+    /// of a flush of its own; whoever syncs the file next is told. For who wants it written before that. An
+    /// error: some of it is not held any more.
     pub fn take_back_lost(&self) -> Result<()> {
         let lost = self.mapping.unflushed.take_lost();
         if !lost.is_empty() {

@@ -176,11 +176,7 @@ impl FileOps {
         let (failures, reserved) =
             state.shares.get(&key).map_or((0, 0), |promise| (promise.failures, promise.sequence));
         for written in pieces {
-            let sequence = match inner.plant {
-                Plant(Some(Planted::SequenceAtReserve)) => reserved.min(written.sequence),
-                Plant(Some(Planted::PublishedOutOfOrder)) => state.draw(),
-                _ => written.sequence,
-            };
+            let sequence = birth_of(inner, state, written, reserved);
             let from = written.place.offset / unit;
             let whole = from..from + written.place.len / unit;
             // S15: what was overruled while it was on its way is not said.
@@ -219,13 +215,10 @@ impl FileOps {
         changes.extend(size.map(Change::Grow));
         if staged {
             let end = pieces.last().map_or(0, |w| w.place.device_offset + w.place.len);
-            let bytes = inner.staging.copy(&(start..end))?;
-            let staged = start..end;
-            let blocks = stored
-                .iter()
-                .map(|(block, _, count, ..)| (data_id, *block..*block + u64::from(*count)));
-            let blocks = blocks.collect();
-            content.payload = Some(Payload { staged, bytes: Arc::new(bytes), blocks });
+            let bytes = Arc::new(inner.staging.copy(&(start..end))?);
+            let of = |block: u64, count: u16| (data_id, block..block + u64::from(count));
+            let blocks = stored.iter().map(|(block, _, count, ..)| of(*block, *count)).collect();
+            content.payload = Some(Payload { staged: start..end, bytes, blocks });
         }
         content.share = state.shares.contains_key(&key).then_some(key);
         // What is published was admitted when its room was reserved.
@@ -233,6 +226,16 @@ impl FileOps {
         state.room.stats.record_bytes +=
             state.queue.back().map_or(0, |record| record.body.len() as u64);
         Ok(())
+    }
+}
+
+/// The sequence that orders a piece among all that was written there: that of its write, but for two
+/// mistakes.
+fn birth_of(inner: &Inner, state: &mut State, written: &Written, reserved: u64) -> u64 {
+    match inner.plant {
+        Plant(Some(Planted::SequenceAtReserve)) => reserved.min(written.sequence),
+        Plant(Some(Planted::PublishedOutOfOrder)) => state.draw(),
+        _ => written.sequence,
     }
 }
 

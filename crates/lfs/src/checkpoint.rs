@@ -396,13 +396,14 @@ impl Inner {
         superblock.log_head = Place::new(segment, self.layout.first_record());
         superblock.next_sequence = self.state.lock().next_sequence;
         self.write_slots(&superblock, failures).await?;
-        let mut state = self.state.lock();
         let number = superblock.checkpoint;
-        self.checkpoints.turn.lock().superblock = superblock;
-        let Space { segments, nodes, .. } = &mut state.space;
-        segments.reclaim(number);
-        nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
-        drop(state);
+        {
+            let mut state = self.state.lock();
+            self.checkpoints.turn.lock().superblock = superblock;
+            let Space { segments, nodes, .. } = &mut state.space;
+            segments.reclaim(number);
+            nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
+        }
         self.discard_freed().await;
         Ok(())
     }
@@ -420,14 +421,6 @@ impl Inner {
             true => Ok(()),
             false => Err(Error::new(ErrorKind::Io, "checkpoint", "a flush failed meanwhile")),
         }
-    }
-
-    /// Nothing follows the mark: from now on nothing will. False if something does.
-    fn seal(&self) -> Result<bool> {
-        let mut state = self.state.lock();
-        let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);
-        state.is_closed = state.next_ticket == ticket + 1 && state.shares.is_empty();
-        Ok(state.is_closed)
     }
 
     /// The checkpoint is durable.

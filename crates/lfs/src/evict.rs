@@ -83,7 +83,7 @@ impl Cache {
         self.ahead = if goes_on { self.ahead * 2 } else { INODES_OF_LEAF };
         // They are used before they are let go for others.
         let most = self.bytes_max / NODE_BYTES / 16;
-        self.ahead = self.ahead.min(most).min(INODES_AT_ONCE).max(1);
+        self.ahead = self.ahead.clamp(1, most.clamp(1, INODES_AT_ONCE));
         let leaves = if goes_on { 1 + self.ahead.div_ceil(INODES_OF_LEAF) } else { 1 };
         Ahead { items: self.ahead, leaves }
     }

@@ -11,9 +11,9 @@
 //! them there is room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes
 //! room can be made durable. P14 beside all these there is room for dirt that was accepted: neither new
 //! content nor the log takes it. P15 data and the log leave one segment more to the cleaner, and while it
-//! cleans as many as it has counted on; it leaves all the others. P24 nodes are taken by checkpoints alone, and
-//! nothing is changed that the next ones would not have nodes for: what is new leaves those alone that a removal
-//! or a cut may need, and what makes room, or was accepted before, may have them.
+//! cleans as many as it has counted on; it leaves all the others. P24 nodes are taken by checkpoints alone,
+//! and nothing is changed that the next ones would not have nodes for: what is new leaves those alone that a
+//! removal or a cut may need, and what makes room, or was accepted before, may have them.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -525,8 +525,8 @@ mod tests {
         }
     }
 
-    /// P24: what is new leaves nodes to what makes room, whatever the open log segment has room for; and nobody
-    /// takes those of a checkpoint.
+    /// P24: what is new leaves nodes to what makes room, whatever the open log segment has room for; and
+    /// nobody takes those of a checkpoint.
     #[test]
     fn p24_what_is_new_leaves_nodes_alone() {
         let most = |need| {

@@ -256,6 +256,7 @@ fn draw(count: u64, all: u64, seed: u64) -> Vec<u64> {
 mod tests {
     use super::*;
 
+    /// N3.
     #[test]
     fn what_is_drawn_is_drawn_once() {
         let mut drawn = draw(100, 120, 5);

@@ -128,7 +128,7 @@ fn e1_a_file_that_grows_after_a_crash_shows_zeros_behind_its_end() {
                 let (file, len) = (file.unwrap(), 4 * BLOCK);
                 let handle = file.open_handle();
                 if sparse_write {
-                    let source = forebay_iomap::Source::Slice(&[b'B']);
+                    let source = forebay_iomap::Source::Slice(b"B");
                     file.write(&handle, len - 1, source, NONE).await.unwrap();
                 } else {
                     file.set_len(len).await.unwrap();

@@ -18,6 +18,14 @@ impl Checkpoints {
 }
 
 impl Inner {
+    /// Nothing follows the mark: from now on nothing will. False if something does.
+    pub(super) fn seal(&self) -> Result<bool> {
+        let mut state = self.state.lock();
+        let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);
+        state.is_closed = state.next_ticket == ticket + 1 && state.shares.is_empty();
+        Ok(state.is_closed)
+    }
+
     /// The slot that says that nothing follows, once more if it has failed. What it leads to is flushed, and
     /// nothing has changed since (H16).
     pub(super) async fn write_last_slot(&self) -> Result<()> {

@@ -123,8 +123,8 @@ fn a_synced_write_is_carried_out_on_the_thread_that_waits() {
 /// device was flushed for each two: for every 170 files that were made.
 #[test]
 fn many_records_are_few_groups() {
-    // A record may go out alone, and is promised room for that: 12 KiB. So 400 of them want more than a volume
-    // of 8 MiB has, which would write what is queued to make room.
+    // A record may go out alone, and is promised room for that: 12 KiB. So 400 of them want more than a
+    // volume of 8 MiB has, which would write what is queued to make room.
     let (_, volume) = volume_of(64 << 20);
     let flushes = || volume.0.log.ctl.lock().flushes;
     let before = flushes();

@@ -270,8 +270,8 @@ fn a_full_volume_can_be_opened_and_emptied() {
     }
 }
 
-/// Names went on as long as the open log segment had room, though the next checkpoint had none for their nodes:
-/// then no checkpoint could be made any more, and nothing be removed. P13, P24.
+/// Names went on as long as the open log segment had room, though the next checkpoint had none for their
+/// nodes: then no checkpoint could be made any more, and nothing be removed. P13, P24.
 #[test]
 fn p24_a_volume_filled_with_names_has_nodes_to_remove_them() {
     let setup = setup(0);
@@ -305,8 +305,8 @@ fn p24_a_volume_filled_with_names_has_nodes_to_remove_them() {
     disk.world().stop();
 }
 
-/// A cut within a block wants a block. On a full volume it was refused when the log had taken a segment since:
-/// there was room to be made, and nobody made it. P23.
+/// A cut within a block wants a block. On a full volume it was refused when the log had taken a segment
+/// since: there was room to be made, and nobody made it. P23.
 #[test]
 fn p23_every_file_of_a_full_volume_is_cut_within_a_block() {
     for inline_max in [0, 64 << 10] {

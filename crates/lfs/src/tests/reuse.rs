@@ -184,8 +184,8 @@ fn z14_what_is_old_is_in_a_checkpoint() {
     disk.world().stop();
 }
 
-/// A block was written into a hole and synced, and a recovery applied that without meeting the inode, which told
-/// of the old number of stored bytes from then on.
+/// A block was written into a hole and synced, and a recovery applied that without meeting the inode, which
+/// told of the old number of stored bytes from then on.
 #[test]
 fn what_a_recovery_stores_counts_for_its_file() {
     let setup = setup(0);
