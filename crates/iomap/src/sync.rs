@@ -273,6 +273,14 @@ impl MappedFile {
         self.mapping.sticky.lock().clone().map_or(Ok(()), Err)
     }
 
+    /// All that no flush of the file has made durable is dirty again, for who knows that some of it is gone.
+    /// False: a flush of the file is under way, which takes it back if it fails.
+    pub fn take_back_unflushed(&self) -> bool {
+        let Some(covered) = self.mapping.unflushed.take_back() else { return false };
+        self.flush_failed(&covered);
+        true
+    }
+
     fn each_pinned(
         &self,
         pinned: &RangeSet,

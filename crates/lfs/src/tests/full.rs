@@ -154,8 +154,8 @@ fn four_writers_fill_a_volume_round_after_round() {
                     assert!(blocks * 4 >= before * 3, "{fitted:?} of {before}");
                     empty(&volume, &made).await;
                     let after = available(&volume).await;
-                    // Of open segments some is dead, and still theirs: three at most.
-                    assert!(after + 3 * 16 >= before, "{after} of {before}, seed {seed}, {round}");
+                    // Of open segments some is dead, and still theirs.
+                    assert!(after + 24 >= before, "{after} of {before}, seed {seed}, {round}");
                 }
                 if life == 0 {
                     volume.close().await.unwrap();
@@ -202,8 +202,7 @@ fn four_threads_fill_a_volume_round_after_round() {
         assert!(blocks * 4 >= before * 3, "{blocks} of {before}");
         block_on(empty(&volume, &made));
         let after = block_on(available(&volume));
-        // As above, of 64 blocks each.
-        assert!(after + 3 * 64 >= before, "{after} of {before}, round {round}");
+        assert!(after + 64 >= before, "{after} of {before}, round {round}");
     }
     block_on(volume.close()).unwrap();
 }
@@ -346,6 +345,33 @@ fn a_failed_flush_on_a_full_volume_is_made_good() {
         disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
         assert!(volume.syncfs().await.is_err(), "the flush failed");
         volume.syncfs().await.expect("and the next one does not");
+    });
+    disk.world().stop();
+}
+
+/// A flush failed on a full volume, and what it had covered was dirty again: it wants places anew, and nobody had
+/// kept any for it. The old ones come free as it goes in parts (M14).
+#[test]
+fn what_a_failed_flush_made_dirty_again_is_written_on_a_full_volume() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let made = filled(&volume).await;
+        let (name, _) = made.iter().max_by_key(|(_, size)| *size).unwrap();
+        volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.unwrap();
+        volume.syncfs().await.unwrap();
+        let (name, mut size) = ("again", 0);
+        let again = file(&volume, name).await.unwrap();
+        // As much as the cache holds until it is flushed.
+        while size < 32 * UNIT && write(&again, name, size, UNIT).await.is_ok() {
+            size += UNIT;
+        }
+        assert!(size > 16 * UNIT, "{size} bytes");
+        disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
+        assert!(volume.syncfs().await.is_err(), "the flush failed");
+        volume.syncfs().await.expect("and the next one does not");
+        verify(&volume, name, size).await;
     });
     disk.world().stop();
 }
