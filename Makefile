@@ -53,7 +53,7 @@ mount: setup
 	scripts/test-all mount
 
 mount-long: setup
-	FOREBAY_MOUNT_FSX_OPS=330000 FOREBAY_MOUNT_KILLS=200 FOREBAY_MOUNT_PG_KILLS=50 scripts/test-all mount
+	FOREBAY_MOUNT_FSX_OPS=330000 FOREBAY_MOUNT_KILLS=200 FOREBAY_MOUNT_BARS=1 FOREBAY_MOUNT_PG_KILLS=50 scripts/test-all mount
 
 clients: setup
 	scripts/test-all main-job

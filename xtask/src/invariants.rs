@@ -42,6 +42,8 @@ struct Facts {
     defined: Vec<(String, String, String, String)>,
     held: BTreeMap<String, BTreeSet<String>>,
     held_here: BTreeMap<String, BTreeSet<String>>,
+    /// Ids that an assertion names, by crate: more than a test whose comment or name has them.
+    asserted: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Findings for invariants that nothing holds and nobody has recorded, and for stale records.
@@ -57,6 +59,12 @@ pub fn check(root: &Path, files: &[std::path::PathBuf]) -> Findings {
         }
     }
     let known = std::fs::read_to_string(root.join(KNOWN)).unwrap_or_default();
+    let (asserted, all) = (facts.asserted(), facts.defined.len());
+    let open = known.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count();
+    let named = all.saturating_sub(asserted + open);
+    println!(
+        "invariants: {all}; {asserted} asserted by id, {named} named by a test only, {open} by nothing"
+    );
     judge(&facts, &known)
 }
 
@@ -84,6 +92,13 @@ fn judge(facts: &Facts, known: &str) -> Findings {
 }
 
 impl Facts {
+    /// How many of those defined an assertion of their crate names.
+    fn asserted(&self) -> usize {
+        let by =
+            |krate: &String, id: &String| self.asserted.get(krate).is_some_and(|a| a.contains(id));
+        self.defined.iter().filter(|(_, krate, id, _)| by(krate, id)).count()
+    }
+
     fn add(&mut self, krate: &str, name: &str, text: &str) {
         if name.contains("/src/") {
             let path = Path::new(name);
@@ -98,7 +113,9 @@ impl Facts {
                 self.defined.push((key, krate.to_string(), id, name.to_string()));
             }
         }
-        let held: BTreeSet<String> = asserted_in(text).union(&tested_in(text)).cloned().collect();
+        let asserted = asserted_in(text);
+        let held: BTreeSet<String> = asserted.union(&tested_in(text)).cloned().collect();
+        self.asserted.entry(krate.to_string()).or_default().extend(asserted);
         let mut holds = vec![krate];
         // The crash test is the volume's, in a crate of its own.
         holds.extend(name.starts_with("crates/crashtest/tests/").then_some("lfs"));
@@ -255,6 +272,8 @@ mod tests {
         let twice = "//! Invariant E1: x.\nfn f() { assert!(x, \"E1\"); }\n";
         facts.add("block", "crates/block/src/a.rs", twice);
         facts.add("block", "crates/block/src/b.rs", "//! Invariant E1: another.\n");
+        // Of F1 to F3, Q1, S-a, C1 (of another crate) and E1 twice.
+        assert_eq!(facts.asserted(), 5);
         let known = "# known\ncache/folio Q1\ncache/folio F1\n";
         let findings = judge(&facts, known);
         let all = findings.join("\n");

@@ -4,7 +4,7 @@
 //!   base <- block <- cache <- iomap <- forebay (facade) <- bench, cli
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
 //!   forebay <- live <- bench, cli
-//!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- cli
+//!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- bench, cli
 //!   lfs, sim <- crashtest <- cli
 //! ```
 //! sim, bench and crashtest are never a normal dependency of a layer. A crate missing from the table is a
@@ -65,6 +65,7 @@ const BELOW_BENCH: &[&str] = &[
     "forebay-lfs",
     "forebay",
     "forebay-nbd",
+    "forebay-fuse",
     "forebay-live",
 ];
 /// It stands on the volume and on the simulated disk; only the command stands on it.

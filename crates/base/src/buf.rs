@@ -3,7 +3,7 @@
 //! In-flight I/O owns its buffers: a bio holds a [`DataRef`] until it completes, so dropping the
 //! operation that asked for it can never leave the device writing into freed memory.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -39,15 +39,20 @@ impl AlignedBuf {
 
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Self {
-        let mut buf = Self::new(bytes.len());
-        buf.copy_from_slice(bytes);
-        buf
+        let (len, layout) = (bytes.len(), Self::layout(bytes.len()));
+        // SAFETY: the layout has a size of at least one byte.
+        let raw = unsafe { alloc(layout) };
+        let Some(ptr) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        // SAFETY: both are valid for `len` bytes, the new memory is nobody else's, and all of it is
+        // initialised by this, as the slices that are made of it need.
+        unsafe { ptr.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len) };
+        Self { ptr, len }
     }
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout.
+        // SAFETY: allocated in `new` or `copy_of` with the same layout.
         unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
     }
 }

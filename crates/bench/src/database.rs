@@ -14,9 +14,10 @@ use crate::harness::cgroup::Memcg;
 use crate::harness::meter::{MachineTime, process_cpu_seconds};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report, median};
+use crate::rivals::mounted::{Mounted, Mounting, call};
 use crate::rivals::server::forebay_binary;
 use backup::{Backup, How};
-use bed::{Bed, Mounted};
+use bed::Bed;
 use figures::Run;
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, ErrorKind, Result};
@@ -24,7 +25,7 @@ use postgres::{Load, Server};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A way to keep database and backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,7 +104,10 @@ struct Figures {
     backup: backup::Done,
     /// CPU seconds beside the backup: of the database, of our process, of the whole machine.
     cpu: [f64; 3],
-    /// Share of the tables that is cached at the end.
+    /// Share of the tables that is cached, on average of looks beside the backup: pgbench draws its rows all
+    /// alike, so that is how often a read of them finds what it looks for.
+    hits: f64,
+    /// And at the end.
     cached: f64,
 }
 
@@ -137,7 +141,7 @@ fn prepare(options: &Options) -> Result<Setting> {
     }
     let dir = options.dir.as_os_str();
     let words = ["-u", "postgres", "--", "test", "-x"].map(std::ffi::OsStr::new);
-    if bed::call("runuser", &[&words[..], &[dir]].concat()).is_err() {
+    if call("runuser", &[&words[..], &[dir]].concat()).is_err() {
         let text = format!("a folder that the user postgres can reach; {} is none", dir.display());
         return missing(&text);
     }
@@ -161,7 +165,8 @@ fn prepare(options: &Options) -> Result<Setting> {
 
 fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
     let size = setting.backup + 8 * setting.cache + 1024 * MIB;
-    let ours = Mounted::new(&options.dir, size, setting.cache, &options.aio);
+    let how = Mounting::new(size, setting.cache, &options.aio);
+    let ours = Mounted::new(&options.dir, "database", how);
     let ours = Bed::Forebay(ours?);
     fill(&ours, setting, None)?;
     let xfs = Bed::xfs(&options.dir, size).and_then(|xfs| {
@@ -214,7 +219,7 @@ fn fill(bed: &Bed, setting: &Setting, like: Option<&Bed>) -> Result<()> {
         )?,
         Some(like) => {
             let from = like.path().join("data");
-            bed::call("cp", &["-a".as_ref(), from.as_os_str(), data.as_os_str()])?;
+            call("cp", &["-a".as_ref(), from.as_os_str(), data.as_os_str()])?;
         }
     }
     backup::fill(&backup, setting.backup)
@@ -303,22 +308,41 @@ fn beside(
     let (before, machine) = (cpu(), MachineTime::now());
     let what = bed.path().join("backup");
     let tar = Backup::start(column.how(), &what, setting.pace, groups.of_backup().as_deref())?;
-    std::thread::sleep(Duration::from_secs(beside).saturating_sub(Duration::from_millis(100)));
+    let time = Duration::from_secs(beside).saturating_sub(Duration::from_millis(100));
+    let hits = looks(bed, files, time)?;
     let (after, busy) = (cpu(), MachineTime::now().busy_seconds_since(&machine));
     let backup = tar.stop()?;
     let tps = figures::progress(&finish(pgbench)?);
     let latencies = figures::latencies(&logs, began);
     let run = Run { tps, alone: alone as usize, latencies };
+    let cached = cached_share(bed, files)?;
+    let cpu = [after[0] - before[0], after[1] - before[1], busy];
+    Ok(Figures { run, backup, cpu, hits, cached })
+}
+
+/// How much of these files is cached.
+fn cached_share(bed: &Bed, files: &[PathBuf]) -> Result<f64> {
     let mut sizes = (0, 0);
     for file in files {
         sizes.0 += bed.cached_bytes(file)?;
-        let meta =
-            std::fs::metadata(file).map_err(|e| Error::from_io("stat", e).with_path(file))?;
-        sizes.1 += meta.len();
+        let meta = std::fs::metadata(file);
+        sizes.1 += meta.map_err(|e| Error::from_io("stat", e).with_path(file))?.len();
     }
-    let cached = sizes.0 as f64 / sizes.1.max(1) as f64;
-    let cpu = [after[0] - before[0], after[1] - before[1], busy];
-    Ok(Figures { run, backup, cpu, cached })
+    Ok(sizes.0 as f64 / sizes.1.max(1) as f64)
+}
+
+/// Waits so long, and looks at that every now and then; the mean.
+fn looks(bed: &Bed, files: &[PathBuf], time: Duration) -> Result<f64> {
+    const LOOKS: u32 = 8;
+    let (end, mut sum) = (Instant::now() + time, 0.0);
+    for left in (0..LOOKS).rev() {
+        // Half of a step before each, so that what is seen stands for all of the time.
+        let due = end - time * (2 * left + 1) / (2 * LOOKS);
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        sum += cached_share(bed, files)?;
+    }
+    std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    Ok(sum / f64::from(LOOKS))
 }
 
 fn tell(report: &mut Report, setting: &Setting, found: &Found) {
@@ -368,6 +392,7 @@ fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
     row("tps_beside", "1/s", &|f| f.run.median_tps(true));
     row("p99_alone", "us", &|f| f.run.p99(false));
     row("p99_beside", "us", &|f| f.run.p99(true));
+    row("hit_ratio", "%", &|f| f.hits * 100.0);
     row("tables_cached_after", "%", &|f| f.cached * 100.0);
     row("backup_rate", "MB/s", &|f| f.backup.rate);
     row("cpu_database", "%", &|f| f.cpu[0] / f.backup.seconds * 100.0);

@@ -1,7 +1,7 @@
 //! `dirty`: sub-page dirty tracking. What a small change costs that is made durable at once: bytes that
 //! reach the device for each byte changed, and synced writes per second.
 //!
-//! Reading order: `subject` (who writes and syncs) with `counted`,
+//! Reading order: `subject` (who writes and syncs),
 //! `drive` (one slice), then the parts: the `dd` line, the `fio` line, the 8 jobs, the delay
 //! device, fio through NBD, and what is not synced on a volume.
 //!
@@ -11,7 +11,6 @@
 //! cached before the first slice, for every variant that caches. Y3 an operation is a write and
 //! the sync that makes it durable; its latency is that of both.
 
-pub(crate) mod counted;
 mod delay;
 pub(crate) mod drive;
 mod figures;
@@ -20,7 +19,7 @@ mod nbd;
 mod subject;
 mod volume;
 
-pub(crate) use subject::{Subject, device_stat, sectors_written};
+pub(crate) use subject::{Subject, written_by};
 
 use crate::harness::options::Options;
 use crate::report::model::Report;

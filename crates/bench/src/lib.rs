@@ -18,6 +18,7 @@ mod jobs;
 pub mod live;
 pub mod looped;
 pub mod memcg;
+pub mod mount;
 pub mod nbd;
 pub mod report;
 pub mod resize;
@@ -33,7 +34,7 @@ use harness::options::{Options, REPORT, USAGE};
 use harness::{image, machine};
 use report::model::{self, Report};
 use report::{five, results};
-use rivals::{loopdev, worker};
+use rivals::{empty, loopdev, mounted, worker};
 
 type BenchFn = fn(&Options) -> Result<Report>;
 
@@ -54,6 +55,7 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("resize", "the cache made small and large again under load", resize::run),
     ("alloc", "parallel large writers: extents, on a disk with an arm and on this one", alloc::run),
     ("volume", "the volume beside XFS, ext4 and btrfs on a loop, and the host's", volume::run),
+    ("mount", "a volume's mount beside an empty FUSE server and XFS on a loop", mount::run),
     ("live", "what it costs when somebody watches", live::run),
     (
         "database",
@@ -68,6 +70,9 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
 pub fn run(args: Vec<String>) -> i32 {
     if args.first().is_some_and(|arg| arg == worker::WORKER) {
         return jobs::serve();
+    }
+    if args.first().is_some_and(|arg| arg == empty::EMPTY) {
+        return empty::serve(&args[1..]);
     }
     let options = match Options::parse(&args) {
         Ok(options) => options,
@@ -90,6 +95,7 @@ pub fn run(args: Vec<String>) -> i32 {
     let machine = machine::describe(&options.dir);
     println!("machine: {}", model::machine_line(&machine));
     loopdev::sweep(&options.dir);
+    mounted::sweep(&options.dir);
     if !options.keep {
         image::sweep(&options.dir);
     }

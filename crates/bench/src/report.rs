@@ -1,9 +1,10 @@
 //! What was found: rows and ratios ([`model`]), saved results ([`results`]), the five lines
-//! ([`five`]), the page ([`html`], [`svg`]) the figures of the README ([`readme`]) and
-//! the few lines for a newcomer ([`screen`]).
+//! ([`five`]), the page ([`html`], [`svg`]) the figures of the README ([`readme`]), two runs beside each
+//! other ([`compare`]) and the few lines for a newcomer ([`screen`]).
 //!
 //! It knows nothing of how a figure came about.
 
+pub mod compare;
 pub mod five;
 pub mod html;
 pub mod model;

@@ -1,10 +1,13 @@
 //! Who is measured: ours, the kernel's ways, other servers, and the client that drives them.
 
 pub mod connection;
+pub mod counted;
+pub mod empty;
 pub mod fileset;
 pub mod fio;
 pub mod kernel;
 pub mod loopdev;
+pub mod mounted;
 pub mod ours;
 pub mod server;
 pub mod volume;

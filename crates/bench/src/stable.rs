@@ -6,6 +6,7 @@
 //! Invariant: T1 all variants of a device run on one file behind one cache, so that nothing but the
 //! need and the strategy differs.
 
+pub mod dbench;
 mod kernel;
 mod mix;
 mod verify;

@@ -12,7 +12,7 @@ mod flush;
 mod full;
 mod names;
 mod open;
-mod overwrite;
+pub mod overwrite;
 pub mod places;
 mod random;
 mod seq;

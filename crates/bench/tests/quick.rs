@@ -99,6 +99,11 @@ fn hit_reports_every_row_and_ratio() {
         }
     }
     check_rows(&json, &[("ours", "arena_page_size"), ("ours", "cached_of_image")]);
+    let not_run = json["not_run"].as_array().unwrap();
+    if !not_run.iter().any(|item| item["what"] == "ours on a mount, all in cache") {
+        let rows = [("ours-on-a-mount", "read_rate"), ("ours-on-a-mount-always", "read_p99_9")];
+        check_rows(&json, &rows);
+    }
     let ratios = ["read_vs_kernel", "read_vs_memcpy", "write_vs_memcpy", "hot_read_vs_kernel"];
     check_ratios(&json, &ratios);
     assert_eq!(json["plots"].as_array().unwrap().len(), 3, "a picture of each kind of access");
@@ -414,7 +419,12 @@ fn database_reports_every_column() {
     }
     check_rows(
         &json,
-        &[("forebay", "select_tables_cached_after"), ("forebay", "tpcb_cpu_forebay")],
+        &[
+            ("forebay", "select_tables_cached_after"),
+            ("forebay", "select_hit_ratio"),
+            ("xfs", "select_hit_ratio"),
+            ("forebay", "tpcb_cpu_forebay"),
+        ],
     );
     assert_eq!(json["plots"].as_array().unwrap().len(), 2, "a picture of each load");
     let notes = json["notes"].as_array().unwrap();
@@ -491,4 +501,69 @@ fn alloc_reports_every_row_and_ratio() {
     assert!(value("sim_interleaved_discontiguities") > 50.0, "block by block is torn there");
     assert!(value("sim_reserve_vs_interleaved") >= 0.9 * value("sim_expected"));
     assert!(value("extents_per_request") <= 1.5, "a small volume has short windows");
+}
+
+#[test]
+fn mount_reports_every_row_and_ratio() {
+    let json = run("mount");
+    if no_program(&json) {
+        let why = json["not_run"][0]["why"].as_str().unwrap();
+        let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+        assert!(allowed || why.contains("FOREBAY_BIN"), "this test requires {why}");
+        return;
+    }
+    let cells = ["read_j1", "sync", "sync16", "random", "seqwrite", "seqread"];
+    for variant in ["mount", "empty-fuse", "xfs-on-loop", "host"] {
+        for cell in cells {
+            check_rows(&json, &[(variant, &format!("mount_{cell}_rate"))]);
+        }
+    }
+    for step in ["create", "stat", "ls", "read", "remove"] {
+        for variant in ["mount", "empty-fuse", "xfs-on-loop"] {
+            check_rows(&json, &[(variant, &format!("mount_{step}_rate"))]);
+        }
+        let (xfs, empty) = (format!("mount_{step}_vs_xfs"), format!("mount_{step}_vs_empty"));
+        check_ratios(&json, &[&xfs, &empty]);
+    }
+    check_rows(
+        &json,
+        &[
+            ("mount-run", "mount_hot_set_stream"),
+            ("mount-cow", "mount_dbench_write_max"),
+            ("mount", "mount_alloc_unaligned_extents_per_request"),
+            ("kernel-loop-direct", "attach_randread_rate"),
+            ("mount-small", "kernel_cache_small_files_rate"),
+            ("mount-always", "kernel_cache_held_twice"),
+        ],
+    );
+    let ratios = [
+        "mount_read_j1_vs_empty",
+        "mount_read_jcpus_vs_empty",
+        "mount_sync_vs_xfs",
+        "mount_sync16_vs_xfs",
+        "mount_random_vs_xfs",
+        "mount_seqwrite_vs_xfs",
+        "mount_seqread_vs_xfs",
+        "mount_hot_set_evicted_blocks_ioctl",
+        "mount_hot_set_evicted_blocks_policy",
+        "mount_hot_set_evicted_blocks_run",
+        "mount_write_amplification_synced",
+        "mount_write_amplification_unsynced",
+        "mount_dbench_cow_waits",
+        "mount_extents_per_request",
+        "attach_randread_vs_empty",
+        "attach_randread_vs_loop",
+    ];
+    check_ratios(&json, &ratios);
+    // Counts, so they hold however busy the machine is.
+    let value = |name: &str| {
+        let list = json["ratios"].as_array().unwrap();
+        list.iter().find(|ratio| ratio["name"] == name).unwrap()["value"].as_f64().unwrap()
+    };
+    for way in ["ioctl", "policy", "run"] {
+        assert_eq!(value(&format!("mount_hot_set_evicted_blocks_{way}")), 0.0, "{way}");
+    }
+    assert!((1.5..=2.2).contains(&value("mount_write_amplification_synced")));
+    assert!((1.0..=1.2).contains(&value("mount_write_amplification_unsynced")));
+    assert!((1.0..=1.5).contains(&value("mount_extents_per_request")));
 }

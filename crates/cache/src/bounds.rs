@@ -22,17 +22,21 @@
 //! E6 a fill zeroes what of its blocks lies behind the size at its plan; no later size counts.
 //! E7 a size that somebody else may make recoverable does not cover bytes that are on their way into the
 //!    cache: a write that moves the end says so before it does, until they are there.
+//! E9 between the look at a size that is to be published and its publication the file does not become
+//!    shorter: a truncate waits for who publishes, and then cuts what is published.
 //!
 //! Whoever waits for a range is woken when that range has become free, not whenever some range has: of those
 //! who are to take the same blocks, one after the other.
 //!
 //! Locks: `held`, `arriving` and `resizing` are leaves; `held` is also taken below the list of those who
-//! wait.
+//! wait. `publishing` is taken above the map's own, and never while a folio is locked.
 
-use forebay_base::sync::Mutex;
+use crate::mapping::Mapping;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::units::{is_aligned, round_down, round_up};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What somebody waits for.
@@ -50,13 +54,16 @@ pub struct Bounds {
     cuts: AtomicU64,
     resizing: AtomicBool,
     resize_wait: WaitQueue,
-    held: Mutex<Vec<Range<u64>>>,
+    /// Start to end: they are disjoint (E3).
+    held: Mutex<BTreeMap<u64, u64>>,
     held_count: AtomicU64,
     held_wait: WaitQueue<Want>,
     /// By age: what was added to the file and is not in the cache yet (E7).
     arriving: Mutex<Vec<(u64, Range<u64>)>>,
     arrivals: AtomicU64,
     arriving_wait: WaitQueue,
+    /// Shared by those who publish the size, taken alone by who makes the file shorter (E9).
+    publishing: RwLock<()>,
 }
 
 impl Bounds {
@@ -74,6 +81,7 @@ impl Bounds {
             arriving: Mutex::default(),
             arrivals: AtomicU64::new(0),
             arriving_wait: WaitQueue::new(),
+            publishing: RwLock::new(()),
         }
     }
 
@@ -101,18 +109,18 @@ impl Bounds {
     }
 
     fn overlaps(&self, range: &Range<u64>) -> bool {
-        let range = self.rounded(range);
-        self.held.lock().iter().any(|r| r.start < range.end && range.start < r.end)
+        overlap(&self.held.lock(), &self.rounded(range))
     }
 
     /// Takes the blocks of a range for exclusive use, if nobody holds one of them.
     pub fn try_exclusive(&self, range: Range<u64>) -> Option<Exclusive<'_>> {
         let range = self.rounded(&range);
         let mut held = self.held.lock();
-        if held.iter().any(|r| r.start < range.end && range.start < r.end) {
+        if overlap(&held, &range) {
             return None;
         }
-        held.push(range.clone());
+        debug_assert!(!range.is_empty(), "E3: whole blocks");
+        held.insert(range.start, range.end);
         self.held_count.fetch_add(1, Ordering::SeqCst);
         Some(Exclusive { bounds: self, range })
     }
@@ -171,11 +179,22 @@ impl Bounds {
         self.arriving_wait.wait_until(arrived).await;
     }
 
+    /// As long as it is kept the file does not become shorter: from before the look at a size until that is
+    /// published (E9). Not across a wait.
+    pub fn uncut(&self) -> RwLockReadGuard<'_, ()> {
+        self.publishing.read()
+    }
+
     /// The right to move the size; waits for whoever has it.
     pub async fn resize(&self) -> Resize<'_> {
         let free = || !self.resizing.swap(true, Ordering::AcqRel);
         self.resize_wait.wait_until(|| free().then(|| Resize { bounds: self })).await
     }
+}
+
+/// Whether one of the ranges, which are disjoint, has a byte of `range`.
+fn overlap(held: &BTreeMap<u64, u64>, range: &Range<u64>) -> bool {
+    held.range(..range.end).next_back().is_some_and(|(_, &end)| end > range.start)
 }
 
 /// A range held exclusively, whole blocks; given back on drop.
@@ -195,11 +214,32 @@ impl Exclusive<'_> {
     }
 }
 
+impl<'a> Exclusive<'a> {
+    /// The same for who may outlive its holder: a bio, if the task that waits for it is dropped.
+    pub fn keep(self, mapping: &'a Arc<Mapping>) -> Held {
+        assert!(std::ptr::eq(self.bounds, &mapping.bounds), "a range of the same file");
+        let range = std::mem::ManuallyDrop::new(self).range();
+        Held { mapping: mapping.clone(), range }
+    }
+}
+
+/// [`Exclusive`], of a file that it keeps alive.
+pub struct Held {
+    mapping: Arc<Mapping>,
+    range: Range<u64>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(Exclusive { bounds: &self.mapping.bounds, range: self.range.clone() });
+    }
+}
+
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
         let mut held = self.bounds.held.lock();
-        let at = held.iter().position(|r| *r == self.range).expect("E3: registered once, alone");
-        held.swap_remove(at);
+        let end = held.remove(&self.range.start);
+        assert_eq!(end, Some(self.range.end), "E3: registered once, alone");
         self.bounds.held_count.fetch_sub(1, Ordering::SeqCst);
         drop(held);
         self.bounds.wake(&self.range);
@@ -236,6 +276,7 @@ impl Resize<'_> {
             aligned && size >= old || holds,
             "E2: the size moves under its block: {old} {size}"
         );
+        let _alone = (size < old).then(|| self.bounds.publishing.write());
         self.bounds.size.store(size, Ordering::Release);
         if size < old {
             self.bounds.cuts.fetch_add(1, Ordering::AcqRel);
@@ -332,6 +373,33 @@ mod tests {
         assert!(all.as_mut().poll(&mut cx).is_ready(), "what came later is not waited for");
         drop(later);
         assert_eq!(bounds.lowest_arriving(0), u64::MAX);
+    }
+
+    /// E9: whoever had looked at a size published it after the file had been cut, as long as before.
+    #[test]
+    fn e9_the_file_is_not_cut_while_its_size_is_published() {
+        let (bounds, published) = (Bounds::new(4096, 0), AtomicU64::new(0));
+        let (over, mut undone) = (AtomicBool::new(false), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let _uncut = bounds.uncut();
+                    published.fetch_max(bounds.size(), Ordering::SeqCst);
+                }
+            });
+            let resize = block_on(bounds.resize());
+            for _ in 0..5000 {
+                let held = bounds.try_exclusive(0..u64::MAX >> 1).unwrap();
+                resize.move_to(4096, Some(&held));
+                resize.move_to(0, Some(&held));
+                // As the map does.
+                published.store(0, Ordering::SeqCst);
+                std::thread::yield_now();
+                undone += published.load(Ordering::SeqCst);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(undone, 0, "E9");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::folio::table::Table;
 use crate::latency::Latencies;
 use crate::mapping::Mapping;
 use crate::memory::arena::{Arena, FRAME_SIZE};
+use crate::memory::claim::Claim;
 use crate::memory::frames::FrameAlloc;
 use crate::memory::private::{CounterRef, FileShare, MoreRows, Row};
 use crate::memory::sizes::Sizes;
@@ -19,6 +20,7 @@ use crate::stats::{Counters, Stats, Striped};
 use crate::strategy::Strategies;
 use crate::writeback::control::{DirtyControl, DirtyWishes};
 use crate::writeback::domain::Domain;
+use crate::writeback::sets::SpareSets;
 use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
@@ -70,10 +72,15 @@ pub struct PageCache {
     pub(crate) errors: CounterRef,
     /// Bytes of the records that are kept for write-outs.
     pub(crate) records: AtomicU64,
+    /// Sets of blocks that are used again.
+    pub(crate) sets: SpareSets,
     /// See [`PageCache::attached`].
     attachment: std::sync::OnceLock<Attachment>,
     /// Parts of the budget that others use.
     pub(crate) more_rows: Mutex<MoreRows>,
+    /// Who uses parts of the budget beside the cache, and how much they claim, bytes.
+    pub(crate) claims: Mutex<Vec<std::sync::Weak<Claim>>>,
+    pub(crate) claimed: AtomicU64,
     /// Dirty limits as they were asked for.
     pub(crate) dirty_wishes: Mutex<DirtyWishes>,
     /// The budget is being changed.
@@ -136,8 +143,11 @@ impl PageCache {
             files: CounterRef::default(),
             errors: CounterRef::default(),
             records: AtomicU64::new(0),
+            sets: SpareSets::default(),
             attachment: std::sync::OnceLock::new(),
             more_rows: Mutex::default(),
+            claims: Mutex::default(),
+            claimed: AtomicU64::new(0),
             dirty_wishes: Mutex::new(DirtyWishes {
                 limit: config.dirty_bytes,
                 background: config.dirty_background_bytes,
@@ -180,6 +190,7 @@ impl PageCache {
 
     /// Its memory for later is given up: there is less for it than there was.
     pub(crate) fn trim_attached(&self) {
+        self.trim_sets();
         if let Some(attached) = self.attachment.get() {
             attached.trim(self);
         }
@@ -206,7 +217,7 @@ impl PageCache {
     }
 
     /// A file whose mapping is gone and whose folios are not: mapping `id` again, with the same block size.
-    /// `None` if it was forgotten.
+    /// `None` if it was forgotten, or has a mapping still.
     pub fn revive_mapping(
         &self,
         id: u32,
@@ -214,13 +225,20 @@ impl PageCache {
         block_size: u32,
         size: u64,
     ) -> Option<Mapping> {
-        if !self.owners.open(id) {
-            self.owners.close(id);
+        if !self.owners.open_again(id) {
             return None;
         }
         let owner = (self.owners.clone(), domain);
         let share = Some(FileShare::new(&self.files));
         Some(Mapping::new(id, owner, block_size, self.config.folio_size, size, share))
+    }
+
+    /// What mapping `id`, which is gone, has left is nobody's content any more: it goes. False: there was
+    /// nothing.
+    pub fn drop_left(&self, id: u32, domain: Arc<Domain>, block_size: u32) -> bool {
+        let all = 0..u64::MAX >> 1;
+        let old = self.revive_mapping(id, domain, block_size, all.end);
+        old.map(|old| self.drop_range(&old, all)).is_some()
     }
 
     /// Largest number of frames that one operation should hold at a time.
@@ -278,6 +296,7 @@ impl PageCache {
             line("spare records of write-out", self.record_bytes(), self.record_bytes()),
             line("buffers of requests in flight", private, self.private_limit()),
         ];
+        rows.extend(self.claim_rows());
         let more = self.more_rows.lock().clone();
         rows.extend(more.iter().flat_map(|part| part()));
         rows

@@ -1,13 +1,12 @@
 //! What a cache is made of, and how its budget is divided.
 
 use crate::folio::table::Layout;
+pub use crate::folio::table::MIN_BLOCK;
 use crate::memory::arena::FRAME_SIZE;
 use crate::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Smallest block whose state is tracked, bytes.
-pub const MIN_BLOCK: u32 = 512;
 /// Largest block, bytes: a block never spans frames.
 pub const MAX_BLOCK: u32 = FRAME_SIZE as u32;
 

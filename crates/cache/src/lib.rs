@@ -16,7 +16,7 @@
 //!                                                     ├▶ a file's dirt ──▶ (nothing)
 //!                                                     ├▶ a file's list of folios ──▶ index bucket (a move)
 //!                                                     ├▶ mapping.failed ──▶ domain's queue ──▶ a file's dirt
-//!                                                     ├▶ mapping.unflushed
+//!                                                     ├▶ mapping.unflushed ──▶ spare sets
 //!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
 //! domain's line, pace ──▶ (nothing)   index bucket ──▶ (nothing)
@@ -57,6 +57,7 @@ pub use folio::State;
 pub use folio::guard::{FolioRead, FolioWrite, FramePool};
 pub use mapping::{Mapping, Untold};
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
+pub use memory::claim::Claim;
 pub use memory::private::{ErrorShare, Permit, Row, RowSource};
 pub use stats::Stats;
 pub use writeback::{WriteOut, WriteOutPass, errseq, flusher, stable};

@@ -3,6 +3,7 @@
 //! [`crate::writeback::unflushed`].
 
 use crate::bounds::Bounds;
+use crate::cache::PageCache;
 use crate::folio::owners::Owners;
 use crate::folio::table::Blocks;
 use crate::memory::arena::FRAME_SIZE;
@@ -17,6 +18,7 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// What nobody has been told of a file that is closed: the next opener's to hear.
@@ -32,8 +34,29 @@ pub struct Untold {
 #[derive(Debug, Default)]
 struct Tickets {
     next: u64,
-    /// With the bytes that each may write, ascending. There are few, and it keeps its memory.
-    in_flight: Vec<(u64, Range<u64>)>,
+    /// With the bytes that each may write, ascending; none: it is over. The first one is not. It keeps its
+    /// memory.
+    in_flight: VecDeque<(u64, Option<Range<u64>>)>,
+    /// How many of them are over.
+    over: usize,
+}
+
+impl Tickets {
+    /// In a few steps, however many there are.
+    fn end(&mut self, ticket: u64) {
+        let at = self.in_flight.binary_search_by_key(&ticket, |&(number, _)| number);
+        let ended = self.in_flight[at.expect("issued before")].1.take();
+        assert!(ended.is_some(), "a write-out ends once");
+        self.over += 1;
+        while self.in_flight.front().is_some_and(|(_, range)| range.is_none()) {
+            self.in_flight.pop_front();
+            self.over -= 1;
+        }
+        if self.over > 32 && self.over > self.in_flight.len() / 2 {
+            self.in_flight.retain(|(_, range)| range.is_some());
+            self.over = 0;
+        }
+    }
 }
 
 /// One file in the cache.
@@ -223,16 +246,14 @@ impl Mapping {
         let mut tickets = self.tickets.lock();
         let ticket = tickets.next;
         tickets.next += 1;
-        tickets.in_flight.push((ticket, range));
+        tickets.in_flight.push_back((ticket, Some(range)));
         ticket
     }
 
     /// The write-out is over.
     pub fn end_ticket(&self, ticket: u64) {
         {
-            let in_flight = &mut self.tickets.lock().in_flight;
-            let at = in_flight.binary_search_by_key(&ticket, |&(number, _)| number);
-            in_flight.remove(at.expect("a write-out ends once"));
+            self.tickets.lock().end(ticket);
         }
         self.ticket_wait.wake_all();
     }
@@ -242,7 +263,7 @@ impl Mapping {
         let upto = self.tickets.lock().next;
         let done = || {
             let tickets = self.tickets.lock();
-            tickets.in_flight.first().is_none_or(|&(first, _)| first >= upto).then_some(())
+            tickets.in_flight.front().is_none_or(|&(first, _)| first >= upto).then_some(())
         };
         self.ticket_wait.wait_until(done).await;
     }
@@ -258,27 +279,37 @@ impl Mapping {
         self.leftovers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The lowest byte from `from` on that may not be written yet: in a dirty folio, or on its way.
-    pub fn lowest_unwritten(&self, from: u64) -> u64 {
+    /// The lowest byte from `from` on that may not be written yet: in a dirty block, or on its way. For who
+    /// holds no folio lock.
+    pub fn lowest_unwritten(&self, cache: &PageCache, from: u64) -> u64 {
         // Dirt before and after the tickets: what leaves it for a write-out has its ticket by then, and what
         // comes back from one is listed before the ticket ends.
         let dirty = || {
-            let first = self.dirty.first_from(self.folio_index(from));
-            first.map_or(u64::MAX, |index| self.folio_start(index))
+            let mut index = self.folio_index(from);
+            while let Some(first) = self.dirty.first_from(index) {
+                // Of the first of them only what is dirty, which may lie far behind its start.
+                let start = from.max(self.folio_start(first));
+                if let Some(dirty) = cache.lowest_dirty(self, start) {
+                    return dirty;
+                }
+                index = first + 1;
+            }
+            u64::MAX
         };
         let before = dirty();
         let on_the_way = {
             let tickets = self.tickets.lock();
-            let later = tickets.in_flight.iter().filter(|(_, r)| r.end > from);
-            let starts = later.map(|(_, r)| r.start);
-            starts.min().unwrap_or(u64::MAX)
+            let ranges = tickets.in_flight.iter().filter_map(|(_, range)| range.as_ref());
+            let later = ranges.filter(|range| range.end > from);
+            later.map(|range| range.start).min().unwrap_or(u64::MAX)
         };
         before.min(on_the_way).min(dirty()).max(from)
     }
 
     /// Write-outs planned or in flight.
     pub fn write_outs(&self) -> usize {
-        self.tickets.lock().in_flight.len()
+        let tickets = self.tickets.lock();
+        tickets.in_flight.len() - tickets.over
     }
 
     // ---- the end of its life ----

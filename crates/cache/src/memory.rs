@@ -2,10 +2,12 @@
 //! frames), [`frames`] (who owns which frame), [`batch`] (a few), `slots` (which folio descriptors are
 //! free), `region` and `zeroed` (memory that costs nothing until it is touched), `sizes` (how much there
 //! may be of each now), `resize` (making that more or less), `fit` (frames make room for files), `migrate`
-//! (moving what is in the way), [`private`] (buffers of requests in flight).
+//! (moving what is in the way), [`private`] (buffers of requests in flight), [`claim`] (what others take of
+//! the budget).
 
 pub mod arena;
 pub mod batch;
+pub mod claim;
 mod fit;
 pub mod frames;
 mod migrate;

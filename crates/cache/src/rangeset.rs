@@ -1,17 +1,93 @@
-//! A set of numbers kept as disjoint, non-touching ranges.
+//! A set of numbers kept as disjoint, non-touching ranges, in sorted parts of bounded length.
+//!
+//! Invariants: G1 the ranges are ascending and do not touch. G2 no part is empty, none has more than [`PART`]
+//! ranges. G3 the memory of parts is used again: a set that was cleared, or has shrunk, grows to the
+//! size that it had without allocating.
+//!
+//! No locks.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// Ranges of a part at most.
+const PART: usize = 64;
+
+/// Start and end (exclusive).
+type Run = (u64, u64);
+
 /// See the module.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default, Clone)]
 pub struct RangeSet {
-    /// Start to end (exclusive).
-    map: BTreeMap<u64, u64>,
+    parts: Vec<Vec<Run>>,
+    /// Memory for parts, empty (G3).
+    spare: Vec<Vec<Run>>,
     total: u64,
 }
 
 impl RangeSet {
+    /// Part and place in it of the first range that ends behind `at`.
+    fn seek(&self, at: u64) -> (usize, usize) {
+        let p = self.parts.partition_point(|part| part.last().is_some_and(|run| run.1 <= at));
+        (p, self.parts.get(p).map_or(0, |part| part.partition_point(|run| run.1 <= at)))
+    }
+
+    fn at(&self, (p, i): (usize, usize)) -> Option<Run> {
+        self.parts.get(p)?.get(i).copied()
+    }
+
+    /// Takes the range there out; where the next one is.
+    fn take_at(&mut self, (p, i): (usize, usize)) -> (usize, usize) {
+        let part = &mut self.parts[p];
+        let (start, end) = part.remove(i);
+        self.total -= end - start;
+        if part.is_empty() {
+            let part = self.parts.remove(p);
+            self.spare.push(part);
+            return (p, 0);
+        }
+        let next = if i == part.len() { (p + 1, 0) } else { (p, i) };
+        self.join(p, next)
+    }
+
+    /// Joins a part with the next one if both are small; where `at` is then.
+    fn join(&mut self, p: usize, at: (usize, usize)) -> (usize, usize) {
+        let (len, next) = (self.parts[p].len(), self.parts.get(p + 1).map_or(PART, Vec::len));
+        if len + next > PART / 2 {
+            return at;
+        }
+        let mut next = self.parts.remove(p + 1);
+        self.parts[p].extend(next.drain(..));
+        self.spare.push(next);
+        if at.0 > p { (p, len + at.1) } else { at }
+    }
+
+    /// Puts a range there, before what is there.
+    fn put_at(&mut self, (mut p, mut i): (usize, usize), run: Run) {
+        self.total += run.1 - run.0;
+        if i == 0 && p > 0 && (p == self.parts.len() || self.parts[p - 1].len() < PART) {
+            (p, i) = (p - 1, self.parts[p - 1].len());
+        }
+        if self.parts.get(p).is_none_or(|part| part.len() == PART) {
+            (p, i) = self.split(p, i);
+        }
+        self.parts[p].insert(i, run);
+    }
+
+    /// Makes room in a part that is full, or not there; where place `i` of it is now.
+    fn split(&mut self, p: usize, i: usize) -> (usize, usize) {
+        // A set of a few ranges stays small; any other part gets full.
+        let most = if self.parts.is_empty() { 0 } else { PART };
+        let mut part = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(most));
+        let Some(full) = self.parts.get_mut(p) else {
+            self.parts.push(part);
+            return (p, 0);
+        };
+        // What is appended to stays full.
+        let kept = if i == PART { PART } else { PART / 2 };
+        part.extend(full.drain(kept..));
+        self.parts.insert(p + 1, part);
+        if i > PART / 2 { (p + 1, i - kept) } else { (p, i) }
+    }
+
     /// Adds a range; returns how many numbers are new.
     pub fn insert(&mut self, range: Range<u64>) -> u64 {
         if range.is_empty() {
@@ -19,33 +95,30 @@ impl RangeSet {
         }
         let before = self.total;
         let (mut start, mut end) = (range.start, range.end);
-        while let Some((&s, &e)) = self.map.range(..=end).next_back() {
-            if e < start {
-                break;
-            }
-            self.map.remove(&s);
-            self.total -= e - s;
-            start = start.min(s);
-            end = end.max(e);
+        // What touches it becomes one with it.
+        let mut at = self.seek(start.saturating_sub(1));
+        while let Some((s, e)) = self.at(at).filter(|run| run.0 <= end) {
+            (start, end) = (start.min(s), end.max(e));
+            at = self.take_at(at);
         }
-        self.map.insert(start, end);
-        self.total += end - start;
+        self.put_at(at, (start, end));
         self.total - before
     }
 
     /// Removes a range; returns how many numbers were there.
     pub fn remove(&mut self, range: Range<u64>) -> u64 {
         let before = self.total;
-        while let Some((&s, &e)) = self.map.range(..range.end).next_back() {
-            if e <= range.start || range.is_empty() {
-                break;
-            }
-            self.map.remove(&s);
-            self.total -= e - s;
-            for (a, b) in [(s, e.min(range.start)), (s.max(range.end), e)] {
-                if a < b {
-                    self.map.insert(a, b);
-                    self.total += b - a;
+        if range.is_empty() {
+            return 0;
+        }
+        let mut at = self.seek(range.start);
+        while let Some((start, end)) = self.at(at).filter(|run| run.0 < range.end) {
+            at = self.take_at(at);
+            // What is left on both sides, the one behind first.
+            for left in [(range.end, end), (start, range.start)] {
+                if left.0 < left.1 {
+                    self.put_at(at, left);
+                    at = self.seek(range.start);
                 }
             }
         }
@@ -54,15 +127,18 @@ impl RangeSet {
 
     /// Whether any number of the range is in the set.
     pub fn overlaps(&self, range: &Range<u64>) -> bool {
-        !range.is_empty()
-            && self.map.range(..range.end).next_back().is_some_and(|(_, &e)| e > range.start)
+        let first = self.at(self.seek(range.start));
+        !range.is_empty() && first.is_some_and(|run| run.0 < range.end)
     }
 
     /// What of a range is in the set, descending.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
-        let before = self.map.range(..range.end).rev().map(|(&s, &e)| s..e);
-        let there = before.take_while(move |r| r.end > range.start);
-        there.map(move |r| r.start.max(range.start)..r.end.min(range.end))
+        let parts = self.parts.partition_point(|part| part[0].0 < range.end);
+        let runs = self.parts[..parts].iter().rev().flat_map(|part| part.iter().rev());
+        let runs = runs.map(|&(start, end)| start..end);
+        let (first, end) = (range.start, range.end);
+        let there = runs.skip_while(move |r| r.start >= end).take_while(move |r| r.end > first);
+        there.map(move |r| r.start.max(first)..r.end.min(end))
     }
 
     /// How many numbers are in the set.
@@ -77,7 +153,37 @@ impl RangeSet {
 
     /// The ranges, ascending.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.map.iter().map(|(&s, &e)| s..e)
+        self.parts.iter().flatten().map(|&(start, end)| start..end)
+    }
+
+    /// Nothing is in it any more; its memory stays (G3).
+    pub fn clear(&mut self) {
+        self.spare.extend(self.parts.drain(..).map(|mut part| {
+            part.clear();
+            part
+        }));
+        self.total = 0;
+    }
+
+    /// Bytes of memory that it has.
+    pub fn bytes(&self) -> u64 {
+        let lists = self.parts.capacity() + self.spare.capacity();
+        let runs: usize = self.parts.iter().chain(&self.spare).map(Vec::capacity).sum();
+        (lists * size_of::<Vec<Run>>() + runs * size_of::<Run>()) as u64
+    }
+
+    /// It has memory to grow in.
+    pub fn has_memory(&self) -> bool {
+        self.parts.capacity() + self.spare.capacity() > 0
+    }
+
+    /// Lets spare memory go, if it is for more than `parts` parts.
+    pub fn shrink(&mut self, parts: usize) {
+        if self.spare.len() > parts {
+            self.spare.truncate(parts);
+            self.spare.shrink_to_fit();
+            self.parts.shrink_to_fit();
+        }
     }
 }
 
@@ -86,33 +192,68 @@ mod tests {
     use super::*;
     use forebay_base::world::split_mix;
 
+    /// Against one bit for each number, with more ranges than fit a part, and again in the same memory.
     #[test]
-    fn agrees_with_a_bit_vector() {
-        let mut seed = 3;
-        for _ in 0..200 {
-            let (mut set, mut model) = (RangeSet::default(), [false; 64]);
-            for _ in 0..40 {
-                let r = split_mix(&mut seed);
-                let (a, b) = ((r >> 8) % 65, (r >> 16) % 65);
-                let range = a.min(b)..a.max(b);
-                let add = r & 1 == 0;
-                let changed = range.clone().filter(|&i| model[i as usize] != add).count() as u64;
-                range.clone().for_each(|i| model[i as usize] = add);
-                let got = if add { set.insert(range) } else { set.remove(range) };
-                assert_eq!(got, changed);
-                let flat: Vec<u64> = set.iter().flatten().collect();
-                let want: Vec<u64> = (0..64).filter(|&i| model[i as usize]).collect();
-                assert_eq!(flat, want);
-                assert_eq!(set.total() as usize, want.len());
-                let touching = set.iter().zip(set.iter().skip(1)).any(|(x, y)| x.end >= y.start);
-                assert!(!touching);
-                let part = a.min(b)..a.max(b);
-                let mut inside: Vec<u64> = set.within(part.clone()).flatten().collect();
-                inside.sort_unstable();
-                let expected: Vec<u64> = want.into_iter().filter(|n| part.contains(n)).collect();
-                assert_eq!(inside, expected);
-                assert_eq!(set.overlaps(&(a..a + 1)), model.get(a as usize) == Some(&true));
+    fn g1_g2_agrees_with_a_bit_vector() {
+        let (mut seed, mut set) = (3, RangeSet::default());
+        for n in [64u64, 64, 700] {
+            for _ in 0..100 {
+                set.clear();
+                let mut model = vec![false; n as usize];
+                for _ in 0..n / 2 {
+                    let r = split_mix(&mut seed);
+                    let (a, b) = ((r >> 8) % (n + 1), (r >> 32) % (n + 1));
+                    let long = r & 6 == 0 || n == 64;
+                    let range = a.min(b)..if long { a.max(b) } else { n.min(a.min(b) + 1) };
+                    check_one(&mut set, &mut model, range, r & 8 == 0 || !long && r & 16 == 0);
+                }
             }
         }
+    }
+
+    fn check_one(set: &mut RangeSet, model: &mut [bool], range: Range<u64>, add: bool) {
+        let changed = range.clone().filter(|&i| model[i as usize] != add).count() as u64;
+        range.clone().for_each(|i| model[i as usize] = add);
+        let got = if add { set.insert(range.clone()) } else { set.remove(range.clone()) };
+        assert_eq!(got, changed);
+        let flat: Vec<u64> = set.iter().flatten().collect();
+        let want: Vec<u64> = (0..model.len() as u64).filter(|&i| model[i as usize]).collect();
+        assert_eq!(flat, want);
+        assert_eq!(set.total() as usize, want.len());
+        let touching = set.iter().zip(set.iter().skip(1)).any(|(x, y)| x.end >= y.start);
+        assert!(!touching, "G1");
+        assert!(set.parts.iter().all(|part| (1..=PART).contains(&part.len())), "G2");
+        let mut inside: Vec<u64> = set.within(range.clone()).flatten().collect();
+        inside.sort_unstable();
+        let expected: Vec<u64> = want.into_iter().filter(|n| range.contains(n)).collect();
+        assert_eq!(inside, expected);
+        let a = range.start;
+        assert_eq!(set.overlaps(&(a..a + 1)), model.get(a as usize) == Some(&true));
+    }
+
+    #[test]
+    fn g3_memory_is_used_again() {
+        let mut set = RangeSet::default();
+        // Up, down and shuffled: parts split in all ways.
+        let all = 1000u64;
+        for step in [1, all - 1, 377] {
+            for round in 0..3 {
+                let before = set.bytes();
+                (0..all).for_each(|i| {
+                    assert_eq!(set.insert(i * step % all * 2..i * step % all * 2 + 1), 1)
+                });
+                assert_eq!(set.iter().count() as u64, all);
+                assert!(set.parts.len() <= 2 * all as usize / PART + 2, "{}", set.parts.len());
+                assert!(round == 0 || set.bytes() == before, "G3");
+                if round == 1 {
+                    set.clear();
+                } else {
+                    assert_eq!(set.remove(0..2 * all), all);
+                }
+                assert!(set.is_empty() && set.parts.is_empty());
+            }
+        }
+        set.shrink(0);
+        assert_eq!(set.bytes(), 0);
     }
 }

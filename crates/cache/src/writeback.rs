@@ -16,6 +16,7 @@ mod line;
 pub mod pass;
 pub mod pieces;
 mod queue;
+pub(crate) mod sets;
 pub mod stable;
 mod throttle;
 pub mod unflushed;

@@ -269,7 +269,11 @@ fn what_a_write_out_gives_back_counts_as_unwritten_all_the_time() {
         };
         let look = |lab: &Lab| {
             for _ in 0..3 {
-                assert_eq!(lab.mapping.lowest_unwritten(0), 0, "never written, and not found");
+                assert_eq!(
+                    lab.mapping.lowest_unwritten(&lab.cache, 0),
+                    0,
+                    "never written, and not found"
+                );
             }
         };
         together(&lab, vec![Box::new(fail), Box::new(look)]);

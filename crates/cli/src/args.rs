@@ -6,6 +6,7 @@ mod volume;
 pub use volume::{CpArgs, CreateArgs, ExtentsArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
 
 use crate::attach::{AttachArgs, DetachArgs, ListArgs};
+use crate::failure::{Failure, Outcome};
 use crate::generate::GenerateArgs;
 use crate::mount::{MountArgs, WatchdogArgs};
 use crate::policy::PolicyArgs;
@@ -13,7 +14,7 @@ use crate::run::RunArgs;
 use crate::umount::UmountArgs;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
-use forebay_base::units::parse_size;
+use forebay_base::units::{format_size, parse_size};
 use forebay_crashtest::{Planted, Spot};
 use std::path::PathBuf;
 
@@ -89,6 +90,42 @@ pub enum Command {
     Bench(BenchArgs),
 }
 
+/// What `export` and `attach` are told of the cache, and of what is below it.
+#[derive(Args, Debug)]
+pub struct CacheArgs {
+    /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub cache_size: Option<u64>,
+    /// What requests do with the cache
+    #[arg(long, value_name = "MODE", default_value = "cached",
+          value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]
+    pub mode: String,
+    /// Whether an image is opened with `O_DIRECT`
+    #[arg(long, value_name = "MODE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "on", "off"]))]
+    pub direct_io: String,
+    /// I/O engine
+    #[arg(long, value_name = "ENGINE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "io_uring", "threads"]))]
+    pub aio: String,
+    /// Refuse writes
+    #[arg(short, long)]
+    pub read_only: bool,
+}
+
+impl CacheArgs {
+    /// The size, if one was given; a usage error if it is below `least` bytes.
+    pub fn size(&self, least: u64) -> Outcome<Option<u64>> {
+        match self.cache_size {
+            Some(size) if size < least => {
+                let (size, least) = (format_size(size), format_size(least));
+                Err(Failure::usage(format!("--cache-size {size}: at least {least}")))
+            }
+            size => Ok(size),
+        }
+    }
+}
+
 /// `forebay export`
 #[derive(Args, Debug)]
 pub struct ExportArgs {
@@ -116,33 +153,18 @@ pub struct ExportArgs {
     /// Allow an address that others can reach although nothing protects the images there
     #[arg(long, requires = "bind")]
     pub insecure: bool,
-    /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub cache_size: Option<u64>,
+    /// The cache, and how an image is opened below it.
+    #[command(flatten)]
+    pub cache: CacheArgs,
     /// Take all of the memory at start, not as it is used
     #[arg(long)]
     pub prefault: bool,
-    /// What requests do with the cache
-    #[arg(long, value_name = "MODE", default_value = "cached",
-          value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]
-    pub mode: String,
-    /// Whether the images are opened with `O_DIRECT`
-    #[arg(long, value_name = "MODE", default_value = "auto",
-          value_parser = PossibleValuesParser::new(["auto", "on", "off"]))]
-    pub direct_io: String,
-    /// I/O engine
-    #[arg(long, value_name = "ENGINE", default_value = "auto",
-          value_parser = PossibleValuesParser::new(["auto", "io_uring", "threads"]))]
-    pub aio: String,
     /// First byte of the image to serve
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
     pub offset: u64,
     /// Serve at most this many bytes
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size_limit: Option<u64>,
-    /// Refuse writes
-    #[arg(short, long)]
-    pub read_only: bool,
     /// Unit of lookup and ageing in the cache, 4k to 2M [default: 64k]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub folio_size: Option<u64>,
@@ -404,9 +426,9 @@ mod tests {
         );
         let Command::Export(args) = cli.unwrap().command else { panic!("not export") };
         assert_eq!(args.images, ["a=/x.img", "y.img"]);
-        assert_eq!(args.cache_size, Some(1 << 30));
+        assert_eq!(args.cache.cache_size, Some(1 << 30));
         assert_eq!((args.offset, args.size_limit), (1 << 20, Some(2 << 20)));
-        assert_eq!((args.port, args.threads, args.read_only), (Some(0), Some(2), true));
+        assert_eq!((args.port, args.threads, args.cache.read_only), (Some(0), Some(2), true));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The process that stays: this program once more, with `--daemon`. Whoever started it waits for its word.
 
 use crate::failure::{Failure, Outcome, status};
+use crate::logger;
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
@@ -19,7 +21,7 @@ pub enum Started {
 pub fn start() -> Outcome<Started> {
     let exe = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
     let mut command = Command::new(exe);
-    command.args(crate::mount::command_line().into_iter().skip(1)).arg("--daemon");
+    command.args(with_daemon(crate::mount::command_line().into_iter().skip(1)));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|e| Failure::io("start the daemon", &e))?;
     let mut said = Vec::new();
@@ -36,6 +38,14 @@ pub fn start() -> Outcome<Started> {
     }
 }
 
+/// The words with `--daemon` among them: before `--`, behind which nothing is an option.
+fn with_daemon(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    let at = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    words.insert(at, "--daemon".into());
+    words
+}
+
 /// Says that it serves, and lets go of terminal, session and working directory.
 pub fn ready(text: &str) -> Outcome {
     let _ = rustix::process::setsid();
@@ -46,6 +56,22 @@ pub fn ready(text: &str) -> Outcome {
     let _ = std::io::stdout().write_all(&word).and_then(|()| std::io::stdout().flush());
     let null = std::fs::File::options().read(true).write(true).open("/dev/null");
     let null = null.map_err(|e| Failure::io("/dev/null", &e))?;
+    logger::go_to_background();
     let gone = rustix::stdio::dup2_stdout(&null).and_then(|()| rustix::stdio::dup2_stderr(&null));
     gone.map_err(|e| Failure::io("/dev/null", &e.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `forebay mount -o ro -- VOLUME DIR` was a usage error: the word came behind the `--`.
+    #[test]
+    fn the_word_is_an_option() {
+        let of = |line: &str| {
+            with_daemon(line.split(' ').map(OsString::from)).join(std::ffi::OsStr::new(" "))
+        };
+        assert_eq!(of("mount -o ro -- v d"), "mount -o ro --daemon -- v d");
+        assert_eq!(of("attach v"), "attach v --daemon");
+    }
 }

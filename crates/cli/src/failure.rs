@@ -1,5 +1,6 @@
 //! How a command fails: one line, perhaps a hint, and an exit status that means something.
 
+use crate::logger;
 use forebay_base::{Error, ErrorKind};
 
 /// Exit statuses, as `docs/cli.md` documents them.
@@ -69,8 +70,13 @@ impl Failure {
         Self { message: format!("{}: {e}", what.into()), hint: None, status }
     }
 
-    /// Prints it to standard error and gives the exit status.
+    /// Prints it to standard error, or where a process in the background has it, and gives the exit status.
     pub fn report(&self) -> u8 {
+        if logger::in_background() {
+            let hint = self.hint.as_deref().unwrap_or("");
+            log::error!("{}; {hint}", self.message);
+            return self.status;
+        }
         eprintln!("forebay: {}", self.message);
         if let Some(hint) = &self.hint {
             eprintln!("forebay: hint: {hint}");

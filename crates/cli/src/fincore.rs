@@ -1,7 +1,7 @@
 //! `forebay fincore`: how much of a file is cached, by Forebay or by the kernel.
 
 use crate::args::{FincoreArgs, Which};
-use crate::control::client::Client;
+use crate::control::client::{Client, own_or_root};
 use crate::control::proto::Request;
 use crate::failure::{Failure, Outcome, status};
 use crate::output;
@@ -54,7 +54,7 @@ fn residency(args: &FincoreArgs, request: &Request) -> Outcome<Value> {
     if control.is_some() || pid.is_some() {
         return Client::find(&args.which)?.ask(request);
     }
-    for (_, mut client) in Client::all() {
+    for (_, mut client) in Client::all(own_or_root) {
         match client.ask(request) {
             Err(e) if e.status == status::NOT_FOUND => {}
             reply => return reply,

@@ -3,7 +3,8 @@
 use crate::control::proto::Refusal;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
-use forebay_live::{Board, Options, Server};
+use forebay::Cache;
+use forebay_live::{Board, Bound, Options, Server};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -35,9 +36,17 @@ pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Listens, if that is wanted.
-pub fn serve(board: &Arc<Board>, options: Option<Options>) -> Outcome<Option<Server>> {
-    options.map(|options| Server::start(board, &options).map_err(Failure::from)).transpose()
+/// Takes the address, if one is wanted: before anything is served, so that one that is taken stops nothing.
+pub fn bind(args: &LiveArgs) -> Outcome<Option<Bound>> {
+    Ok(options(args)?.map(|options| Bound::new(&options)).transpose()?)
+}
+
+/// Serves there. What the page takes of memory is shown with the cache's.
+pub fn serve(cache: &Cache, board: &Arc<Board>, bound: Option<Bound>) -> Outcome<Option<Server>> {
+    let Some(bound) = bound else { return Ok(None) };
+    let page = bound.serve(board)?;
+    cache.add_rows(Arc::new(page.memory_rows()));
+    Ok(Some(page))
 }
 
 /// Where the page is.

@@ -19,7 +19,7 @@ pub use helper::command_line;
 use crate::control::server::ControlServer;
 use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
-use crate::{live, output, signals};
+use crate::{live, mounts, output, signals};
 use clap::Args;
 use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
 use forebay_base::ErrorKind;
@@ -27,6 +27,7 @@ use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_fuse::watchdog::{self, Watchdog};
 use forebay_fuse::{MountKind, Options, Session};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,6 +61,9 @@ pub struct MountArgs {
     /// This is the process that stays.
     #[arg(long, hide = true)]
     pub daemon: bool,
+    /// Do everything but the mount, as mount(8) asks for with `-f`.
+    #[arg(long, hide = true)]
+    pub fake: bool,
 }
 
 /// The hidden command of the watchdog's process.
@@ -72,6 +76,11 @@ pub struct WatchdogArgs {
 
 /// The work of the watchdog's process.
 pub fn watchdog(args: &WatchdogArgs) -> Outcome {
+    // It ends by its pipe. A signal to all processes of a service or a terminal is not for it.
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        let ignored = signal_hook::flag::register(signal, Arc::default());
+        ignored.map_err(|e| Failure::io("ignore signals", &e))?;
+    }
     Ok(watchdog::run(&args.args)?)
 }
 
@@ -83,6 +92,9 @@ pub fn mount(args: &MountArgs) -> Outcome<u8> {
     let volume = absolute(&args.volume)?;
     let dir = absolute(&args.dir)?;
     check(&volume, &dir)?;
+    if args.fake {
+        return Ok(status::OK);
+    }
     if !args.foreground && !args.daemon {
         return Ok(match daemon::start()? {
             Started::Failed(status) => status,
@@ -120,17 +132,10 @@ fn check(volume: &Path, dir: &Path) -> Outcome {
 fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcome<u8> {
     let mut how = wanted.fuse.clone();
     how.source = volume.display().to_string();
-    let http = live::options(&wanted.live)?;
+    let http = live::bind(&wanted.live)?;
     let config = config(wanted, &mut how)?;
     let cache = Cache::new(config)?;
-    let options = VolumeOptions {
-        read_only: wanted.read_only(),
-        direct_io: wanted.direct_io,
-        noatime: wanted.noatime(),
-        alloc: wanted.alloc,
-        ..VolumeOptions::default()
-    };
-    let opened = Volume::open(&cache, volume, &options)?;
+    let opened = Volume::open(&cache, volume, &volume_options(wanted))?;
     let fs = opened.to_mount();
     let target = Target::new();
     let control = start_control(wanted, &target)?;
@@ -143,7 +148,8 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let watchdog = start_watchdog(&session, dir, number)?;
     let figures: Figures = Arc::new(session.figures());
     let board = Watched::board(&cache, &figures);
-    let page = live::serve(&board, http)?;
+    cache.add_rows(Arc::new(session.memory_rows(&how)));
+    let page = live::serve(&cache, &board, http)?;
     target.serve(Live {
         board,
         page: page.as_ref().map(live::uri),
@@ -157,7 +163,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         trees: Box::new(session.trees()),
         figures,
     });
-    watch_signals(dir, how.control.clone())?;
+    watch_signals(dir, number, how.control.clone())?;
     if args.daemon {
         daemon::ready(remark(kind).unwrap_or_default())?;
     } else {
@@ -186,6 +192,16 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         Failure::new(format!("{}: {e}", volume.display()))
             .hint("the volume is older than what programs wrote, where they did not sync")
     })
+}
+
+fn volume_options(wanted: &Wanted) -> VolumeOptions {
+    VolumeOptions {
+        read_only: wanted.read_only(),
+        direct_io: wanted.direct_io,
+        noatime: wanted.noatime(),
+        alloc: wanted.alloc,
+        ..VolumeOptions::default()
+    }
 }
 
 /// A control socket that was asked for must work; the usual one is a convenience.
@@ -236,10 +252,23 @@ pub fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outc
 }
 
 /// The first signal ends the mount as `umount` does, or for new users only if it is in use; the second
-/// ends the process.
-fn watch_signals(dir: &Path, control: Option<PathBuf>) -> Outcome {
+/// ends the process. If something else is mounted there, or nothing any more, the mount ends with its last
+/// user.
+fn watch_signals(dir: &Path, number: (u32, u32), control: Option<PathBuf>) -> Outcome {
     let (sender, events) = channel();
-    signals::watch(sender, (), move |signal| {
+    let place = dir.to_path_buf();
+    let is_there = move || mounts::number_of(&place).is_ok_and(|found| found == number);
+    let still = is_there.clone();
+    let ask = move || {
+        let there = is_there();
+        match there {
+            // The receiver is gone if the mount is.
+            true => drop(sender.send(())),
+            false => log::warn!("not mounted in its place any more; it ends with its last user"),
+        }
+        there
+    };
+    signals::watch_if(ask, move |signal| {
         if let Some(socket) = control {
             let _ = std::fs::remove_file(socket);
         }
@@ -255,7 +284,9 @@ fn watch_signals(dir: &Path, control: Option<PathBuf>) -> Outcome {
         match forebay_fuse::mount::unmount(&dir, false) {
             Err(e) if e.kind() == ErrorKind::Busy => {
                 log::warn!("{}: in use; it ends when nobody uses it any more", dir.display());
-                if let Err(e) = forebay_fuse::mount::unmount(&dir, true) {
+                if still()
+                    && let Err(e) = forebay_fuse::mount::unmount(&dir, true)
+                {
                     log::error!("{e}");
                 }
             }

@@ -10,6 +10,8 @@ use rustix::io::Errno;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 /// Types that our mounts have.
 const TYPES: [&[u8]; 2] = [b"fuseblk.forebay", b"fuse.forebay"];
@@ -30,16 +32,56 @@ pub struct Mount {
 impl Mount {
     /// Asks it for its control socket.
     pub fn control(&self) -> Outcome<PathBuf> {
-        let shown = self.dir.display();
-        let mut value = [0; CONTROL_MAX];
-        match rustix::fs::getxattr(&self.dir, CONTROL_ATTRIBUTE, &mut value[..]) {
-            Ok(len) => Ok(PathBuf::from(OsString::from_vec(value[..len].to_vec()))),
-            Err(Errno::NODATA) => {
-                Err(Failure::not_found(format!("{shown}: its process has no control socket")))
-            }
-            Err(e) => Err(Failure::io(shown.to_string(), &e.into())),
-        }
+        control_of(&self.dir)
     }
+}
+
+/// Asks the mount on a directory for the control socket of its process.
+pub fn control_of(dir: &Path) -> Outcome<PathBuf> {
+    let shown = dir.display();
+    let mut value = [0; CONTROL_MAX];
+    match rustix::fs::getxattr(dir, CONTROL_ATTRIBUTE, &mut value[..]) {
+        Ok(len) => Ok(PathBuf::from(OsString::from_vec(value[..len].to_vec()))),
+        Err(Errno::NODATA) => {
+            Err(Failure::not_found(format!("{shown}: its process has no control socket")))
+        }
+        Err(e) => Err(Failure::io(shown.to_string(), &e.into())),
+    }
+}
+
+/// Asks all mounts at once; those that do not answer in time are left out (M1).
+pub fn controls(time: Duration) -> Vec<PathBuf> {
+    let (sender, answers) = channel();
+    for mount in all() {
+        let sender = sender.clone();
+        let ask = move || {
+            // Who does not wait any more is not told.
+            let _late = sender.send(mount.control());
+        };
+        // Without a thread there is one answer fewer.
+        let _thread = std::thread::Builder::new().name("forebay-ask".into()).spawn(ask);
+    }
+    drop(sender);
+    let end = Instant::now() + time;
+    let next = || answers.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
+    std::iter::from_fn(next).filter_map(Result::ok).collect()
+}
+
+/// Number of the device that is mounted on `path`, or that it is on, without asking whoever serves it.
+pub fn number_of(path: &Path) -> Outcome<(u32, u32)> {
+    let stat = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+    let stat = stat.map_err(|e| Failure::io(path.display().to_string(), &e.into()))?;
+    Ok((stat.stx_dev_major, stat.stx_dev_minor))
+}
+
+/// A process that sees a mount with this number somewhere.
+pub fn seen_by(number: (u32, u32)) -> Option<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        let table = std::fs::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        table.split(|b| *b == b'\n').filter_map(line).any(|mount| mount.number == number)
+    })
 }
 
 /// All mounts of ours, in the order of the table.
@@ -50,10 +92,7 @@ pub fn all() -> Vec<Mount> {
 
 /// The mount that `path` is on. Not found: it is on none of ours, or there is no such path.
 pub fn at(path: &Path) -> Outcome<Mount> {
-    let shown = path.display();
-    let stat = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
-    let stat = stat.map_err(|e| Failure::io(shown.to_string(), &e.into()))?;
-    let number = (stat.stx_dev_major, stat.stx_dev_minor);
+    let (shown, number) = (path.display(), number_of(path)?);
     let found = all().into_iter().filter(|mount| mount.number == number);
     found.max_by_key(|mount| mount.whole).ok_or_else(|| {
         let text = format!("{shown}: not on a mount of Forebay");

@@ -1,14 +1,25 @@
 //! `forebay umount`: ends a mount, and returns when its process has ended: then everything is durable and
 //! the image free, whatever type the mount has.
+//!
+//! E1 What cannot be made durable is said, and the mount stays: nobody is told of what fails once it is gone.
+//! E2 A process is waited for only if this was its mount's last place here; and who waits long is told
+//!    for what.
 
+use crate::control::client::Client;
+use crate::control::proto::Request;
 use crate::failure::{Failure, Outcome, status};
+use crate::mounts;
 use clap::Args;
 use forebay_base::ErrorKind;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::path::{Path, PathBuf};
+
+/// How long is waited in silence.
+const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// `forebay umount`
 #[derive(Args, Debug)]
@@ -21,15 +32,36 @@ pub struct UmountArgs {
     pub lazy: bool,
 }
 
+/// The process that serves a mount.
+struct Process {
+    pid: i32,
+    fd: OwnedFd,
+}
+
 /// Runs the command.
 pub fn umount(args: &UmountArgs) -> Outcome {
     let shown = args.dir.display().to_string();
     let dir = std::path::absolute(&args.dir).map_err(|e| Failure::io(&shown, &e))?;
-    let process = match args.lazy {
-        true => None,
-        false => Some(process_of(&dir)?),
-    };
-    forebay_fuse::mount::unmount(&dir, args.lazy).map_err(|e| match e.kind() {
+    if args.lazy {
+        return take_away(&dir, true);
+    }
+    let alive = process_of(&dir)?;
+    if let Alive::Here(_) | Alive::Elsewhere = &alive {
+        sync(&dir)?;
+    }
+    let number = mounts::number_of(&dir)?;
+    take_away(&dir, false)?;
+    let Alive::Here(process) = alive else { return Ok(()) };
+    if let Some(other) = mounts::all().into_iter().find(|mount| mount.number == number) {
+        log::warn!("{shown}: gone; also mounted on {}, where it stays", other.dir.display());
+        return Ok(());
+    }
+    wait(&process, number).map_err(|e| Failure::io("wait for the daemon", &e.into()))
+}
+
+fn take_away(dir: &Path, lazy: bool) -> Outcome {
+    let shown = dir.display();
+    forebay_fuse::mount::unmount(dir, lazy).map_err(|e| match e.kind() {
         ErrorKind::Busy => {
             let mut failure = Failure::new(format!("{shown}: in use"));
             failure.status = status::BUSY;
@@ -37,21 +69,49 @@ pub fn umount(args: &UmountArgs) -> Outcome {
         }
         ErrorKind::InvalidInput => Failure::usage(format!("{shown}: not a mount")),
         _ => e.into(),
-    })?;
-    if let Some(Some(process)) = process {
-        until_it_ends(&process).map_err(|e| Failure::io("wait for the daemon", &e.into()))?;
-    }
-    Ok(())
+    })
 }
 
-/// The process that serves a mount; none if it is gone, or in another world of processes.
-fn process_of(dir: &Path) -> Outcome<Option<OwnedFd>> {
+/// Makes everything durable, or says why not (E1).
+fn sync(dir: &Path) -> Outcome {
+    let failed = |why: String| {
+        Failure::new(format!("{}: {why}", dir.display()))
+            .hint("nothing is lost yet, the mount is still there; `--lazy` gives up what cannot be written")
+    };
+    // What programs have stored into maps the kernel has; of some types it tells the process to sync as well.
+    let root =
+        rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let synced = root.and_then(|root| rustix::fs::syncfs(&root));
+    synced.map_err(|e| failed(std::io::Error::from(e).to_string()))?;
+    // One that has no socket, or whose socket is another user's, is not asked.
+    let asked = mounts::control_of(dir).and_then(|path| Client::open(&path));
+    match asked.map(|mut client| client.ask_for_long(&Request::Sync)) {
+        Ok(Err(e)) if e.status != status::NOT_FOUND => Err(failed(e.message)),
+        Ok(_) => Ok(()),
+        Err(e) => {
+            log::info!("{}: not asked to sync: {}", dir.display(), e.message);
+            Ok(())
+        }
+    }
+}
+
+/// Who serves a mount.
+enum Alive {
+    /// This process.
+    Here(Process),
+    /// One in another world of processes.
+    Elsewhere,
+    /// Nobody any more.
+    No,
+}
+
+fn process_of(dir: &Path) -> Outcome<Alive> {
     let mut text = [0; 32];
     let name = forebay_fuse::PID_ATTRIBUTE;
     let len = match rustix::fs::getxattr(dir, name, &mut text[..]) {
         Ok(len) => len,
         // Its process is dead: there is nobody to wait for.
-        Err(Errno::NOTCONN | Errno::CONNABORTED) => return Ok(None),
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => return Ok(Alive::No),
         Err(Errno::NOENT) => {
             return Err(Failure::not_found(format!("{}: no such directory", dir.display())));
         }
@@ -63,7 +123,11 @@ fn process_of(dir: &Path) -> Outcome<Option<OwnedFd>> {
     let pid = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse::<i32>().ok());
     let opened = pid.and_then(Pid::from_raw).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     // What it is called in its own world of processes may be somebody else here, who never ends.
-    Ok(opened.and_then(Result::ok).filter(|_| pid.is_some_and(serves)))
+    let opened = opened.and_then(Result::ok).filter(|_| pid.is_some_and(serves));
+    Ok(match (pid, opened) {
+        (Some(pid), Some(fd)) => Alive::Here(Process { pid, fd }),
+        _ => Alive::Elsewhere,
+    })
 }
 
 /// Whether a process has a mount to serve.
@@ -76,12 +140,35 @@ fn serves(pid: i32) -> bool {
         .any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == Path::new("/dev/fuse")))
 }
 
-/// Waits for the end of a process.
-pub fn until_it_ends(process: &OwnedFd) -> Result<(), Errno> {
+/// Waits for the end of a process that serves this mount (E2).
+fn wait(process: &Process, number: (u32, u32)) -> Result<(), Errno> {
+    let mut told = false;
+    while !ends(&process.fd, Some(&PATIENCE))? {
+        if !told {
+            let why = match mounts::seen_by(number) {
+                Some(other) => format!(
+                    "process {other} and others in its mount namespace still have the mount"
+                ),
+                None => "it writes out, or somebody uses the mount without a name".to_string(),
+            };
+            log::warn!("waiting for process {}: {why}", process.pid);
+        }
+        told = true;
+    }
+    Ok(())
+}
+
+/// Waits for the end of a process: false if it has not come in time.
+fn ends(process: &OwnedFd, patience: Option<&Timespec>) -> Result<bool, Errno> {
     loop {
-        match poll(&mut [PollFd::new(process, PollFlags::IN)], None) {
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], patience) {
             Err(Errno::INTR) => {}
-            done => return done.map(drop),
+            done => return done.map(|count| count > 0),
         }
     }
+}
+
+/// Waits for the end of a process.
+pub fn until_it_ends(process: &OwnedFd) -> Result<(), Errno> {
+    ends(process, None).map(drop)
 }

@@ -40,8 +40,16 @@ fn round_of(block: u64, bytes: &[u8]) -> u64 {
 /// What is known of each block: the last round acknowledged as durable, the last one sent.
 type Known = Mutex<Vec<(u64, u64)>>;
 
+/// Writes that were answered, and those of them that were durable by then: by FUA, by a flush.
+#[derive(Default)]
+struct Counts {
+    answered: AtomicU64,
+    fua: AtomicU64,
+    flushed: AtomicU64,
+}
+
 /// Writes until the server is gone.
-fn write_on(mut client: Client, writer: u64, known: &Known, began: &AtomicU64) {
+fn write_on(mut client: Client, writer: u64, known: &Known, counts: &Counts) {
     let mut open = Vec::new();
     for turn in 0.. {
         let block = writer * BLOCKS + (turn * 7 + turn / BLOCKS) % BLOCKS;
@@ -57,6 +65,7 @@ fn write_on(mut client: Client, writer: u64, known: &Known, began: &AtomicU64) {
                 return;
             }
             known.lock().unwrap()[block as usize].0 = round;
+            counts.fua.fetch_add(1, Ordering::Relaxed);
         } else {
             if client.write(at, &data).is_err() {
                 return;
@@ -67,12 +76,13 @@ fn write_on(mut client: Client, writer: u64, known: &Known, began: &AtomicU64) {
                     return;
                 }
                 let mut known = known.lock().unwrap();
+                counts.flushed.fetch_add(open.len() as u64, Ordering::Relaxed);
                 for (block, round) in open.drain(..) {
                     known[block as usize].0 = round;
                 }
             }
         }
-        began.fetch_add(1, Ordering::Relaxed);
+        counts.answered.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -115,24 +125,30 @@ fn kill_again_and_again(folder: &Folder, words: &[&str]) {
     let (kills, mut rng) = (env("FOREBAY_KILLS", 8), env("FOREBAY_SEED", 1));
     let known: Known = Mutex::new(vec![(0, 0); (WRITERS * BLOCKS) as usize]);
     let mut server = folder.export(words);
-    let mut acknowledged = 0;
+    let counts = Counts::default();
+    let answered = || counts.answered.load(Ordering::Relaxed);
     for kill in 0..kills {
-        let began = AtomicU64::new(0);
+        let before = answered();
         let enough = 40 + split_mix(&mut rng) % 160;
         let new = std::thread::scope(|scope| {
             for writer in 0..WRITERS {
-                let (client, known, began) = (server.client(""), &known, &began);
-                scope.spawn(move || write_on(client, writer, known, began));
+                let (client, known, counts) = (server.client(""), &known, &counts);
+                scope.spawn(move || write_on(client, writer, known, counts));
             }
-            until("they write", || began.load(Ordering::Relaxed) >= enough);
+            until("they write", || answered() >= before + enough);
             server.signal("KILL");
             // At once: the one before is not even reaped.
             folder.export(words)
         });
         std::mem::replace(&mut server, new).wait();
-        acknowledged += began.into_inner();
         check(&server, &mut known.lock().unwrap(), kill);
     }
-    println!("{kills} kills, {acknowledged} writes acknowledged, 0 lost, 0 restarts refused");
+    // A write that was only answered may be lost: it does not count as kept.
+    let Counts { answered, fua, flushed } = counts;
+    let (fua, flushed) = (fua.into_inner(), flushed.into_inner());
+    assert!(fua > 0 && flushed > 0 && fua + flushed <= answered.into_inner());
+    println!(
+        "{kills} kills, {fua} writes durable by FUA and {flushed} by a flush: 0 lost, 0 restarts refused"
+    );
     server.stop();
 }

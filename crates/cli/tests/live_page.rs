@@ -45,6 +45,8 @@ fn a_browser_shows_numbers_that_change_and_complains_of_nothing() {
     client.read(0, 1 << 20).unwrap();
     client.write(1 << 20, &[7; 65536]).unwrap();
     let uri = page(&folder, &["--control", "ctl"]);
+    let budget = folder.ok(&["stat", "--budget", "--control", "ctl"]);
+    assert!(budget.contains("threads of the page"), "{budget}");
     let mut browser = Browser::start(&folder);
     browser.open(&uri);
     let number = "document.getElementById('state')?.dataset.number";

@@ -4,7 +4,7 @@
 mod common;
 
 use common::place::{Place, may_run};
-use common::until;
+use common::{number, until};
 
 /// Programs that people use work on a mount, and umount(8) leaves everything on the volume.
 #[test]
@@ -82,6 +82,38 @@ fn files_are_what_was_written() {
         assert_eq!(place.run("sha256sum", &files), sums, "{words}");
         place.folder.ok(&["umount", "mnt"]);
     }
+}
+
+/// What was read of a file was gone with its last close: programs that open, read and close had no cache, and
+/// the image was read each time.
+#[test]
+fn a_file_that_was_closed_is_in_the_cache() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(128 << 20);
+    place.mount("kernel_cache=never");
+    let path = place.mnt("file");
+    let want: Vec<u8> = (0..3_000_000_u32).map(|n| (n / 7) as u8).collect();
+    std::fs::write(&path, &want).unwrap();
+    place.folder.ok(&["umount", "mnt"]);
+    place.mount("kernel_cache=never");
+    let misses = || {
+        let stat = place.folder.ok(&["stat", "mnt", "--json"]);
+        number(&stat, "miss_bytes") + number(&stat, "readahead_bytes")
+    };
+    let nothing = misses();
+    assert!(std::fs::read(&path).unwrap() == want);
+    let read = misses();
+    assert!(read > nothing, "it was on the image");
+    for _ in 0..3 {
+        assert!(std::fs::read(&path).unwrap() == want);
+    }
+    assert_eq!(misses(), read, "each time it was opened anew");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, vec![7; 100_000]).unwrap();
+    assert!(std::fs::read(&path).unwrap() == [7; 100_000]);
+    place.umount();
 }
 
 /// P1: what is wrong is said before anything stays.

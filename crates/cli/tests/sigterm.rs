@@ -1,4 +1,4 @@
-//! SIGTERM under write load: status 0, and every write that was answered is in the image.
+//! SIGTERM, SIGINT and SIGHUP under write load: status 0, and every write that was answered is in the image.
 
 mod common;
 
@@ -54,6 +54,26 @@ fn l12_sigterm_loses_nothing_that_was_answered() {
 #[test]
 fn sigint_is_the_same() {
     stop_under_load("INT");
+}
+
+/// A terminal that was closed ended an export at once: what clients had been answered was lost.
+#[test]
+fn sighup_is_the_same() {
+    stop_under_load("HUP");
+}
+
+/// N2: as nohup starts it.
+#[test]
+fn n2_who_shall_live_on_without_a_terminal_does() {
+    let folder = Folder::new();
+    folder.image("disk.img", 1 << 20);
+    let words = ["disk.img", "--cache-size", "16M"];
+    let server = folder.export_by("trap '' HUP; exec \"$@\"", std::path::Path::new("sh"), &words);
+    server.signal("HUP");
+    server.client("").write(0, &[1; 4096]).unwrap();
+    server.signal("TERM");
+    let (status, text) = server.wait();
+    assert_eq!(status.code(), Some(0), "a second signal ends it with 1: {text}");
 }
 
 #[test]

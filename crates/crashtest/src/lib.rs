@@ -7,8 +7,8 @@
 //! script: which step it may be, which bytes each block may have (`docs/crash-contract.md`). A *campaign* is
 //! many of these on several threads; what fails is made short.
 //!
-//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`, `crowding` and `case`, which
-//! say what workloads there are; `campaign`, `shrink`.
+//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`, `crowding` and
+//! `case`, which say what workloads there are; `campaign`, `shrink`.
 //!
 //! No layer depends on this crate. Locks: `campaign` says.
 #![forbid(unsafe_code)]

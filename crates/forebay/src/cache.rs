@@ -316,16 +316,12 @@ impl Cache {
     /// What is in the cache of a closed file is not its content any more.
     fn drop_resident(&self, path: &Path, resident: Option<Resident>, domain: &Arc<Domain>) {
         let Some(Resident { id, view, .. }) = resident else { return };
-        let pages = &self.shared.pages;
-        let all = 0..u64::MAX >> 1;
-        let Some(old) = pages.revive_mapping(id, domain.clone(), view.block_size, all.end) else {
-            return;
-        };
-        let path = path.display();
-        log::info!(
-            "{path}: changed since it was closed, or opened another way: its cached blocks go"
-        );
-        pages.drop_range(&old, all);
+        if self.shared.pages.drop_left(id, domain.clone(), view.block_size) {
+            let path = path.display();
+            log::info!(
+                "{path}: changed since it was closed, or opened another way: its cached blocks go"
+            );
+        }
     }
 
     /// Opens a block device object: RAM, or a decorated one. Files on the same object share a flush domain.

@@ -394,7 +394,7 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     }
     let gone = claim.gone();
     device.until_closed(gone.clone());
-    let mut opening = forebay_lfs::OpenOptions {
+    let opening = forebay_lfs::OpenOptions {
         cache: Some(cache.shared.pages.clone()),
         noatime: options.noatime || options.read_only,
         read_only: options.read_only,
@@ -403,14 +403,9 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
         serialized_dio_pages: options.serialized_dio_pages,
         clean_percent: options.clean_percent,
         discard: options.discard,
+        of_budget: true,
         ..forebay_lfs::OpenOptions::default()
     };
-    // Its own memory is a part of the budget.
-    let budget = cache.stats().budget_bytes;
-    let share = |part: u64, most: u64| (budget / part).min(most);
-    opening.overlay_bytes = share(8, opening.overlay_bytes);
-    opening.node_cache_bytes = share(8, opening.node_cache_bytes as u64) as usize;
-    opening.inode_cache_bytes = share(32, opening.inode_cache_bytes as u64) as usize;
     let any: DeviceRef = device.clone();
     let world = cache.shared.pages.world.clone();
     let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;

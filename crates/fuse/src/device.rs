@@ -16,16 +16,17 @@ use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 
 /// Longest payload of a request, bytes.
-pub(crate) const PAYLOAD_MAX: usize = 1 << 20;
+pub const PAYLOAD_MAX: usize = 1 << 20;
 /// Bytes that the kernel insists on having room for.
 const LEAST_BYTES: usize = 8192;
 const _: () = assert!(PAYLOAD_MAX >= LEAST_BYTES);
 
 /// The open device; it is the connection.
-pub(crate) struct Device(OwnedFd);
+pub struct Device(OwnedFd);
 
 /// A message as it was read.
-pub(crate) struct Incoming {
+pub struct Incoming {
+    /// Its beginning; of a `WRITE` all but the payload.
     pub head: [u8; WRITE_HEADER_BYTES],
     /// What came after the head.
     pub payload: AlignedBuf,
@@ -33,7 +34,14 @@ pub(crate) struct Incoming {
     pub len: usize,
 }
 
+impl Default for Incoming {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Incoming {
+    /// Room for the longest.
     pub fn new() -> Self {
         Self { head: [0; WRITE_HEADER_BYTES], payload: AlignedBuf::new(PAYLOAD_MAX), len: 0 }
     }
@@ -58,17 +66,18 @@ impl Incoming {
         [self.head(), self.rest()].concat()
     }
 
-    /// The payload as a buffer of its own: this one, if it is full.
-    pub fn take_payload(&mut self) -> AlignedBuf {
+    /// The payload as a buffer of its own: this one, if it is full, and another of that length in its place.
+    pub fn take_payload(&mut self, another: impl FnOnce(usize) -> AlignedBuf) -> AlignedBuf {
         match self.rest().len() == PAYLOAD_MAX {
-            true => std::mem::replace(&mut self.payload, AlignedBuf::new(PAYLOAD_MAX)),
+            true => std::mem::replace(&mut self.payload, another(PAYLOAD_MAX)),
             false => AlignedBuf::copy_of(self.rest()),
         }
     }
 }
 
 /// What reading a message came to.
-pub(crate) enum Read {
+pub enum Read {
+    /// There is one.
     Message,
     /// Nothing this time.
     Again,
@@ -77,6 +86,7 @@ pub(crate) enum Read {
 }
 
 impl Device {
+    /// Of a mount: [`crate::Mounted::into_device`].
     pub fn new(fd: OwnedFd) -> Self {
         Self(fd)
     }
@@ -154,10 +164,10 @@ mod tests {
         }
         // A payload that does not fill the buffer is copied, and the buffer stays.
         let at = incoming.payload.as_ptr();
-        assert_eq!(incoming.take_payload().len(), 5000 - WRITE_HEADER_BYTES);
+        assert_eq!(incoming.take_payload(AlignedBuf::new).len(), 5000 - WRITE_HEADER_BYTES);
         assert_eq!(incoming.payload.as_ptr(), at);
         incoming.len = WRITE_HEADER_BYTES + PAYLOAD_MAX;
-        assert_eq!(incoming.take_payload().as_ptr(), at, "a full one is handed on");
+        assert_eq!(incoming.take_payload(AlignedBuf::new).as_ptr(), at, "a full one is handed on");
         drop(kernel);
         assert!(matches!(device.read(&mut incoming), Ok(Read::Ended)));
     }

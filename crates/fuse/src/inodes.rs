@@ -25,10 +25,12 @@ pub(crate) enum Mark {
     Content = 2,
     /// Set-id bits among the attributes: the kernel does not ask again for a mode after a write.
     SetId = 4,
+    /// A size that may be older than ours, since it knows the inode: others have changed the content.
+    Shared = 8,
 }
 
 /// Counts are shifted by so much, marks below.
-const COUNT_SHIFT: u32 = 3;
+const COUNT_SHIFT: u32 = 4;
 const MARKS: u64 = (1 << COUNT_SHIFT) - 1;
 
 /// See the module.

@@ -1,7 +1,7 @@
 //! forebay-fuse: a file system of ours, [`forebay_vfs::FileSystem`], as a mount of the kernel's.
 //!
 //! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the kernel is
-//! asked for a mount), `device` (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
+//! asked for a mount), [`device`] (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
 //! kernel knows of us), `trees` (who asks), `serve` (a request answered by the contract), `sweep` (what it
 //! shall forget), [`session`] (threads, ending), [`notify`], [`watchdog`].
 //!
@@ -10,6 +10,7 @@
 //!   read /dev/fuse ─▶ parse ─▶ first poll ──pending──▶ polled when woken           queue ─▶ write
 //!        ▲              │ ready                              │ ready
 //!        └── writev ◀───┘                          writev ◀──┘
+//!   and up to sixteen threads that sync: fsync(2) is I/O upon I/O, on a thread that may wait
 //! ```
 //! Invariants: U1 each request that wants an answer gets one, also when its handler panics. U2 what the
 //! kernel knows of an inode is counted before it is told, and taken back if it could not be told. U3 no
@@ -22,7 +23,7 @@
 //! file system, see [`session`].
 #![forbid(unsafe_code)]
 
-mod device;
+pub mod device;
 mod handles;
 mod inodes;
 pub mod ioctl;

@@ -55,7 +55,8 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    pub(crate) fn into_device(self) -> OwnedFd {
+    /// The connection, for who serves it.
+    pub fn into_device(self) -> OwnedFd {
         self.device
     }
 

@@ -1,7 +1,8 @@
 //! Telling the kernel to forget: one thread, which holds no lock while the kernel works.
 //!
 //! A notice may wait in the kernel for pages that a request of ours has to fill, so no reply ever waits for
-//! a notice. If the process dies meanwhile, [`crate::watchdog`] ends the wait.
+//! a notice; but for one of attributes alone of a file that is open, which waits for nothing. If the
+//! process dies meanwhile, [`crate::watchdog`] ends the wait.
 //!
 //! Invariants: V1 notices leave in the order in which they were given. V2 what the kernel does not know
 //! is no error. V3 the queue is bounded in number: callers wait for room, threads and tasks that answer
@@ -14,7 +15,7 @@ pub use crate::proto::notify::Notice;
 use forebay_base::task::{Pick, WaitQueue, block_on};
 use rustix::io::Errno;
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Most notices that wait.
 const QUEUE_MAX: usize = 4096;
@@ -40,12 +41,14 @@ struct Shared {
     changed: Condvar,
     /// For callers: by the number of what they wait for, 0 for room.
     waiting: WaitQueue<u64>,
+    /// For what is told at once.
+    device: OnceLock<Weak<Device>>,
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        let (state, changed) = Default::default();
-        Self { state, changed, waiting: WaitQueue::with_keys() }
+        let (state, changed, device) = Default::default();
+        Self { state, changed, waiting: WaitQueue::with_keys(), device }
     }
 }
 
@@ -56,6 +59,21 @@ pub struct Notifier(Arc<Shared>);
 impl Notifier {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The notices are for this connection.
+    pub(crate) fn attach(&self, device: &Arc<Device>) {
+        let _is_set_once = self.0.device.set(Arc::downgrade(device));
+    }
+
+    /// Tells at once, by a thread that answers a request, that the attributes of an inode are stale which
+    /// that request holds open: neither pages nor locks are waited for in the kernel.
+    pub(crate) fn tell_attributes(&self, node: u64) {
+        let notice = Notice::attributes(node);
+        match self.0.device.get().and_then(Weak::upgrade) {
+            Some(device) => drop(tell(&device, &notice)),
+            None => drop(self.give(notice)),
+        }
     }
 
     /// Queues a notice, and waits if too many wait already. Not for threads that answer requests.

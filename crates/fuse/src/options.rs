@@ -4,6 +4,7 @@
 
 use crate::device::PAYLOAD_MAX;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_vfs::copy;
 use rustix::mount::MountFlags;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -98,11 +99,22 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Bytes that the front end may use beside the cache: for each thread two buffers and a request beyond
-    /// the bound, the requests that wait, counts of inodes.
+    /// Bytes that the front end may use beside the cache: for each thread two buffers, a spare one and a
+    /// request beyond the bound (a copy, at most), the requests that wait, counts of inodes.
     pub fn memory_bound(&self) -> u64 {
-        let threads = self.thread_count() as u64 * 3 * PAYLOAD_MAX as u64;
-        threads + self.payload_max() + self.inodes_max as u64 * 32
+        self.memory_rows(0, 0).iter().map(|(_, _, bound)| bound).sum()
+    }
+
+    /// Its parts: what, bytes now where `waiting` bytes of requests wait and `inodes` are known, bound
+    /// in bytes.
+    pub(crate) fn memory_rows(&self, waiting: u64, inodes: u64) -> Vec<(String, u64, u64)> {
+        let threads = self.thread_count() as u64 * (3 * PAYLOAD_MAX as u64 + copy::MEMORY_BYTES);
+        let row = |what: &str, now, bound| (what.to_string(), now, bound);
+        vec![
+            row("buffers of the mount's threads", threads, threads),
+            row("requests of the mount that wait", waiting, self.payload_max()),
+            row("inodes that the kernel knows", inodes * 32, self.inodes_max as u64 * 32),
+        ]
     }
 
     /// Bytes of requests that wait.

@@ -6,10 +6,12 @@
 //! Invariant: M1 a reader thread takes a request only while those that wait hold no more than the bound; each
 //! thread may take one beyond it.
 //!
-//! Lock: one, for waiting, a leaf.
+//! Locks: one for waiting and one for spare buffers, leaves.
 
+use crate::device::PAYLOAD_MAX;
+use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// See the module.
 pub(crate) struct Payload {
@@ -44,6 +46,11 @@ impl Payload {
         }
     }
 
+    /// Bytes of requests that wait.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::SeqCst)
+    }
+
     /// Counts a request that has to wait.
     pub fn hold(self: &Arc<Self>, bytes: u64) -> Held {
         self.used.fetch_add(bytes, Ordering::SeqCst);
@@ -63,9 +70,62 @@ impl Drop for Held {
     }
 }
 
+/// Buffers of requests that are over, for others: one that is new has to be made zeros, and the system to
+/// find memory for it.
+pub(crate) struct Spares {
+    bufs: Mutex<Vec<AlignedBuf>>,
+    max: usize,
+}
+
+impl Spares {
+    /// Keeps up to `max` of them.
+    pub fn new(max: usize) -> Self {
+        Self { bufs: Mutex::default(), max }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<AlignedBuf>> {
+        self.bufs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of `len` bytes, at most [`PAYLOAD_MAX`]; what is in it is of no account.
+    pub fn take(&self, len: usize) -> AlignedBuf {
+        let spare = match len == PAYLOAD_MAX {
+            true => self.lock().pop(),
+            false => None,
+        };
+        spare.unwrap_or_else(|| AlignedBuf::new(len.min(PAYLOAD_MAX)))
+    }
+
+    /// Nobody needs it any more.
+    pub fn give(&self, buf: AlignedBuf) {
+        if buf.len() != PAYLOAD_MAX {
+            return;
+        }
+        let mut bufs = self.lock();
+        if bufs.len() < self.max {
+            bufs.push(buf);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Only whole ones are kept, and no more of them than allowed.
+    #[test]
+    fn spare_buffers_are_few_and_whole() {
+        let spares = Spares::new(1);
+        let (mut first, second) = (spares.take(PAYLOAD_MAX), spares.take(PAYLOAD_MAX));
+        first[0] = 7;
+        spares.give(spares.take(4096));
+        assert!(spares.lock().is_empty());
+        spares.give(first);
+        spares.give(second);
+        assert_eq!(spares.lock().len(), 1);
+        assert_eq!(spares.take(PAYLOAD_MAX)[0], 7, "the same again");
+        assert_eq!(spares.take(5 * PAYLOAD_MAX).len(), PAYLOAD_MAX);
+    }
 
     /// M1: threads wait while there is too much, and go on when it is given back.
     #[test]

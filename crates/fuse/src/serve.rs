@@ -18,11 +18,13 @@ mod policy;
 
 pub use beside::Served;
 
+use crate::device::PAYLOAD_MAX;
 use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;
 use crate::notify::Notifier;
 use crate::options::{KernelCache, Options};
-use crate::proto::consts::open;
+use crate::payload::Spares;
+use crate::proto::consts::{opcode, open};
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
 use crate::trees::Trees;
@@ -30,7 +32,7 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_vfs::{Attr, FileSystem, Ino, OpenFlags, Privileges};
+use forebay_vfs::{Attr, FileSystem, Ino, OpenFlags, Privileges, copy};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -62,6 +64,8 @@ pub(crate) struct Core {
     pub pruned: AtomicUsize,
     /// Names are being called stale.
     pub sweeping: AtomicBool,
+    /// Buffers for what is read and written.
+    pub spares: Spares,
     pub world: WorldRef,
     pub me: Weak<Core>,
 }
@@ -75,13 +79,29 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Bytes that it holds while it waits.
+    /// Bytes that it holds at most until it is answered.
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Read(io) => u64::from(io.size),
             Self::Write(_, data) => data.len() as u64,
-            Self::Other(message) => message.len() as u64,
+            Self::Other(message) => message.len() as u64 + more_bytes(message),
         }
+    }
+}
+
+/// What a request holds beside its message.
+fn more_bytes(message: &[u8]) -> u64 {
+    let code =
+        message.get(4..8).and_then(|word| word.first_chunk()).map(|b| u32::from_le_bytes(*b));
+    match code {
+        Some(opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64) => copy::MEMORY_BYTES,
+        Some(opcode::READDIR | opcode::READDIRPLUS) => match Request::parse(message) {
+            Ok(Request { op: Op::ReadDir { io, .. }, .. }) => {
+                u64::from(io.size).min(PAYLOAD_MAX as u64)
+            }
+            _ => 0,
+        },
+        _ => 0,
     }
 }
 
@@ -206,12 +226,14 @@ impl Core {
             epoch: AtomicU64::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
+            spares: Spares::new(options.thread_count()),
             world,
             me: me.clone(),
         })
     }
 
-    fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
+    /// What the kernel has open under this number.
+    pub fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
         match self.handles.get(fh) {
             Some(handle) => Ok(handle),
             None => fail(ErrorKind::BadHandle, "find", "no such handle"),
@@ -278,7 +300,7 @@ impl Core {
             Op::StatFs => self.statfs().await,
             Op::SetXattr { name, value, flags } => self.setxattr(node, name, value, *flags).await,
             Op::GetXattr { name, size } => self.getxattr(node, name, *size).await,
-            Op::ListXattr { size } => self.listxattr(node, *size).await,
+            Op::ListXattr { size } => self.listxattr(header, *size).await,
             Op::RemoveXattr { name } => self.removexattr(node, name).await,
             Op::Open { flags, kill } => self.open(header, *flags, *kill).await,
             Op::Create { flags, mode, kill, name } => {

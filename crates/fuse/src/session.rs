@@ -6,12 +6,17 @@
 //! ```
 //! Invariants: S1 before `INIT` was answered nothing else is. S2 an [`Ending`] lets go of the file system
 //! after the last request is answered. S3 a reader thread that ends for another reason than the end of the
-//! connection says so in the log, and the session ends when none is left.
+//! connection says so in the log, and the session ends when none is left. S4 `DESTROY` is answered also when
+//! there is no [`Ending`]: a session that did not start, or is dropped, answers it at once.
 //!
-//! Locks: the session's state, a leaf; and the slot of the file system, which is held for reading while a
-//! reader thread handles a request, and for writing once, at the end.
+//! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held
+//! for reading while a reader thread handles a request, and for writing once, at the end.
+
+mod syncs;
+mod waiting;
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
+use crate::handles::Handle;
 use crate::mount::Mounted;
 use crate::notify::Notifier;
 use crate::options::Options;
@@ -30,8 +35,9 @@ use forebay_base::{Error, ErrorKind, Result, io_flusher};
 use forebay_vfs::{Beside, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
+use syncs::{Job, Syncs};
+use waiting::Owed;
 
 const EIO: i32 = 5;
 const EPROTO: i32 = 71;
@@ -65,17 +71,20 @@ struct State {
     tasks: usize,
     /// Requests that the kernel may have under way of its own accord.
     background: u16,
+    /// Nobody is going to end the session (S4).
+    abandoned: bool,
     ended: bool,
 }
 
 struct Shared {
-    device: Device,
+    device: Arc<Device>,
     core: RwLock<Option<Arc<Core>>>,
     /// Who else uses the file system, and has to tell us.
     beside: Weak<Beside>,
     world: WorldRef,
     notifier: Notifier,
     payload: Arc<Payload>,
+    syncs: Syncs,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -83,6 +92,7 @@ struct Shared {
 /// See the module.
 pub struct Session {
     shared: Arc<Shared>,
+    /// None: an [`Ending`] has them.
     threads: Vec<JoinHandle<()>>,
     alive: Alive,
 }
@@ -128,40 +138,27 @@ impl Session {
             let mount: Weak<Core> = Arc::downgrade(&core);
             beside.observe(mount)?;
         }
+        let device = Arc::new(Device::new(mounted.into_device()));
+        notifier.attach(&device);
         let shared = Arc::new(Shared {
-            device: Device::new(mounted.into_device()),
+            device,
             core: RwLock::new(Some(core)),
             beside: beside.map_or_else(Weak::new, |beside| Arc::downgrade(&beside)),
             world,
             notifier,
             payload: Payload::new(options.payload_max()),
+            syncs: Syncs::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         shared.lock().background = options.background();
-        let count = options.thread_count();
-        shared.lock().readers = count;
-        let mut threads = Vec::new();
-        for n in 0..count {
-            let theirs = shared.clone();
-            threads.push(spawn(&format!("forebay-fuse-{n}"), move || theirs.read_all())?);
-        }
-        let theirs = shared.clone();
-        threads.push(spawn("forebay-notify", move || {
-            io_flusher::mark_thread();
-            theirs.notifier.run(&theirs.device);
-        })?);
-        let theirs = shared.clone();
-        let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
-        threads.push(thread);
-        let session = Self { shared, threads, alive };
-        match session.until_ready() {
-            Ok(()) => Ok(session),
+        match shared.spawn_all(options.thread_count()) {
+            Ok((threads, alive)) => {
+                let session = Self { shared, threads, alive };
+                session.until_ready().map(|()| session)
+            }
             Err(e) => {
-                // Readers end with the mount, whoever takes that away.
-                session.shared.leave();
-                session.shared.notifier.close();
-                session.shared.change(|state| state.ended = true);
+                shared.abandon();
                 Err(e)
             }
         }
@@ -196,6 +193,19 @@ impl Session {
         }
     }
 
+    /// What the mount takes of memory: what, bytes now, bound in bytes. Does not hold the session.
+    pub fn memory_rows(
+        &self,
+        options: &Options,
+    ) -> impl Fn() -> Vec<(String, u64, u64)> + Send + Sync + 'static {
+        let (shared, options) = (Arc::downgrade(&self.shared), options.clone());
+        move || {
+            let Some(shared) = shared.upgrade() else { return Vec::new() };
+            let inodes = shared.core.read().as_ref().map_or(0, |core| core.inodes.len());
+            options.memory_rows(shared.payload.used(), inodes as u64)
+        }
+    }
+
     /// Asks for another: trees of processes that have a mode of their own.
     pub fn trees(&self) -> impl Fn() -> usize + Send + Sync + 'static {
         let shared = self.shared.clone();
@@ -203,9 +213,17 @@ impl Session {
     }
 
     /// Serves until the mount is gone.
-    pub fn wait(self) -> Ending {
+    pub fn wait(mut self) -> Ending {
         self.shared.wait(|state| state.destroy.is_some() || state.readers == 0);
-        Ending { shared: self.shared, threads: self.threads }
+        Ending { shared: self.shared.clone(), threads: std::mem::take(&mut self.threads) }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.shared.abandon();
+        }
     }
 }
 
@@ -240,6 +258,7 @@ impl Ending {
             self.shared.device.reply(unique, errno, &[]);
         }
         self.shared.wait(|state| state.readers == 0);
+        self.shared.syncs.close();
         self.shared.notifier.close();
         self.shared.change(|state| state.ended = true);
         for thread in self.threads {
@@ -272,6 +291,51 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Starts all threads.
+    fn spawn_all(self: &Arc<Self>, readers: usize) -> Result<(Vec<JoinHandle<()>>, Alive)> {
+        self.lock().readers = readers;
+        let mut threads = Vec::new();
+        for n in 0..readers {
+            let theirs = self.clone();
+            threads.push(spawn(&format!("forebay-fuse-{n}"), move || theirs.read_all())?);
+        }
+        let theirs = self.clone();
+        threads.push(spawn("forebay-notify", move || {
+            io_flusher::mark_thread();
+            theirs.notifier.run(&theirs.device);
+        })?);
+        let theirs = self.clone();
+        let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
+        threads.push(thread);
+        Ok((threads, alive))
+    }
+
+    /// There is going to be no [`Ending`]. Readers end with the mount, whoever takes that away (S4).
+    fn abandon(&self) {
+        self.leave();
+        self.notifier.close();
+        let mut destroy = None;
+        self.change(|state| {
+            state.abandoned = true;
+            state.ended = true;
+            destroy = state.destroy.take();
+        });
+        if let Some(unique) = destroy {
+            self.device.reply(unique, 0, &[]);
+        }
+    }
+
+    fn destroy(&self, unique: u64) {
+        let mut abandoned = false;
+        self.change(|state| {
+            abandoned = state.abandoned;
+            state.destroy = (!abandoned).then_some(unique);
+        });
+        if abandoned {
+            self.device.reply(unique, 0, &[]);
+        }
+    }
+
     /// The work of a reader thread.
     fn read_all(self: &Arc<Self>) {
         io_flusher::mark_thread();
@@ -294,6 +358,9 @@ impl Shared {
             }
         }
         self.change(|state| state.readers -= 1);
+        if self.lock().readers == 0 {
+            self.syncs.stop();
+        }
     }
 
     /// Answers a message, or sees to it that it is answered.
@@ -311,7 +378,7 @@ impl Shared {
         let unanswered = Unanswered { shared: self, unique: header.unique };
         match header.opcode {
             opcode::INIT => self.init(&header, &incoming.whole()),
-            opcode::DESTROY => self.change(|state| state.destroy = Some(header.unique)),
+            opcode::DESTROY => self.destroy(header.unique),
             code => {
                 // Held meanwhile: who takes the file system out waits for this (S2).
                 let core = self.core.read();
@@ -363,14 +430,44 @@ impl Shared {
                 Ok(Request { op: Op::Write { io, data }, .. }) => match core.write_now(&io, data) {
                     Some(Ok(outcome)) => return self.finish(core, header.unique, outcome),
                     Some(Err(e)) => return self.refuse(&header, &e),
-                    None => Work::Write(io, incoming.take_payload()),
+                    None => Work::Write(io, incoming.take_payload(|len| core.spares.take(len))),
                 },
                 Ok(_) => Work::Other(incoming.whole()),
                 Err(e) => return self.refuse(&header, &e),
             },
+            opcode::FSYNC | opcode::FSYNCDIR => {
+                let message = incoming.short().unwrap_or_default();
+                match Request::parse(message).map(|request| request.op) {
+                    Ok(Op::Fsync { fh, data_only } | Op::FsyncDir { fh, data_only }) => {
+                        match core.handle(fh) {
+                            Ok(handle) if self.sync(core, &header, &handle, data_only) => return,
+                            Ok(_) => Work::Other(incoming.whole()),
+                            Err(e) => return self.refuse(&header, &e),
+                        }
+                    }
+                    Ok(_) => Work::Other(incoming.whole()),
+                    Err(e) => return self.refuse(&header, &e),
+                }
+            }
             _ => Work::Other(incoming.whole()),
         };
         self.start(core, header.unique, work);
+    }
+
+    /// Has a file made durable by a thread that may wait. False: there is none.
+    fn sync(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        header: &Header,
+        handle: &Arc<Handle>,
+        data_only: bool,
+    ) -> bool {
+        let there = self.syncs.claim(self);
+        if there {
+            let owed = Owed::new(self, core, header.unique);
+            self.syncs.push(Job { handle: handle.clone(), data_only, owed });
+        }
+        there
     }
 
     fn refuse(&self, header: &Header, e: &Error) {
@@ -383,38 +480,39 @@ impl Shared {
     /// Polls once; what has to wait goes on as a background task.
     fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
         let bytes = work.bytes();
-        let mut future = Box::pin(core.clone().serve(work));
-        let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Ready(outcome) = future.as_mut().poll(&mut cx) {
-            return self.finish(core, unique, outcome);
+        self.run(core, unique, bytes, Box::pin(core.clone().serve(work)));
+    }
+
+    fn task_begins(&self) {
+        // Nobody waits for more of them.
+        self.lock().tasks += 1;
+    }
+
+    fn task_ended(&self) {
+        let mut state = self.lock();
+        state.tasks -= 1;
+        // Only an [`Ending`] waits for that: telling all who wait of each would wake them for nothing.
+        let ending = state.destroy.is_some() || state.readers == 0;
+        if state.tasks == 0 && ending {
+            drop(state);
+            self.changed.notify_all();
         }
-        self.change(|state| state.tasks += 1);
-        let held = self.payload.hold(bytes);
-        let (shared, core) = (self.clone(), core.clone());
-        self.world.spawn(
-            "fuse request",
-            Box::pin(async move {
-                let task = Task(shared);
-                let unanswered = Unanswered { shared: &task.0, unique };
-                let outcome = future.await;
-                unanswered.answered();
-                task.0.finish(&core, unique, outcome);
-                drop(held);
-                // The file system may be given back when nobody counts any more (S2).
-                drop(core);
-            }),
-        );
     }
 
     fn finish(&self, core: &Core, unique: u64, outcome: Outcome) {
-        let told = match &outcome.answer {
-            Answer::Errno(errno) => self.device.reply(unique, *errno, &[]),
+        let Outcome { answer, undo } = outcome;
+        let told = match answer {
+            Answer::Errno(errno) => self.device.reply(unique, errno, &[]),
             Answer::Body(body) => self.device.reply(unique, 0, body.as_bytes()),
-            Answer::Data(buf, len) => self.device.reply(unique, 0, &buf[..*len]),
+            Answer::Data(buf, len) => {
+                let told = self.device.reply(unique, 0, &buf[..len]);
+                core.spares.give(buf);
+                told
+            }
         };
-        let Undo { inodes, opened } = &outcome.undo;
+        let Undo { inodes, opened } = &undo;
         if !told && (!inodes.is_empty() || opened.is_some()) {
-            core.undo(outcome.undo);
+            core.undo(undo);
         }
     }
 
@@ -459,8 +557,8 @@ impl Shared {
     }
 }
 
-/// What both sides can do.
-fn agreed(init: &InitIn, background: u16) -> InitOut {
+/// What both sides can do, with so many requests of the kernel's own accord at a time.
+pub fn agreed(init: &InitIn, background: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
     InitOut {
         minor: init.minor.min(VERSION_MINOR),
@@ -470,15 +568,6 @@ fn agreed(init: &InitIn, background: u16) -> InitOut {
         congestion_threshold: (background / 4 * 3).max(1),
         max_write: PAYLOAD_MAX as u32,
         max_pages: (PAYLOAD_MAX / 4096) as u16,
-    }
-}
-
-/// A request that a background task has, counted as long as the task lives.
-struct Task(Arc<Shared>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.change(|state| state.tasks -= 1);
     }
 }
 

@@ -16,6 +16,8 @@ use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 
+/// Registrations at a time: anybody may ask, and each opening looks through all.
+const ROOTS_MAX: usize = 256;
 /// Verdicts that are kept at most.
 const VERDICTS_MAX: usize = 4096;
 /// A process that dies while its descendants are looked at makes them look again, so often.
@@ -47,6 +49,16 @@ pub(crate) struct Trees {
     state: Mutex<State>,
 }
 
+/// What registering came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Added {
+    Done,
+    /// The process is in another world of processes.
+    Unseen,
+    /// As many as there may be have registered.
+    TooMany,
+}
+
 /// Looks at a process in the system's table; none: it is gone, or cannot be seen.
 pub(crate) fn look(pid: u32) -> Option<Process> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
@@ -58,13 +70,22 @@ pub(crate) fn look(pid: u32) -> Option<Process> {
 }
 
 impl Trees {
-    /// Registers a process by an open directory. False: it cannot be seen.
-    pub fn add(&self, fh: u64, pid: u32, mode: u32, look: impl Fn(u32) -> Option<Process>) -> bool {
-        let Some(process) = look(pid).filter(|_| pid != 0) else { return false };
+    /// Registers a process by an open directory.
+    pub fn add(
+        &self,
+        fh: u64,
+        pid: u32,
+        mode: u32,
+        look: impl Fn(u32) -> Option<Process>,
+    ) -> Added {
+        let Some(process) = look(pid).filter(|_| pid != 0) else { return Added::Unseen };
         let mut state = self.state.lock();
+        if state.roots.len() >= ROOTS_MAX && !state.roots.contains_key(&fh) {
+            return Added::TooMany;
+        }
         state.roots.insert(fh, (pid, process.start, mode));
         self.changed(&mut state);
-        true
+        Added::Done
     }
 
     /// The directory is closed.
@@ -162,8 +183,9 @@ mod tests {
         };
         let trees = Trees::default();
         assert_eq!((trees.mode_of(7, look), *looks.borrow()), (None, 0));
-        assert!(!trees.add(3, 0, 1, look) && !trees.add(3, 99, 1, look));
-        assert!(trees.add(3, 5, 1, look));
+        assert_eq!(trees.add(3, 0, 1, look), Added::Unseen);
+        assert_eq!(trees.add(3, 99, 1, look), Added::Unseen);
+        assert_eq!(trees.add(3, 5, 1, look), Added::Done);
         for (pid, mode) in
             [(5, Some(1)), (6, Some(1)), (9, Some(1)), (8, None), (1, None), (0, None)]
         {
@@ -171,7 +193,7 @@ mod tests {
         }
         looks.replace(0);
         assert_eq!((trees.mode_of(9, look), *looks.borrow()), (Some(1), 1), "it is known");
-        assert!(trees.add(4, 7, 2, look));
+        assert_eq!(trees.add(4, 7, 2, look), Added::Done);
         assert_eq!(
             (trees.mode_of(9, look), trees.mode_of(6, look)),
             (Some(2), Some(1)),
@@ -188,7 +210,7 @@ mod tests {
     fn t2_numbers_are_used_again() {
         let trees = Trees::default();
         let first = table(&[(1, 0, 0), (5, 1, 10), (6, 5, 11)]);
-        assert!(trees.add(3, 5, 1, |pid| first.get(&pid).copied()));
+        assert_eq!(trees.add(3, 5, 1, |pid| first.get(&pid).copied()), Added::Done);
         assert_eq!(trees.mode_of(6, |pid| first.get(&pid).copied()), Some(1));
         // 6 is another process, by the same number.
         let later = table(&[(1, 0, 0), (5, 1, 10), (6, 1, 30)]);
@@ -204,7 +226,7 @@ mod tests {
         let trees = Trees::default();
         let before = table(&[(1, 0, 0), (5, 1, 10), (6, 5, 11), (7, 6, 12)]);
         let after = table(&[(1, 0, 0), (5, 1, 10), (7, 5, 12)]);
-        assert!(trees.add(3, 5, 1, |pid| before.get(&pid).copied()));
+        assert_eq!(trees.add(3, 5, 1, |pid| before.get(&pid).copied()), Added::Done);
         let looks = RefCell::new(0);
         let dying = |pid: u32| {
             *looks.borrow_mut() += 1;
@@ -219,5 +241,17 @@ mod tests {
         assert_eq!(own.parent, std::os::unix::process::parent_id());
         assert!(look(own.parent).is_none_or(|parent| parent.start <= own.start));
         assert_eq!(look(u32::MAX), None);
+    }
+
+    /// Anybody could make each opening of everybody look through as many registrations as he liked.
+    #[test]
+    fn registrations_are_bounded() {
+        let trees = Trees::default();
+        let own = |pid| Some(Process { parent: 0, start: u64::from(pid) });
+        (0..ROOTS_MAX as u64).for_each(|fh| assert_eq!(trees.add(fh, 5, 1, own), Added::Done));
+        assert_eq!(trees.add(9999, 5, 1, own), Added::TooMany);
+        assert_eq!(trees.add(3, 6, 1, own), Added::Done, "in the place of another");
+        trees.remove(4);
+        assert_eq!(trees.add(9999, 5, 1, own), Added::Done);
     }
 }

@@ -73,6 +73,8 @@ impl Watchdog {
     ) -> Result<Self> {
         let numbers = [alive.pid.to_string(), alive.tid.to_string()];
         command.args(numbers).arg(format!("{major}:{minor}")).arg(dir);
+        // It lives as long as the mount, and is not to keep anything else in use.
+        command.current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let fail = |e| Error::from_io("start the watchdog", e);
         let mut child = command.spawn().map_err(fail)?;

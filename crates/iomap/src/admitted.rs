@@ -26,6 +26,19 @@ pub(crate) struct Ahead<'a> {
 }
 
 impl Ahead<'_> {
+    /// Whether all of a range that is not written yet has its room.
+    pub fn covers(&self, range: &Range<u64>) -> bool {
+        self.from <= range.start && self.left.load(Ordering::Relaxed) > 0
+    }
+
+    /// Bytes of the file up to `end` have places: they are not asked for any more.
+    pub fn placed(&self, range: &Range<u64>, block: u64) {
+        let from = round_down(range.start, block).max(self.from);
+        let bytes = round_up(range.end, block).saturating_sub(from);
+        let left = self.left.load(Ordering::Relaxed);
+        self.used(bytes.min(left));
+    }
+
     fn used(&self, bytes: u64) {
         self.left.fetch_sub(bytes, Ordering::Relaxed);
         self.ops.arrived(bytes);

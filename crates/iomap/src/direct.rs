@@ -3,6 +3,7 @@
 //! The range is held exclusively while the write is in flight: dirt under it is written out first,
 //! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
 
+use crate::admitted::Ahead;
 use crate::file::{MappedFile, Source, Target};
 use crate::ops::{Class, Place, Reservation, Written};
 use crate::published::publishable_size;
@@ -14,21 +15,28 @@ use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
 use forebay_cache::State;
-use forebay_cache::bounds::Arriving;
+use forebay_cache::bounds::{Arriving, Exclusive, Held};
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::writeback::unflushed::Epoch;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Room for a run that is about to be written past the cache, and its number among the write-outs.
+/// Room for a run that is about to be written past the cache.
 pub(crate) struct Room {
-    /// Each bio on its way holds it, too (O3).
-    reservation: Arc<Reservation>,
+    kept: Arc<Kept>,
     /// Bytes of a unit of the map and the device.
     unit: u64,
     sums: bool,
-    /// Goes last.
+}
+
+/// What each bio on its way holds, too, for the task that waits for it may be dropped. Let go in this order.
+pub(crate) struct Kept {
+    /// O3.
+    reservation: Reservation,
+    /// E4.
+    _held: Arc<Held>,
+    /// Its number among the write-outs.
     _ticket: Ticket,
 }
 
@@ -84,13 +92,14 @@ impl MappedFile {
     }
 
     /// False, and nothing was written: the end of file has moved, and the request ends within a block
-    /// that is not the last any more. The caller takes `UNCACHED` instead.
+    /// that is not the last any more; or there are no places for what was admitted. The caller takes
+    /// `UNCACHED` instead.
     pub(crate) async fn write_direct(
         &self,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: IoFlags,
-        arriving: &mut Option<Arriving<'_>>,
+        (arriving, ahead): (&mut Option<Arriving<'_>>, &Ahead<'_>),
     ) -> Result<bool> {
         let held = self.mapping.bounds.exclusive(range.clone()).await;
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
@@ -107,40 +116,60 @@ impl MappedFile {
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
         // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-        let room = self.reserve_run(range).await?;
+        let (held, room) = self.reserve_run(range, held).await;
+        let room = match room {
+            Err(error) if error.kind() == ErrorKind::NoSpace && ahead.covers(range) => {
+                // The file has grown for it.
+                Counters::add(&self.cache.counters.direct_fallbacks, 1);
+                return Ok(false);
+            }
+            room => room?,
+        };
+        ahead.placed(range, self.mapping.block_size());
         // From here on its ticket says so.
         drop(arriving.take());
         self.write_reserved(room, range, src, bio_flags, false).await?;
-        if durable && !self.ops.fua_suffices() {
-            self.write_below(range.end, src.blocking()).await;
-            // As any flush: if it fails, it fails for all that was written before it.
-            self.flush_on(src.blocking()).await?;
-        }
         if !durable {
             self.remember_unpinned(epoch);
         }
+        // Who is on his way to a place below may wait for the range.
         drop(held);
+        if durable && !self.ops.fua_suffices() {
+            self.publish_upto(range.end, src.blocking()).await?;
+            // As any flush: if it fails, it fails for all that was written before it.
+            self.flush_on(src.blocking()).await?;
+        }
         Ok(true)
     }
 
     /// Bytes that nobody holds were written, or zeroed, since `epoch` was sampled: a flush that fails
     /// from now on, or has failed meanwhile, cannot be made good.
     pub(crate) fn remember_unpinned(&self, epoch: Epoch) {
-        if !self.mapping.unflushed.completed(epoch, 0..0, false) {
+        if !self.mapping.unflushed.completed(epoch, None, Default::default) {
             self.mapping.poison("a flush failed beside a write that is not held any more");
         }
     }
 
-    /// Room for a range that is held exclusively. May wait for others to make some, who may need private
-    /// memory for that: not for a caller that has a permit.
-    pub(crate) async fn reserve_run(&self, range: &Range<u64>) -> Result<Room> {
+    /// Room for a range that is held exclusively: from then on the bios hold it, too. May wait for others to
+    /// make some, who may need private memory for that: not for a caller that has a permit.
+    pub(crate) async fn reserve_run(
+        &self,
+        range: &Range<u64>,
+        held: Exclusive<'_>,
+    ) -> (Arc<Held>, Result<Room>) {
+        let held = Arc::new(held.keep(&self.mapping));
         let limits = self.ops.limits();
         let unit = u64::from(limits.unit.max(self.device().limits().logical_block));
         let ticket = Ticket::new(&self.mapping, range.clone());
         let whole = range.start..round_up(range.end, unit);
-        let reservation = self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await?;
-        let reservation = Arc::new(reservation);
-        Ok(Room { reservation, unit, sums: limits.sums, _ticket: ticket })
+        let room = match self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await {
+            Ok(reservation) => {
+                let kept = Kept { reservation, _held: held.clone(), _ticket: ticket };
+                Ok(Room { kept: Arc::new(kept), unit, sums: limits.sums })
+            }
+            Err(error) => Err(error),
+        };
+        (held, room)
     }
 
     /// Writes a range that is held exclusively to its room, and publishes it. `covered`: the caller has a
@@ -153,7 +182,7 @@ impl MappedFile {
         flags: BioFlags,
         covered: bool,
     ) -> Result<()> {
-        let Room { _ticket, reservation, unit, sums: summed } = room;
+        let Room { kept, unit, sums: summed } = room;
         let sequence = self.ops.sequence();
         let sums = |place: &Place| {
             let from = (place.offset - range.start) as usize;
@@ -165,9 +194,11 @@ impl MappedFile {
             sequence,
             sums: if summed { sums(place) } else { Vec::new() },
         };
-        let written: Vec<Written> = reservation.places().iter().map(written).collect();
-        self.write_places(&reservation, range, src, flags, covered).await?;
-        self.ops.publish(&reservation, &written, publishable_size(&self.mapping, &*self.ops));
+        let written: Vec<Written> = kept.reservation.places().iter().map(written).collect();
+        self.write_places(&kept, range, src, flags, covered).await?;
+        let _uncut = self.mapping.bounds.uncut();
+        let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
+        self.ops.publish(&kept.reservation, &written, size);
         Ok(())
     }
 
@@ -198,7 +229,7 @@ impl MappedFile {
     /// Writes all places at once, each as one bio or as few as the device takes.
     async fn write_places(
         &self,
-        reservation: &Arc<Reservation>,
+        kept: &Arc<Kept>,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
@@ -207,7 +238,7 @@ impl MappedFile {
         let device = self.device();
         let tail = self.ops.unit().max(device.limits().logical_block) as usize;
         let longest = u64::from(device.limits().max_transfer);
-        let pieces = reservation.places().iter().flat_map(|place| {
+        let pieces = kept.reservation.places().iter().flat_map(|place| {
             (0..place.len).step_by(longest as usize).map(move |skip| Place {
                 offset: place.offset + skip,
                 len: longest.min(place.len - skip),
@@ -228,7 +259,7 @@ impl MappedFile {
             && let [piece] = &pieces[..]
         {
             let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
-            let done = write_piece(&**device, data, reservation, piece, flags).await;
+            let done = write_piece(&**device, data, kept, piece, flags).await;
             if let Some(back) = done.data.into_buf() {
                 **buf = back;
             }
@@ -249,8 +280,7 @@ impl MappedFile {
             }
         };
         let parted = PartedBuf::new(whole);
-        let result =
-            write_parts(&**device, &parted, reservation, &pieces, range.start, flags).await;
+        let result = write_parts(&**device, &parted, kept, &pieces, range.start, flags).await;
         if let Source::Owned(buf) = src
             && !copied
             && let Some(back) = parted.into_buf()
@@ -261,18 +291,18 @@ impl MappedFile {
     }
 }
 
-/// Writes one piece, which the bio holds the reservation of.
+/// Writes one piece, of which the bio holds what its writer has.
 async fn write_piece(
     device: &dyn BlockDevice,
     data: DataRef,
-    reservation: &Arc<Reservation>,
+    kept: &Arc<Kept>,
     piece: &Place,
     flags: BioFlags,
 ) -> Completion {
     if device.is_crowded() {
         device.room().await;
     }
-    let ((tx, rx), holder) = (oneshot(), reservation.clone());
+    let ((tx, rx), holder) = (oneshot(), kept.clone());
     let end = Box::new(move |done| {
         drop(holder);
         tx.send(done);
@@ -290,7 +320,7 @@ fn gone() -> Error {
 async fn write_parts(
     device: &dyn BlockDevice,
     buf: &PartedBuf,
-    reservation: &Arc<Reservation>,
+    kept: &Arc<Kept>,
     pieces: &[Place],
     base: u64,
     flags: BioFlags,
@@ -303,7 +333,7 @@ async fn write_parts(
         let (tx, rx) = oneshot();
         let data = buf.part((piece.offset - base) as usize, piece.len as usize);
         // The part goes before whoever waits learns that it is over.
-        let holder = reservation.clone();
+        let holder = kept.clone();
         let end = Box::new(move |Completion { data, result }| {
             drop((data, holder));
             tx.send(result);

@@ -8,7 +8,7 @@ use crate::ops::MapOps;
 use crate::records::Records;
 use crate::sync::FlushGroup;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::DeviceRef;
@@ -101,6 +101,8 @@ pub struct MappedFile {
     leaves_folios: AtomicBool,
     /// See [`MappedFile::leave_untold`].
     heir: Mutex<Option<Heir>>,
+    /// The size that it was opened with, as long as nobody knows what storage has behind it.
+    pub(crate) opened_end: AtomicU64,
 }
 
 /// Takes what nobody has been told of a file that goes.
@@ -172,6 +174,7 @@ impl MappedFile {
         mapping: Arc<Mapping>,
         read_only: bool,
     ) -> std::sync::Arc<Self> {
+        let opened_end = AtomicU64::new(mapping.size());
         let file = std::sync::Arc::new(Self {
             mapping,
             cache: cache.clone(),
@@ -182,6 +185,7 @@ impl MappedFile {
             stable_pages: AtomicU8::new(StablePages::Auto as u8),
             leaves_folios: AtomicBool::new(false),
             heir: Mutex::new(None),
+            opened_end,
         });
         if !read_only {
             let out = std::sync::Arc::downgrade(&file);
@@ -196,6 +200,11 @@ impl MappedFile {
     /// mapping.
     pub fn leave_folios(&self) {
         self.leaves_folios.store(true, Ordering::Release);
+    }
+
+    /// Nothing on its way in or out holds its mapping, which goes with the file.
+    pub fn is_alone(self: &std::sync::Arc<Self>) -> bool {
+        std::sync::Arc::strong_count(self) == 1 && Arc::strong_count(&self.mapping) == 1
     }
 
     /// Who takes what nobody has been told of when the file goes, before its device is let go.

@@ -15,6 +15,7 @@ use forebay_cache::stats::Counters;
 use forebay_cache::writeback::end_fill;
 use forebay_cache::{FRAME_SIZE, FolioWrite, FrameList, Mapping, PageCache, State};
 use std::any::Any;
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Longest read of one bio, bytes.
@@ -81,16 +82,29 @@ struct EndRead {
     pins: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
+/// What ends a fill whose task was dropped.
+fn given_up() -> Error {
+    Error::new(ErrorKind::Shutdown, "fill", "its task was dropped")
+}
+
+impl Drop for EndRead {
+    fn drop(&mut self) {
+        if !self.pieces.is_empty() {
+            self.end(&Err(given_up()));
+        }
+    }
+}
+
 impl EndRead {
-    fn end(self, result: &Result<()>) {
+    fn end(&mut self, result: &Result<()>) {
         if let Err(error) = result {
             self.error.set(error);
         }
-        for piece in &self.pieces {
-            let ok = result.is_ok() && self.verify(piece);
+        for piece in std::mem::take(&mut self.pieces) {
+            let ok = result.is_ok() && self.verify(&piece);
             end_fill(&self.cache, &self.mapping, piece.index, piece.blocks, piece.read_to, ok);
         }
-        drop(self.pins);
+        self.pins.clear();
     }
 
     /// Whether the blocks are what was stored: looked at before they become up to date.
@@ -125,6 +139,24 @@ pub(crate) fn corrupt(range: &Range<u64>) -> Error {
     error.with_range(range.start, range.end - range.start)
 }
 
+/// Pieces that are *reading* and in no bio yet. If the task that fills is dropped they end here: nobody else
+/// knows of them.
+struct Planned<'a> {
+    file: &'a MappedFile,
+    error: &'a FillError,
+    pieces: VecDeque<Piece>,
+}
+
+impl Drop for Planned<'_> {
+    fn drop(&mut self) {
+        let (cache, mapping) = (&self.file.cache, &self.file.mapping);
+        for piece in self.pieces.drain(..) {
+            self.error.set(&given_up());
+            end_fill(cache, mapping, piece.index, piece.blocks, 0, false);
+        }
+    }
+}
+
 impl MappedFile {
     /// Fills what is missing of `range` (bytes; rounded outwards to blocks, clipped to the end of
     /// file) and returns when the reads are issued.
@@ -132,13 +164,15 @@ impl MappedFile {
         let block = self.mapping.block_size();
         let eof = round_up(self.size(), block);
         let range = round_down(range.start, block)..round_up(range.end, block).min(eof);
-        let planned = match self.plan_fill(&range, mode) {
-            Ok(planned) => planned,
+        let error = FillError::default();
+        let mut planned = match self.plan_fill(&range, mode) {
+            Ok(pieces) => Planned { file: self, error: &error, pieces },
             Err(other) => return other,
         };
-        let error = FillError::default();
         let mut bios = Vec::new();
-        self.build_reads(planned, &error, &mut bios).await;
+        self.build_reads(&mut planned.pieces, &error, &mut bios).await;
+        debug_assert!(planned.pieces.is_empty(), "each has its read, or has ended");
+        drop(planned);
         self.issue_reads(bios, mode);
         Filling::Started(error)
     }
@@ -182,15 +216,15 @@ impl MappedFile {
         &self,
         range: &Range<u64>,
         mode: FillMode,
-    ) -> std::result::Result<Vec<Piece>, Filling> {
+    ) -> std::result::Result<VecDeque<Piece>, Filling> {
         let mapping = &*self.mapping;
         let missing = self.frames_for(range);
         if missing == 0 && self.pieces(range.clone()).all(|(i, p)| self.nothing_fillable(i, &p)) {
-            return Ok(Vec::new());
+            return Ok(VecDeque::new());
         }
         let pool = self.cache.take_frames(missing);
         let Some(mut pool) = pool else { return Err(Filling::NoFrames) };
-        let mut planned = Vec::new();
+        let mut planned = VecDeque::new();
         for (index, part) in self.pieces(range.clone()) {
             let Some(folio) = self.cache.lock_or_make(mapping, index, mode.passing) else {
                 break;
@@ -250,23 +284,30 @@ impl MappedFile {
         folio.is_some_and(|f| f.fillable(blocks).is_empty())
     }
 
-    /// Turns planned pieces into bios: as few as the map, the device and the frames allow.
-    async fn build_reads(&self, planned: Vec<Piece>, error: &FillError, bios: &mut Vec<Bio>) {
+    /// Turns planned pieces into bios: as few as the map, the device and the frames allow. What of them is in
+    /// a bio is not planned any more.
+    async fn build_reads(
+        &self,
+        planned: &mut VecDeque<Piece>,
+        error: &FillError,
+        bios: &mut Vec<Bio>,
+    ) {
         let limits = self.device().limits();
         let device_block = u64::from(limits.logical_block);
         let max = MAX_BIO.min(u64::from(limits.max_transfer));
         let mut open: Option<OpenRead> = None;
-        for piece in planned {
-            let mut rest = piece.blocks;
+        while let Some(piece) = planned.front_mut() {
+            let (whole, rest) = (piece.clone(), &mut piece.blocks);
+            let piece = &whole;
             while !rest.is_empty() {
-                let range = self.mapping.range_of(piece.index, rest);
+                let range = self.mapping.range_of(piece.index, *rest);
                 let eof = round_up(piece.read_to, device_block.max(u64::from(self.ops.unit())));
                 let extent = self.ops.map(range.start..range.end.min(eof).max(range.start)).await;
                 let extent = match extent {
                     Ok(extent) => extent,
                     Err(e) => {
                         error.set(&e);
-                        end_fill(&self.cache, &self.mapping, piece.index, rest, 0, false);
+                        end_fill(&self.cache, &self.mapping, piece.index, *rest, 0, false);
                         break;
                     }
                 };
@@ -295,9 +336,10 @@ impl MappedFile {
                     let sums = sums[..run.len() as usize].into();
                     open.end.sums.push((piece.index, run.start, sums));
                 }
-                open.push(&self.locked(piece.index), &piece, run, extent.len);
+                open.push(&self.locked(piece.index), piece, run, extent.len);
                 open.end.pins.extend(extent.pin);
             }
+            planned.pop_front();
         }
         bios.extend(open.map(OpenRead::close));
     }
@@ -392,7 +434,7 @@ impl OpenRead {
     }
 
     fn close(self) -> Bio {
-        let (start, len, end) = (self.device_start, self.bytes(), self.end);
+        let (start, len, mut end) = (self.device_start, self.bytes(), self.end);
         let data = DataRef::Mem(Box::new(self.frames));
         Bio::new(BioOp::Read, start, len, data, Box::new(move |done| end.end(&done.result)))
     }

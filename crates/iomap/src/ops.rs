@@ -17,6 +17,7 @@
 //!    ended: whoever maps holds the extent's `pin` for as long.
 //! O5 a size is published when the bytes below it are: never beyond a block that is dirty or on its way.
 //! O6 reserving waits before anything is captured: a wait for room holds no block in write-out.
+//! O7 to map waits for no reservation to end: who holds one may ask where something is.
 
 use forebay_base::Result;
 use forebay_base::sync::Mutex;

@@ -4,45 +4,56 @@
 
 use crate::file::MappedFile;
 use crate::ops::{MapOps, Reservation};
-use forebay_cache::Mapping;
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::writeback::WriteOutPass;
+use forebay_cache::{Mapping, PageCache};
 
 /// A sync beside a writer who always dirties the same unpublished block gives up after so many rounds.
 const PUBLISH_TRIES: usize = 64;
 
-/// The size that may be published now: up to the lowest folio that is dirty, or block that a write-out has
+/// The size that may be published now: up to the lowest block that is dirty, or that a write-out has
 /// on its way, beyond what is published already. While a write-out runs that is where it began: a sync
-/// publishes the rest.
-pub(crate) fn publishable_size(mapping: &Mapping, ops: &dyn MapOps) -> u64 {
-    let Some(published) = ops.published_size() else { return 0 };
-    // The size first: what it covers was dirty before, or is on its way.
+/// publishes the rest. Held until it is published: [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
+pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
+    // The size first: what it covers was dirty before, or is on its way; and what was published of a longer
+    // file has been cut by the time that it grows again.
     let size = mapping.size();
+    let Some(published) = ops.published_size() else { return 0 };
     let (published, arriving) = (published.min(size), mapping.bounds.lowest_arriving(published));
     // What has arrived meanwhile is dirty.
-    size.min(arriving.max(published)).min(mapping.lowest_unwritten(published))
+    size.min(arriving.max(published)).min(mapping.lowest_unwritten(cache, published))
 }
 
 impl MappedFile {
     /// Publishes as much of the size as there are bytes for.
     pub(crate) fn publish_size(&self) {
         if self.ops.published_size().is_some() {
-            let size = publishable_size(&self.mapping, &*self.ops);
+            let _uncut = self.mapping.bounds.uncut();
+            let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
             self.ops.publish(&Reservation::in_place(Vec::new()), &[], size);
         }
     }
 
     /// Publishes the size up to `end`, which the caller found to be below it. Who writes meanwhile into what
-    /// is not published yet holds the size back: then that is written, too.
-    pub(crate) async fn publish_upto(&self, end: u64, here: bool) {
+    /// is not published yet holds the size back: then that is written, too. Not for who holds a range.
+    /// An error: the size is not published so far, and what lies behind it would not be found.
+    pub(crate) async fn publish_upto(&self, end: u64, here: bool) -> Result<()> {
         for _ in 0..PUBLISH_TRIES {
             self.write_below(end, here).await;
             self.publish_size();
             let wanted = end.min(self.size());
-            if self.mapping.is_failing() || self.ops.published_size().is_none_or(|p| p >= wanted) {
-                return;
+            if self.ops.published_size().is_none_or(|p| p >= wanted) {
+                return Ok(());
+            }
+            let block = self.mapping.block_size();
+            let below = self.ops.published_size().unwrap_or(0) / block..wanted.div_ceil(block);
+            if self.mapping.failed_in(&below) {
+                break;
             }
             self.mapping.bounds.wait_arrived(wanted).await;
         }
+        let text = "the size could not be made recoverable: bytes below it are not written";
+        Err(Error::new(ErrorKind::Io, "sync", text))
     }
 
     /// A write that ends beyond the published size first has written what is dirty below it (O5).

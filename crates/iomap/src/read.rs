@@ -498,7 +498,7 @@ impl MappedFile {
     /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. What came
     /// straight into the caller's memory and does not match is read again into memory of our own,
     /// which nobody else can have changed, before it is called corrupt.
-    async fn read_device(
+    pub(crate) async fn read_device(
         &self,
         device_at: u64,
         skip: u64,

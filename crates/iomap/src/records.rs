@@ -295,8 +295,10 @@ impl Work {
         let pieces = &self.pieces[range.clone()];
         match result {
             Ok(()) => {
-                let size = publishable_size(mapping, &**ops);
+                let uncut = mapping.bounds.uncut();
+                let size = publishable_size(cache, mapping, &**ops);
                 ops.publish(reservation, &self.written[range], size);
+                drop(uncut);
                 end_write(cache, mapping, pieces, true);
             }
             Err(error) => {

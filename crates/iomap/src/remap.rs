@@ -175,13 +175,17 @@ impl Remap {
         let blocks = self.blocks(range);
         let at = |b: u64| state.map.get(&b);
         let first = at(blocks.start).map(|m| m.device);
-        let mut len = 1;
-        while blocks.start + len < blocks.end
+        // A hole ends where the next mapped block is.
+        let next = state.map.range(blocks.start..).next().map_or(u64::MAX, |(&next, _)| next);
+        let mut len = if first.is_none() { next.min(blocks.end) - blocks.start } else { 1 };
+        while first.is_some()
+            && blocks.start + len < blocks.end
             && at(blocks.start + len).map(|m| m.device) == first.map(|f| f + len)
         {
             len += 1;
         }
-        let sums: Option<Vec<u32>> = (0..len).map(|i| at(blocks.start + i)?.sum).collect();
+        let sum = |i: u64| at(blocks.start + i)?.sum;
+        let sums: Option<Vec<u32>> = first.and_then(|_| (0..len).map(sum).collect());
         let skip = range.start - blocks.start * unit;
         Extent {
             offset: range.start,

@@ -5,7 +5,9 @@ use crate::admitted::Ahead;
 use crate::file::MappedFile;
 use crate::fill::FillMode;
 use crate::taken::Taken;
+use crate::write::Obstacle;
 use crate::writeout::Ticket;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
@@ -21,6 +23,28 @@ pub(crate) struct Placed<'a> {
     pub size: u64,
     /// Room for what it adds to the file.
     pub ahead: Option<Ahead<'a>>,
+}
+
+/// What a write holds that a truncate has overtaken, until its bytes are there.
+pub(crate) struct Again<'a> {
+    _arriving: Arriving<'a>,
+    /// None: it has its room from before.
+    pub ahead: Option<Ahead<'a>>,
+}
+
+/// A size that was moved ahead of what may fail, or be dropped: it comes back unless that is done.
+struct Moved<'a, 'b> {
+    resize: &'b Resize<'a>,
+    held: &'b Exclusive<'a>,
+    back: Option<u64>,
+}
+
+impl Drop for Moved<'_, '_> {
+    fn drop(&mut self) {
+        if let Some(size) = self.back {
+            self.resize.move_to(size, Some(self.held));
+        }
+    }
 }
 
 /// What a truncate holds: everything from its block on, a number among the write-outs, the dirt of the
@@ -55,18 +79,37 @@ impl MappedFile {
                 // Refused before the file grows; it ends where the file is going to.
                 self.check_direct("write directly", &range, memory, range.end, flags)?;
             }
-            ahead = Some(self.admit_ahead(&(range.start.max(size)..range.end)).await?);
-            arriving = Some(self.mapping.bounds.arriving(range.start.max(size)..range.end));
+            let added = range.start.max(size)..range.end;
+            // What is written directly finds its places as a whole, or goes through the cache as a whole.
+            let whole = if flags.contains(IoFlags::DIRECT) { &range } else { &added };
+            ahead = Some(self.admit_ahead(whole).await?);
+            arriving = Some(self.mapping.bounds.arriving(added));
             self.grow(&resize, range.end).await?;
         }
         Ok(Placed { size: size.max(range.end), range, arriving, ahead })
     }
 
-    /// The file is at least so long again: a truncate came between the placing of a write and its bytes,
-    /// so the write counts as later.
-    pub(crate) async fn grow_again(&self, to: u64) -> Result<()> {
+    /// The file holds `range` again: a truncate came between the placing of a write and its bytes, so the
+    /// write counts as later. `ahead`: the room that the write has. What is returned is kept until the bytes
+    /// are there.
+    pub(crate) async fn grow_again(
+        &self,
+        range: &Range<u64>,
+        ahead: &Ahead<'_>,
+    ) -> Result<Option<Again<'_>>> {
         let resize = self.mapping.bounds.resize().await;
-        if to > self.size() { self.grow(&resize, to).await } else { Ok(()) }
+        let size = self.size();
+        if range.end <= size {
+            return Ok(None);
+        }
+        let added = range.start.max(size)..range.end;
+        let ahead = match ahead.covers(&added) {
+            true => None,
+            false => Some(self.admit_ahead(&added).await?),
+        };
+        let again = Again { _arriving: self.mapping.bounds.arriving(added), ahead };
+        self.grow(&resize, range.end).await?;
+        Ok(Some(again))
     }
 
     /// Sets the size. What is cut off is gone, what is added reads as zeros. Errors: `ReadOnly`,
@@ -93,6 +136,10 @@ impl MappedFile {
     /// The block of the old end is held, and nobody reads it, when the size moves (E2, E5).
     async fn grow(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
         let size = self.size();
+        if self.opened_end.load(Ordering::Relaxed) == size {
+            self.clean_end(resize, size).await?;
+            self.opened_end.store(u64::MAX, Ordering::Relaxed);
+        }
         let held = match is_aligned(size, self.mapping.block_size()) {
             true => None,
             false => Some(self.hold_end(size).await),
@@ -100,6 +147,63 @@ impl MappedFile {
         self.ops.grow(to)?;
         resize.move_to(to, held.as_ref());
         Ok(())
+    }
+
+    /// A map that keeps a size of its own may have found the file after a crash, with the size made
+    /// recoverable before what it cut off was zeroed, or not yet for blocks behind it that are mapped. Both
+    /// would show as soon as the file grows: before it does so for the first time storage is made to hold
+    /// zeros there (E1).
+    async fn clean_end(&self, resize: &Resize<'_>, size: u64) -> Result<()> {
+        if self.ops.published_size().is_none() {
+            return Ok(());
+        }
+        let block = self.mapping.block_size();
+        let behind = round_up(size, block)..round_down(u64::MAX >> 1, block);
+        let found = self.ops.map(behind.clone()).await?;
+        if found.device_offset.is_some() || found.offset + found.len < behind.end {
+            drop(found);
+            return self.shrink(resize, size).await;
+        }
+        let edge = round_down(size, block)..round_up(size, block);
+        if edge.is_empty() || self.ops.map(edge.clone()).await?.device_offset.is_none() {
+            return Ok(());
+        }
+        while !self.rewrite_end(&edge).await? {}
+        Ok(())
+    }
+
+    /// The block of the end becomes dirty, as it is in the cache: with zeros behind the size (E6). False: it
+    /// was not to be had yet.
+    async fn rewrite_end(&self, edge: &Range<u64>) -> Result<bool> {
+        let mapping = &*self.mapping;
+        let index = mapping.folio_index(edge.start);
+        let blocks = mapping.blocks_touched(index, edge);
+        mapping.bounds.wait_not_exclusive(edge.clone()).await;
+        let refused = match self.cache.lock_folio(mapping, index) {
+            Some(folio) if folio.all(State::Uptodate, blocks) => {
+                if mapping.is_exclusive(edge) {
+                    return Ok(false);
+                }
+                // Dirty or on its way it goes with its zeros.
+                if folio.any(State::Dirty, blocks) || folio.any(State::Writing, blocks) {
+                    return Ok(true);
+                }
+                let nothing = self.nothing_ahead();
+                match self.admit(&folio, blocks, &nothing) {
+                    Ok(_admitted) => {
+                        folio.mark_dirty(blocks, false);
+                        return Ok(true);
+                    }
+                    Err(obstacle) => Some(obstacle),
+                }
+            }
+            _ => None,
+        };
+        match refused {
+            Some(Obstacle::NoRoom(error)) => self.make_room(error, mapping.block_size()).await?,
+            _ => self.fill_block(index, edge.clone(), FillMode::default()).await?,
+        }
+        Ok(false)
     }
 
     /// Holds the block of the end of file when it is not being read.
@@ -130,10 +234,11 @@ impl MappedFile {
         .await;
         let epoch = mapping.unflushed.epoch();
         resize.move_to(to, Some(&held));
-        if let Err(error) = self.ops.truncate(to).await {
-            resize.move_to(size, Some(&held));
-            return Err(error);
-        }
+        // Before the dirt comes back.
+        let mut moved = Moved { resize, held: &held, back: Some(size) };
+        self.ops.truncate(to).await?;
+        moved.back = None;
+        drop(moved);
         self.remember_unpinned(epoch);
         dirt.drop_dirt();
         self.each_idle(&cut, |folio, blocks| folio.discard(blocks)).await;
@@ -141,6 +246,7 @@ impl MappedFile {
             self.zero_tail(to);
         }
         drop(edge);
+        self.opened_end.store(u64::MAX, Ordering::Relaxed);
         Ok(())
     }
 

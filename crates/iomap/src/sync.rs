@@ -124,6 +124,9 @@ impl Running<'_> {
             // After the blocks are dirty again: who comes later finds them.
             file.mapping.errseq.set(error.clone());
         }
+        for set in [covered.pinned, lost.pinned, given_up] {
+            file.cache.keep_set(set);
+        }
         file.flush.end(self.number, &done);
         done
     }
@@ -160,8 +163,8 @@ impl MappedFile {
         let entered = self.mapping.errseq.now();
         let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
         self.write_out_all(&pass, false).await;
-        self.publish_upto(self.size(), false).await;
-        self.mapping.errseq.error_since(entered).map_or(Ok(()), Err)
+        let published = self.publish_upto(self.size(), false).await;
+        self.mapping.errseq.error_since(entered).map_or(published, Err)
     }
 
     /// [`MappedFile::sync`] for nobody who could be told of an error, as when the last opener has gone:
@@ -189,10 +192,11 @@ impl MappedFile {
         let entered = self.mapping.errseq.now();
         let pass = WriteOutPass::for_sync(range.clone());
         self.write_out_all(&pass, here).await;
-        self.publish_upto(range.end.min(self.size()), here).await;
+        let published = self.publish_upto(range.end.min(self.size()), here).await;
         let flushed = self.flush_on(here).await;
         self.check_failed(&range, handle)?;
-        self.mapping.errseq.error_since(entered).map_or(flushed, Err)
+        self.mapping.errseq.error_since(entered).map_or(flushed, Err)?;
+        published
     }
 
     /// Issues a pass of a sync, and waits until what it was to write is written or has failed. Dirt in the
@@ -260,9 +264,9 @@ impl MappedFile {
         std::sync::Arc::as_ptr(self.device()).cast::<()>() as usize
     }
 
-    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the end of
-    /// a flush of its own; whoever syncs the file next is told. For who wants it written before that. An error:
-    /// some of it is not held any more.
+    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the
+    /// end of a flush of its own; whoever syncs the file next is told. For who wants it written before
+    /// that. An error: some of it is not held any more.
     pub fn take_back_lost(&self) -> Result<()> {
         let lost = self.mapping.unflushed.take_lost();
         if !lost.is_empty() {
@@ -297,9 +301,11 @@ impl MappedFile {
     }
 
     fn flush_worked(&self, pinned: &RangeSet) {
+        let mut free = self.cache.take_set();
         self.each_pinned(pinned, |folio, part| {
             let block = self.mapping.block_size();
-            let (mut free, numbers) = (RangeSet::default(), part.start / block..part.end / block);
+            let numbers = part.start / block..part.end / block;
+            free.clear();
             free.insert(numbers.clone());
             // Written again while the flush ran: kept for the next one.
             for again in self.mapping.unflushed.pinned_within(numbers) {
@@ -310,6 +316,7 @@ impl MappedFile {
                 folio.flushed(self.mapping.blocks_inside(folio.index, &bytes));
             }
         });
+        self.cache.keep_set(free);
         // What was kept can be reclaimed now.
         self.cache.wake_frame_waiters();
     }

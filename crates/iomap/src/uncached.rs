@@ -21,11 +21,13 @@
 use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source, Target};
 use crate::fill::FillMode;
+use crate::ops::Extent;
 use crate::read::Past;
+use crate::resize::Again;
 use crate::write::Beyond;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{round_down, round_up};
-use forebay_base::{IoFlags, Result};
+use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::BioFlags;
 use forebay_cache::FolioWrite;
 use forebay_cache::folio::Blocks;
@@ -36,6 +38,15 @@ use std::ops::Range;
 
 /// Longest private write, bytes.
 const PRIVATE_MAX: u64 = 1 << 20;
+
+/// How a part of a private write went.
+enum Once {
+    Written,
+    /// Nothing was written: a truncate came before it.
+    Overtaken,
+    /// Nothing was written: there are no places for what was admitted.
+    NoPlaces,
+}
 
 /// How a request passes through the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,12 +128,6 @@ impl MappedFile {
         }
     }
 
-    /// Whether a write goes past the cache, or may.
-    pub(crate) fn passes_by(&self, flags: IoFlags) -> bool {
-        let private = self.cache.strategies.uncached() == UncachedStrategy::Private;
-        flags.contains(IoFlags::DIRECT) || flags.contains(IoFlags::UNCACHED) && private
-    }
-
     pub(crate) async fn write_uncached(
         &self,
         range: &Range<u64>,
@@ -179,63 +184,90 @@ impl MappedFile {
                     absent.end = run.end;
                     continue;
                 }
-                self.write_past(&absent, range.start, src).await?;
+                self.write_past(&absent, range.start, src, ahead).await?;
                 absent = run.end..run.end;
                 self.write_buffered(&run, range.start, src, Passing::Marked, Beyond::Grow(ahead))
                     .await?;
             }
         }
-        self.write_past(&absent, range.start, src).await
+        self.write_past(&absent, range.start, src, ahead).await
     }
 
     /// Writes a run straight to the device out of private memory; the first byte of `src` belongs
     /// at `base`.
-    async fn write_past(&self, run: &Range<u64>, base: u64, src: &Source<'_>) -> Result<()> {
+    async fn write_past(
+        &self,
+        run: &Range<u64>,
+        base: u64,
+        src: &Source<'_>,
+        ahead: &Ahead<'_>,
+    ) -> Result<()> {
         let block = self.mapping.block_size();
-        let mut at = run.start;
+        let (mut at, mut again): (u64, Option<Again<'_>>) = (run.start, None);
         while at < run.end {
+            let ahead = again.as_ref().and_then(|again| again.ahead.as_ref()).unwrap_or(ahead);
             // Its buffer, and copies of parts of it: an eighth of what there is for all, twice.
             let part = round_down(self.cache.private_limit() / 8, block).clamp(block, PRIVATE_MAX);
             let end = run.end.min(round_down(at, block) + part);
-            if self.write_past_once(at..end, base, src).await? {
-                at = end;
+            match self.write_past_once(at..end, base, src, ahead).await? {
+                Once::Written => {}
+                Once::Overtaken => {
+                    again = self.grow_again(&(at..end), ahead).await?.or(again);
+                    continue;
+                }
+                Once::NoPlaces => {
+                    let (passing, beyond) = (Passing::Marked, Beyond::Grow(ahead));
+                    self.write_buffered(&(at..end), base, src, passing, beyond).await?;
+                }
             }
+            (at, again) = (end, None);
         }
         Ok(())
     }
 
-    /// False, and nothing was written: a truncate came before it, and the file has grown again.
-    async fn write_past_once(&self, run: Range<u64>, base: u64, src: &Source<'_>) -> Result<bool> {
+    async fn write_past_once(
+        &self,
+        run: Range<u64>,
+        base: u64,
+        src: &Source<'_>,
+        ahead: &Ahead<'_>,
+    ) -> Result<Once> {
         let block = self.mapping.block_size();
         let held = self.mapping.bounds.exclusive(run.clone()).await;
         // The size stands while its block is held (E5).
         let size = self.size();
         if run.end > size {
-            drop(held);
-            return self.grow_again(run.end).await.map(|()| false);
+            return Ok(Once::Overtaken);
         }
         let whole = round_down(run.start, block)..round_up(run.end, block).min(size);
         self.evict_for_direct(&held.range()).await?;
         let epoch = self.mapping.unflushed.epoch();
-        // Before the permit: who makes room, or says where the edges are, may need one.
-        let last = round_down(whole.end - 1, block);
-        let mut edges = [(whole.start, whole.start < run.start), (last, run.end < whole.end)].map(
-            |(at, partial)| {
-                let len = if partial { (at + block).min(whole.end) - at } else { 0 };
-                (at, AlignedBuf::new(len as usize))
-            },
-        );
-        for (at, old) in edges.iter_mut().filter(|(_, old)| !old.is_empty()) {
-            let edge = *at..*at + old.len() as u64;
-            self.read_absent(edge, *at, &mut Target::Owned(old), Past::Straight).await?;
-        }
-        let room = self.reserve_run(&whole).await?;
+        let (held, room) = self.reserve_run(&whole, held).await;
+        let room = match room {
+            // The file has grown for it.
+            Err(error) if error.kind() == ErrorKind::NoSpace && ahead.covers(&run) => {
+                return Ok(Once::NoPlaces);
+            }
+            room => room?,
+        };
+        ahead.placed(&run, block);
         let len = whole.end - whole.start;
-        let _permit = self.cache.private(2 * len + 2 * block).await;
+        // The buffer, padded copies of it, and one part of an edge.
+        let bytes = 2 * len + block;
+        let (edges, _permit) = loop {
+            // Before the permit: to say where they are may need one, too.
+            let edges = self.edges(&run, &whole).await?;
+            if let Some(permit) = self.cache.try_private(bytes) {
+                break (edges, permit);
+            }
+            // Nothing is in memory for who waits for memory, and nothing pinned.
+            drop(edges);
+            drop(self.cache.private(bytes).await);
+        };
         Counters::add(&self.cache.counters.uncached_write_bytes, run.end - run.start);
         let mut data = AlignedBuf::new(len as usize);
-        for (at, old) in &edges {
-            data[(at - whole.start) as usize..][..old.len()].copy_from_slice(old);
+        for edge in edges {
+            self.read_edge(&edge, whole.start, &mut data).await?;
         }
         let bytes = &src.bytes()[(run.start - base) as usize..(run.end - base) as usize];
         data[(run.start - whole.start) as usize..][..bytes.len()].copy_from_slice(bytes);
@@ -243,6 +275,43 @@ impl MappedFile {
         self.write_reserved(room, &whole, &mut from, BioFlags::SYNC, true).await?;
         self.remember_unpinned(epoch);
         drop(held);
-        Ok(true)
+        Ok(Once::Written)
+    }
+
+    /// Where the content is of the blocks at both ends of `whole` that `run` covers in part only: what of it
+    /// is not a hole. The caller holds them exclusively.
+    async fn edges(&self, run: &Range<u64>, whole: &Range<u64>) -> Result<Vec<Extent>> {
+        let block = self.mapping.block_size();
+        let (first, last) = (whole.start, round_down(whole.end - 1, block));
+        let (before, behind) = (first < run.start, run.end < whole.end);
+        // One block may be both.
+        let partial = match first == last {
+            true => [(first, before || behind), (last, false)],
+            false => [(first, before), (last, behind)],
+        };
+        let mut edges = Vec::new();
+        for (start, _) in partial.into_iter().filter(|(_, partial)| *partial) {
+            let end = round_up((start + block).min(whole.end), u64::from(self.ops.unit()));
+            let mut at = start;
+            while at < end {
+                let extent = self.ops.map(at..end).await?;
+                assert!(extent.len > 0, "a map makes progress");
+                at = extent.offset + extent.len;
+                if extent.device_offset.is_some() {
+                    edges.push(extent);
+                }
+            }
+        }
+        Ok(edges)
+    }
+
+    /// Reads what is at a place into `data`, whose first byte is the file's at `base`. Waits for the device
+    /// only.
+    async fn read_edge(&self, edge: &Extent, base: u64, data: &mut AlignedBuf) -> Result<()> {
+        let Some(device_at) = edge.device_offset else { return Ok(()) };
+        let from = (edge.offset - base) as usize;
+        let into = from..data.len().min(from + edge.len as usize);
+        Counters::add(&self.cache.counters.uncached_read_bytes, into.len() as u64);
+        self.read_device(device_at, 0, into, &mut Target::Owned(data), Past::Private, edge).await
     }
 }

@@ -4,7 +4,7 @@
 use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
-use crate::resize::Placed;
+use crate::resize::{Again, Placed};
 use crate::uncached::Passing;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -140,13 +140,27 @@ impl MappedFile {
         &self,
         handle: &Handle,
         offset: u64,
+        src: Source<'_>,
+        flags: IoFlags,
+    ) -> Result<Range<u64>> {
+        self.write_to_place(handle, offset, src, flags, &mut None).await
+    }
+
+    /// The same. `place`: where the bytes go, from when that is settled, also if the write fails then: who
+    /// tries an append again does so there.
+    pub async fn write_to_place(
+        &self,
+        handle: &Handle,
+        offset: u64,
         mut src: Source<'_>,
         flags: IoFlags,
+        place: &mut Option<Range<u64>>,
     ) -> Result<Range<u64>> {
         let Placed { range, size, mut arriving, ahead } = {
             let memory = src.bytes().as_ptr() as u64;
             self.place_write(offset, src.bytes().len(), memory, flags).await?
         };
+        *place = Some(range.clone());
         if range.is_empty() {
             return Ok(range);
         }
@@ -154,14 +168,11 @@ impl MappedFile {
             let len = self.write_nowait(&range, src.bytes(), flags)?;
             return Ok(range.start..range.start + len as u64);
         }
-        let mut ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
-        if self.passes_by(flags) {
-            // What is written past the cache asks for its room when it reserves.
-            ahead = self.nothing_ahead();
-        }
+        // Kept until the bytes have places, or are dirty: what was admitted is not refused any more.
+        let ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
         if flags.contains(IoFlags::DIRECT)
             && !self.direct_write_fallback(&range, size, &src, flags)?
-            && self.write_direct(&range, &mut src, flags, &mut arriving).await?
+            && self.write_direct(&range, &mut src, flags, (&mut arriving, &ahead)).await?
         {
             return Ok(range);
         }
@@ -230,14 +241,20 @@ impl MappedFile {
             let part = (piece.start - base) as usize..(piece.end - base) as usize;
             let mut pool = FramePool::empty(&self.cache);
             let (mut fills, mut pressure) = (0, None);
+            let mut again: Option<Again<'_>> = None;
             loop {
                 let bytes = &src.bytes()[part.clone()];
+                let ahead = again.as_ref().and_then(|again| again.ahead.as_ref()).unwrap_or(ahead);
                 let how = (passing, ahead);
                 let Err(obstacle) = self.write_piece(index, &piece, bytes, how, &mut pool) else {
                     break;
                 };
-                if matches!(obstacle, Obstacle::Shrunk) && matches!(beyond, Beyond::Stop) {
-                    return Ok(false);
+                if matches!(obstacle, Obstacle::Shrunk) {
+                    if matches!(beyond, Beyond::Stop) {
+                        return Ok(false);
+                    }
+                    again = self.grow_again(&piece, ahead).await?.or(again);
+                    continue;
                 }
                 fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
                 if fills > 2 && pressure.is_none() {
@@ -367,7 +384,8 @@ impl MappedFile {
         match obstacle {
             Obstacle::Slots => self.cache.wait_slot(mapping).await,
             Obstacle::Exclusive => mapping.bounds.wait_not_exclusive(piece.clone()).await,
-            Obstacle::Shrunk => return self.grow_again(piece.end).await,
+            // The caller makes the file longer, and keeps what it takes for that.
+            Obstacle::Shrunk => {}
             Obstacle::NoRoom(error) => {
                 let new = round_up(piece.end - piece.start, mapping.block_size());
                 return self.make_room(error, new).await;

@@ -3,7 +3,7 @@
 //! that run it. Alone in its file: it counts for its process, all threads.
 //!
 //! The writer's own allocations are left out, here and nowhere else: it lists what it dirties, and may be
-//! made to wait, or be refused; a write-out may not.
+//! made to wait, or be refused; a write-out may not. A flush may allocate; the write-outs after it may not.
 
 #[path = "common/engines.rs"]
 mod engines;
@@ -73,7 +73,9 @@ fn drive<T>(
 enum By {
     /// Passes that are made here; the flusher sleeps.
     Passes,
-    /// The flusher, because there is dirt at all.
+    /// The same, each after a flush.
+    PassesAfterFlushes,
+    /// The flusher, because there is dirt at all, after a flush.
     Flusher,
 }
 
@@ -133,9 +135,17 @@ impl Lab {
         }
     }
 
-    /// What the flusher allocated from the first write to its last completion. Nothing is flushed: after a
-    /// flush the list of what the next one answers for grows anew, which takes memory.
+    /// The list of what the next flush answers for starts anew.
+    fn flush(&mut self) {
+        let flushes = self.cache.stats().flushes;
+        let mut sync = pin!(self.file.sync(&self.handle));
+        drive(&self.driver, &self.waker, sync.as_mut()).unwrap();
+        assert!(self.cache.stats().flushes > flushes, "a flush is made");
+    }
+
+    /// What the flusher allocated from the first write to its last completion.
     fn flusher_writes(&mut self) -> usize {
+        self.flush();
         let (before, issued) = (allocations(), self.written());
         uncounted(|| self.write(true));
         // Below the limit nobody was paused; now all of it is too much.
@@ -158,8 +168,10 @@ impl Lab {
 
     /// One pass, from its plan to its last completion; what it allocated.
     fn pass(&mut self) -> usize {
-        if self.by != By::Passes {
-            return self.flusher_writes();
+        match self.by {
+            By::Flusher => return self.flusher_writes(),
+            By::PassesAfterFlushes => self.flush(),
+            By::Passes => {}
         }
         uncounted(|| self.write(false));
         let before = allocations();
@@ -218,7 +230,9 @@ fn a_warm_write_out_allocates_nothing_from_plan_to_completion() {
     });
     // The same process, so the same test: one after the other.
     both(|aio, engine| {
-        let mut lab = Lab::new(engine, By::Flusher, DirtyTracking::Block, false);
-        comes_to_rest(&mut lab, &format!("{aio} flusher"));
+        for by in [By::PassesAfterFlushes, By::Flusher] {
+            let mut lab = Lab::new(engine, by, DirtyTracking::Block, false);
+            comes_to_rest(&mut lab, &format!("{aio} {by:?}"));
+        }
     });
 }

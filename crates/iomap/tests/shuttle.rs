@@ -18,6 +18,8 @@ mod driver;
 mod history;
 #[path = "shuttle/nth.rs"]
 mod nth;
+#[path = "shuttle/published.rs"]
+mod published;
 
 use driver::{Driver, Subject, verify};
 use forebay_base::buf::AlignedBuf;

@@ -109,8 +109,13 @@ impl State {
         self.space.clean_segments(self.dirt_weight(0))
     }
 
-    /// Pairs of nodes that two checkpoints may need (P13), when what has changed has grown by `growth`: the one
-    /// that is being made and the next, or the next and the one that makes free what that gives up.
+    /// Whether accepted content has its room without these bytes of what is held, too.
+    pub fn can_spare(&self, bytes: u64) -> bool {
+        self.data_room(Need::Urgent) >= self.dirt_weight(0) + bytes
+    }
+
+    /// Pairs of nodes that two checkpoints may need (P13), when what has changed has grown by `growth`:
+    /// the one that is being made and the next, or the next and the one that makes free what that gives up.
     pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
         let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         let made = made.map(|frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
@@ -186,6 +191,16 @@ impl State {
         self.room.return_all(&mut self.space);
         let room = self.beside(growth);
         self.space.promise(cost, need, &room)
+    }
+
+    /// Whether the log has room for so much that is urgent.
+    pub fn could_promise(&mut self, cost: u64, growth: Growth) -> bool {
+        let could = self.promise(cost, Need::Urgent, growth).is_ok();
+        if could {
+            self.space.settle(cost);
+            self.count_nodes();
+        }
+        could
     }
 
     /// Content may go into the log: where there is so much room that its segments need not come free soon.

@@ -21,6 +21,7 @@
 //!
 //! Locks: one in [`cache`], a leaf, held for a few steps and never across a wait.
 
+mod ahead;
 pub mod cache;
 pub mod check;
 pub mod checkpoint;

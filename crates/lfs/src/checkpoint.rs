@@ -55,6 +55,8 @@ pub(crate) struct Frozen {
     ticket: u64,
     /// Pairs of nodes that its merge may need (P13).
     pub nodes: u64,
+    /// What it takes in memory, bytes, about.
+    pub bytes: u64,
 }
 
 /// Where a checkpoint's log begins.
@@ -117,6 +119,11 @@ impl Checkpoints {
         self.turn.lock().superblock.clone()
     }
 
+    /// Of the newest checkpoint.
+    pub fn number(&self) -> u64 {
+        self.turn.lock().superblock.checkpoint
+    }
+
     /// A task is going to make one. False: one is already.
     pub fn arm(&self) -> bool {
         !std::mem::replace(&mut self.turn.lock().is_armed, true)
@@ -140,7 +147,7 @@ impl Checkpoints {
 impl State {
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
-        let nodes = self.merge_nodes(Growth::default());
+        let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
         let data = Arc::new(std::mem::take(&mut self.data));
         let items = Arc::new(std::mem::take(&mut self.items));
         self.maps = (0, 0);
@@ -158,6 +165,7 @@ impl State {
             inodes: self.inodes,
             ticket,
             nodes,
+            bytes,
         });
         self.count_nodes();
     }
@@ -174,6 +182,12 @@ impl State {
         }
         let mut items = Arc::unwrap_or_clone(frozen.items);
         items.put_over(std::mem::take(&mut self.items));
+        // They were taken for counted when they were frozen.
+        for (_, piece) in data.values().flat_map(Overlay::pieces) {
+            if let Where::Run(place) = piece.at {
+                self.space.segments.touch(place.segment);
+            }
+        }
         let pieces = data.values().map(|overlay| overlay.pieces().count() as u64).sum::<u64>();
         self.maps = (self.maps.0 + pieces, self.maps.1 + 600 * pieces);
         (self.data, self.items) = (data, items);

@@ -5,37 +5,41 @@
 //!      ▲                                     ▼
 //!      │                       copy: read, held against the sums, written behind one another, flushed
 //!      │                                     ▼
-//!      └── checkpoint: they are dead ◀── record: what is still where it was is there now, content as old as it was
+//!      └── checkpoint: they are dead ◀── record: what is still where it was is there now, content as old as
+//! it was
 //! ```
 //! A move is said as any content is ([`Change::Map`](crate::format::change::Change::Map)), with the birth and
 //! the sums that it had. Of two with the same birth the later one counts (V3), so it needs no kind of record
-//! of its own, and replay has nothing to decide: it is appended only for what is there in that hold of the lock.
+//! of its own, and replay has nothing to decide: it is appended only for what is there in that hold of the
+//! lock.
 //!
-//! Invariants: C11 what is moved was at the old place in the hold of the lock that says so: what was
-//! overwritten, cut or removed meanwhile stays so. C12 it keeps birth and sums: whoever was on the way with
-//! something younger still wins, and what is damaged is not made good by a sum of its own. C13 what a move's
-//! record points at was flushed before, with no failure since its write began: no repair has to have it again.
-//! C14 a segment is pinned while it is read, for one round, and dies as any other: by a checkpoint that finds
-//! nothing in it. C15 a pass ends: it goes once through the tree. C16 what the cleaner fills is kept from data,
-//! so that there is a way out when all else is full.
+//! Invariants: C41 what is moved was at the old place in the hold of the lock that says so: what was
+//! overwritten, cut or removed meanwhile stays so. C42 it keeps birth and sums: whoever was on the way with
+//! something younger still wins, and what is damaged is not made good by a sum of its own. C43 what a move's
+//! record points at was flushed before, with no failure since its write began: no repair has to have it
+//! again. C44 a segment is pinned while it is cleaned, for one pass, and dies as any other: by a checkpoint
+//! that finds nothing in it. C45 a pass ends: it goes once through the tree. C46 what the cleaner fills is
+//! kept from data, so that there is a way out when all else is full.
 //!
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
+mod copy;
 mod discard;
 mod moves;
 mod pick;
 
 use crate::checkpoint::How;
+use crate::space::Need;
 use crate::volume::{Inner, Volume};
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// Default of `clean_percent`.
 pub const DEFAULT_PERCENT: u32 = 10;
-/// Passes in the background, and for one who waits for room, before they are said to bring nothing.
-const PASSES_MAX: u32 = 8;
+/// Passes for one who waits for room, each of which brought a part of a segment, before he looks again.
+const PASSES_MAX: u32 = 32;
 
 /// What the cleaner has done since the volume was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,6 +67,17 @@ pub(crate) enum Hurry {
     Now,
 }
 
+/// What changes with checkpoints alone.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    /// Of the checkpoint.
+    number: u64,
+    /// Bytes in all segments.
+    live: u64,
+    /// Segments of content that come free by themselves.
+    dead: u64,
+}
+
 /// Whose turn it is, and what it has done.
 pub(crate) struct Cleaner {
     turn: Mutex<Turn>,
@@ -80,8 +95,11 @@ struct Turn {
     hurried: u32,
     /// Nothing was to be had after this checkpoint.
     idle_at: Option<u64>,
-    /// Segments with a block that cannot be moved.
-    bad: BTreeSet<u32>,
+    /// Segments with a block that cannot be moved, and their fillings.
+    bad: BTreeMap<u32, u64>,
+    /// Segments that passes went through, their fillings, and after which checkpoint.
+    tried: BTreeMap<u32, (u64, u64)>,
+    known: Known,
     /// Segments that are free and not discarded; for a planted mistake.
     late: Vec<u32>,
     stats: CleanStats,
@@ -105,6 +123,15 @@ impl Drop for Hurried<'_> {
     }
 }
 
+/// Nothing is moved. Where the volume was not closed after all, the cleaner goes on.
+pub(crate) struct Stopped<'a>(&'a Cleaner);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.turn.lock().is_over = false;
+    }
+}
+
 impl Cleaner {
     pub fn new() -> Self {
         Self { turn: Mutex::default(), wait: WaitQueue::new() }
@@ -124,10 +151,12 @@ impl Cleaner {
         Hurried(self)
     }
 
-    /// Nothing more is moved: the volume is closed. Waits for what is on its way.
-    pub async fn stop(&self) {
+    /// Nothing more is moved until this is dropped: the volume is closed. Waits for what is on its way.
+    pub async fn stop(&self) -> Stopped<'_> {
+        let stopped = Stopped(self);
         self.turn.lock().is_over = true;
         drop(self.take().await);
+        stopped
     }
 
     /// `Shutdown` while the volume is being closed.
@@ -137,11 +166,6 @@ impl Cleaner {
             false => Ok(()),
         }
     }
-
-    /// The volume was not closed after all.
-    pub fn go_on(&self) {
-        self.turn.lock().is_over = false;
-    }
 }
 
 /// What a pass has brought.
@@ -149,15 +173,26 @@ impl Cleaner {
 pub(crate) struct Pass {
     /// Segments that should be dead with the next checkpoint.
     pub emptied: u64,
+    /// Something was moved.
+    moved: bool,
+}
+
+/// What a pass has counted on is anybody's when it is over (K22).
+struct Planned<'a>(&'a Inner);
+
+impl Drop for Planned<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().space.plan_clean(0);
+    }
 }
 
 impl Inner {
     /// Begins to clean on a task of its own, if little is free and something may be had.
     pub(crate) fn trigger_cleaner(&self) {
-        let number = self.checkpoints.superblock().checkpoint;
         if !self.is_low() {
             return;
         }
+        let number = self.checkpoints.number();
         {
             let mut turn = self.cleaner.turn.lock();
             if turn.is_over || turn.is_armed || turn.idle_at == Some(number) {
@@ -176,15 +211,10 @@ impl Inner {
         self.world.spawn("forebay-lfs clean", Box::pin(task));
     }
 
-    /// A pass in the background, and the checkpoint that it is for. False: that was all for now.
+    /// A pass in the background, and the checkpoints that it is for. False: that was all for now.
     async fn clean_on(&self) -> bool {
-        let number = self.checkpoints.superblock().checkpoint;
-        let done = match self.clean(Hurry::Background).await {
-            Ok(Pass { emptied: 0 }) => Ok(false),
-            Ok(_) => self.checkpoint(How::Log).await.map(|()| self.is_low()),
-            Err(error) => Err(error),
-        };
-        let goes_on = done.unwrap_or_else(|error| {
+        let number = self.checkpoints.number();
+        let goes_on = self.clean_and_check().await.unwrap_or_else(|error| {
             match error.kind() {
                 ErrorKind::Shutdown => log::debug!("{error}"),
                 _ => log::warn!("nothing is cleaned for now: {error}"),
@@ -198,25 +228,49 @@ impl Inner {
         goes_on
     }
 
+    async fn clean_and_check(&self) -> Result<bool> {
+        let pass = self.clean(Hurry::Background).await?;
+        if pass.moved {
+            self.checkpoint(How::Log).await?;
+        }
+        let goes_on = pass.emptied > 0 && self.is_low();
+        if !goes_on && self.is_coming() {
+            // K24: what is dead is free with one more.
+            self.checkpoint(How::Log).await?;
+        }
+        Ok(goes_on)
+    }
+
+    /// Free segments, and bytes that there are for new content.
+    fn wealth(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.space.segments.free(), state.data_room(Need::New))
+    }
+
     /// Segments for somebody who waits for room: moves what is live, and makes the checkpoints after which
-    /// they are free. False: no segment more can be had.
+    /// they are free. False: no more can be had.
     pub(crate) async fn clean_now(&self) -> bool {
         let _hurry = self.cleaner.hurry();
+        let (free, room) = self.wealth();
+        // Each pass that empties something leaves less that can be emptied; one may bring a part of a segment
+        // only, and nodes of the checkpoints take one now and then.
         for _ in 0..PASSES_MAX {
-            let before = self.state.lock().space.segments.free();
             let done = self.clean(Hurry::Now).await;
-            log::debug!("cleaned for room: {done:?}, {before} free");
-            let emptied = matches!(done, Ok(Pass { emptied: 1.. }));
+            log::debug!(
+                "cleaned for room: {done:?}, {free} segments were free, and room for {room}"
+            );
+            let moved = matches!(done, Ok(Pass { moved: true, .. }));
             // Somebody else may have emptied what there was.
-            if !emptied && !self.state.lock().space.segments.has_dead() {
+            if !moved && !self.state.lock().space.segments.has_dead() {
                 return false;
             }
             self.two_checkpoints().await;
-            if self.state.lock().space.segments.free() > before {
+            let now = self.wealth();
+            if now.0 > free || now.1 > room {
                 return true;
             }
-            if !emptied {
-                break;
+            if !moved {
+                return false;
             }
         }
         false
@@ -226,14 +280,18 @@ impl Inner {
     async fn clean(&self, hurry: Hurry) -> Result<Pass> {
         let _turn = self.cleaner.take().await;
         self.cleaner.check_open()?;
+        let _planned = Planned(self);
         let victims = self.pick(hurry);
         if victims.is_empty() {
             return Ok(Pass::default());
         }
         self.cleaner.turn.lock().stats.passes += 1;
+        let before = self.cleaner.turn.lock().stats.moved_bytes;
         let emptied = self.move_all(&victims, hurry).await?;
-        self.cleaner.turn.lock().stats.segments += emptied;
-        Ok(Pass { emptied })
+        let mut turn = self.cleaner.turn.lock();
+        turn.stats.segments += emptied;
+        let moved = emptied > 0 || turn.stats.moved_bytes > before;
+        Ok(Pass { emptied, moved })
     }
 }
 

@@ -1,11 +1,16 @@
 //! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
+//! What is in the cache of a file that nobody has open stays there; [`crate::left`] says how it is found
+//! again.
 //!
 //! Invariant D11 an inode has at most one mapping at a time, and it stays while it is open or owes something.
 //!
-//! Locks: the state lock in turn; none across a wait. No mapping is made or dropped while it is held.
+//! Locks: `making`, then the state lock; none across a wait. A mapping is made and let go of under the
+//! first, so that who opens a file finds all or nothing of what the last one left, and never under the
+//! second.
 
 use crate::aops::FileOps;
 use crate::format::change::{Change, Size};
+use crate::left::LeftFile;
 use crate::look::{Stop, Tried};
 use crate::space::Need;
 use crate::state::{Node, OwedWritten, State};
@@ -23,6 +28,25 @@ pub(crate) struct Content {
     pub file: Arc<MappedFile>,
     /// Of the volume itself: what a sync of everything has seen of errors.
     pub handle: Handle,
+}
+
+impl Content {
+    /// It owes nothing, and nobody else is at work on it: its mapping is gone when this goes.
+    fn may_go(self: &Arc<Self>) -> bool {
+        self.file.mapping.is_settled() && Arc::strong_count(self) == 1 && self.file.is_alone()
+    }
+
+    /// Leaves what is in the cache there, as the content of `data_id` (Y11). None: there is nothing, or an
+    /// error is to be told first.
+    fn leave(&self, data_id: u64) -> Option<LeftFile> {
+        let (file, mapping) = (&self.file, &self.file.mapping);
+        let fails = mapping.untold().is_some() || mapping.sticky.lock().is_some();
+        if fails || file.cache.owners.folios(mapping.id) == 0 {
+            return None;
+        }
+        file.leave_folios();
+        Some(LeftFile { mapping: mapping.id, data_id, size: file.size() })
+    }
 }
 
 /// Inodes that are closed and may owe something, and where the hand is that goes round among them: with a
@@ -71,6 +95,18 @@ impl State {
         self.owed_written.values().all(|written| written.lost == written.healed)
     }
 
+    /// Lets go of the mapping of a file that owes nothing. It is to be dropped without the lock.
+    fn let_go(&mut self, ino: u64) -> Option<Arc<Content>> {
+        let node = self.nodes.get_mut(&ino)?;
+        let content = node.content.take()?;
+        if let Some(left) = content.leave(node.inode.data_id) {
+            debug_assert_eq!(left.size, node.inode.size, "Y11: #{ino} is published as it is");
+            let owners = &content.file.cache.owners;
+            self.left.put(ino, left, |mapping| owners.knows(mapping));
+        }
+        Some(content)
+    }
+
     /// The size of a file that owes nothing else: what it grew by is a hole.
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
@@ -92,56 +128,78 @@ impl Volume {
 impl Inner {
     /// The content of a regular file.
     pub(crate) fn content(&self, op: &'static str, ino: Ino) -> Tried<Arc<Content>> {
-        let size = {
-            let state = self.state.lock();
-            rules::regular(&*state, op, ino)?;
-            let node = state.get(op, ino)?;
-            if let Some(content) = &node.content {
-                return Ok(content.clone());
-            }
-            node.inode.size
-        };
+        if let Some(content) = self.content_there(op, ino)? {
+            return Ok(content);
+        }
         let Some(cache) = &self.options.cache else {
             return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
         };
+        let _making = self.making.lock();
+        if let Some(content) = self.content_there(op, ino)? {
+            return Ok(content);
+        }
         let ops = Arc::new(FileOps::new(self, ino));
+        let (size, left) = {
+            let mut state = self.state.lock();
+            let (data_id, size) = {
+                let inode = &state.get(op, ino)?.inode;
+                (inode.data_id, inode.size)
+            };
+            let same = |left: &LeftFile| (left.data_id, left.size) == (data_id, size);
+            (size, state.left.take(ino.0).map(|left| (left.mapping, same(&left))))
+        };
         let block_size = self.layout.geometry.block_bytes();
         let geometry = Geometry { block_size, size, read_only: false };
         let domain = self.domain.clone().expect("there is one where there is a cache");
-        let file = MappedFile::open_in(cache, domain, ops, geometry, None)?;
+        if let Some((mapping, false)) = left {
+            debug_assert!(false, "Y11: {ino:?} is not what it was left as");
+            cache.drop_left(mapping, domain.clone(), block_size);
+        }
+        let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
+        let file = MappedFile::open_in(cache, domain, ops, geometry, left)?;
         let handle = file.open_handle();
         let new = Arc::new(Content { file, handle });
         let mut state = self.state.lock();
         let Some(node) = state.nodes.get_mut(&ino.0) else {
             return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
         };
+        debug_assert!(node.content.is_none(), "D11: made by one at a time");
         Ok(node.content.get_or_insert(new).clone())
+    }
+
+    /// The content of a regular file, if it has a mapping.
+    fn content_there(&self, op: &'static str, ino: Ino) -> Tried<Option<Arc<Content>>> {
+        let state = self.state.lock();
+        rules::regular(&*state, op, ino)?;
+        Ok(state.get(op, ino)?.content.clone())
     }
 
     /// What was removed drops its dirt; what owes nothing and is not open goes: looks at `first`, and at so
     /// many others.
     pub(crate) fn tidy(&self, first: Option<u64>, most: usize) {
-        let (removed, settled) = {
+        let making = self.making.lock();
+        let (removed, settled, gone) = {
             let mut state = self.state.lock();
             let removed = std::mem::take(&mut state.removed);
             let lingering = state.lingering.take(first, most);
             let mut settled = Vec::new();
             for ino in lingering {
-                let Some(node) = state.nodes.get(&ino) else { continue };
-                let owes = node.content.as_ref().is_some_and(|c| !c.file.mapping.is_settled());
-                if node.opens > 0 {
+                let Some(node) = state.nodes.get(&ino).filter(|node| node.opens == 0) else {
                     continue;
-                }
-                if owes || state.publish_end(ino).is_err() {
+                };
+                let stays = node.content.as_ref().is_some_and(|content| !content.may_go());
+                if stays || state.publish_end(ino).is_err() {
                     state.lingering.insert(ino);
-                } else if let Some(node) = state.nodes.get_mut(&ino) {
-                    settled.extend(node.content.take());
+                } else {
+                    settled.extend(state.let_go(ino));
                     state.close_windows(ino);
                 }
             }
-            (removed, settled)
+            (removed, settled, state.left.take_removed())
         };
         drop(settled);
+        self.drop_left(gone);
+        drop(making);
         for content in removed {
             let task = async move {
                 // Nobody can see it any more: nothing of it is written.
@@ -150,6 +208,15 @@ impl Inner {
                 }
             };
             self.world.spawn("forebay-lfs drop", Box::pin(task));
+        }
+    }
+
+    /// Folios of mappings that are gone, and that nobody goes on with.
+    pub(crate) fn drop_left(&self, mappings: Vec<u32>) {
+        let (Some(cache), Some(domain)) = (&self.options.cache, &self.domain) else { return };
+        let block_size = self.layout.geometry.block_bytes();
+        for mapping in mappings {
+            cache.drop_left(mapping, domain.clone(), block_size);
         }
     }
 
@@ -212,7 +279,13 @@ impl Inner {
                 let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
                 longer || !settled
             };
-            state.nodes.values().filter(owes).filter_map(|node| node.content.clone()).collect()
+            state
+                .nodes
+                .values()
+                .map(|node| &**node)
+                .filter(owes)
+                .filter_map(|node| node.content.clone())
+                .collect()
         };
         let mut result = Ok(());
         for content in contents {

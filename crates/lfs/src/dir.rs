@@ -33,6 +33,8 @@ pub(crate) struct Directory {
     bytes: usize,
     /// From where on entries are let go next.
     hand: u64,
+    /// Times that something was loaded since something was let go.
+    load_count: u32,
 }
 
 /// The cookies that a name may have.
@@ -102,12 +104,19 @@ impl Directory {
         self.loads.retain(|(when, _)| *when >= kept_from);
         self.known.insert(cookies.clone());
         self.loads.push((when, cookies));
+        self.load_count = self.load_count.saturating_add(1);
+    }
+
+    /// How often something was loaded since something was let go.
+    pub fn load_count(&self) -> u32 {
+        self.load_count
     }
 
     /// Lets about `most` entries go, and what is known about them. What was loaded at `kept_from` or later
     /// stays (C13). Bytes that it takes less.
     pub fn let_go(&mut self, most: usize, kept_from: u64) -> usize {
         self.loads.retain(|(when, _)| *when >= kept_from);
+        self.load_count = 0;
         let before = self.bytes;
         let behind = self.entries.range(self.hand..).nth(most);
         let upto = behind.map_or(COOKIES_END, |(cookie, _)| *cookie);

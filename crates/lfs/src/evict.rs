@@ -23,6 +23,16 @@ pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
 const STEPS: usize = 64;
 /// Entries of a directory that go at a time.
 const ENTRIES_AT_ONCE: usize = 256;
+/// Inodes that a leaf of the tree has, about.
+const INODES_OF_LEAF: usize = 28;
+/// Inodes that are loaded at a time, at most.
+const INODES_AT_ONCE: usize = 1024;
+/// Entries that a leaf of the tree has, about.
+const ENTRIES_OF_LEAF: usize = 64;
+/// Entries that are loaded at a time, at most, about.
+const ENTRIES_LOADED: usize = 2048;
+/// What an entry takes in memory, bytes, about.
+const ENTRY_BYTES: u64 = 128;
 
 /// See the module.
 pub(crate) struct Cache {
@@ -36,6 +46,19 @@ pub(crate) struct Cache {
     waiters: BTreeMap<u64, u32>,
     /// Numbers that nobody has, as the tree said, and when.
     nobody: BTreeMap<u64, u64>,
+    /// Behind what was loaded last, and how much that was: who goes on there goes in order.
+    next_ino: u64,
+    /// Inodes that are loaded with one that is missing, if that goes on.
+    ahead: usize,
+}
+
+/// How much of what lies beside something that is missing is loaded with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// Inodes, or entries.
+    pub items: usize,
+    /// Leaves of the tree that are read together.
+    pub leaves: usize,
 }
 
 impl Cache {
@@ -48,7 +71,43 @@ impl Cache {
             clock: 1,
             waiters: BTreeMap::new(),
             nobody: BTreeMap::new(),
+            next_ino: 0,
+            ahead: 1,
         }
+    }
+
+    /// How much is loaded with an inode that is missing: a leaf of them, and twice as much each time when it
+    /// goes on where the last one ended.
+    pub fn inodes_ahead(&mut self, ino: u64) -> Ahead {
+        let goes_on = (self.next_ino..self.next_ino + INODES_OF_LEAF as u64).contains(&ino);
+        self.ahead = if goes_on { self.ahead * 2 } else { INODES_OF_LEAF };
+        // They are used before they are let go for others.
+        let most = self.bytes_max / NODE_BYTES / 16;
+        self.ahead = self.ahead.min(most).min(INODES_AT_ONCE).max(1);
+        let leaves = if goes_on { 1 + self.ahead.div_ceil(INODES_OF_LEAF) } else { 1 };
+        Ahead { items: self.ahead, leaves }
+    }
+
+    /// So far inodes were loaded.
+    pub fn loaded_to(&mut self, next_ino: u64) {
+        self.next_ino = next_ino;
+    }
+
+    /// How much is loaded of a directory of `size` entries of which so many loads found nothing here: more
+    /// each time, if all of it would fit.
+    pub fn entries_ahead(&self, size: u64, loads: u32) -> Ahead {
+        let fits = size.saturating_mul(ENTRY_BYTES) <= self.bytes_max as u64 / 4;
+        let items = match loads {
+            1.. if fits => (ENTRIES_OF_LEAF << loads.min(8)).min(ENTRIES_LOADED),
+            _ => ENTRIES_OF_LEAF,
+        };
+        let leaves = if items == ENTRIES_OF_LEAF { 1 } else { 1 + items / ENTRIES_OF_LEAF };
+        Ahead { items, leaves }
+    }
+
+    /// Bytes of what is in memory, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// When something is loaded.
@@ -109,7 +168,7 @@ impl State {
     /// Takes an inode into memory.
     pub fn keep(&mut self, ino: u64, mut node: Node) {
         (node.counted_bytes, node.loaded) = (0, self.cache.now());
-        if self.nodes.insert(ino, node).is_none() {
+        if self.nodes.insert(ino, Box::new(node)).is_none() {
             self.cache.ring.push_back(ino);
         }
         self.recount(ino);
@@ -124,7 +183,7 @@ impl State {
     }
 
     /// Takes an inode out of memory.
-    pub fn forget(&mut self, ino: u64) -> Option<Node> {
+    pub fn forget(&mut self, ino: u64) -> Option<Box<Node>> {
         let node = self.nodes.remove(&ino)?;
         self.cache.bytes -= node.counted_bytes;
         Some(node)
@@ -196,7 +255,7 @@ impl State {
         let ring: std::collections::BTreeSet<u64> = self.cache.ring.iter().copied().collect();
         assert_eq!(ring.len(), self.cache.ring.len(), "Q33: once");
         assert!(self.nodes.keys().all(|ino| ring.contains(ino)), "Q33: each");
-        let bytes: usize = self.nodes.values().map(Node::bytes).sum();
+        let bytes: usize = self.nodes.values().map(|node| node.bytes()).sum();
         assert_eq!(bytes, self.cache.bytes, "Q33: bytes are counted");
     }
 }

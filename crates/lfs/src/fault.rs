@@ -127,7 +127,8 @@ impl Volume {
 }
 
 impl State {
-    /// Of the last rename that waits to be written: that the old name is gone, which a checkpoint is not told.
+    /// Of the last rename that waits to be written: that the old name is gone, which a checkpoint is not
+    /// told.
     pub(crate) fn half_rename(&mut self) -> Option<KeyBytes> {
         let mut gone = None;
         for record in &self.queue {

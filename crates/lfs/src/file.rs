@@ -21,6 +21,7 @@ use forebay_vfs::{
     Fallocate, FileKind, Ino, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags, Seek,
     SetAttr, WriteResult, Wrote,
 };
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// How often room is made for one write.
@@ -97,13 +98,20 @@ impl VolumeFile {
             Some(part) => Source::Owned(part),
             None => buf,
         };
-        let mut rounds = 0;
+        let (mut rounds, mut place) = (0, None);
         let range = loop {
             let again = match &mut source {
                 Source::Owned(buf) => Source::Owned(buf),
                 Source::Slice(slice) => Source::Slice(slice),
             };
-            let done = content.file.write_placed(handle, offset, again, flags).await;
+            // An append has its place from the first round on: at the end of file as it is then it would be
+            // there twice, or behind a gap.
+            let (offset, flags) = match &place {
+                Some(Range { start, .. }) => (*start, flags - IoFlags::APPEND),
+                None => (offset, flags),
+            };
+            let file = &content.file;
+            let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
             let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
             // Somebody else may take what has come free.
             if !full || rounds == ROOM_ROUNDS || !self.inner.make_room().await {
@@ -223,8 +231,8 @@ impl VolumeFile {
 
 impl Drop for VolumeFile {
     fn drop(&mut self) {
-        if let Some((content, handle)) = self.content.get() {
-            content.file.close_handle(handle);
+        if let Some((content, handle)) = self.content.take() {
+            content.file.close_handle(&handle);
         }
         self.inner.state.lock().released(self.ino, self.closes);
         self.inner.tidy(Some(self.ino.0), AT_ONCE);

@@ -3,9 +3,9 @@
 //! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `segment`,
 //! `space`, `pending`, `dir`, `items`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`,
 //! `repair` (how it becomes durable); [`btree`], `nodes`, `usage_table`, `checkpoint`, `clean` (how it gets
-//! into the copy-on-write tree, and room comes back); `slots`, `rollforward`, `open`, `volume` (how it is found
-//! again); `look`, `load`, `evict`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`, `content`, `file`,
-//! `vfs` (what is asked of it); `digest`.
+//! into the copy-on-write tree, and room comes back); `slots`, `rollforward`, `open`, `volume` (how it is
+//! found again); `look`, `load`, `evict`, `memory`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`,
+//! `content`, `left`, `file`, `vfs` (what is asked of it); `digest`.
 //!
 //! In memory are changes that no checkpoint has merged yet, what is open, and as much of the names as a
 //! bound of bytes allows; for all else the tree is asked.
@@ -41,6 +41,7 @@
 //!
 //! Locks, from the outermost:
 //! ```text
+//!   making                                a mapping is made, or let go of
 //!   folio, mapping (cache, iomap)         held by callers of MapOps
 //!     └── state                           names, maps, segments, queue: never across a wait
 //!           └── staging area              bytes of records on their way
@@ -73,10 +74,12 @@ mod info;
 mod inode;
 mod items;
 mod layout;
+mod left;
 mod load;
 mod log;
 mod look;
 mod lookup;
+mod memory;
 mod merged;
 mod namei;
 mod nodes;

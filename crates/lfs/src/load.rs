@@ -9,6 +9,7 @@
 
 use crate::btree::{Cursor, Tree};
 use crate::dir::{COOKIES_END, Child};
+use crate::evict::Ahead;
 use crate::format::corrupt;
 use crate::format::inode::Inode;
 use crate::format::item::Item;
@@ -23,9 +24,6 @@ use forebay_base::Result;
 use forebay_vfs::{DirEntry, Ino, rules};
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// Entries that are loaded at a time, about.
-const ENTRIES_AT_ONCE: usize = 64;
 
 /// Items in stored form.
 pub(crate) type Stored = BTreeMap<KeyBytes, Box<[u8]>>;
@@ -56,6 +54,28 @@ impl Part {
             items.insert(KeyBytes::copy_of(key), value.into());
         }
         Ok(Self { root, keys: from.to_bytes()..upto, items })
+    }
+
+    /// Reads an inode with what hangs on it but for entries, and those behind it, up to the first directory
+    /// with entries and to `most` of them: whole ones, and of numbers close by.
+    async fn read_inodes(tree: &Tree, root: TreeRoot, ino: u64, most: usize) -> Result<Self> {
+        let behind = Key::Entry(ino, Cookie::FIRST);
+        let end = if most > 1 { Key::Extent(0, 0) } else { behind };
+        let farthest = ino + 4 * most as u64;
+        let (mut items, mut cursor) = (Stored::new(), Cursor::new(Key::Inode(ino), Some(end)));
+        let (mut last, mut inodes) = (ino, 0);
+        while let Some(found) = cursor.next(tree, &root).await? {
+            let (key, value) = found.raw();
+            match Key::decode(key)? {
+                Key::Inode(next) if inodes == most || next > farthest => break,
+                Key::Inode(next) => (last, inodes) = (next, inodes + 1),
+                Key::Entry(..) => break,
+                _ => {}
+            }
+            items.insert(KeyBytes::copy_of(key), value.into());
+        }
+        let upto = if last == ino { behind } else { Key::Entry(last, Cookie::FIRST) };
+        Ok(Self { root, keys: Key::Inode(ino).to_bytes()..upto.to_bytes(), items })
     }
 
     /// Where it ends.
@@ -91,25 +111,30 @@ impl State {
     }
 }
 
-/// The keys of something that is missing: from, at least up to, at most up to; and how many.
-fn keys_of(want: Want) -> ((Key, Key, Key), usize) {
+/// The key from which on something that is missing is read.
+fn first_key(want: Want) -> Key {
     match want {
-        Want::Inode(ino) => {
-            let end = Key::Entry(ino, Cookie::FIRST);
-            ((Key::Inode(ino), end, end), usize::MAX)
-        }
-        Want::Entries(dir, cookie) => {
-            let from = Key::Entry(dir, Cookie::new(cookie.hash(), 0));
-            let last = Key::Entry(dir, Cookie::new(cookie.hash(), u16::MAX));
-            ((from, last, Key::Inode(dir + 1)), ENTRIES_AT_ONCE)
-        }
+        Want::Inode(ino) => Key::Inode(ino),
+        Want::Entries(dir, cookie) => Key::Entry(dir, Cookie::new(cookie.hash(), 0)),
     }
 }
 
-/// Reads what is missing, without a lock.
-pub(crate) async fn read(tree: &Tree, root: TreeRoot, want: Want) -> Result<Part> {
-    let (keys, most) = keys_of(want);
-    Part::read(tree, root, keys, most).await
+/// Reads what is missing, and what lies behind it, without a lock.
+pub(crate) async fn read(tree: &Tree, root: TreeRoot, want: Want, ahead: Ahead) -> Result<Part> {
+    if ahead.leaves > 1
+        && let Err(error) = tree.read_ahead(&root, first_key(want), ahead.leaves).await
+    {
+        // Whoever needs it finds out, and what is not needed does not matter.
+        log::debug!("reading ahead in the tree: {error}");
+    }
+    match want {
+        Want::Inode(ino) => Part::read_inodes(tree, root, ino, ahead.items).await,
+        Want::Entries(dir, cookie) => {
+            let last = Key::Entry(dir, Cookie::new(cookie.hash(), u16::MAX));
+            let keys = (first_key(want), last, Key::Inode(dir + 1));
+            Part::read(tree, root, keys, ahead.items).await
+        }
+    }
 }
 
 impl State {
@@ -118,7 +143,7 @@ impl State {
         let (end, geometry) = (part.end(), self.layout.geometry);
         let Some(items) = self.over(part) else { return Ok(false) };
         match want {
-            Want::Inode(ino) => self.insert_inode(ino, &items, &geometry)?,
+            Want::Inode(ino) => self.insert_inodes(ino, end, &items, &geometry)?,
             Want::Entries(dir, cookie) => {
                 let from = Cookie::new(cookie.hash(), 0).to_u64();
                 let upto = match Key::decode(end.as_slice()) {
@@ -131,11 +156,42 @@ impl State {
         Ok(true)
     }
 
-    fn insert_inode(&mut self, ino: u64, items: &Stored, geometry: &Geometry) -> Result<()> {
+    /// Inserts the inode that was missing, and those behind it.
+    fn insert_inodes(
+        &mut self,
+        wanted: u64,
+        end: KeyBytes,
+        items: &Stored,
+        geometry: &Geometry,
+    ) -> Result<()> {
+        let (mut next, mut last) = (Some(wanted), wanted);
+        while let Some(ino) = next {
+            let behind = Key::Entry(ino, Cookie::FIRST).to_bytes();
+            self.insert_inode(ino, items, geometry, ino == wanted)?;
+            last = ino;
+            let others = items.range(behind..).take_while(|(key, _)| **key < end);
+            // What changed may be entries.
+            next = others.into_iter().find_map(|(key, _)| match Key::decode(key.as_slice()) {
+                Ok(Key::Inode(ino)) => Some(ino),
+                _ => None,
+            });
+        }
+        self.cache.loaded_to(last + 1);
+        Ok(())
+    }
+
+    fn insert_inode(
+        &mut self,
+        ino: u64,
+        items: &Stored,
+        geometry: &Geometry,
+        is_wanted: bool,
+    ) -> Result<()> {
         if self.nodes.contains_key(&ino) {
             return Ok(());
         }
-        match assemble(ino, items, geometry)? {
+        let keys = Key::Inode(ino).to_bytes()..Key::Entry(ino, Cookie::FIRST).to_bytes();
+        match assemble(ino, items.range(keys), geometry)? {
             Some(node) => {
                 if node.inode.data_id != 0 {
                     self.owners.insert(node.inode.data_id, ino);
@@ -145,7 +201,8 @@ impl State {
                 }
                 self.keep(ino, node);
             }
-            None => self.cache.nobody(ino),
+            None if is_wanted => self.cache.nobody(ino),
+            None => {}
         }
         Ok(())
     }
@@ -260,7 +317,11 @@ fn listed_entry((cookie, name, (ino, kind)): (u64, &[u8], Child)) -> DirEntry {
 }
 
 /// An inode with its target and attributes.
-fn assemble(ino: u64, items: &Stored, geometry: &Geometry) -> Result<Option<Node>> {
+fn assemble<'a>(
+    ino: u64,
+    items: impl Iterator<Item = (&'a KeyBytes, &'a Box<[u8]>)>,
+    geometry: &Geometry,
+) -> Result<Option<Node>> {
     let lone = |key: Key| corrupt("tree", format!("{key:?} belongs to nothing"));
     let mut found: Option<(Inode, Node)> = None;
     let mut target = Vec::new();

@@ -14,6 +14,7 @@
 
 use crate::checkpoint::How;
 use crate::dir::Child as Entered;
+use crate::evict::Ahead;
 use crate::format::change::Change;
 use crate::format::key::{Cookie, Key, NameHash};
 use crate::inode::kind_of;
@@ -79,10 +80,6 @@ impl Drop for Waiter<'_> {
 /// Records that wait to be written, at most, before somebody who makes more writes them.
 const QUEUE_MAX: usize = 4096;
 
-/// What an item takes in memory beside its value, and what is known of a file's content beside the pieces.
-const ITEM_BYTES: u64 = 96;
-const OVERLAY_BYTES: u64 = 900;
-
 /// What an operation leaves to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Relief {
@@ -102,8 +99,9 @@ impl Inner {
         let (mut waiter, mut made_room) = (None, false);
         loop {
             let now = self.options.clock.now();
-            let (tried, relief) = {
+            let (tried, relief, held) = {
                 let mut state = self.state.lock();
+                state.cache.bytes_max = self.memory.names_max();
                 let tried = op(&mut state, now);
                 match &tried {
                     Ok(_) => state.evict(),
@@ -112,8 +110,9 @@ impl Inner {
                     }
                     Err(_) => {}
                 }
-                (tried, self.relief(&state))
+                (tried, self.relief(&state), state.held())
             };
+            self.note_memory(held);
             match tried {
                 Ok(done) => {
                     if let Err(error) = self.relieve(relief).await {
@@ -135,8 +134,7 @@ impl Inner {
 
     /// What is to be done about what waits (Q13).
     fn relief(&self, state: &State) -> Relief {
-        let items = state.items.bytes() + ITEM_BYTES * state.items.len();
-        let waits = items + state.maps.1 + OVERLAY_BYTES * state.data.len() as u64;
+        let waits = state.changes_bytes();
         // What is frozen takes as much.
         let most = match &state.frozen {
             Some(_) => self.options.overlay_bytes / 2,
@@ -171,8 +169,11 @@ impl Inner {
     /// Brings something into memory.
     async fn load(&self, want: Want) -> Result<()> {
         loop {
-            let root = self.state.lock().root;
-            let part = load::read(&self.tree, root, want).await;
+            let (root, ahead) = {
+                let mut state = self.state.lock();
+                (state.root, state.ahead(want))
+            };
+            let part = load::read(&self.tree, root, want, ahead).await;
             let mut state = self.state.lock();
             if state.root != root {
                 // What was read may be of places that were used again.
@@ -224,6 +225,19 @@ impl State {
             Some(None) => Ok(None),
             None if self.root.places.is_none() => Ok(None),
             _ => Err(Stop::Missing(Want::Inode(ino))),
+        }
+    }
+
+    /// How much is loaded with what is missing.
+    pub fn ahead(&mut self, want: Want) -> Ahead {
+        match want {
+            Want::Inode(ino) => self.cache.inodes_ahead(ino),
+            Want::Entries(dir, _) => {
+                let node = self.nodes.get(&dir);
+                let (size, loads) =
+                    node.map_or((0, 0), |node| (node.inode.size, node.entries.load_count()));
+                self.cache.entries_ahead(size, loads)
+            }
         }
     }
 

@@ -64,6 +64,7 @@ impl Inner {
                 Known::Tree(blocks, root) => (blocks, root),
             };
             let found = self.piece_in_tree(&root, data_id, block).await;
+            self.note_nodes();
             let state = self.state.lock();
             if state.root != root {
                 // Whatever was read may be of the past, or of places that were used again.
@@ -83,7 +84,13 @@ impl Inner {
         }
     }
 
-    async fn piece_in_tree(&self, root: &TreeRoot, data_id: u64, block: u64) -> Result<Piece> {
+    /// The piece that begins at `block` as a tree has it, whatever has changed since.
+    pub(crate) async fn piece_in_tree(
+        &self,
+        root: &TreeRoot,
+        data_id: u64,
+        block: u64,
+    ) -> Result<Piece> {
         if let Some(found) = self.tree.floor(root, Key::Extent(data_id, block)).await?
             && let Some(piece) = self.decode(&found, data_id, block)?
         {

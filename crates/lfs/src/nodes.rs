@@ -62,6 +62,12 @@ impl NodeSlots {
         self.segments.len() as u64 * u64::from(self.per_segment()) - self.left
     }
 
+    /// Whether nodes lie in a segment.
+    #[cfg(test)]
+    pub fn has_segment(&self, segment: u32) -> bool {
+        self.segments.contains_key(&segment)
+    }
+
     /// Segments more that so many pairs will take, as [`Self::take`] goes through those that there are.
     pub fn segments_for(&self, mut pairs: u64) -> u64 {
         let (mut most, mut second) = (0, 0);
@@ -279,6 +285,20 @@ impl VolumeStore {
         read_at(&self.device, layout.device_offset(place), len).await
     }
 
+    async fn read_nodes(&self, places: &[Place]) -> Result<AlignedBuf> {
+        let (layout, len) = (&self.layout, self.layout.geometry.node_bytes());
+        // Within the segment: a run that is none is no node.
+        let room = layout.segment_bytes().saturating_sub(u64::from(places[0].offset));
+        let room = room as usize / len;
+        let most = self.device.limits().max_transfer as usize / len;
+        let count = places.len().min(room).min(most);
+        if count < 2 || places[0].segment >= layout.segments {
+            return self.read_node(places[0]).await;
+        }
+        layout.geometry.check_run("tree nodes", places[0], (count * len) as u64)?;
+        read_at(&self.device, layout.device_offset(places[0]), count * len).await
+    }
+
     async fn write_nodes(&self, nodes: &[Arc<StoredNode>]) -> Result<()> {
         let mut copies: Vec<(u64, &[u8])> = Vec::with_capacity(2 * nodes.len());
         for node in nodes {
@@ -303,6 +323,15 @@ impl VolumeStore {
 impl NodeStore for VolumeStore {
     fn read(&self, place: Place) -> BoxFuture<'_, Result<AlignedBuf>> {
         Box::pin(self.read_node(place))
+    }
+
+    fn read_run<'a>(&'a self, places: &'a [Place]) -> BoxFuture<'a, Result<AlignedBuf>> {
+        Box::pin(self.read_nodes(places))
+    }
+
+    fn offset_of(&self, place: Place) -> Option<u64> {
+        let is_there = place.segment < self.layout.segments;
+        is_there.then(|| self.layout.device_offset(place))
     }
 
     fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>> {

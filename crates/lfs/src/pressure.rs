@@ -4,7 +4,8 @@
 //! is free then, and little is dead beside what is live.
 //! Z12 room is made without a lock, and with nothing captured. Z13 a log segment that is used up for the most
 //! part is left first, so that what it takes comes free, too. Z14 what is durable in the log is in a
-//! checkpoint within `checkpoint_age` and the time that one takes: a volume that falls idle is opened at once.
+//! checkpoint within `checkpoint_age` and the time that one takes: a volume that falls idle is opened at
+//! once.
 //!
 //! Locks: the state lock in turn; none across a wait.
 

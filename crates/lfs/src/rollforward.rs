@@ -311,7 +311,8 @@ impl Walk<'_> {
         self.state.space.segments.found(held.at.segment, Stream::Log);
         let changes = record.changes(&layout.geometry).collect::<Result<Vec<_>>>()?;
         while let Some(want) = self.state.missing(&changes) {
-            let part = load::read(self.tree, self.state.root, want).await?;
+            let ahead = self.state.ahead(want);
+            let part = load::read(self.tree, self.state.root, want, ahead).await?;
             self.state.insert_part(want, part)?;
         }
         let resolve = |extent: &Extent<'_>| record.resolve(extent).map(Where::Run);

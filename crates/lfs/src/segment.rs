@@ -11,8 +11,8 @@
 //! with no run in flight in it: nothing that is not merged can point there. W13 a dead segment is free when a
 //! second checkpoint is durable, so that neither of the two newest ones refers to it, nor the log behind
 //! the older. W14 a segment that somebody holds a pin of is not free. W15 a segment of which a window or a
-//! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be used
-//! again, and used again when that is done: nothing that somebody may want is discarded.
+//! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be
+//! used again, and used again when that is done: nothing that somebody may want is discarded.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -59,6 +59,8 @@ pub(crate) struct Segment {
     is_new: bool,
     /// A checkpoint that found it sealed has counted what is live in it.
     is_counted: bool,
+    /// How often it was taken in this life: which filling it is.
+    pub takes: u64,
     pin: Pin,
 }
 
@@ -122,6 +124,7 @@ impl Segments {
             is_touched: false,
             is_new: false,
             is_counted: false,
+            takes: 0,
             pin: Pin::default(),
         };
         Self {
@@ -197,9 +200,7 @@ impl Segments {
             return Err(Error::new(ErrorKind::NoSpace, "take segment", "none is free"));
         };
         self.next = (segment + 1) % count;
-        self.set(segment, Phase::Open, stream);
-        self.list[segment as usize].since = 0;
-        self.list[segment as usize].is_new = true;
+        self.taken(segment, stream);
         Ok(segment)
     }
 
@@ -210,10 +211,15 @@ impl Segments {
             this.phase == Phase::Dead && this.stream != Stream::Tree && unpinned
         };
         let (segment, _) = self.iter().find(is_dead)?;
-        self.set(segment, Phase::Open, stream);
-        self.list[segment as usize].since = 0;
-        self.list[segment as usize].is_new = true;
+        self.taken(segment, stream);
         Some(segment)
+    }
+
+    fn taken(&mut self, segment: u32, stream: Stream) {
+        self.set(segment, Phase::Open, stream);
+        let this = &mut self.list[segment as usize];
+        (this.since, this.is_new) = (0, true);
+        this.takes += 1;
     }
 
     /// It is not filled any further.
@@ -385,11 +391,25 @@ impl Segments {
         self.list.iter().any(|this| is_dead(this) && Arc::strong_count(&this.pin) == 1)
     }
 
-    /// What is to be discarded; each is given back then (W16).
+    /// What is to be discarded; each is given back then (W16). The device has no discard of it.
     pub fn discarding(&self) -> Vec<u32> {
-        let is_one =
-            |(segment, this): (u32, &Segment)| (this.phase == Phase::Discarding).then_some(segment);
+        let is_one = |(segment, this): (u32, &Segment)| {
+            (this.phase == Phase::Discarding && this.in_flight == 0).then_some(segment)
+        };
         self.iter().filter_map(is_one).collect()
+    }
+
+    /// It is to be discarded.
+    #[cfg(test)]
+    pub fn discard_soon(&mut self, segment: u32) {
+        self.set(segment, Phase::Discarding, Stream::Data);
+    }
+
+    /// Something that no checkpoint has counted points there after all.
+    pub fn touch(&mut self, segment: u32) {
+        if let Some(this) = self.list.get_mut(segment as usize) {
+            this.is_touched = true;
+        }
     }
 }
 

@@ -10,10 +10,10 @@
 //! shorter, and one for nobody but an opening, the mark of a checkpoint, and a log that failed. P13 beside
 //! them there is room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes
 //! room can be made durable. P14 beside all these there is room for dirt that was accepted: neither new
-//! content nor the log takes it. P15 data and the log leave one segment more to the cleaner,
-//! which leaves all the others. P24 nodes are taken by checkpoints alone, and nothing is changed that the next
-//! ones would not have nodes for: what is new leaves those alone that a removal or a cut may need, and what
-//! makes room, or was accepted before, may have them.
+//! content nor the log takes it. P15 data and the log leave one segment more to the cleaner, and while it
+//! cleans as many as it has counted on; it leaves all the others. P24 nodes are taken by checkpoints alone,
+//! and nothing is changed that the next ones would not have nodes for: what is new leaves those alone that a
+//! removal or a cut may need, and what makes room, or was accepted before, may have them.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -79,7 +79,9 @@ pub(crate) struct Space {
     /// Open data segment, and the first byte that nobody has.
     data: Option<Place>,
     /// The segment that the cleaner fills, and the first byte that is not written.
-    pub clean: Option<Place>,
+    clean: Option<Place>,
+    /// Segments that it will fill beside that one (P15).
+    clean_planned: u64,
 }
 
 impl Space {
@@ -98,6 +100,7 @@ impl Space {
             promised: 0,
             data: None,
             clean: None,
+            clean_planned: 0,
         }
     }
 
@@ -194,7 +197,8 @@ impl Space {
 
     /// The same for what was accepted before, which may have what is kept from what is new (P14).
     pub fn owed_room(&self) -> u64 {
-        let kept = self.left_alone(KEPT_FROM_LOG, self.need_nodes.0) + self.log_segments();
+        let kept = self.left_alone(KEPT_FROM_LOG + self.clean_planned, self.need_nodes.0);
+        let kept = kept + self.log_segments();
         let free = self.segments.free().saturating_sub(kept);
         self.data_left() + free * self.layout.segment_bytes()
     }
@@ -219,17 +223,47 @@ impl Space {
         self.segments.free().saturating_sub(kept + more)
     }
 
-    /// One segment more is left alone, so that there is where the cleaner can put what is live; or half of the
-    /// one that it fills (P15).
+    /// One segment more is left alone, so that there is where the cleaner can put all that is live in
+    /// another one; and what it has counted on (P15).
     fn kept_for_cleaner(&self) -> u64 {
-        let half = self.layout.segment_bytes() / 2;
-        u64::from(self.clean.is_none_or(|at| u64::from(at.offset) > half))
+        u64::from(self.clean_left() < self.layout.segment_bytes()).max(self.clean_planned)
     }
 
     /// Segments that the cleaner may fill beside `dirt` bytes of accepted content: those of data, and the one
     /// that is kept for it.
     pub fn clean_segments(&self, dirt: u64) -> u64 {
         self.free_beside(self.dirt_segments(dirt, 0))
+    }
+
+    /// Bytes that are left of the segment that the cleaner fills.
+    pub fn clean_left(&self) -> u64 {
+        self.clean.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
+    }
+
+    /// Segments that are kept for the cleaner from now on, beside the one that it fills, until it takes them
+    /// or says so again.
+    pub fn plan_clean(&mut self, segments: u64) {
+        self.clean_planned = segments;
+    }
+
+    /// See [`Self::plan_clean`].
+    pub fn clean_planned(&self) -> u64 {
+        self.clean_planned
+    }
+
+    /// A run of at most `bytes` bytes for the cleaner: place and length.
+    pub fn take_clean(&mut self, bytes: u64) -> Result<(Place, u64)> {
+        if self.clean_left() == 0 {
+            let taken = self.segments.take(Stream::Data)?;
+            self.clean_planned = self.clean_planned.saturating_sub(1);
+            if let Some(full) = self.clean.replace(Place::new(taken, 0)) {
+                self.segments.seal(full.segment);
+            }
+        }
+        let at = self.clean.expect("opened above");
+        let len = bytes.min(self.clean_left());
+        self.clean = Some(Place::new(at.segment, at.offset + len as u32));
+        Ok((at, len))
     }
 
     /// A segment for the log, which goes on there.
@@ -473,8 +507,8 @@ mod tests {
         }
     }
 
-    /// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too; and P15:
-    /// one more is the cleaner's.
+    /// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too; and
+    /// P15: one more is the cleaner's.
     #[test]
     fn p12_the_last_segments_are_for_removing() {
         let (mut space, room) = (space(6), Beside::default());

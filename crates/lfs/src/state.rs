@@ -28,6 +28,7 @@ use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
 use crate::items::Items;
 use crate::layout::Layout;
+use crate::left::Left;
 use crate::log::Pending;
 use crate::pending::{Overlay, Piece, Where};
 use crate::space::Space;
@@ -166,8 +167,8 @@ pub(crate) struct State {
     pub space: Space,
     /// What of data segments is given out and not in use.
     pub room: Room,
-    /// Inodes that are in memory.
-    pub nodes: BTreeMap<u64, Node>,
+    /// Inodes that are in memory: in boxes, for a map leaves half of its places empty.
+    pub nodes: BTreeMap<u64, Box<Node>>,
     /// What of them stays there.
     pub cache: Cache,
     /// How many inodes there are, in memory or not.
@@ -207,6 +208,8 @@ pub(crate) struct State {
     pub removed: Vec<Arc<Content>>,
     /// Inodes that are closed and may owe something.
     pub lingering: Lingering,
+    /// Files that are closed, and whose content may be in the cache.
+    pub left: Left,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
     /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
@@ -259,6 +262,7 @@ impl State {
             dirt: Arc::default(),
             removed: Vec::new(),
             lingering: Lingering::default(),
+            left: Left::default(),
             unremoved: BTreeSet::new(),
             owed: BTreeMap::new(),
             owed_written: BTreeMap::new(),
@@ -274,7 +278,7 @@ impl State {
 
     /// An inode that a change names: replay of a damaged log may name any.
     fn node(&mut self, ino: u64) -> Result<&mut Node> {
-        self.nodes.get_mut(&ino).ok_or_else(|| missing(ino))
+        self.nodes.get_mut(&ino).map(|node| &mut **node).ok_or_else(|| missing(ino))
     }
 
     /// Changes the state. `resolve` says where an extent's bytes are.
@@ -367,6 +371,7 @@ impl State {
             self.inodes = self.inodes.saturating_sub(1);
             self.note_no_inode(ino, &node);
             self.removed.extend(node.content);
+            self.left.remove(ino);
         }
         Ok(())
     }

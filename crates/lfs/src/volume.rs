@@ -23,6 +23,7 @@ use crate::format::superblock::{
 };
 use crate::layout::Layout;
 use crate::log::{Head, Log};
+use crate::memory::Memory;
 use crate::nodes::VolumeStore;
 use crate::open::{Opened, find, fresh_head, head_of};
 use crate::remember::Remembered;
@@ -113,8 +114,8 @@ pub struct OpenOptions {
     pub checkpoint_bytes: u64,
     /// What is durable in the log is in a checkpoint after this time; none: only by size.
     pub checkpoint_age: Duration,
-    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to its
-    /// file system then, and has to get them again before they are written; without it they stay written.
+    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to
+    /// its file system then, and has to get them again before they are written; without it they stay written.
     pub discard: bool,
     /// What changes may take in memory until a checkpoint has merged them, bytes.
     pub overlay_bytes: u64,
@@ -122,6 +123,9 @@ pub struct OpenOptions {
     pub node_cache_bytes: usize,
     /// Inodes and entries of directories that are kept in memory beside those that must be, bytes.
     pub inode_cache_bytes: usize,
+    /// The three bounds above are shares of the budget of `cache` in the stead of these numbers, and what
+    /// is in use is a part of it.
+    pub of_budget: bool,
     /// Below so many of 100 segments free, those with little in them are cleaned in the background; 0: only
     /// when there is no room, at most 50.
     pub clean_percent: u32,
@@ -156,6 +160,7 @@ impl Default for OpenOptions {
             overlay_bytes: 32 << 20,
             node_cache_bytes: DEFAULT_BUDGET_BYTES,
             inode_cache_bytes: crate::evict::DEFAULT_BYTES,
+            of_budget: false,
             clean_percent: crate::clean::DEFAULT_PERCENT,
             alloc: AllocMode::default(),
             serialized_dio_pages: SERIALIZED_DIO_PAGES,
@@ -175,6 +180,9 @@ pub(crate) struct Inner {
     pub log: Arc<Log>,
     pub alloc: Allocator,
     pub staging: std::sync::Arc<Staging>,
+    pub memory: Memory,
+    /// Held while a mapping is made or let go of: see [`crate::content`].
+    pub making: Mutex<()>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,
     pub plant: Plant,
@@ -188,6 +196,14 @@ pub(crate) struct Inner {
     /// What is wrong with the log of a volume that is open for reading.
     pub damage: Option<Error>,
     pub names: Remembered,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Y12: nobody finds it again.
+        let left = self.state.lock().left.take_all();
+        self.drop_left(left);
+    }
 }
 
 /// How the trees of a volume are reached.
@@ -260,6 +276,7 @@ impl Volume {
 
     /// Opens a volume; recovers it first, if need be.
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
+        let options = &options.shared();
         let (superblock, older) = match options.passed_over {
             n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None),
             _ => slots::read_newest(device).await?,
@@ -327,6 +344,8 @@ impl Volume {
             log: Arc::new(Log::new(found.head)),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
+            memory: Memory::new(options),
+            making: Mutex::default(),
             domain,
             plant: options.plant,
             me: me.clone(),
@@ -382,13 +401,10 @@ impl Volume {
         if self.0.options.read_only {
             return Ok(());
         }
-        self.0.cleaner.stop().await;
-        let done = match self.0.sync_everything().await {
-            Ok(()) => self.0.checkpoint(How::Close).await,
-            failed => failed,
-        };
-        self.0.cleaner.go_on();
-        done
+        // What is accepted may need the room that the cleaner makes.
+        self.0.sync_everything().await?;
+        let _stopped = self.0.cleaner.stop().await;
+        self.0.checkpoint(How::Close).await
     }
 }
 

@@ -30,7 +30,7 @@ pub mod server;
 pub mod source;
 
 pub use board::Board;
-pub use server::{Options, Server};
+pub use server::{Bound, Options, Server};
 pub use source::{CacheSource, Counter, FrontEnd, Source};
 
 /// The page: text, style and script in one, and nothing from elsewhere.

@@ -32,6 +32,9 @@ const LINGER_TIME: Duration = Duration::from_millis(500);
 /// Stack of a connection's thread, bytes.
 const STACK: usize = 256 << 10;
 
+/// What a connection takes, bytes: its stack, and what is read and answered.
+const CONNECTION_BYTES: u64 = (STACK + LINGER_BYTES) as u64;
+
 /// Where to listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
@@ -80,12 +83,26 @@ impl Shared {
     }
 }
 
-impl Server {
-    /// Listens, and serves from now on. The board makes a point a second meanwhile.
-    pub fn start(board: &Arc<Board>, options: &Options) -> Result<Self> {
+/// An address that is taken, where nobody is served yet: who connects waits.
+#[derive(Debug)]
+pub struct Bound {
+    listener: Arc<TcpListener>,
+    address: SocketAddr,
+}
+
+impl Bound {
+    /// Takes the address, or says why not.
+    pub fn new(options: &Options) -> Result<Self> {
         let failed = |e| Error::from_io("http", e).with_path(options.address.to_string());
         let listener = Arc::new(TcpListener::bind(options.address).map_err(failed)?);
         let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, address })
+    }
+
+    /// Serves from now on. The board makes a point a second meanwhile.
+    pub fn serve(self, board: &Arc<Board>) -> Result<Server> {
+        let Self { listener, address } = self;
+        let failed = |e| Error::from_io("http", e).with_path(address.to_string());
         let shared = Arc::new(Shared {
             board: board.clone(),
             address,
@@ -99,14 +116,33 @@ impl Server {
         let (own, ticked, at) = (shared.clone(), shared.clone(), listener.clone());
         let accept = spawn("forebay-http", move || accept(&at, &own)).map_err(failed)?;
         let threads = vec![accept];
-        let mut this = Self { address, listener, shared, threads, ticking: Some(ticking) };
+        let mut this = Server { address, listener, shared, threads, ticking: Some(ticking) };
         this.threads.push(spawn("forebay-live", move || tick(&ticked, &over)).map_err(failed)?);
         Ok(this)
+    }
+}
+
+impl Server {
+    /// Listens, and serves from now on.
+    pub fn start(board: &Arc<Board>, options: &Options) -> Result<Self> {
+        Bound::new(options)?.serve(board)
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What it takes of memory: what, bytes now, bound in bytes. A thread for each connection, with its stack
+    /// and an answer.
+    pub fn memory_rows(&self) -> impl Fn() -> Vec<(String, u64, u64)> + Send + Sync + 'static {
+        let shared = Arc::downgrade(&self.shared);
+        move || {
+            let Some(shared) = shared.upgrade() else { return Vec::new() };
+            let now = shared.streams().len().min(CONNECTIONS) as u64;
+            let what = "threads of the page, beside --cache-size".to_string();
+            vec![(what, now * CONNECTION_BYTES, CONNECTIONS as u64 * CONNECTION_BYTES)]
+        }
     }
 
     /// Ends it (T5).
@@ -158,25 +194,37 @@ fn tick(shared: &Shared, over: &Receiver<()>) {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    for stream in listener.incoming() {
-        if shared.stop.load(Ordering::Acquire) {
+/// Takes one connection after the other, until `stop` is set when one comes or cannot come.
+pub fn accept_until<S>(
+    what: &str,
+    stop: &AtomicBool,
+    mut accept: impl FnMut() -> std::io::Result<S>,
+    mut take: impl FnMut(S),
+) {
+    loop {
+        let stream = accept();
+        if stop.load(Ordering::Acquire) {
             return;
         }
-        let stream = match stream {
-            Ok(stream) => stream,
+        match stream {
+            Ok(stream) => take(stream),
             Err(e) => {
-                log::warn!("http: accept: {e}");
+                log::warn!("{what}: accept: {e}");
                 // Out of descriptors, most likely: not at once again.
                 std::thread::sleep(Duration::from_millis(100));
-                continue;
             }
-        };
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    let next = || listener.accept().map(|(stream, _)| stream);
+    accept_until("http", &shared.stop, next, |stream| {
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         {
             let mut streams = shared.streams();
             let Some(end) = stream.try_clone().ok().filter(|_| streams.len() < CONNECTIONS) else {
-                continue;
+                return;
             };
             streams.insert(number, end);
         }
@@ -191,7 +239,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         if let Err(e) = spawn("forebay-http-1", run) {
             log::warn!("http: a thread: {e}");
         }
-    }
+    });
 }
 
 /// A connection that is counted.

@@ -9,8 +9,9 @@
 //! 3. A connection with nothing charged is never blocked on its own account.
 
 use crate::config::DropReason;
-use crate::exec::{Key, Ticket};
+use crate::exec::Key;
 use crate::handshake::Handshake;
+use crate::lane::Lanes;
 use crate::out::OutQueue;
 use crate::stash::Stash;
 use crate::stats::Verdict;
@@ -19,7 +20,6 @@ use crate::transmission::Transmission;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use forebay_vfs::Export;
 use rustix::event::epoll::EventFlags;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,10 +39,8 @@ pub(crate) struct Book {
     pub in_tasks: usize,
     /// Requests under way.
     pub inflight: u32,
-    /// Requests that take many steps: one of a connection is under way, the others wait here,
-    /// charged and counted as under way.
-    pub lane: VecDeque<Ticket>,
-    pub lane_busy: bool,
+    /// Requests that make much work.
+    pub lanes: Lanes,
     /// Why the next request in the stash may not start.
     pub blocked: Option<Verdict>,
     /// In the loop's list of connections to be settled.
@@ -59,8 +57,7 @@ impl Book {
             charged: 0,
             in_tasks: 0,
             inflight: 0,
-            lane: VecDeque::new(),
-            lane_busy: false,
+            lanes: Lanes::default(),
             blocked: None,
             dirty: false,
             export: None,

@@ -16,6 +16,7 @@ mod conn;
 mod event_loop;
 mod exec;
 pub mod handshake;
+mod lane;
 mod listen;
 pub mod mem;
 mod out;

@@ -12,6 +12,7 @@ use crate::config::{DropReason, RECEIVE_MIN, stash_memory};
 use crate::conn::{Book, Conn, Phase};
 use crate::exec::{Executor, Outcome, Ticket, Work};
 use crate::handshake::{Session, Step};
+use crate::lane::lane_of;
 use crate::out::Freed;
 use crate::pool::{CHUNK_LEN, Pool};
 use crate::proto::{self, Command, CommandFlags, READ_HEADER_MAX, Request, errno};
@@ -30,8 +31,10 @@ use std::sync::Arc;
 const SMALL_READ: usize = 64 << 10;
 /// A late read up to this many bytes is copied into a chunk: cheaper than a slice of its own.
 const COPY_MAX: usize = 16 << 10;
-/// What a request costs beside its data, bytes.
-const OVERHEAD: usize = 512;
+/// What a late request costs beside its data, bytes: the futures of export, cache and map, a bio and its
+/// lists, and what rounding its buffer to whole pages adds. Measured: `cli/tests/memory_limit.rs` holds the
+/// memory of the process against it.
+const OVERHEAD: usize = 8 << 10;
 /// Memory of zeros that an export may write instead of zeroing, bytes.
 const ZEROS_MAX: usize = 256 << 10;
 /// Most extents in an answer to BLOCK_STATUS.
@@ -347,53 +350,34 @@ impl Core {
     }
 
     fn other(&mut self, book: &mut Book, ticket: Ticket) {
-        let Request { flags, command, offset, len, .. } = ticket.request;
-        let ticket = Ticket { cost: cost(&ticket.request), ..ticket };
-        let export: Arc<dyn Export> = book.export();
-        let (len, fua) = (u64::from(len), flags.contains(CommandFlags::FUA));
-        let work = match command {
-            Command::Flush => Work::Unit(export.flush()),
-            Command::Trim => Work::Unit(export.trim(offset, len, fua)),
-            Command::Cache | Command::BlockStatus => return self.line_up(book, ticket),
-            Command::WriteZeroes => {
-                let mode = ZeroMode {
-                    keep_allocated: flags.contains(CommandFlags::NO_HOLE),
-                    fast_only: flags.contains(CommandFlags::FAST_ZERO),
-                    fua,
-                };
-                Work::Unit(export.zero(offset, len, mode))
-            }
+        if let Some(lane) = lane_of(ticket.request.command) {
+            return self.line_up(book, lane, ticket);
+        }
+        let work = match ticket.request.command {
+            Command::Flush => Work::Unit(book.export().flush()),
             _ => return self.status(book, &ticket.request, ticket.structured, errno::EINVAL),
         };
         self.charge(book, ticket.cost);
         self.start(book, ticket, work);
     }
 
-    /// Queues a request of many steps behind the others of its kind.
-    fn line_up(&mut self, book: &mut Book, ticket: Ticket) {
+    /// Queues a request that makes much work behind the others of its lane.
+    fn line_up(&mut self, book: &mut Book, lane: usize, ticket: Ticket) {
         self.charge(book, ticket.cost);
         book.inflight += 1;
         book.in_tasks += ticket.cost;
-        book.lane.push_back(ticket);
-        self.run_lane(book);
+        book.lanes.push(lane, ticket);
+        self.run_lane(book, lane);
     }
 
-    /// Starts the next request of many steps if none is under way: one client's cannot take all
-    /// turns, nor fill the queue of the device.
-    fn run_lane(&mut self, book: &mut Book) {
-        while !book.lane_busy
-            && let Some(ticket) = book.lane.pop_front()
-        {
-            let Request { flags, command, offset, len, .. } = ticket.request;
-            let export: Arc<dyn Export> = book.export();
-            let work = match command {
-                Command::Cache => Work::Unit(export.prefetch(offset, u64::from(len))),
-                _ => Work::Map(export.extents(offset, u64::from(len), extents_max(flags))),
-            };
-            match self.exec.start(ticket, work) {
+    /// Starts the next requests of a lane as far as they may begin: one client's cannot take all turns, nor
+    /// fill the queue of the device, nor hold all ranges.
+    fn run_lane(&mut self, book: &mut Book, lane: usize) {
+        while let Some(ticket) = book.lanes.next(lane) {
+            match self.exec.start(ticket, lane_work(&ticket.request, book.export())) {
                 Some(outcome) => self.finish(book, &ticket, outcome),
                 None => {
-                    book.lane_busy = true;
+                    book.lanes.begun(lane);
                     bump(&self.stats.late, 1);
                 }
             }
@@ -413,9 +397,9 @@ impl Core {
     /// A task of a connection that is still there has ended.
     pub fn complete(&mut self, book: &mut Book, ticket: &Ticket, outcome: Outcome) {
         self.finish(book, ticket, outcome);
-        if in_lane(ticket.request.command) {
-            book.lane_busy = false;
-            self.run_lane(book);
+        if let Some(lane) = lane_of(ticket.request.command) {
+            book.lanes.over(lane);
+            self.run_lane(book, lane);
         }
     }
 
@@ -506,7 +490,7 @@ impl Core {
             self.shared.memory.release(SESSION_BYTES);
         }
         // Those that have not begun hold nothing.
-        conn.book.in_tasks -= conn.book.lane.drain(..).map(|t| t.cost).sum::<usize>();
+        conn.book.in_tasks -= conn.book.lanes.drain();
         self.shared.memory.release(conn.book.charged - conn.book.in_tasks);
         conn.book.charged = conn.book.in_tasks;
         if let Some(reason) = reason {
@@ -516,9 +500,23 @@ impl Core {
     }
 }
 
-/// Takes many steps: see `run_lane`.
-fn in_lane(command: Command) -> bool {
-    matches!(command, Command::Cache | Command::BlockStatus)
+/// What a request of a lane asks of the export.
+fn lane_work(request: &Request, export: Arc<dyn Export>) -> Work {
+    let Request { flags, command, offset, len, .. } = *request;
+    let (len, fua) = (u64::from(len), flags.contains(CommandFlags::FUA));
+    match command {
+        Command::Trim => Work::Unit(export.trim(offset, len, fua)),
+        Command::WriteZeroes => {
+            let mode = ZeroMode {
+                keep_allocated: flags.contains(CommandFlags::NO_HOLE),
+                fast_only: flags.contains(CommandFlags::FAST_ZERO),
+                fua,
+            };
+            Work::Unit(export.zero(offset, len, mode))
+        }
+        Command::Cache => Work::Unit(export.prefetch(offset, len)),
+        _ => Work::Map(export.extents(offset, len, extents_max(flags))),
+    }
 }
 
 /// What a request may use, bytes.

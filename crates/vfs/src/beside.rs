@@ -80,6 +80,10 @@ pub trait Observer: Send + Sync {
     /// Asks for what is held back of a range.
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket;
 
+    /// The content of a file is about to be changed, whatever comes of it: its end may be another from now
+    /// on.
+    fn will_change(&self, ino: Ino);
+
     /// Something was changed. Also for what is not known yet, which may be about to be.
     fn changed(&self, change: &Change) -> Ticket;
 
@@ -142,6 +146,7 @@ impl<'a> Owed<'a> {
         for change in &changes {
             if let Change::Content { ino, offset, len, .. } = change {
                 handed_over(observer, *ino, *offset, *len).await;
+                observer.will_change(*ino);
             }
         }
         Self { shared, observer, changes }

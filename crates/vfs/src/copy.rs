@@ -10,6 +10,8 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 
 /// Bytes in flight at a time.
 const PIECE_BYTES: u64 = 1 << 20;
+/// Memory that a copy holds at most, bytes: a piece, and for a moment what was read of it.
+pub const MEMORY_BYTES: u64 = 2 * PIECE_BYTES;
 
 /// Copies up to `len` bytes between two open files of `fs` and returns how many: fewer at the end
 /// that `from` has now, or when an error comes after the first piece. `IsDirectory` and `InvalidInput` for

@@ -8,13 +8,13 @@
 //! served one at a time, and the system's timers end them, which are late by more than the 50 us to
 //! be measured. This one overlaps them and waits for the last stretch in a loop.
 
-use super::counted::Counted;
 use super::drive::{self, Drive};
 use super::figures::{SMALL, WRITE};
 use super::subject::{Subject, fill, new_cache};
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
+use crate::rivals::counted::Counted;
 use forebay::{Cache, DirtyTracking, File, RawOptions};
 use forebay_base::Result;
 use forebay_base::units::MIB;

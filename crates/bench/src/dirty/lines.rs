@@ -7,6 +7,7 @@ use super::volume::{OnVolume, add_synced};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::image::Image;
 use crate::harness::load::Slice;
+use crate::harness::machine::{device_stat, sectors_written};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, median};
 use crate::rivals::loopdev::{FsKind, LoopFs};
@@ -151,12 +152,12 @@ pub fn dd(options: &Options, report: &mut Report, found: &mut Found) -> Result<(
     }
     for (name, fs) in loops(options, report, 64 * MIB) {
         let tally = Tally::default();
-        let stat = super::subject::device_stat(&fs.path())?;
+        let stat = device_stat(&fs.path())?;
         for i in 0..times.min(16) {
             let path = fs.path().join(format!("dd{i}"));
-            let before = super::subject::sectors_written(&stat)?;
+            let before = sectors_written(&stat)?;
             dd_kernel(&path, &buf)?;
-            tally.add(all, super::subject::sectors_written(&stat)? - before);
+            tally.add(all, sectors_written(&stat)? - before);
         }
         report.row(name, "dd_written_per_byte_changed", "x", &[tally.amplification()]);
         found.dd.push((name.into(), tally.amplification()));

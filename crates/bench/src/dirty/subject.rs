@@ -1,10 +1,11 @@
 //! Who writes and syncs: ours, a bare O_DIRECT file, a file of the kernel's; and how many bytes the
 //! device below is asked to write for it.
 
-use super::counted::Counted;
 use crate::harness::image::Image;
 use crate::harness::load::Target;
+use crate::harness::machine::{device_stat, sectors_written};
 use crate::harness::options::Options;
+use crate::rivals::counted::Counted;
 use crate::rivals::kernel::KernelFile;
 use forebay::{Aio, Cache, CacheConfig, DirtyTracking, File, IoFlags, RawOptions};
 use forebay_base::units::MIB;
@@ -181,21 +182,6 @@ impl Buffered {
         let stat = device_stat(paths[0].as_ref())?;
         Ok(Self { files, stat })
     }
-}
-
-/// Where the kernel counts what is written to the block device that holds `path`.
-pub fn device_stat(path: &Path) -> Result<PathBuf> {
-    let fail = |e: rustix::io::Errno| Error::from_io("stat", e.into()).with_path(path);
-    let device = rustix::fs::stat(path).map_err(fail)?.st_dev;
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    Ok(format!("/sys/dev/block/{major}:{minor}/stat").into())
-}
-
-/// Bytes written to a block device so far.
-pub fn sectors_written(stat: &Path) -> Result<u64> {
-    let text = read(stat)?;
-    let field = text.split_whitespace().nth(6).and_then(|f| f.parse::<u64>().ok());
-    Ok(field.unwrap_or(0) * 512)
 }
 
 impl Subject for Buffered {

@@ -4,7 +4,6 @@
 //! the volume writes for it are counted at the door of its device. V2 not synced: each block of the file is
 //! dirtied at most once, in random order, then all is synced once; the volume is closed within the count.
 
-use super::counted::Counted;
 use super::figures::{SMALL, Tally, WRITE};
 use super::subject::Subject;
 use crate::harness::backing::{BackedImage, Backing};
@@ -12,6 +11,7 @@ use crate::harness::image::Rng;
 use crate::harness::load::Target;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report};
+use crate::rivals::counted::Counted;
 use crate::rivals::volume::{OurVolume, VolumeFile, VolumeSpec};
 use forebay::DirtyTracking;
 use forebay_base::Result;

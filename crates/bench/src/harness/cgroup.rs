@@ -80,6 +80,13 @@ impl Memcg {
         crate::harness::meter::field(&text, "oom_kill ")
     }
 
+    /// The most memory that was charged to it at a time, bytes, the system's buffers and file pages included.
+    /// `None` where the system does not say.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        let file = if self.v1 { "memory.max_usage_in_bytes" } else { "memory.peak" };
+        fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok()
+    }
+
     /// How often the limit was run into.
     pub fn limit_hits(&self) -> u64 {
         let file = if self.v1 { "memory.failcnt" } else { "memory.events" };
@@ -118,6 +125,8 @@ mod tests {
         child.wait().unwrap();
         joined.unwrap();
         assert!(inside.contains(&child.id().to_string()));
+        let peak = group.peak_bytes();
+        assert!(peak.is_none_or(|peak| peak > 0 && peak <= 64 << 20), "{peak:?}");
         assert_eq!(group.oom_kills(), 0);
         assert_eq!(version(), if group.v1 { "version 1" } else { "version 2" });
         let dir = group.dir.clone();

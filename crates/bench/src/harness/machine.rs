@@ -1,9 +1,10 @@
 //! What the machine is, as far as it explains the numbers.
 
 use crate::harness::cgroup;
+use forebay_base::{Error, Result};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The `machine` object of the JSON.
 pub fn describe(dir: &Path) -> Value {
@@ -34,6 +35,21 @@ pub fn queue_dir(dir: &Path) -> Option<String> {
     let own = class.join("queue");
     let found = if own.exists() { own } else { class.parent()?.join("queue") };
     found.exists().then(|| found.display().to_string())
+}
+
+/// Where the kernel counts what is written to the block device that holds `path`.
+pub fn device_stat(path: &Path) -> Result<PathBuf> {
+    let fail = |e: rustix::io::Errno| Error::from_io("stat", e.into()).with_path(path);
+    let device = rustix::fs::stat(path).map_err(fail)?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    Ok(format!("/sys/dev/block/{major}:{minor}/stat").into())
+}
+
+/// Bytes written to a block device so far.
+pub fn sectors_written(stat: &Path) -> Result<u64> {
+    let text = fs::read_to_string(stat).map_err(|e| Error::from_io("read", e).with_path(stat))?;
+    let field = text.split_whitespace().nth(6).and_then(|f| f.parse::<u64>().ok());
+    Ok(field.unwrap_or(0) * 512)
 }
 
 fn mount_of(dir: &Path) -> (String, String) {

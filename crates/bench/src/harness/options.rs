@@ -21,6 +21,8 @@ pub struct Options {
     pub readme: bool,
     /// `report`: print a few lines for a newcomer.
     pub screen: bool,
+    /// `report`: the first file beside the second.
+    pub compare: bool,
     /// Small and short: to see that it works, not for figures.
     pub quick: bool,
     /// Seconds of the bench's timed part.
@@ -50,6 +52,7 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
              [--size S] [--aio auto|io_uring|threads] [--part PART] [--lines] [--keep]
        bench report --json FILE... --html FILE
        bench report --readme FILE... (the README's figures), --screen FILE... (a few lines)
+       bench report --compare OLD.json NEW.json (by how much each figure has moved, worst first)
   --dir DIR      where the images go, on the disk to be measured (default /var/tmp)
   --json FILE    writes rows, ratios and bars as one JSON object
   --html FILE    writes a page with tables and pictures; report makes it from the JSON of earlier runs
@@ -63,7 +66,9 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
                  volume of uncached; cells, depth, memory, sparse of loop;
                  hits, misses, status of nbd; many, dead of files;
                  sync, random, seq, sustained, names, open, full of volume;
-                 delay, disk, small, sim, kernel of alloc
+                 delay, disk, small, sim, kernel of alloc;
+                 read, sync, random, seq, names, uncached, dirty, stable, alloc, attach,
+                 kernel of mount
   --without NAME of all: not this bench
   --lines        prints a line per cycle
   --keep         leaves the images behind";
@@ -79,6 +84,7 @@ impl Options {
             inputs: Vec::new(),
             readme: false,
             screen: false,
+            compare: false,
             quick: false,
             seconds: None,
             rounds: None,
@@ -107,6 +113,7 @@ impl Options {
                 "--quick" => options.quick = true,
                 "--readme" if options.name == REPORT => options.readme = true,
                 "--screen" if options.name == REPORT => options.screen = true,
+                "--compare" if options.name == REPORT => options.compare = true,
                 "--keep" => options.keep = true,
                 "--lines" => options.lines = true,
                 "--aio" => options.aio = value()?,
@@ -127,9 +134,12 @@ impl Options {
             }
         }
         let output = options.readme || options.screen || options.html.is_some();
-        if options.name == REPORT && (options.inputs.is_empty() || !output) {
+        let inputs = if options.compare { 2..=2 } else { 1..=usize::MAX };
+        let shown = output != options.compare;
+        if options.name == REPORT && !(shown && inputs.contains(&options.inputs.len())) {
             return Err(format!(
-                "report needs --json FILE..., and --html FILE, --readme or --screen\n{USAGE}"
+                "report needs --json FILE..., and --html FILE, --readme or --screen; \
+                 or --compare OLD NEW\n{USAGE}"
             ));
         }
         Ok(options)
@@ -184,10 +194,16 @@ mod tests {
         assert_eq!(options.without, ["memcg", "start"]);
         let options = parse("report --readme a").unwrap();
         assert_eq!((options.inputs.len(), options.readme), (1, true));
+        let options = parse("report --compare a b").unwrap();
+        assert_eq!((options.inputs.len(), options.compare), (2, true));
         for bad in [
             "hit --readme",
             "hit --without memcg",
             "report --readme",
+            "report --compare a",
+            "report --compare a b c",
+            "report --compare --readme a b",
+            "hit --compare",
             "report --html p",
             "report --json a",
             "report a",

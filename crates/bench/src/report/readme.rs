@@ -1,8 +1,9 @@
 //! The figures of the README as markdown, from saved results: per rival the worst and the best cell
-//! and in how many cells ours is ahead; then what is no ratio of rates, beside its goal.
+//! and in how many cells ours is ahead; then what is no ratio of rates, beside its goal, and every goal that
+//! was missed; then the CPU of the servers beside their rates.
 //!
-//! Invariants: R1 nothing is shown that is not in the results; what did not run has no row. R2 what
-//! missed its goal is bold, with as many digits as show it. R3 a quick run gives no figures to quote,
+//! Invariants: R1 nothing is shown that is not in the results; what has no value says so. R2 what
+//! missed its goal is there, bold, with as many digits as show it. R3 a quick run gives no figures to quote,
 //! so it is refused.
 
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
@@ -10,7 +11,7 @@ use serde_json::Value;
 use std::fmt::Write;
 
 /// Figures that are no ratio of rates: bench, name of the ratio, what it is.
-const FACTS: [(&str, &str, &str); 27] = [
+const FACTS: [(&str, &str, &str); 33] = [
     ("dirty", "write_amplification_raw", "bytes written per byte changed, random writes of 4 KiB"),
     ("dirty", "write_amplification_folio_mode", "the same, written back by folio of 64 KiB"),
     ("loop", "direct_cache_growth_mib", "MiB of the image in the kernel's cache"),
@@ -36,12 +37,22 @@ const FACTS: [(&str, &str, &str); 27] = [
     ("files", "open_write_close_at_10000_vs_10", "cost of one more file at 10,000 open, over 10"),
     ("files", "healthy_beside_dead_vs_alone", "rate beside a dead device, over alone"),
     ("start", "start_seconds", "seconds until the first answer, any `--cache-size` to 64 GiB"),
+    ("start", "start_resident_mib", "MiB resident then"),
+    ("resize", "resize_errors", "errors of `fio --verify` beside `tune cache_size=`"),
     (
         "resize",
         "resize_seconds_until_memory_is_back",
         "seconds until memory is back, 4 GiB to 256 MiB",
     ),
     ("resize", "resize_hot_blocks_lost", "hot blocks lost by that"),
+    ("mount", "mount_hot_set_evicted_blocks_run", "blocks evicted by tar below `run --uncached`"),
+    (
+        "mount",
+        "mount_write_amplification_synced",
+        "bytes written per byte changed, each 4 KiB synced",
+    ),
+    ("mount", "mount_extents_per_request", "runs on the image that a 2 MiB direct write ends in"),
+    ("mount", "mount_dbench_cow_max_vs_wait", "longest WriteX of dbench 4, over waiting"),
 ];
 
 /// The markdown; the text of an error is for people.
@@ -71,25 +82,74 @@ pub fn markdown(found: &[Value]) -> Result<String, String> {
     }
     out.push_str("\n| `bench` | figure | value | goal |\n|---|---|---|---|\n");
     for (bench, name, what) in FACTS {
-        let Some(own) = found.iter().find(|value| value["bench"] == bench) else { continue };
-        let list = |key: &str| own[key].as_array().cloned().unwrap_or_default();
-        let of = |list: &[Value]| list.iter().find(|item| item["name"] == name).cloned();
-        let Some(value) = of(&list("ratios")).and_then(|ratio| ratio["value"].as_f64()) else {
-            continue;
-        };
-        let (shown, goal) = match of(&list("bars")) {
-            None => (number(value), String::new()),
-            Some(bar) => {
-                let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
-                let shown = number_beside(value, limit);
-                let missed = bar["met"] == false;
-                let shown = if missed { format!("**{shown}**") } else { shown };
-                (shown, format!("{} {limit}", bar["good"].as_str().unwrap_or("?")))
-            }
+        let own = found.iter().find(|value| value["bench"] == bench);
+        let ratio = own.and_then(|own| named(own, "ratios", name));
+        let value = ratio.and_then(|ratio| ratio["value"].as_f64());
+        let (shown, goal) = match (value, own.and_then(|own| named(own, "bars", name))) {
+            (None, _) => ("not run".into(), String::new()),
+            (Some(value), None) => (number(value), String::new()),
+            (Some(value), Some(bar)) => judged(value, bar),
         };
         let _ = writeln!(out, "| `{bench}` | {what} | {shown} | {goal} |");
     }
+    put_missed(&mut out, found);
+    put_servers(&mut out, found);
     Ok(out)
+}
+
+fn named<'a>(own: &'a Value, list: &str, name: &str) -> Option<&'a Value> {
+    own[list].as_array()?.iter().find(|item| item["name"] == name)
+}
+
+/// A value as its bar shows it, and the bar (R2).
+fn judged(value: f64, bar: &Value) -> (String, String) {
+    let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
+    let shown = number_beside(value, limit);
+    let shown = if bar["met"] == false { format!("**{shown}**") } else { shown };
+    (shown, format!("{} {limit}", bar["good"].as_str().unwrap_or("?")))
+}
+
+/// Every other goal that was missed (R2).
+fn put_missed(out: &mut String, found: &[Value]) {
+    for own in found {
+        let bench = own["bench"].as_str().unwrap_or("?");
+        for bar in own["bars"].as_array().into_iter().flatten().filter(|bar| bar["met"] == false) {
+            let name = bar["name"].as_str().unwrap_or("?");
+            if FACTS.iter().any(|fact| (fact.0, fact.1) == (bench, name)) {
+                continue;
+            }
+            let (shown, goal) = judged(bar["value"].as_f64().unwrap_or(f64::NAN), bar);
+            let _ = writeln!(out, "| `{bench}` | {} | {shown} | {goal} |", name.replace('_', " "));
+        }
+    }
+}
+
+/// What each server takes of CPU beside what it delivers: often one core of the client is the limit.
+fn put_servers(out: &mut String, found: &[Value]) {
+    let Some(own) = found.iter().find(|value| value["bench"] == "nbd") else { return };
+    let rows: Vec<&Value> = own["rows"].as_array().into_iter().flatten().collect();
+    let mut first = true;
+    for row in &rows {
+        let Some(cell) = row["metric"].as_str().and_then(|m| m.strip_suffix("_cpu_per_io")) else {
+            continue;
+        };
+        let rate = rows.iter().find(|other| {
+            other["variant"] == row["variant"] && other["metric"] == format!("{cell}_rate")
+        });
+        let (Some(cpu), Some(rate)) =
+            (row["median"].as_f64(), rate.and_then(|rate| rate["median"].as_f64()))
+        else {
+            continue;
+        };
+        if std::mem::take(&mut first) {
+            out.push_str(
+                "\n| NBD cell | server | requests/s | CPU of the server per request, us |\n",
+            );
+            out.push_str("|---|---|---|---|\n");
+        }
+        let (cell, server) = (cell.replace('_', " "), row["variant"].as_str().unwrap_or("?"));
+        let _ = writeln!(out, "| {cell} | {server} | {} | {} |", number(rate), number(cpu));
+    }
 }
 
 /// A ratio of rates: two digits, or as many as show on which side of 1 it is.
@@ -113,13 +173,28 @@ mod tests {
         let name = "randwrite_p999_vs_dontcache";
         let found = json!({ "bench": "uncached", "quick": false, "machine": {}, "cells": cells,
             "ratios": [{ "name": name, "value": 1.004 }],
-            "bars": [{ "name": name, "bar": 1.0, "good": "<=", "met": false }] });
+            "bars": [{ "name": name, "value": 1.004, "bar": 1.0, "good": "<=", "met": false },
+                { "name": "seqwrite_vs_all", "value": 0.96, "bar": 1.0, "good": ">=", "met": false },
+                { "name": "another", "value": 2.0, "bar": 1.0, "good": ">=", "met": true }] });
         let text = markdown(std::slice::from_ref(&found)).unwrap();
         let row = "| `uncached` | the loop | 0.9996x (writes) | 25x (both) | 2 of 3 |";
         assert!(text.contains(row), "{text}");
         let row = "| `uncached` | p99.9 of a random write, over RWF_DONTCACHE | **1.004** | <= 1 |";
         assert!(text.contains(row), "{text}");
-        assert!(!text.contains("`memcg`"), "what did not run has no row");
+        // A miss that no line was made for was nowhere at all.
+        assert!(text.contains("| `uncached` | seqwrite vs all | **0.960** | >= 1 |"), "{text}");
+        assert!(!text.contains("another") && text.matches("1.004").count() == 1, "{text}");
+        let row = "| `memcg` | kills in a memory cgroup of budget + 64 MiB | not run |  |";
+        assert!(text.contains(row), "R1: {text}");
+        assert!(!text.contains("NBD cell"), "R1");
+        let variant = "qemu-nbd";
+        let row = |metric: &str, value: f64| json!({ "variant": variant, "metric": metric, "median": value });
+        let nbd = json!({ "bench": "nbd", "quick": false, "machine": {},
+            "rows": [row("nbd_miss_c1_rate", 51234.0), row("nbd_miss_c1_cpu_per_io", 12.5),
+                row("nbd_hit_c4_cpu_per_io", 3.0)] });
+        let text = markdown(&[nbd]).unwrap();
+        assert!(text.contains("| nbd miss c1 | qemu-nbd | 51234 | 12.5 |"), "{text}");
+        assert!(!text.contains("c4"), "R1: without its rate");
         let mut quick = found;
         quick["quick"] = true.into();
         assert!(markdown(&[quick]).is_err());

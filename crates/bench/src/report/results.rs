@@ -3,7 +3,7 @@
 
 use crate::harness::options::Options;
 use crate::report::model::{Report, write_json};
-use crate::report::{five, html, readme, screen};
+use crate::report::{compare, five, html, readme, screen};
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -76,11 +76,20 @@ fn write_page(path: &Path, found: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// `bench report`: the page and the five lines, or the figures of the README, from saved files.
+/// `bench report`: the page and the five lines, the figures of the README, or two runs beside each
+/// other, from saved files.
 pub fn report(options: &Options) -> Result<()> {
+    let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
+    if options.compare {
+        let [old, new] = &options.inputs[..] else {
+            return Err(bad("OLD.json and NEW.json".into()));
+        };
+        let (old, new) = (load(std::slice::from_ref(old))?, load(std::slice::from_ref(new))?);
+        print!("{}", compare::table(&old, &new).map_err(bad)?.0);
+        return Ok(());
+    }
     let found = load(&options.inputs)?;
     if options.readme {
-        let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
         print!("{}", readme::markdown(&found).map_err(bad)?);
     } else if options.screen {
         screen::lines(&found).iter().for_each(|line| println!("{line}"));
@@ -93,7 +102,8 @@ pub fn report(options: &Options) -> Result<()> {
     }
 }
 
-/// The benches in these files; of two runs of one bench the later in the list counts.
+/// The benches in these files; of two runs of one bench the later in the list counts, but parts of a
+/// bench that were run one by one (`--part`) are brought together.
 fn load(paths: &[PathBuf]) -> Result<Vec<Value>> {
     let mut found: Vec<Value> = Vec::new();
     for path in paths {
@@ -109,11 +119,45 @@ fn load(paths: &[PathBuf]) -> Result<Vec<Value>> {
             if !value["bench"].is_string() || !value["rows"].is_array() {
                 return Err(bad("no result of forebay bench".into()));
             }
-            found.retain(|other| other["bench"] != value["bench"]);
-            found.push(value);
+            let is_part = value["command"].as_str().is_some_and(|line| line.contains(" --part"));
+            match found.iter_mut().find(|other| other["bench"] == value["bench"]) {
+                Some(other) if is_part => add_part(other, value),
+                Some(other) => *other = value,
+                None => found.push(value),
+            }
         }
     }
     Ok(found)
+}
+
+/// What names an entry of each list of a result: of two with one name the later counts.
+const KEYS: [(&str, &[&str]); 8] = [
+    ("rows", &["variant", "metric"]),
+    ("ratios", &["name"]),
+    ("bars", &["name"]),
+    ("cells", &["rival", "cell"]),
+    ("plots", &["title"]),
+    ("summaries", &["promise"]),
+    ("notes", &[]),
+    ("not_run", &[]),
+];
+
+/// Adds the figures of a part to those of other parts of its bench.
+fn add_part(whole: &mut Value, part: Value) {
+    for (list, keys) in KEYS {
+        let Some(new) = part[list].as_array() else { continue };
+        let same = |a: &Value, b: &Value| match keys {
+            [] => a == b,
+            keys => keys.iter().all(|key| a[key] == b[key]),
+        };
+        let mut old = whole[list].as_array().cloned().unwrap_or_default();
+        old.retain(|entry| !new.iter().any(|other| same(entry, other)));
+        old.extend(new.iter().cloned());
+        whole[list] = old.into();
+    }
+    whole["quick"] = (whole["quick"] == true || part["quick"] == true).into();
+    let commands = [&whole["command"], &part["command"]].map(|c| c.as_str().unwrap_or_default());
+    whole["command"] = commands.join("; ").into();
 }
 
 /// Date and time as `2026-11-20 16:40 UTC`.
@@ -153,6 +197,23 @@ mod tests {
         assert_eq!(at(951_782_400), "2000-02-29 00:00 UTC");
         assert_eq!(at(1_735_689_540), "2024-12-31 23:59 UTC");
         assert_eq!(at(1_795_192_800), "2026-11-20 16:40 UTC");
+    }
+
+    #[test]
+    fn parts_of_a_bench_come_together_and_the_later_figure_counts() {
+        let part = |name: &str, ratios: Value| {
+            let command = format!("forebay bench nbd --part {name}");
+            serde_json::json!({"bench": "nbd", "command": command, "quick": false, "ratios": ratios})
+        };
+        let ratio = |name: &str, value: f64| serde_json::json!({"name": name, "value": value});
+        let mut whole = part("hits", vec![ratio("a", 1.0), ratio("b", 2.0)].into());
+        add_part(&mut whole, part("misses", vec![ratio("b", 3.0), ratio("c", 4.0)].into()));
+        let expected: Value = vec![ratio("a", 1.0), ratio("b", 3.0), ratio("c", 4.0)].into();
+        assert_eq!(whole["ratios"], expected);
+        assert_eq!(
+            whole["command"],
+            "forebay bench nbd --part hits; forebay bench nbd --part misses"
+        );
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! a killed process has left, and touches nothing of a live one. P3 a device that should be
 //! direct and is not is an error and never a silent fall-back.
 
-use crate::dirty::sectors_written;
 use crate::harness::backing::Backing;
+use crate::harness::machine::sectors_written;
 use crate::harness::sys::page_cache_bytes;
 use forebay_base::{Error, ErrorKind, Result};
 use std::ffi::OsStr;

@@ -3,8 +3,8 @@
 //! Invariant: V1 bytes are counted at the door of the device that the volume writes to: log, data runs,
 //! tree and slots are all in them.
 
-use crate::dirty::counted::Counted;
 use crate::harness::load::Target;
+use crate::rivals::counted::Counted;
 use forebay::Aio;
 use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef};
@@ -124,6 +124,7 @@ impl OurVolume {
         let cache = PageCache::new(spec.config.clone(), world.clone())?;
         let mut options = OpenOptions::default();
         (options.cache, options.noatime) = (Some(cache.clone()), true);
+        options.of_budget = true;
         let lower: DeviceRef = device.clone();
         let volume = block_on(Volume::open(&lower, &world, &options))?;
         Ok(Self { volume, cache, device, path: path.to_path_buf(), spec: spec.clone() })

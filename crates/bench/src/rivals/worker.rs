@@ -27,9 +27,9 @@ pub struct Worker {
     group: Option<Memcg>,
 }
 
-/// How to start this program as a worker: the example itself, the command line's `bench`, or,
-/// from a test, the example that was built beside it.
-fn worker_command() -> Option<Command> {
+/// How to start this program with a first argument of its own: the example itself, the command line's
+/// `bench`, or, from a test, the example that was built beside it.
+pub fn program(first: &str) -> Option<Command> {
     let exe = std::env::current_exe().ok()?;
     let with = |path: &Path, args: &[&str]| {
         let mut command = Command::new(path);
@@ -37,11 +37,11 @@ fn worker_command() -> Option<Command> {
         command
     };
     match exe.file_name()?.to_str()? {
-        "bench" => Some(with(&exe, &[WORKER])),
-        "forebay" => Some(with(&exe, &["bench", WORKER])),
+        "bench" => Some(with(&exe, &[first])),
+        "forebay" => Some(with(&exe, &["bench", first])),
         _ => {
             let example: PathBuf = exe.parent()?.parent()?.join("examples/bench");
-            example.exists().then(|| with(&example, &[WORKER]))
+            example.exists().then(|| with(&example, &[first]))
         }
     }
 }
@@ -59,7 +59,7 @@ impl Worker {
 
     fn start_in(group: Option<Memcg>) -> Result<Self> {
         let none = || Error::new(ErrorKind::NotFound, "start worker", "no program to start");
-        let mut command = worker_command().ok_or_else(none)?;
+        let mut command = program(WORKER).ok_or_else(none)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|e| Error::from_io("start worker", e))?;
         let input = child.stdin.take();

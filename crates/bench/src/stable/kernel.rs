@@ -1,16 +1,16 @@
 //! The kernel's rows: XFS on a loop device that claims to need stable pages, and one that does
 //! not; under the same mix, and under dbench.
 
+use super::dbench;
 use super::mix::{self, Flushes, Mix, Store};
 use crate::harness::load::{Slice, Target};
 use crate::harness::options::Options;
 use crate::report::model::Report;
 use crate::rivals::kernel::KernelFile;
 use crate::rivals::loopdev::{FsKind, LoopFs};
-use forebay_base::{Error, ErrorKind, Result};
+use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 /// XFS on a loop device on a file.
 pub struct Kernel {
@@ -63,23 +63,13 @@ impl Kernel {
     /// `dbench 4`, with the device's knob set: rows of what it prints.
     pub fn dbench(&self, report: &mut Report, stable: bool, seconds: u64) -> Result<()> {
         self.fs.stable_writes(stable)?;
-        let at = self.fs.path().join("dbench");
-        std::fs::create_dir_all(&at).map_err(|e| Error::from_io("make", e))?;
-        let mut command = Command::new("dbench");
-        command.arg("-t").arg(seconds.to_string()).arg("-D").arg(&at).arg("4");
-        let out = command.stdin(Stdio::null()).output().map_err(|e| Error::from_io("dbench", e))?;
-        let text = String::from_utf8_lossy(&out.stdout);
-        let Some(figures) = Figures::parse(&text) else {
-            let said = String::from_utf8_lossy(&out.stderr);
-            let text = format!("{}: {}", out.status, said.trim());
-            return Err(Error::new(ErrorKind::Unsupported, "dbench", text));
-        };
+        let table = dbench::run(&self.fs.path().join("dbench"), seconds)?;
         let variant = name(stable);
-        report.row(variant, "dbench_write_avg", "ms", &[figures.write.0]);
-        report.row(variant, "dbench_write_max", "ms", &[figures.write.1]);
-        report.row(variant, "dbench_flush_avg", "ms", &[figures.flush.0]);
-        report.row(variant, "dbench_flush_max", "ms", &[figures.flush.1]);
-        report.row(variant, "dbench_throughput", "MB/s", &[figures.throughput]);
+        report.row(variant, "dbench_write_avg", "ms", &[table.avg("WriteX")]);
+        report.row(variant, "dbench_write_max", "ms", &[table.max("WriteX")]);
+        report.row(variant, "dbench_flush_avg", "ms", &[table.avg("Flush")]);
+        report.row(variant, "dbench_flush_max", "ms", &[table.max("Flush")]);
+        report.row(variant, "dbench_throughput", "MB/s", &[table.throughput]);
         Ok(())
     }
 }
@@ -87,34 +77,6 @@ impl Kernel {
 /// Name of the kernel's variant.
 pub fn name(stable: bool) -> &'static str {
     if stable { "xfs-loop stable_writes=1" } else { "xfs-loop stable_writes=0" }
-}
-
-/// What dbench prints at its end.
-#[derive(Debug, PartialEq)]
-struct Figures {
-    /// Average and longest, ms.
-    write: (f64, f64),
-    flush: (f64, f64),
-    /// MB/s.
-    throughput: f64,
-}
-
-impl Figures {
-    fn parse(text: &str) -> Option<Self> {
-        let line = |name: &str| {
-            let words = text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
-            words.rev().find(|w| w.first() == Some(&name))
-        };
-        let latency = |name| {
-            let words = line(name)?;
-            Some((words.get(2)?.parse().ok()?, words.get(3)?.parse().ok()?))
-        };
-        Some(Self {
-            write: latency("WriteX")?,
-            flush: latency("Flush")?,
-            throughput: line("Throughput")?.get(1)?.parse().ok()?,
-        })
-    }
 }
 
 #[cfg(test)]
@@ -157,16 +119,5 @@ mod tests {
             );
         }
         std::fs::remove_dir(&dir).expect("nothing is left in it");
-    }
-
-    #[test]
-    fn what_dbench_prints_is_read() {
-        let text = " Operation      Count    AvgLat    MaxLat\n \
-                    WriteX         10963     0.154    33.114\n \
-                    Flush            773    16.500   168.321\n\
-                    Throughput 57.43 MB/sec  4 clients  4 procs  max_latency=59.8 ms\n";
-        let want = Figures { write: (0.154, 33.114), flush: (16.5, 168.321), throughput: 57.43 };
-        assert_eq!(Figures::parse(text), Some(want));
-        assert_eq!(Figures::parse("no such file"), None);
     }
 }

@@ -4,10 +4,11 @@
 //! written whole, and synced, before anything is timed on it. P3 rivals are at their best: see
 //! [`Making::best`].
 
-use crate::dirty::{Subject, sectors_written};
+use crate::dirty::Subject;
 use crate::harness::backing::{BackedImage, Backing};
 use crate::harness::image::{Rng, drop_file_cache, open_with};
 use crate::harness::load::Target;
+use crate::harness::machine::{device_stat, sectors_written};
 use crate::harness::options::Options;
 use crate::report::model::Report;
 use crate::rivals::kernel::KernelFile;
@@ -217,7 +218,7 @@ impl Place {
         match &self.kind {
             Kind::Ours(volume, ..) => Ok(volume.as_ref().map_or(0, OurVolume::device_bytes)),
             Kind::Loop(fs) => fs.device().written_bytes(),
-            Kind::Host(dir) => sectors_written(&crate::dirty::device_stat(dir)?),
+            Kind::Host(dir) => sectors_written(&device_stat(dir)?),
         }
     }
 

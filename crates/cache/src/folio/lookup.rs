@@ -54,6 +54,16 @@ impl PageCache {
         self.lock_or_make(mapping, index, passing)
     }
 
+    /// The lowest byte from `from` on, within its folio, that is in a dirty block.
+    pub(crate) fn lowest_dirty(&self, mapping: &Mapping, from: u64) -> Option<u64> {
+        let index = mapping.folio_index(from);
+        let folio = self.lock_folio(mapping, index)?;
+        let end = mapping.folio_start(index) + mapping.folio_size();
+        let run =
+            folio.runs_with(mapping.blocks_touched(index, &(from..end)), State::Dirty).next()?;
+        Some(mapping.range_of(index, run).start.max(from))
+    }
+
     /// The folio, locked exclusively, if it is there: definite.
     pub fn lock_folio<'a>(&'a self, mapping: &'a Mapping, index: u64) -> Option<FolioWrite<'a>> {
         loop {
@@ -126,5 +136,59 @@ impl PageCache {
             _ => Some(()),
         };
         self.wait_queue(mapping.id, index).wait_until(done).await;
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use forebay_base::world::RealWorld;
+    use std::sync::Barrier;
+
+    fn cache() -> forebay_base::sync::Arc<PageCache> {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        PageCache::new(config, RealWorld::with_seed(1)).unwrap()
+    }
+
+    /// Two who make the same folio both take a slot; the one that comes second gives its slot back. Left
+    /// locked, it would hold up whoever took it next, for ever.
+    #[test]
+    fn a_slot_that_was_not_needed_is_given_back_unlocked() {
+        const FOLIOS: u64 = 200;
+        let (cache, start) = (cache(), Barrier::new(2));
+        let mapping = cache.new_mapping(4096, 1 << 40);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for index in 0..FOLIOS {
+                        start.wait();
+                        drop(cache.lock_or_create(&mapping, index).unwrap());
+                    }
+                });
+            }
+        });
+        for slot in 1..=2 * FOLIOS as Slot {
+            assert!(cache.table.try_lock(slot), "slot {slot} is locked");
+            cache.table.unlock(slot);
+        }
+    }
+
+    /// A reader without the lock who was overtaken by a writer must not believe what it has copied.
+    #[test]
+    fn what_changed_under_a_reader_is_not_read() {
+        let cache = cache();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let block = Blocks { start: 0, end: 1 };
+        let mut pool = cache.take_frames(1).unwrap();
+        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        folio.install_frames(block, &mut pool);
+        folio.copy_in(0, &[1; 4096]);
+        folio.mark_dirty(block, false);
+        drop(folio);
+        let (reader, mut bytes) = (cache.lookup(&mapping, 0, 0).unwrap(), [0; 16]);
+        assert!(reader.copy_out(0, &mut bytes) && bytes == [1; 16]);
+        drop(cache.lock_folio(&mapping, 0).unwrap());
+        assert!(!reader.copy_out(0, &mut bytes), "somebody had the lock meanwhile");
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! Invariants: H1 a slot whose key names a file is on that file's list, save under its folio lock while it
 //! is made or evicted. H2 the count of a file is the length of its list. H3 a file that is neither open
-//! nor owns a folio is forgotten.
+//! nor owns a folio is forgotten. H4 a file has one mapping at a time.
 //! Locks: one per shard of files, taken inside the folio lock when a folio is made, evicted or moved; an
 //! index bucket is taken inside it when a folio moves.
 
@@ -57,12 +57,17 @@ impl Owners {
         self.known.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The file has a mapping from now on; false if it was forgotten, or never known.
-    pub(crate) fn open(&self, id: u32) -> bool {
+    /// A new file has a mapping from now on.
+    pub(crate) fn open(&self, id: u32) {
+        self.hot(&mut self.shard(id).lock(), id).open = true;
+    }
+
+    /// The file has a mapping again. False: it was forgotten, or its mapping is not gone (H4).
+    pub(crate) fn open_again(&self, id: u32) -> bool {
         let mut shard = self.shard(id).lock();
-        let known = shard.contains_key(&id);
-        self.hot(&mut shard, id).open = true;
-        known
+        let Some(hot) = shard.get_mut(&id).filter(|hot| !hot.open) else { return false };
+        hot.open = true;
+        true
     }
 
     /// Its mapping is gone.
@@ -198,7 +203,8 @@ mod tests {
     fn lists_hold_what_was_linked_in_every_layout() {
         for shift in 12..=21 {
             let (table, owners) = (Table::new(Layout::new(1 << shift), 40).unwrap(), Owners::new());
-            assert!(!owners.open(7) && !owners.open(8) && owners.open(7));
+            [7, 8].into_iter().for_each(|id| owners.open(id));
+            assert!(!owners.open_again(7) && !owners.open_again(9), "H4");
             let (mut seed, mut model) = (u64::from(shift as u32), [0u32; 41]);
             for _ in 0..2000 {
                 let r = split_mix(&mut seed);
@@ -230,5 +236,32 @@ mod tests {
             }
             assert!(!owners.knows(7) && owners.knows(8) && owners.files() == 1);
         }
+    }
+
+    /// Each close looked at the whole table of slots for the file's folios: with ten thousand files open, all
+    /// of theirs.
+    #[test]
+    fn closing_a_file_looks_at_its_own_folios_however_many_others_there_are() {
+        use crate::folio::table::KEYS_LOOKED_AT;
+        use crate::{Config, PageCache};
+        let all = 0..u64::MAX >> 1;
+        let mut looked_at = Vec::new();
+        for others in [1u32, 500] {
+            let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+            let cache =
+                PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
+            let files: Vec<_> = (0..=others).map(|_| cache.new_mapping(4096, 1 << 30)).collect();
+            for file in &files {
+                (0..3).for_each(|i| drop(cache.lock_or_create(file, i * 1000).unwrap()));
+            }
+            let before = KEYS_LOOKED_AT.get();
+            let file = &files[others as usize / 2];
+            for index in cache.folios_present(file, &all) {
+                let folio = cache.lock_folio(file, index).unwrap();
+                folio.discard(file.blocks_touched(index, &all));
+            }
+            looked_at.push(KEYS_LOOKED_AT.get() - before);
+        }
+        assert!(looked_at[1] <= 2 * looked_at[0] && looked_at[1] < 60, "{looked_at:?}");
     }
 }

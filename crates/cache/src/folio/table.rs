@@ -30,12 +30,14 @@
 //! lock). If somebody held the lock meanwhile, the copy is thrown away. That spares two locked
 //! operations, each of which would keep the processor from overlapping one copy with the next.
 
-use crate::config::MIN_BLOCK;
 use crate::memory::arena::{FRAME_SIZE, Frame, prefetch_line};
 use crate::memory::zeroed::ZeroTable;
 use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicU64, Ordering, fence};
 use forebay_base::sync::relax;
+
+/// Smallest block whose state is tracked, bytes.
+pub const MIN_BLOCK: u32 = 512;
 
 /// Number of a slot in the table. Zero is no slot.
 pub type Slot = u32;
@@ -181,6 +183,12 @@ pub struct Table {
     layout: Layout,
 }
 
+#[cfg(all(test, not(shuttle)))]
+std::thread_local! {
+    /// How many slots the calling thread has asked whose they are.
+    pub(crate) static KEYS_LOOKED_AT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 impl Table {
     /// Room for `max` slots, numbered from 1; resident as far as they are used. Errors: no address
     /// space.
@@ -244,6 +252,8 @@ impl Table {
     /// Mapping id and folio index that the slot holds; id 0 is a free slot.
     #[inline]
     pub fn key(&self, slot: Slot) -> (u32, u64) {
+        #[cfg(all(test, not(shuttle)))]
+        KEYS_LOOKED_AT.set(KEYS_LOOKED_AT.get() + 1);
         let owner = self.word(slot, OWNER).load(Ordering::Acquire) as u32;
         (owner, self.word(slot, INDEX).load(Ordering::Acquire))
     }

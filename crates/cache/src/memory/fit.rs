@@ -1,8 +1,9 @@
-//! Files take their memory from the frames' part of the budget.
+//! Files, and who claims a part of the budget ([`crate::memory::claim`]), take their memory from the
+//! frames' part of it.
 //!
 //! A budget is divided as if there were few files. What files take beyond three quarters of the share of
 //! requests in flight is taken off the frames, in steps and a little ahead of need, and given back when they
-//! are closed: in the background, as a change of the budget is made.
+//! are closed: in the background, as a change of the budget is made. What is claimed is taken off as it is.
 //!
 //! Invariants: T1 frames and files together are within their parts of the budget once nobody opens files
 //! any more, as long as a quarter of the frames is left; what files take beyond that comes on top of it.
@@ -24,7 +25,7 @@ fn step(budget: u64) -> u64 {
 impl PageCache {
     /// A division with the frames that files leave of it.
     pub(super) fn less_files(&self, whole: Division) -> Division {
-        let beyond = self.files_beyond(whole.io_reserve);
+        let beyond = self.files_beyond(whole.io_reserve) + self.claimed_beyond();
         if beyond == 0 {
             return whole;
         }
@@ -33,6 +34,11 @@ impl PageCache {
             (beyond + step / 2).next_multiple_of(step) / (FRAME_SIZE as u64 + FRAME_BOOKS) + 1;
         let least = (whole.frames / 4).max(self.sizes.floor.frames.min(whole.frames));
         Division { frames: whole.frames.saturating_sub(taken as usize).max(least), ..whole }
+    }
+
+    /// Bytes of claims that are not worth a change.
+    pub(super) fn claim_step(&self) -> u64 {
+        step(self.sizes.budget())
     }
 
     /// The frames that there should be beside the files, if that is another number than there is.

@@ -220,7 +220,8 @@ impl FolioWrite<'_> {
         let window = self.cache.unflushed_window();
         let room = self.cache.dirty.unflushed_bytes() + bytes <= window;
         let pin = room && !self.any(State::Uncached, blocks);
-        if !self.mapping.unflushed.completed(piece.epoch, numbers, pin) {
+        let (pinned, memory) = (pin.then_some(numbers), || self.cache.take_set());
+        if !self.mapping.unflushed.completed(piece.epoch, pinned, memory) {
             return false;
         }
         if !pin {

@@ -15,7 +15,7 @@
 //! W3 the epoch is the domain's ([`crate::writeback::flushes`]): a flush of any of its files moves it.
 //! W4 what is dropped while a flush that answers for it is under way counts as held by nobody if that fails.
 //!
-//! Lock: one, a leaf.
+//! Lock: one; below it that of the sets that are used again.
 
 use crate::rangeset::RangeSet;
 use crate::writeback::flushes::Flushes;
@@ -89,10 +89,16 @@ impl Unflushed {
         Epoch(self.flushes.failures())
     }
 
-    /// Blocks of a completed write are pinned if `pin`; otherwise the write is remembered as one that
-    /// nobody holds. False if a flush failed since `epoch` (W1): nothing was remembered.
+    /// Blocks of a completed write are pinned; `None`: the write is remembered as one that nobody holds.
+    /// False if a flush failed since `epoch` (W1): nothing was remembered. `memory`: an empty set, for the
+    /// first ones after a flush.
     #[must_use]
-    pub fn completed(&self, epoch: Epoch, blocks: Range<u64>, pin: bool) -> bool {
+    pub fn completed(
+        &self,
+        epoch: Epoch,
+        pinned: Option<Range<u64>>,
+        memory: impl FnOnce() -> RangeSet,
+    ) -> bool {
         let mut state = self.state.lock();
         let now = self.epoch();
         state.look(now);
@@ -100,10 +106,15 @@ impl Unflushed {
         if epoch != now {
             return false;
         }
-        if pin {
-            state.covered.pinned.insert(blocks);
-        } else {
-            state.covered.unpinned = true;
+        let covered = &mut state.covered;
+        match pinned {
+            None => covered.unpinned = true,
+            Some(blocks) => {
+                if !covered.pinned.has_memory() {
+                    covered.pinned = memory();
+                }
+                covered.pinned.insert(blocks);
+            }
         }
         true
     }
@@ -183,6 +194,10 @@ impl Unflushed {
 mod tests {
     use super::*;
 
+    fn done(unflushed: &Unflushed, epoch: Epoch, pinned: Option<Range<u64>>) -> bool {
+        unflushed.completed(epoch, pinned, RangeSet::default)
+    }
+
     fn fail_one(flushes: &Arc<Flushes>) {
         drop(flushes.begin(0));
     }
@@ -191,18 +206,18 @@ mod tests {
     fn a_late_completion_does_not_escape_a_failed_flush() {
         let unflushed = Unflushed::default();
         let (early, late) = (unflushed.epoch(), unflushed.epoch());
-        assert!(unflushed.completed(early, 0..4, true));
+        assert!(done(&unflushed, early, Some(0..4)));
         let covered = unflushed.begin_flush();
         assert!(covered.pinned.total() == 4 && unflushed.is_certified(&covered));
-        assert!(unflushed.completed(early, 4..5, true), "while the flush runs");
+        assert!(done(&unflushed, early, Some(4..5)), "while the flush runs");
         fail_one(&unflushed.flushes);
         assert!(!unflushed.is_certified(&covered));
-        assert!(!unflushed.completed(late, 8..9, true) && !unflushed.completed(late, 8..9, false));
+        assert!(!done(&unflushed, late, Some(8..9)) && !done(&unflushed, late, None));
         assert_eq!(unflushed.take_lost().pinned.total(), 1);
         assert!(!unflushed.is_empty(), "the outcome is not dealt with");
         assert!(unflushed.end_flush().is_empty());
         assert!(unflushed.is_empty());
-        assert!(unflushed.completed(unflushed.epoch(), 8..9, false));
+        assert!(done(&unflushed, unflushed.epoch(), None));
         assert!(unflushed.begin_flush().unpinned);
     }
 
@@ -211,12 +226,12 @@ mod tests {
     #[test]
     fn what_is_lost_while_a_flush_is_dealt_with_was_written_again() {
         let unflushed = Unflushed::default();
-        assert!(unflushed.completed(unflushed.epoch(), 0..4, true));
+        assert!(done(&unflushed, unflushed.epoch(), Some(0..4)));
         let covered = unflushed.begin_flush();
-        assert!(unflushed.completed(unflushed.epoch(), 1..2, true), "while the flush runs");
+        assert!(done(&unflushed, unflushed.epoch(), Some(1..2)), "while the flush runs");
         assert!(unflushed.is_certified(&covered));
         fail_one(&unflushed.flushes);
-        assert!(unflushed.completed(unflushed.epoch(), 8..9, true), "somebody sees the epoch move");
+        assert!(done(&unflushed, unflushed.epoch(), Some(8..9)), "somebody sees the epoch move");
         assert!(unflushed.pinned_within(0..4).iter().eq(std::iter::once(&(1..2))));
     }
 
@@ -225,7 +240,7 @@ mod tests {
     #[test]
     fn what_is_dropped_while_a_flush_is_under_way_is_told_to_it() {
         let unflushed = Unflushed::default();
-        assert!(unflushed.completed(unflushed.epoch(), 0..4, true));
+        assert!(done(&unflushed, unflushed.epoch(), Some(0..4)));
         unflushed.drop_blocks(7..8, false);
         let _covered = unflushed.begin_flush();
         unflushed.drop_blocks(2..3, true);
@@ -241,12 +256,12 @@ mod tests {
     fn a_flush_that_fails_for_one_file_is_every_files() {
         let flushes: Arc<Flushes> = Arc::default();
         let (one, other) = (Unflushed::new(flushes.clone()), Unflushed::new(flushes.clone()));
-        assert!(other.completed(other.epoch(), 0..4, true));
+        assert!(done(&other, other.epoch(), Some(0..4)));
         let early = other.epoch();
         fail_one(&one.flushes);
-        assert!(!other.completed(early, 4..5, false), "W1, W3");
+        assert!(!done(&other, early, None), "W1, W3");
         // Written after the failure: not lost, and not confused with what is.
-        assert!(other.completed(other.epoch(), 6..7, true));
+        assert!(done(&other, other.epoch(), Some(6..7)));
         assert!(!other.is_empty());
         assert!(other.begin_flush().pinned.iter().eq(std::iter::once(6..7)), "W2");
         let lost = other.take_lost();
@@ -254,7 +269,7 @@ mod tests {
         assert!(other.end_flush().is_empty());
         assert!(other.is_empty() && one.take_lost().is_empty());
         // What is given up while it is lost was not held to be written again.
-        assert!(other.completed(other.epoch(), 0..4, true));
+        assert!(done(&other, other.epoch(), Some(0..4)));
         fail_one(&flushes);
         other.drop_blocks(2..3, true);
         let lost = other.take_lost();

@@ -1,6 +1,6 @@
 //! `forebay detach` and `forebay list`: the side that asks.
 
-use crate::control::client::Client;
+use crate::control::client::{Client, own_or_root};
 use crate::control::proto::Request;
 use crate::failure::{Failure, Outcome, status};
 use crate::{output, umount};
@@ -30,7 +30,7 @@ pub struct ListArgs {
 pub fn detach(args: &DetachArgs) -> Outcome {
     let shown = args.device.display().to_string();
     let device = std::fs::canonicalize(&args.device).map_err(|e| Failure::io(&shown, &e))?;
-    for (pid, mut client) in Client::all() {
+    for (pid, mut client) in Client::all(own_or_root) {
         let Ok(stat) = client.ask(&Request::Stat) else { continue };
         let serves = |d: &Value| d["device"].as_str().is_some_and(|d| Path::new(d) == device);
         if !stat["devices"].as_array().is_some_and(|all| all.iter().any(serves)) {
@@ -38,7 +38,7 @@ pub fn detach(args: &DetachArgs) -> Outcome {
         }
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        client.ask(&Request::Detach).map_err(|failure| match failure.status {
+        client.ask_for_long(&Request::Detach).map_err(|failure| match failure.status {
             status::BUSY => {
                 let text = format!("{shown}: in use");
                 Failure { message: text, ..failure }.hint("`lsblk` shows where it is mounted")
@@ -58,7 +58,8 @@ pub fn detach(args: &DetachArgs) -> Outcome {
 /// Lists what is served.
 pub fn list(args: &ListArgs) -> Outcome {
     let mut all = Vec::new();
-    for (pid, mut client) in Client::all() {
+    // Whoever serves something may be listed: nothing is done with what he says.
+    for (pid, mut client) in Client::all(|_| true) {
         // One that ends meanwhile serves nothing.
         if let Ok(stat) = client.ask(&Request::Stat) {
             all.extend(rows(pid, &stat));

@@ -16,15 +16,14 @@ mod target;
 
 pub use list::{DetachArgs, ListArgs, detach, list};
 
-use crate::args::size;
+use crate::args::{CacheArgs, size};
 use crate::control::server::ControlServer;
 use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
 use crate::mount::start_watchdog;
-use crate::volume::at::Named;
+use crate::volume::at::{self, Named};
 use crate::{output, signals};
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use forebay::{
     Cache, CacheConfig, DirectIo, LiveMode, OpenOptions, RawOptions, Volume, VolumeOptions,
 };
@@ -56,24 +55,9 @@ pub struct AttachArgs {
     /// Image file, block device or file of a volume
     #[arg(value_name = "IMAGE|VOLUME:/PATH")]
     pub image: String,
-    /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub cache_size: Option<u64>,
-    /// What requests do with the cache
-    #[arg(long, value_name = "MODE", default_value = "cached",
-          value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]
-    pub mode: String,
-    /// Whether the image is opened with `O_DIRECT`
-    #[arg(long, value_name = "MODE", default_value = "auto",
-          value_parser = PossibleValuesParser::new(["auto", "on", "off"]))]
-    pub direct_io: String,
-    /// I/O engine
-    #[arg(long, value_name = "ENGINE", default_value = "auto",
-          value_parser = PossibleValuesParser::new(["auto", "io_uring", "threads"]))]
-    pub aio: String,
-    /// Refuse writes
-    #[arg(short, long)]
-    pub read_only: bool,
+    /// The cache, and how an image is opened below it.
+    #[command(flatten)]
+    pub cache: CacheArgs,
     /// Bytes of the device's blocks, 512 to 4k
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = size)]
     pub sector_size: u64,
@@ -112,11 +96,7 @@ fn check(args: &AttachArgs) -> Outcome {
     if !sector.is_power_of_two() || !(512..=4096).contains(&sector) {
         return Err(Failure::usage(format!("--sector-size {sector}: 512, 1k, 2k or 4k")));
     }
-    if let Some(size) = args.cache_size.filter(|size| *size < CACHE_MIN) {
-        let (size, least) = (format_size(size), format_size(CACHE_MIN));
-        return Err(Failure::usage(format!("--cache-size {size}: at least {least}")));
-    }
-    Ok(())
+    args.cache.size(CACHE_MIN).map(drop)
 }
 
 /// What is served.
@@ -127,8 +107,8 @@ struct Source {
 }
 
 fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
-    let direct_io: DirectIo = args.direct_io.parse()?;
-    let read_only = args.read_only;
+    let direct_io: DirectIo = args.cache.direct_io.parse()?;
+    let read_only = args.cache.read_only;
     let image = |path: &Path| {
         let shown = path.display().to_string();
         std::fs::canonicalize(path).map_err(|e| Failure::io(shown, &e))
@@ -142,7 +122,7 @@ fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
     };
     let path = image(&path)?;
     let options = VolumeOptions { read_only, direct_io, ..VolumeOptions::default() };
-    let volume = cache.open_volume(&path, &options)?;
+    let volume = cache.open_volume(&path, &options).map_err(|e| at::in_use(&path, &inside, e))?;
     let shown = format!("{}:{}", path.display(), String::from_utf8_lossy(&inside));
     let mut how = OpenOptions::new();
     let opened = how.read(true).write(!read_only).open(&volume, OsStr::from_bytes(&inside));
@@ -156,7 +136,7 @@ fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
 /// The cache's settings and the front end's; together they use `--cache-size`.
 fn config(args: &AttachArgs) -> Outcome<(CacheConfig, Options)> {
     let mut config = CacheConfig::default();
-    let whole = args.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
+    let whole = args.cache.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
     let how = Options {
         via: Via::Plain,
         kernel_cache: KernelCache::Never,
@@ -170,7 +150,7 @@ fn config(args: &AttachArgs) -> Outcome<(CacheConfig, Options)> {
         return Err(Failure::usage(format!("--cache-size {shown}: {least} are needed")));
     }
     config.budget = whole - bound;
-    config.aio = args.aio.parse()?;
+    config.aio = args.cache.aio.parse()?;
     Ok((config, how))
 }
 
@@ -217,19 +197,20 @@ fn below(source: &Source, how: &Options, args: &AttachArgs) -> Outcome<Below> {
     let watchdog = start_watchdog(&session, &dir, number)?;
     let mut options = File::options();
     let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).expect("a flag of open(2)");
-    options.read(true).write(!args.read_only).custom_flags(flags);
+    options.read(true).write(!args.cache.read_only).custom_flags(flags);
     let path = dir.join(disk::NAME);
     let file = options.open(&path).map_err(|e| Failure::io(path.display().to_string(), &e))?;
     let sector = u32::try_from(args.sector_size).expect("checked to be 4 KiB at most");
-    let device = FileLoop::attach(&file, &source.shown, sector, args.read_only, args.partitions)
-        .map_err(|e| Failure::from(e).hint("block devices need root and /dev/loop-control"))?;
+    let device =
+        FileLoop::attach(&file, &source.shown, sector, args.cache.read_only, args.partitions)
+            .map_err(|e| Failure::from(e).hint("block devices need root and /dev/loop-control"))?;
     Ok(Below { session, watchdog, device })
 }
 
 fn serve(args: &AttachArgs) -> Outcome<u8> {
     let (config, mut how) = config(args)?;
     let cache = Cache::new(config)?;
-    let mode = LiveMode::new(args.mode.parse()?);
+    let mode = LiveMode::new(args.cache.mode.parse()?);
     let source = open(&cache, args, &mode)?;
     how.source.clone_from(&source.shown);
     let Below { session, watchdog, device } = below(&source, &how, args)?;
@@ -241,7 +222,7 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
         mode,
         shown: source.shown.clone(),
         size: source.export.info().size,
-        read_only: args.read_only,
+        read_only: args.cache.read_only,
         front_bytes: how.memory_bound(),
     });
     let control = ControlServer::start(args.control.as_deref(), target.clone());

@@ -9,8 +9,8 @@ use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use crate::live;
 use crate::volume::at;
-use forebay::{Cache, Error, ErrorKind, LiveMode};
-use forebay_base::units::{format_size, parse_size};
+use forebay::{Cache, LiveMode};
+use forebay_base::units::parse_size;
 use forebay_block::loopdev::FileLoop;
 use forebay_live::Board;
 use serde_json::{Value, json};
@@ -101,12 +101,8 @@ impl Live {
         match name {
             "mode" => value.parse().map(|mode| self.mode.set(mode)),
             "cache_size" => {
-                let whole = parse_size(value)?;
                 let least = CACHE_MIN.max(self.front_bytes + DATA_MIN);
-                if whole < least {
-                    let text = format!("cache_size={whole}: at least {}", format_size(least));
-                    return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
-                }
+                let whole = answers::whole_size(parse_size(value)?, least)?;
                 self.cache.resize(whole - self.front_bytes)
             }
             _ => self.cache.tune(name, value),
@@ -137,6 +133,7 @@ impl ControlTarget for Target {
             }
             Request::Extents(..) | Request::Volume(..) => Err(at::not_open()),
             Request::Detach => Err(answers::no_device()),
+            Request::Sync => Err(answers::no_mount()),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::proto::Refusal;
 use forebay::{Cache, Error, ErrorKind, Residency, Volume};
+use forebay_base::units::format_size;
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
@@ -55,6 +56,15 @@ pub fn tunables(cache: &Cache) -> Map<String, Value> {
     cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect()
 }
 
+/// What `cache_size` may become; `least` is what this process needs.
+pub fn whole_size(whole: u64, least: u64) -> forebay::Result<u64> {
+    if whole < least {
+        let text = format!("cache_size={whole}: at least {}", format_size(least));
+        return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
+    }
+    Ok(whole)
+}
+
 /// What of a file is in the cache.
 pub fn residency(name: &str, r: &Residency) -> Value {
     json!({
@@ -76,6 +86,11 @@ pub fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {
 /// Of a process that serves no block device.
 pub fn no_device() -> Refusal {
     Refusal::new("not-found", "this process serves no block device")
+}
+
+/// Of a process that serves no mount.
+pub fn no_mount() -> Refusal {
+    Refusal::new("not-found", "this process serves no mount")
 }
 
 /// Why something could not be done.

@@ -1,4 +1,7 @@
 //! The asking side: finds the running process and talks to it.
+//!
+//! Q1 Who is asked because he is there, and not because he was named, is one that the caller trusts, and
+//!    holds up nobody for longer than [`ANSWER_TIME`].
 
 use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
@@ -6,11 +9,20 @@ use crate::args::Which;
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts;
 use crate::remote::client::RemoteFs;
+use rustix::net::UCred;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// For who is asked among others.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// This user and root: nobody else can have a process of theirs.
+pub fn own_or_root(uid: u32) -> bool {
+    uid == 0 || uid == own_uid()
+}
 
 /// A connection to a running process.
 #[derive(Debug)]
@@ -55,12 +67,22 @@ impl Client {
         }
     }
 
-    /// Every running process that answers: those of this user, and those that serve a mount.
-    pub fn all() -> Vec<(u32, Self)> {
+    /// Every running process that answers in time: those of this user, and those that serve a mount, as far
+    /// as their user is `trusted`. Anybody may make a mount of our type and answer there (Q1).
+    pub fn all(trusted: impl Fn(u32) -> bool) -> Vec<(u32, Self)> {
         let mut paths: Vec<PathBuf> =
             sockets(own_uid()).into_iter().map(|(_, path)| path).collect();
-        paths.extend(mounts::all().iter().filter_map(|mount| mount.control().ok()));
-        Self::of(paths)
+        paths.extend(mounts::controls(ANSWER_TIME));
+        Self::trusted(paths, trusted)
+    }
+
+    fn trusted(paths: Vec<PathBuf>, trusted: impl Fn(u32) -> bool) -> Vec<(u32, Self)> {
+        let mut all = Self::of(paths);
+        all.retain(|(_, client)| {
+            client.peer().is_ok_and(|peer| trusted(peer.uid.as_raw()))
+                && client.limit(Some(ANSWER_TIME)).is_ok()
+        });
+        all
     }
 
     /// Those that answer at these sockets.
@@ -92,17 +114,31 @@ impl Client {
     /// Also what the process says of it.
     pub fn volume(mut self, identity: (u64, u64)) -> Outcome<(RemoteFs, Value)> {
         let about = self.ask(&Request::Volume(identity.0, identity.1))?;
-        let stream = self.reader.into_inner();
         // A call may take as long as it takes: a sync of much, say.
-        stream.set_read_timeout(None).map_err(|e| Failure::io("control socket", &e))?;
-        Ok((RemoteFs::new(stream), about))
+        self.limit(None)?;
+        Ok((RemoteFs::new(self.reader.into_inner()), about))
+    }
+
+    fn peer(&self) -> Outcome<UCred> {
+        let peer = rustix::net::sockopt::socket_peercred(self.reader.get_ref());
+        peer.map_err(|e| Failure::io("control socket", &e.into()))
     }
 
     /// The process at the other end.
     pub fn pid(&self) -> Outcome<u32> {
-        let peer = rustix::net::sockopt::socket_peercred(self.reader.get_ref());
-        let peer = peer.map_err(|e| Failure::io("control socket", &e.into()))?;
-        Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
+        Ok(self.peer()?.pid.as_raw_nonzero().get().unsigned_abs())
+    }
+
+    /// How long an answer may take.
+    fn limit(&self, time: Option<Duration>) -> Outcome {
+        let set = self.reader.get_ref().set_read_timeout(time);
+        set.map_err(|e| Failure::io("control socket", &e))
+    }
+
+    /// Sends one request and waits for its reply, however long that takes: a write-out of much, say.
+    pub fn ask_for_long(&mut self, request: &Request) -> Outcome<Value> {
+        self.limit(None)?;
+        self.ask(request)
     }
 
     /// Sends one request and waits for its reply.
@@ -143,5 +179,53 @@ fn connect_failure(path: &Path, e: &std::io::Error) -> Failure {
             Failure::io(text, e).hint("only the owner of the process and root may ask")
         }
         _ => Failure::io(text, e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    struct Running(Child);
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Any user could make a mount of our type and name a socket of his: root's `cp` into a volume that was
+    /// in use went to whoever was the first to say that he had it (Q1).
+    #[test]
+    fn q1_another_users_process_is_not_asked() {
+        if !rustix::process::geteuid().is_root() {
+            let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+            assert!(allowed, "only root can be another user");
+            return;
+        }
+        let path = std::env::temp_dir().join(format!("forebay-q1-{}", std::process::id()));
+        let code = "import os,socket,sys,time\nuid=int(sys.argv[2])\nos.setgroups([])\n\
+                    os.setresuid(uid,uid,uid)\ns=socket.socket(socket.AF_UNIX)\n\
+                    s.bind(sys.argv[1])\ns.listen()\nprint('ready',flush=True)\ntime.sleep(1000)";
+        let listen = |user: &str| {
+            let _old = std::fs::remove_file(&path);
+            let mut command = Command::new("python3");
+            command.args(["-c", code]).arg(&path).arg(user);
+            let mut child = command.stdout(Stdio::piped()).spawn().expect("python3");
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            assert_eq!(line, "ready\n");
+            Running(child)
+        };
+        let found = |trust: fn(u32) -> bool| Client::trusted(vec![path.clone()], trust).len();
+        let other = listen("65534");
+        assert_eq!((found(own_or_root), found(|uid| uid == 65534)), (0, 1));
+        drop(other);
+        let own = listen("0");
+        assert_eq!(found(own_or_root), 1);
+        drop(own);
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -28,6 +28,8 @@ pub enum Request {
     DropClean,
     /// End the block device that is served.
     Detach,
+    /// Make all of the mount durable that is served.
+    Sync,
     /// Residency of the export whose image has this device and inode number.
     Residency(u64, u64),
     /// A session on the open volume whose image has these numbers; see [`crate::remote`].
@@ -48,6 +50,7 @@ impl Request {
             Self::Tune(name, value) => json!({ "op": "tune", "name": name, "value": value }),
             Self::DropClean => json!({ "op": "drop-clean" }),
             Self::Detach => json!({ "op": "detach" }),
+            Self::Sync => json!({ "op": "sync" }),
             Self::Residency(dev, ino) => json!({ "op": "residency", "dev": dev, "ino": ino }),
             Self::Volume(dev, ino) => json!({ "op": "volume", "dev": dev, "ino": ino }),
             Self::Extents(dev, ino, file) => {
@@ -77,6 +80,7 @@ impl Request {
             "tune" => Ok(Self::Tune(text("name")?, text("value")?)),
             "drop-clean" => Ok(Self::DropClean),
             "detach" => Ok(Self::Detach),
+            "sync" => Ok(Self::Sync),
             "residency" => Ok(Self::Residency(number("dev")?, number("ino")?)),
             "volume" => Ok(Self::Volume(number("dev")?, number("ino")?)),
             "extents" => Ok(Self::Extents(number("dev")?, number("ino")?, number("file")?)),
@@ -138,6 +142,7 @@ mod tests {
             Request::Tune("dirty_bytes".into(), "1M".into()),
             Request::DropClean,
             Request::Detach,
+            Request::Sync,
             Request::Residency(7, u64::MAX),
             Request::Volume(u64::MAX, 9),
             Request::Extents(1, 2, u64::MAX),

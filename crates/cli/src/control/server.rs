@@ -4,6 +4,7 @@
 use super::paths::{make_folder, own_uid};
 use super::proto::{REQUEST_MAX, Refusal, Request, encode_reply};
 use crate::failure::{Failure, Outcome};
+use forebay_live::server::accept_until;
 use forebay_vfs::FileSystem;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -202,22 +203,12 @@ pub fn clear_stale(path: &Path, what: &str) -> Outcome {
 }
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
-    for stream in listener.incoming() {
-        if shared.stop.load(Ordering::Acquire) {
-            return;
-        }
-        let stream = match stream {
-            Ok(stream) => stream,
-            Err(e) => {
-                log::warn!("control socket: accept: {e}");
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
-            }
-        };
+    let next = || listener.accept().map(|(stream, _)| stream);
+    accept_until("control socket", &shared.stop, next, |stream| {
         if shared.active.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS {
             shared.active.fetch_sub(1, Ordering::AcqRel);
             log::warn!("control socket: more than {CONNECTIONS} connections, one closed");
-            continue;
+            return;
         }
         let own = shared.clone();
         let run = move || {
@@ -229,7 +220,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
         if std::thread::Builder::new().name("forebay-ctl".into()).spawn(run).is_err() {
             shared.active.fetch_sub(1, Ordering::AcqRel);
         }
-    }
+    });
 }
 
 fn serve(shared: &Shared, mut stream: &UnixStream) -> std::io::Result<()> {

@@ -57,8 +57,8 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let cleanup = Cleanup::default();
     let _guard = CleanupGuard(cleanup.clone());
     let wanted = listen::wanted(args, &cleanup)?;
-    let (http, direct_io) = (live::options(&args.live)?, args.direct_io.parse()?);
-    let mode = LiveMode::new(args.mode.parse()?);
+    let (http, direct_io) = (live::bind(&args.live)?, args.cache.direct_io.parse()?);
+    let mode = LiveMode::new(args.cache.mode.parse()?);
     let (config, server) = config(args)?;
     log::info!("a cache of up to {}", format_size(config.budget));
     let cache = Cache::new(config)?;
@@ -87,7 +87,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         page: OnceLock::new(),
     });
     let control = start_control(args, &target, &cleanup)?;
-    let page = live::serve(&target.board, http)?;
+    let page = live::serve(&cache, &target.board, http)?;
     target.page_is(page.as_ref());
     let (sender, events) = channel();
     watch_signals(sender.clone(), &cache, &cleanup)?;
@@ -148,17 +148,13 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
             return Err(Failure::usage(text));
         }
     }
-    if let Some(size) = args.cache_size.filter(|s| *s < CACHE_MIN) {
-        let (size, least) = (format_size(size), format_size(CACHE_MIN));
-        return Err(Failure::usage(format!("--cache-size {size}: at least {least}")));
-    }
-    Ok(())
+    args.cache.size(CACHE_MIN).map(drop)
 }
 
 /// The cache's settings and the server's: together they use `--cache-size`.
 fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     let mut config = CacheConfig::default();
-    let whole = args.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
+    let whole = args.cache.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
     let server = front::config(args, client_memory(whole))?;
     let least = server.memory_bound() as u64 + DATA_MIN;
     if whole < least {
@@ -168,7 +164,7 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     }
     config.budget = whole - server.memory_bound() as u64;
     config.prefault = args.prefault;
-    config.aio = args.aio.parse()?;
+    config.aio = args.cache.aio.parse()?;
     if let Some(word) = &args.dirty_tracking {
         config.dirty_tracking = word.parse()?;
     }

@@ -3,6 +3,7 @@
 use super::spec::ImageSpec;
 use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
+use crate::volume::at;
 use forebay::{
     AllocMode, Cache, DirectIo, File, LiveMode, OpenOptions, RawOptions, Residency, Result,
     StablePages, Volume, VolumeFile, VolumeOptions,
@@ -143,13 +144,13 @@ pub fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Serve
     source.set_stable_pages(args.stable_pages.parse()?)?;
     let (direct, reason) = source.direct_io();
     log::info!("{shown}: direct-io {}: {reason}", if direct { "on" } else { "off" });
-    Ok(Served { name: spec.name.clone(), shown, identity, read_only: args.read_only, source })
+    Ok(Served { name: spec.name.clone(), shown, identity, read_only: args.cache.read_only, source })
 }
 
 fn raw(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Source> {
     let options = RawOptions {
-        read_only: args.read_only,
-        direct_io: args.direct_io.parse()?,
+        read_only: args.cache.read_only,
+        direct_io: args.cache.direct_io.parse()?,
         offset: args.offset,
         size_limit: args.size_limit,
         block_size: args.block_size.map(|b| u32::try_from(b).expect("checked to be 4 KiB at most")),
@@ -160,18 +161,20 @@ fn raw(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Source> {
 
 fn inside(cache: &Cache, spec: &ImageSpec, path: &Path, args: &ExportArgs) -> Outcome<VolumeFile> {
     let options = VolumeOptions {
-        read_only: args.read_only,
-        direct_io: args.direct_io.parse()?,
+        read_only: args.cache.read_only,
+        direct_io: args.cache.direct_io.parse()?,
         alloc: args.alloc.as_deref().map_or(Ok(AllocMode::default()), str::parse)?,
         ..VolumeOptions::default()
     };
-    let volume = cache.open_volume(&spec.path, &options)?;
+    let volume = cache
+        .open_volume(&spec.path, &options)
+        .map_err(|e| at::in_use(&spec.path, path.as_os_str().as_bytes(), e))?;
     let named = |e: forebay::Error| {
         let failure = Failure::from(e);
         let text = format!("{}:{}: {}", spec.path.display(), path.display(), failure.message);
         Failure { message: text, ..failure }
     };
-    let file = OpenOptions::new().read(true).write(!args.read_only).open(&volume, path);
+    let file = OpenOptions::new().read(true).write(!args.cache.read_only).open(&volume, path);
     let file = file.map_err(named)?;
     // What has no content is refused here, by name.
     file.stable_pages().map_err(named)?;

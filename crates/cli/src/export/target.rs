@@ -9,7 +9,7 @@ use crate::control::server::ControlTarget;
 use crate::live;
 use crate::volume::{at, extents};
 use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode, Volume};
-use forebay_base::units::{format_size, parse_size};
+use forebay_base::units::parse_size;
 use forebay_live::metrics::label;
 use forebay_live::{Board, CacheSource, FrontEnd, Server};
 use forebay_vfs::FileSystem;
@@ -189,11 +189,7 @@ impl Target {
         let _turn = self.resizing.lock().unwrap_or_else(|p| p.into_inner());
         let requests = client_memory(whole);
         let bound = self.front.memory_bound_with(requests);
-        let least = CACHE_MIN.max(bound + DATA_MIN);
-        if whole < least {
-            let text = format!("cache_size={whole}: at least {}", format_size(least));
-            return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
-        }
+        answers::whole_size(whole, CACHE_MIN.max(bound + DATA_MIN))?;
         let before = self.front.requests_memory();
         // Both parts are within the larger of the two numbers meanwhile.
         self.front.set_requests_memory(requests.min(before));
@@ -253,6 +249,7 @@ impl ControlTarget for Target {
             Request::Extents(dev, ino, file) => extents::answer(self.open_volume((dev, ino)), file),
             Request::Volume(..) => Err(at::not_open()),
             Request::Detach => Err(answers::no_device()),
+            Request::Sync => Err(answers::no_mount()),
         }
     }
 }

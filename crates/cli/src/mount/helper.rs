@@ -1,6 +1,6 @@
 //! This program under the names by which mount(8), umount(8), mkfs(8) and fsck(8) call the helper of a type:
-//! `mount.forebay VOLUME DIR [-sfnv] [-o WORDS]`, `umount.fuse.forebay DIR [-flnrv]`, `mkfs.forebay VOLUME`,
-//! `fsck.forebay [-anpyC] VOLUME`.
+//! `mount.forebay VOLUME DIR [-sfnv] [-o WORDS]` (`-f`: everything but the mount), `umount.fuse.forebay DIR
+//! [-flnrv]`, `mkfs.forebay VOLUME`, `fsck.forebay [-anpyC] VOLUME`.
 //!
 //! Invariant: J1 under any other name the command line is what it is.
 
@@ -33,7 +33,8 @@ fn translate(args: Vec<OsString>) -> Vec<OsString> {
             Some("-t") => drop(rest.next()),
             Some("-o") => words.extend([word].into_iter().chain(rest.next())),
             Some("-l") if command == "umount" => words.push(word),
-            // Sloppy, fake or force, no table of mounts, verbose, read-only instead: nothing of that here.
+            Some("-f") if command == "mount" => words.push("--fake".into()),
+            // Sloppy, force, no table of mounts, verbose, read-only instead: nothing of that here.
             Some("-s" | "-f" | "-n" | "-r") => {}
             _ => words.push(word),
         }
@@ -54,6 +55,7 @@ mod tests {
     fn j1_helpers_are_known_by_their_names() {
         let helper = of("/sbin/mount.forebay /v /m -s -n -v -o rw,cache_size=1G -t forebay");
         assert_eq!(helper, "forebay mount /v /m -v -o rw,cache_size=1G");
+        assert_eq!(of("mount.forebay /v /m -f"), "forebay mount /v /m --fake");
         assert_eq!(of("umount.fuse.forebay /m -n -l -r"), "forebay umount /m -l");
         assert_eq!(of("/sbin/mkfs.forebay /v --size 1G -t"), "forebay create /v --size 1G -t");
         assert_eq!(of("fsck.forebay -a -C3 /v"), "forebay fsck /v");

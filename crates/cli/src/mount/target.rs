@@ -10,8 +10,9 @@ use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use crate::live;
 use crate::volume::{at, extents};
-use forebay::{Cache, Error, ErrorKind, Volume};
-use forebay_base::units::{format_size, parse_size};
+use forebay::{Cache, Volume};
+use forebay_base::task::block_on;
+use forebay_base::units::parse_size;
 use forebay_fuse::{KernelCache, MountKind};
 use forebay_live::{Board, CacheSource, FrontEnd};
 use forebay_vfs::{FileSystem, Ino};
@@ -144,12 +145,8 @@ impl Live {
         if name != "cache_size" {
             return self.cache.tune(name, value);
         }
-        let whole = parse_size(value)?;
         let least = CACHE_MIN.max(self.front_bytes + DATA_MIN);
-        if whole < least {
-            let text = format!("cache_size={whole}: at least {}", format_size(least));
-            return Err(Error::new(ErrorKind::InvalidInput, "tune", text));
-        }
+        let whole = answers::whole_size(parse_size(value)?, least)?;
         self.cache.resize(whole - self.front_bytes)
     }
 
@@ -195,6 +192,10 @@ impl ControlTarget for Target {
             }
             Request::Volume(..) => Err(at::not_open()),
             Request::Detach => Err(answers::no_device()),
+            Request::Sync => {
+                let synced = block_on(live.volume.file_system().syncfs());
+                synced.map(|()| Value::Null).map_err(|e| answers::refusal(&e))
+            }
         }
     }
 }

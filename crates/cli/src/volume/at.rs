@@ -5,7 +5,7 @@
 //!    names it; it is never opened beside it.
 
 use crate::args::Which;
-use crate::control::client::Client;
+use crate::control::client::{Client, own_or_root};
 use crate::control::proto::{Refusal, Request};
 use crate::failure::{Failure, Outcome, status};
 use forebay::{Cache, CacheConfig, VolumeOptions};
@@ -18,6 +18,7 @@ use forebay_vfs::{FileSystem, Ino};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -138,8 +139,31 @@ pub fn open_older(image: &Path, passed_over: u32) -> Outcome<OpenVolume> {
     Ok(OpenVolume { fs, about: about(&volume)?, image, pid: None, has: Has::Local(volume) })
 }
 
+/// Why a file of a volume cannot be served here, with the process that has the volume and what it can be used
+/// by instead (A1).
+pub fn in_use(image: &Path, path: &[u8], error: Error) -> Failure {
+    let key = FileIdentity::of_path(image).ok().filter(|_| error.kind() == ErrorKind::Busy);
+    let Some(key) = key else { return error.into() };
+    let text = error.to_string();
+    let Ok(open) = elsewhere(image, key, &error) else { return error.into() };
+    let whose = open.pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    let text = match text.contains("process") {
+        true => text,
+        false => text + &whose,
+    };
+    let shown = String::from_utf8_lossy(path);
+    let hint = match open.about["mounted_on"].as_str() {
+        Some(dir) => format!("it is mounted: {dir}{shown} is that file"),
+        None => {
+            "one process serves all that is served of a volume: give the export to it".to_string()
+        }
+    };
+    Failure { message: text, hint: None, status: status::BUSY }.hint(hint)
+}
+
 fn elsewhere(image: &Path, key: FileIdentity, error: &Error) -> Outcome<OpenVolume> {
-    for (pid, client) in Client::all() {
+    let owner = std::fs::metadata(image).map_or(0, |meta| meta.uid());
+    for (pid, client) in Client::all(|uid| own_or_root(uid) || uid == owner) {
         match through(client, pid, image, identity(key)) {
             Err(e) if e.status == status::NOT_FOUND => {}
             Err(e) => log::info!("process {pid}: {}", e.message),

@@ -100,8 +100,13 @@ impl Folder {
 
     /// The same, in a cgroup from the first instruction on: its `cgroup.procs` is named.
     pub fn export_in(&self, procs: &Path, words: &[&str]) -> Server {
+        self.export_by("echo $$ > \"$0\" && exec \"$@\"", procs, words)
+    }
+
+    /// The same by a script, which executes `"$@"` at its end.
+    pub fn export_by(&self, script: &str, zero: &Path, words: &[&str]) -> Server {
         let mut shell = Command::new("sh");
-        shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(procs);
+        shell.args(["-c", script]).arg(zero);
         shell.arg(env!("CARGO_BIN_EXE_forebay"));
         shell.args(["export", "-U", "sock", "--control", "ctl"]).args(words);
         shell.current_dir(&self.0).env("XDG_RUNTIME_DIR", self.path("run"));

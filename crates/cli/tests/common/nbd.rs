@@ -10,7 +10,8 @@ pub const READ: u16 = 0;
 pub const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
-const TRIM: u16 = 4;
+/// NBD_CMD_TRIM.
+pub const TRIM: u16 = 4;
 /// NBD_CMD_WRITE_ZEROES.
 pub const WRITE_ZEROES: u16 = 6;
 

@@ -5,7 +5,7 @@
 use super::{BLOCK_BYTES, Core, Outcome, fail, policy, privileges};
 use crate::proto::consts::Valid as Set;
 use crate::proto::reply::Body;
-use crate::proto::request::SetAttrIn;
+use crate::proto::request::{Header, SetAttrIn};
 use crate::{CONTROL_ATTRIBUTE, PID_ATTRIBUTE};
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Ino, SetAttr, SetTime, SetXattr, Timestamp, XattrName};
@@ -30,6 +30,10 @@ fn set_of(set: &SetAttrIn) -> SetAttr {
         mtime: time(Set::MTIME_NOW, Set::MTIME, set.mtime),
         privileges: privileges(has(Set::KILL_SUIDGID)),
     }
+}
+
+fn is_trusted(name: &[u8]) -> bool {
+    name.starts_with(b"trusted.")
 }
 
 /// A value, or how long it is, as `size` asks.
@@ -87,10 +91,11 @@ impl Core {
         sized(&self.fs.getxattr(node, XattrName::new(name)?).await?, size)
     }
 
-    pub(super) async fn listxattr(&self, node: Ino, size: u32) -> Result<Outcome> {
-        let names = self.fs.listxattr(node).await?;
+    pub(super) async fn listxattr(&self, header: &Header, size: u32) -> Result<Outcome> {
+        let names = self.fs.listxattr(Ino(header.node)).await?;
         let mut list = Vec::new();
-        for name in &names {
+        // Names that only root may use only root is shown, as other file systems do it.
+        for name in names.iter().filter(|name| header.uid == 0 || !is_trusted(name)) {
             list.extend_from_slice(name);
             list.push(0);
         }

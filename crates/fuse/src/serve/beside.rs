@@ -2,8 +2,9 @@
 //!
 //! Invariants: K1 a change is counted (`epoch`) before it is looked whether the kernel may keep what it made
 //! stale, and an answer marks before it looks whether there was a change meanwhile: one of them sees the
-//! other. K2 an answer that met a change is not kept. K3 where others write, an `O_APPEND` goes to our end of
-//! file, not the kernel's. K4 the kernel's size of a file is no smaller than what others have made it.
+//! other. K2 an answer that met a change is not kept. K3 in a file that others have changed since the kernel
+//! knows it, or are about to, an `O_APPEND` goes to our end of file, not the kernel's. K4 the kernel's size
+//! of a file is no smaller than what others have made it.
 //!
 //! No locks.
 
@@ -55,7 +56,11 @@ impl Core {
         let valid = super::valid(attr);
         match self.epoch() == seen {
             true => valid,
-            false => Valid { attr: Duration::ZERO, ..valid },
+            false => {
+                // The change may have been to this file, when the kernel did not know it.
+                self.inodes.mark(attr.ino, Mark::Shared);
+                Valid { attr: Duration::ZERO, ..valid }
+            }
         }
     }
 
@@ -67,16 +72,15 @@ impl Core {
     }
 
     /// Whether an append has to look for the end itself (K3).
-    pub(super) fn others_write(&self) -> bool {
-        self.epoch() != 0
+    pub(super) fn others_write(&self, ino: Ino) -> bool {
+        self.inodes.marked(ino, Mark::Shared)
     }
 
     /// Set-id bits may have gone with a change of content: the kernel asks again for times and size, but not
-    /// for a mode that it has.
+    /// for a mode that it has. It is told before the answer leaves: afterwards who wrote could run the file.
     pub(super) fn after_drop(&self, ino: Ino, privileges: Privileges) {
-        let dropped = privileges == Privileges::Drop && self.inodes.take(ino, Mark::SetId);
-        if dropped && !self.notifier.try_send(Notice::attributes(ino.0)) {
-            self.notifier.owe(ino.0, 0, u64::MAX);
+        if privileges == Privileges::Drop && self.inodes.take(ino, Mark::SetId) {
+            self.notifier.tell_attributes(ino.0);
         }
     }
 
@@ -118,10 +122,16 @@ impl Observer for Core {
         self.give(Notice::content(ino.0, offset, len))
     }
 
+    fn will_change(&self, ino: Ino) {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        self.inodes.mark(ino, Mark::Shared);
+    }
+
     fn changed(&self, change: &Change) -> Ticket {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         match change {
             Change::Content { ino, offset, len, end } => {
+                self.inodes.mark(*ino, Mark::Shared);
                 let attributes = self.inodes.take(*ino, Mark::Attributes);
                 if let Some((size, byte)) = *end {
                     // Some calls look at the size that the kernel has, however old: it is made to grow.
@@ -161,7 +171,8 @@ impl Observer for Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Options;
+    use crate::options::{KernelCache, Options};
+    use crate::proto::consts::opcode;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
     use forebay_vfs::mem::MemFs;
@@ -217,13 +228,56 @@ mod tests {
     #[test]
     fn k3_k4_the_end_of_a_file_is_ours_where_others_write() {
         let (core, ino) = core();
-        assert!(!core.others_write());
+        assert!(!core.others_write(ino));
+        core.will_change(ino);
+        assert!(
+            core.others_write(ino),
+            "before it is done: the kernel's end may be passed any time"
+        );
+        let (core, ino) = self::core();
         let grown = Change::Content { ino, offset: 90, len: 10, end: Some((100, 8)) };
         assert_eq!(core.changed(&grown), Ticket(2));
-        assert!(core.others_write());
+        assert!(core.others_write(ino));
         let store = Notice::Store { node: 7, offset: 99, byte: 8 };
         assert_eq!(core.notifier.queued(), [store, Notice::content(7, 90, u64::MAX)]);
         let unknown = Change::Content { ino: Ino(8), offset: 90, len: 10, end: None };
+        let seen = core.epoch();
         assert_eq!(core.changed(&unknown), Ticket(0));
+        // The parts of a long append may come in any order: where nobody else writes their places are kept.
+        core.inodes.told(Ino(9));
+        assert!(!core.others_write(Ino(9)), "nobody has changed this one");
+        // It was looked up meanwhile, with the size from before.
+        let root = block_on(core.fs.getattr(Ino::ROOT)).unwrap();
+        core.inodes.told(Ino(8));
+        core.valid(&Attr { ino: Ino(8), kind: FileKind::File, ..root }, seen);
+        assert!(core.others_write(Ino(8)));
+    }
+
+    /// Where the kernel's cache serves writes, what was written stays there without a read of ours: a change
+    /// by others was told as one of attributes, and programs read what was there before.
+    #[test]
+    fn what_is_written_through_is_in_the_kernels_cache() {
+        for (kernel_cache, kept) in [(KernelCache::Always, true), (KernelCache::Never, false)] {
+            let options = Options { kernel_cache, ..Options::default() };
+            let fs = Arc::new(MemFs::default());
+            let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+            let mut message = vec![0; 40 + 16];
+            message[40] = 2;
+            message[44..46].copy_from_slice(&0o600_u16.to_le_bytes());
+            message.extend_from_slice(b"f\0");
+            let len = message.len() as u32;
+            message[..4].copy_from_slice(&len.to_le_bytes());
+            message[4..8].copy_from_slice(&opcode::CREATE.to_le_bytes());
+            message[16] = 1;
+            block_on(core.clone().serve(crate::serve::Work::Other(message)));
+            let name = forebay_vfs::Name::new(b"f").unwrap();
+            let ino = block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().ino;
+            assert!(core.inodes.knows(ino));
+            core.changed(&Change::content(ino, 4096, 4096));
+            let told =
+                if kept { Notice::content(ino.0, 4096, 4096) } else { Notice::attributes(ino.0) };
+            assert_eq!(core.notifier.queued(), [told]);
+            assert_eq!(core.holds_back(ino), kept);
+        }
     }
 }

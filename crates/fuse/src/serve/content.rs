@@ -3,7 +3,7 @@
 //! Invariants: B1 a read or write that a file answers without waiting is answered on the reader thread. B2
 //! each flag of a request is passed on or decided here: `O_DIRECT` that is not aligned falls back,
 //! `O_DSYNC` and `O_SYNC` are honoured by the write that carries them, `O_APPEND` has its place from the
-//! kernel, which knows the size as long as nobody else writes, and is our end of file where others do.
+//! kernel, which knows the size as long as nobody else writes there, and is our end of file where others do.
 //!
 //! No locks.
 
@@ -15,7 +15,7 @@ use crate::options::{KernelCache, SMALL_BYTES};
 use crate::proto::consts::{FOpen, WRITE_CACHE, WRITE_KILL_SUIDGID, open};
 use crate::proto::reply::Body;
 use crate::proto::request::{CopyIn, Header, IoctlIn, ReadIn, WriteIn};
-use crate::trees::look;
+use crate::trees::{Added, look};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_vfs::copy::copy_range;
@@ -27,6 +27,8 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 /// The caller is in another world of processes.
 const EREMOTE: i32 = 66;
+/// Too many have asked for that.
+const EMFILE: i32 = 24;
 /// Not a terminal: no such ioctl here.
 const ENOTTY: i32 = 25;
 
@@ -72,7 +74,7 @@ impl Core {
     fn flags_of_write(&self, handle: &Handle, io: &WriteIn) -> IoFlags {
         let mut flags = flags_of_write(handle, io);
         let append = io.flags & open::APPEND != 0 && io.write_flags & WRITE_CACHE == 0;
-        flags.set(IoFlags::APPEND, append && self.others_write());
+        flags.set(IoFlags::APPEND, append && self.others_write(handle.file.ino()));
         flags
     }
 
@@ -86,7 +88,7 @@ impl Core {
 
     pub(super) async fn read(&self, io: ReadIn) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
-        let buf = AlignedBuf::new((io.size as usize).min(PAYLOAD_MAX));
+        let buf = self.spares.take((io.size as usize).min(PAYLOAD_MAX));
         let (buf, done) = handle.file.read(io.offset, buf, flags_of_read(&handle, &io)).await;
         Ok(Outcome { answer: Answer::Data(buf, done?), undo: Undo::default() })
     }
@@ -94,7 +96,8 @@ impl Core {
     pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
         let flags = self.flags_of_write(&handle, &io);
-        let (_, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
+        let (data, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
+        self.spares.give(data);
         done.map(|done| self.wrote(&handle, &io, &done))
     }
 
@@ -189,11 +192,12 @@ impl Core {
                 let Some(mode) = mode.filter(|mode| mode_flags(*mode).is_some()) else {
                     return fail(ErrorKind::Unsupported, "ioctl", "no such mode");
                 };
-                // Its openings would come from nobody that could be found.
-                if !self.trees.add(ioctl.fh, header.pid, mode, look) {
-                    return Ok(Outcome::errno(EREMOTE));
-                }
-                body.ioctl_out(&[]);
+                match self.trees.add(ioctl.fh, header.pid, mode, look) {
+                    Added::Done => body.ioctl_out(&[]),
+                    // Its openings would come from nobody that could be found.
+                    Added::Unseen => return Ok(Outcome::errno(EREMOTE)),
+                    Added::TooMany => return Ok(Outcome::errno(EMFILE)),
+                };
             }
             GET_MODE => {
                 body.ioctl_out(&self.handle(ioctl.fh)?.mode().to_le_bytes());
@@ -207,8 +211,9 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inodes::Mark;
+    use crate::proto::consts::opcode;
     use crate::serve::o_direct;
-    use forebay_base::sync::atomic::Ordering;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
     use forebay_vfs::mem::MemFs;
@@ -247,6 +252,25 @@ mod tests {
         assert_eq!(e.kind(), ErrorKind::BadHandle);
     }
 
+    /// Copies were counted as what their messages are long, 96 bytes, and each had 1 MiB in memory: with
+    /// many at a time the process needed more than its `cache_size` and 64 MiB.
+    #[test]
+    fn what_a_request_holds_is_counted() {
+        let message = |code: u32, size: u32| {
+            let len: u32 = if size == 0 { 96 } else { 80 };
+            let mut message = vec![0; len as usize];
+            message[..4].copy_from_slice(&len.to_le_bytes());
+            message[4..8].copy_from_slice(&code.to_le_bytes());
+            message[56..60].copy_from_slice(&size.to_le_bytes());
+            crate::serve::Work::Other(message).bytes()
+        };
+        assert_eq!(message(opcode::COPY_FILE_RANGE, 0), 96 + (2 << 20));
+        assert_eq!(message(opcode::COPY_FILE_RANGE_64, 0), 96 + (2 << 20));
+        assert_eq!(message(opcode::READDIRPLUS, 5000), 80 + 5000);
+        assert_eq!(message(opcode::READDIR, u32::MAX), 80 + PAYLOAD_MAX as u64);
+        assert_eq!(message(opcode::GETATTR, 5000), 80);
+    }
+
     /// B2: flags of the kernel, and of the opening's mode.
     #[test]
     fn b2_every_flag_is_passed_on() {
@@ -260,7 +284,8 @@ mod tests {
         assert_eq!(of(open::DSYNC | open::SYNC_ONLY, 2), IoFlags::SYNC);
         assert_eq!(of(open::APPEND, 2), IoFlags::empty(), "its place is the kernel's");
         assert_eq!(of(o_direct() | open::DSYNC, WRITE_CACHE), IoFlags::empty());
-        core.epoch.store(1, Ordering::SeqCst);
+        core.inodes.told(handle.file.ino());
+        core.inodes.mark(handle.file.ino(), Mark::Shared);
         assert_eq!(of(open::APPEND, 2), IoFlags::APPEND, "somebody else has written");
         assert_eq!(of(open::APPEND, WRITE_CACHE), IoFlags::empty());
         assert!(handle.set_mode(crate::ioctl::MODE_UNCACHED));

@@ -38,12 +38,16 @@ impl Listing<'_> {
         attr: Option<&Attr>,
     ) -> bool {
         let before = self.body.len();
+        let mut told = None;
         if self.plus {
             if before + ENTRY_OUT_BYTES + dirent_bytes(name) > self.max {
                 return false;
             }
             match attr {
                 Some(attr) => {
+                    // What the kernel does not know takes no mark: counted first (N3).
+                    self.core.told(attr.ino, &mut self.undo);
+                    told = Some(attr.ino);
                     let valid = self.core.valid(attr, self.seen);
                     self.body.entry_out(attr, &valid, BLOCK_BYTES)
                 }
@@ -51,10 +55,12 @@ impl Listing<'_> {
             };
         }
         let fits = self.body.dirent(ino.0, next, kind, name, self.max);
-        match (fits, attr) {
-            (true, Some(attr)) if self.plus => self.core.told(attr.ino, &mut self.undo),
-            (true, _) => {}
-            (false, _) => self.body.truncate(before),
+        if !fits {
+            self.body.truncate(before);
+            if let Some(ino) = told {
+                self.undo.inodes.pop();
+                self.core.inodes.forgot(ino, 1);
+            }
         }
         fits
     }

@@ -4,6 +4,7 @@
 
 use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags};
 use crate::handles::Handle;
+use crate::inodes::Mark;
 use crate::ioctl::MODE_CACHED;
 use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
 use crate::proto::reply::Body;
@@ -149,11 +150,16 @@ impl Core {
         attr: Option<(&Attr, u64)>,
     ) -> Outcome {
         let cached = !fopen.contains(FOpen::DIRECT_IO);
+        let ino = file.ino();
         let fh = self.handles.add(Handle::new(file, sync_flags(flags), mode, cached));
         let (mut body, mut undo) = (Body::with_capacity(160), super::Undo::default());
         if let Some((attr, seen)) = attr {
             self.told(attr.ino, &mut undo);
             body.entry_out(attr, &self.valid(attr, seen), BLOCK_BYTES);
+        }
+        if cached {
+            // What is written through the kernel's cache stays there, without a read of ours.
+            self.inodes.mark(ino, Mark::Content);
         }
         body.open_out(fh, fopen);
         undo.opened = Some(fh);

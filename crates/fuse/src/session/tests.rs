@@ -4,19 +4,30 @@
 
 use super::{Ending, Session, agreed};
 use crate::device::PAYLOAD_MAX;
+use crate::handles::Handle;
+use crate::ioctl::MODE_CACHED;
 use crate::mount::{MountKind, Mounted};
 use crate::options::Options;
 use crate::proto::consts::{InitFlags, opcode};
 use crate::proto::request::InitIn;
-use forebay_base::task::block_on;
+use crate::serve::Outcome;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::world::RealWorld;
-use forebay_base::{ErrorKind, Result};
+use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_vfs::mem::MemFs;
-use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode};
+use forebay_vfs::{
+    Fallocate, FileKind, FileSystem, Ino, Name, NewInode, OpenFile, OpenFileRef, OpenFlags,
+    Privileges, ReadResult, Seek, WriteResult, Wrote,
+};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::pin::Pin;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
 /// The kernel's end.
@@ -166,6 +177,43 @@ fn u2_r1_what_is_told_is_counted() {
     end(session.wait());
 }
 
+/// A file that had set-id bits kept them in the kernel, if that had met it by `READDIRPLUS`; else until the
+/// notice had come to the front of its queue, after the answer to the write: time enough to run what was
+/// written, with the bits of the file's owner.
+#[test]
+fn a_write_that_drops_set_id_bits_is_told_before_it_is_answered() {
+    const WRITE_KILL: u32 = 4;
+    let fs = MemFs::default();
+    let new = NewInode::of(FileKind::File, 0o4755);
+    block_on(fs.mknod(Ino::ROOT, Name::new(b"f").unwrap(), &new)).unwrap();
+    let (kernel, session) = ready(Arc::new(fs));
+    let dir = kernel.ask(opcode::OPENDIR, 1, &[0; 8]).1[..8].to_vec();
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    for _ in 0..50 {
+        let read = [&dir[..], &[0; 8], &4096_u32.to_le_bytes(), &[0; 20]].concat();
+        let (errno, list) = kernel.ask(opcode::READDIRPLUS, 1, &read);
+        assert_eq!(errno, 0);
+        // Behind the entries of `.` and `..`, each of 128 + 24 + 8 bytes, that of the file.
+        let ino = word(&list[320..328]);
+        let (errno, opened) = kernel.ask(opcode::OPEN, ino, &[1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(errno, 0);
+        let mut write = [&opened[..8], &[0; 8], &1_u32.to_le_bytes()].concat();
+        write.extend_from_slice(&WRITE_KILL.to_le_bytes());
+        write.resize(40, 0);
+        kernel.send(opcode::WRITE, 7, ino, &[&write[..], b"x"].concat());
+        let (unique, (code, notice)) = kernel.reply();
+        assert_eq!((unique, -code), (0, 2), "INVAL_INODE comes first");
+        assert_eq!((word(&notice[..8]), word(&notice[8..16]) as i64), (ino, -1));
+        assert_eq!(kernel.reply(), (7, (0, vec![1, 0, 0, 0, 0, 0, 0, 0])));
+        let mut chmod = vec![0; 88];
+        chmod[0] = 1;
+        chmod[68..72].copy_from_slice(&0o4755_u32.to_le_bytes());
+        assert_eq!(kernel.ask(opcode::SETATTR, ino, &chmod).0, 0);
+    }
+    drop(kernel);
+    end(session.wait());
+}
+
 /// S2, U5: the last answer comes when the file system is given back.
 #[test]
 fn s2_u5_destroy_is_answered_last() {
@@ -186,6 +234,24 @@ fn s2_u5_destroy_is_answered_last() {
     thread.join().unwrap();
 }
 
+/// A mount whose start failed after the kernel had agreed was taken away by the process that served it: that
+/// umount(2) waited for ever for the answer to `DESTROY`, which only an `Ending` gave (S4).
+#[test]
+fn s4_a_session_that_is_dropped_answers_destroy() {
+    let fs: Arc<dyn FileSystem> = Arc::new(MemFs::default());
+    let (kernel, session) = ready(fs.clone());
+    drop(session);
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 0, "until then it serves");
+    assert_eq!(kernel.ask(opcode::DESTROY, 0, &[]), (0, Vec::new()));
+    // And if the kernel was first.
+    let (kernel, session) = ready(fs);
+    kernel.send(opcode::DESTROY, 99, 0, &[]);
+    let shared = session.shared.clone();
+    shared.wait(|state| state.destroy.is_some());
+    drop(session);
+    assert_eq!(kernel.reply(), (99, (0, Vec::new())));
+}
+
 /// S3: readers that cannot read end the session; it does not wait for what never comes.
 #[test]
 fn s3_a_device_that_fails_ends_the_session() {
@@ -197,6 +263,154 @@ fn s3_a_device_that_fails_ends_the_session() {
             .err()
             .unwrap();
     assert_eq!(failed.kind(), ErrorKind::Io);
+}
+
+/// Is ready at its second poll; the waker of the first is given away.
+struct Waits {
+    wakers: Sender<Waker>,
+    polled: bool,
+    /// It wakes itself while it is polled.
+    at_once: bool,
+}
+
+impl Future for Waits {
+    type Output = Outcome;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if std::mem::replace(&mut self.polled, true) {
+            return Poll::Ready(Outcome::errno(3));
+        }
+        if self.at_once {
+            cx.waker().wake_by_ref();
+        }
+        // The test may have had what it wants.
+        let _ = self.wakers.send(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// A1, A2: a request that waits is answered when it is woken, also if that was while it was polled first;
+/// one that nobody can wake any more gets an error, and a session does not wait for it.
+#[test]
+fn a1_a2_requests_that_wait_are_answered() {
+    let (kernel, session) = ready(Arc::new(MemFs::default()));
+    let core = session.shared.core.read().clone().unwrap();
+    let (sender, wakers) = std::sync::mpsc::channel();
+    let waits = |at_once| Box::pin(Waits { wakers: sender.clone(), polled: false, at_once });
+    session.shared.run(&core, 1, 10, waits(true));
+    assert_eq!(kernel.reply(), (1, (3, Vec::new())), "woken in the first poll");
+    drop(wakers.recv().unwrap());
+    // It is answered a little before it is over.
+    while session.shared.lock().tasks != 0 {
+        std::thread::yield_now();
+    }
+    session.shared.run(&core, 2, 10, waits(false));
+    assert_eq!(session.shared.lock().tasks, 1);
+    let waker = wakers.recv().unwrap();
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 0, "it has not been answered yet");
+    waker.wake_by_ref();
+    waker.wake();
+    assert_eq!(kernel.reply(), (2, (3, Vec::new())));
+    session.shared.run(&core, 3, 10, waits(false));
+    drop(wakers.recv().unwrap());
+    assert_eq!(kernel.reply(), (3, (5, Vec::new())), "nobody can wake it");
+    drop((core, kernel));
+    end(session.wait());
+}
+
+/// A file whose syncs on a thread end when the gate is open, or panic; as futures they end at once.
+struct Gated {
+    gate: Arc<(Mutex<bool>, Condvar)>,
+    panics: bool,
+}
+
+impl OpenFile for Gated {
+    fn ino(&self) -> Ino {
+        Ino(7)
+    }
+    fn flags(&self) -> OpenFlags {
+        OpenFlags::WRITE
+    }
+    fn read(&self, _: u64, buf: AlignedBuf, _: IoFlags) -> BoxFuture<'_, ReadResult> {
+        Box::pin(async { (buf, Ok(0)) })
+    }
+    fn write(
+        &self,
+        offset: u64,
+        buf: AlignedBuf,
+        _: IoFlags,
+        _: Privileges,
+    ) -> BoxFuture<'_, WriteResult> {
+        Box::pin(async move { (buf, Ok(Wrote { offset, len: 0 })) })
+    }
+    fn fallocate(&self, _: Fallocate, _: u64, _: u64, _: Privileges) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+    fn seek(&self, _: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async move { Ok(offset) })
+    }
+    fn sync(&self, _: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+    fn sync_here(&self, _: bool) -> Result<()> {
+        assert!(!self.panics, "a sync that panics");
+        let (open, opened) = &*self.gate;
+        let mut open = open.lock().unwrap();
+        while !*open {
+            open = opened.wait(open).unwrap();
+        }
+        Ok(())
+    }
+}
+
+/// Y1, Y2, Y3: syncs that wait hold up nobody else, however many there are; one that panics is answered.
+#[test]
+fn y1_y2_y3_syncs_wait_on_threads_of_their_own() {
+    let (kernel, session) = ready(Arc::new(MemFs::default()));
+    let core = session.shared.core.read().clone().unwrap();
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let file = |panics| {
+        let file: OpenFileRef = Arc::new(Gated { gate: gate.clone(), panics });
+        core.handles.add(Handle::new(file, IoFlags::empty(), MODE_CACHED, false))
+    };
+    let ask = |unique, fh: u64| {
+        kernel.send(opcode::FSYNC, unique, 7, &[&fh.to_le_bytes()[..], &[0; 8]].concat());
+    };
+    let (gated, panics) = (file(false), file(true));
+    let mut waiting: BTreeSet<u64> = (1..=17).collect();
+    waiting.iter().for_each(|unique| ask(*unique, gated));
+    // Threads are in use by the first sixteen, whichever those are.
+    let (unique, (errno, _)) = kernel.reply();
+    assert!(waiting.remove(&unique) && errno == 0, "Y2");
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 0, "Y1");
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+    while !waiting.is_empty() {
+        let (unique, (errno, _)) = kernel.reply();
+        assert!(waiting.remove(&unique) && errno == 0);
+    }
+    for unique in [50, 51] {
+        ask(unique, panics);
+        assert_eq!(kernel.reply(), (unique, (5, Vec::new())), "Y3");
+    }
+    ask(52, gated);
+    assert_eq!(kernel.reply(), (52, (0, Vec::new())), "Y3");
+    drop((core, kernel));
+    end(session.wait());
+}
+
+/// A session that was dropped, and not waited for, kept its connection open as long as threads waited for
+/// something to sync.
+#[test]
+fn a_session_that_is_dropped_ends_its_threads() {
+    let (kernel, session) = ready(Arc::new(MemFs::default()));
+    let (_, body) = kernel.ask(opcode::OPENDIR, 1, &[0; 8]);
+    assert_eq!(kernel.ask(opcode::FSYNCDIR, 1, &[&body[..8], &[0; 8]].concat()).0, 0);
+    let shared = Arc::downgrade(&session.shared);
+    drop(session);
+    drop(kernel);
+    while shared.upgrade().is_some() {
+        std::thread::yield_now();
+    }
 }
 
 /// Q1, Q2: a kernel that does not know `PRUNE` is told that names are stale, of files that nobody has open.

@@ -103,6 +103,9 @@ def attributes():
     os.setxattr(name, "user.colour", b"green")
     os.setxattr(name, "trusted.x", b"1")
     assert os.getxattr(name, "user.colour") == b"green" and sorted(os.listxattr(name)) == ["trusted.x", "user.colour"]
+    os.chmod(root, 0o755)
+    nobody = "os.setresgid(65534, 65534, 65534)\nos.setgroups([])\nos.setresuid(65534, 65534, 65534)\n"
+    assert other(nobody + "print(os.listxattr(sys.argv[1]))", name) == "['user.colour']", "what is root's alone"
     refused(errno.EEXIST, os.setxattr, name, "user.colour", b"red", os.XATTR_CREATE)
     refused(errno.ENODATA, os.setxattr, name, "user.none", b"red", os.XATTR_REPLACE)
     refused(errno.ENODATA, os.getxattr, name, "user.none")

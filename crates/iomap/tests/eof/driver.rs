@@ -15,7 +15,6 @@ use std::sync::Arc;
 pub struct Subject {
     pub file: Arc<MappedFile>,
     pub history: History,
-    pub first_size: u64,
     /// The file may become shorter.
     pub truncates: bool,
 }
@@ -267,7 +266,7 @@ impl Driver {
             None => file.read(handle, at, Target::Owned(&mut buf), flags).await,
         };
         let read = read.map_err(|e| format!("read {at}+{len} {flags:?}: {e}"))?;
-        let checked = subject.history.check(begin, at, &buf[..read]);
+        let checked = subject.history.check(begin, at, len, &buf[..read]);
         checked.map(|_| read).map_err(|e| format!("read {flags:?}: {e}"))
     }
 }
@@ -276,7 +275,7 @@ impl Driver {
 pub async fn verify(subject: &Subject, cache: &PageCache) -> std::result::Result<(), String> {
     let handle = subject.file.open_handle();
     let size = subject.file.size();
-    let sizes = subject.history.sizes(subject.first_size);
+    let sizes = subject.history.sizes();
     if !sizes.contains(&size) {
         return Err(format!("the size is {size}, may be {sizes:?}"));
     }
@@ -292,7 +291,7 @@ pub async fn verify(subject: &Subject, cache: &PageCache) -> std::result::Result
         if read as u64 != size {
             return Err(format!("read {read} of {size} from {from}"));
         }
-        subject.history.check(begin, 0, &all).map_err(|e| format!("from {from}: {e}"))?;
+        subject.history.check(begin, 0, size, &all).map_err(|e| format!("from {from}: {e}"))?;
         subject.file.sync(&handle).await.map_err(|e| format!("sync: {e}"))?;
         cache.drop_clean();
     }

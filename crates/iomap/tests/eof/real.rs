@@ -68,8 +68,8 @@ fn round(seed: u64, folder: &Folder, engine: &Engine) {
             assert_eq!(device.size(), size);
             let ops = Arc::new(Identity::new(device));
             let file = MappedFile::new(&cache, ops, 4096, size, false).unwrap();
-            let history = History::new(i as u8);
-            Subject { file, history, first_size: size, truncates }
+            let history = History::new(i as u8, size);
+            Subject { file, history, truncates }
         })
         .collect();
     let (files, wrong) = (Arc::new(files), Mutex::new(None));

@@ -71,8 +71,8 @@ fn subjects(
                 Arc::new(Waiting { map, world: world.clone() })
             };
             let file = MappedFile::new(cache, ops, block, size, false).unwrap();
-            let history = History::new(i as u8);
-            Subject { file, history, first_size: size, truncates }
+            let history = History::new(i as u8, size);
+            Subject { file, history, truncates }
         })
         .collect()
 }

@@ -281,7 +281,7 @@ fn the_time_that_writers_are_held_back_is_counted() {
 
 /// Who read past the cache held memory of the share of requests while the map was asked where something is.
 /// A map that reads a tree for that takes such memory itself: what was left beside that was not enough, for
-/// ever.
+/// ever. Nor does it wait for the reservation that a private write has by then (O7).
 #[test]
 fn v1_the_map_is_asked_without_a_permit() {
     use forebay_cache::strategy::UncachedStrategy;

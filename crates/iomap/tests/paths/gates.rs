@@ -1,12 +1,14 @@
 //! A map and a device that stop where a test wants them to.
 
+use forebay_base::buf::DataRef;
 use forebay_base::sync::{Arc as CacheArc, Mutex};
 use forebay_base::task::{BoxFuture, WaitQueue};
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits, MapRuns};
+use forebay_block::{Bio, BioOp, BlockDevice, Completion, DeviceRef, Limits, MapRuns};
 use forebay_cache::PageCache;
 use forebay_iomap::{Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 #[derive(Default)]
@@ -88,6 +90,15 @@ impl MapOps for Gated {
             drop(cache.private(cache.private_limit()).await);
             self.map.map(range).await
         }))
+    }
+    fn admit(&self, new: u64, dirty: u64) -> Result<()> {
+        self.map.admit(new, dirty)
+    }
+    fn admit_edge(&self, new: u64) -> Result<()> {
+        self.map.admit_edge(new)
+    }
+    fn arrived(&self, bytes: u64) {
+        self.map.arrived(bytes)
     }
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {
         let runs = runs.to_vec();
@@ -190,6 +201,48 @@ impl BlockDevice for Flushes {
                 drop(held);
                 return self.changed.wake_all();
             }
+        }
+        self.lower.submit(bio);
+    }
+}
+
+/// A device that answers the next reads with bytes of which one is wrong.
+pub struct Spoils {
+    lower: DeviceRef,
+    /// How many.
+    pub next: Arc<AtomicU64>,
+}
+
+impl Spoils {
+    pub fn new(lower: DeviceRef) -> Arc<Self> {
+        Arc::new(Self { lower, next: Arc::default() })
+    }
+}
+
+impl BlockDevice for Spoils {
+    fn name(&self) -> String {
+        "reads that are spoilt".into()
+    }
+    fn limits(&self) -> Limits {
+        self.lower.limits()
+    }
+    fn size(&self) -> u64 {
+        self.lower.size()
+    }
+    fn submit(&self, mut bio: Bio) {
+        let next = self.next.clone();
+        if bio.op == BioOp::Read {
+            bio.replace_end(|end| {
+                Box::new(move |mut done: Completion| {
+                    let fewer = |n: u64| n.checked_sub(1);
+                    let spoil =
+                        next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_ok();
+                    if let (true, DataRef::Buf(buf)) = (spoil, &mut done.data) {
+                        buf[100] ^= 1;
+                    }
+                    end(done);
+                })
+            });
         }
         self.lower.submit(bio);
     }

@@ -154,9 +154,14 @@ impl Lab {
 
     /// The blocks of the whole file that have a state.
     pub fn blocks(&self, state: State) -> BTreeSet<u64> {
+        self.blocks_of(self.size, state)
+    }
+
+    /// The same of the first `size` bytes of a file that grows.
+    pub fn blocks_of(&self, size: u64, state: State) -> BTreeSet<u64> {
         let mapping = &*self.file.mapping;
         let mut out = BTreeSet::new();
-        for index in self.cache.folios_present(mapping, &(0..self.size)) {
+        for index in self.cache.folios_present(mapping, &(0..size)) {
             let Some(folio) = self.cache.lock_folio(mapping, index) else { continue };
             let end = (mapping.folio_size() / mapping.block_size()) as u32;
             for run in folio.runs_with(Blocks { start: 0, end }, state) {

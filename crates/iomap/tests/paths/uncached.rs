@@ -313,6 +313,36 @@ fn v1_private_requests_share_what_is_kept_for_them() {
     assert!(stats.private_bytes_max <= limit, "{} of {limit}", stats.private_bytes_max);
 }
 
+/// Who waited for private memory had the two blocks at the ends of its write in memory already, which nobody
+/// had counted: with a thousand waiting, 8 MiB beside the budget.
+#[test]
+fn v1_a_private_write_that_waits_for_memory_has_none() {
+    use forebay_cache::strategy::UncachedStrategy;
+    let lab = Lab::plain(4096);
+    lab.cache.strategies.set_uncached(UncachedStrategy::Private);
+    lab.run(async {
+        let held = lab.cache.try_private(lab.cache.private_limit()).unwrap();
+        lab.disk.clear_log();
+        let write = |i: u64| lab.write(i * 65536 + 77, &[5; 12_000], UNCACHED);
+        let mut all: Vec<_> = (0..8).map(|i| Box::pin(write(i))).collect();
+        for _ in 0..20 {
+            all.iter_mut().for_each(|one| assert!(at_once(one.as_mut()).is_none()));
+            lab.sleep_ms(1).await;
+        }
+        assert_eq!(lab.reads(), [], "edges are read into memory that is counted");
+        drop(held);
+        for one in all {
+            one.await;
+        }
+        assert_eq!(lab.reads().len(), 16, "two edges each");
+        for at in (0..8).map(|i| i * 65536) {
+            let mut want = old(at, 16384);
+            want[77..12_077].fill(5);
+            assert!(lab.read(at, 16384, NONE).await == want, "at {at}");
+        }
+    });
+}
+
 /// The bytes of uncached writes were counted only where a write had to wait for something: those that went
 /// through at once, most of them, did not show in `stat`.
 #[test]

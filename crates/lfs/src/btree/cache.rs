@@ -10,6 +10,7 @@ use super::store::StoredNode;
 use crate::format::node::NodePointer;
 use crate::format::place::Place;
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -53,14 +54,31 @@ pub struct CacheCounts {
 
 /// See the module.
 pub struct NodeCache {
-    budget_bytes: usize,
+    budget_bytes: AtomicUsize,
+    used_bytes: AtomicUsize,
     state: Mutex<State>,
 }
 
 impl NodeCache {
     /// A cache of at most this many bytes; of less than a node it keeps nothing.
     pub fn new(budget_bytes: usize) -> Self {
-        Self { budget_bytes, state: Mutex::new(State::default()) }
+        let (budget_bytes, used_bytes) = (AtomicUsize::new(budget_bytes), AtomicUsize::new(0));
+        Self { budget_bytes, used_bytes, state: Mutex::new(State::default()) }
+    }
+
+    /// Its bound from now on, bytes: nodes that are too many go with the next one that comes.
+    pub fn set_budget(&self, bytes: usize) {
+        self.budget_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that it holds, those of the entries included.
+    pub fn used_bytes(&self) -> usize {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has a node in this place, which may be another one.
+    pub(crate) fn has(&self, place: Place) -> bool {
+        self.state.lock().by_place.contains_key(&place)
     }
 
     /// How full it is.
@@ -98,7 +116,8 @@ impl NodeCache {
     /// Keeps a node, and lets others go for it.
     pub(crate) fn insert(&self, node: &Arc<StoredNode>) {
         let cost = cost(node);
-        if cost > self.budget_bytes {
+        let budget_bytes = self.budget_bytes.load(Ordering::Relaxed);
+        if cost > budget_bytes {
             return;
         }
         let place = node.places()[0];
@@ -106,7 +125,7 @@ impl NodeCache {
         let mut gone = Vec::new();
         let mut state = self.state.lock();
         gone.extend(state.remove(place));
-        while state.used_bytes + cost > self.budget_bytes {
+        while state.used_bytes + cost > budget_bytes {
             let Some(slot) = state.evict() else { break };
             gone.push(slot);
         }
@@ -114,14 +133,17 @@ impl NodeCache {
         state.by_place.insert(place, at);
         state.used_bytes += cost;
         state.slots.push(Slot { node: node.clone(), place, chances: chances(node) });
+        self.used_bytes.store(state.used_bytes, Ordering::Relaxed);
         drop(state);
     }
 
     /// Lets nodes go whose places were given up.
     pub fn forget(&self, places: &[[Place; 2]]) {
         for [first, _] in places {
-            let gone = self.state.lock().remove(*first);
-            drop(gone);
+            let mut state = self.state.lock();
+            let gone = state.remove(*first);
+            self.used_bytes.store(state.used_bytes, Ordering::Relaxed);
+            drop((state, gone));
         }
     }
 }

@@ -97,6 +97,22 @@ impl NodeStore for MemStore {
         Box::pin(std::future::ready(self.read_now(place)))
     }
 
+    fn read_run<'a>(&'a self, places: &'a [Place]) -> BoxFuture<'a, Result<AlignedBuf>> {
+        let mut bytes = self.read_now(places[0]).map(|first| first.to_vec());
+        if let Ok(bytes) = &mut bytes {
+            let state = self.state.lock();
+            let there =
+                |place| state.nodes.get(place).filter(|_| !state.unreadable.contains(place));
+            places[1..].iter().map_while(there).for_each(|node| bytes.extend_from_slice(node));
+        }
+        Box::pin(std::future::ready(bytes.map(|bytes| AlignedBuf::copy_of(&bytes))))
+    }
+
+    fn offset_of(&self, place: Place) -> Option<u64> {
+        let segment_bytes = u64::from(self.geometry.segment_bytes());
+        Some(u64::from(place.segment) * segment_bytes + u64::from(place.offset))
+    }
+
     fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>> {
         Box::pin(std::future::ready(Ok(self.allocate_now())))
     }

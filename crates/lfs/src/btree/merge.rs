@@ -97,6 +97,9 @@ impl Tree {
                 if !has_change && writer.drain_below(link.level).await? {
                     writer.keep(link).await?;
                 } else {
+                    if let (0, Some(frame)) = (link.level, path.last()) {
+                        writer.goes_to(&frame.link, &frame.node, frame.next - 1).await?;
+                    }
                     let node = writer.open(&link).await?;
                     if link.level == 0 {
                         merge_leaf(&mut writer, &link, &node, &mut stream).await?;

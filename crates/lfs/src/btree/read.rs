@@ -15,7 +15,9 @@ use crate::format::node::{Node, NodePointer};
 use crate::format::place::Geometry;
 use crate::format::superblock::TreeRoot;
 use forebay_base::Result;
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
+use std::task::Poll;
 
 /// An item that was found. It keeps its leaf.
 #[derive(Clone)]
@@ -41,7 +43,9 @@ impl Tree {
     /// The item with this key.
     pub async fn get(&self, root: &TreeRoot, key: Key) -> Result<Option<Found>> {
         let key = key.to_bytes();
-        let Some((_, leaf)) = self.leaf_of(root, key.as_slice()).await? else { return Ok(None) };
+        let Some((_, leaf)) = self.leaf_of(root, key.as_slice(), 0).await? else {
+            return Ok(None);
+        };
         let found = leaf.node().search(key.as_slice());
         Ok(found.ok().map(|at| Found { leaf, at }))
     }
@@ -49,7 +53,7 @@ impl Tree {
     /// The item with the highest key up to this one, such as the extent that a block may be in.
     pub async fn floor(&self, root: &TreeRoot, key: Key) -> Result<Option<Found>> {
         let key = key.to_bytes();
-        let Some((link, leaf)) = self.leaf_of(root, key.as_slice()).await? else {
+        let Some((link, leaf)) = self.leaf_of(root, key.as_slice(), 0).await? else {
             return Ok(None);
         };
         match leaf.node().search(key.as_slice()) {
@@ -59,11 +63,13 @@ impl Tree {
         }
     }
 
-    /// The leaf that `key` is in, if it is anywhere.
+    /// The leaf that `key` is in, if it is anywhere. `ahead`: so many leaves behind it are had with it, if it
+    /// has to be read.
     async fn leaf_of(
         &self,
         root: &TreeRoot,
         key: &[u8],
+        ahead: usize,
     ) -> Result<Option<(Link, Arc<StoredNode>)>> {
         let Some(mut link) = Link::root(root)? else { return Ok(None) };
         loop {
@@ -72,8 +78,28 @@ impl Tree {
                 return Ok(Some((link, node)));
             }
             let inner = node.node();
-            link = self.child(&link, &inner, inner.child_for(key))?;
+            let n = inner.child_for(key);
+            if link.level == 1 && ahead > 0 {
+                self.read_ahead(&link, &inner, n, ahead).await;
+            }
+            link = self.child(&link, &inner, n)?;
         }
+    }
+
+    /// Reads child `n` and those behind it at once into the cache, if that one is not there (B44).
+    async fn read_ahead(&self, link: &Link, inner: &Node<'_>, n: usize, ahead: usize) {
+        let child = |n| link.child(inner, n, &self.geometry).ok().flatten();
+        let links: Vec<Link> = (n..=n + ahead).map_while(child).collect();
+        if links.first().is_none_or(|first| self.cached(first).is_some()) {
+            return;
+        }
+        let missing = links.iter().filter(|link| self.cached(link).is_none());
+        let mut reads: Vec<_> = missing.map(|link| Box::pin(self.load(link))).collect();
+        poll_fn(|cx| {
+            reads.retain_mut(|read| read.as_mut().poll(cx).is_pending());
+            if reads.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     /// The last item of the leaf that ends where the one that begins at `low` begins.
@@ -117,6 +143,7 @@ pub struct Cursor {
     end: Option<KeyBytes>,
     at: Option<At>,
     is_done: bool,
+    ahead: usize,
 }
 
 impl Cursor {
@@ -131,7 +158,12 @@ impl Cursor {
     }
 
     pub(crate) fn over(from: KeyBytes, end: Option<KeyBytes>) -> Self {
-        Self { from, is_past: false, end, at: None, is_done: false }
+        Self { from, is_past: false, end, at: None, is_done: false, ahead: 0 }
+    }
+
+    /// Leaves that are not cached are read so many more at a time.
+    pub fn with_ahead(self, ahead: usize) -> Self {
+        Self { ahead, ..self }
     }
 
     /// The next item below `root`, which may be another root than at the last call. None at the end, for
@@ -167,7 +199,8 @@ impl Cursor {
         let Some(top) = Link::root(root)? else { return Ok(None) };
         if self.at.as_ref().is_none_or(|at| at.root != top.pointer) {
             let key = self.from.as_slice();
-            let Some((link, leaf)) = tree.leaf_of(root, key).await? else { return Ok(None) };
+            let found = tree.leaf_of(root, key, self.ahead).await?;
+            let Some((link, leaf)) = found else { return Ok(None) };
             let next = match leaf.node().search(key) {
                 Ok(n) => n + usize::from(self.is_past),
                 Err(n) => n,

@@ -19,6 +19,17 @@ pub trait NodeStore: Send + Sync {
     /// The bytes of one copy of a node. Nothing needs to be verified.
     fn read(&self, place: Place) -> BoxFuture<'_, Result<AlignedBuf>>;
 
+    /// The bytes of nodes that lie in these places, one behind the other on the device, as many as can be had
+    /// at once: the first at least. Nothing needs to be verified.
+    fn read_run<'a>(&'a self, places: &'a [Place]) -> BoxFuture<'a, Result<AlignedBuf>> {
+        self.read(places[0])
+    }
+
+    /// Where a place is on the device, bytes, if the store knows.
+    fn offset_of(&self, _place: Place) -> Option<u64> {
+        None
+    }
+
     /// Two places for a new node, which nothing that is durable refers to, best far apart from each other.
     /// They stay taken until somebody gives them back. `NoSpace` if there are none.
     fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>>;
@@ -29,14 +40,15 @@ pub trait NodeStore: Send + Sync {
 
 /// A node that verified, and its bytes.
 pub struct StoredNode {
-    bytes: AlignedBuf,
+    // Not aligned: an allocator would lose as much again between two that are.
+    bytes: Box<[u8]>,
     known: Verified,
 }
 
 impl StoredNode {
     /// The node that `bytes` were opened as.
-    pub(crate) fn new(bytes: AlignedBuf, known: Verified) -> Self {
-        Self { bytes, known }
+    pub(crate) fn new(bytes: &[u8], known: Verified) -> Self {
+        Self { bytes: bytes.into(), known }
     }
 
     /// The node.
@@ -89,8 +101,18 @@ impl Tree {
     /// Copy 0 or 1, verified.
     pub(crate) async fn load_copy(&self, link: &Link, copy: usize) -> Result<Arc<StoredNode>> {
         let bytes = self.store.read(link.pointer.places[copy]).await?;
+        self.verified(link, copy, &bytes)
+    }
+
+    /// The node that `link` leads to, if these are its bytes (B21).
+    pub(super) fn verified(
+        &self,
+        link: &Link,
+        copy: usize,
+        bytes: &[u8],
+    ) -> Result<Arc<StoredNode>> {
         let (g, owner) = (&self.geometry, link.tree);
-        let node = Node::follow(&bytes, self.seal, &link.pointer, copy, owner, link.level, g)?;
+        let node = Node::follow(bytes, self.seal, &link.pointer, copy, owner, link.level, g)?;
         link.check_shape(&node)?;
         let known = node.verified();
         Ok(Arc::new(StoredNode::new(bytes, known)))

@@ -18,6 +18,7 @@
 //!
 //! No locks.
 
+use super::ahead::MergeAhead;
 use super::store::StoredNode;
 use super::{Link, Tree, WHAT, empty_root};
 use crate::format::item::MAX_VALUE_BYTES;
@@ -122,6 +123,7 @@ pub(super) struct Writer<'t> {
     /// A replaced leaf was in the cache: so will be the new ones.
     is_hot: bool,
     ledger: &'t mut Ledger,
+    ahead: MergeAhead,
     opened: u64,
     written: u64,
 }
@@ -137,7 +139,20 @@ impl<'t> Writer<'t> {
         let (levels, batch) = (Vec::new(), Vec::new());
         let fill_percent = fill_percent.clamp(70, 100);
         let (is_hot, opened, written) = (false, 0, 0);
-        Self { tree, owner, birth, fill_percent, levels, batch, is_hot, ledger, opened, written }
+        let ahead = MergeAhead::default();
+        Self {
+            tree,
+            owner,
+            birth,
+            fill_percent,
+            levels,
+            batch,
+            is_hot,
+            ledger,
+            ahead,
+            opened,
+            written,
+        }
     }
 
     /// Nodes that were replaced, and new ones.
@@ -149,7 +164,8 @@ impl<'t> Writer<'t> {
     pub(super) async fn open(&mut self, link: &Link) -> Result<Arc<StoredNode>> {
         let cached = self.tree.cached(link);
         self.is_hot |= cached.is_some() && link.level == 0;
-        let node = match cached {
+        let ahead = self.ahead.take(&link.pointer);
+        let node = match cached.or(ahead) {
             Some(node) => link.check_shape(&node.node()).map(|()| node)?,
             // It is on its way out: not worth a place in the cache.
             None => self.tree.load_stored(link).await?,
@@ -157,6 +173,21 @@ impl<'t> Writer<'t> {
         self.ledger.freed.push(link.pointer.places);
         self.opened += 1;
         Ok(node)
+    }
+
+    /// Child `n` of the node that `link` leads to, a leaf, will be opened next: where leaves are opened one
+    /// after the other, those that follow are read together.
+    pub(super) async fn goes_to(&mut self, link: &Link, node: &StoredNode, n: usize) -> Result<()> {
+        let child = self.tree.child(link, &node.node(), n)?;
+        let Some(window) = self.ahead.window(&link.pointer, n, &child.pointer) else {
+            return Ok(());
+        };
+        if self.tree.cached(&child).is_none() {
+            let nodes = self.tree.children_ahead(link, node, n..n + window).await;
+            // Whoever opens what could not be had finds out why.
+            self.ahead.put(nodes.unwrap_or_default());
+        }
+        Ok(())
     }
 
     /// The next item of a leaf.
@@ -351,7 +382,7 @@ impl<'t> Writer<'t> {
         let header = NodeHeader { places, owner: self.owner, birth: self.birth, level: n };
         let pointer = builder.finish(seal, header)?;
         let known = Node::follow(&bytes, seal, &pointer, 0, self.owner, n, &geometry)?.verified();
-        self.batch.push(Arc::new(StoredNode::new(bytes, known)));
+        self.batch.push(Arc::new(StoredNode::new(&bytes, known)));
         self.written += 1;
         self.level(n + 1)?.push(Entry::of_child(&low, &pointer)?);
         if self.batch.len() >= BATCH_NODES {

@@ -1,6 +1,7 @@
 //! The device is told of segments that nothing in is wanted any more.
 //!
-//! Invariants: W16, see [`crate::segment`].
+//! Invariants: W16, see [`crate::segment`]. D41 a segment is not given back while the device has a discard of
+//! it, whoever waits for that: a late one would take what the next owner writes.
 //!
 //! Locks: the state lock and the turn in turn; none across a wait.
 
@@ -8,7 +9,24 @@ use crate::fault::Planted;
 use crate::format::place::Place;
 use crate::volume::Inner;
 use forebay_base::buf::DataRef;
-use forebay_block::{BioFlags, BioOp, io};
+use forebay_base::task::oneshot;
+use forebay_base::{Error, ErrorKind};
+use forebay_block::{Bio, BioFlags, BioOp, Completion};
+use std::sync::Weak;
+
+/// A discard that the device has (D41).
+struct Discard {
+    inner: Weak<Inner>,
+    segment: u32,
+}
+
+impl Drop for Discard {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.upgrade() {
+            inner.state.lock().space.segments.fly(self.segment, -1);
+        }
+    }
+}
 
 impl Inner {
     /// Discards what two checkpoints do without, and gives it back. For whoever has the turn of checkpoints.
@@ -23,9 +41,17 @@ impl Inner {
         for segment in segments {
             let (offset, len) =
                 (self.layout.device_offset(Place::new(segment, 0)), self.layout.segment_bytes());
-            let flags = BioFlags::BACKGROUND;
-            let done = io(&*self.device, BioOp::Discard, offset, len, DataRef::None, flags).await;
-            if let Err(error) = done.result {
+            self.state.lock().space.segments.fly(segment, 1);
+            let held = Discard { inner: self.me.clone(), segment };
+            let (tx, rx) = oneshot();
+            let end = Box::new(move |Completion { result, .. }| {
+                drop(held);
+                tx.send(result);
+            });
+            let bio = Bio::new(BioOp::Discard, offset, len, DataRef::None, end);
+            self.device.submit(bio.with_flags(BioFlags::BACKGROUND));
+            let gone = || Err(Error::new(ErrorKind::Shutdown, "discard", "the device went away"));
+            if let Err(error) = rx.await.unwrap_or_else(gone) {
                 log::debug!("segment {segment} is used again as it is: {error}");
             }
             let mut state = self.state.lock();
@@ -35,5 +61,48 @@ impl Inner {
             drop(state);
             self.cleaner.turn.lock().stats.discarded += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::format::usage::Stream;
+    use crate::segment::Phase;
+    use crate::tests::reuse::{open, setup};
+    use forebay_base::world::World;
+    use std::future::{Future, poll_fn};
+    use std::pin::pin;
+    use std::task::Poll;
+    use std::time::Duration;
+
+    /// D41: whoever made a checkpoint went away while the device had a discard; the next checkpoint discarded
+    /// the segment once more, and gave it back when that was done, while the first one could still come.
+    #[test]
+    fn d41_a_discard_that_nobody_waits_for_is_waited_for() {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let inner = &*volume.0;
+            let segment = {
+                let segments = &mut inner.state.lock().space.segments;
+                segments.discards = true;
+                let segment = segments.take(Stream::Data).unwrap();
+                segments.discard_soon(segment);
+                segment
+            };
+            let phase = || inner.state.lock().space.segments.get(segment).unwrap().phase;
+            {
+                let mut gone = pin!(inner.discard_freed());
+                let polled = poll_fn(|cx| Poll::Ready(gone.as_mut().poll(cx).is_pending())).await;
+                assert!(polled, "the device has it");
+            }
+            inner.discard_freed().await;
+            assert_eq!(phase(), Phase::Discarding, "the first one can still come");
+            World::sleep(&**disk.world(), Duration::from_secs(1)).await;
+            inner.discard_freed().await;
+            assert_eq!(phase(), Phase::Free);
+        });
+        disk.world().stop();
     }
 }

@@ -2,17 +2,19 @@
 //! what is of one file comes to lie together.
 //!
 //! Invariants: those of [`crate::clean`]. M31 what was read of the tree counts only while that is the tree:
-//! another root, and it is read again. M32 a run that is copied lies in one segment, which does not die while
-//! it is on its way.
+//! another root, and it is read again; what was copied is not copied again for that.
 //!
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
 use super::Hurry;
+use super::copy::Flight;
 use super::pick::Victims;
+use crate::admit::Growth;
+use crate::aops::CHANGE_BYTES;
 use crate::btree::Cursor;
 use crate::checkpoint::How;
-use crate::commit::write_all;
 use crate::fault::Planted;
+use crate::format::MAX_DATA_ID;
 use crate::format::change::Change;
 use crate::format::corrupt;
 use crate::format::extent::{Extent, Source, Sums, UNWRITTEN, put_crc32c};
@@ -20,38 +22,31 @@ use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
-use crate::format::usage::Stream;
-use crate::format::{MAX_DATA_ID, MAX_EXTENT_BLOCKS};
 use crate::pending::Where;
 use crate::segment::{Phase, Pin};
-use crate::slots::read_at;
 use crate::space::Need;
-use crate::state::State;
+use crate::state::{MAP_ITEM_BYTES, State};
 use crate::tx::Content;
 use crate::volume::Inner;
-use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::checksum::crc32c;
-use forebay_base::task::oneshot;
+use forebay_base::task::yield_now;
 use forebay_base::units::MIB;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes that are copied before they are flushed and moved.
 const ROUND_BYTES: u64 = 8 * MIB;
 /// Extents that are looked at before somebody else may.
 const LOOK_AT_ONCE: usize = 8192;
-/// Runs that are read at once.
-const READS_AT_ONCE: usize = 128;
-/// Bytes of a change that says where blocks are, without its sums.
-const CHANGE_BYTES: u64 = 96;
 /// In the background: a round is followed by a pause of so many times its length, where nearly nothing has
 /// to be cleaned.
 const PAUSE_MOST: u64 = 4;
 /// And not longer: somebody may come who waits for room.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Leaves of the tree that are read at once, beside the one that is looked at.
+const LEAVES_AHEAD: usize = 31;
 /// Pieces that are said to be moved in one hold of the lock.
 const SAY_AT_ONCE: usize = 64;
 
@@ -60,21 +55,21 @@ enum Moved {
     Done,
     /// The tree is another one by now.
     Again,
-    /// There is no room for copies.
+    /// There is no room for copies, or for saying where they are.
     NoRoom,
 }
 
 /// Blocks that are live in a segment that is being cleaned.
 #[derive(Clone)]
-struct Live {
-    data_id: u64,
-    block: u64,
-    blocks: u64,
-    birth: u64,
-    from: Place,
-    sums: Vec<u32>,
+pub(super) struct Live {
+    pub data_id: u64,
+    pub block: u64,
+    pub blocks: u64,
+    pub birth: u64,
+    pub from: Place,
+    pub sums: Vec<u32>,
     /// Where they are copied to.
-    to: Place,
+    pub to: Place,
 }
 
 impl Live {
@@ -83,12 +78,12 @@ impl Live {
     }
 
     /// Whether it lies right behind another one, where it is and where it goes.
-    fn goes_on(&self, last: &Self, unit: u64) -> bool {
+    pub fn goes_on(&self, last: &Self, unit: u64) -> bool {
         let segments = self.from.segment == last.from.segment && self.to.segment == last.to.segment;
         segments && last.end(unit) == [self.from, self.to].map(|at| u64::from(at.offset))
     }
 
-    fn part(&self, skip: u64, blocks: u64, unit: u64) -> Self {
+    pub fn part(&self, skip: u64, blocks: u64, unit: u64) -> Self {
         let after = |at: Place| Place::new(at.segment, at.offset + (skip * unit) as u32);
         let sums = self.sums.get(skip as usize..(skip + blocks) as usize).unwrap_or_default();
         let (from, to) = (after(self.from), after(self.to));
@@ -104,35 +99,45 @@ struct Gathered {
     next: Option<Key>,
 }
 
-/// Runs on their way to the segments that are being filled, and what holds those that they are read from
-/// (C14, M32).
-struct Flight<'a> {
+/// Room in the log that a round has for what it says; what is over goes back.
+struct Ahead<'a> {
     inner: &'a Inner,
-    segments: BTreeSet<u32>,
-    _pins: BTreeMap<u32, Pin>,
+    cost: u64,
 }
 
-impl Drop for Flight<'_> {
+impl Drop for Ahead<'_> {
     fn drop(&mut self) {
-        let mut state = self.inner.state.lock();
-        self.segments.iter().for_each(|segment| state.space.land(*segment));
+        if self.cost > 0 {
+            self.inner.state.lock().space.settle(self.cost);
+        }
     }
 }
 
-/// What was copied.
+/// Segments of which something stays: it is damaged, or could not be read this time.
 #[derive(Default)]
-struct Copied {
-    live: Vec<Live>,
-    /// Segments with blocks that could not be, and how many those are.
+struct Left {
     bad: BTreeSet<u32>,
-    bad_blocks: u64,
+    failed: BTreeSet<u32>,
+}
+
+/// What a round may do.
+struct Given<'a> {
+    /// With their places.
+    live: Vec<Live>,
+    flight: Arc<Flight>,
+    ahead: Ahead<'a>,
 }
 
 impl Inner {
     /// Goes through the tree once; how many of the segments it emptied.
     pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> Result<u64> {
         let mut next = Some(Key::Extent(1, 0));
-        let mut bad: BTreeSet<u32> = BTreeSet::new();
+        let (mut left, mut made_room) = (Left::default(), false);
+        // C44: who names a place of theirs names what was there when the pass began.
+        let _pins: Vec<Pin> = {
+            let state = self.state.lock();
+            victims.iter().filter_map(|segment| state.space.segments.pin(*segment)).collect()
+        };
         while let Some(from) = next {
             let began = self.world.now();
             let gathered = self.gather(victims, from).await?;
@@ -140,9 +145,16 @@ impl Inner {
             if gathered.live.is_empty() {
                 continue;
             }
-            match self.move_round(&gathered, &mut bad).await? {
+            match self.move_round(&gathered, &mut left).await? {
                 Moved::Done => {}
                 Moved::Again => next = Some(from),
+                // The log comes free again.
+                Moved::NoRoom if !made_room => {
+                    (made_room, next) = (self.two_checkpoints().await, Some(from));
+                    if !made_room {
+                        return Ok(0);
+                    }
+                }
                 // What was moved so far has made no segment free yet.
                 Moved::NoRoom => return Ok(0),
             }
@@ -152,15 +164,15 @@ impl Inner {
             }
             self.pause(hurry, began).await;
         }
-        let emptied = victims.difference(&bad).count() as u64;
-        self.cleaner.turn.lock().bad.extend(bad);
-        Ok(emptied)
+        let Left { bad, failed } = left;
+        let emptied: Victims = victims.difference(&failed).copied().collect();
+        self.note_tried(&emptied, &bad);
+        Ok(emptied.difference(&bad).count() as u64)
     }
 
-    /// What was moved takes much of what waits for a checkpoint, or of what one has room for.
+    /// What was moved takes much of what waits for a checkpoint.
     fn is_too_much(&self) -> bool {
-        let state = self.state.lock();
-        state.maps.1 > self.options.overlay_bytes / 2 || state.clean_segments() == 0
+        self.state.lock().maps.1 > self.options.overlay_bytes / 2
     }
 
     /// In the background: the less has to be cleaned, the longer.
@@ -175,18 +187,38 @@ impl Inner {
         }
     }
 
-    /// Reads on in the tree until there is enough for a round.
+    /// Reads on in the tree until there is enough for a round (M31).
     async fn gather(&self, victims: &Victims, from: Key) -> Result<Gathered> {
-        loop {
-            let root = self.state.lock().root;
-            let gathered = self.gather_below(&root, victims, from).await;
-            // M31: else it may be of places that were used again.
-            if self.state.lock().root == root {
-                return gathered;
+        let root = self.state.lock().root;
+        let mut all = Gathered { root, live: Vec::new(), next: Some(from) };
+        let mut bytes = 0;
+        while let Some(from) = all.next {
+            self.cleaner.check_open()?;
+            let part = self.gather_below(&all.root, victims, from).await;
+            let now = self.state.lock().root;
+            if now != all.root {
+                // What was read last may be of places that were used again; the rest is looked up again.
+                match self.still_in_tree(&now, &all.live).await {
+                    Ok(live) => (all.root, all.live) = (now, live),
+                    Err(_) if self.state.lock().root != now => {}
+                    Err(error) => return Err(error),
+                }
+                continue;
             }
+            let part = part?;
+            bytes +=
+                part.live.iter().map(|live| live.blocks).sum::<u64>() * self.layout.block_bytes();
+            all.live.extend(part.live);
+            all.next = part.next;
+            if bytes >= ROUND_BYTES {
+                break;
+            }
+            yield_now().await;
         }
+        Ok(all)
     }
 
+    /// Some extents of a tree, those of them that lie in victims.
     async fn gather_below(
         &self,
         root: &TreeRoot,
@@ -194,7 +226,8 @@ impl Inner {
         from: Key,
     ) -> Result<Gathered> {
         let unit = self.layout.block_bytes();
-        let mut cursor = Cursor::new(from, Some(Key::Extent(MAX_DATA_ID + 1, 0)));
+        let end = Key::Extent(MAX_DATA_ID + 1, 0);
+        let mut cursor = Cursor::new(from, Some(end)).with_ahead(LEAVES_AHEAD);
         let (mut live, mut bytes, mut looked) = (Vec::new(), 0, 0);
         while let Some(found) = cursor.next(&self.tree, root).await? {
             let (Key::Extent(data_id, block), Item::Extent(extent)) =
@@ -220,7 +253,8 @@ impl Inner {
         Ok(Gathered { root: *root, live, next: None })
     }
 
-    /// Of some blocks those that are still where they were (C11), if the tree is still what they were read of.
+    /// Of some blocks those that are still where they were (C41), if the tree is still what they were read
+    /// of.
     fn still_there(&self, state: &State, live: &Live) -> Vec<Live> {
         let unit = self.layout.block_bytes();
         let (mut there, mut at) = (Vec::new(), 0);
@@ -242,8 +276,8 @@ impl Inner {
         there
     }
 
-    /// Copies what is live, and says that it is there (C11 to C13).
-    async fn move_round(&self, gathered: &Gathered, bad: &mut BTreeSet<u32>) -> Result<Moved> {
+    /// Copies what is live, and says that it is there (C41 to C43).
+    async fn move_round(&self, gathered: &Gathered, left: &mut Left) -> Result<Moved> {
         let Gathered { root, live, .. } = gathered;
         let failures = self.log.failures();
         let given = {
@@ -255,146 +289,113 @@ impl Inner {
                 live.iter().flat_map(|live| self.still_there(&state, live)).collect();
             self.give_places(&mut state, live)
         };
-        let Some((live, flight)) = given else { return Ok(Moved::NoRoom) };
+        let Some(Given { live, flight, mut ahead }) = given else { return Ok(Moved::NoRoom) };
         let all: u64 = live.iter().map(|live| live.blocks).sum();
-        let copied = self.copy(live).await?;
+        let copied = self.copy(&live, &flight).await?;
         self.flush_all().await?;
         if self.log.failures() != failures {
             // What failed may have been of these.
             return Err(Error::new(ErrorKind::Io, "clean", "a write or flush failed meanwhile"));
         }
-        let (mut gone, mut again) = (0, false);
+        let mut gone = 0;
         for live in copied.live.chunks(SAY_AT_ONCE) {
-            let mut state = self.state.lock();
-            again |= state.root != *root && !self.plant.has(Planted::CleanerMovesLive);
-            if !again {
-                gone += self.say_moved(&mut state, live)?;
-            }
+            gone += self.say(*root, live.to_vec(), &mut ahead).await?;
         }
-        drop(flight);
-        bad.extend(&copied.bad);
+        drop((flight, ahead));
+        left.bad.extend(&copied.bad);
+        left.failed.extend(&copied.failed);
         let unit = self.layout.block_bytes();
         let mut turn = self.cleaner.turn.lock();
         turn.stats.bad_blocks += copied.bad_blocks;
         turn.stats.moved_bytes += gone * unit;
         turn.stats.overtaken_bytes += (all - gone - copied.bad_blocks) * unit;
-        Ok(if again { Moved::Again } else { Moved::Done })
+        Ok(Moved::Done)
     }
 
-    /// Places for copies, one behind the other; none if there are none for all of them.
-    fn give_places(&self, state: &mut State, live: Vec<Live>) -> Option<(Vec<Live>, Flight<'_>)> {
+    /// Says of copies of what the tree below `root` has that they count, as far as it still has (C41, M31);
+    /// how many blocks. What they are copies of is pinned: who still names that place names this content.
+    async fn say(
+        &self,
+        mut root: TreeRoot,
+        mut live: Vec<Live>,
+        ahead: &mut Ahead<'_>,
+    ) -> Result<u64> {
+        loop {
+            let now = {
+                let mut state = self.state.lock();
+                if state.root == root || self.plant.has(Planted::CleanerMovesLive) {
+                    return self.say_moved(&mut state, &live, ahead);
+                }
+                state.root
+            };
+            match self.still_in_tree(&now, &live).await {
+                Ok(still) => (root, live) = (now, still),
+                // It may be of places that were used again.
+                Err(_) if self.state.lock().root != now => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Of some blocks those that this tree has where they were.
+    async fn still_in_tree(&self, root: &TreeRoot, live: &[Live]) -> Result<Vec<Live>> {
+        let (unit, mut still) = (self.layout.block_bytes(), Vec::new());
+        for live in live {
+            let mut at = 0;
+            while at < live.blocks {
+                let rest = live.part(at, live.blocks - at, unit);
+                let piece = self.piece_in_tree(root, rest.data_id, rest.block).await?;
+                let blocks = piece.blocks.min(rest.blocks);
+                if piece.at == Where::Run(rest.from) {
+                    still.push(rest.part(0, blocks, unit));
+                }
+                at += blocks;
+            }
+        }
+        Ok(still)
+    }
+
+    /// Places for copies, one behind the other, and room to say so; none if there is none for all of them.
+    fn give_places(&self, state: &mut State, live: Vec<Live>) -> Option<Given<'_>> {
         let (unit, bytes) = (self.layout.block_bytes(), self.layout.segment_bytes());
-        let left = |open: &Option<Place>| open.map_or(0, |at| bytes - u64::from(at.offset));
         let wanted = live.iter().map(|live| live.blocks * unit).sum::<u64>();
-        let segments = state.clean_segments();
-        let space = &mut state.space;
-        if wanted > left(&space.clean) + segments * bytes {
+        let short = wanted.saturating_sub(state.space.clean_left()).div_ceil(bytes);
+        let blocks = live.iter().map(|live| live.blocks).sum();
+        let (cost, growth) = self.said(live.len() as u64, blocks);
+        if short > state.clean_segments() || state.promise(cost, Need::Urgent, growth).is_err() {
             return None;
         }
-        let from: BTreeSet<u32> = live.iter().map(|live| live.from.segment).collect();
-        let pins = from.iter().filter_map(|n| space.segments.pin(*n).map(|pin| (*n, pin)));
-        let mut flight = Flight { inner: self, segments: BTreeSet::new(), _pins: pins.collect() };
-        let mut given = Vec::with_capacity(live.len());
-        for live in live {
+        let (mut given, mut segments) = (Vec::with_capacity(live.len()), BTreeSet::new());
+        'all: for live in live {
             let mut skip = 0;
             while skip < live.blocks {
-                if left(&space.clean) < unit {
-                    let taken = space.segments.take(Stream::Data).ok()?;
-                    if let Some(full) = space.clean.replace(Place::new(taken, 0)) {
-                        space.segments.seal(full.segment);
-                    }
-                }
-                let at = space.clean.expect("opened above");
-                let blocks = (live.blocks - skip).min(left(&space.clean) / unit);
-                if flight.segments.insert(at.segment) {
-                    space.segments.fly(at.segment, 1);
-                }
-                let part = live.part(skip, blocks, unit);
-                given.push(Live { to: at, ..part });
-                space.clean = Some(Place::new(at.segment, at.offset + (blocks * unit) as u32));
-                skip += blocks;
-            }
-        }
-        Some((given, flight))
-    }
-
-    /// Reads, checks and writes (C12).
-    async fn copy(&self, live: Vec<Live>) -> Result<Copied> {
-        let unit = self.layout.block_bytes();
-        let is_long = |run: &[Live]| {
-            run.iter().map(|live| live.blocks).sum::<u64>() >= u64::from(MAX_EXTENT_BLOCKS) / 2
-        };
-        let mut runs: Vec<Vec<Live>> = Vec::new();
-        for live in live {
-            match runs.last_mut() {
-                Some(run)
-                    if run.last().is_some_and(|last| live.goes_on(last, unit)) && !is_long(run) =>
-                {
-                    run.push(live);
-                }
-                _ => runs.push(vec![live]),
-            }
-        }
-        let mut copied = Copied::default();
-        for some in runs.chunks(READS_AT_ONCE) {
-            let asked = some.iter().map(|run| {
-                let len: u64 = run.iter().map(|live| live.blocks * unit).sum();
-                (self.layout.device_offset(run[0].from), len as usize)
-            });
-            let read = read_all(&self.device, asked.collect()).await;
-            let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-            for (run, bytes) in some.iter().zip(read) {
-                let at = self.layout.device_offset(run[0].to);
-                let bytes = self.check(run, bytes, &mut copied).await;
-                match writes.last_mut() {
-                    Some((from, before)) if *from + before.len() as u64 == at => {
-                        before.extend_from_slice(&bytes);
-                    }
-                    _ => writes.push((at, bytes)),
-                }
-            }
-            write_all(&self.device, writes, BioFlags::BACKGROUND).await?;
-        }
-        Ok(copied)
-    }
-
-    /// Holds what was read against its sums. What is not as it was stays where it is.
-    async fn check(&self, run: &[Live], read: Result<AlignedBuf>, copied: &mut Copied) -> Vec<u8> {
-        let unit = self.layout.block_bytes();
-        let mut out = Vec::new();
-        for live in run {
-            for n in 0..live.blocks {
-                let part = live.part(n, 1, unit);
-                let block = match &read {
-                    Ok(bytes) => Ok(bytes[out.len()..out.len() + unit as usize].to_vec()),
-                    // Another block may be at fault.
-                    Err(_) => {
-                        let at = self.layout.device_offset(part.from);
-                        read_at(&self.device, at, unit as usize).await.map(|bytes| bytes.to_vec())
-                    }
+                // Cannot fail: they were counted above.
+                let Ok((at, taken)) = state.space.take_clean((live.blocks - skip) * unit) else {
+                    break 'all;
                 };
-                let same = |bytes: &Vec<u8>| part.sums.first().is_none_or(|s| *s == crc32c(bytes));
-                match block {
-                    Ok(bytes) if same(&bytes) => {
-                        out.extend_from_slice(&bytes);
-                        copied.keep(part, unit);
-                    }
-                    bad => {
-                        let why = bad.err().map_or("the checksum".into(), |e| e.to_string());
-                        let Live { data_id, block, from, .. } = part;
-                        log::error!("block {block} of data {data_id} stays at {from:?}: {why}");
-                        out.resize(out.len() + unit as usize, 0);
-                        copied.bad.insert(from.segment);
-                        copied.bad_blocks += 1;
-                    }
+                if segments.insert(at.segment) {
+                    state.space.segments.fly(at.segment, 1);
                 }
+                given.push(Live { to: at, ..live.part(skip, taken / unit, unit) });
+                skip += taken / unit;
             }
         }
-        out
+        let flight = Arc::new(Flight::new(self, segments));
+        Some(Given { live: given, flight, ahead: Ahead { inner: self, cost } })
     }
 
-    /// Says what was moved (C11); how many blocks.
-    fn say_moved(&self, state: &mut State, copied: &[Live]) -> Result<u64> {
+    /// What it takes of the log and of the tree to say where so many extents are.
+    pub(super) fn said(&self, extents: u64, blocks: u64) -> (u64, Growth) {
+        let body = extents * CHANGE_BYTES + 4 * blocks;
+        // No two that follow one another are half empty both, but where the lock is let go.
+        let records =
+            2 * body.div_ceil(self.layout.max_record() / 2) + extents.div_ceil(SAY_AT_ONCE as u64);
+        let cost = body + records * self.layout.cost(CHANGE_BYTES, 0);
+        (cost, Growth { entries: 2 * extents, bytes: extents * MAP_ITEM_BYTES + 4 * blocks })
+    }
+
+    /// Says what was moved (C41); how many blocks.
+    fn say_moved(&self, state: &mut State, copied: &[Live], ahead: &mut Ahead<'_>) -> Result<u64> {
         let mut moved = 0;
         let room = self.layout.max_record() / 2;
         let (mut record, mut used) = (Vec::new(), 0);
@@ -407,7 +408,8 @@ impl Inner {
             for live in there {
                 let body = CHANGE_BYTES + 4 * live.blocks;
                 if used + body > room && !record.is_empty() {
-                    moved += self.append_moved(state, &std::mem::take(&mut record))?;
+                    let full = std::mem::take(&mut record);
+                    moved += self.append_moved(state, &full, used, ahead)?;
                     used = 0;
                 }
                 used += body;
@@ -415,12 +417,22 @@ impl Inner {
             }
         }
         if !record.is_empty() {
-            moved += self.append_moved(state, &record)?;
+            moved += self.append_moved(state, &record, used, ahead)?;
         }
         Ok(moved)
     }
 
-    fn append_moved(&self, state: &mut State, record: &[Live]) -> Result<u64> {
+    /// `body`: bytes of it, at most.
+    fn append_moved(
+        &self,
+        state: &mut State,
+        record: &[Live],
+        body: u64,
+        ahead: &mut Ahead<'_>,
+    ) -> Result<u64> {
+        let promised = ahead.cost.min(self.layout.cost(body, 0));
+        ahead.cost -= promised;
+        state.space.settle(promised);
         let geometry = &self.layout.geometry;
         let stored: Vec<Vec<u8>> = record
             .iter()
@@ -440,43 +452,4 @@ impl Inner {
         state.append_with(&changes, Content::default(), Need::Urgent)?;
         Ok(record.iter().map(|live| live.blocks).sum())
     }
-}
-
-impl Copied {
-    /// One block more, as a part of what it goes on with.
-    fn keep(&mut self, block: Live, unit: u64) {
-        if let Some(last) = self.live.last_mut() {
-            let same = last.data_id == block.data_id && last.birth == block.birth;
-            let behind = last.block + last.blocks == block.block && block.goes_on(last, unit);
-            if same && behind && last.blocks < u64::from(MAX_EXTENT_BLOCKS) {
-                last.blocks += 1;
-                last.sums.extend(block.sums);
-                return;
-            }
-        }
-        self.live.push(block);
-    }
-}
-
-/// Reads several runs at once, and waits for all.
-async fn read_all(device: &DeviceRef, runs: Vec<(u64, usize)>) -> Vec<Result<AlignedBuf>> {
-    let mut waiting = Vec::with_capacity(runs.len());
-    for (offset, len) in runs {
-        let (tx, rx) = oneshot::<Completion>();
-        let data = DataRef::Buf(AlignedBuf::new(len));
-        let end = Box::new(move |done| tx.send(done));
-        let bio = Bio::new(BioOp::Read, offset, len as u64, data, end);
-        device.submit(bio.with_flags(BioFlags::BACKGROUND));
-        waiting.push(rx);
-    }
-    let gone = || Error::new(ErrorKind::Shutdown, "read", "the device went away");
-    let mut read = Vec::with_capacity(waiting.len());
-    for rx in waiting {
-        let done = rx.await.ok_or_else(gone);
-        read.push(match done {
-            Ok(Completion { result: Ok(()), data }) => data.into_buf().ok_or_else(gone),
-            Ok(Completion { result: Err(error), .. }) | Err(error) => Err(error),
-        });
-    }
-    read
 }

@@ -2,22 +2,29 @@
 //!
 //! Invariants: K21 a segment is picked only if its live bytes are counted by a checkpoint that found it
 //! sealed, with nothing on its way there. K22 all that is live in what is picked fits where the cleaner may
-//! write. K23 what is over of a segment that is picked is given to nobody any more.
+//! write, and that is kept for it until the pass is over. K23 what is over of a segment that is picked is
+//! given to nobody any more; none is picked whose rest accepted content was counted on. K24 what is dead and
+//! comes free by checkpoints alone counts as free: nothing is moved for it.
 //!
-//! Lock: the state lock, then the turn; for a look at all segments.
+//! Lock: the state lock, then the turn; for a look at all segments, once for each checkpoint.
 
-use super::Hurry;
+use super::{Hurry, Known, Turn};
 use crate::format::usage::Stream;
-use crate::segment::Phase;
+use crate::segment::{Phase, Segment};
 use crate::space::Need;
+use crate::state::State;
 use crate::volume::Inner;
 use std::collections::BTreeSet;
 
 /// Share of a segment that may be live, of 100, for it to be cleaned: when little is free, when nothing is.
 const LIVE_MOST: (u64, u64) = (75, 95);
-
 /// Segments that a pass is for that somebody waits for.
-const GAIN_NOW: u64 = 4;
+const GAIN_NOW: u64 = 2;
+/// The part of what is not live that is free before anything is cleaned: the more of it lies in segments, the
+/// less is live in each, and has to be moved.
+const SPARE_SHARE: u64 = 8;
+/// Segments below which something is cleaned at least, where cleaning is wanted at all.
+const LOW_LEAST: u64 = 3;
 
 /// Segments to clean.
 pub(super) type Victims = BTreeSet<u32>;
@@ -28,32 +35,89 @@ struct Candidate {
     score: f64,
 }
 
+/// How much may be written, and how much should.
+#[derive(Clone, Copy)]
+struct Levels {
+    /// Bytes.
+    room: u64,
+    /// Bytes that come free by checkpoints alone.
+    coming: u64,
+    /// Bytes below which segments are cleaned.
+    low: u64,
+}
+
+fn is_content(this: &Segment) -> bool {
+    matches!(this.stream, Stream::Data | Stream::Log)
+}
+
+impl State {
+    /// Bytes that new content may take, what the cleaner counts on included.
+    fn room_and_planned(&self) -> u64 {
+        let planned = self.space.clean_planned() * self.layout.segment_bytes();
+        self.data_room(Need::New) + planned
+    }
+}
+
 impl Inner {
-    /// Bytes that may be written, and below how many of them segments are cleaned.
-    fn levels(&self) -> (u64, u64) {
-        let percent = u64::from(self.options.clean_percent.min(50));
-        let segments = u64::from(self.layout.segments);
-        // A few segments at least, where cleaning is wanted at all.
-        let low = (segments * percent / 100).max(if percent > 0 { 3 } else { 0 });
-        (self.state.lock().data_room(Need::New), low * self.layout.segment_bytes())
+    /// What changes with checkpoints alone.
+    fn known(&self) -> Known {
+        let number = self.checkpoints.number();
+        let known = self.cleaner.turn.lock().known;
+        if known.number == number {
+            return known;
+        }
+        let state = self.state.lock();
+        let (mut live, mut dead) = (0, 0);
+        for (_, this) in state.space.segments.iter() {
+            live += this.live_bytes;
+            let comes = matches!(this.phase, Phase::Dead | Phase::Discarding) && is_content(this);
+            dead += u64::from(comes);
+        }
+        drop(state);
+        let known = Known { number, live, dead };
+        self.cleaner.turn.lock().known = known;
+        known
     }
 
-    /// So little is free that it is time to clean.
+    fn levels(&self) -> Levels {
+        let percent = u64::from(self.options.clean_percent.min(50));
+        let (segments, bytes) = (u64::from(self.layout.segments), self.layout.segment_bytes());
+        let most = segments * percent / 100 * bytes;
+        let least = if percent > 0 { LOW_LEAST * bytes } else { 0 };
+        let room = self.state.lock().room_and_planned();
+        if room >= most.max(least) {
+            return Levels { room, coming: 0, low: most.max(least) };
+        }
+        let Known { live, dead, .. } = self.known();
+        let spare = (segments * bytes).saturating_sub(live) / SPARE_SHARE;
+        Levels { room, coming: dead * bytes, low: most.min(spare).max(least) }
+    }
+
+    /// So little is free, and comes free, that it is time to clean (K24).
     pub(super) fn is_low(&self) -> bool {
-        let (room, low) = self.levels();
-        room < low
+        let Levels { room, coming, low } = self.levels();
+        room + coming < low
+    }
+
+    /// A checkpoint more would help.
+    pub(super) fn is_coming(&self) -> bool {
+        let Levels { room, coming, low } = self.levels();
+        room < low && coming > 0
     }
 
     /// How far it is from low to nothing, of 100.
     pub(super) fn need(&self) -> u64 {
-        let (room, low) = self.levels();
+        let Levels { room, low, .. } = self.levels();
         100 - (100 * room.min(low)).checked_div(low).unwrap_or(100)
     }
 
-    /// Bytes that a pass in the background is for: some more than there should be.
+    /// Bytes that a pass in the background is for: some more than there should be, and no less than it reads
+    /// of the tree.
     fn lacking(&self) -> u64 {
-        let (room, low) = self.levels();
-        (low + low / 4).saturating_sub(room).max(2 * self.layout.segment_bytes())
+        let Levels { room, coming, low } = self.levels();
+        let nodes = self.state.lock().tree_nodes * self.layout.geometry.node_bytes() as u64;
+        let least = (2 * self.layout.segment_bytes()).max(nodes);
+        (low + low / 4).saturating_sub(room + coming).max(least)
     }
 
     /// Picks segments.
@@ -62,20 +126,73 @@ impl Inner {
             Hurry::Now => (100, GAIN_NOW * self.layout.segment_bytes()),
             Hurry::Background => (self.need(), self.lacking()),
         };
-        let most = LIVE_MOST.0 + (LIVE_MOST.1 - LIVE_MOST.0) * need / 100;
         let bytes = self.layout.segment_bytes();
-        let bad = self.cleaner.turn.lock().bad.clone();
         let mut state = self.state.lock();
-        let now = state.next_sequence;
-        let mut found = Vec::new();
-        for (segment, this) in state.space.segments.iter() {
-            let whose = matches!(this.stream, Stream::Data | Stream::Log);
-            let counted = this.phase == Phase::Sealed && this.is_settled() && whose;
-            let room = this.live_bytes > 0 && this.live_bytes * 100 <= bytes * most;
-            if !counted || !room || bad.contains(&segment) {
+        let found = self.candidates(&state, hurry, need);
+        let segments = state.clean_segments();
+        // What data may have it should not have to wait for.
+        let segments = if hurry == Hurry::Now { segments } else { segments.div_ceil(2) };
+        let begun = state.space.clean_left();
+        let (mut room, mut gain) = (segments * bytes + begun, 0);
+        let mut picked = Vec::new();
+        for found in found {
+            if gain >= wanted {
+                break;
+            }
+            let rest = state.room.left_of(found.segment);
+            if found.live > room || rest > 0 && !state.can_spare(rest) {
                 continue;
             }
-            if this.held_bytes != state.room.left_of(segment) {
+            (room, gain) = (room - found.live, gain + bytes - found.live);
+            picked.push(found);
+        }
+        self.plan(&mut state, &mut picked);
+        let State { room, space, .. } = &mut *state;
+        picked.iter().for_each(|victim| room.forget(space, victim.segment));
+        picked.into_iter().map(|victim| victim.segment).collect()
+    }
+
+    /// Counts on room for what is picked, and on what it takes to say so: as many as there is that for (K22).
+    fn plan(&self, state: &mut State, picked: &mut Vec<Candidate>) {
+        let (bytes, unit) = (self.layout.segment_bytes(), self.layout.block_bytes());
+        loop {
+            let moved: u64 = picked.iter().map(|victim| victim.live).sum();
+            let segments = moved.saturating_sub(state.space.clean_left()).div_ceil(bytes);
+            state.space.plan_clean(segments);
+            // Each block may be an extent of its own.
+            let (cost, growth) = self.said(moved / unit, moved / unit);
+            if picked.len() <= 1 || state.could_promise(cost, growth) {
+                return;
+            }
+            picked.pop();
+        }
+    }
+
+    /// What a pass would take that somebody waits for; it has counted on its room then.
+    #[cfg(test)]
+    pub(crate) fn pick_now(&self) -> BTreeSet<u32> {
+        self.pick(Hurry::Now)
+    }
+
+    /// Bytes that come free by checkpoints alone.
+    #[cfg(test)]
+    pub(crate) fn coming_bytes(&self) -> u64 {
+        self.known().dead * self.layout.segment_bytes()
+    }
+
+    /// What may be picked (K21), the best first.
+    fn candidates(&self, state: &State, hurry: Hurry, need: u64) -> Vec<Candidate> {
+        let most = LIVE_MOST.0 + (LIVE_MOST.1 - LIVE_MOST.0) * need / 100;
+        let bytes = self.layout.segment_bytes();
+        let (number, now, mut found) = (self.checkpoints.number(), state.next_sequence, Vec::new());
+        let mut turn = self.cleaner.turn.lock();
+        for (segment, this) in state.space.segments.iter() {
+            let counted = this.phase == Phase::Sealed && this.is_settled() && is_content(this);
+            let little = this.live_bytes > 0 && this.live_bytes * 100 <= bytes * most;
+            if !counted || !little || this.held_bytes != state.room.left_of(segment) {
+                continue;
+            }
+            if turn.is_stubborn(segment, this, number) {
                 continue;
             }
             let (live, age) = (this.live_bytes, now.saturating_sub(this.since) as f64);
@@ -85,24 +202,66 @@ impl Inner {
             found.push(Candidate { segment, live, score });
         }
         found.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.segment.cmp(&b.segment)));
-        let segments = state.clean_segments();
-        // What data may have it should not have to wait for.
-        let segments = if hurry == Hurry::Now { segments } else { segments.div_ceil(2) };
-        let mut room = segments * bytes;
-        room += state.space.clean.map_or(0, |at| bytes - u64::from(at.offset));
-        let (mut victims, mut gain) = (Victims::new(), 0);
-        for Candidate { segment, live, .. } in found {
-            if gain >= wanted {
-                break;
+        found
+    }
+
+    /// A pass went through these; in those of `bad` there is something that stays.
+    pub(super) fn note_tried(&self, victims: &Victims, bad: &BTreeSet<u32>) {
+        let number = self.checkpoints.number();
+        let state = self.state.lock();
+        let mut turn = self.cleaner.turn.lock();
+        for segment in victims {
+            let Some(this) = state.space.segments.get(*segment) else { continue };
+            match bad.contains(segment) {
+                true => drop(turn.bad.insert(*segment, this.takes)),
+                false => drop(turn.tried.insert(*segment, (this.takes, number))),
             }
-            if live > room {
-                continue;
-            }
-            (room, gain) = (room - live, gain + bytes - live);
-            let crate::state::State { room: left, space, .. } = &mut *state;
-            left.forget(space, segment);
-            victims.insert(segment);
         }
-        victims
+    }
+}
+
+impl Turn {
+    /// Whether something stays in this filling of a segment: it could not be moved; or all was, by a pass
+    /// that checkpoints have counted since, and it is said to hold something still, which is nowhere to be
+    /// found.
+    fn is_stubborn(&mut self, segment: u32, this: &Segment, number: u64) -> bool {
+        let same = |takes: &u64| *takes == this.takes;
+        if self.bad.get(&segment).is_some_and(same) {
+            return true;
+        }
+        let found = self.tried.get(&segment).filter(|(takes, _)| same(takes));
+        let stubborn = found.is_some_and(|(_, tried)| number >= tried + 2);
+        if stubborn {
+            log::warn!("segment {segment} was cleaned, and is not empty: it stays");
+            self.bad.insert(segment, this.takes);
+        }
+        stubborn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::Segments;
+
+    /// A segment with a block that could not be read was left alone for all of that life, also when it had
+    /// been emptied and filled anew. And one that was said to hold something which no extent names was
+    /// cleaned again and again.
+    #[test]
+    fn what_stays_is_of_one_filling_of_a_segment() {
+        let mut segments = Segments::new(2);
+        let segment = segments.take(Stream::Data).unwrap();
+        let stays = |turn: &mut Turn, segments: &Segments, number| {
+            turn.is_stubborn(segment, segments.get(segment).unwrap(), number)
+        };
+        let mut turn = Turn::default();
+        turn.bad.insert(segment, 1);
+        assert!(stays(&mut turn, &segments, 9));
+        segments.give_back(segment);
+        while segments.take(Stream::Data).unwrap() != segment {}
+        assert!(!stays(&mut turn, &segments, 9), "it was filled anew");
+        turn.tried.insert(segment, (2, 9));
+        assert!(!stays(&mut turn, &segments, 10), "no checkpoint that began since has counted it");
+        assert!(stays(&mut turn, &segments, 11));
     }
 }

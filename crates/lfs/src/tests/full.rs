@@ -527,6 +527,8 @@ fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
             }
         };
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        let longer = volume.0.content("test", direct.ino()).unwrap().file.size();
+        assert_eq!(longer, size, "what is refused adds nothing");
         dirty.sync(true).await.expect("it was accepted");
         assert!(volume.0.state.lock().shares.is_empty());
         verify(&volume, "d", 32 * UNIT).await;

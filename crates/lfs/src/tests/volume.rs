@@ -99,6 +99,37 @@ fn lost_content_is_an_error_of_its_file_alone() {
     disk.world().stop();
 }
 
+/// The story: of a truncate the record was durable and the block of the new end was not. After the power cut
+/// the file grew, and what had been cut off was there again where zeros belong.
+#[test]
+fn what_was_cut_off_before_a_power_cut_is_not_seen_when_the_file_grows() {
+    let setup = Setup { inline_max: 0, ..setup() };
+    for seed in 1..4 {
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (cut, file) = create(&volume, "cut").await.unwrap();
+            let (_, other) = create(&volume, "other").await.unwrap();
+            write(&file, 0, &[1; 3 * 4096]).await.unwrap();
+            volume.syncfs().await.unwrap();
+            volume.0.content("test", cut.ino).unwrap().file.set_len(100).await.unwrap();
+            other.sync(true).await.unwrap();
+            let disk = disk.power_cut(seed);
+            let again = open(&setup, &disk).await.unwrap();
+            assert_eq!(read(&again, "cut").await.unwrap(), [1; 100]);
+            let mut want = vec![1; 100];
+            want.resize(3 * 4096 - 5, 0);
+            let content = again.0.content("test", cut.ino).unwrap();
+            content.file.set_len(want.len() as u64).await.unwrap();
+            assert!(read(&again, "cut").await.unwrap() == want);
+            again.syncfs().await.unwrap();
+            let last = open(&setup, &disk.power_cut(seed)).await.unwrap();
+            assert!(read(&last, "cut").await.unwrap() == want, "after another power cut");
+        });
+        disk.world().stop();
+    }
+}
+
 /// R12: a record that a later one calls durable is not taken for the end of the log, wherever it is damaged.
 #[test]
 fn r12_damage_below_the_durable_part_is_not_the_end() {

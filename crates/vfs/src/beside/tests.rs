@@ -12,6 +12,8 @@ use forebay_base::task::block_on;
 #[derive(Default)]
 struct Mount {
     told: Mutex<Vec<Change>>,
+    /// Told before.
+    about_to: Mutex<Vec<Ino>>,
     /// Asked for and handed over; numbers that were waited for.
     handed: Mutex<Vec<(Ino, u64, u64)>>,
     waited: Mutex<Vec<u64>>,
@@ -34,6 +36,9 @@ impl Observer for Mount {
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket {
         self.handed.lock().push((ino, offset, len));
         Ticket(1000)
+    }
+    fn will_change(&self, ino: Ino) {
+        self.about_to.lock().push(ino);
     }
     fn changed(&self, change: &Change) -> Ticket {
         let mut told = self.told.lock();
@@ -122,6 +127,14 @@ fn z1_a_change_that_nobody_waits_for_is_told() {
     let mut never = Box::pin(never);
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(never.as_mut().poll(&mut cx).is_pending() && mount.told.lock().is_empty());
+    // An append by a program between the change and its telling went where the file had ended before.
+    let write =
+        telling(&fs.0, &*mount, vec![Change::content(Ino(9), 0, 1)], std::future::pending::<()>());
+    let mut write = Box::pin(write);
+    assert!(write.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(*mount.about_to.lock(), [Ino(9)], "before it is done");
+    drop(write);
+    mount.told.lock().clear();
     drop(never);
     assert_eq!(*mount.told.lock(), [ROOT]);
 }

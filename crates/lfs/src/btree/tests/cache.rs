@@ -4,10 +4,13 @@
 
 use super::Bench;
 use super::work::{SHAPES, Shape, batch};
-use crate::btree::Link;
 use crate::btree::cache::ENTRY_BYTES;
+use crate::btree::{Cursor, Link};
+use crate::format::key::Key;
 use crate::format::node::NodePointer;
+use crate::format::place::Place;
 use crate::fuzz::make::Make;
+use forebay_base::task::block_on;
 
 /// B31, and that inner nodes stay: a lookup in a tree much larger than the cache reads its leaf alone.
 #[test]
@@ -32,6 +35,52 @@ fn the_cache_stays_within_its_bytes() {
     assert!(counts.used_bytes <= budget && counts.hits > 0, "{counts:?}");
     bench.tree.cache().forget(&ledger.taken);
     assert_eq!(bench.scan().unwrap(), bench.model);
+}
+
+/// B45, B46: a scan of a tree that is not in memory read leaf by leaf, one request of the device for each,
+/// though they lie one behind the other.
+#[test]
+fn b45_b46_leaves_are_read_ahead_together() {
+    let (mut make, mut bench) = (Make(3), Bench::new(0));
+    let changes = batch(&mut make, Shape::LongExtents, 900, &bench.model);
+    bench.merge(&changes).unwrap();
+    bench.tree.cache().set_budget(1 << 20);
+    let first = Key::decode(bench.model.keys().next().unwrap()).unwrap();
+    let reads = || std::mem::take(&mut bench.store.state.lock().reads);
+    let in_order = |count: usize| {
+        let mut cursor = Cursor::all();
+        for (key, value) in bench.model.iter().take(count) {
+            let found = block_on(cursor.next(&bench.tree, &bench.root)).unwrap().unwrap();
+            assert_eq!(found.raw(), (&key[..], &value[..]));
+        }
+    };
+    reads();
+    block_on(bench.tree.read_ahead(&bench.root, first, 16)).unwrap();
+    let counts = bench.tree.cache().counts();
+    let (level, had) = (u64::from(bench.root.level), reads());
+    assert!(counts.nodes >= 16, "B46: {counts:?}");
+    assert!(had <= level + 8, "{had} reads");
+    block_on(bench.tree.read_ahead(&bench.root, first, 16)).unwrap();
+    assert_eq!(reads(), 0, "B46: all of it is there");
+    in_order(16);
+    assert_eq!(reads(), 0, "the first leaves are there");
+    // What is bad is left alone, and found out by who needs it: there is another copy.
+    let places: Vec<Place> = {
+        let state = bench.store.state.lock();
+        state.nodes.keys().copied().filter(|place| place.segment % 2 == 0).collect()
+    };
+    for place in places {
+        bench.store.damage(place, |bytes| bytes[100] ^= 1);
+    }
+    bench.tree.cache().set_budget(0);
+    bench.tree.cache().forget(&all_places(&bench));
+    bench.tree.cache().set_budget(1 << 20);
+    block_on(bench.tree.read_ahead(&bench.root, first, 16)).unwrap();
+    in_order(bench.model.len());
+}
+
+fn all_places(bench: &Bench) -> Vec<[Place; 2]> {
+    bench.store.state.lock().nodes.keys().map(|place| [*place; 2]).collect()
 }
 
 #[test]

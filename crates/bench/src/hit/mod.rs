@@ -1,6 +1,6 @@
 //! `hit`: 4 KiB reads and writes of data that is already cached, one thread: the kernel's pread
 //! and pwrite, the same file mapped, a bare memcpy, and ours through the library, over the whole
-//! image and over a hot set of 1 MiB. Beside it one row over NBD.
+//! image and over a hot set of 1 MiB. Beside it rows over NBD and through a mount.
 //!
 //! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirt is written
 //! out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
@@ -10,6 +10,7 @@ use crate::harness::image::Image;
 use crate::harness::load::{Load, Pattern, Slice, Target, run_here};
 use crate::harness::options::Options;
 use crate::harness::sys::{FileMap, Region, page_cache_bytes};
+use crate::mount;
 use crate::nbd::hits;
 use crate::report::model::{Good, Report};
 use crate::rivals::kernel::KernelFile;
@@ -90,6 +91,7 @@ pub fn run(options: &Options) -> Result<Report> {
     bench.add_residency(&mut report)?;
     bench.groups(&mut report)?;
     hits::hit_row(options, &image, &mut report);
+    mount::hit_rows(options, size, &mut report);
     Ok(report)
 }
 

@@ -61,8 +61,8 @@ pub fn run(options: &Options) -> Result<Report> {
         report.ratio_with_bar(&name, bytes, Good::AtMost, RESIDENT_MIB);
         (slowest, most) = (slowest.max(time), most.max(bytes));
     }
-    report.ratio("start_seconds", slowest);
-    report.ratio("start_resident_mib", most);
+    report.ratio_with_bar("start_seconds", slowest, Good::Below, SECONDS);
+    report.ratio_with_bar("start_resident_mib", most, Good::AtMost, RESIDENT_MIB);
     report.ratio_with_bar("start_failures", failures, Good::AtMost, 0.0);
     report.note(format!("start: memory cgroup of {} (X2)", format_size(limit)));
     Ok(report)

@@ -2,7 +2,10 @@
 //! writes with checksums over NBD and another keeps a hot set warm.
 //!
 //! Invariants: Z1 the hot set is cached whole and was just read when the cache shrinks, and fits the
-//! smaller one. Z2 nothing is waited for by time: memory, fio and the hot set by their own state.
+//! smaller one. Z2 nothing is waited for by time: memory, fio and the hot set by their own state. Z3 it
+//! is not read from the look before to the look after: what is lost stays lost.
+
+mod turns;
 
 use crate::harness::image::Image;
 use crate::harness::meter::{looking, resident_bytes};
@@ -19,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use turns::Turns;
 
 const KNOB: &str = "cache_size";
 const PIECE: u64 = 256 * KIB;
@@ -118,6 +122,16 @@ fn add(report: &mut Report, found: &Found, errors: f64) {
     report.ratio("resize_grow_seconds", median(&found.grow_seconds));
 }
 
+/// Blocks of a hot set of `bytes` that were cached before and are not after. An error if it was not cached
+/// whole (Z1): then nothing can be said.
+fn lost(bytes: u64, before: u64, after: u64) -> Result<u64> {
+    if before != bytes / 4096 {
+        let text = format!("{before} of {} blocks of the hot set were cached", bytes / 4096);
+        return Err(Error::new(ErrorKind::Corrupt, "resize", text));
+    }
+    Ok(before.saturating_sub(after))
+}
+
 impl Bench<'_> {
     fn command(&self, words: &[&str]) -> Result<String> {
         let mut command = Command::new(forebay_binary()?);
@@ -177,11 +191,12 @@ impl Bench<'_> {
         }
         self.read_all(&mut connection, self.sizes.hot, self.sizes.image)?;
         let (found, over) = (RefCell::new(Found::default()), AtomicBool::new(false));
+        let turns = Turns::default();
         let verified = std::thread::scope(|scope| {
-            let over = &over;
+            let (over, turns) = (&over, &turns);
             let hot = scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    self.read_all(&mut connection, 0, self.sizes.hot)?;
+                    turns.round(|| self.read_all(&mut connection, 0, self.sizes.hot))?;
                 }
                 Ok::<(), Error>(())
             });
@@ -189,7 +204,7 @@ impl Bench<'_> {
             let load = || self.verify(options);
             let resize = || {
                 if resized.is_ok() && found.borrow().grow_seconds.len() < self.sizes.times {
-                    resized = self.once(&mut found.borrow_mut());
+                    resized = self.once(turns, &mut found.borrow_mut());
                 }
             };
             let verified = looking(Duration::from_millis(100), resize, load);
@@ -201,7 +216,16 @@ impl Bench<'_> {
     }
 
     /// Small, and large again.
-    fn once(&self, found: &mut Found) -> Result<()> {
+    fn once(&self, turns: &Turns, found: &mut Found) -> Result<()> {
+        turns.still(|| self.shrink(found))?;
+        let start = Instant::now();
+        self.tune(self.sizes.large)?;
+        found.grow_seconds.push(start.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// Small, while nobody reads the hot set (Z3).
+    fn shrink(&self, found: &mut Found) -> Result<()> {
         let before = self.hot_blocks()?;
         let start = Instant::now();
         self.tune(self.sizes.small)?;
@@ -213,10 +237,7 @@ impl Bench<'_> {
         found.shrink_seconds.push(start.elapsed().as_secs_f64());
         found.resident.push(resident() as f64 / MIB as f64);
         found.hot.push(before as f64);
-        found.lost.push(before.saturating_sub(self.hot_blocks()?) as f64);
-        let start = Instant::now();
-        self.tune(self.sizes.large)?;
-        found.grow_seconds.push(start.elapsed().as_secs_f64());
+        found.lost.push(lost(self.sizes.hot, before, self.hot_blocks()?)? as f64);
         Ok(())
     }
 
@@ -239,5 +260,18 @@ impl Drop for Bench<'_> {
     fn drop(&mut self) {
         // The server removes it when it ends in good order; this is for when it did not.
         let _ = std::fs::remove_file(Path::new(&self.control));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hot set that was not cached could lose nothing, and that met the bar.
+    #[test]
+    fn z1_a_set_that_was_not_cached_whole_is_not_judged() {
+        assert_eq!(lost(16 * MIB, 4096, 4000).unwrap(), 96);
+        assert_eq!(lost(16 * MIB, 4096, 4096).unwrap(), 0);
+        assert!(lost(16 * MIB, 0, 0).is_err() && lost(16 * MIB, 4095, 4095).is_err());
     }
 }

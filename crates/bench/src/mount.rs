@@ -1,0 +1,77 @@
+//! `mount`: a volume as programs have it, mounted, beside an empty FUSE server of as many threads, XFS on a
+//! direct loop device and the host's own file system.
+//!
+//! Reading order: [`ground`] (who takes part), then the parts: `read`, `sync`, `content` (`random` and
+//! `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`, `stable`, `alloc`; `attach` and
+//! `keep` (what the kernel's cache keeps).
+//!
+//! All of a part do the same calls, by the same threads, on files of the same names and sizes.
+//! Cold means: mounted anew, by a process that has cached nothing.
+
+mod alloc;
+mod attach;
+mod content;
+mod dirty;
+pub mod ground;
+mod keep;
+mod names;
+mod read;
+mod stable;
+mod sync;
+mod uncached;
+
+pub use keep::hit_rows;
+
+use crate::harness::options::Options;
+use crate::report::model::Report;
+use crate::rivals::server::forebay_binary;
+use forebay_base::{Error, ErrorKind, Result};
+use std::path::Path;
+
+/// A part.
+type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
+
+const PARTS: [Part; 11] = [
+    ("read", read::run),
+    ("sync", sync::run),
+    ("random", content::random),
+    ("seq", content::seq),
+    ("names", names::run),
+    ("uncached", uncached::run),
+    ("dirty", dirty::run),
+    ("stable", stable::run),
+    ("alloc", alloc::run),
+    ("attach", attach::run),
+    ("kernel", keep::run),
+];
+
+/// What is needed; the first thing that is missing is named.
+fn prepare() -> Result<()> {
+    let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "mount", text));
+    forebay_binary()?;
+    if !rustix::process::geteuid().is_root() {
+        return missing("root, to mount");
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return missing("/dev/fuse, to mount");
+    }
+    Ok(())
+}
+
+/// Runs all parts, or the one that is asked for.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut report = Report::default();
+    if let Err(e) = prepare() {
+        report.not_run("mount", e);
+        return Ok(report);
+    }
+    for (name, part) in PARTS {
+        if options.wants(name)
+            && let Err(e) = part(options, &mut report)
+        {
+            // The other parts are worth having.
+            report.not_run(&format!("mount {name}"), e);
+        }
+    }
+    Ok(report)
+}

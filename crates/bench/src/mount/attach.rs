@@ -1,0 +1,145 @@
+//! `attach`: random 4 KiB reads at depth 32 of the block device that `forebay attach` makes of a raw image,
+//! all of it cached, beside a loop device on an empty FUSE server with one file, and beside the kernel's
+//! loop device on the same image with direct I/O.
+//!
+//! The client is the same for all: fio with libaio and O_DIRECT, one job. All of the image
+//! is in our cache before the first slice; the kernel's loop device with direct I/O caches nothing.
+
+use super::read::compare;
+use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::image::Image;
+use crate::harness::load::{Slice, Target};
+use crate::harness::meter::MachineTime;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report};
+use crate::rivals::empty::Empty;
+use crate::rivals::fio;
+use crate::rivals::kernel::KernelFile;
+use crate::rivals::loopdev::LoopDev;
+use crate::rivals::mounted::forebay;
+use crate::rivals::server::program_exists;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::units::{MIB, format_size};
+use forebay_base::{Error, ErrorKind, Result};
+use rustix::fs::OFlags;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const DEPTH: u32 = 32;
+const SECTOR: u32 = 4096;
+
+/// A device of ours, detached on drop.
+struct Attached(PathBuf);
+
+impl Attached {
+    fn new(options: &Options, image: &Path, cache: u64) -> Result<Self> {
+        let (cache, aio) = (cache.to_string(), options.aio.as_str());
+        let words = ["--cache-size", &cache, "--aio", aio].map(OsStr::new);
+        let said = forebay(&[&["attach".as_ref(), image.as_os_str()], &words[..]].concat())?;
+        let device = said.lines().next().unwrap_or_default().trim();
+        if device.starts_with("/dev/") {
+            return Ok(Self(device.into()));
+        }
+        Err(Error::new(ErrorKind::Io, "attach", said))
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let _detached = forebay(&["detach".as_ref(), self.0.as_os_str()]);
+    }
+}
+
+/// Runs it.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    if !program_exists("fio") {
+        return Err(Error::new(ErrorKind::NotFound, "fio", "Debian's package fio has it"));
+    }
+    let size = options.size_or(32 * MIB, 512 * MIB);
+    let image = Image::create(&options.dir, "attach", size, options.keep)?;
+    let ours = Attached::new(options, image.path(), 2 * size + 64 * MIB)?;
+    read_through(&ours.0, size)?;
+    let empty = Empty::plain(&options.dir, "attach")?;
+    let file = empty.path().join("disk");
+    let made = File::create(&file).and_then(|file| file.set_len(size));
+    made.map_err(|e| Error::from_io("make", e).with_path(&file))?;
+    let devices = [
+        ("mount", Ok(ours.0.clone()), None),
+        loop_on("empty-fuse", &file),
+        loop_on("kernel-loop-direct", image.path()),
+    ];
+    let mut variants = Vec::new();
+    for (name, path, _) in &devices {
+        match path {
+            Ok(path) => variants.push(Variant::new(name, move |turn: &Turn| one(path, turn))),
+            Err(e) => report.not_run(&format!("mount attach on {name}"), e),
+        }
+    }
+    let plan = Plan {
+        rounds: options.rounds_or(1, 7),
+        cycles: 1,
+        slice: options.millis(200, 1500),
+        passes: 1,
+        gate: None,
+        repeats_max: 0,
+        lines: options.lines,
+    };
+    let outcome = alternate(&mut variants, &plan)?;
+    drop(variants);
+    let prefix = "attach_randread";
+    outcome.add_rows(report, prefix);
+    let ratio = |rival| outcome.ratio("mount", rival);
+    report.ratio_with_bar(&format!("{prefix}_vs_empty"), ratio("empty-fuse"), Good::AtLeast, 0.8);
+    let name = format!("{prefix}_vs_loop");
+    report.ratio_with_bar(&name, ratio("kernel-loop-direct"), Good::AtLeast, 1.0);
+    compare(&outcome, report, "attached: 4 KiB random reads, cached, depth 32");
+    report.note(format!("mount attach: an image of {}, `mount` is the device", format_size(size)));
+    // Before what they lie on.
+    drop(devices);
+    Ok(())
+}
+
+/// A variant, its device, and what holds it.
+type Device = (&'static str, Result<PathBuf>, Option<LoopDev>);
+
+fn loop_on(name: &'static str, file: &Path) -> Device {
+    match LoopDev::attach_with(file, true, Some(SECTOR)) {
+        Ok(device) => (name, Ok(device.path().to_path_buf()), Some(device)),
+        Err(e) => (name, Err(e), None),
+    }
+}
+
+/// Reads all of it, past the kernel's cache, so that ours has it.
+fn read_through(device: &Path, size: u64) -> Result<()> {
+    let mut options = File::options();
+    options.read(true).custom_flags(OFlags::DIRECT.bits() as i32);
+    let file = options.open(device).map_err(|e| Error::from_io("open", e).with_path(device))?;
+    let (file, mut buf) = (KernelFile::new(file), AlignedBuf::new(MIB as usize));
+    for _ in 0..2 {
+        (0..size).step_by(buf.len()).try_for_each(|at| file.read(&mut buf, at))?;
+    }
+    Ok(())
+}
+
+/// One slice of fio.
+fn one(device: &Path, turn: &Turn) -> Result<Slice> {
+    let millis = turn.time.as_millis();
+    let mut command = Command::new("fio");
+    command.args(["--name=job", "--ioengine=libaio", "--direct=1", "--rw=randread", "--bs=4k"]);
+    command.args(["--thread=1", "--norandommap=1", "--randrepeat=0", "--time_based=1"]);
+    command.args(["--allow_file_create=0", "--readonly"]);
+    command.arg(format!("--filename={}", device.display()));
+    command.arg(format!("--iodepth={DEPTH}")).arg(format!("--randseed={}", turn.seed));
+    command.arg(format!("--runtime={millis}ms"));
+    let before = MachineTime::now();
+    let mut slice = fio::run_command(command, Duration::from_millis(millis as u64))?
+        .pop()
+        .filter(|slice| slice.ops > 0)
+        .ok_or_else(|| Error::new(ErrorKind::Io, "fio", "it transferred nothing"))?;
+    slice.machine.cpu_seconds = MachineTime::now().busy_seconds_since(&before);
+    Ok(slice)
+}

@@ -1,0 +1,189 @@
+//! Who takes part: a mount of ours, an empty FUSE server, XFS on a loop device, the host's own file system.
+//!
+//! Each is a directory of the kernel's, and clients know no more of it. Rivals are at their
+//! best: see [`Making::best`], and [`crate::rivals::empty`]. What is made on the host goes at the end.
+
+use crate::harness::backing::Backing;
+use crate::harness::image::{drop_file_cache, open_with};
+use crate::harness::options::Options;
+use crate::report::model::Report;
+use crate::rivals::empty::Empty;
+use crate::rivals::kernel::KernelFile;
+use crate::rivals::loopdev::{FsKind, LoopFs, Making};
+use crate::rivals::mounted::{Mounted, Mounting};
+use crate::volume::places::{Opened, write_all};
+use forebay_base::units::MIB;
+use forebay_base::{Error, Result};
+use rustix::fs::OFlags;
+use std::path::{Path, PathBuf};
+
+/// Who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A volume of ours, with checksums.
+    Ours,
+    /// The empty server.
+    Empty,
+    /// XFS on a loop device.
+    Xfs,
+    /// The host's file system.
+    Host,
+}
+
+/// All of them.
+pub const ALL: [Who; 4] = [Who::Ours, Who::Empty, Who::Xfs, Who::Host];
+
+impl Who {
+    /// Name of the variant.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "mount",
+            Self::Empty => "empty-fuse",
+            Self::Xfs => "xfs-on-loop",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// What all grounds of a part have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Plot<'a> {
+    /// Of the run.
+    pub options: &'a Options,
+    /// Name of the part.
+    pub part: &'static str,
+    /// Bytes of each image, and what the host has of it.
+    pub image: (u64, Backing),
+    /// Bytes of our cache.
+    pub cache: u64,
+}
+
+/// A folder on the host, removed on drop.
+struct HostFolder(PathBuf);
+
+impl Drop for HostFolder {
+    fn drop(&mut self) {
+        let _removed = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+enum Kind {
+    Ours(Mounted),
+    Empty(Empty),
+    Xfs(LoopFs),
+    Host(HostFolder),
+}
+
+/// One of those who take part.
+pub struct Ground {
+    /// Name of the variant.
+    pub name: &'static str,
+    kind: Kind,
+}
+
+impl Ground {
+    /// Makes it, empty.
+    pub fn new(plot: &Plot<'_>, who: Who) -> Result<Self> {
+        let (dir, part, (size, backing)) = (&plot.options.dir, plot.part, plot.image);
+        let kind = match who {
+            Who::Ours => {
+                let how = Mounting::new(size, plot.cache, &plot.options.aio).on(backing);
+                Kind::Ours(Mounted::new(dir, part, how)?)
+            }
+            Who::Empty => Kind::Empty(Empty::new(dir, part)?),
+            Who::Xfs => {
+                let how = Making::best(backing);
+                Kind::Xfs(LoopFs::with(dir, part, size.max(320 * MIB), FsKind::Xfs, &how)?)
+            }
+            Who::Host => {
+                let name = format!("forebay-bench-host-{part}-{}", std::process::id());
+                let folder = HostFolder(dir.join(name));
+                let fail = |e| Error::from_io("make", e).with_path(&folder.0);
+                std::fs::create_dir(&folder.0).map_err(fail)?;
+                Kind::Host(folder)
+            }
+        };
+        Ok(Self { name: who.name(), kind })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> PathBuf {
+        match &self.kind {
+            Kind::Ours(mounted) => mounted.path(),
+            Kind::Empty(empty) => empty.path(),
+            Kind::Xfs(fs) => fs.path(),
+            Kind::Host(folder) => folder.0.clone(),
+        }
+    }
+
+    /// Ours.
+    pub fn ours(&mut self) -> Option<&mut Mounted> {
+        match &mut self.kind {
+            Kind::Ours(mounted) => Some(mounted),
+            _ => None,
+        }
+    }
+
+    /// Whether it can begin with no names cached: the host's cannot without those of everybody else.
+    pub fn forgets_names(&self) -> bool {
+        !matches!(self.kind, Kind::Host(_))
+    }
+
+    /// begins with nothing cached, on the host as far as content goes. Nothing on it may be open.
+    pub fn remount(&mut self) -> Result<()> {
+        match &mut self.kind {
+            Kind::Ours(mounted) => mounted.remount(),
+            Kind::Empty(empty) => empty.remount(),
+            Kind::Xfs(fs) => {
+                fs.unmount()?;
+                fs.remount()
+            }
+            Kind::Host(folder) => {
+                let fail = |e| Error::from_io("drop cache", e);
+                for entry in std::fs::read_dir(&folder.0).map_err(fail)?.flatten() {
+                    if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                        drop_file_cache(&open_with(&entry.path(), OFlags::empty())?)
+                            .map_err(fail)?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Opens a file for reading and writing, made if it is not there.
+    pub fn file(&self, name: &str) -> Result<KernelFile> {
+        Ok(KernelFile::new(open_with(&self.path().join(name), OFlags::CREATE)?))
+    }
+
+    /// Makes a file of `size` bytes that do not repeat, and syncs it.
+    pub fn fill(&self, name: &str, size: u64) -> Result<()> {
+        let file = self.file(name)?;
+        write_all(&file, size, size ^ name.len() as u64)?;
+        file.sync()
+    }
+
+    /// Makes all of it durable.
+    pub fn sync(&self) -> Result<()> {
+        sync_at(&self.path())
+    }
+}
+
+/// syncfs(2) of the file system that this is on.
+pub fn sync_at(path: &Path) -> Result<()> {
+    let fail = |e| Error::from_io("syncfs", e).with_path(path);
+    let dir = std::fs::File::open(path).map_err(fail)?;
+    rustix::fs::syncfs(&dir).map_err(|e| fail(e.into()))
+}
+
+/// Makes those that are to be had; the others are named as not run.
+pub fn all(plot: &Plot<'_>, who: &[Who], report: &mut Report) -> Vec<Ground> {
+    let mut grounds = Vec::new();
+    for who in who {
+        match Ground::new(plot, *who) {
+            Ok(ground) => grounds.push(ground),
+            Err(e) => report.not_run(&format!("mount {} on {}", plot.part, who.name()), e),
+        }
+    }
+    grounds
+}

@@ -1,0 +1,202 @@
+//! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by what
+//! programs do: small files opened, read and closed again and again, random and sequential reads and random
+//! writes of a large one; and how much of the large one is then held twice. The default is the mode that
+//! loses nowhere and wins somewhere; and the rows of a mount in the table of `hit`.
+//!
+//! All modes serve one volume, in turns, each time mounted anew and warmed. The large file
+//! stays open from its warming to the end of its slices; the small ones are opened by each read, as that is
+//! what is measured.
+
+use super::read::read_all;
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::image::{Rng, open_with};
+use crate::harness::load::{Load, Pattern, Slice, run_here};
+use crate::harness::meter::Usage;
+use crate::harness::options::Options;
+use crate::harness::sys::page_cache_bytes;
+use crate::report::model::Report;
+use crate::rivals::kernel::KernelFile;
+use crate::rivals::mounted::{Mounted, Mounting};
+use crate::volume::places::{Opened, write_all};
+use forebay_base::hist::Hist;
+use forebay_base::units::{KIB, MIB, format_size};
+use forebay_base::{Error, Result};
+use rustix::fs::OFlags;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const LARGE: &str = "large";
+/// Modes, and their names in the rows.
+const MODES: [(&str, &str); 3] =
+    [("mount-never", "never"), ("mount-small", "small"), ("mount-always", "always")];
+/// Small files and bytes of each.
+const FILES: u64 = 1000;
+const EACH: usize = (16 * KIB) as usize;
+
+/// What programs do.
+const CELLS: [&str; 4] = ["small_files", "randread", "seqread", "randwrite"];
+
+/// Runs it.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let size = options.size_or(16 * MIB, 256 * MIB);
+    let all = run_at(options, size, report)?;
+    for cell in CELLS {
+        let outcome = &all[cell];
+        for (mode, other) in [("small", "never"), ("always", "never"), ("always", "small")] {
+            let of = |mode: &str| format!("mount-{mode}");
+            let ratio = outcome.ratio(&of(mode), &of(other));
+            report.ratio(&format!("kernel_cache_{mode}_vs_{other}_{cell}"), ratio);
+        }
+    }
+    report.note(format!(
+        "mount kernel: a file of {}, {FILES} of {}",
+        format_size(size),
+        format_size(EACH as u64)
+    ));
+    Ok(())
+}
+
+/// The outcome of each cell.
+fn run_at(
+    options: &Options,
+    size: u64,
+    report: &mut Report,
+) -> Result<BTreeMap<&'static str, Outcome>> {
+    let room = if options.quick { 128 * MIB } else { 2048 * MIB };
+    let how = Mounting::new(4 * size + room, 2 * size + 96 * MIB, &options.aio);
+    let mounted = RefCell::new(Mounted::new(&options.dir, "kernel", how)?);
+    let at = mounted.borrow().path();
+    fill(&at, size)?;
+    let twice = RefCell::new(BTreeMap::new());
+    let mut all = BTreeMap::new();
+    for cell in CELLS {
+        let variants = MODES.iter().map(|(name, mode)| {
+            let (mounted, twice, at) = (&mounted, &twice, &at);
+            Variant::new(name, move |turn: &Turn| {
+                mounted.borrow_mut().remount_with(&format!(",kernel_cache={mode}"))?;
+                let (slice, kept) = one(at, cell, size, turn)?;
+                if cell == "randread" {
+                    twice.borrow_mut().insert(*name, kept as f64 / MIB as f64);
+                }
+                Ok(slice)
+            })
+        });
+        let mut variants: Vec<_> = variants.collect();
+        let outcome = alternate(&mut variants, &plan(options))?;
+        drop(variants);
+        outcome.add_rows(report, &format!("kernel_cache_{cell}"));
+        all.insert(cell, outcome);
+    }
+    for (name, mib) in &twice.into_inner() {
+        report.row(name, "kernel_cache_held_twice", "MiB", &[*mib]);
+    }
+    Ok(all)
+}
+
+fn plan(options: &Options) -> Plan {
+    Plan {
+        rounds: options.rounds_or(1, 5),
+        cycles: 1,
+        slice: options.millis(60, 800),
+        passes: 1,
+        gate: None,
+        repeats_max: 0,
+        lines: options.lines,
+    }
+}
+
+fn fill(at: &Path, size: u64) -> Result<()> {
+    let file = KernelFile::new(open_with(&at.join(LARGE), OFlags::CREATE)?);
+    write_all(&file, size, size)?;
+    file.sync()?;
+    for n in 0..FILES {
+        let path = at.join(format!("small{n}"));
+        std::fs::write(&path, vec![n as u8; EACH])
+            .map_err(|e| Error::from_io("write", e).with_path(path))?;
+    }
+    super::ground::sync_at(at)
+}
+
+/// One slice, warmed, and bytes of the large file that the kernel has at its end.
+fn one(at: &Path, cell: &str, size: u64, turn: &Turn) -> Result<(Slice, u64)> {
+    if cell == "small_files" {
+        (0..2 * FILES).try_for_each(|n| small(at, n % FILES))?;
+        return Ok((small_slice(at, turn)?, 0));
+    }
+    let write = cell == "randwrite";
+    let path = at.join(LARGE);
+    let fail = |e| Error::from_io("open", e).with_path(&path);
+    // Opened only to be read where it only is: that is what a mode looks at.
+    let opened = std::fs::File::options().read(true).write(write).open(&path);
+    let file = KernelFile::new(opened.map_err(fail)?);
+    read_all(&file, size)?;
+    let random = cell != "seqread";
+    let load = Load {
+        write,
+        pattern: if random { Pattern::Random } else { Pattern::Sequential },
+        threads: 1,
+        block: if random { 4 * KIB } else { 128 * KIB } as usize,
+        start: 0,
+        len: size,
+        time: turn.time,
+        seed: turn.seed,
+        sample_every: 8,
+    };
+    let slice = run_here(&file, &load)?;
+    let kept = page_cache_bytes(&file.file, 0, size).map_err(fail)?;
+    if write {
+        file.sync()?;
+    }
+    Ok((slice, kept))
+}
+
+fn small(at: &Path, n: u64) -> Result<()> {
+    let path = at.join(format!("small{n}"));
+    let mut content = [0; EACH];
+    let done = std::fs::File::open(&path).and_then(|mut file| file.read_exact(&mut content));
+    done.map_err(|e| Error::from_io("read", e).with_path(path))
+}
+
+fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
+    let (mut rng, hist, before) = (Rng::new(turn.seed), Hist::new(), Usage::own());
+    let (start, mut ops) = (Instant::now(), 0);
+    let mut now = start;
+    while now - start < turn.time {
+        small(at, rng.below(FILES))?;
+        ops += 1;
+        let after = Instant::now();
+        hist.record((after - now).as_nanos() as u64);
+        now = after;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let (bytes, usage) = (ops * EACH as u64, Usage::own().since(&before));
+    Ok(Slice { ops, bytes, seconds, usage, hist, ..Slice::default() })
+}
+
+/// The rows of a mount in the table of `hit`: random 4 KiB reads of a file that is all cached, by us, and
+/// with `kernel_cache=always` by the kernel.
+pub fn hit_rows(options: &Options, size: u64, report: &mut Report) {
+    let ran = super::prepare().and_then(|()| {
+        let how = Mounting::new(2 * size + 128 * MIB, 2 * size + 96 * MIB, &options.aio);
+        let mut mounted = Mounted::new(&options.dir, "hit", how)?;
+        fill(&mounted.path(), size)?;
+        let time = Duration::from_millis(if options.quick { 60 } else { 2000 });
+        let turn = Turn { seed: 1, cycle: 0, time };
+        for (name, mode) in [("ours-on-a-mount", "small"), ("ours-on-a-mount-always", "always")] {
+            mounted.remount_with(&format!(",kernel_cache={mode}"))?;
+            let (slice, _) = one(&mounted.path(), "randread", size, &turn)?;
+            report.row(name, "read_rate", "1/s", &[slice.rate()]);
+            let p999 = slice.hist.percentile(99.9) as f64 / 1e3;
+            report.row(name, "read_p99_9", "us", &[p999]);
+            let cpu = slice.usage.cpu_seconds * 1e6 / slice.ops.max(1) as f64;
+            report.row(name, "read_cpu_per_io", "us", &[cpu]);
+        }
+        Ok(())
+    });
+    if let Err(e) = ran {
+        report.not_run("ours on a mount, all in cache", e);
+    }
+}

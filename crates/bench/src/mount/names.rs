@@ -1,0 +1,209 @@
+//! `names`: many files of 4 KiB, in directories of [`EACH`]: made, and after each step with nothing cached
+//! looked up, listed as `ls -l` does, read, removed.
+//!
+//! Invariants: N1 what is made or removed is durable when its time ends. Each step does the same to each
+//! file, once; all but the listing, which has its own, go in order of making.
+
+use super::ground::{self, ALL, Ground, Plot};
+use super::read::RIVALS;
+use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::backing::Backing;
+use crate::harness::load::Slice;
+use crate::harness::meter::Usage;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report, median};
+use forebay_base::units::{GIB, MIB};
+use forebay_base::{Error, ErrorKind, Result};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Files of a directory.
+const EACH: u64 = 10_000;
+/// Bytes of a file.
+const SIZE: usize = 4096;
+
+/// A step, and its bars against XFS and against the empty server.
+const STEPS: [(&str, f64); 5] =
+    [("create", 0.35), ("stat", 0.4), ("ls", 1.0), ("read", 0.7), ("remove", 0.6)];
+const VS_EMPTY: f64 = 0.7;
+
+/// Seconds by variant and step, round by round.
+type Times = BTreeMap<(&'static str, &'static str), Vec<f64>>;
+
+/// Runs it.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let count = if options.quick { 400 } else { 50_000 };
+    let image = if options.quick { 192 * MIB } else { 3 * GIB };
+    let cache = if options.quick { 64 * MIB } else { 256 * MIB };
+    let plot = Plot { options, part: "names", image: (image, Backing::Sparse), cache };
+    let mut grounds = ground::all(&plot, &ALL, report);
+    let times = RefCell::new(Times::new());
+    let mut variants: Vec<Variant<'_>> = Vec::new();
+    for ground in &mut grounds {
+        let times = &times;
+        variants.push(Variant::new(ground.name, move |_: &Turn| {
+            let (name, own, start) = (ground.name, Usage::own(), Instant::now());
+            for (step, seconds) in all_steps(ground, count)? {
+                times.borrow_mut().entry((name, step)).or_default().push(seconds);
+            }
+            let seconds = start.elapsed().as_secs_f64();
+            let usage = Usage::own().since(&own);
+            Ok(Slice { ops: count, seconds, usage, ..Slice::default() })
+        }));
+    }
+    let plan = Plan {
+        rounds: options.rounds_or(1, 5),
+        cycles: 1,
+        slice: options.millis(1, 1),
+        passes: 1,
+        gate: None,
+        repeats_max: 0,
+        lines: options.lines,
+    };
+    // Its slices are all steps together; what counts is each.
+    alternate(&mut variants, &plan)?;
+    drop(variants);
+    tell(report, &times.into_inner(), count);
+    Ok(())
+}
+
+/// The seconds of each step on one of them.
+fn all_steps(ground: &mut Ground, count: u64) -> Result<Vec<(&'static str, f64)>> {
+    let root = ground.path().join("names");
+    let mut found = vec![("create", timed(ground, true, || make(&root, count))?)];
+    if ground.forgets_names() {
+        let steps: [(_, &dyn Fn() -> Result<()>); 3] = [
+            ("stat", &|| (0..count).try_for_each(|n| look(&root, n))),
+            ("ls", &|| list(&root, count)),
+            ("read", &|| (0..count).try_for_each(|n| read(&root, n))),
+        ];
+        for (name, step) in steps {
+            ground.remount()?;
+            found.push((name, timed(ground, false, step)?));
+        }
+        ground.remount()?;
+    }
+    found.push(("remove", timed(ground, true, || remove(&root, count))?));
+    Ok(found)
+}
+
+/// N1.
+fn timed(ground: &Ground, durable: bool, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    if durable {
+        ground.sync()?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn directory(root: &Path, n: u64) -> PathBuf {
+    root.join(format!("d{}", n / EACH))
+}
+
+fn path_of(root: &Path, n: u64) -> PathBuf {
+    directory(root, n).join(format!("file{n}"))
+}
+
+fn make(root: &Path, count: u64) -> Result<()> {
+    let mut content = [0x5a; SIZE];
+    for n in 0..count {
+        if n % EACH == 0 {
+            let dir = directory(root, n);
+            std::fs::create_dir_all(&dir).map_err(|e| Error::from_io("mkdir", e).with_path(dir))?;
+        }
+        content[..8].copy_from_slice(&n.to_le_bytes());
+        let path = path_of(root, n);
+        let made = std::fs::File::create_new(&path).and_then(|mut file| file.write_all(&content));
+        made.map_err(|e| Error::from_io("create", e).with_path(path))?;
+    }
+    Ok(())
+}
+
+fn look(root: &Path, n: u64) -> Result<()> {
+    let path = path_of(root, n);
+    let size = std::fs::symlink_metadata(&path).map(|meta| meta.len());
+    expect(&path, size, SIZE as u64)
+}
+
+fn read(root: &Path, n: u64) -> Result<()> {
+    let path = path_of(root, n);
+    let mut content = [0; SIZE];
+    let done = std::fs::File::open(&path).and_then(|mut file| file.read_exact(&mut content));
+    expect(&path, done.map(|()| SIZE as u64), SIZE as u64)
+}
+
+fn expect(path: &Path, found: std::io::Result<u64>, wanted: u64) -> Result<()> {
+    match found {
+        Ok(found) if found == wanted => Ok(()),
+        Ok(found) => {
+            let text = format!("{found} bytes");
+            Err(Error::new(ErrorKind::Io, "look at", text).with_path(path))
+        }
+        Err(e) => Err(Error::from_io("look at", e).with_path(path)),
+    }
+}
+
+/// `ls -l` of each directory; what it prints is counted.
+fn list(root: &Path, count: u64) -> Result<()> {
+    let mut lines = 0;
+    for n in (0..count).step_by(EACH as usize) {
+        let mut command = Command::new("ls");
+        command.arg("-l").arg(directory(root, n)).env("LC_ALL", "C").stdin(Stdio::null());
+        let out = command.output().map_err(|e| Error::from_io("ls", e))?;
+        if !out.status.success() {
+            let said = String::from_utf8_lossy(&out.stderr).trim().to_string();
+            return Err(Error::new(ErrorKind::Io, "ls", said));
+        }
+        // The first line is the sum.
+        lines += out.stdout.iter().filter(|byte| **byte == b'\n').count() as u64 - 1;
+    }
+    expect(root, Ok(lines), count)
+}
+
+fn remove(root: &Path, count: u64) -> Result<()> {
+    for n in 0..count {
+        let path = path_of(root, n);
+        std::fs::remove_file(&path).map_err(|e| Error::from_io("unlink", e).with_path(path))?;
+    }
+    for n in (0..count).step_by(EACH as usize) {
+        let dir = directory(root, n);
+        std::fs::remove_dir(&dir).map_err(|e| Error::from_io("rmdir", e).with_path(dir))?;
+    }
+    Ok(())
+}
+
+fn tell(report: &mut Report, times: &Times, count: u64) {
+    for ((variant, step), seconds) in times {
+        let rates: Vec<f64> = seconds.iter().map(|s| count as f64 / s.max(1e-9)).collect();
+        report.row(variant, &format!("mount_{step}_rate"), "1/s", &rates);
+    }
+    // Seconds of theirs over ours, round by round.
+    let ratio = |ours: &'static str, step: &'static str, rival: &'static str| {
+        let of = |who| times.get(&(who, step)).map_or(&[][..], Vec::as_slice);
+        let pairs = of(ours).iter().zip(of(rival)).map(|(a, b)| b / a.max(1e-9));
+        median(&pairs.collect::<Vec<_>>())
+    };
+    for (step, bar) in STEPS {
+        let name = |rival: &str| format!("mount_{step}_vs_{rival}");
+        let of = |rival| ratio("mount", step, rival);
+        report.ratio_with_bar(&name("xfs"), of("xfs-on-loop"), Good::AtLeast, bar);
+        report.ratio_with_bar(&name("empty"), of("empty-fuse"), Good::AtLeast, VS_EMPTY);
+        let allows = ratio("empty-fuse", step, "xfs-on-loop");
+        report.ratio(&format!("empty_{step}_vs_xfs"), allows);
+        for (variant, rival) in RIVALS {
+            let value = of(variant);
+            if value.is_finite() {
+                report.cell(rival, &format!("on a mount, small files: {step}"), value);
+            }
+        }
+    }
+    report.note(format!(
+        "mount names: {count} files of 4 KiB, {EACH} in a directory; the host's names cannot be made cold \
+         without everybody's, so it has no cold cells"
+    ));
+}

@@ -1,0 +1,113 @@
+//! `read`: random 4 KiB reads of a file that is wholly cached, by one client and by as many as CPUs.
+//!
+//! The file stays open from before it was read to the end, and all of it was read before the
+//! first slice: ours is in our cache, the kernel's in the kernel's. The file is too large for what the
+//! kernel may keep of a mount of ours by default, so each read of it comes to our process.
+
+use super::ground::{self, ALL, Ground, Plot};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::backing::Backing;
+use crate::harness::load::{Load, Pattern, Target, run as run_slice};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report};
+use crate::rivals::kernel::KernelFile;
+use forebay_base::Result;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::units::{KIB, MIB, format_size};
+
+const FILE: &str = "cached";
+
+/// Runs it.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let size = options.size_or(16 * MIB, 512 * MIB);
+    let plot = Plot {
+        options,
+        part: "read",
+        image: (2 * size + 64 * MIB, Backing::Sparse),
+        cache: 2 * size + 64 * MIB,
+    };
+    let grounds = ground::all(&plot, &ALL, report);
+    let mut files = Vec::new();
+    for ground in &grounds {
+        ground.fill(FILE, size)?;
+        let file = ground.file(FILE)?;
+        read_all(&file, size)?;
+        files.push(file);
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    for (threads, name) in [(1, "j1"), (cpus, "jcpus")] {
+        let outcome = alternated(options, &grounds, &files, (threads, size))?;
+        let prefix = format!("mount_read_{name}");
+        outcome.add_rows(report, &prefix);
+        let ratio = outcome.ratio("mount", "empty-fuse");
+        let vs = |rival: &str| format!("{prefix}_vs_{rival}");
+        report.ratio_with_bar(&vs("empty"), ratio, Good::AtLeast, 0.75);
+        report.ratio(&vs("xfs"), outcome.ratio("mount", "xfs-on-loop"));
+        let cell = format!("4 KiB random reads, cached, {threads} at a time");
+        compare(&outcome, report, &cell);
+        let title = format!(
+            "a mount: 4 KiB random reads of {}, cached, {threads} at a time",
+            format_size(size)
+        );
+        report.plots.push(outcome.rates_plot("mount", title));
+    }
+    report.note(format!("mount read: a file of {}, {cpus} CPUs", format_size(size)));
+    Ok(())
+}
+
+/// Rivals, and what they are called where the best and the worst cells are shown.
+pub const RIVALS: [(&str, &str); 4] = [
+    ("empty-fuse", "an empty FUSE server"),
+    ("xfs-on-loop", "kernel xfs on loop"),
+    ("host", "the host's file system"),
+    ("kernel-loop-direct", "kernel loop, direct I/O"),
+];
+
+/// Ours over each rival, for the best and the worst cell.
+pub fn compare(outcome: &Outcome, report: &mut Report, cell: &str) {
+    outcome.compare(report, &format!("on a mount, {cell}"), "mount", &RIVALS);
+}
+
+/// Reads a file from the start to the end, twice: the second time what was read is known as used.
+pub fn read_all(file: &KernelFile, size: u64) -> Result<()> {
+    let mut buf = AlignedBuf::new(MIB as usize);
+    for _ in 0..2 {
+        (0..size).step_by(buf.len()).try_for_each(|at| file.read(&mut buf, at))?;
+    }
+    Ok(())
+}
+
+fn alternated(
+    options: &Options,
+    grounds: &[Ground],
+    files: &[KernelFile],
+    (threads, size): (usize, u64),
+) -> Result<Outcome> {
+    let variants = grounds.iter().zip(files).map(|(ground, file)| {
+        Variant::new(ground.name, move |turn: &Turn| {
+            let load = Load {
+                write: false,
+                pattern: Pattern::Random,
+                threads,
+                block: (4 * KIB) as usize,
+                start: 0,
+                len: size,
+                time: turn.time,
+                seed: turn.seed,
+                sample_every: 8,
+            };
+            run_slice(file, &load)
+        })
+    });
+    let mut variants: Vec<_> = variants.collect();
+    let plan = Plan {
+        rounds: options.rounds_or(1, 7),
+        cycles: if options.quick { 1 } else { 3 },
+        slice: options.millis(40, 400),
+        passes: if options.quick { 1 } else { 2 },
+        gate: Some("empty-fuse"),
+        repeats_max: if options.quick { 0 } else { 3 },
+        lines: options.lines,
+    };
+    alternate(&mut variants, &plan)
+}

@@ -1,0 +1,98 @@
+//! `sync`: random 4 KiB writes, each followed by fsync, by one job and by sixteen with a file each.
+//!
+//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its
+//! fsync. S3 images are written ones, so that nobody pays for what the host has to give its blocks.
+
+use super::ground::{self, ALL, Ground, Plot};
+use super::read::{compare, read_all};
+use crate::dirty::Subject;
+use crate::dirty::drive::{self, Drive};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::backing::Backing;
+use crate::harness::load::Target;
+use crate::harness::options::Options;
+use crate::report::model::{Good, Report};
+use crate::rivals::kernel::KernelFile;
+use forebay_base::units::{GIB, MIB, format_size};
+use forebay_base::{Error, Result};
+
+/// Files that are written and synced.
+pub struct Files(pub Vec<KernelFile>);
+
+impl Subject for Files {
+    fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()> {
+        let file = &self.0[job];
+        file.write(buf, offset)?;
+        file.file.sync_all().map_err(|e| Error::from_io("fsync", e))
+    }
+
+    fn device_bytes(&self) -> Result<u64> {
+        // Nobody counts them here: `dirty` does.
+        Ok(0)
+    }
+}
+
+const JOBS: usize = 16;
+
+/// Jobs, and the bar against XFS.
+const CELLS: [(usize, &str, f64); 2] = [(1, "mount_sync", 1.2), (JOBS, "mount_sync16", 2.0)];
+
+/// Runs it.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let size = options.size_or(16 * MIB, 256 * MIB);
+    let each = (size / JOBS as u64).max(MIB);
+    let room = if options.quick { 96 * MIB } else { 2 * GIB };
+    let plot = Plot {
+        options,
+        part: "sync",
+        image: (2 * size + room, Backing::Written),
+        cache: 4 * size + 96 * MIB,
+    };
+    let grounds = ground::all(&plot, &ALL, report);
+    for ground in &grounds {
+        ground.fill("one", size)?;
+        (0..JOBS).try_for_each(|job| ground.fill(&format!("many{job}"), each))?;
+    }
+    for (jobs, prefix, bar) in CELLS {
+        let size = if jobs == 1 { size } else { each };
+        let outcome = alternated(options, &grounds, jobs, size)?;
+        outcome.add_rows(report, prefix);
+        outcome.add_notes(report, prefix, "host");
+        let ratio = outcome.ratio("mount", "xfs-on-loop");
+        report.ratio_with_bar(&format!("{prefix}_vs_xfs"), ratio, Good::AtLeast, bar);
+        report.ratio(&format!("{prefix}_vs_host"), outcome.ratio("mount", "host"));
+        let cell = format!("4 KiB random writes, each synced, {jobs} at a time");
+        compare(&outcome, report, &cell);
+        report.plots.push(outcome.rates_plot("mount", format!("a mount: {cell}")));
+    }
+    report.note(format!(
+        "mount sync: a file of {}, 16 of {}, written images",
+        format_size(size),
+        format_size(each)
+    ));
+    Ok(())
+}
+
+fn alternated(options: &Options, grounds: &[Ground], jobs: usize, size: u64) -> Result<Outcome> {
+    let mut variants = Vec::new();
+    for ground in grounds {
+        let name = |job| if jobs == 1 { "one".to_string() } else { format!("many{job}") };
+        let files = (0..jobs).map(|job| ground.file(&name(job))).collect::<Result<Vec<_>>>()?;
+        files.iter().try_for_each(|file| read_all(file, size))?;
+        let subject = Files(files);
+        variants.push(Variant::new(ground.name, move |turn: &Turn| {
+            let (time, seed) = (turn.time, turn.seed);
+            drive::run(&subject, &Drive { jobs, size, time, seed })
+        }));
+    }
+    let plan = Plan {
+        rounds: options.rounds_or(1, 5),
+        cycles: if options.quick { 1 } else { 3 },
+        slice: options.millis(40, 450),
+        passes: if options.quick { 1 } else { 3 },
+        gate: Some("host"),
+        repeats_max: if options.quick { 0 } else { 2 },
+        lines: options.lines,
+    };
+    alternate(&mut variants, &plan)
+}

@@ -1,0 +1,96 @@
+//! A reader that goes round, and somebody who wants to look while it stands still.
+//!
+//! Invariant: T1 whoever holds the reader still begins between two whole rounds, and no round begins until
+//! he is done.
+//!
+//! Lock: one, held for a look at two flags; who waits for them lets it go.
+
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+#[derive(Default)]
+struct State {
+    reading: bool,
+    still: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Turns {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Runs its end on drop.
+struct OnDrop<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+impl Turns {
+    fn wait_while(&self, busy: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let state = self.state.lock().expect("nobody panics with it");
+        self.changed.wait_while(state, |state| busy(state)).expect("nobody panics with it")
+    }
+
+    fn set(&self, change: impl Fn(&mut State)) {
+        change(&mut self.state.lock().expect("nobody panics with it"));
+        self.changed.notify_all();
+    }
+
+    /// One round of the reader; waits while it is held still.
+    pub fn round<T>(&self, round: impl FnOnce() -> T) -> T {
+        self.wait_while(|state| state.still).reading = true;
+        let _over = OnDrop(|| self.set(|state| state.reading = false));
+        round()
+    }
+
+    /// Runs `look` while the reader stands still, after a whole round.
+    pub fn still<T>(&self, look: impl FnOnce() -> T) -> T {
+        self.set(|state| state.still = true);
+        let _over = OnDrop(|| self.set(|state| state.still = false));
+        drop(self.wait_while(|state| state.reading));
+        look()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// The hot set was read again between the two looks at what of it is cached: a block that the resize had
+    /// lost was back, and counted as kept (Z3).
+    #[test]
+    fn t1_nothing_is_read_while_somebody_looks() {
+        let (turns, over, steps) = (Turns::default(), AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    turns.round(|| {
+                        for _ in 0..10 {
+                            steps.fetch_add(1, Ordering::SeqCst);
+                            std::thread::yield_now();
+                        }
+                    });
+                }
+            });
+            let mut last = 0;
+            for _ in 0..100 {
+                while steps.load(Ordering::SeqCst) < last + 10 {
+                    std::thread::yield_now();
+                }
+                last = turns.still(|| {
+                    let before = steps.load(Ordering::SeqCst);
+                    (0..100).for_each(|_| std::thread::yield_now());
+                    assert_eq!(steps.load(Ordering::SeqCst), before, "T1: a round goes on");
+                    assert!(before % 10 == 0, "T1: in the middle of a round");
+                    before
+                });
+            }
+            over.store(true, Ordering::SeqCst);
+        });
+    }
+}

@@ -1,0 +1,99 @@
+//! The real `dbench`: one run of it in some directory, and the table that it prints at its end, which is the
+//! one that came with the patch.
+
+use forebay_base::{Error, ErrorKind, Result};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Clients.
+const CLIENTS: &str = "4";
+
+/// An operation, and how often and how long.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line {
+    /// As dbench calls it.
+    pub op: String,
+    /// How often.
+    pub count: u64,
+    /// On average, ms.
+    pub avg: f64,
+    /// The longest, ms.
+    pub max: f64,
+}
+
+/// What dbench prints at its end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// In its order.
+    pub lines: Vec<Line>,
+    /// MB/s.
+    pub throughput: f64,
+}
+
+impl Table {
+    fn parse(text: &str) -> Option<Self> {
+        let mut table = Self { lines: Vec::new(), throughput: f64::NAN };
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                ["Throughput", rate, ..] => table.throughput = rate.parse().ok()?,
+                [op, count, avg, max] => {
+                    let (count, avg, max) = (count.parse(), avg.parse(), max.parse());
+                    if let (Ok(count), Ok(avg), Ok(max)) = (count, avg, max) {
+                        table.lines.push(Line { op: op.to_string(), count, avg, max });
+                    }
+                }
+                _ => {}
+            }
+        }
+        let whole = table.line("WriteX").is_some() && table.line("Flush").is_some();
+        (whole && table.throughput.is_finite()).then_some(table)
+    }
+
+    /// The line of an operation.
+    pub fn line(&self, op: &str) -> Option<&Line> {
+        self.lines.iter().find(|line| line.op == op)
+    }
+
+    /// The longest of an operation, ms.
+    pub fn max(&self, op: &str) -> f64 {
+        self.line(op).map_or(f64::NAN, |line| line.max)
+    }
+
+    /// One operation on average, ms.
+    pub fn avg(&self, op: &str) -> f64 {
+        self.line(op).map_or(f64::NAN, |line| line.avg)
+    }
+}
+
+/// Runs it below `at` for so many seconds, with four clients.
+pub fn run(at: &Path, seconds: u64) -> Result<Table> {
+    std::fs::create_dir_all(at).map_err(|e| Error::from_io("make", e).with_path(at))?;
+    let mut command = Command::new("dbench");
+    command.arg("-t").arg(seconds.to_string()).arg("-D").arg(at).arg(CLIENTS);
+    let out = command.stdin(Stdio::null()).output().map_err(|e| Error::from_io("dbench", e))?;
+    Table::parse(&String::from_utf8_lossy(&out.stdout)).ok_or_else(|| {
+        let said = String::from_utf8_lossy(&out.stderr);
+        let text = format!("{}: {}", out.status, said.trim());
+        Error::new(ErrorKind::Unsupported, "dbench", text)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_dbench_prints_is_read() {
+        let text = " Operation      Count    AvgLat    MaxLat\n \
+                    ----------------------------------------\n \
+                    WriteX         10963     0.154    33.114\n \
+                    Flush            773    16.500   168.321\n\
+                    Throughput 57.43 MB/sec  4 clients  4 procs  max_latency=59.8 ms\n";
+        let table = Table::parse(text).unwrap();
+        assert_eq!((table.lines.len(), table.throughput), (2, 57.43));
+        assert_eq!((table.max("WriteX"), table.avg("Flush")), (33.114, 16.5));
+        assert_eq!(table.line("WriteX").unwrap().count, 10963);
+        assert_eq!(Table::parse("no such file"), None);
+    }
+}

@@ -1,0 +1,134 @@
+//! Memory beside the cache that is part of its budget: what a volume keeps of its tree, its names and its
+//! changes. It comes off the frames, as what files take does (`fit`), and is shown part by part.
+//!
+//! Invariants: J1 what is claimed of all parts together is the sum of what is claimed of each, and comes
+//! off the frames, up to half of the budget. J2 a claim that is dropped claims nothing.
+//! Lock: none.
+
+use crate::cache::PageCache;
+use crate::memory::private::Row;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+
+/// What is claimed for, and what of it is in use, bytes.
+struct Part {
+    what: &'static str,
+    now: AtomicU64,
+}
+
+/// Parts of the budget that somebody beside the cache uses.
+pub struct Claim {
+    cache: Arc<PageCache>,
+    parts: Box<[Part]>,
+    /// All of it when the frames were last looked at.
+    told: AtomicU64,
+}
+
+impl Claim {
+    /// Of these parts, nothing yet.
+    pub fn new(cache: &Arc<PageCache>, parts: &[&'static str]) -> std::sync::Arc<Self> {
+        let part = |what: &&'static str| Part { what, now: AtomicU64::new(0) };
+        let parts = parts.iter().map(part).collect();
+        let claim = Self { cache: cache.clone(), parts, told: AtomicU64::new(0) };
+        let claim = std::sync::Arc::new(claim);
+        let mut claims = cache.claims.lock();
+        claims.retain(|claim| claim.strong_count() > 0);
+        claims.push(std::sync::Arc::downgrade(&claim));
+        claim
+    }
+
+    /// So many bytes of each part are in use now. Call it without a lock: frames are made to fit, in the
+    /// background.
+    pub fn set(&self, parts: &[u64]) {
+        debug_assert_eq!(parts.len(), self.parts.len(), "J1: all parts");
+        let mut all = 0;
+        for (part, now) in self.parts.iter().zip(parts) {
+            let was = part.now.swap(*now, Ordering::Relaxed);
+            self.cache.claimed.fetch_add(now.wrapping_sub(was), Ordering::Relaxed);
+            all += now;
+        }
+        let told = self.told.load(Ordering::Relaxed);
+        if all.abs_diff(told) >= self.cache.claim_step() / 4 {
+            self.told.store(all, Ordering::Relaxed);
+            self.cache.fit_files();
+        }
+    }
+
+    /// As with files, what may be used under the budget as it is now is what is: for more, frames make room.
+    fn rows(&self) -> impl Iterator<Item = Row> {
+        self.parts.iter().map(|part| {
+            let now = part.now.load(Ordering::Relaxed);
+            (part.what.to_string(), now, now)
+        })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // J2
+        for part in &self.parts {
+            let was = part.now.swap(0, Ordering::Relaxed);
+            self.cache.claimed.fetch_sub(was, Ordering::Relaxed);
+        }
+        self.cache.fit_files();
+    }
+}
+
+impl PageCache {
+    /// What is claimed, and comes off the frames, bytes: half of the budget at most (J1).
+    pub(crate) fn claimed_beyond(&self) -> u64 {
+        self.claimed.load(Ordering::Relaxed).min(self.budget_bytes() / 2)
+    }
+
+    /// Bytes of the whole budget.
+    pub fn budget_bytes(&self) -> u64 {
+        self.sizes.budget()
+    }
+
+    /// Parts of the budget that are claimed.
+    pub(crate) fn claim_rows(&self) -> Vec<Row> {
+        let claims = self.claims.lock().clone();
+        let claims = claims.iter().filter_map(std::sync::Weak::upgrade);
+        claims.flat_map(|claim| claim.rows().collect::<Vec<_>>()).collect()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use forebay_base::units::MIB;
+    use forebay_base::world::RealWorld;
+
+    /// What a volume kept in memory beside its cache came on top of the budget: 72 MiB beside 256 MiB.
+    #[test]
+    fn j1_j2_what_is_claimed_comes_off_the_frames_and_goes_back() {
+        let config = Config { huge_pages: false, ..Config::with_budget(64 * MIB) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let frames = || cache.stats().frames_total * 4096;
+        let wait = |done: &dyn Fn() -> bool| {
+            let start = std::time::Instant::now();
+            while !done() && start.elapsed() < std::time::Duration::from_secs(30) {
+                std::thread::yield_now();
+            }
+            done()
+        };
+        let whole = frames();
+        let claim = Claim::new(&cache, &["tree", "names"]);
+        claim.set(&[0, 1]);
+        assert_eq!(frames(), whole, "a little is not told");
+        claim.set(&[9 * MIB, 7 * MIB]);
+        assert!(wait(&|| frames() <= whole - 16 * MIB), "J1: {} of {whole}", frames());
+        assert!(frames() >= whole - 18 * MIB, "in steps of 1 MiB");
+        let rows = cache.budget();
+        assert!(rows.contains(&("tree".into(), 9 * MIB, 9 * MIB)), "{rows:?}");
+        assert!(rows.contains(&("names".into(), 7 * MIB, 7 * MIB)), "{rows:?}");
+        claim.set(&[60 * MIB, 0]);
+        assert!(wait(&|| frames() <= whole - 32 * MIB), "J1: half");
+        assert!(frames() >= whole - 34 * MIB, "J1: half at most");
+        drop(claim);
+        assert!(wait(&|| frames() == whole), "J2: {} of {whole}", frames());
+        assert_eq!(cache.claim_rows(), [], "J2");
+        assert_eq!(cache.claimed.load(Ordering::Relaxed), 0, "J2");
+    }
+}

@@ -1,0 +1,141 @@
+//! A request that has to wait: it was polled once by the thread that read it, and goes on as a background
+//! task when it is woken, not before. So a request that waits for a device costs one hand-over and not two.
+//!
+//! ```text
+//!   first poll: ready ─▶ answered on the reader thread
+//!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end
+//!               pending, and woken meanwhile ─▶ a background task at once
+//! ```
+//! Invariants: A1 a wake is never lost: one that comes while the first poll runs, or before the request is
+//! parked, counts. A2 a request that is dropped unfinished, parked or not, is answered EIO, and no longer
+//! counted.
+//!
+//! Lock: one for each request, a leaf; nothing is spawned, dropped or polled under it.
+
+use super::Shared;
+use crate::serve::{Core, Outcome};
+use forebay_base::task::BoxFuture;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+const EIO: i32 = 5;
+
+/// What is known of a request whose first poll is over, or not yet.
+enum Stage {
+    /// It is being polled.
+    Polled,
+    /// It is being polled, or was, and has been woken.
+    Woken,
+    /// It waits for its wake.
+    Parked(BoxFuture<'static, ()>),
+    /// Somebody else has it.
+    Gone,
+}
+
+/// See the module.
+struct Parking {
+    stage: Mutex<Stage>,
+    shared: Arc<Shared>,
+}
+
+impl Parking {
+    fn lock(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self, request: BoxFuture<'static, ()>) {
+        self.shared.world.spawn("fuse request", request);
+    }
+
+    /// A1.
+    fn park(&self, request: BoxFuture<'static, ()>) {
+        let mut stage = self.lock();
+        if matches!(*stage, Stage::Polled) {
+            *stage = Stage::Parked(request);
+            return;
+        }
+        *stage = Stage::Gone;
+        drop(stage);
+        self.spawn(request);
+    }
+}
+
+impl Wake for Parking {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut stage = self.lock();
+        match std::mem::replace(&mut *stage, Stage::Gone) {
+            Stage::Polled | Stage::Woken => *stage = Stage::Woken,
+            Stage::Parked(request) => {
+                drop(stage);
+                self.spawn(request);
+            }
+            Stage::Gone => {}
+        }
+    }
+}
+
+/// A request that is counted until it is over, and answered EIO if nobody else does (A2, U1).
+pub(super) struct Owed {
+    shared: Arc<Shared>,
+    core: Option<Arc<Core>>,
+    unique: u64,
+    answered: bool,
+}
+
+impl Owed {
+    /// Counts one.
+    pub fn new(shared: &Arc<Shared>, core: &Arc<Core>, unique: u64) -> Self {
+        shared.task_begins();
+        Self { shared: shared.clone(), core: Some(core.clone()), unique, answered: false }
+    }
+
+    /// Tells the kernel.
+    pub fn answer(mut self, outcome: Outcome) {
+        self.answered = true;
+        if let Some(core) = &self.core {
+            self.shared.finish(core, self.unique, outcome);
+        }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.shared.device.reply(self.unique, EIO, &[]);
+        }
+        // The file system may be given back when nobody counts any more (S2).
+        self.core = None;
+        self.shared.task_ended();
+    }
+}
+
+impl Shared {
+    /// Polls a request once; if it has to wait, it goes on when it is woken. `bytes`: what it holds
+    /// meanwhile.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        unique: u64,
+        bytes: u64,
+        mut request: BoxFuture<'static, Outcome>,
+    ) {
+        // Its buffers may be there after the first poll.
+        let held = self.payload.hold(bytes);
+        let stage = Mutex::new(Stage::Polled);
+        let parking = Arc::new(Parking { stage, shared: self.clone() });
+        let waker = Waker::from(parking.clone());
+        if let Poll::Ready(outcome) = request.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return self.finish(core, unique, outcome);
+        }
+        let owed = Owed::new(self, core, unique);
+        parking.park(Box::pin(async move {
+            let outcome = request.await;
+            owed.answer(outcome);
+            drop(held);
+        }));
+    }
+}

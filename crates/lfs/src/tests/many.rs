@@ -1,0 +1,149 @@
+//! Many files: what looking them up costs, and what they take in memory.
+//!
+//! No locks.
+
+use crate::volume::{CreateOptions, OpenOptions, Volume};
+use forebay_base::task::block_on;
+use forebay_base::units::MIB;
+use forebay_base::world::{RealWorld, WorldRef};
+use forebay_block::{DeviceRef, RamDevice};
+use forebay_cache::{Config, PageCache};
+use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, Timestamp};
+use std::sync::Arc;
+
+const FILE: NewInode = NewInode::of(FileKind::File, 0o644);
+const EACH: u64 = 2000;
+
+struct Many {
+    device: DeviceRef,
+    world: WorldRef,
+    volume: Volume,
+    dirs: Vec<Ino>,
+}
+
+fn device(bytes: u64) -> (DeviceRef, WorldRef) {
+    let device: DeviceRef = Arc::new(RamDevice::new(bytes));
+    let world = RealWorld::with_seed(1);
+    let options = CreateOptions {
+        segment_bytes: 1 << 20,
+        ..CreateOptions::new([1; 16], [3; 16], Timestamp::new(1, 0))
+    };
+    block_on(Volume::create(&device, &world, &options)).unwrap();
+    (device, world)
+}
+
+impl Many {
+    /// So many files without content in directories of [`EACH`], in the tree.
+    fn make(count: u64, options: &OpenOptions) -> Self {
+        let (device, world) = device(128 << 20);
+        let volume = block_on(Volume::open(&device, &world, options)).unwrap();
+        let new = NewInode::of(FileKind::Directory, 0o755);
+        let dir = |n: u64| {
+            let name = format!("d{n}");
+            let name = Name::new(name.as_bytes()).unwrap();
+            block_on(volume.mkdir(Ino::ROOT, name, &new)).unwrap().ino
+        };
+        let dirs: Vec<Ino> = (0..count.div_ceil(EACH)).map(dir).collect();
+        let many = Self { device, world, volume, dirs };
+        for n in 0..count {
+            let (dir, text) = many.at(n);
+            let name = Name::new(text.as_bytes()).unwrap();
+            block_on(many.volume.mknod(dir, name, &FILE)).unwrap();
+        }
+        block_on(many.volume.checkpoint()).unwrap();
+        many
+    }
+
+    fn at(&self, n: u64) -> (Ino, String) {
+        (self.dirs[(n / EACH) as usize], format!("file{n}"))
+    }
+
+    fn look_up(&self, n: u64) {
+        let (dir, text) = self.at(n);
+        let name = Name::new(text.as_bytes()).unwrap();
+        assert_eq!(block_on(self.volume.lookup(dir, name)).unwrap().size, 0);
+    }
+
+    /// Nodes of the tree that were asked for.
+    fn asked(&self) -> u64 {
+        let counts = self.volume.0.tree.cache().counts();
+        counts.hits + counts.misses
+    }
+}
+
+/// With more files than fit into memory each one that was looked up went through the tree by itself, twice:
+/// at a hundred thousand files that was fifteen times as slow as at ten thousand. What lies beside what is
+/// missing comes with it.
+#[test]
+fn neighbours_come_with_what_is_missing() {
+    let bounds = |inode_cache_bytes| OpenOptions { inode_cache_bytes, ..OpenOptions::default() };
+    let many = Many::make(20_000, &bounds(2 << 20));
+    let before = many.asked();
+    (0..20_000).for_each(|n| many.look_up(n));
+    let each = (many.asked() - before) as f64 / 20_000.0;
+    assert!(each < 1.0, "{each} nodes for each file in order");
+    {
+        let state = many.volume.0.state.lock();
+        state.check_cache();
+        assert!(state.cache.bytes() < 3 << 20, "{} of 2 MiB", state.cache.bytes());
+    }
+    // Opened again with room for next to nothing: what is wanted comes alone, and is right.
+    block_on(many.volume.close()).unwrap();
+    let Many { device, world, dirs, volume } = many;
+    drop(volume);
+    for inode_cache_bytes in [0, 3000, 200_000] {
+        let options = bounds(inode_cache_bytes);
+        let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+        let (device, world, dirs) = (device.clone(), world.clone(), dirs.clone());
+        let many = Many { device, world, volume, dirs };
+        (0..20_000).step_by(97).chain(5000..5100).for_each(|n| many.look_up(n));
+        let state = many.volume.0.state.lock();
+        state.check_cache();
+        assert!(state.cache.bytes() <= inode_cache_bytes + (64 << 10), "{}", state.cache.bytes());
+        drop(state);
+        block_on(many.volume.close()).unwrap();
+    }
+}
+
+/// A volume's tree, names and changes came on top of the budget. They are parts of it, each with a row, and
+/// take theirs from the frames.
+#[test]
+fn v11_what_a_volume_keeps_is_a_part_of_the_budget() {
+    let config = Config { huge_pages: false, ..Config::with_budget(32 * MIB) };
+    let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+    let options =
+        OpenOptions { cache: Some(cache.clone()), of_budget: true, ..OpenOptions::default() };
+    let whole = cache.stats().frames_total;
+    let many = Many::make(40_000, &options);
+    (0..40_000).for_each(|n| many.look_up(n));
+    let row = |what: &str| {
+        let rows = cache.budget();
+        let of: Vec<u64> = rows.iter().filter(|r| r.0.starts_with(what)).map(|r| r.1).collect();
+        (of.len() == 1).then(|| of[0])
+    };
+    let part = |what| row(what).unwrap_or_else(|| panic!("one row for {what}"));
+    let (nodes, names) = (part("nodes of a volume"), part("names of a volume"));
+    let changes = part("changes of a volume");
+    assert!((2 * MIB..9 * MIB).contains(&nodes), "a quarter: {nodes}");
+    assert!((2 * MIB..5 * MIB).contains(&names), "an eighth: {names}");
+    assert!((MIB..6 * MIB).contains(&changes), "an eighth, and what is frozen: {changes}");
+    let start = std::time::Instant::now();
+    let frames = || cache.stats().frames_total * 4096;
+    let fits = || frames() + nodes + names + changes <= 32 * MIB;
+    while !fits() && start.elapsed() < std::time::Duration::from_secs(60) {
+        std::thread::yield_now();
+    }
+    assert!(fits(), "V11: {} in frames", frames());
+    // The bounds follow the budget.
+    block_on(cache.resize(16 * MIB)).unwrap();
+    (0..40_000).for_each(|n| many.look_up(n));
+    assert!(part("names of a volume") < 3 * MIB && part("nodes of a volume") < 5 * MIB, "V11");
+    drop(many);
+    block_on(cache.resize(32 * MIB)).unwrap();
+    assert_eq!(row("nodes of a volume"), None);
+    let start = std::time::Instant::now();
+    while cache.stats().frames_total < whole && start.elapsed().as_secs() < 60 {
+        std::thread::yield_now();
+    }
+    assert_eq!(cache.stats().frames_total, whole, "V11: and goes back");
+}
