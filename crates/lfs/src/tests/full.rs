@@ -349,33 +349,6 @@ fn a_failed_flush_on_a_full_volume_is_made_good() {
     disk.world().stop();
 }
 
-/// A flush failed on a full volume, and what it had covered was dirty again: it wants places anew, and nobody had
-/// kept any for it. The old ones come free as it goes in parts (M14).
-#[test]
-fn what_a_failed_flush_made_dirty_again_is_written_on_a_full_volume() {
-    let setup = setup(0);
-    let disk = setup.blank();
-    disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
-        let made = filled(&volume).await;
-        let (name, _) = made.iter().max_by_key(|(_, size)| *size).unwrap();
-        volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.unwrap();
-        volume.syncfs().await.unwrap();
-        let (name, mut size) = ("again", 0);
-        let again = file(&volume, name).await.unwrap();
-        // As much as the cache holds until it is flushed.
-        while size < 32 * UNIT && write(&again, name, size, UNIT).await.is_ok() {
-            size += UNIT;
-        }
-        assert!(size > 16 * UNIT, "{size} bytes");
-        disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
-        assert!(volume.syncfs().await.is_err(), "the flush failed");
-        volume.syncfs().await.expect("and the next one does not");
-        verify(&volume, name, size).await;
-    });
-    disk.world().stop();
-}
-
 /// The mark of a checkpoint found no room behind promises of the log, and without it nothing came free. Z13.
 #[test]
 fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
