@@ -249,7 +249,7 @@ fn words_of_the_command_line() {
 /// A file of a volume that is mounted cannot be served by a second process: that names the first one, and
 /// the way that there is.
 #[test]
-fn a1_a_file_of_a_mounted_volume() {
+fn a_file_of_a_mounted_volume() {
     if !may_run() {
         return;
     }

@@ -33,7 +33,9 @@ pub fn replacing(seed: u64) -> Vec<Op> {
         match pick(3) {
             0 => ops.extend([write(1), Op::Sync { slot: 1, data_only: true }]),
             1 => {
-                let flags = RenameFlags::empty();
+                // With every other seed, some change places.
+                let exchange = seed % 2 == 0 && len % 2 == 0;
+                let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
                 ops.extend([create(2, 1, none), write(1), Op::Rename { from, to, flags }]);
             }
             _ => ops.extend([create(1, 1, OpenFlags::TRUNCATE), write(1), Op::Close { slot: 1 }]),

@@ -283,8 +283,12 @@ impl Script {
         let moved = new.files().paths.get(&to).map(|(ino, _)| *ino);
         let there = old.files().paths.contains_key(&to);
         if let Some(ino) = source.filter(|ino| there && moved == Some(*ino)) {
-            let exchanged = new.files().paths.contains_key(&from);
-            self.replacing.extend((!exchanged).then_some((ino, self.moments.len() - 2)));
+            // What was there has the other name, if they were exchanged.
+            let exchanged = new.files().paths.get(&from).map(|(ino, _)| *ino);
+            let at = self.moments.len() - 2;
+            if exchanged != Some(ino) {
+                self.replacing.extend([ino].into_iter().chain(exchanged).map(|ino| (ino, at)));
+            }
         }
     }
 }

@@ -3,7 +3,6 @@
 //! The range is held exclusively while the write is in flight: dirt under it is written out first,
 //! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
 
-use crate::admitted::Ahead;
 use crate::file::{MappedFile, Source, Target};
 use crate::ops::{Class, Place, Reservation, Written};
 use crate::published::publishable_size;
@@ -92,14 +91,13 @@ impl MappedFile {
     }
 
     /// False, and nothing was written: the end of file has moved, and the request ends within a block
-    /// that is not the last any more; or there are no places for what was admitted. The caller takes
-    /// `UNCACHED` instead.
+    /// that is not the last any more. The caller takes `UNCACHED` instead.
     pub(crate) async fn write_direct(
         &self,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: IoFlags,
-        (arriving, ahead): (&mut Option<Arriving<'_>>, &Ahead<'_>),
+        arriving: &mut Option<Arriving<'_>>,
     ) -> Result<bool> {
         let held = self.mapping.bounds.exclusive(range.clone()).await;
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
@@ -117,15 +115,7 @@ impl MappedFile {
         // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let (held, room) = self.reserve_run(range, held).await;
-        let room = match room {
-            Err(error) if error.kind() == ErrorKind::NoSpace && ahead.covers(range) => {
-                // The file has grown for it.
-                Counters::add(&self.cache.counters.direct_fallbacks, 1);
-                return Ok(false);
-            }
-            room => room?,
-        };
-        ahead.placed(range, self.mapping.block_size());
+        let room = room?;
         // From here on its ticket says so.
         drop(arriving.take());
         self.write_reserved(room, range, src, bio_flags, false).await?;

@@ -80,9 +80,7 @@ impl MappedFile {
                 self.check_direct("write directly", &range, memory, range.end, flags)?;
             }
             let added = range.start.max(size)..range.end;
-            // What is written directly finds its places as a whole, or goes through the cache as a whole.
-            let whole = if flags.contains(IoFlags::DIRECT) { &range } else { &added };
-            ahead = Some(self.admit_ahead(whole).await?);
+            ahead = Some(self.admit_ahead(&added).await?);
             arriving = Some(self.mapping.bounds.arriving(added));
             self.grow(&resize, range.end).await?;
         }

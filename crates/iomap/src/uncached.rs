@@ -128,6 +128,12 @@ impl MappedFile {
         }
     }
 
+    /// Whether a write goes past the cache, or may.
+    pub(crate) fn passes_by(&self, flags: IoFlags) -> bool {
+        let private = self.cache.strategies.uncached() == UncachedStrategy::Private;
+        flags.contains(IoFlags::DIRECT) || flags.contains(IoFlags::UNCACHED) && private
+    }
+
     pub(crate) async fn write_uncached(
         &self,
         range: &Range<u64>,

@@ -168,11 +168,14 @@ impl MappedFile {
             let len = self.write_nowait(&range, src.bytes(), flags)?;
             return Ok(range.start..range.start + len as u64);
         }
-        // Kept until the bytes have places, or are dirty: what was admitted is not refused any more.
-        let ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
+        let mut ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
+        if self.passes_by(flags) {
+            // What is written past the cache asks for its room when it reserves.
+            ahead = self.nothing_ahead();
+        }
         if flags.contains(IoFlags::DIRECT)
             && !self.direct_write_fallback(&range, size, &src, flags)?
-            && self.write_direct(&range, &mut src, flags, (&mut arriving, &ahead)).await?
+            && self.write_direct(&range, &mut src, flags, &mut arriving).await?
         {
             return Ok(range);
         }

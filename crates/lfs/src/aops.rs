@@ -21,7 +21,7 @@ use crate::lookup::{Known, Pin};
 use crate::pending::{Piece, Where};
 use crate::space::Need;
 use crate::staging::Staging;
-use crate::state::{Lost, State};
+use crate::state::{Lost, Node, State};
 use crate::tx::Content;
 use crate::volume::Inner;
 use forebay_base::task::BoxFuture;
@@ -98,6 +98,11 @@ impl FileOps {
         let dirt = inner.state.lock().dirt.clone();
         let (inner, device) = (inner.me.clone(), inner.staging.clone());
         Self { inner, device, ino, unit: geometry.block_bytes(), sums, stable, dirt }
+    }
+
+    /// D12: whether it is below the inode's mapping.
+    fn is_of(&self, node: &Node) -> bool {
+        node.content.as_ref().is_some_and(|content| std::ptr::eq(&*content.ops, self))
     }
 
     pub fn inner(&self) -> Result<Arc<Inner>> {
@@ -250,8 +255,8 @@ impl FileOps {
         };
         state.append(&[change], Need::Urgent)?;
         state.close_windows(ino);
-        if let Some(node) = state.nodes.get_mut(&ino) {
-            node.cut |= size == 0;
+        if size == 0 {
+            state.cut.insert(ino);
         }
         Ok(())
     }
@@ -340,7 +345,7 @@ impl MapOps for FileOps {
             (true, Some(live)) => live,
             _ => size,
         };
-        let grown = (size > published).then(|| Size {
+        let grown = (size > published && self.is_of(node)).then(|| Size {
             ino: self.ino.0,
             data_id,
             size,
@@ -378,7 +383,8 @@ impl MapOps for FileOps {
     fn published_size(&self) -> Option<u64> {
         let inner = self.inner.upgrade()?;
         let state = inner.state.lock();
-        state.nodes.get(&self.ino.0).map(|node| node.published())
+        let node = state.nodes.get(&self.ino.0)?;
+        self.is_of(node).then(|| node.published())
     }
 
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
@@ -388,14 +394,13 @@ impl MapOps for FileOps {
                 inner.with_room(|state| state.write_times(Some(self.ino))).await?;
             }
             inner.commit_all(here).await?;
-            let (first, last) = ((self.ino.0, Lost::Size), (self.ino.0, Lost::Data));
-            let lost = inner.state.lock().unpublished.range(first..=last).next_back().copied();
+            let lost = inner.state.lock().unpublished_of(self.ino.0);
             match lost {
                 None => Ok(()),
-                Some((_, Lost::Size)) => {
+                Some(Lost::Size) => {
                     Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
                 }
-                Some((_, Lost::Data)) => {
+                Some(Lost::Data | Lost::Run) => {
                     Err(Error::new(ErrorKind::Io, "commit", "content that was accepted is lost"))
                 }
             }

@@ -16,6 +16,8 @@
 //!
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
 
+mod closing;
+
 use crate::admit::Growth;
 use crate::btree::map::MapChanges;
 use crate::btree::{Change, Cursor, Ledger};
@@ -85,6 +87,9 @@ struct Turn {
     is_busy: bool,
     is_armed: bool,
     superblock: Superblock,
+    /// A checkpoint that closes the volume: its slot may be on the device, and is not known to be durable
+    /// (H16).
+    closing: Option<Settled>,
 }
 
 struct TurnGuard<'a>(&'a Checkpoints);
@@ -109,7 +114,7 @@ struct Merged {
 impl Checkpoints {
     /// Of a volume whose newest slot is `superblock`, and whose usage table has these nodes.
     pub fn new(superblock: Superblock, usage: Vec<[Place; 2]>, usage_nodes: u64) -> Self {
-        let turn = Turn { is_busy: false, is_armed: false, superblock };
+        let turn = Turn { is_busy: false, is_armed: false, superblock, closing: None };
         let (turn, usage) = (Mutex::new(turn), Mutex::new(usage));
         Self { turn, wait: WaitQueue::new(), usage, usage_nodes }
     }
@@ -201,7 +206,8 @@ impl State {
 }
 
 /// A checkpoint that is being made. Dropped before it is durable, by an error or because nobody waits for it
-/// any more, it did not happen: what was frozen goes back, and the volume is not closed.
+/// any more, it did not happen: what was frozen goes back. One that closes the volume is over before its
+/// slot is written (H16).
 struct Making<'a> {
     inner: &'a Inner,
     /// Places of nodes taken so far, and given up.
@@ -216,7 +222,6 @@ impl Drop for Making<'_> {
         }
         let mut state = self.inner.state.lock();
         state.thaw();
-        state.is_closed = false;
         // A slot may name them, and some may be on their way still.
         state.space.nodes.hold(self.taken.taken.concat());
     }
@@ -233,6 +238,9 @@ impl Inner {
     }
 
     async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
+        if self.checkpoints.is_closing() {
+            return self.write_last_slot().await;
+        }
         let free = || {
             let mut state = self.state.lock();
             state.drop_shadow();
@@ -275,6 +283,12 @@ impl Inner {
         let done = done.await;
         drop((data, items));
         let settled = done?;
+        if settled.superblock.state == STATE_CLEAN {
+            making.is_over = true;
+            self.checkpoints.turn.lock().closing = Some(settled);
+            return self.write_last_slot().await;
+        }
+        self.write_slots(&settled.superblock, failures).await?;
         making.is_over = true;
         self.settle(settled, number);
         Ok(())
@@ -303,7 +317,7 @@ impl Inner {
     }
 }
 
-/// A checkpoint that is durable.
+/// A checkpoint of which all but the slot is durable.
 struct Settled {
     merged: Merged,
     usage: Vec<[Place; 2]>,
@@ -366,7 +380,6 @@ impl Inner {
         };
         (superblock.log_sequence, superblock.log_predecessor) = (head.sequence, head.predecessor);
         superblock.state = if how == How::Close && self.seal()? { STATE_CLEAN } else { 0 };
-        self.write_slots(&superblock, failures).await?;
         Ok(Settled { merged, usage, given_up, plan, superblock })
     }
 
@@ -396,7 +409,7 @@ impl Inner {
 
     /// Writes a state of the superblock, and makes it durable (H12, H13).
     pub(crate) async fn write_slots(&self, superblock: &Superblock, failures: u64) -> Result<()> {
-        slots::write(&self.device, superblock).await?;
+        slots::write_either(&self.device, superblock).await?;
         self.flush_all().await?;
         self.unfailed(failures)
     }

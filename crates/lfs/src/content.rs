@@ -2,7 +2,9 @@
 //! What is in the cache of a file that nobody has open stays there; [`crate::left`] says how it is found
 //! again.
 //!
-//! Invariant D11 an inode has at most one mapping at a time, and it stays while it is open or owes something.
+//! Invariants: D11 an inode has at most one mapping at a time, and it stays while it is open or owes
+//! something. D12 whoever still holds one that was let go makes no file longer with it: a size counts only
+//! if it comes from the inode's mapping of now.
 //!
 //! Locks: `making`, then the state lock; none across a wait. A mapping is made and let go of under the
 //! first, so that who opens a file finds all or nothing of what the last one left, and never under the
@@ -13,7 +15,7 @@ use crate::format::change::{Change, Size};
 use crate::left::LeftFile;
 use crate::look::{Stop, Tried};
 use crate::space::Need;
-use crate::state::{Node, OwedWritten, State};
+use crate::state::{Lost, Node, OwedWritten, State};
 use crate::volume::{Inner, Volume};
 use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
@@ -28,6 +30,8 @@ pub(crate) struct Content {
     pub file: Arc<MappedFile>,
     /// Of the volume itself: what a sync of everything has seen of errors.
     pub handle: Handle,
+    /// The map below `file`.
+    pub ops: Arc<FileOps>,
 }
 
 impl Content {
@@ -156,9 +160,9 @@ impl Inner {
             cache.drop_left(mapping, domain.clone(), block_size);
         }
         let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
-        let file = MappedFile::open_in(cache, domain, ops, geometry, left)?;
+        let file = MappedFile::open_in(cache, domain, ops.clone(), geometry, left)?;
         let handle = file.open_handle();
-        let new = Arc::new(Content { file, handle });
+        let new = Arc::new(Content { file, handle, ops });
         let mut state = self.state.lock();
         let Some(node) = state.nodes.get_mut(&ino.0) else {
             return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
@@ -192,6 +196,8 @@ impl Inner {
                     state.lingering.insert(ino);
                 } else {
                     settled.extend(state.let_go(ino));
+                    // Everybody has closed it: nobody is left to be told.
+                    state.unpublished.remove(&(ino, Lost::Data));
                     state.close_windows(ino);
                 }
             }

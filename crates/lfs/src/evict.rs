@@ -160,7 +160,7 @@ impl Node {
 
     /// Whether it has to stay, but for times.
     fn is_pinned(&self) -> bool {
-        self.opens > 0 || self.linkable || self.cut || self.regrow || self.content.is_some()
+        self.opens > 0 || self.linkable || self.regrow || self.content.is_some()
     }
 }
 

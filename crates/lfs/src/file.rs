@@ -21,6 +21,7 @@ use forebay_vfs::{
     Fallocate, FileKind, Ino, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags, Seek,
     SetAttr, WriteResult, Wrote,
 };
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -244,10 +245,13 @@ impl State {
     pub fn released(&mut self, ino: Ino, closes: bool) {
         let Some(node) = self.nodes.get_mut(&ino.0) else { return };
         node.opens -= 1;
-        let owed = closes && node.cut && node.inode.nlink > 0;
+        let (open, named) = (node.opens > 0, node.inode.nlink > 0);
         // Whoever has it open still may write what takes the place of what was cut.
-        node.cut &= node.opens > 0 || !closes;
-        if owed {
+        let cut = match open || !closes {
+            true => self.cut.contains(&ino.0),
+            false => self.cut.remove(&ino.0),
+        };
+        if cut && closes && named {
             let closed = self.draw();
             self.owed.insert(ino.0, closed);
         }
@@ -323,30 +327,37 @@ impl Inner {
         self.tried(|state, now| state.setattr(ino, set, now)).await
     }
 
-    /// What a rename puts in the stead of something else, if it is a file with content.
+    /// What a rename puts in the stead of something else, as far as it is files with content: one, or both
+    /// that it exchanges.
     fn replacing(
         state: &State,
         (from, to): (At<'_>, At<'_>),
         flags: RenameFlags,
-    ) -> Tried<Option<(Ino, Arc<Content>)>> {
-        if flags.intersects(RenameFlags::EXCHANGE | RenameFlags::NOREPLACE) {
-            return Ok(None);
+    ) -> Tried<Vec<(Ino, Arc<Content>)>> {
+        let mut files = Vec::new();
+        if flags.contains(RenameFlags::NOREPLACE) {
+            return Ok(files);
         }
-        let (Some((_, (ino, kind))), Some(_)) = (state.entry_of(from)?, state.entry_of(to)?) else {
-            return Ok(None);
+        let (Some((_, first)), Some((_, second))) = (state.entry_of(from)?, state.entry_of(to)?)
+        else {
+            return Ok(files);
         };
-        let node = state.look(ino)?.filter(|_| kind == FileType::Regular);
-        Ok(node.and_then(|node| node.content.clone()).map(|content| (Ino(ino), content)))
+        let second = flags.contains(RenameFlags::EXCHANGE).then_some(second);
+        for (ino, kind) in [first].into_iter().chain(second) {
+            let node = state.look(ino)?.filter(|_| kind == FileType::Regular);
+            files.extend(node.and_then(|node| node.content.clone()).map(|c| (Ino(ino), c)));
+        }
+        Ok(files)
     }
 
     /// What replaces another file is written out before its record: then it is found wherever the name is.
     pub(crate) async fn rename(&self, from: At<'_>, to: At<'_>, flags: RenameFlags) -> Result<()> {
-        let mut written = None;
+        let mut written = BTreeSet::new();
         let early = self.plant.has(Planted::RenameBeforeData);
         loop {
             let tried = self.tried(|state, now| {
-                let first = Self::replacing(state, (from, to), flags)?;
-                match first.filter(|(ino, _)| written != Some(*ino) && !early) {
+                let files = Self::replacing(state, (from, to), flags)?;
+                match files.into_iter().find(|(ino, _)| !written.contains(ino) && !early) {
                     Some(first) => Ok(Some(first)),
                     None => state.rename(from, to, flags, now).map(|()| None),
                 }
@@ -355,7 +366,7 @@ impl Inner {
                 // Without a lock; then everything is looked at again.
                 Ok(Some((ino, content))) => {
                     content.file.write_out().await?;
-                    written = Some(ino);
+                    written.insert(ino);
                 }
                 done => {
                     self.tidy(None, AT_ONCE);

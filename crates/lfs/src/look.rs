@@ -115,6 +115,9 @@ impl Inner {
             self.note_memory(held);
             match tried {
                 Ok(done) => {
+                    if relief != Relief::None {
+                        self.owed_first().await;
+                    }
                     if let Err(error) = self.relieve(relief).await {
                         log::warn!("changes wait to be written: {error}");
                     }

@@ -246,6 +246,15 @@ pub(crate) struct VolumeStore {
     reserved: Mutex<Vec<[Place; 2]>>,
 }
 
+/// See [`VolumeStore::reserve`].
+pub(crate) struct Reserved<'a>(&'a VolumeStore);
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.0.reserved.lock().clear();
+    }
+}
+
 impl VolumeStore {
     /// Of a volume on `device`.
     pub fn new(device: DeviceRef, layout: Layout) -> Self {
@@ -259,9 +268,11 @@ impl VolumeStore {
         }
     }
 
-    /// These are given out next, the last first.
-    pub fn reserve(&self, places: Vec<[Place; 2]>) {
+    /// These are given out next, the last first, as long as the answer is kept: who takes them may be dropped
+    /// half way, and what is left is nobody's then.
+    pub fn reserve(&self, places: Vec<[Place; 2]>) -> Reserved<'_> {
         *self.reserved.lock() = places;
+        Reserved(self)
     }
 
     /// Two places.

@@ -5,7 +5,9 @@
 //! Z12 room is made without a lock, and with nothing captured. Z13 a log segment that is used up for the most
 //! part is left first, so that what it takes comes free, too. Z14 what is durable in the log is in a
 //! checkpoint within `checkpoint_age` and the time that one takes: a volume that falls idle is opened at
-//! once.
+//! once. Z15 what is made durable by age, by size, or because much waits in memory, and not for a sync, has
+//! what is owed for cuts written first, if it can be. Only who makes room does not wait for that: what is
+//! owed may wait for the room.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
@@ -44,6 +46,7 @@ impl Inner {
         let task = async move {
             let Some(inner) = me.upgrade() else { return };
             inner.checkpoints.disarm();
+            inner.owed_first().await;
             if let Err(error) = inner.checkpoint(How::Log).await {
                 log::warn!("a checkpoint was not made: {error}");
             }
@@ -66,11 +69,23 @@ impl Inner {
                 let state = inner.state.lock();
                 !state.is_closed && (state.items.len() > 0 || state.maps.0 > 0)
             };
-            if is_due && let Err(error) = inner.checkpoint(How::Log).await {
+            if !is_due {
+                return;
+            }
+            inner.owed_first().await;
+            if let Err(error) = inner.checkpoint(How::Log).await {
                 log::warn!("a checkpoint was not made: {error}");
             }
         };
         self.world.spawn("forebay-lfs age", Box::pin(task));
+    }
+
+    /// Before something is made durable that nobody syncs: what was written to files that were cut to nothing
+    /// and closed goes first (Z15). That it cannot be written is for syncs to tell.
+    pub(crate) async fn owed_first(&self) {
+        if let Err(error) = self.write_owed().await {
+            log::debug!("cut, and not written yet: {error}");
+        }
     }
 
     /// Longest log behind a checkpoint, bytes.

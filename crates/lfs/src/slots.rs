@@ -2,7 +2,10 @@
 //!
 //! Invariants: U11 each state of the superblock is written to two slots, one at either end, in turn: any
 //! single sector may be lost, and what was there before stays until the new one is durable. U12 of the valid
-//! slots the one with the highest number counts.
+//! slots the one with the highest number counts. U13 slots of another volume do not count beside one at the
+//! start: a device that was made smaller, got another volume and was made larger has those of the old one at
+//! its end. U14 of a state one slot is enough, if the other one cannot be written and has no state of the
+//! same number.
 //!
 //! No locks: opening and checkpoints are alone.
 
@@ -28,6 +31,10 @@ pub(crate) async fn read_valid(device: &DeviceRef) -> Result<Vec<Superblock>> {
     let mut found = Valid::default();
     let end = round_down(device.size(), SLOT_BYTES as u64);
     found.read(device, end, 0..SLOTS as usize).await?;
+    let first = found.slots.iter().filter(|slot| slot.slot < SLOTS / 2);
+    let own = first.max_by_key(|slot| slot.checkpoint).map(|slot| (slot.uuid, slot.nonce));
+    let is_own = |slot: &Superblock| own.is_none_or(|own| own == (slot.uuid, slot.nonce));
+    found.slots.retain(is_own);
     // A device that is larger than the volume: the other slots lie before the volume's end. Only the newest
     // of those that are found first says where that is: elsewhere anything may be.
     let newest = found.slots.iter().max_by_key(|slot| slot.checkpoint);
@@ -35,6 +42,7 @@ pub(crate) async fn read_valid(device: &DeviceRef) -> Result<Vec<Superblock>> {
         && recorded < end
     {
         found.read(device, recorded, SLOTS as usize / 2..SLOTS as usize).await?;
+        found.slots.retain(is_own);
     }
     let none = || Error::new(ErrorKind::Corrupt, "open", "no superblock slot is valid");
     if found.slots.is_empty() {
@@ -102,16 +110,47 @@ pub(crate) async fn wipe(device: &DeviceRef, recorded_end_bytes: u64) -> Result<
     write_all(device, zeros.into(), BioFlags::SYNC).await
 }
 
-/// Writes the state to the two slots whose turn it is (U11). The caller flushes.
-pub(crate) async fn write(device: &DeviceRef, superblock: &Superblock) -> Result<()> {
+/// A state as the two slots whose turn it is have it (U11): number, place, bytes.
+fn slots_of(superblock: &Superblock) -> Result<[(u32, u64, Vec<u8>); 2]> {
     let half = SLOTS / 2;
     let turn = (superblock.checkpoint % u64::from(half)) as u32;
     let offsets = slot_offsets(superblock.recorded_end_bytes);
-    let mut writes = Vec::new();
-    for slot in [turn, half + turn] {
+    let encoded = |slot: u32| {
         let mut bytes = vec![0; SLOT_BYTES];
         Superblock { slot, ..superblock.clone() }.encode_into(&mut bytes)?;
-        writes.push((offsets[slot as usize], bytes));
+        Ok((slot, offsets[slot as usize], bytes))
+    };
+    Ok([encoded(turn)?, encoded(half + turn)?])
+}
+
+/// Writes the state to two slots. The caller flushes.
+pub(crate) async fn write(device: &DeviceRef, superblock: &Superblock) -> Result<()> {
+    let writes = slots_of(superblock)?.map(|(_, offset, bytes)| (offset, bytes));
+    write_all(device, writes.into(), BioFlags::SYNC).await
+}
+
+/// The same, or to the one of them that takes it (U14).
+pub(crate) async fn write_either(device: &DeviceRef, superblock: &Superblock) -> Result<()> {
+    if write(device, superblock).await.is_ok() {
+        return Ok(());
     }
-    write_all(device, writes, BioFlags::SYNC).await
+    let mut failed = Vec::new();
+    for (slot, offset, bytes) in slots_of(superblock)? {
+        if let Err(error) = write_all(device, vec![(offset, bytes)], BioFlags::SYNC).await {
+            failed.push((slot, offset, error));
+        }
+    }
+    let Some((slot, offset, error)) = failed.pop() else { return Ok(()) };
+    let there = read_at(device, offset, SLOT_BYTES).await;
+    let there = there.and_then(|bytes| Superblock::decode(&bytes, slot)).ok();
+    // Of two that differ, and have the same number, the wrong one could count.
+    let other = there.is_some_and(|there| {
+        let ours = Superblock { slot, ..superblock.clone() };
+        there.checkpoint == superblock.checkpoint && there != ours
+    });
+    if other || !failed.is_empty() {
+        return Err(error);
+    }
+    log::warn!("slot {slot} of the superblock cannot be written: {error}");
+    Ok(())
 }

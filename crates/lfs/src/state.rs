@@ -58,8 +58,6 @@ pub(crate) struct Node {
     pub linkable: bool,
     /// S14.
     pub times_moved: bool,
-    /// It was cut to nothing, and not closed by everybody since.
-    pub cut: bool,
     /// Records that told its size were changed: the size is to be told again.
     pub regrow: bool,
     /// Of a regular file that is open or owes something.
@@ -85,7 +83,6 @@ impl Node {
             opens: 0,
             linkable: false,
             times_moved: false,
-            cut: false,
             regrow: false,
             content: None,
             counted_bytes: 0,
@@ -113,12 +110,14 @@ impl Node {
     }
 }
 
-/// What found no room in the log.
+/// Why an inode cannot be synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lost {
-    /// A size, which is tried again.
+    /// A size found no room in the log; it is tried again.
     Size,
-    /// Content.
+    /// The device did not give content back: until that is written anew, or cut off.
+    Run,
+    /// Content found no room in the log: until everybody has closed it.
     Data,
 }
 
@@ -212,6 +211,8 @@ pub(crate) struct State {
     pub left: Left,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
+    /// Inodes that were cut to nothing, and not closed by everybody since; they need not be in memory.
+    pub cut: BTreeSet<u64>,
     /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
     /// later ends.
     pub owed: BTreeMap<u64, u64>,
@@ -264,6 +265,7 @@ impl State {
             lingering: Lingering::default(),
             left: Left::default(),
             unremoved: BTreeSet::new(),
+            cut: BTreeSet::new(),
             owed: BTreeMap::new(),
             owed_written: BTreeMap::new(),
             unpublished: BTreeSet::new(),
@@ -367,6 +369,10 @@ impl State {
         self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.drop_data(data_id, sequence);
         self.close_windows(ino);
+        self.cut.remove(&ino);
+        for lost in [Lost::Size, Lost::Run, Lost::Data] {
+            self.unpublished.remove(&(ino, lost));
+        }
         if let Some(node) = self.forget(ino) {
             self.inodes = self.inodes.saturating_sub(1);
             self.note_no_inode(ino, &node);

@@ -27,11 +27,11 @@ impl Inner {
         places: &[[Place; 2]],
         number: u64,
     ) -> Result<TreeRoot> {
-        self.store.reserve(places.iter().rev().copied().collect());
+        let reserved = self.store.reserve(places.iter().rev().copied().collect());
         let mut ledger = Ledger::default();
         let mut items = usage_items(entries, &self.layout.geometry)?.into_iter();
         let done = self.tree.rewrite(USAGE_TREE, 0, &mut items, number, 100, &mut ledger).await;
-        self.store.reserve(Vec::new());
+        drop(reserved);
         let root = done?.root;
         match ledger.taken == places {
             true => Ok(root),

@@ -397,9 +397,13 @@ impl Volume {
     /// Makes everything durable, and says so where nobody else changes anything: then the next opening has
     /// no log to read, and nothing can be changed any more. Who wants to know whether that worked calls it
     /// before the last reference goes.
+    /// One that failed is to be tried again; until one works it may be that nothing can be changed any more.
     pub async fn close(&self) -> Result<()> {
         if self.0.options.read_only {
             return Ok(());
+        }
+        if self.0.checkpoints.is_closing() {
+            self.0.checkpoint(How::Close).await?;
         }
         // What is accepted may need the room that the cleaner makes.
         self.0.sync_everything().await?;

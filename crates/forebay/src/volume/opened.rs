@@ -35,12 +35,16 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Ends the volume, once.
+    /// Ends the volume, once; again if that failed.
     pub fn close(&self) -> Result<()> {
-        match self.read_only || self.closed.swap(true, Ordering::AcqRel) {
-            true => Ok(()),
-            false => block_on(self.volume.close()),
+        if self.read_only || self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
         }
+        let done = block_on(self.volume.close());
+        if done.is_err() {
+            self.closed.store(false, Ordering::Release);
+        }
+        done
     }
 }
 

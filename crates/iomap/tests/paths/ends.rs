@@ -159,44 +159,6 @@ fn e7_a_write_that_was_overtaken_and_finds_no_room_adds_nothing() {
     });
 }
 
-/// The story: room was admitted ahead, the file grew, the admission was let go, and then there were no
-/// places: the write was refused and the file was longer by it. Who then wrote again with `APPEND` left a
-/// gap. What was admitted is accepted now: it goes through the cache.
-#[test]
-fn e8_a_write_past_the_cache_that_finds_no_places_is_accepted_or_adds_nothing() {
-    for (name, flags) in [
-        ("direct", IoFlags::DIRECT),
-        ("direct append", IoFlags::DIRECT | IoFlags::APPEND),
-        ("private", IoFlags::UNCACHED),
-        ("private append", IoFlags::UNCACHED | IoFlags::APPEND),
-    ] {
-        let (lab, map, _) = growing(16);
-        lab.cache.strategies.set_uncached(UncachedStrategy::Private);
-        lab.run(async {
-            lab.write(0, &[1; 14 * BLOCK as usize], NONE).await;
-            lab.sync().await.unwrap();
-            // Places that come free, and are still read.
-            let pinned = map.map(0..BLOCK).await.unwrap();
-            lab.zero(0, 2 * BLOCK, false).await.unwrap();
-            let (end, bytes) = (14 * BLOCK, vec![2; 4 * BLOCK as usize]);
-            lab.write(end, &bytes, flags).await;
-            assert_eq!(lab.file.size(), end + 4 * BLOCK, "{name}");
-            // Nothing is left.
-            let refused = lab.try_write(end + 4 * BLOCK, &bytes, flags).await;
-            assert!(refused.is_err(), "{name}");
-            assert_eq!(lab.file.size(), end + 4 * BLOCK, "{name}: what is refused adds nothing");
-            drop(pinned);
-            // To make room for the second one what is dirty was to be written out, and could not.
-            let _told = lab.sync().await;
-            lab.sync().await.unwrap();
-            lab.sleep_ms(20).await;
-            lab.cache.drop_clean();
-            assert!(lab.read(end, bytes.len() + 1, NONE).await == bytes, "{name}");
-            assert_eq!(map.accounted(), 16, "R1");
-        });
-    }
-}
-
 /// A dropped read had made blocks *reading*, and nobody ended them: whoever came for them, and every
 /// truncate, waited for ever.
 #[test]

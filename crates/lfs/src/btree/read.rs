@@ -15,9 +15,7 @@ use crate::format::node::{Node, NodePointer};
 use crate::format::place::Geometry;
 use crate::format::superblock::TreeRoot;
 use forebay_base::Result;
-use std::future::{Future, poll_fn};
 use std::sync::Arc;
-use std::task::Poll;
 
 /// An item that was found. It keeps its leaf.
 #[derive(Clone)]
@@ -80,26 +78,21 @@ impl Tree {
             let inner = node.node();
             let n = inner.child_for(key);
             if link.level == 1 && ahead > 0 {
-                self.read_ahead(&link, &inner, n, ahead).await;
+                self.ahead_of(&link, &node, n, ahead).await;
             }
             link = self.child(&link, &inner, n)?;
         }
     }
 
-    /// Reads child `n` and those behind it at once into the cache, if that one is not there (B44).
-    async fn read_ahead(&self, link: &Link, inner: &Node<'_>, n: usize, ahead: usize) {
-        let child = |n| link.child(inner, n, &self.geometry).ok().flatten();
-        let links: Vec<Link> = (n..=n + ahead).map_while(child).collect();
-        if links.first().is_none_or(|first| self.cached(first).is_some()) {
+    /// Has child `n` and those behind it read into the cache, if that one is not there (B45).
+    async fn ahead_of(&self, link: &Link, node: &StoredNode, n: usize, ahead: usize) {
+        let first = link.child(&node.node(), n, &self.geometry).ok().flatten();
+        if first.is_none_or(|first| self.cached(&first).is_some()) {
             return;
         }
-        let missing = links.iter().filter(|link| self.cached(link).is_none());
-        let mut reads: Vec<_> = missing.map(|link| Box::pin(self.load(link))).collect();
-        poll_fn(|cx| {
-            reads.retain_mut(|read| read.as_mut().poll(cx).is_pending());
-            if reads.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        for node in self.children_ahead(link, node, n..n + 1 + ahead).await.unwrap_or_default() {
+            self.cache.insert(&node);
+        }
     }
 
     /// The last item of the leaf that ends where the one that begins at `low` begins.

@@ -402,6 +402,9 @@ fn a_checkpoint_that_is_dropped_did_not_happen() {
             file(&volume, &name).await.expect("it is not closed");
             volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.unwrap();
         }
+        if volume.0.checkpoints.is_closing() {
+            volume.close().await.expect("what is left of it works");
+        }
         if !volume.0.state.lock().is_closed {
             for _ in 0..3 {
                 volume.checkpoint().await.unwrap();
@@ -500,8 +503,6 @@ fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
             }
         };
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-        let longer = volume.0.content("test", direct.ino()).unwrap().file.size();
-        assert_eq!(longer, size, "what is refused adds nothing");
         dirty.sync(true).await.expect("it was accepted");
         assert!(volume.0.state.lock().shares.is_empty());
         verify(&volume, "d", 32 * UNIT).await;

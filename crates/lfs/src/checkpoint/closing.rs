@@ -1,0 +1,33 @@
+//! The last checkpoint of a life: its slot says that nothing follows.
+//!
+//! Invariant: H16 from the moment in which that slot is given to the device, nothing follows: if it fails, or
+//! nobody waits for it any more, it may be durable all the same, and what followed would not be looked for.
+//! The volume stays closed, and the next checkpoint or close writes that slot again.
+//!
+//! Locks: that of the turn; none across a wait.
+
+use super::Checkpoints;
+use crate::volume::Inner;
+use forebay_base::Result;
+
+impl Checkpoints {
+    /// A slot may say that nothing follows, and is not known to be durable.
+    pub fn is_closing(&self) -> bool {
+        self.turn.lock().closing.is_some()
+    }
+}
+
+impl Inner {
+    /// The slot that says that nothing follows, once more if it has failed. What it leads to is flushed, and
+    /// nothing has changed since (H16).
+    pub(super) async fn write_last_slot(&self) -> Result<()> {
+        let closing = self.checkpoints.turn.lock().closing.as_ref().map(|c| c.superblock.clone());
+        let Some(superblock) = closing else { return Ok(()) };
+        self.write_slots(&superblock, self.log.failures()).await?;
+        let settled = self.checkpoints.turn.lock().closing.take();
+        if let Some(settled) = settled {
+            self.settle(settled, superblock.checkpoint);
+        }
+        Ok(())
+    }
+}

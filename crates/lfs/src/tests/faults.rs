@@ -1,0 +1,205 @@
+//! A disk that fails once, or in one place: what is lost by that, what is not, and who is told.
+//!
+//! No locks.
+
+use crate::format::place::Place;
+use crate::format::superblock::slot_offsets;
+use crate::fsck::FindingKind;
+use crate::pending::Where;
+use crate::tests::reuse::{check, create, open, read, setup, write};
+use crate::tests::setup::Setup;
+use crate::volume::Volume;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::{ErrorKind, IoFlags};
+use forebay_block::BioOp;
+use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFileRef, Privileges};
+
+const BLOCK: usize = 4096;
+
+fn failing(op: BioOp) -> FaultRule {
+    FaultRule::on(op, Fault::Fail(ErrorKind::Io))
+}
+
+/// Where the first block of a file is on the disk.
+async fn offset_of(volume: &Volume, ino: Ino) -> u64 {
+    let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+    let place: Place = match volume.0.piece_at(data_id, 0).await.unwrap().0.at {
+        Where::Run(place) => place,
+        other => panic!("a run, not {other:?}"),
+    };
+    volume.0.layout.device_offset(place)
+}
+
+/// What a file has after this crash; it and the rest is sound.
+fn found(setup: &Setup, disk: &SimDisk, name: &str) -> Vec<u8> {
+    let report = check(&disk.in_world(SimWorld::new(3)));
+    let worst = report.findings.iter().find(|finding| finding.kind != FindingKind::Slot);
+    assert!(worst.is_none(), "{worst:?}");
+    let disk = disk.in_world(SimWorld::new(4));
+    let bytes = disk.world().run(async {
+        let volume = open(setup, &disk).await.unwrap();
+        let (_, file) = create(&volume, name).await.unwrap();
+        read(&file, 4 * BLOCK).await
+    });
+    disk.world().stop();
+    bytes
+}
+
+/// Errors that were not told yet come first.
+async fn synced_at_last(file: &OpenFileRef) {
+    for _ in 0..3 {
+        if file.sync(true).await.is_ok() {
+            return;
+        }
+    }
+    file.sync(true).await.expect("everything that was accepted is durable, or written anew");
+}
+
+/// A close whose last flush failed left a slot on the device that says that nothing follows, and the volume
+/// went on: what was synced from then on was not looked for after a power cut. H16.
+#[test]
+fn what_is_synced_after_a_close_that_failed_is_found() {
+    let (mut half_closed, mut went_on) = (0, 0);
+    for (op, most) in [(BioOp::Flush, 8), (BioOp::Write, 24)] {
+        for (nth, again) in (1..=most).flat_map(|nth| [(nth, false), (nth, true)]) {
+            let setup = setup(0);
+            let disk = setup.blank();
+            let acknowledged = disk.world().run(async {
+                let volume = open(&setup, &disk).await.unwrap();
+                let (_, file) = create(&volume, "f").await.unwrap();
+                write(&file, 0, &[1; BLOCK]).await.unwrap();
+                disk.inject(failing(op).nth(nth));
+                if volume.close().await.is_ok() {
+                    return Some(1);
+                }
+                half_closed += u32::from(volume.0.checkpoints.is_closing());
+                if again {
+                    volume.close().await.expect("it failed once");
+                    assert!(volume.0.state.lock().is_closed && !volume.0.checkpoints.is_closing());
+                    return Some(1);
+                }
+                // Whoever shares the volume goes on.
+                let wrote = write(&file, 0, &[2; BLOCK]).await.is_ok();
+                let synced = wrote && file.sync(true).await.is_ok();
+                went_on += u32::from(synced);
+                synced.then_some(2)
+            });
+            disk.world().stop();
+            for seed in 0..4 {
+                let cut = disk.power_cut(seed);
+                let bytes = found(&setup, &cut, "f");
+                if let Some(value) = acknowledged {
+                    assert!(bytes == [value; BLOCK], "{op:?} {nth}, {again}, {seed}: not {value}");
+                }
+            }
+        }
+    }
+    assert!(half_closed > 1 && went_on > 1, "{half_closed} half closed, {went_on} went on");
+}
+
+/// One place of the disk did not give its content back, or did not take it again: every sync of every file,
+/// and every checkpoint, failed from then on. And a file that had lost content could not be synced any more
+/// when all of it had been written anew, and was durable.
+#[test]
+fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
+    for op in [BioOp::Read, BioOp::Write] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, first) = create(&volume, "first").await.unwrap();
+            let (_, second) = create(&volume, "second").await.unwrap();
+            write(&first, 0, &[1; BLOCK]).await.unwrap();
+            volume.syncfs().await.unwrap();
+            write(&first, 0, &[2; BLOCK]).await.unwrap();
+            write(&second, 0, &[3; BLOCK]).await.unwrap();
+            volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+            let at = offset_of(&volume, ino).await;
+            disk.inject(failing(op).within(at..at + BLOCK as u64).sticky());
+            disk.inject(failing(BioOp::Flush));
+            assert!(second.sync(true).await.is_err(), "the flush failed");
+            second.sync(true).await.expect("the disk works, but for one place");
+            // The cache has it still.
+            synced_at_last(&first).await;
+            volume.checkpoint().await.expect("nothing is lost");
+            assert!(volume.0.state.lock().unpublished.is_empty());
+        });
+        disk.world().stop();
+        disk.heal();
+        let cut = disk.power_cut(1);
+        assert_eq!(found(&setup, &cut, "first"), [2; BLOCK], "{op:?}");
+        assert_eq!(found(&setup, &cut, "second"), [3; BLOCK], "{op:?}");
+    }
+}
+
+/// The same for content that nobody has any more: no opener can sync until it is written anew; and a file
+/// that is removed takes what is known of its loss along. Q2.
+#[test]
+fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
+    for anew in [true, false] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, first) = create(&volume, "first").await.unwrap();
+            let (_, second) = create(&volume, "second").await.unwrap();
+            write(&first, 0, &[1; BLOCK]).await.unwrap();
+            volume.syncfs().await.unwrap();
+            let direct = AlignedBuf::copy_of(&[2; BLOCK]);
+            first.write(0, direct, IoFlags::DIRECT, Privileges::Keep).await.1.unwrap();
+            let at = offset_of(&volume, ino).await;
+            disk.inject(failing(BioOp::Read).within(at..at + BLOCK as u64).sticky());
+            disk.inject(failing(BioOp::Flush));
+            write(&second, 0, &[3; BLOCK]).await.unwrap();
+            assert!(second.sync(true).await.is_err(), "the flush failed");
+            second.sync(true).await.expect("the disk works, but for one place");
+            for _ in 0..3 {
+                assert!(first.sync(true).await.is_err(), "what it wrote is lost");
+            }
+            assert!(volume.checkpoint().await.is_err(), "Q2");
+            drop(first);
+            let (_, first) = create(&volume, "first").await.unwrap();
+            assert!(first.sync(true).await.is_err(), "and is not durable");
+            if anew {
+                write(&first, 0, &[4; BLOCK]).await.unwrap();
+                synced_at_last(&first).await;
+            } else {
+                drop(first);
+                volume.unlink(Ino::ROOT, Name::new(b"first").unwrap()).await.unwrap();
+            }
+            volume.checkpoint().await.expect("nothing that is wanted is lost");
+            assert!(volume.0.state.lock().unpublished.is_empty());
+        });
+        disk.world().stop();
+        disk.heal();
+        let bytes = found(&setup, &disk.power_cut(1), "first");
+        assert!(!anew || bytes == [4; BLOCK]);
+    }
+}
+
+/// One slot of the superblock could not be written: no checkpoint was made any more, and the volume could
+/// not be opened. U14.
+#[test]
+fn one_bad_slot_stops_no_checkpoint() {
+    let setup = setup(0);
+    for slot in 0..8 {
+        let disk = setup.blank();
+        let at = slot_offsets(disk.config().size)[slot];
+        disk.inject(failing(BioOp::Write).within(at..at + BLOCK as u64).sticky());
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.expect("it opens");
+            for n in 0..9 {
+                create(&volume, &format!("f{n}")).await.unwrap();
+                volume.checkpoint().await.expect("the other slot takes it");
+            }
+            let (_, file) = create(&volume, "f").await.unwrap();
+            write(&file, 0, &[1; BLOCK]).await.unwrap();
+            file.sync(true).await.unwrap();
+        });
+        disk.world().stop();
+        disk.heal();
+        assert_eq!(found(&setup, &disk.power_cut(slot as u64), "f"), [1; BLOCK], "slot {slot}");
+    }
+}

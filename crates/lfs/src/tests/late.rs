@@ -1,0 +1,239 @@
+//! What comes late, is dropped half way, or was there before: mappings that were let go, cuts without what
+//! was written behind them, places, slots of an older volume.
+//!
+//! No locks.
+
+use crate::format::usage::Segment;
+use crate::tests::reuse::{create, open, read, setup, write};
+use crate::tests::setup::Setup;
+use crate::volume::{CreateOptions, OpenOptions, Volume};
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::{World, WorldRef};
+use forebay_block::DeviceRef;
+use forebay_sim::{SimConfig, SimDisk};
+use forebay_vfs::{
+    FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, RenameFlags, SetAttr,
+    Timestamp,
+};
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+
+/// The file of this name, cut to nothing.
+async fn cut(volume: &Volume, name: &str) -> OpenFileRef {
+    let flags = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::TRUNCATE;
+    let (name, new) = (Name::new(name.as_bytes()).unwrap(), NewInode::of(FileKind::File, 0o644));
+    volume.create(Ino::ROOT, name, &new, flags).await.unwrap().1
+}
+
+/// What a file has when this disk is opened.
+fn found(disk: &SimDisk, name: &str) -> Vec<u8> {
+    let disk = disk.in_world(SimWorld::new(4));
+    let bytes = disk.world().run(async {
+        let volume = open(&setup(0), &disk).await.unwrap();
+        let (_, file) = create(&volume, name).await.unwrap();
+        read(&file, 32 * BLOCK).await
+    });
+    disk.world().stop();
+    bytes
+}
+
+/// A sync of everything had taken up a file's mapping, and came to it when the file had been synced, closed,
+/// cut to nothing, and written anew by others: it made the file as long as it had been, with zeros. D12.
+#[test]
+fn a_mapping_that_was_let_go_makes_no_file_longer() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[1; 16 * BLOCK]).await.unwrap();
+        let taken_up = volume.0.content("test", ino).unwrap();
+        file.sync(true).await.unwrap();
+        drop(file);
+        volume.syncfs().await.unwrap();
+        let file = cut(&volume, "f").await;
+        write(&file, 0, &[2; 100]).await.unwrap();
+        file.sync(true).await.unwrap();
+        taken_up.file.sync(&taken_up.handle).await.unwrap();
+        taken_up.file.write_out().await.unwrap();
+        drop(file);
+        volume.syncfs().await.unwrap();
+        assert_eq!(volume.getattr(ino).await.unwrap().size, 100);
+    });
+    disk.world().stop();
+    assert_eq!(found(&disk.power_cut(1), "f"), [2; 100]);
+}
+
+/// A file was cut to nothing, written, and closed; a checkpoint that nobody had asked for made the cut
+/// durable, and a power cut left neither what had been there nor what had taken its place. Z15.
+#[test]
+fn what_is_made_durable_by_itself_takes_what_replaces_a_cut_along() {
+    for by_age in [true, false] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let (device, world): (DeviceRef, WorldRef) =
+                (Arc::new(disk.clone()), disk.world().clone());
+            let age = Duration::from_secs(if by_age { 1 } else { 1000 });
+            let overlay_bytes = if by_age { 32 << 20 } else { 32 << 10 };
+            let options =
+                OpenOptions { checkpoint_age: age, overlay_bytes, ..setup.options(&world) };
+            let volume = Volume::open(&device, &world, &options).await.unwrap();
+            let (_, file) = create(&volume, "f").await.unwrap();
+            write(&file, 0, &[1; 4 * BLOCK]).await.unwrap();
+            file.sync(true).await.unwrap();
+            drop(file);
+            volume.checkpoint().await.unwrap();
+            let (_, other) = create(&volume, "other").await.unwrap();
+            other.sync(true).await.unwrap();
+            let before = volume.0.checkpoints.superblock().checkpoint;
+            let file = cut(&volume, "f").await;
+            write(&file, 0, &[2; 4 * BLOCK]).await.unwrap();
+            drop(file);
+            // Sooner than anybody writes it for its age.
+            match by_age {
+                true => disk.world().sleep(Duration::from_millis(1500)).await,
+                false => {
+                    let mut n = 0;
+                    while volume.0.checkpoints.superblock().checkpoint == before {
+                        create(&volume, &format!("n{n}")).await.unwrap();
+                        n += 1;
+                        assert!(n < 1000, "it is relieved");
+                    }
+                }
+            }
+            assert!(volume.0.checkpoints.superblock().checkpoint > before, "it was made");
+        });
+        disk.world().stop();
+        for seed in 0..4 {
+            let bytes = found(&disk.power_cut(seed), "f");
+            assert!(
+                bytes == [1; 4 * BLOCK] || bytes == [2; 4 * BLOCK],
+                "{by_age}, {seed}: {} bytes",
+                bytes.len()
+            );
+        }
+    }
+}
+
+/// A file was made, written, and exchanged with another one: after a power cut the name had the new inode,
+/// without its content.
+#[test]
+fn what_a_rename_exchanges_is_written_before() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (_, target) = create(&volume, "target").await.unwrap();
+        write(&target, 0, &[1; BLOCK]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        // Both have something that is not written.
+        write(&target, 0, &[2; BLOCK]).await.unwrap();
+        let (_, new) = create(&volume, "new").await.unwrap();
+        write(&new, 0, &[3; BLOCK]).await.unwrap();
+        let names = [b"new".as_slice(), b"target"].map(|name| Name::new(name).unwrap());
+        let exchange = RenameFlags::EXCHANGE;
+        volume.rename(Ino::ROOT, names[0], Ino::ROOT, names[1], exchange).await.unwrap();
+        let (_, other) = create(&volume, "other").await.unwrap();
+        other.sync(true).await.unwrap();
+    });
+    disk.world().stop();
+    let cut = disk.power_cut(1);
+    assert_eq!(found(&cut, "target"), [3; BLOCK]);
+    assert_eq!(found(&cut, "new"), [2; BLOCK]);
+}
+
+/// Places that were taken for the usage table of a checkpoint that was dropped were given out again as nodes
+/// of the next one's tree of files, and then once more. N11.
+#[test]
+fn places_for_a_usage_table_that_was_dropped_are_not_given_out() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        // More leaves than go out at a time.
+        let entries = vec![Segment::FREE; 40 * 3 * 64];
+        let places: Vec<_> = (0..44).map(|_| volume.0.store.take().unwrap()).collect();
+        let mut making = Box::pin(volume.0.write_usage(&entries, &places, 9));
+        let waits = making.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(waits.is_pending(), "nodes are on their way");
+        drop(making);
+        let next = volume.0.store.take().unwrap();
+        assert!(!places.contains(&next), "{next:?} was taken before");
+    });
+    disk.world().stop();
+}
+
+/// Files that are cut by path, and that nobody opens, stayed in memory for ever.
+#[test]
+fn files_that_are_cut_by_path_are_let_go() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let mut inodes = Vec::new();
+        for n in 0..120 {
+            let (ino, file) = create(&volume, &format!("f{n}")).await.unwrap();
+            write(&file, 0, &[1; 10]).await.unwrap();
+            inodes.push(ino);
+        }
+        volume.syncfs().await.unwrap();
+        for ino in &inodes {
+            volume.setattr(*ino, &SetAttr::size(0)).await.unwrap();
+        }
+        volume.syncfs().await.unwrap();
+        for ino in &inodes {
+            assert_eq!(volume.getattr(*ino).await.unwrap().size, 0);
+        }
+        let left = volume.0.state.lock().nodes.len();
+        assert!(left < 40, "{left} of {} stay", inodes.len());
+        // What replaces one of them is still owed.
+        let (_, file) = create(&volume, "f7").await.unwrap();
+        write(&file, 0, &[2; BLOCK]).await.unwrap();
+        drop(file);
+        let (_, other) = create(&volume, "other").await.unwrap();
+        other.sync(true).await.unwrap();
+    });
+    disk.world().stop();
+    assert_eq!(found(&disk.power_cut(1), "f7"), [2; BLOCK]);
+}
+
+/// A device had a large volume, was made smaller, got another volume, and was made larger again: the slots
+/// of the old volume at its end counted. U13.
+#[test]
+fn slots_of_another_volume_do_not_count() {
+    let small = setup(0);
+    let large = Setup { volume_bytes: 4 << 20, ..setup(0) };
+    let disk = large.blank();
+    disk.world().run(async {
+        let volume = open(&large, &disk).await.unwrap();
+        for _ in 0..9 {
+            volume.checkpoint().await.unwrap();
+        }
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+    let world = SimWorld::new(1);
+    let config = SimConfig { size: small.volume_bytes, ..SimConfig::default() };
+    let part = SimDisk::new(world.clone(), config);
+    let device: DeviceRef = Arc::new(part.clone());
+    let asked: WorldRef = world.clone();
+    world.run(async {
+        let options = CreateOptions {
+            segment_bytes: 64 << 10,
+            ..CreateOptions::new([8; 16], [1; 16], Timestamp::new(2, 0))
+        };
+        Volume::create(&device, &asked, &options).await.unwrap();
+        let volume = open(&small, &part).await.unwrap();
+        let (_, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[5; BLOCK]).await.unwrap();
+        volume.close().await.unwrap();
+    });
+    world.stop();
+    disk.poke(0, &part.peek(0, small.volume_bytes as usize));
+    assert_eq!(found(&disk, "f"), [5; BLOCK]);
+}
