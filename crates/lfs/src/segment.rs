@@ -256,6 +256,7 @@ impl Segments {
             debug_assert!(by > 0 || this.in_flight > 0, "W12: what lands has flown");
             this.in_flight = this.in_flight.saturating_add_signed(by);
             this.is_touched |= by > 0;
+            this.is_counted &= by <= 0;
         }
     }
 
@@ -354,7 +355,8 @@ impl Segments {
         }
         for (this, entry) in self.list.iter_mut().zip(&plan.entries) {
             let sealed = entry.state == SegmentState::Sealed && this.phase == Phase::Sealed;
-            this.is_counted = sealed && !this.is_new;
+            // A run that was on its way at the freeze, or came since, is counted by the next one.
+            this.is_counted = sealed && !this.is_new && !this.is_touched;
         }
         for segment in &plan.died {
             let Segment { stream, phase, .. } = self.list[*segment as usize];
@@ -408,7 +410,7 @@ impl Segments {
     /// Something that no checkpoint has counted points there after all.
     pub fn touch(&mut self, segment: u32) {
         if let Some(this) = self.list.get_mut(segment as usize) {
-            this.is_touched = true;
+            (this.is_touched, this.is_counted) = (true, false);
         }
     }
 }
@@ -484,6 +486,34 @@ mod tests {
         let plan = segments.plan(&before, Deltas::new(), 1, &|_| 0).unwrap();
         assert_eq!(plan.entries[taken as usize].state, SegmentState::Sealed);
         assert!(plan.died().is_empty());
+    }
+
+    /// What was left over of a sealed segment was used, and while the checkpoint was made that was to count
+    /// it the segment passed for counted: the cleaner emptied it of all but that, and went on to take it for
+    /// damaged.
+    #[test]
+    fn k21_what_a_checkpoint_is_about_to_count_is_not_counted() {
+        let mut segments = Segments::new(4);
+        let taken = segments.take(Stream::Data).unwrap();
+        segments.seal(taken);
+        checkpoint(&mut segments, live(taken, 4096), 1);
+        let is_settled = |segments: &Segments| segments.get(taken).unwrap().is_settled();
+        assert!(is_settled(&segments));
+        segments.fly(taken, 1);
+        segments.fly(taken, -1);
+        let before = segments.snapshot();
+        assert!(!is_settled(&segments), "it is in no tree yet");
+        let plan = segments.plan(&before, live(taken, 4096), 2, &|_| 0).unwrap();
+        segments.settle(&plan, 2);
+        assert!(is_settled(&segments));
+        segments.fly(taken, 1);
+        checkpoint(&mut segments, Deltas::new(), 3);
+        segments.fly(taken, -1);
+        let before = segments.snapshot();
+        assert!(!is_settled(&segments), "it landed after the freeze before");
+        let plan = segments.plan(&before, live(taken, 4096), 4, &|_| 0).unwrap();
+        segments.settle(&plan, 4);
+        assert!(is_settled(&segments));
     }
 
     /// What was open when it was stored is sealed when it is loaded, and dies if nothing is there.
