@@ -20,7 +20,7 @@ mod closing;
 
 use crate::admit::Growth;
 use crate::btree::map::MapChanges;
-use crate::btree::{Change, Cursor, Ledger};
+use crate::btree::{Change, Ledger};
 use crate::fault::Planted;
 use crate::format::item::Item;
 use crate::format::key::Key;
@@ -493,35 +493,6 @@ impl Inner {
             (content.written + names.written) as i64 - (content.replaced + names.replaced) as i64;
         let ledger = ledger.clone();
         Ok(Merged { root: names.root, ledger, deltas, stored, nodes })
-    }
-
-    /// Whose content it is that a recovery applied without meeting the inode: then all inodes are looked at.
-    async fn find_owners(
-        &self,
-        root: &TreeRoot,
-        data: &BTreeMap<u64, Overlay>,
-        stored: &mut BTreeMap<u64, (u64, i64)>,
-    ) -> Result<()> {
-        let is_stored = |overlay: &Overlay| {
-            overlay.pieces().any(|(_, piece)| matches!(piece.at, Where::Run(_)))
-        };
-        let is_unknown = |(data_id, (ino, bytes)): &(&u64, &(u64, i64))| {
-            *ino == 0 && *bytes != 0 && data.get(data_id).is_some_and(is_stored)
-        };
-        let unknown = stored.iter().filter(is_unknown).map(|(data_id, _)| *data_id);
-        let mut unknown: BTreeSet<u64> = unknown.collect();
-        let mut cursor = Cursor::new(Key::Inode(0), Some(Key::Extent(0, 0)));
-        while !unknown.is_empty()
-            && let Some(found) = cursor.next(&self.tree, root).await?
-        {
-            if let (Key::Inode(ino), Item::Inode(inode)) = found.decode(&self.layout.geometry)?
-                && unknown.remove(&inode.data_id)
-                && let Some(stored) = stored.get_mut(&inode.data_id)
-            {
-                stored.0 = ino;
-            }
-        }
-        Ok(())
     }
 
     /// Inodes of which more or less is stored, as they are to be.

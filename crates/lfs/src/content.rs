@@ -236,7 +236,7 @@ impl Inner {
         };
         let mut result = Ok(());
         for ino in owed {
-            let (last, lost, content) = {
+            let (last, lost, whole, content) = {
                 let mut state = self.state.lock();
                 let last = state.owed.get(&ino).copied();
                 let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
@@ -248,8 +248,11 @@ impl Inner {
                 // There before anything is written: what is lost meanwhile counts.
                 let written = state.owed_written.entry(ino).or_insert(OwedWritten::ON_ITS_WAY);
                 written.upto = u64::MAX;
-                (last, written.lost, content)
+                (last, written.lost, written.lost == written.healed, content)
             };
+            // What a repair of the log has left out is held in the cache, if anywhere: no flush of the file's own
+            // need have failed.
+            let whole = whole || content.file.take_back_unflushed();
             let done = match content.file.take_back_lost() {
                 Ok(()) => content.file.write_out().await,
                 lost => lost,
@@ -264,7 +267,7 @@ impl Inner {
             if state.owed.get(&ino).copied() == last {
                 state.owed.remove(&ino);
                 let upto = state.next_ticket - 1;
-                if let Some(written) = state.owed_written.get_mut(&ino) {
+                if let Some(written) = state.owed_written.get_mut(&ino).filter(|_| whole) {
                     (written.upto, written.healed) = (upto, written.healed.max(lost));
                 }
             }

@@ -1,12 +1,18 @@
-//! What a checkpoint tells the trees: pieces of content, and items with what else became known of them.
+//! What a checkpoint tells the trees: pieces of content, items with what else became known of them, and whose
+//! content it is.
 //!
 //! No locks.
 
-use crate::btree::Change;
 use crate::btree::map::{Piece, Stored};
+use crate::btree::{Change, Cursor};
 use crate::format::extent::put_crc32c;
+use crate::format::item::Item;
+use crate::format::key::Key;
+use crate::format::superblock::TreeRoot;
 use crate::pending::{self, Overlay, Where};
-use std::collections::BTreeMap;
+use crate::volume::Inner;
+use forebay_base::Result;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// All pieces, as the tree is told of them.
 pub(crate) fn pieces_of(
@@ -47,4 +53,35 @@ pub(crate) fn overlaid(
         }
         patches.next()
     })
+}
+
+impl Inner {
+    /// Whose content it is that a recovery applied without meeting the inode: then all inodes are looked at.
+    pub(crate) async fn find_owners(
+        &self,
+        root: &TreeRoot,
+        data: &BTreeMap<u64, Overlay>,
+        stored: &mut BTreeMap<u64, (u64, i64)>,
+    ) -> Result<()> {
+        let is_stored = |overlay: &Overlay| {
+            overlay.pieces().any(|(_, piece)| matches!(piece.at, Where::Run(_)))
+        };
+        let is_unknown = |(data_id, (ino, bytes)): &(&u64, &(u64, i64))| {
+            *ino == 0 && *bytes != 0 && data.get(data_id).is_some_and(is_stored)
+        };
+        let unknown = stored.iter().filter(is_unknown).map(|(data_id, _)| *data_id);
+        let mut unknown: BTreeSet<u64> = unknown.collect();
+        let mut cursor = Cursor::new(Key::Inode(0), Some(Key::Extent(0, 0)));
+        while !unknown.is_empty()
+            && let Some(found) = cursor.next(&self.tree, root).await?
+        {
+            if let (Key::Inode(ino), Item::Inode(inode)) = found.decode(&self.layout.geometry)?
+                && unknown.remove(&inode.data_id)
+                && let Some(stored) = stored.get_mut(&inode.data_id)
+            {
+                stored.0 = ino;
+            }
+        }
+        Ok(())
+    }
 }

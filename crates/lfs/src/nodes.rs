@@ -195,7 +195,29 @@ impl NodeSlots {
     pub fn settle(&mut self, given_up: Vec<Place>) -> Vec<u32> {
         let free = std::mem::replace(&mut self.limbo, given_up);
         self.give_back(free);
-        self.release()
+        let released = self.release();
+        self.pack();
+        released
+    }
+
+    /// Where nodes could lie in two segments less, the next ones go where most are that stay: so the others come
+    /// free (N13).
+    fn pack(&mut self) {
+        let per = u64::from(self.per_segment());
+        if self.segments.len() <= 2 || self.left + (self.limbo.len() as u64) < 2 * per {
+            return;
+        }
+        let mut gone: BTreeMap<u32, u32> = BTreeMap::new();
+        self.limbo.iter().for_each(|place| *gone.entry(place.segment).or_default() += 1);
+        let with_room = self.segments.iter().filter(|(_, slots)| slots.left > 0);
+        let empty = |(segment, slots): (&u32, &Slots)| {
+            (slots.left + gone.get(segment).copied().unwrap_or(0), *segment)
+        };
+        let mut fullest: Vec<(u32, u32)> = with_room.map(empty).collect();
+        fullest.sort_unstable();
+        if let [(_, first), (_, second), ..] = fullest[..] {
+            self.current = [Some(first), Some(second)];
+        }
     }
 
     /// Lets segments go that have no node (N13).
@@ -358,6 +380,27 @@ mod tests {
         slots.give_back(pair);
         assert_eq!(slots.settle(Vec::new()), [4, 9, 11], "N13");
         assert!(!slots.found(pair[0]) && slots.left == 0);
+    }
+
+    /// Few nodes that were left in many segments kept those for good, on a volume that was emptied: each new pair
+    /// went to the emptiest ones.
+    #[test]
+    fn n13_few_nodes_come_together() {
+        let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
+        (0..6).for_each(|segment| slots.add(segment));
+        let pairs: Vec<[Place; 2]> = std::iter::from_fn(|| slots.take()).collect();
+        // One that stays, in the last segments; the others go.
+        let (stays, gone) = pairs.split_last().unwrap();
+        slots.settle(gone.concat());
+        slots.settle(Vec::new());
+        let mut last: Option<[Place; 2]> = None;
+        for _ in 0..4 {
+            let taken = slots.take().unwrap();
+            slots.settle(last.replace(taken).map_or(Vec::new(), |old| old.to_vec()));
+        }
+        let stays: Vec<u32> = stays.iter().map(|place| place.segment).collect();
+        let found: Vec<u32> = slots.segments.keys().copied().collect();
+        assert_eq!(found.len(), 2, "{found:?}, one is in {stays:?}");
     }
 
     /// A checkpoint was promised free slots that lie in one segment, where both copies of a node cannot go,

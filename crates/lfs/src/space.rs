@@ -197,7 +197,8 @@ impl Space {
 
     /// The same for what was accepted before, which may have what is kept from what is new (P14).
     pub fn owed_room(&self) -> u64 {
-        let kept = self.left_alone(KEPT_FROM_LOG, self.need_nodes.0) + self.log_segments();
+        let kept = self.left_alone(KEPT_FROM_LOG + self.clean_planned, self.need_nodes.0);
+        let kept = kept + self.log_segments();
         let free = self.segments.free().saturating_sub(kept);
         self.data_left() + free * self.layout.segment_bytes()
     }

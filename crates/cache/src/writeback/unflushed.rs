@@ -163,6 +163,18 @@ impl Unflushed {
         std::mem::take(&mut state.lost)
     }
 
+    /// All that no flush has made durable, for who knows that it is gone. None: a flush is under way, which
+    /// answers for some of it.
+    pub fn take_back(&self) -> Option<Covered> {
+        let mut state = self.state.lock();
+        state.look(self.epoch());
+        if state.flushing > 0 {
+            return None;
+        }
+        let epoch = state.covered.epoch;
+        Some(std::mem::replace(&mut state.covered, Covered { epoch, ..Covered::default() }))
+    }
+
     /// What of the blocks was written again since the flush that covers them began: pinned for the next one,
     /// or lost meanwhile and to be written anew.
     pub fn pinned_within(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
