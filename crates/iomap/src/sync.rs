@@ -264,9 +264,9 @@ impl MappedFile {
         std::sync::Arc::as_ptr(self.device()).cast::<()>() as usize
     }
 
-    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the end
-    /// of a flush of its own; whoever syncs the file next is told. For who wants it written before that. An
-    /// error: some of it is not held any more.
+    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the
+    /// end of a flush of its own; whoever syncs the file next is told. For who wants it written before
+    /// that. An error: some of it is not held any more.
     pub fn take_back_lost(&self) -> Result<()> {
         let lost = self.mapping.unflushed.take_lost();
         if !lost.is_empty() {
@@ -275,6 +275,14 @@ impl MappedFile {
             self.mapping.errseq.set(Error::new(ErrorKind::Io, "flush", text));
         }
         self.mapping.sticky.lock().clone().map_or(Ok(()), Err)
+    }
+
+    /// All that no flush of the file has made durable is dirty again, for who knows that some of it is gone.
+    /// False: a flush of the file is under way, which takes it back if it fails.
+    pub fn take_back_unflushed(&self) -> bool {
+        let Some(covered) = self.mapping.unflushed.take_back() else { return false };
+        self.flush_failed(&covered);
+        true
     }
 
     fn each_pinned(

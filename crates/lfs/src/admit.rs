@@ -114,8 +114,8 @@ impl State {
         self.data_room(Need::Urgent) >= self.dirt_weight(0) + bytes
     }
 
-    /// Pairs of nodes that two checkpoints may need (P13), when what has changed has grown by `growth`: the
-    /// one that is being made and the next, or the next and the one that makes free what that gives up.
+    /// Pairs of nodes that two checkpoints may need (P13), when what has changed has grown by `growth`:
+    /// the one that is being made and the next, or the next and the one that makes free what that gives up.
     pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
         let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         let made = made.map(|frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));

@@ -250,8 +250,8 @@ impl Inner {
                 written.upto = u64::MAX;
                 (last, written.lost, written.lost == written.healed, content)
             };
-            // What a repair of the log has left out is held in the cache, if anywhere: no flush of the file's own
-            // need have failed.
+            // What a repair of the log has left out is held in the cache, if anywhere: no flush of the file's
+            // own need have failed.
             let whole = whole || content.file.take_back_unflushed();
             let done = match content.file.take_back_lost() {
                 Ok(()) => content.file.write_out().await,

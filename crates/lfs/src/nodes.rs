@@ -200,8 +200,8 @@ impl NodeSlots {
         released
     }
 
-    /// Where nodes could lie in two segments less, the next ones go where most are that stay: so the others come
-    /// free (N13).
+    /// Where nodes could lie in two segments less, the next ones go where most are that stay: so the others
+    /// come free (N13).
     fn pack(&mut self) {
         let per = u64::from(self.per_segment());
         if self.segments.len() <= 2 || self.left + (self.limbo.len() as u64) < 2 * per {
@@ -382,8 +382,8 @@ mod tests {
         assert!(!slots.found(pair[0]) && slots.left == 0);
     }
 
-    /// Few nodes that were left in many segments kept those for good, on a volume that was emptied: each new pair
-    /// went to the emptiest ones.
+    /// Few nodes that were left in many segments kept those for good, on a volume that was emptied: each new
+    /// pair went to the emptiest ones.
     #[test]
     fn n13_few_nodes_come_together() {
         let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
