@@ -12,6 +12,7 @@ pub mod error;
 pub mod flags;
 pub mod hist;
 pub mod io_flusher;
+pub mod peer;
 pub mod pool;
 pub mod sim_world;
 pub mod sync;

@@ -298,7 +298,7 @@ fn volume_reports_every_row_and_ratio() {
             ("volume-sparse", "seqwrite_machine_cpu_per_gib"),
             ("volume-nosums-sparse", "seqread_own_cpu_per_gib"),
             ("volume-flushing", "read_beside_flush_p99_9"),
-            ("volume-sparse", "names_create_few"),
+            ("volume-sparse", "names_create_500"),
             ("volume", "open_after_clean_stop"),
             ("volume", "recovery_per_gib"),
             ("volume", "full_filled"),

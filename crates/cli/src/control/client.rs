@@ -9,7 +9,7 @@ use crate::args::Which;
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts;
 use crate::remote::client::RemoteFs;
-use rustix::net::UCred;
+use forebay_base::peer::{self, Peer};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -79,7 +79,7 @@ impl Client {
     fn trusted(paths: Vec<PathBuf>, trusted: impl Fn(u32) -> bool) -> Vec<(u32, Self)> {
         let mut all = Self::of(paths);
         all.retain(|(_, client)| {
-            client.peer().is_ok_and(|peer| trusted(peer.uid.as_raw()))
+            client.peer().is_ok_and(|peer| trusted(peer.uid))
                 && client.limit(Some(ANSWER_TIME)).is_ok()
         });
         all
@@ -96,7 +96,7 @@ impl Client {
         let mut running: Vec<_> = paths.iter().filter_map(open).collect();
         // A socket may be reached by two names.
         running.sort_by_key(|(pid, _)| *pid);
-        running.dedup_by_key(|(pid, _)| *pid);
+        running.dedup_by(|(pid, _), (other, _)| pid == other && *pid != 0);
         running
     }
 
@@ -119,14 +119,13 @@ impl Client {
         Ok((RemoteFs::new(self.reader.into_inner()), about))
     }
 
-    fn peer(&self) -> Outcome<UCred> {
-        let peer = rustix::net::sockopt::socket_peercred(self.reader.get_ref());
-        peer.map_err(|e| Failure::io("control socket", &e.into()))
+    fn peer(&self) -> Outcome<Peer> {
+        peer::peer(self.reader.get_ref()).map_err(|e| Failure::io("control socket", &e))
     }
 
-    /// The process at the other end.
+    /// The process at the other end; 0 if it is in another world of processes.
     pub fn pid(&self) -> Outcome<u32> {
-        Ok(self.peer()?.pid.as_raw_nonzero().get().unsigned_abs())
+        Ok(self.peer()?.pid)
     }
 
     /// How long an answer may take.

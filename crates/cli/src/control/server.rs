@@ -226,7 +226,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
 fn serve(shared: &Shared, mut stream: &UnixStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     stream.set_write_timeout(Some(Duration::from_secs(10)))?;
-    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid.as_raw();
+    let peer = forebay_base::peer::peer(stream)?.uid;
     if peer != own_uid() && peer != 0 {
         log::warn!("control socket: user {peer} refused");
         let refusal = Err(Refusal::new("denied", "only the owner of the process may ask"));
