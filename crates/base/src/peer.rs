@@ -1,7 +1,7 @@
 //! Who is at the other end of a local socket.
 //!
-//! Asked of the system here, and not by rustix: a peer in another world of processes, a container's say, has the
-//! number 0 in ours, which rustix's type of a process cannot hold.
+//! Asked of the system here, and not by rustix: a peer in another world of processes, a container's say, has
+//! the number 0 in ours, which rustix's type of a process cannot hold.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,5 +1,5 @@
-//! The suite finds what it is there for: each planted mistake but two makes the search report a violation, and
-//! the same workloads without it none.
+//! The suite finds what it is there for: each planted mistake but two makes the search report a violation,
+//! and the same workloads without it none.
 //!
 //! No locks.
 
@@ -76,8 +76,8 @@ fn find(fault: Planted) -> Result<(), String> {
     Err(format!("{fault:?} was not found: {}", seen.line()))
 }
 
-/// What no workload of files shows: of one block a file has one write on its way at a time, so the order of two
-/// reservations, or of two publications, never differs from that of their writes.
+/// What no workload of files shows: of one block a file has one write on its way at a time, so the order of
+/// two reservations, or of two publications, never differs from that of their writes.
 const OPEN: [Planted; 2] = [Planted::SequenceAtReserve, Planted::PublishedOutOfOrder];
 
 /// K11, O12 among them; a moment knows what was acknowledged before it: U1. All but the two that are open.
