@@ -201,10 +201,18 @@ fn four_threads_fill_a_volume_round_after_round() {
         let blocks = made.iter().map(|(_, size)| size / UNIT).sum::<u64>();
         assert!(blocks * 4 >= before * 3, "{blocks} of {before}");
         block_on(empty(&volume, &made));
+        // The cleaner, on a thread of its own, may have segments in its hands, and what it copied last.
         let after = block_on(available(&volume));
-        assert!(after + 64 >= before, "{after} of {before}, round {round}");
+        assert!(after * 5 >= before * 4, "{after} of {before}, round {round}");
     }
     block_on(volume.close()).unwrap();
+    drop(volume);
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    let after = block_on(available(&volume));
+    assert!(after + 64 >= before, "{after} of {before}, opened again");
+    block_on(volume.close()).unwrap();
+    let report = block_on(fsck(&device, &world, &mut |_| ())).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
 }
 
 /// A volume that is full to the last promise, of content and of names.
