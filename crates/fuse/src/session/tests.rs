@@ -289,7 +289,7 @@ impl Future for Waits {
 }
 
 /// A1, A2: a request that waits is answered when it is woken, also if that was while it was polled first;
-/// one that nobody can wake any more gets an error, and a session does not wait for it.
+/// one that nobody can wake any more looks again.
 #[test]
 fn a1_a2_requests_that_wait_are_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
@@ -312,7 +312,8 @@ fn a1_a2_requests_that_wait_are_answered() {
     assert_eq!(kernel.reply(), (2, (3, Vec::new())));
     session.shared.run(&core, 3, 10, waits(false));
     drop(wakers.recv().unwrap());
-    assert_eq!(kernel.reply(), (3, (5, Vec::new())), "nobody can wake it");
+    // Under scarce memory a store into a map was a bus error: a read was given up so.
+    assert_eq!(kernel.reply(), (3, (3, Vec::new())), "nobody can wake it, so it looks again");
     drop((core, kernel));
     end(session.wait());
 }

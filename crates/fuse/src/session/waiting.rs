@@ -4,11 +4,11 @@
 //! ```text
 //!   first poll: ready ─▶ answered on the reader thread
 //!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end
-//!               pending, and woken meanwhile ─▶ a background task at once
+//!               pending, and woken meanwhile, or nobody can wake it ─▶ a background task at once
 //! ```
 //! Invariants: A1 a wake is never lost: one that comes while the first poll runs, or before the request is
-//! parked, counts. A2 a request that is dropped unfinished, parked or not, is answered EIO, and no longer
-//! counted.
+//! parked, counts; and what nobody can wake any more is polled once more, by a background task, instead of
+//! being dropped. A2 a request that is dropped unfinished is answered EIO, and no longer counted.
 //!
 //! Lock: one for each request, a leaf; nothing is spawned, dropped or polled under it.
 
@@ -57,6 +57,16 @@ impl Parking {
         *stage = Stage::Gone;
         drop(stage);
         self.spawn(request);
+    }
+}
+
+impl Drop for Parking {
+    /// A1: what it waited for has let go of it without a wake, and nobody else can wake it.
+    fn drop(&mut self) {
+        let stage = self.stage.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Stage::Parked(request) = std::mem::replace(stage, Stage::Gone) {
+            self.shared.world.spawn("fuse request", request);
+        }
     }
 }
 
