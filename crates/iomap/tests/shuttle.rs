@@ -327,8 +327,8 @@ fn the_end_of_file_is_moved_by_several_at_once() {
         let device = Racing::new(vec![0; size as usize], u32::MAX);
         let ops = Arc::new(Identity::new(Arc::new(device)));
         let file = MappedFile::new(&cache, ops, 4096, size, false).unwrap();
-        let history = History::new(0);
-        let subject = Subject { file, history, first_size: size, truncates: seed % 2 == 0 };
+        let history = History::new(0, size);
+        let subject = Subject { file, history, truncates: seed % 2 == 0 };
         let files = Arc::new(vec![subject]);
         let threads: Vec<_> = (0..3)
             .map(|_| {
