@@ -7,7 +7,7 @@ use super::ground::{self, ALL, Ground, Plot};
 use super::read::{compare, read_all};
 use crate::dirty::Subject;
 use crate::dirty::drive::{self, Drive};
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::backing::Backing;
 use crate::harness::load::Target;
 use crate::harness::options::Options;
@@ -82,7 +82,7 @@ fn alternated(options: &Options, grounds: &[Ground], jobs: usize, size: u64) -> 
         let subject = Files(files);
         variants.push(Variant::new(ground.name, move |turn: &Turn| {
             let (time, seed) = (turn.time, turn.seed);
-            drive::run(&subject, &Drive { jobs, size, time, seed })
+            whole_machine(|| drive::run(&subject, &Drive { jobs, size, time, seed }))
         }));
     }
     let plan = Plan {

@@ -150,7 +150,7 @@ fn amplification(options: &Options, report: &mut Report) -> Result<()> {
                         report.ratio_with_bar(&ratio, value, Good::AtMost, *bar);
                     }
                 }
-                Err(e) => report.not_run(&format!("{metric} of {who:?}"), e),
+                Err(e) => report.left_out(&format!("{metric} of {who:?}"), e),
             }
         }
     }
