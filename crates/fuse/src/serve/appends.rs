@@ -23,7 +23,7 @@ pub(crate) struct Appends {
 }
 
 /// An append that counts until this goes.
-pub(super) struct Counted<'a>(&'a Appends, u64);
+pub(crate) struct Counted<'a>(&'a Appends, u64);
 
 impl Appends {
     /// Counts one.
