@@ -248,6 +248,11 @@ impl Volume {
         self.open.volume.clean_stats()
     }
 
+    /// What was found wrong in its log when it was opened: it can be read as far as that place.
+    pub fn damage(&self) -> Option<Error> {
+        self.open.volume.damage()
+    }
+
     /// What its superblock says.
     pub fn info(&self) -> Result<VolumeInfo> {
         let device: DeviceRef = self.open.device.clone();

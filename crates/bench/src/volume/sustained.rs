@@ -34,7 +34,8 @@ struct Run {
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let bytes = options.size_or(96 * MIB, 8 * GIB);
     let budget = if options.quick { 16 * MIB } else { 256 * MIB };
-    let ground = Ground { options, part: "sustained", image_bytes: bytes, budget };
+    let ground =
+        Ground { options, part: "sustained", image_bytes: bytes, budget, dirt_bytes: None };
     let who: &[Who] = match options.quick {
         true => &[Who::Volume],
         false => &[Who::Volume, Who::Loop(FsKind::Xfs), Who::Loop(FsKind::Btrfs)],
