@@ -20,6 +20,7 @@ pub use names::ReadDir;
 pub(crate) use opened::{Open, Volumes};
 
 use crate::cache::Cache;
+use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::world::RealWorld;
@@ -293,7 +294,8 @@ fn now() -> Timestamp {
 /// Whether anything but zeros is where file systems and partition tables have their signatures.
 fn is_blank(device: &dyn BlockDevice) -> Result<bool> {
     let look = LOOK_BYTES.min(device.size());
-    let mut bytes = vec![0; look as usize];
+    // Opened with O_DIRECT where that works.
+    let mut bytes = AlignedBuf::new(look as usize);
     for offset in [0, device.size() - look] {
         device.read_into(offset, &mut bytes)?;
         if bytes.iter().any(|byte| *byte != 0) {
