@@ -7,8 +7,8 @@
 
 use super::places::{self, ALL, Ground, Place, QUICK, Synced, Who};
 use crate::dirty::Subject;
-use crate::dirty::drive::{self, Drive};
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::dirty::drive::{self, JOBS};
+use crate::harness::alternate::Outcome;
 use crate::harness::backing::Backing;
 use crate::harness::image::Rng;
 use crate::harness::options::Options;
@@ -17,7 +17,6 @@ use crate::rivals::loopdev::FsKind;
 use forebay_base::Result;
 use forebay_base::units::{GIB, KIB, MIB, format_size};
 
-const JOBS: usize = 16;
 const WRITE: u64 = 4 * KIB;
 
 /// A rival and its bars: with one job, with sixteen.
@@ -50,8 +49,8 @@ fn rates(options: &Options, report: &mut Report) -> Result<()> {
     };
     let places = places::all(&ground, who, backings, report);
     for place in &places {
-        place.fill("one", size)?;
-        (0..JOBS).try_for_each(|job| place.fill(&format!("many{job}"), each))?;
+        place.fill(&drive::file_of(0, 1), size)?;
+        (0..JOBS).try_for_each(|job| place.fill(&drive::file_of(job, JOBS), each))?;
     }
     for (jobs, size) in [(1, size), (JOBS, each)] {
         let outcome = alternated(options, &places, jobs, size)?;
@@ -72,26 +71,13 @@ fn rates(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 fn alternated(options: &Options, places: &[Place], jobs: usize, size: u64) -> Result<Outcome> {
-    let mut variants = Vec::new();
+    let mut subjects = Vec::new();
     for place in places {
-        let name = |job| if jobs == 1 { "one".to_string() } else { format!("many{job}") };
-        let files = (0..jobs).map(|job| place.file(&name(job), false)).collect::<Result<_>>()?;
-        let subject = Synced { place, files };
-        variants.push(Variant::new(place.name, move |turn: &Turn| {
-            let (time, seed) = (turn.time, turn.seed);
-            drive::run(&subject, &Drive { jobs, size, time, seed })
-        }));
+        let file = |job| place.file(&drive::file_of(job, jobs), false);
+        let files = (0..jobs).map(file).collect::<Result<_>>()?;
+        subjects.push((place.name, Synced { place, files }));
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: if options.quick { 1 } else { 3 },
-        slice: options.millis(40, 450),
-        passes: if options.quick { 1 } else { 3 },
-        gate: Some("host"),
-        repeats_max: if options.quick { 0 } else { 2 },
-        lines: options.lines,
-    };
-    alternate(&mut variants, &plan)
+    drive::in_turns(options, &subjects, jobs, size)
 }
 
 fn ratios(outcome: &Outcome, jobs: usize, report: &mut Report) {
