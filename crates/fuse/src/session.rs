@@ -45,12 +45,12 @@ const EPROTO: i32 = 71;
 const ENOTCONN: i32 = 107;
 
 /// What we take of what the kernel has. Not `ATOMIC_O_TRUNC`: the kernel refuses to truncate a program that
-/// runs only after such an `OPEN`. Not `READDIRPLUS_AUTO`: it asks for attributes with the first part of a
-/// listing only, and who looks at each entry of a long one asks for each of the others by itself.
+/// runs only after such an `OPEN`.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
     .union(InitFlags::DO_READDIRPLUS)
+    .union(InitFlags::READDIRPLUS_AUTO)
     .union(InitFlags::ASYNC_DIO)
     .union(InitFlags::PARALLEL_DIROPS)
     .union(InitFlags::ABORT_ERROR)

@@ -124,10 +124,6 @@ fn only_what_both_sides_have() {
     let out = agreed(&InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags }, 8);
     assert_eq!((out.flags, out.minor), (InitFlags::ASYNC_DIO, 45));
     assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
-    // `ls -l` of a directory that needs more than one part asked for the attributes of each entry by itself.
-    let flags = InitFlags::DO_READDIRPLUS | InitFlags::READDIRPLUS_AUTO;
-    let out = agreed(&InitIn { major: 7, minor: 45, max_readahead: 0, flags }, 8);
-    assert_eq!(out.flags, InitFlags::DO_READDIRPLUS);
 }
 
 /// R2, U1: what is not known gets its answer, and what is malformed as well.
@@ -149,6 +145,25 @@ fn r2_u1_every_request_is_answered() {
     kernel.send(opcode::FORGET, 1, 1, &[1, 0, 0, 0, 0, 0, 0, 0]);
     kernel.send(opcode::INTERRUPT, 1, 0, &[5, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).1.len(), 80);
+    drop(kernel);
+    end(session.wait());
+}
+
+/// `ls -l` asked for the label of each file, by a request each: half of all that it asked for. Told that there
+/// are none here it asks once.
+#[test]
+fn labels_that_are_not_there_are_not_supported() {
+    let (kernel, session) = ready(Arc::new(MemFs::default()));
+    let get = |name: &[u8]| {
+        let room = [&255_u32.to_le_bytes()[..], &[0; 4], name, b"\0"].concat();
+        kernel.ask(opcode::GETXATTR, 1, &room).0
+    };
+    let set = |name: &[u8]| {
+        let head = [&1_u32.to_le_bytes()[..], &[0; 4], name, b"\0x"].concat();
+        kernel.ask(opcode::SETXATTR, 1, &head).0
+    };
+    assert_eq!((get(b"security.selinux"), get(b"security.other"), get(b"user.x")), (95, 61, 61));
+    assert_eq!((set(b"security.selinux"), get(b"security.selinux")), (0, 0), "one that is set");
     drop(kernel);
     end(session.wait());
 }
