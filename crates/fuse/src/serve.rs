@@ -10,6 +10,7 @@
 //!
 //! No locks.
 
+mod appends;
 mod attrs;
 mod beside;
 mod content;
@@ -29,6 +30,7 @@ use crate::proto::consts::{opcode, open};
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
 use crate::trees::Trees;
+use appends::Appends;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
@@ -61,6 +63,8 @@ pub(crate) struct Core {
     pub minor: AtomicU32,
     /// Changes that others than the kernel have made.
     pub epoch: AtomicU64,
+    /// Appends on their way to the end that the kernel knows.
+    pub appends: Appends,
     /// How often the bound was met.
     pub pruned: AtomicUsize,
     /// Names are being called stale.
@@ -225,6 +229,7 @@ impl Core {
             inodes_max: options.inodes_max,
             minor: AtomicU32::default(),
             epoch: AtomicU64::default(),
+            appends: Appends::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
             spares: Spares::new(options.thread_count()),
