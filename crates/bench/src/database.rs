@@ -2,11 +2,13 @@
 //! device in a memory cgroup of the same size.
 //!
 //! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
-//! outside both limits, measured while pgbench's clients are connected, with all of what they share; each column
-//! begins with nothing cached, and warms what it reads; the order of columns turns about with each round.
+//! outside both limits, measured while pgbench's clients are connected, with all of what they share; each
+//! column begins with nothing cached, and warms what it reads; the order of columns turns about with each
+//! round.
 //!
-//! Invariants: D1 the first second of pgbench, in which it connects and plans, is in no figure. D2 what is below
-//! [`SECONDS_MIN`], [`ROUNDS_MIN`] or, of the backup, [`PACE_SHARE_MIN`] is shown and not judged, and says so.
+//! Invariants: D1 the first second of pgbench, in which it connects and plans, is in no figure. D2 what is
+//! below [`SECONDS_MIN`], [`ROUNDS_MIN`] or, of the backup, [`PACE_SHARE_MIN`] is shown and not judged, and
+//! says so.
 
 mod backup;
 mod bed;
@@ -394,9 +396,9 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
     let (alone, beside) = setting.seconds;
     report.note(format!(
         "database: cache {}, pgbench scale {} ({} %), backup of {} at {} MB/s, {alone} s alone and \
-         {beside} s beside it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory cgroups \
-         hold that much page cache, PostgreSQL's own memory while its clients are connected, and {}; tar apart \
-         has {}",
+         {beside} s beside it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory \
+         cgroups hold that much page cache, PostgreSQL's own memory while its clients are connected, and {}; \
+         tar apart has {}",
         format_size(setting.cache),
         setting.scale,
         (u64::from(setting.scale) * 15_000_000 + 30_000_000) * 100 / setting.cache,
@@ -477,8 +479,8 @@ fn judge(report: &mut Report, setting: &Setting, found: &Found) {
         let slow = rate < PACE_SHARE_MIN * pace;
         if slow {
             report.note(format!(
-                "database: {load}, {}: the backup made {rate:.0} of {pace:.0} MB/s: not judged, and not to be \
-                 held beside columns whose backup was faster",
+                "database: {load}, {}: the backup made {rate:.0} of {pace:.0} MB/s: not judged, and not \
+                 to be held beside columns whose backup was faster",
                 column.name()
             ));
         }

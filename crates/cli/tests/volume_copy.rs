@@ -112,8 +112,9 @@ fn a_full_volume_is_said() {
     folder.ok(&["fsck", "v"]);
 }
 
-/// Of several sources in a volume one that was not there ended the command: the others were not copied, the volume
-/// that they should go into was not synced, and the status was 3. A source on the host was named and passed over.
+/// Of several sources in a volume one that was not there ended the command: the others were not copied, the
+/// volume that they should go into was not synced, and the status was 3. A source on the host was named and
+/// passed over.
 #[test]
 fn a_source_that_is_not_there_does_not_stop_the_others() {
     let folder = Folder::new();

@@ -1,4 +1,5 @@
-//! A volume on a block device, which has its size already: made, used, checked, and grown when the device was.
+//! A volume on a block device, which has its size already: made, used, checked, and grown when the device
+//! was.
 
 mod common;
 
@@ -31,8 +32,8 @@ impl Drop for Loop {
     }
 }
 
-/// `create` on a block device failed with "unaligned request": what it looks for signatures with was not aligned
-/// as direct I/O needs it.
+/// `create` on a block device failed with "unaligned request": what it looks for signatures with was not
+/// aligned as direct I/O needs it.
 #[test]
 fn a_block_device_holds_a_volume_and_grows() {
     if !may_run() {

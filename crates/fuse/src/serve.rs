@@ -1,7 +1,8 @@
 //! A request answered by the contract of `vfs`.
 //!
-//! What can be answered without waiting is ([`Core::read_now`], [`Core::write_now`]); for the rest there is
-//! a future ([`Core::serve`]), which the reader thread polls once and a background task from then on.
+//! What can be answered without waiting is ([`Core::read_now`], [`Core::write_now`]); a thread that may wait
+//! does the rest of that itself ([`Core::read_here`], [`Core::write_here`]); else there is a future
+//! ([`Core::serve`]), which the reader thread polls once and a background task from then on.
 //!
 //! Invariants: R1 what an answer tells the kernel is counted, and noted in its [`Undo`], before it leaves.
 //! R2 the errno `ENOSYS` means to the kernel "do not ask again", so it is only given where that is

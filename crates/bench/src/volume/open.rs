@@ -4,8 +4,8 @@
 //! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every 20 ms,
 //! and what it has before it opens the volume is not taken off. O2 the child that writes the log is killed
 //! with SIGKILL and closes nothing. A file that is touched again was closed in between: what of it is read
-//! from the device then is what its last close has cost. O3 no checkpoint falls into the log that is recovered, so
-//! that all of it is read; where one does, the figure is not judged.
+//! from the device then is what its last close has cost. O3 no checkpoint falls into the log that is
+//! recovered, so that all of it is read; where one does, the figure is not judged.
 
 use super::names::{EACH, Tree};
 use super::places::{self, Ground, Opened, Place, Who};
@@ -206,7 +206,8 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
             }
         };
         let each = size / JOBS as u64;
-        let job = json!({ "job": "log", "path": image.path(), "budget": BUDGET, "log": log, "each": each });
+        let path = image.path();
+        let job = json!({ "job": "log", "path": path, "budget": BUDGET, "log": log, "each": each });
         let answer = worker.ask(&job)?;
         let number = |key: &str| answer[key].as_u64().unwrap_or(0);
         worker.kill()?;
@@ -228,13 +229,14 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
     }
     let spread = relative_deviation(&seconds) * 100.0;
     report.note(format!(
-        "recovery: rounds vary by {spread:.0} %; {seen} checkpoints fell into the log, with any it is not judged"
+        "recovery: rounds vary by {spread:.0} %; {seen} checkpoints fell into the log, with any it is \
+         not judged"
     ));
     Ok(())
 }
 
-/// The child's side: synced writes by many jobs until the log has so many bytes: what the device got, less what
-/// was written to files. Closes nothing (O2), and tells how many checkpoints were made meanwhile (O3).
+/// The child's side: synced writes by many jobs until the log has so many bytes: what the device got, less
+/// what was written to files. Closes nothing (O2), and tells how many checkpoints were made meanwhile (O3).
 pub fn log_here(job: &Value) -> Result<Value> {
     let volume = open_job(job)?;
     let first = volume.checkpoint()?;

@@ -1,16 +1,16 @@
 //! `sync`: random 4 KiB writes, each synced, by one thread and by sixteen with a file each; and bytes that
 //! reach the device for each byte dirtied so.
 //!
-//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its fsync;
-//! beside it, of a write and its fdatasync, which for the kernel's is a flush alone where blocks are written
-//! anew: they keep no log of that. S3 the amplification is of a run of its own that ends with a clean close, checkpoints and all;
-//! what a cleaner moves is in it, and a row of its own: there is room for all that is written, so that
-//! it is little or nothing.
+//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its
+//! fsync; beside it, of a write and its fdatasync, which for the kernel's is a flush alone where blocks are
+//! written anew: they keep no log of that. S3 the amplification is of a run of its own that ends with a clean
+//! close, checkpoints and all; what a cleaner moves is in it, and a row of its own: there is room for all
+//! that is written, so that it is little or nothing.
 
 use super::places::{self, ALL, Ground, Place, Synced, Who};
 use crate::dirty::Subject;
-use crate::dirty::drive::{self, Drive};
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::dirty::drive::{self, JOBS};
+use crate::harness::alternate::Outcome;
 use crate::harness::backing::Backing;
 use crate::harness::image::Rng;
 use crate::harness::options::Options;
@@ -20,7 +20,6 @@ use crate::rivals::volume::OurVolume;
 use forebay_base::Result;
 use forebay_base::units::{GIB, KIB, MIB, format_size};
 
-const JOBS: usize = 16;
 /// Jobs, whether by fdatasync, and how its figures are called.
 const CELLS: [(usize, bool, &str); 4] =
     [(1, false, "sync"), (JOBS, false, "sync16"), (1, true, "dsync"), (JOBS, true, "dsync16")];
@@ -54,8 +53,8 @@ fn rates(options: &Options, report: &mut Report) -> Result<()> {
     let backings = if options.quick { &Backing::ALL[..2] } else { &Backing::ALL };
     let places = places::all(&ground, &ALL, backings, report);
     for place in &places {
-        place.fill("one", size)?;
-        (0..JOBS).try_for_each(|job| place.fill(&format!("many{job}"), each))?;
+        place.fill(&drive::file_of(0, 1), size)?;
+        (0..JOBS).try_for_each(|job| place.fill(&drive::file_of(job, JOBS), each))?;
     }
     for cell @ (jobs, data_only, prefix) in CELLS {
         let size = if jobs == 1 { size } else { each };
@@ -86,26 +85,13 @@ fn alternated(
     (jobs, data_only, _): (usize, bool, &str),
     size: u64,
 ) -> Result<Outcome> {
-    let mut variants = Vec::new();
+    let mut subjects = Vec::new();
     for place in places {
-        let name = |job| if jobs == 1 { "one".to_string() } else { format!("many{job}") };
-        let files = (0..jobs).map(|job| place.file(&name(job), false)).collect::<Result<_>>()?;
-        let subject = Synced { place, files, data_only };
-        variants.push(Variant::new(place.name, move |turn: &Turn| {
-            let (time, seed) = (turn.time, turn.seed);
-            drive::run(&subject, &Drive { jobs, size, time, seed })
-        }));
+        let file = |job| place.file(&drive::file_of(job, jobs), false);
+        let files = (0..jobs).map(file).collect::<Result<_>>()?;
+        subjects.push((place.name, Synced { place, files, data_only }));
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: if options.quick { 1 } else { 3 },
-        slice: options.millis(40, 450),
-        passes: if options.quick { 1 } else { 3 },
-        gate: Some("host"),
-        repeats_max: if options.quick { 0 } else { 2 },
-        lines: options.lines,
-    };
-    alternate(&mut variants, &plan)
+    drive::in_turns(options, &subjects, jobs, size)
 }
 
 fn ratios(outcome: &Outcome, (jobs, data_only, prefix): (usize, bool, &str), report: &mut Report) {

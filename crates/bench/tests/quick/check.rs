@@ -73,7 +73,8 @@ pub fn check_ratios(json: &Value, wanted: &[&str]) {
     }
 }
 
-/// Where the `forebay` program was not built, these benches say so. Anything else that is missing is a failure.
+/// Where the `forebay` program was not built, these benches say so. Anything else that is missing is a
+/// failure.
 pub fn no_program(json: &Value) -> bool {
     json["rows"] == serde_json::json!([]) && !ran(json, json["bench"].as_str().unwrap())
 }

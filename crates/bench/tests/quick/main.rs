@@ -58,7 +58,7 @@ fn hit_reports_every_row_and_ratio() {
     for way in ["ours-on-a-mount", "ours-on-a-mount-always", "ours-over-nbd"] {
         if ran(&json, way) {
             check_rows(&json, &[(way, "way_read_rate"), (way, "way_read_p99_9")]);
-            // Another process has a part in it.
+            // W1; W2: another process has a part in it.
             let own = [way, "way_read_cpu_per_io"];
             let rows = json["rows"].as_array().unwrap();
             assert!(!rows.iter().any(|row| [&row["variant"], &row["metric"]] == own), "{way}");
@@ -297,6 +297,9 @@ fn volume_reports_every_row_and_ratio() {
         }
     }
     check_ratios(&json, &ratios);
+    let notes = json["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
+    let recovered = notes.filter(|note| note.starts_with("recovery")).collect::<Vec<_>>();
+    assert!(recovered[0].contains("; 0 checkpoints fell"), "O3: {recovered:?}");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 //! The volume is not written to. What cannot be read is named, with its path and offset, and left as a hole;
 //! the rest is copied. Where the newest checkpoint cannot be read, an older one is, with the log behind it.
 //!
-//! Invariant: O1 what may be missing is a problem that is named and counted: an older checkpoint, a log that ends
-//! at a damaged place.
+//! Invariant: O1 what may be missing is a problem that is named and counted: an older checkpoint, a log that
+//! ends at a damaged place.
 
 use super::at::{Access, OpenVolume, open, open_older};
 use super::copy::{Copier, How};

@@ -72,6 +72,21 @@ impl Core {
         Some(done.map(|done| self.wrote(&handle, io, &done)))
     }
 
+    /// A read by a thread that may wait: how many bytes are in `dst`.
+    pub fn read_here(&self, io: &ReadIn, dst: &mut [u8]) -> Result<usize> {
+        let handle = self.handle(io.fh)?;
+        let size = (io.size as usize).min(dst.len());
+        handle.file.read_slice(io.offset, &mut dst[..size], flags_of_read(&handle, io))
+    }
+
+    /// A write by a thread that may wait.
+    pub fn write_here(&self, io: &WriteIn, src: &[u8]) -> Result<Outcome> {
+        let handle = self.handle(io.fh)?;
+        let (flags, _counted) = self.flags_of_write(&handle, io);
+        let done = handle.file.write_slice(io.offset, src, flags, privileges_of(io))?;
+        Ok(self.wrote(&handle, io, &done))
+    }
+
     /// What is returned beside the flags is kept until the write is done (K5).
     fn flags_of_write(&self, handle: &Handle, io: &WriteIn) -> (IoFlags, Option<Counted<'_>>) {
         let flags = flags_of_write(handle, io);
