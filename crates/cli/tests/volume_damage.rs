@@ -128,7 +128,8 @@ fn a_lost_tree_is_got_round() {
     assert_eq!(common::bytes(&folder.path("out/last")), b"last", "the log behind it: {said}");
 }
 
-/// O1. A log that is damaged below what it calls durable is read up to there. Everything behind is missing, and
+/// Y1. A log that is damaged below what it calls durable is read up to there. Everything behind is missing,
+/// and
 /// `recover` ended with status 0 and a line in the log alone.
 #[test]
 fn a_damaged_log_is_a_problem() {

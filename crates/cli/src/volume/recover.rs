@@ -3,7 +3,7 @@
 //! The volume is not written to. What cannot be read is named, with its path and offset, and left as a hole;
 //! the rest is copied. Where the newest checkpoint cannot be read, an older one is, with the log behind it.
 //!
-//! Invariant: O1 what may be missing is a problem that is named and counted: an older checkpoint, a log that
+//! Invariant: Y1 what may be missing is a problem that is named and counted: an older checkpoint, a log that
 //! ends at a damaged place.
 
 use super::at::{Access, OpenVolume, open, open_older};
@@ -60,7 +60,7 @@ fn log_ends(damage: &Error) -> String {
     format!("its log is read up to a damaged place, what was synced behind it is missing: {damage}")
 }
 
-/// Opens the volume by its newest checkpoint whose root directory can be read (O1).
+/// Opens the volume by its newest checkpoint whose root directory can be read (Y1).
 fn open_somehow(args: &RecoverArgs, report: &mut Report) -> Outcome<OpenVolume> {
     let mut opened = open(&args.volume, Access::Read, &Which::default());
     for passed_over in 1..=CHECKPOINTS {
