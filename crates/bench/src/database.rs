@@ -6,7 +6,7 @@
 //! column begins with nothing cached, and warms what it reads; the order of columns turns about with each
 //! round.
 //!
-//! Invariants: K2 the first second of pgbench, in which it connects and plans, is in no figure. K3 what is
+//! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6 what is
 //! below [`SECONDS_MIN`], [`ROUNDS_MIN`] or, of the backup, [`PACE_SHARE_MIN`] is shown and not judged, and
 //! says so.
 
@@ -105,7 +105,7 @@ impl Setting {
         (self.cache / 16 / MIB).max(2)
     }
 
-    /// Too short to be judged (K3).
+    /// Too short to be judged (N6).
     fn is_short(&self) -> bool {
         self.seconds.1 < SECONDS_MIN || self.rounds < ROUNDS_MIN
     }
@@ -115,7 +115,7 @@ impl Setting {
 const TAR_ROOM: u64 = 64 * MIB;
 /// Memory for tar where it is in the cgroup of the database, and for what the kernel counts besides, bytes.
 const SLACK: u64 = 8 * MIB;
-/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (K2).
+/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (N5).
 const SETTLING: u64 = 1;
 /// Part of [`crate::harness::options::USAGE`]: what a minute has room for.
 const BRIEF: &str = "brief";
@@ -460,7 +460,7 @@ fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
     row("cpu_machine", "%", &|f| f.cpu[2] / f.backup.seconds * 100.0);
 }
 
-/// Beside over alone, by column; of ours, uncached, against its bars (K3).
+/// Beside over alone, by column; of ours, uncached, against its bars (N6).
 fn judge(report: &mut Report, setting: &Setting, found: &Found) {
     let pace = setting.pace as f64 / 1e6;
     for ((column, load), all) in found {
@@ -526,7 +526,7 @@ mod tests {
         report
     }
 
-    /// K3. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
+    /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
     /// `make run` was judged by one round of two seconds.
     #[test]
     fn a_slow_backup_and_a_short_run_are_not_judged_and_say_so() {

@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(read, [(1_700_000_000.5, 250.0), (1_700_000_001.0, 900.0)]);
     }
 
-    /// K2: the moment `from` is a second after the start.
+    /// N5: the moment `from` is a second after the start.
     #[test]
     fn logs_are_cut_where_the_backup_began_and_removed() {
         let dir = std::env::temp_dir().join(format!("forebay-pgbench-{}", std::process::id()));

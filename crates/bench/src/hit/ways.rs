@@ -1,8 +1,8 @@
 //! The ways to data that is cached: random 4 KiB reads, one at a time, by the kernel's pread of a file, by
 //! our library, through a mount of ours, through one of which the kernel caches, and over NBD.
 //!
-//! Invariants: Q1 all ways are alternated, with the same offsets in files of one size, all of it cached where
-//! it is served from. Q2 a way that needs another process is charged with what the whole machine used
+//! Invariants: G1 all ways are alternated, with the same offsets in files of one size, all of it cached where
+//! it is served from. G2 a way that needs another process is charged with what the whole machine used
 //! meanwhile.
 
 use super::{BLOCK, Bench};

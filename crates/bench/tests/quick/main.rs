@@ -56,14 +56,14 @@ fn hit_reports_every_row_and_ratio() {
     check_rows(&json, &[("ours", "arena_page_size"), ("ours", "cached_of_image")]);
     check_rows(&json, &[("kernel", "way_read_rate"), ("ours", "way_read_cpu_per_io")]);
     let of_ways = |note: &Value| note.as_str().unwrap().starts_with("way_read: 3 rounds kept");
-    assert!(json["notes"].as_array().unwrap().iter().any(of_ways), "Q1: alternated, in rounds");
+    assert!(json["notes"].as_array().unwrap().iter().any(of_ways), "G1: alternated, in rounds");
     for way in ["ours-on-a-mount", "ours-on-a-mount-always", "ours-over-nbd"] {
         if ran(&json, way) {
             check_rows(&json, &[(way, "way_read_rate"), (way, "way_read_p99_9")]);
             // Another process has a part in it.
             let own = [way, "way_read_cpu_per_io"];
             let rows = json["rows"].as_array().unwrap();
-            assert!(!rows.iter().any(|row| [&row["variant"], &row["metric"]] == own), "Q2: {way}");
+            assert!(!rows.iter().any(|row| [&row["variant"], &row["metric"]] == own), "G2: {way}");
         }
     }
     let ratios = ["read_vs_kernel", "read_vs_memcpy", "write_vs_memcpy", "hot_read_vs_kernel"];
