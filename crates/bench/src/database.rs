@@ -117,7 +117,7 @@ const TAR_ROOM: u64 = 64 * MIB;
 const SLACK: u64 = 8 * MIB;
 /// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (N5).
 const SETTLING: u64 = 1;
-/// Part of [`crate::harness::options::USAGE`]: what a minute has room for.
+/// Part of [`crate::harness::options::USAGE`]: what one to two minutes have room for.
 const BRIEF: &str = "brief";
 /// A run is judged from so many seconds beside the backup and so many rounds on.
 const SECONDS_MIN: u64 = 20;
@@ -182,14 +182,16 @@ fn prepare(options: &Options) -> Result<Setting> {
     let folder = options.dir.join(format!("forebay-bench-database-{}", std::process::id()));
     let fail = |e| Error::from_io("make", e).with_path(folder.clone());
     std::fs::create_dir(&folder).map_err(fail)?;
+    let brief = options.part.as_deref() == Some(BRIEF);
     Ok(Setting {
         cache,
         scale: scale.max(1),
-        backup: cache * 10,
+        // In a few seconds no more than a part of it is read.
+        backup: cache * if brief { 5 } else { 10 },
         pace: if options.quick { 100_000_000 } else { 200_000_000 },
         seconds,
         rounds: options.rounds_or(1, ROUNDS_MIN),
-        brief: options.part.as_deref() == Some(BRIEF),
+        brief,
         bin,
         folder,
     })
