@@ -135,6 +135,10 @@ mod tests {
         }
     }
 
+    fn sync_all(&self) -> Result<()> {
+        self.sync()
+    }
+
     #[test]
     fn o1_every_window_ends_with_a_sync() {
         let file = Counting(std::sync::Mutex::new(vec![0]));
