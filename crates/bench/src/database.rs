@@ -6,7 +6,7 @@
 //! begins with nothing cached, and warms what it reads; the order of columns turns about with each round.
 //!
 //! Invariants: D1 the first second of pgbench, in which it connects and plans, is in no figure. D2 what is below
-//! [`SECONDS_MIN`], [`ROUNDS_MIN`] or, of the backup, [`PACE_SHARE_MIN`] is shown and not judged, and says so.
+//! `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not judged, and says so.
 
 mod backup;
 mod bed;
