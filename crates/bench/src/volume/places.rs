@@ -321,7 +321,7 @@ pub fn all(
             }
             match Place::new(ground, *who, *backing) {
                 Ok(place) => places.push(place),
-                Err(e) => report.not_run(&format!("{} on {name}", ground.part), e),
+                Err(e) => report.left_out(&format!("{} on {name}", ground.part), e),
             }
         }
     }
