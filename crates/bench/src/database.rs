@@ -7,7 +7,7 @@
 //! round.
 //!
 //! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6 what is
-//! below [`SECONDS_MIN`], [`ROUNDS_MIN`] or, of the backup, [`PACE_SHARE_MIN`] is shown and not judged, and
+//! below `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not judged, and
 //! says so.
 
 mod backup;

@@ -34,18 +34,27 @@ pub fn file_of(job: usize, jobs: usize) -> String {
     if jobs == 1 { "one".to_string() } else { format!("many{job}") }
 }
 
-/// Subjects in turns, each with so many jobs on files of `size` bytes; a round counts if the host was steady.
+/// Whose CPU time a slice costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cost {
+    /// This process's: all of ours is in it.
+    Own,
+    /// The machine's: a daemon has a part in it.
+    Machine,
+}
+
+/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host was
+/// steady.
 pub fn in_turns<S: Subject>(
     options: &Options,
     subjects: &[(&'static str, S)],
-    jobs: usize,
-    size: u64,
+    (jobs, size): (usize, u64),
+    cost: Cost,
 ) -> Result<Outcome> {
     let variants = subjects.iter().map(|(name, subject)| {
         Variant::new(name, move |turn: &Turn| {
-            let drive = Drive { jobs, size, time: turn.time, seed: turn.seed };
-            let work = || run(subject, &drive);
-            if subject.is_shared() { whole_machine(work) } else { work() }
+            let one = || run(subject, &Drive { jobs, size, time: turn.time, seed: turn.seed });
+            if cost == Cost::Machine { whole_machine(one) } else { one() }
         })
     });
     let plan = Plan {

@@ -27,11 +27,6 @@ pub trait Subject: Sync {
     fn unit(&self) -> u64 {
         super::figures::WRITE
     }
-
-    /// Whether other processes have a part in the work, so that its CPU is told of the whole machine.
-    fn is_shared(&self) -> bool {
-        false
-    }
 }
 
 /// Bytes that a process has had written by its own I/O past the page cache, and what a file system did

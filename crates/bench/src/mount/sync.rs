@@ -6,7 +6,7 @@
 use super::ground::{self, ALL, Ground, Plot};
 use super::read::{compare, read_all};
 use crate::dirty::Subject;
-use crate::dirty::drive::{self, JOBS};
+use crate::dirty::drive::{self, Cost, JOBS};
 use crate::harness::alternate::Outcome;
 use crate::harness::backing::Backing;
 use crate::harness::load::Target;
@@ -29,10 +29,6 @@ impl Subject for Files {
     fn device_bytes(&self) -> Result<u64> {
         // Nobody counts them here: `dirty` does.
         Ok(0)
-    }
-
-    fn is_shared(&self) -> bool {
-        true
     }
 }
 
@@ -83,5 +79,5 @@ fn alternated(options: &Options, grounds: &[Ground], jobs: usize, size: u64) -> 
         files.iter().try_for_each(|file| read_all(file, size))?;
         subjects.push((ground.name, Files(files)));
     }
-    drive::in_turns(options, &subjects, jobs, size)
+    drive::in_turns(options, &subjects, (jobs, size), Cost::Machine)
 }

@@ -9,7 +9,7 @@
 
 use super::places::{self, ALL, Ground, Place, Synced, Who};
 use crate::dirty::Subject;
-use crate::dirty::drive::{self, JOBS};
+use crate::dirty::drive::{self, Cost, JOBS};
 use crate::harness::alternate::Outcome;
 use crate::harness::backing::Backing;
 use crate::harness::image::Rng;
@@ -91,7 +91,7 @@ fn alternated(
         let files = (0..jobs).map(file).collect::<Result<_>>()?;
         subjects.push((place.name, Synced { place, files, data_only }));
     }
-    drive::in_turns(options, &subjects, jobs, size)
+    drive::in_turns(options, &subjects, (jobs, size), Cost::Own)
 }
 
 fn ratios(outcome: &Outcome, (jobs, data_only, prefix): (usize, bool, &str), report: &mut Report) {
