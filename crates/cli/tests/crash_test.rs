@@ -39,7 +39,8 @@ fn a_time_is_kept() {
     let folder = Folder::new();
     let (out, err, status) = text(&folder.forebay(&["crash-test", "--seconds", "3"]));
     assert_eq!(status, Some(0), "{out}");
-    assert!(err.lines().count() >= 1 && err.lines().all(|l| l.contains("states")), "{err}");
+    // Beside it the volumes say what they make of disks that fail.
+    assert!(err.lines().any(|line| line.contains(" states ")), "{err}");
 }
 
 /// A planted mistake ends it with status 1; what it prints as a command shows the same again, and without
