@@ -235,11 +235,13 @@ impl State {
     pub fn ahead(&mut self, want: Want) -> Ahead {
         match want {
             Want::Inode(ino) => self.cache.inodes_ahead(ino),
-            Want::Entries(dir, _) => {
-                let node = self.nodes.get(&dir);
-                let (size, loads) =
-                    node.map_or((0, 0), |node| (node.inode.size, node.entries.load_count()));
-                self.cache.entries_ahead(size, loads)
+            Want::Entries(dir, cookie) => {
+                let (mut size, mut loads, mut end) = (0, 0, None);
+                if let Some(node) = self.nodes.get(&dir) {
+                    (size, loads) = (node.inode.size, node.entries.load_count());
+                    end = node.entries.known_behind(cookie.hash());
+                }
+                self.cache.entries_ahead(size, loads, end)
             }
         }
     }
