@@ -2,8 +2,11 @@
 //! device in a memory cgroup of the same size.
 //!
 //! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
-//! outside both limits; each column begins with nothing cached, and warms what it reads; the order of columns
-//! turns about with each round.
+//! outside both limits, measured while pgbench's clients are connected, with all of what they share; each column
+//! begins with nothing cached, and warms what it reads; the order of columns turns about with each round.
+//!
+//! Invariants: D1 the first second of pgbench, in which it connects and plans, is in no figure. D2 what is below
+//! [`SECONDS_MIN`], [`ROUNDS_MIN`] or, of the backup, [`PACE_SHARE_MIN`] is shown and not judged, and says so.
 
 mod backup;
 mod bed;
@@ -15,7 +18,6 @@ use crate::harness::meter::{MachineTime, process_cpu_seconds};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report, median};
 use crate::rivals::mounted::{Mounted, Mounting, call};
-use crate::rivals::server::forebay_binary;
 use backup::{Backup, How};
 use bed::Bed;
 use figures::Run;
@@ -24,7 +26,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use postgres::{Load, Server};
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A way to keep database and backup.
@@ -60,6 +62,12 @@ impl Column {
         matches!(self, Self::Forebay | Self::ForebayUncached)
     }
 
+    /// What pgbench does in it.
+    fn loads(self, brief: bool) -> &'static [Load] {
+        let for_sceptics = matches!(self, Self::XfsApart | Self::XfsDirect);
+        if brief && for_sceptics { &[Load::Select] } else { &[Load::Select, Load::Tpcb] }
+    }
+
     fn how(self) -> How {
         match self {
             Self::ForebayUncached => How::Uncached,
@@ -79,8 +87,11 @@ struct Setting {
     backup: u64,
     /// Bytes a second of the backup.
     pace: u64,
-    /// Seconds alone and beside the backup.
+    /// Seconds alone and beside the backup, both without [`SETTLING`].
     seconds: (u64, u64),
+    rounds: usize,
+    /// Only pgbench -S for the columns that are there for sceptics.
+    brief: bool,
     bin: PathBuf,
     /// For sockets and logs.
     folder: PathBuf,
@@ -91,12 +102,26 @@ impl Setting {
     fn buffers_mib(&self) -> u64 {
         (self.cache / 16 / MIB).max(2)
     }
+
+    /// Too short to be judged (D2).
+    fn is_short(&self) -> bool {
+        self.seconds.1 < SECONDS_MIN || self.rounds < ROUNDS_MIN
+    }
 }
 
 /// Memory of a cgroup for tar alone, bytes.
 const TAR_ROOM: u64 = 64 * MIB;
 /// Memory for tar where it is in the cgroup of the database, and for what the kernel counts besides, bytes.
 const SLACK: u64 = 8 * MIB;
+/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (D1).
+const SETTLING: u64 = 1;
+/// Part of [`crate::harness::options::USAGE`]: what a minute has room for.
+const BRIEF: &str = "brief";
+/// A run is judged from so many seconds beside the backup and so many rounds on.
+const SECONDS_MIN: u64 = 20;
+const ROUNDS_MIN: usize = 3;
+/// And where the backup reads so much of its pace.
+const PACE_SHARE_MIN: f64 = 0.9;
 
 /// What one column did with one load.
 struct Figures {
@@ -109,6 +134,8 @@ struct Figures {
     hits: f64,
     /// And at the end.
     cached: f64,
+    /// Limit of the memory cgroup, bytes; 0 without one.
+    limit: u64,
 }
 
 type Found = BTreeMap<(Column, &'static str), Vec<Figures>>;
@@ -119,7 +146,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let setting = match prepare(options) {
         Ok(setting) => setting,
         Err(e) => {
-            report.not_run("database", e);
+            report.left_out("database", e);
             return Ok(report);
         }
     };
@@ -132,13 +159,7 @@ pub fn run(options: &Options) -> Result<Report> {
 fn prepare(options: &Options) -> Result<Setting> {
     let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "database", text));
     let bin = postgres::binaries()?;
-    forebay_binary()?;
-    if !rustix::process::geteuid().is_root() {
-        return missing("root, to mount and to run the database as a user of its own");
-    }
-    if !Path::new("/dev/fuse").exists() {
-        return missing("/dev/fuse, to mount");
-    }
+    crate::mount::prepare()?;
     let dir = options.dir.as_os_str();
     let words = ["-u", "postgres", "--", "test", "-x"].map(std::ffi::OsStr::new);
     if call("runuser", &[&words[..], &[dir]].concat()).is_err() {
@@ -148,7 +169,14 @@ fn prepare(options: &Options) -> Result<Setting> {
     let cache = options.size_or(64 * MIB, 256 * MIB);
     // 15 MB each, with its index, and 30 MB for the rest: about 65 % of the cache.
     let scale = u32::try_from((cache * 65 / 100_000_000).saturating_sub(22) / 15).unwrap_or(1);
-    let beside = options.seconds.unwrap_or(if options.quick { 2.0 } else { 20.0 }) as u64;
+    let beside = options.seconds.map(|seconds| seconds as u64);
+    let seconds = match (beside, options.quick) {
+        (None, true) => (1, 2),
+        (beside, _) => {
+            let beside = beside.unwrap_or(SECONDS_MIN).max(5);
+            ((beside / 2).max(3), beside)
+        }
+    };
     let folder = options.dir.join(format!("forebay-bench-database-{}", std::process::id()));
     let fail = |e| Error::from_io("make", e).with_path(folder.clone());
     std::fs::create_dir(&folder).map_err(fail)?;
@@ -157,7 +185,9 @@ fn prepare(options: &Options) -> Result<Setting> {
         scale: scale.max(1),
         backup: cache * 10,
         pace: if options.quick { 100_000_000 } else { 200_000_000 },
-        seconds: ((beside / 2).max(1), beside.max(1)),
+        seconds,
+        rounds: options.rounds_or(1, ROUNDS_MIN),
+        brief: options.part.as_deref() == Some(BRIEF),
         bin,
         folder,
     })
@@ -177,18 +207,14 @@ fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Resul
     {
         Ok(xfs) => Some(xfs),
         Err(e) => {
-            report.not_run("database on xfs", e);
+            report.left_out("database on xfs", e);
             None
         }
     };
     let mut columns: Vec<Column> = COLUMNS.into();
     columns.retain(|column| column.is_ours() || xfs.is_some());
-    if !backup::has_run() {
-        report.not_run("database beside `forebay run --uncached`", "this program has no `run`");
-        columns.retain(|column| *column != Column::ForebayUncached);
-    }
     let mut found = Found::new();
-    for _ in 0..options.rounds_or(1, 3) {
+    for _ in 0..setting.rounds {
         for column in &columns {
             let bed = if column.is_ours() { Some(&ours) } else { xfs.as_ref() };
             for (load, figures) in measure(*column, bed.expect("only columns with beds"), setting)?
@@ -235,17 +261,15 @@ fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Fi
     let server = Server::start(&setting.bin, &data, &sockets, procs.as_deref())?;
     let files = server.files(&data)?;
     server.prewarm()?;
-    // Twice, so that what is read again and again is known as such; and the memory of the database's own
-    // processes is what it is from then on.
-    finish(server.address().load(Load::Select, 1, &setting.folder.join("warm"))?)?;
-    figures::latencies(&setting.folder.join("warm"), 0.0);
-    if let Some(group) = &groups.database {
-        group.set_limit(setting.cache + server.own_bytes() + SLACK)?;
-    }
-    let mut all = Vec::new();
-    for load in [Load::Select, Load::Tpcb] {
-        let figures = beside(column, bed, setting, (&server, &groups), (load, &files))?;
-        all.push((load, figures));
+    // Twice, so that what is read again and again is known as such.
+    let (mut all, mut own, warm) = (Vec::new(), 0, setting.folder.join("warm"));
+    let pgbench = server.address().load(Load::Select, SETTLING, &warm)?;
+    settle(&server, setting, &groups, &mut own)?;
+    finish(pgbench)?;
+    figures::latencies(&warm, (0.0, 0.0));
+    for load in column.loads(setting.brief) {
+        let figures = beside(column, bed, setting, (&server, &groups, &mut own), (*load, &files))?;
+        all.push((*load, figures));
     }
     Ok(all)
 }
@@ -285,39 +309,60 @@ fn finish(mut pgbench: std::process::Child) -> Result<String> {
     Err(Error::new(ErrorKind::Io, "pgbench", format!("{status}: {last}")))
 }
 
+/// Seconds since the epoch.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// While pgbench settles: the most that the database's processes have taken, its clients' among them, and the
+/// cgroup holds that beside the cache. `own` is what they took before.
+fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) -> Result<u64> {
+    const LOOKS: u32 = 4;
+    for _ in 0..LOOKS {
+        std::thread::sleep(Duration::from_secs(SETTLING) / LOOKS);
+        *own = server.own_bytes().max(*own);
+    }
+    let Some(group) = &groups.database else { return Ok(0) };
+    let limit = setting.cache + *own + SLACK;
+    group.set_limit(limit).map(|()| limit)
+}
+
 /// The load alone, and then beside the backup.
 fn beside(
     column: Column,
     bed: &Bed,
     setting: &Setting,
-    (server, groups): (&Server, &Groups),
+    (server, groups, own): (&Server, &Groups, &mut u64),
     (load, files): (Load, &[PathBuf]),
 ) -> Result<Figures> {
     let (alone, beside) = setting.seconds;
     let logs = setting.folder.join("pgbench");
-    let pgbench = server.address().load(load, alone + beside, &logs)?;
-    std::thread::sleep(Duration::from_secs(alone));
-    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let ours = match bed {
-        Bed::Forebay(mounted) => {
-            mounted.stat()?["pid"].as_u64().and_then(|p| u32::try_from(p).ok())
-        }
+        Bed::Forebay(mounted) => Some(mounted.pid()?),
         Bed::Xfs(_) => None,
     };
+    let (start, clock) = (now(), Instant::now());
+    let until = |seconds: u64| {
+        (clock + Duration::from_secs(SETTLING + seconds)).saturating_duration_since(Instant::now())
+    };
+    let pgbench = server.address().load(load, SETTLING + alone + beside, &logs)?;
+    let limit = settle(server, setting, groups, own)?;
+    std::thread::sleep(until(alone));
+    let began = now();
     let cpu = || [server.cpu_seconds(), ours.and_then(process_cpu_seconds).unwrap_or(0.0)];
     let (before, machine) = (cpu(), MachineTime::now());
     let what = bed.path().join("backup");
     let tar = Backup::start(column.how(), &what, setting.pace, groups.of_backup().as_deref())?;
-    let time = Duration::from_secs(beside).saturating_sub(Duration::from_millis(100));
+    let time = until(alone + beside).saturating_sub(Duration::from_millis(100));
     let hits = looks(bed, files, time)?;
     let (after, busy) = (cpu(), MachineTime::now().busy_seconds_since(&machine));
     let backup = tar.stop()?;
-    let tps = figures::progress(&finish(pgbench)?);
-    let latencies = figures::latencies(&logs, began);
+    let tps = figures::progress(&finish(pgbench)?).into_iter().skip(SETTLING as usize).collect();
+    let latencies = figures::latencies(&logs, (start + SETTLING as f64, began));
     let run = Run { tps, alone: alone as usize, latencies };
     let cached = cached_share(bed, files)?;
     let cpu = [after[0] - before[0], after[1] - before[1], busy];
-    Ok(Figures { run, backup, cpu, hits, cached })
+    Ok(Figures { run, backup, cpu, hits, cached, limit })
 }
 
 /// How much of these files is cached.
@@ -349,16 +394,24 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
     let (alone, beside) = setting.seconds;
     report.note(format!(
         "database: cache {}, pgbench scale {} ({} %), backup of {} at {} MB/s, {alone} s alone and \
-         {beside} s beside it, 4 clients, {} MiB of shared buffers; memory cgroups hold that much page cache \
-         and PostgreSQL's own memory; tar apart has {}",
+         {beside} s beside it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory cgroups \
+         hold that much page cache, PostgreSQL's own memory while its clients are connected, and {}; tar apart \
+         has {}",
         format_size(setting.cache),
         setting.scale,
         (u64::from(setting.scale) * 15_000_000 + 30_000_000) * 100 / setting.cache,
         format_size(setting.backup),
         setting.pace / 1_000_000,
         setting.buffers_mib(),
+        format_size(SLACK),
         format_size(TAR_ROOM),
     ));
+    if setting.is_short() {
+        report.note(format!(
+            "database: {} round(s) of {beside} s, columns in one order: not judged, not for quoting",
+            setting.rounds
+        ));
+    }
     for load in [Load::Select, Load::Tpcb] {
         let name = load.name();
         let mut runs = Vec::new();
@@ -380,7 +433,7 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
             x: "seconds".into(),
         });
     }
-    judge(report, found);
+    judge(report, setting, found);
 }
 
 fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
@@ -399,12 +452,15 @@ fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
     row("cpu_backup", "%", &|f| f.backup.cpu_seconds / f.backup.seconds * 100.0);
     if column.is_ours() {
         row("cpu_forebay", "%", &|f| f.cpu[1] / f.backup.seconds * 100.0);
+    } else {
+        row("memory_limit", "MiB", &|f| f.limit as f64 / MIB as f64);
     }
     row("cpu_machine", "%", &|f| f.cpu[2] / f.backup.seconds * 100.0);
 }
 
-/// Beside over alone, by column; of ours, uncached, against its bars.
-fn judge(report: &mut Report, found: &Found) {
+/// Beside over alone, by column; of ours, uncached, against its bars (D2).
+fn judge(report: &mut Report, setting: &Setting, found: &Found) {
+    let pace = setting.pace as f64 / 1e6;
     for ((column, load), all) in found {
         let each = |of: &dyn Fn(&Run, bool) -> f64| {
             let pairs: Vec<f64> =
@@ -417,12 +473,75 @@ fn judge(report: &mut Report, found: &Found) {
             format!("{load}_{name}_beside_vs_alone"),
             format!("{load}_{name}_p99_beside_vs_alone"),
         );
-        if *column == Column::ForebayUncached {
-            report.ratio_with_bar(&tps_name, tps, Good::AtLeast, 0.95);
-            report.ratio_with_bar(&p99_name, p99, Good::AtMost, 1.2);
-        } else {
+        let rate = median(&all.iter().map(|f| f.backup.rate).collect::<Vec<_>>());
+        let slow = rate < PACE_SHARE_MIN * pace;
+        if slow {
+            report.note(format!(
+                "database: {load}, {}: the backup made {rate:.0} of {pace:.0} MB/s: not judged, and not to be \
+                 held beside columns whose backup was faster",
+                column.name()
+            ));
+        }
+        if *column != Column::ForebayUncached {
             report.ratio(&tps_name, tps);
             report.ratio(&p99_name, p99);
+            continue;
         }
+        let judged = !slow && !setting.is_short();
+        for (name, value, good, bar) in
+            [(&tps_name, tps, Good::AtLeast, 0.95), (&p99_name, p99, Good::AtMost, 1.2)]
+        {
+            match judged {
+                true => report.ratio_with_bar(name, value, good, bar),
+                false => report.ratio_unjudged(name, value, good, bar),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(rate: f64, seconds: u64, rounds: usize) -> Report {
+        let setting = Setting {
+            cache: 256 * MIB,
+            scale: 1,
+            backup: MIB,
+            pace: 200_000_000,
+            seconds: (10, seconds),
+            rounds,
+            brief: false,
+            bin: PathBuf::new(),
+            folder: PathBuf::new(),
+        };
+        let run = Run { tps: vec![100.0, 100.0, 50.0, 50.0], alone: 2, ..Run::default() };
+        let backup = backup::Done { rate, cpu_seconds: 1.0, seconds: 2.0 };
+        let figures = Figures { run, backup, cpu: [0.0; 3], hits: 1.0, cached: 1.0, limit: 0 };
+        let mut report = Report::default();
+        let found = Found::from([((Column::ForebayUncached, "select"), vec![figures])]);
+        judge(&mut report, &setting, &found);
+        report
+    }
+
+    /// D2. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
+    /// `make run` was judged by one round of two seconds.
+    #[test]
+    fn a_slow_backup_and_a_short_run_are_not_judged_and_say_so() {
+        assert_eq!((judged(195.0, 20, 3).missed(), judged(195.0, 20, 3).unjudged()), (1, 1));
+        for (rate, seconds, rounds) in [(179.0, 20, 3), (195.0, 5, 3), (195.0, 20, 1)] {
+            let report = judged(rate, seconds, rounds);
+            assert_eq!((report.missed(), report.unjudged()), (0, 2), "{rate} {seconds} {rounds}");
+            let table = report.table();
+            assert!(table.contains("0.500   bar >= 0.95  not judged"), "{table}");
+            assert_eq!(table.contains("179 of 200 MB/s: not judged"), rate < 180.0, "{table}");
+        }
+    }
+
+    #[test]
+    fn a_minute_has_room_for_five_columns_with_one_load_and_three_with_two() {
+        let loads = |brief| COLUMNS.map(|column| column.loads(brief).len()).iter().sum::<usize>();
+        assert_eq!((loads(false), loads(true)), (10, 8));
+        assert_eq!(Column::ForebayUncached.loads(true).len(), 2);
     }
 }

@@ -55,7 +55,7 @@ pub fn run(options: &Options, image: &Image, budget: u64, report: &mut Report) -
         add_ratios(report, kind, &own, budget);
         let name = format!("kernel-beside-{kind}-stream");
         if let Some(e) = refused {
-            report.not_run(&format!("{name} in a memory cgroup of {budget} bytes"), e);
+            report.left_out(&format!("{name} in a memory cgroup of {budget} bytes"), e);
             continue;
         }
         add_rows(report, &name, &theirs);

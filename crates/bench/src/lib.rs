@@ -66,7 +66,7 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
 ];
 
 /// Runs `NAME [flags]` as the command line gives them and returns the exit code: 0 when the
-/// bench ran (bars missed or not), 1 when it failed, 2 for arguments that make no sense.
+/// bench ran (bars missed or not), 1 when a part of it failed, 2 for arguments that make no sense.
 pub fn run(args: Vec<String>) -> i32 {
     if args.first().is_some_and(|arg| arg == worker::WORKER) {
         return jobs::serve();
@@ -105,11 +105,11 @@ pub fn run(args: Vec<String>) -> i32 {
         println!("\n== {name}: {text}");
         let report = one(name, *bench, &options).unwrap_or_else(|e| {
             eprintln!("bench {name}: {e}");
-            failed += 1;
             let mut report = Report::new(options.quick);
-            report.not_run(name, e);
+            report.fail(name, e);
             report
         });
+        failed += report.failed();
         found.push(results::describe(name, text, &args, &report, machine.clone()));
         all.absorb(report);
     }
@@ -124,7 +124,11 @@ pub fn run(args: Vec<String>) -> i32 {
     } else {
         println!("\nbars missed: {}, not judged: {}", all.missed(), all.unjudged());
     }
-    if failed > 0 { 1 } else { written }
+    if failed > 0 {
+        eprintln!("bench: {failed} parts failed, named above");
+        return 1;
+    }
+    written
 }
 
 /// Runs one bench and prints its table.

@@ -60,7 +60,7 @@ struct Bench<'a> {
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = client::available().and_then(|()| forebay_binary()) {
-        report.not_run("loop", e);
+        report.left_out("loop", e);
         return Ok(report);
     }
     let size = options.size_or(64 << 20, 3200 << 20);
@@ -79,7 +79,7 @@ pub fn run(options: &Options) -> Result<Report> {
         format_size(BUDGET + ROOM)
     ));
     if let Err(e) = Memcg::create("loop-probe", BUDGET + ROOM) {
-        report.not_run("memory cgroups of loop; slices ran without", e);
+        report.left_out("memory cgroups of loop; slices ran without", e);
     }
     let mut cells = Vec::new();
     if options.wants("cells") {
@@ -208,7 +208,7 @@ impl Bench<'_> {
             match LoopDev::attach(self.image.path(), direct) {
                 Ok(_) => variants
                     .push(Variant::new(name, move |turn| self.kernel(name, direct, &at(turn)))),
-                Err(e) => report.not_run(name, e),
+                Err(e) => report.left_out(name, e),
             }
         }
         alternate(&mut variants, &self.plan())

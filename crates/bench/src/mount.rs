@@ -13,14 +13,12 @@ mod attach;
 mod content;
 mod dirty;
 pub mod ground;
-mod keep;
+pub mod keep;
 mod names;
 mod read;
 mod stable;
 mod sync;
 mod uncached;
-
-pub use keep::hit_rows;
 
 use crate::harness::options::Options;
 use crate::report::model::Report;
@@ -45,8 +43,17 @@ const PARTS: [Part; 11] = [
     ("kernel", keep::run),
 ];
 
-/// What is needed; the first thing that is missing is named.
-fn prepare() -> Result<()> {
+/// The first kernel that speaks what a mount asks for.
+const LINUX_MIN: (u32, u32) = (6, 6);
+
+/// Major and minor version of a kernel's release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// What is needed to mount; the first thing that is missing is named.
+pub fn prepare() -> Result<()> {
     let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "mount", text));
     forebay_binary()?;
     if !rustix::process::geteuid().is_root() {
@@ -55,6 +62,11 @@ fn prepare() -> Result<()> {
     if !Path::new("/dev/fuse").exists() {
         return missing("/dev/fuse, to mount");
     }
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    if version(&release).is_none_or(|version| version < LINUX_MIN) {
+        return missing(&format!("Linux 6.6, to mount; this is {release}"));
+    }
     Ok(())
 }
 
@@ -62,7 +74,7 @@ fn prepare() -> Result<()> {
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = prepare() {
-        report.not_run("mount", e);
+        report.left_out("mount", e);
         return Ok(report);
     }
     for (name, part) in PARTS {
@@ -70,8 +82,22 @@ pub fn run(options: &Options) -> Result<Report> {
             && let Err(e) = part(options, &mut report)
         {
             // The other parts are worth having.
-            report.not_run(&format!("mount {name}"), e);
+            report.left_out(&format!("mount {name}"), e);
         }
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn releases_are_read() {
+        for (text, expected) in [("6.6.0-12-amd64", Some((6, 6))), ("6.10-rc1", Some((6, 10)))] {
+            assert_eq!(version(text), expected);
+        }
+        assert!(version("5.15.0").is_some_and(|v| v < super::LINUX_MIN));
+        assert_eq!(version("what"), None);
+    }
 }

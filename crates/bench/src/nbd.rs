@@ -19,12 +19,12 @@ use forebay_base::Result;
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = fio::available() {
-        report.not_run("nbd", e);
+        report.left_out("nbd", e);
         return Ok(report);
     }
     let cores = Cores::choose(&mut report);
     if let Err(e) = forebay_binary() {
-        report.not_run("rows of ours", e);
+        report.left_out("rows of ours", e);
     }
     if options.wants("hits") {
         hits::run(options, cores, &mut report)?;

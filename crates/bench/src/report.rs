@@ -1,12 +1,13 @@
 //! What was found: rows and ratios ([`model`]), saved results ([`results`]), the five lines
 //! ([`five`]), the page ([`html`], [`svg`]) the figures of the README ([`readme`]), two runs beside each
-//! other ([`compare`]) and the few lines for a newcomer ([`screen`]).
+//! other ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a lack of the machine ([`lack`]).
 //!
 //! It knows nothing of how a figure came about.
 
 pub mod compare;
 pub mod five;
 pub mod html;
+pub mod lack;
 pub mod model;
 pub mod readme;
 pub mod results;

@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<Report> {
     if options.wants("kernel") {
         match kernel_rows(options, &mut report) {
             Ok(text) => summary.kernel = text,
-            Err(e) => report.not_run("xfs on a loop device", e),
+            Err(e) => report.left_out("xfs on a loop device", e),
         }
     }
     if options.wants("volume") {
@@ -374,7 +374,7 @@ fn kernel_rows(options: &Options, report: &mut Report) -> Result<String> {
     report.ratio("xfs_max_vs_stable_writes_1", paired(&outcome, off, on, max_ms));
     for stable in [false, true] {
         if let Err(e) = kernel.dbench(report, stable, if options.quick { 1 } else { 8 }) {
-            report.not_run("dbench 4", e);
+            report.left_out("dbench 4", e);
             break;
         }
     }

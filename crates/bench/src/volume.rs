@@ -47,7 +47,7 @@ pub fn run(options: &Options) -> Result<Report> {
             && let Err(e) = part(options, &mut report)
         {
             // The other parts are worth having.
-            report.not_run(&format!("volume {name}"), e);
+            report.left_out(&format!("volume {name}"), e);
         }
     }
     Ok(report)

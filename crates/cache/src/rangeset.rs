@@ -1,6 +1,6 @@
 //! A set of numbers kept as disjoint, non-touching ranges, in sorted parts of bounded length.
 //!
-//! Invariants: G1 the ranges are ascending and do not touch. G2 no part is empty, none has more than [`PART`]
+//! Invariants: G1 the ranges are ascending and do not touch. G2 no part is empty, none has more than `PART`
 //! ranges. G3 the memory of parts is used again: a set that was cleared, or has shrunk, grows to the
 //! size that it had without allocating.
 //!

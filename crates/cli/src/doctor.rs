@@ -97,11 +97,20 @@ fn to_json(finding: &Finding) -> Value {
     })
 }
 
+/// The first two numbers of a release.
+fn version(release: &str) -> (u32, u32) {
+    let mut parts = release.split('.').map(|p| p.parse::<u32>().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+/// The version that runs.
+fn linux() -> (u32, u32) {
+    version(&rustix::system::uname().release().to_string_lossy())
+}
+
 fn kernel() -> Finding {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut parts = release.split('.').map(|p| p.parse::<u32>().unwrap_or(0));
-    let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    if version >= (5, 10) {
+    if version(&release) >= (5, 10) {
         Finding::ok("kernel", format!("Linux {release}"))
     } else {
         let advice = "Forebay is tested on 5.10 and newer";

@@ -4,16 +4,18 @@
 //! The story: each trim that ended woke all who waited for the range, and each of these looked and registered
 //! again: half a million polls on the thread of the loop, which served nobody else meanwhile.
 
+#[path = "../../nbd/tests/common/behind.rs"]
+mod behind;
 mod common;
 
+use behind::{Before, Behind};
 use common::nbd::{Client, TRIM};
 use common::{Folder, PATIENCE};
 use forebay::{Cache, CacheConfig, ExportMode, RawOptions};
-use forebay_base::buf::AlignedBuf;
-use forebay_base::task::{BoxFuture, LocalQueue};
-use forebay_base::{IoFlags, Result};
+use forebay_base::Result;
+use forebay_base::task::BoxFuture;
 use forebay_nbd::{Server, ServerConfig};
-use forebay_vfs::{BufResult, Export, ExportInfo, Extent, ZeroMode};
+use forebay_vfs::Export;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -32,40 +34,12 @@ struct Counts {
     most: AtomicU64,
 }
 
-/// An export that counts the polls of its trims.
-struct Counting(Arc<dyn Export>, Arc<Counts>);
+/// Counts the polls of trims.
+struct Counting(Arc<Counts>);
 
-impl Export for Counting {
-    fn info(&self) -> ExportInfo {
-        self.0.info()
-    }
-    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
-        self.0.try_read(offset, dst, flags)
-    }
-    fn read(
-        self: Arc<Self>,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-    ) -> BoxFuture<'static, BufResult> {
-        self.0.clone().read(offset, buf, flags)
-    }
-    fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>> {
-        self.0.try_write(offset, src, flags)
-    }
-    fn write(
-        self: Arc<Self>,
-        offset: u64,
-        buf: AlignedBuf,
-        flags: IoFlags,
-    ) -> BoxFuture<'static, BufResult> {
-        self.0.clone().write(offset, buf, flags)
-    }
-    fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
-        self.0.clone().flush()
-    }
-    fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>> {
-        let (mut trim, counts) = (self.0.clone().trim(offset, len, fua), self.1.clone());
+impl Before for Counting {
+    fn trim(&self, mut trim: BoxFuture<'static, Result<()>>) -> BoxFuture<'static, Result<()>> {
+        let counts = self.0.clone();
         let now = counts.under_way.fetch_add(1, Ordering::SeqCst) + 1;
         counts.most.fetch_max(now, Ordering::SeqCst);
         Box::pin(std::future::poll_fn(move |cx| {
@@ -77,31 +51,8 @@ impl Export for Counting {
             done
         }))
     }
-    fn zero(
-        self: Arc<Self>,
-        offset: u64,
-        len: u64,
-        mode: ZeroMode,
-    ) -> BoxFuture<'static, Result<()>> {
-        self.0.clone().zero(offset, len, mode)
-    }
-    fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
-        self.0.clone().prefetch(offset, len)
-    }
-    fn extents(
-        self: Arc<Self>,
-        offset: u64,
-        len: u64,
-        max: usize,
-    ) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        self.0.clone().extents(offset, len, max)
-    }
-    fn for_client(&self) -> Option<Arc<dyn Export>> {
-        let export = self.0.for_client()?;
-        Some(Arc::new(Self(export, self.1.clone())))
-    }
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.0.attach_thread()
+    fn for_client(&self) -> Option<Self> {
+        Some(Self(self.0.clone()))
     }
 }
 
@@ -123,7 +74,7 @@ fn a_thousand_trims_of_one_range_are_linear_work() {
     let cache = Cache::new(CacheConfig::with_budget(16 * MIB)).unwrap();
     let file = cache.open_raw(&image, &RawOptions::default()).unwrap();
     let counts = Arc::<Counts>::default();
-    let export = Arc::new(Counting(file.export(ExportMode::Cached), counts.clone()));
+    let export = Behind::new(file.export(ExportMode::Cached), Counting(counts.clone()));
     let exports: Vec<(String, Arc<dyn Export>)> = vec![("disk".into(), export)];
     let config = ServerConfig { clients_max: CLIENTS + 8, threads: 1, ..Default::default() };
     let server = Server::new(config, exports).unwrap();

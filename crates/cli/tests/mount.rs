@@ -197,6 +197,38 @@ fn after_kill_9_what_was_synced_is_there() {
     place.umount();
 }
 
+/// sync(1) and syncfs(2) reach a mount of root's: what nobody has synced by itself is there after a kill, names
+/// and content.
+#[test]
+fn sync_makes_everything_durable() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(64 << 20);
+    for (n, words) in [&["-f", "mnt"][..], &[]].into_iter().enumerate() {
+        place.mount("via=block");
+        let dir = place.mnt(&format!("d{n}"));
+        std::fs::create_dir(&dir).unwrap();
+        for file in 0..20_u8 {
+            std::fs::write(dir.join(file.to_string()), vec![file; 10_000]).unwrap();
+        }
+        place.run("sync", words);
+        place.signal("KILL");
+        until("calls fail", || {
+            std::fs::metadata(place.mnt("x"))
+                .is_err_and(|e| matches!(e.raw_os_error(), Some(107 | 103)))
+        });
+        place.folder.ok(&["umount", "mnt"]);
+        place.mount("");
+        for file in 0..20_u8 {
+            let bytes = std::fs::read(dir.join(file.to_string()))
+                .unwrap_or_else(|e| panic!("sync {words:?}: {e}"));
+            assert!(bytes.len() == 10_000 && bytes.iter().all(|b| *b == file), "sync {words:?}");
+        }
+        place.umount();
+    }
+}
+
 /// As mount(8) and umount(8) call it: by other names, with words of their own.
 #[test]
 fn by_the_names_of_helpers() {

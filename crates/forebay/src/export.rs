@@ -139,6 +139,10 @@ impl Export for FileExport {
         }
     }
 
+    fn size(&self) -> u64 {
+        self.file.opener.file.size()
+    }
+
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
         let opener = &*self.file.opener;
         let wanted = dst.len();

@@ -10,11 +10,13 @@
 //!   read /dev/fuse ─▶ parse ─▶ first poll ──pending──▶ polled when woken           queue ─▶ write
 //!        ▲              │ ready                              │ ready
 //!        └── writev ◀───┘                          writev ◀──┘
-//!   and up to sixteen threads that sync: fsync(2) is I/O upon I/O, on a thread that may wait
+//!   while another one listens, a reader thread does what has to wait itself: reads, writes, syncs
+//!   and up to four threads that sync: fsync(2) is I/O upon I/O, on a thread that may wait
 //! ```
 //! Invariants: U1 each request that wants an answer gets one, also when its handler panics. U2 what the
-//! kernel knows of an inode is counted before it is told, and taken back if it could not be told. U3 no
-//! reader thread waits for a device, a lock that is held across a wait, or a notification. U4 an inode that
+//! kernel knows of an inode is counted before it is told, and taken back if it could not be told. U3 of the
+//! reader threads at least half, and one at least, wait for no device and for no lock that is held across a
+//! wait; none waits for a notification. U4 an inode that
 //! has lost its last name lives until the kernel has forgotten it. U5 `DESTROY` is answered when everything
 //! is durable and the file system is given back.
 //!

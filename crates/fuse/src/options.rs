@@ -75,7 +75,7 @@ pub struct Options {
     pub control: Option<PathBuf>,
     /// Reader threads, 1 to 64; none: as many as CPUs.
     pub threads: Option<usize>,
-    /// Inodes that the kernel may know before it is asked to forget some; 16 bytes each here.
+    /// Inodes that the kernel may know before it is asked to forget some; 32 bytes each here.
     pub inodes_max: usize,
     /// Bytes for requests that wait: what programs have handed over or will be answered with, and what the
     /// kernel reads and writes of its own accord. Beyond it the kernel keeps requests to itself.

@@ -1,7 +1,8 @@
 //! A request answered by the contract of `vfs`.
 //!
-//! What can be answered without waiting is ([`Core::read_now`], [`Core::write_now`]); for the rest there is
-//! a future ([`Core::serve`]), which the reader thread polls once and a background task from then on.
+//! What can be answered without waiting is ([`Core::read_now`], [`Core::write_now`]); a thread that may wait
+//! does the rest of that itself ([`Core::read_here`], [`Core::write_here`]); else there is a future
+//! ([`Core::serve`]), which the reader thread polls once and a background task from then on.
 //!
 //! Invariants: R1 what an answer tells the kernel is counted, and noted in its [`Undo`], before it leaves.
 //! R2 the errno `ENOSYS` means to the kernel "do not ask again", so it is only given where that is
@@ -9,6 +10,7 @@
 //!
 //! No locks.
 
+mod appends;
 mod attrs;
 mod beside;
 mod content;
@@ -28,6 +30,7 @@ use crate::proto::consts::{opcode, open};
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
 use crate::trees::Trees;
+use appends::Appends;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
@@ -60,6 +63,8 @@ pub(crate) struct Core {
     pub minor: AtomicU32,
     /// Changes that others than the kernel have made.
     pub epoch: AtomicU64,
+    /// Appends on their way to the end that the kernel knows.
+    pub appends: Appends,
     /// How often the bound was met.
     pub pruned: AtomicUsize,
     /// Names are being called stale.
@@ -224,6 +229,7 @@ impl Core {
             inodes_max: options.inodes_max,
             minor: AtomicU32::default(),
             epoch: AtomicU64::default(),
+            appends: Appends::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
             spares: Spares::new(options.thread_count()),

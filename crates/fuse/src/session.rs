@@ -12,11 +12,12 @@
 //! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held
 //! for reading while a reader thread handles a request, and for writing once, at the end.
 
+mod readers;
+mod requests;
 mod syncs;
 mod waiting;
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
-use crate::handles::Handle;
 use crate::mount::Mounted;
 use crate::notify::Notifier;
 use crate::options::Options;
@@ -24,7 +25,7 @@ use crate::payload::Payload;
 use crate::proto::consts::{InitFlags, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, opcode};
 use crate::proto::reply::{Body, InitOut};
 use crate::proto::request::{Header, InitIn, Op, Request};
-use crate::serve::{Answer, Core, Outcome, Served, Undo, Work, errno_of};
+use crate::serve::{Answer, Core, Outcome, Served, Undo, errno_of};
 use crate::watchdog::Alive;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
@@ -33,11 +34,11 @@ use forebay_base::task::block_on;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result, io_flusher};
 use forebay_vfs::{Beside, Ino};
+use readers::Readers;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use syncs::{Job, Syncs};
-use waiting::Owed;
+use syncs::Syncs;
 
 const EIO: i32 = 5;
 const EPROTO: i32 = 71;
@@ -84,6 +85,7 @@ struct Shared {
     world: WorldRef,
     notifier: Notifier,
     payload: Arc<Payload>,
+    readers: Readers,
     syncs: Syncs,
     state: Mutex<State>,
     changed: Condvar,
@@ -147,6 +149,7 @@ impl Session {
             world,
             notifier,
             payload: Payload::new(options.payload_max()),
+            readers: Readers::new(options.thread_count()),
             syncs: Syncs::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -342,7 +345,10 @@ impl Shared {
         let (mut incoming, mut out) = (Incoming::new(), AlignedBuf::new(PAYLOAD_MAX));
         loop {
             self.payload.room();
-            match self.device.read(&mut incoming) {
+            let listens = self.readers.listen();
+            let read = self.device.read(&mut incoming);
+            drop(listens);
+            match read {
                 Ok(Read::Message) => {
                     let take = AssertUnwindSafe(|| self.take(&mut incoming, &mut out));
                     if catch_unwind(take).is_err() {
@@ -402,85 +408,6 @@ impl Shared {
             Ok(_) => {}
             Err(e) => log::error!("{e}"),
         }
-    }
-
-    fn serve(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        header: Header,
-        code: u32,
-        incoming: &mut Incoming,
-        out: &mut AlignedBuf,
-    ) {
-        let work = match code {
-            // A read is as long as the head.
-            opcode::READ => match Request::parse(incoming.short().unwrap_or_default()) {
-                Ok(Request { op: Op::Read(io), .. }) => match core.read_now(&io, out) {
-                    Some(Ok(len)) => {
-                        self.device.reply(header.unique, 0, &out[..len]);
-                        return;
-                    }
-                    Some(Err(e)) => return self.refuse(&header, &e),
-                    None => Work::Read(io),
-                },
-                Ok(_) => Work::Other(incoming.whole()),
-                Err(e) => return self.refuse(&header, &e),
-            },
-            opcode::WRITE => match Request::parse_write(incoming.head(), incoming.rest()) {
-                Ok(Request { op: Op::Write { io, data }, .. }) => match core.write_now(&io, data) {
-                    Some(Ok(outcome)) => return self.finish(core, header.unique, outcome),
-                    Some(Err(e)) => return self.refuse(&header, &e),
-                    None => Work::Write(io, incoming.take_payload(|len| core.spares.take(len))),
-                },
-                Ok(_) => Work::Other(incoming.whole()),
-                Err(e) => return self.refuse(&header, &e),
-            },
-            opcode::FSYNC | opcode::FSYNCDIR => {
-                let message = incoming.short().unwrap_or_default();
-                match Request::parse(message).map(|request| request.op) {
-                    Ok(Op::Fsync { fh, data_only } | Op::FsyncDir { fh, data_only }) => {
-                        match core.handle(fh) {
-                            Ok(handle) if self.sync(core, &header, &handle, data_only) => return,
-                            Ok(_) => Work::Other(incoming.whole()),
-                            Err(e) => return self.refuse(&header, &e),
-                        }
-                    }
-                    Ok(_) => Work::Other(incoming.whole()),
-                    Err(e) => return self.refuse(&header, &e),
-                }
-            }
-            _ => Work::Other(incoming.whole()),
-        };
-        self.start(core, header.unique, work);
-    }
-
-    /// Has a file made durable by a thread that may wait. False: there is none.
-    fn sync(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        header: &Header,
-        handle: &Arc<Handle>,
-        data_only: bool,
-    ) -> bool {
-        let there = self.syncs.claim(self);
-        if there {
-            let owed = Owed::new(self, core, header.unique);
-            self.syncs.push(Job { handle: handle.clone(), data_only, owed });
-        }
-        there
-    }
-
-    fn refuse(&self, header: &Header, e: &Error) {
-        if e.kind() == ErrorKind::Protocol {
-            log::error!("{e}");
-        }
-        self.device.reply(header.unique, errno_of(e), &[]);
-    }
-
-    /// Polls once; what has to wait goes on as a background task.
-    fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
-        let bytes = work.bytes();
-        self.run(core, unique, bytes, Box::pin(core.clone().serve(work)));
     }
 
     fn task_begins(&self) {

@@ -8,8 +8,9 @@
 //! It watches one thread, which does nothing else: a thread in the kernel keeps the process as a whole from
 //! ending.
 //!
-//! Invariants: G1 only a connection with the number it was told is aborted, and only while the dying process
-//! holds it: numbers are used again. G2 it ends with the mount, and when it is told to. G3 it has nothing of
+//! Invariants: G1 only the connection it was started for is aborted. Numbers are used again, so its file in the
+//! kernel's list is opened while the process lives: that one denotes no other later. Where there is no such
+//! list, only a mount with that number in that place, and only while the dying process holds one. G2 it ends with the mount, and when it is told to. G3 it has nothing of
 //! the mount open while the process lives. G4 it watches before the mount is said to be ready, and a process
 //! that died before that is dead all the same.
 //!
@@ -110,10 +111,11 @@ pub fn run(args: &[OsString]) -> Result<()> {
     // A signal for the terminal's processes is none for us.
     let _ = rustix::process::setsid();
     let watched = Watched::open(pid, tid);
+    let file = abort_file(number);
     // Who started it may be gone already.
     let _ = std::io::stdout().write_all(b"w").and_then(|()| std::io::stdout().flush());
     if !watched.told_to_end() && !watched.ends_by_itself(pid) {
-        abort(&PathBuf::from(dir), number)?;
+        abort(file, &PathBuf::from(dir), number)?;
     }
     Ok(())
 }
@@ -186,12 +188,19 @@ fn holds_device(pid: i32) -> bool {
     })
 }
 
-/// Ends the connection of the mount with this number (G1). The process that serves it has it open: so it is
-/// there, though perhaps out of the tree, and nobody else's has this number.
-fn abort(dir: &Path, number: (u32, u32)) -> Result<()> {
+/// What ends a connection when it is written to; nothing, once that is gone (G1).
+fn abort_file(number: (u32, u32)) -> Option<OwnedFd> {
     let file = format!("{}/abort", number.0 << 20 | number.1);
     let known = Path::new("/sys/fs/fuse/connections").join(&file);
-    if std::fs::write(known, "1").is_ok() || abort_unmounted(&file).is_ok() {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(known, flags, Mode::empty());
+    opened.or_else(|_| abort_file_unmounted(&file)).ok()
+}
+
+/// Ends the connection (G1). The process that serves it holds it: so it is there, though perhaps out of the
+/// tree.
+fn abort(file: Option<OwnedFd>, dir: &Path, number: (u32, u32)) -> Result<()> {
+    if file.is_some_and(|file| rustix::io::write(file, b"1").is_ok()) {
         return Ok(());
     }
     if number_of(dir)? != number {
@@ -211,18 +220,62 @@ fn abort(dir: &Path, number: (u32, u32)) -> Result<()> {
 }
 
 /// By the kernel's list of connections, which need not be mounted anywhere. For root.
-fn abort_unmounted(file: &str) -> std::result::Result<(), Errno> {
+fn abort_file_unmounted(file: &str) -> std::result::Result<OwnedFd, Errno> {
     let list = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_create(list.as_fd())?;
     let flags = FsMountFlags::FSMOUNT_CLOEXEC;
     let list = rustix::mount::fsmount(list.as_fd(), flags, MountAttrFlags::empty())?;
-    let file = rustix::fs::openat(&list, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::io::write(&file, b"1").map(drop)
+    rustix::fs::openat(&list, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount::{mount, unmount};
+    use crate::options::{Options, Via};
+
+    fn may_run() -> bool {
+        let root = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+        let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+        assert!(root || allowed, "mounts need root and /dev/fuse");
+        root
+    }
+
+    /// G1. The process was seen to hold the connection, which ended a moment later; another mount had its
+    /// number when that was aborted, and lost its daemon.
+    #[test]
+    fn g1_a_number_that_is_used_again_is_not_aborted() {
+        if !may_run() {
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("forebay-watchdog-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let options = Options { via: Via::Plain, ..Options::default() };
+        let greeted = |device: OwnedFd| rustix::io::read(device, &mut [0; 1 << 18]);
+        // Others mount, too: until one has the number of the one before.
+        let again = (0..1000).find_map(|_| {
+            let first = mount(&dir, &options).unwrap();
+            let (number, file) = (first.number, abort_file(first.number).unwrap());
+            unmount(&dir, false).unwrap();
+            drop(first);
+            let second = mount(&dir, &options).unwrap();
+            let same = second.number == number;
+            let aborted = abort(Some(file), &dir, (0, 0));
+            let greeting = greeted(second.into_device());
+            unmount(&dir, true).unwrap();
+            aborted.unwrap();
+            same.then_some(greeting)
+        });
+        // And the one that is meant is.
+        let third = mount(&dir, &options).unwrap();
+        abort(abort_file(third.number), &dir, third.number).unwrap();
+        let ended = greeted(third.into_device());
+        unmount(&dir, true).unwrap();
+        std::fs::remove_dir(&dir).unwrap();
+        let greeting = again.expect("a number that is used again");
+        assert!(greeting.is_ok_and(|len| len > 40), "{greeting:?}");
+        assert!(ended.is_err(), "{ended:?}");
+    }
 
     /// A daemon that was killed took longer to end than its watchdog waited; its mount was gone by then, and
     /// a new one, which had got the same number, was aborted (G1).

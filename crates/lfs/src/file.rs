@@ -483,7 +483,7 @@ impl OpenFile for VolumeFile {
         Box::pin(self.sync_now(data_only, false))
     }
 
-    fn sync_here(&self, data_only: bool) -> Result<()> {
-        block_on(self.sync_now(data_only, true))
+    fn sync_waiting(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.sync_now(data_only, true))
     }
 }

@@ -17,6 +17,7 @@ use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, SLOT_BYTES, Superblock, USAGE_TREE, slot_offsets};
+use crate::layout::Layout;
 use crate::open::usage_entries;
 use crate::pending::{Piece, Where};
 use crate::slots::read_at;
@@ -136,7 +137,10 @@ pub async fn fsck(
         }
     };
     if let Some(damage) = &volume.0.damage {
-        report.add(FindingKind::Log, damage);
+        let finding = report.add(FindingKind::Log, damage);
+        if let Some((offset, bytes)) = damage.range() {
+            (finding.offset, finding.bytes) = (Some(offset), Some(bytes));
+        }
     }
     check_trees(&volume, &superblock, &mut report).await?;
     let tree = match Tree::read(&volume).await {
@@ -208,6 +212,12 @@ async fn check_trees(
     }
     let complete = report.is_complete();
     check_usage(volume, superblock, &live, complete, report).await;
+    check_runs(&layout, runs, report);
+    Ok(())
+}
+
+/// Runs: place, bytes, and whose data it is. No two share a byte.
+fn check_runs(layout: &Layout, mut runs: Vec<(Place, u64, u64)>, report: &mut FsckReport) {
     runs.sort_unstable();
     for pair in runs.windows(2) {
         let ((at, bytes, one), (next, _, other)) = (pair[0], pair[1]);
@@ -216,7 +226,6 @@ async fn check_trees(
             report.add(FindingKind::Tree, text).offset = Some(layout.device_offset(next));
         }
     }
-    Ok(())
 }
 
 async fn check_usage(
@@ -427,3 +436,6 @@ async fn check_piece(volume: &Volume, piece: &Piece) -> Vec<(u64, Error)> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests;

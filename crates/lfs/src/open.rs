@@ -159,7 +159,11 @@ impl Opened {
     pub fn prepare(&mut self, device: &DeviceRef) -> Result<()> {
         if let Some(damage) = &self.found.damage {
             let text = format!("{damage}; it can be opened for reading");
-            return Err(Error::new(damage.kind(), "open", text));
+            let error = Error::new(damage.kind(), "open", text);
+            return Err(match damage.range() {
+                Some((offset, len)) => error.with_range(offset, len),
+                None => error,
+            });
         }
         log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
         let Found { state, head, .. } = &mut self.found;

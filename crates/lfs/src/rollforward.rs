@@ -418,7 +418,9 @@ impl Walk<'_> {
                     "log record {wanted} at {bad:?} is bad; \
                      record {sequence} at {place:?} says it was durable"
                 );
-                return Err(Error::new(ErrorKind::Corrupt, "recover", text));
+                let (at, len) = (self.layout.device_offset(bad), self.layout.block_bytes());
+                let error = Error::new(ErrorKind::Corrupt, "recover", text);
+                return Err(error.with_range(at, len));
             }
         }
         Ok(())

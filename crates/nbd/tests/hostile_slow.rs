@@ -203,7 +203,7 @@ fn much_work_for_few_bytes() {
     for command in [Command::BlockStatus, Command::Cache] {
         let most = Arc::new(AtomicUsize::new(0));
         let before = Laborious { steps: 100, under_way: Arc::default(), most: most.clone() };
-        let running = Running::one(Behind::new(SIZE, before));
+        let running = Running::one(Behind::new(Arc::new(MemExport::new(SIZE)), before));
         let mut throughout = Clean::beside(&running, "much work for few bytes (26, 27)");
         let mut clean = running.client();
         let mut hostile: Vec<Client> = (0..4).map(|_| running.client()).collect();

@@ -8,6 +8,7 @@ use common::behind::{Before, Behind};
 use forebay_base::task::{BoxFuture, LocalQueue, OneSender, oneshot};
 use forebay_nbd::proto::{Command, CommandFlags};
 use forebay_nbd::{MemExport, Server, ServerConfig};
+use forebay_vfs::Export;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,7 +75,7 @@ impl Before for Queued {
             wait(&state).await;
         })
     }
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
+    fn attach_thread(&self, _: &dyn Export) -> Option<Box<dyn LocalQueue>> {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         Some(Box::new(Queue { state: self.0.clone(), done: Vec::new(), fd }))
     }
@@ -83,7 +84,8 @@ impl Before for Queued {
 #[test]
 fn a_batch_is_submitted_with_one_flush() {
     let state = Arc::new(State::default());
-    let running = Running::one(Behind::new(1 << 20, Queued(state.clone())));
+    let running =
+        Running::one(Behind::new(Arc::new(MemExport::new(1 << 20)), Queued(state.clone())));
     let mut client = running.client();
     let none = CommandFlags::empty();
     for at in 0..16 {

@@ -66,7 +66,7 @@ pub enum Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ticket(pub u64);
 
-/// A mount, as others see it. None of these waits, but for the two that say so.
+/// A mount, as others see it. None of these waits, but for the three that say so.
 pub trait Observer: Send + Sync {
     /// Whether an inode is known: then its changes have to be told.
     fn knows(&self, ino: Ino) -> bool;
@@ -81,8 +81,8 @@ pub trait Observer: Send + Sync {
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket;
 
     /// The content of a file is about to be changed, whatever comes of it: its end may be another from now
-    /// on.
-    fn will_change(&self, ino: Ino);
+    /// on. Waits for appends of programs that go to the end as the kernel knows it.
+    fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()>;
 
     /// Something was changed. Also for what is not known yet, which may be about to be.
     fn changed(&self, change: &Change) -> Ticket;
@@ -146,7 +146,7 @@ impl<'a> Owed<'a> {
         for change in &changes {
             if let Change::Content { ino, offset, len, .. } = change {
                 handed_over(observer, *ino, *offset, *len).await;
-                observer.will_change(*ino);
+                observer.will_change(*ino).await;
             }
         }
         Self { shared, observer, changes }

@@ -77,7 +77,7 @@ impl FileSystem for Disk {
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
         now(Ok(StatFs {
             block_size: 4096,
-            blocks: self.export.info().size.div_ceil(4096),
+            blocks: self.export.size().div_ceil(4096),
             blocks_free: 0,
             blocks_available: 0,
             files: 2,
@@ -228,7 +228,7 @@ impl Opened {
     /// How much of a read lies before the end; the directory has nothing to read.
     fn readable(&self, offset: u64, len: usize) -> Result<usize> {
         self.check("read", OpenFlags::READ)?;
-        let left = self.export.info().size.saturating_sub(offset);
+        let left = self.export.size().saturating_sub(offset);
         Ok(len.min(usize::try_from(left).unwrap_or(usize::MAX)))
     }
 
@@ -243,7 +243,7 @@ impl Opened {
     /// A range that can be changed: within the size (O1).
     fn check_range(&self, op: &'static str, offset: u64, len: u64) -> Result<()> {
         self.check(op, OpenFlags::WRITE)?;
-        match offset.checked_add(len).is_some_and(|end| end <= self.export.info().size) {
+        match offset.checked_add(len).is_some_and(|end| end <= self.export.size()) {
             true => Ok(()),
             false => {
                 Err(Error::new(ErrorKind::NoSpace, op, "past the end").with_range(offset, len))
@@ -348,7 +348,7 @@ impl OpenFile for Opened {
     }
 
     fn seek(&self, what: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
-        let size = self.export.info().size;
+        let size = self.export.size();
         now(match what {
             _ if offset >= size => Err(Error::new(ErrorKind::PastEnd, "seek", "past the end")),
             Seek::Data => Ok(offset),

@@ -62,6 +62,11 @@ pub trait Export: Send + Sync {
     /// What to tell clients.
     fn info(&self) -> ExportInfo;
 
+    /// The size of [`Export::info`], bytes, for who asks with each request.
+    fn size(&self) -> u64 {
+        self.info().size
+    }
+
     /// Reads if no waiting is needed.
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>>;
 

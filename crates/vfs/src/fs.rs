@@ -285,8 +285,13 @@ pub trait OpenFile: Send + Sync {
     /// once for each opener if anything was lost.
     fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>>;
 
+    /// As `sync`, for who polls it on threads that may wait for a device: polls may carry out I/O.
+    fn sync_waiting(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
+        self.sync(data_only)
+    }
+
     /// As `sync`, for a caller that blocks: I/O may be carried out on its thread.
     fn sync_here(&self, data_only: bool) -> Result<()> {
-        block_on(self.sync(data_only))
+        block_on(self.sync_waiting(data_only))
     }
 }

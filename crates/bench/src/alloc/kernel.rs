@@ -116,7 +116,7 @@ fn rate(slice: &Slice) -> f64 {
 pub fn run(options: &Options, report: &mut Report, summary: &mut Summary) {
     for kind in [FsKind::F2fs, FsKind::Xfs, FsKind::Ext4] {
         if let Err(e) = rows(options, kind, report, summary) {
-            report.not_run(&format!("alloc on {} on a loop device", kind.name()), e);
+            report.left_out(&format!("alloc on {} on a loop device", kind.name()), e);
         }
     }
 }

@@ -1,11 +1,14 @@
 //! The backup: `tar` of ten times the cache into a pipe, over and over, no faster than it is allowed to be:
-//! what reads the pipe keeps the pace, so that every backup is equally fast. It is ended on drop.
+//! what reads the pipe keeps the pace, so that no backup is faster than another. It is ended on drop.
+//!
+//! Invariant: B1 a backup that fails, or that reads nothing, is an error: a database beside it would be as fast as
+//! alone.
 
 use crate::harness::meter::cpu_seconds_with_ended;
 use crate::rivals::server::forebay_binary;
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -46,23 +49,13 @@ pub enum How {
     Uncached,
 }
 
-/// Whether the program has `run --uncached`.
-pub fn has_run() -> bool {
-    let help = forebay_binary().ok().and_then(|forebay| {
-        let mut command = Command::new(forebay);
-        command.args(["run", "--help"]).stdin(Stdio::null()).output().ok()
-    });
-    help.is_some_and(|out| {
-        out.status.success() && String::from_utf8_lossy(&out.stdout).contains("--uncached")
-    })
-}
-
 impl How {
-    fn command(self, what: &Path, procs: Option<&Path>) -> Result<Command> {
+    fn command(self, what: &Path, procs: Option<&Path>, said: fs::File) -> Result<Command> {
         let mut command = Command::new("sh");
         let join = "[ -z \"$0\" ] || echo $$ >\"$0\"; ";
         let tar = "exec tar -C \"$1\" -cf - .";
-        let direct = "for f in \"$1\"/*; do dd if=\"$f\" iflag=direct bs=1M status=none; done";
+        let direct =
+            "for f in \"$1\"/*; do dd if=\"$f\" iflag=direct bs=1M status=none || exit; done";
         let line = match self {
             Self::Tar => format!("{join}{tar}"),
             Self::Direct => format!("{join}{direct}"),
@@ -74,7 +67,7 @@ impl How {
         if self == Self::Uncached {
             command.arg(forebay_binary()?);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
         // A group of its own, so that all of it can be ended.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Ok(command)
@@ -115,10 +108,17 @@ impl Backup {
         let start = Instant::now();
         let work = move || -> Result<()> {
             while !own.stop.load(Ordering::Relaxed) {
-                let mut command = how.command(&what, procs.as_deref())?;
+                // In memory: what nobody reads must not fill a pipe.
+                let said = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC);
+                let said = fs::File::from(said.map_err(|e| Error::from_io("memfd", e.into()))?);
+                let for_it = said.try_clone().map_err(|e| Error::from_io("memfd", e))?;
+                let mut command = how.command(&what, procs.as_deref(), for_it)?;
                 let mut child = command.spawn().map_err(|e| Error::from_io("start tar", e))?;
                 let read = drain(&mut child, &own, pace, start);
                 own.count_cpu(&child);
+                if let Ok(Drained { bytes, at_end: true }) = read {
+                    judge(&mut child, said, bytes)?;
+                }
                 end(&mut child);
                 read?;
             }
@@ -135,8 +135,13 @@ impl Backup {
         let seconds = self.start.elapsed().as_secs_f64();
         done?;
         let shared = &self.shared;
+        let bytes = shared.bytes.load(Ordering::Relaxed);
+        if bytes == 0 {
+            let text = format!("it read nothing in {seconds:.1} s");
+            return Err(Error::new(ErrorKind::Io, "backup", text));
+        }
         Ok(Done {
-            rate: shared.bytes.load(Ordering::Relaxed) as f64 / seconds / 1e6,
+            rate: bytes as f64 / seconds / 1e6,
             cpu_seconds: shared.cpu_micros.load(Ordering::Relaxed) as f64 / 1e6,
             seconds,
         })
@@ -164,15 +169,23 @@ impl Shared {
     }
 }
 
+/// How far one run of it was read.
+struct Drained {
+    bytes: u64,
+    /// To its end; else it was told to stop.
+    at_end: bool,
+}
+
 /// Reads what it writes, as fast as it may.
-fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Result<()> {
-    let Some(mut out) = child.stdout.take() else { return Ok(()) };
-    let mut part = vec![0_u8; 256 << 10];
+fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Result<Drained> {
+    let mut out = child.stdout.take().expect("its output is a pipe");
+    let (mut part, mut own) = (vec![0_u8; 256 << 10], 0);
     while !shared.stop.load(Ordering::Relaxed) {
         let count = out.read(&mut part).map_err(|e| Error::from_io("read the backup", e))?;
         if count == 0 {
-            return Ok(());
+            return Ok(Drained { bytes: own, at_end: true });
         }
+        own += count as u64;
         let bytes = shared.bytes.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
         let due = Duration::from_secs_f64(bytes as f64 / pace as f64);
         let ahead = due.saturating_sub(start.elapsed());
@@ -180,7 +193,20 @@ fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Resul
             std::thread::sleep(ahead);
         }
     }
-    Ok(())
+    Ok(Drained { bytes: own, at_end: false })
+}
+
+/// B1: one that nobody has stopped.
+fn judge(child: &mut Child, mut said: fs::File, bytes: u64) -> Result<()> {
+    let status = child.wait().map_err(|e| Error::from_io("wait", e))?;
+    if status.success() && bytes > 0 {
+        return Ok(());
+    }
+    let mut text = Vec::new();
+    let _read = said.rewind().and_then(|()| said.read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text);
+    let said = text.lines().take(3).collect::<Vec<_>>().join(" / ");
+    Err(Error::new(ErrorKind::Io, "backup", format!("{status} after {bytes} bytes: {said}")))
 }
 
 /// Of all processes of a group, and of those of theirs that have ended.
@@ -205,4 +231,44 @@ fn end(child: &mut Child) {
         let _gone = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
     }
     let _ended = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACE: u64 = 1 << 30;
+
+    fn until(what: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !what() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(what(), "after a minute");
+    }
+
+    /// B1. What a backup said went nowhere, and one that failed was started anew: the database beside it was as
+    /// fast as alone, and the bar was met.
+    #[test]
+    fn b1_one_that_fails_is_an_error() {
+        for how in [How::Tar, How::Direct] {
+            let backup = Backup::start(how, Path::new("/nowhere/at-all"), PACE, None).unwrap();
+            until(|| backup.thread.as_ref().unwrap().is_finished());
+            let text = backup.stop().unwrap_err().to_string();
+            assert!(text.contains("after 0 bytes") && text.contains("No such file"), "{text}");
+        }
+    }
+
+    #[test]
+    fn one_that_goes_on_is_read_over_and_over() {
+        let dir = std::env::temp_dir().join(format!("forebay-backup-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("part"), vec![7; 100_000]).unwrap();
+        let backup = Backup::start(How::Tar, &dir, PACE, None).unwrap();
+        until(|| backup.shared.bytes.load(Ordering::Relaxed) > 300_000);
+        let done = backup.stop();
+        std::fs::remove_dir_all(&dir).unwrap();
+        let done = done.unwrap();
+        assert!(done.rate > 0.0 && done.seconds > 0.0, "{done:?}");
+    }
 }

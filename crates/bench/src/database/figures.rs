@@ -42,9 +42,9 @@ pub fn progress(text: &str) -> Vec<f64> {
     text.lines().filter_map(line).collect()
 }
 
-/// Latencies, us, before and from the moment `beside` on (seconds since the epoch), of logs whose names
-/// begin so; they are removed.
-pub fn latencies(prefix: &Path, beside: f64) -> [Vec<f64>; 2] {
+/// Latencies, us, from the moment `from` on until `beside`, and from then on (seconds since the epoch), of logs
+/// whose names begin so; they are removed.
+pub fn latencies(prefix: &Path, (from, beside): (f64, f64)) -> [Vec<f64>; 2] {
     let mut found = [Vec::new(), Vec::new()];
     let (Some(folder), Some(name)) = (prefix.parent(), prefix.file_name()) else { return found };
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -53,7 +53,9 @@ pub fn latencies(prefix: &Path, beside: f64) -> [Vec<f64>; 2] {
             continue;
         }
         for (at, micros) in logged(&std::fs::read_to_string(entry.path()).unwrap_or_default()) {
-            found[usize::from(at >= beside)].push(micros);
+            if at >= from {
+                found[usize::from(at >= beside)].push(micros);
+            }
         }
         let _removed = std::fs::remove_file(entry.path());
     }
@@ -114,9 +116,9 @@ mod tests {
     fn logs_are_cut_where_the_backup_began_and_removed() {
         let dir = std::env::temp_dir().join(format!("forebay-pgbench-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        std::fs::write(dir.join("log.7"), "0 1 5 0 100 0\n0 1 6 0 101 0\n").unwrap();
+        std::fs::write(dir.join("log.7"), "0 1 9 0 99 0\n0 1 5 0 100 0\n0 1 6 0 101 0\n").unwrap();
         std::fs::write(dir.join("log.7.1"), "1 1 7 0 103 0\n").unwrap();
-        assert_eq!(latencies(&dir.join("log"), 101.0), [vec![5.0], vec![6.0, 7.0]]);
+        assert_eq!(latencies(&dir.join("log"), (100.0, 101.0)), [vec![5.0], vec![6.0, 7.0]]);
         std::fs::remove_dir(&dir).expect("nothing is left in it");
     }
 

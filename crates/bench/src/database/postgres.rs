@@ -147,15 +147,17 @@ impl Server {
         self.processes().into_iter().filter_map(cpu_seconds_with_ended).sum()
     }
 
-    /// Memory of its own, bytes: what is private to each process, and what they share once.
+    /// Memory of its own, bytes: what is private to each process, and all that they share once, whether it was
+    /// touched yet or not.
     pub fn own_bytes(&self) -> u64 {
-        let (mut private, mut shared) = (0, 0);
+        let (mut private, mut touched) = (0, 0);
         for pid in self.processes() {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             private += field(&status, "RssAnon:") << 10;
-            shared = shared.max(field(&status, "RssShmem:") << 10);
+            touched = touched.max(field(&status, "RssShmem:") << 10);
         }
-        private + shared
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
+        private + shared_bytes(&maps.unwrap_or_default()).max(touched)
     }
 
     /// Files of the tables and indexes that pgbench reads, with their sizes.
@@ -172,6 +174,22 @@ impl Server {
                      'pgbench_accounts_pkey']::regclass[]) c";
         self.address().client("psql", &["-qtA", "-c", query]).map(drop)
     }
+}
+
+/// Bytes of the mappings that a process shares with others and that no file is below of: shared buffers and
+/// what goes with them.
+fn shared_bytes(maps: &str) -> u64 {
+    let bytes = |line: &str| {
+        let mut parts = line.split_whitespace();
+        let (from, to) = parts.next()?.split_once('-')?;
+        let shared = parts.next()?.ends_with('s');
+        let name = line.split_whitespace().nth(5).unwrap_or_default();
+        let memory =
+            name == "/dev/zero" || name.starts_with("/dev/shm/") || name.starts_with("/SYSV");
+        let at = |text: &str| u64::from_str_radix(text, 16).ok();
+        (shared && memory).then_some(at(to)?.checked_sub(at(from)?)?)
+    };
+    maps.lines().filter_map(bytes).sum()
 }
 
 impl Drop for Server {
@@ -239,5 +257,23 @@ impl Load {
             Self::Select => "select",
             Self::Tpcb => "tpcb",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The limit of XFS's cgroup was set after pgbench's clients had gone, by what processes that were left had
+    /// touched of the shared buffers.
+    #[test]
+    fn shared_buffers_count_in_full() {
+        let maps = "\
+            55d0c0000000-55d0c0100000 r-xp 00000000 08:01 123  /usr/lib/postgresql/15/bin/postgres\n\
+            7f0000000000-7f0001800000 rw-s 00000000 00:01 1031 /dev/zero (deleted)\n\
+            7f0002000000-7f0002001000 rw-s 00000000 00:19 7    /dev/shm/PostgreSQL.42\n\
+            7f0003000000-7f0003100000 r--s 00000000 08:01 99   /usr/share/zoneinfo\n\
+            7f0004000000-7f0004100000 rw-p 00000000 00:00 0 \n";
+        assert_eq!(shared_bytes(maps), (24 << 20) + 4096);
     }
 }

@@ -1,9 +1,12 @@
-//! One slice: jobs that write at random places, each write synced before the next.
+//! One slice: jobs that write at random places, each write synced before the next. And slices of several
+//! subjects in turns.
 
 use super::subject::Subject;
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
+use crate::harness::options::Options;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::hist::Hist;
@@ -21,6 +24,48 @@ pub struct Drive {
     pub time: Duration,
     /// Offsets follow from this.
     pub seed: u64,
+}
+
+/// Jobs where there are many, with a file each.
+pub const JOBS: usize = 16;
+
+/// The file of a job, of so many.
+pub fn file_of(job: usize, jobs: usize) -> String {
+    if jobs == 1 { "one".to_string() } else { format!("many{job}") }
+}
+
+/// Whose CPU time a slice costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cost {
+    /// This process's: all of ours is in it.
+    Own,
+    /// The machine's: a daemon has a part in it.
+    Machine,
+}
+
+/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host was steady.
+pub fn in_turns<S: Subject>(
+    options: &Options,
+    subjects: &[(&'static str, S)],
+    (jobs, size): (usize, u64),
+    cost: Cost,
+) -> Result<Outcome> {
+    let variants = subjects.iter().map(|(name, subject)| {
+        Variant::new(name, move |turn: &Turn| {
+            let one = || run(subject, &Drive { jobs, size, time: turn.time, seed: turn.seed });
+            if cost == Cost::Machine { whole_machine(one) } else { one() }
+        })
+    });
+    let plan = Plan {
+        rounds: options.rounds_or(1, 5),
+        cycles: if options.quick { 1 } else { 3 },
+        slice: options.millis(40, 450),
+        passes: if options.quick { 1 } else { 3 },
+        gate: Some("host"),
+        repeats_max: if options.quick { 0 } else { 2 },
+        lines: options.lines,
+    };
+    alternate(&mut variants.collect::<Vec<_>>(), &plan)
 }
 
 /// Runs one slice; the bytes of the operations are in the slice.

@@ -108,7 +108,7 @@ fn loops(options: &Options, report: &mut Report, bytes: u64) -> Vec<(&'static st
     for (name, kind) in kinds {
         match LoopFs::new(&options.dir, "dirty", bytes + 352 * MIB, kind, true) {
             Ok(fs) => made.push((name, fs)),
-            Err(e) => report.not_run(name, e),
+            Err(e) => report.left_out(name, e),
         }
     }
     made

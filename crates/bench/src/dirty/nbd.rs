@@ -19,7 +19,7 @@ use std::cell::Cell;
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(8 * MIB, 128 * MIB);
     if let Err(e) = fio::available().and_then(|()| forebay_binary().map(drop)) {
-        report.not_run("fio through nbd", e);
+        report.left_out("fio through nbd", e);
         return Ok(());
     }
     let mut served = Vec::new();
@@ -27,7 +27,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         match start(options, mode, size) {
             Ok((image, server)) => served.push((name, image, server, Cell::new((0, 0)))),
             Err(e) => {
-                report.not_run("fio through nbd", e);
+                report.left_out("fio through nbd", e);
                 return Ok(());
             }
         }

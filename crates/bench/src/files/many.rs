@@ -197,7 +197,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.row("ours", "files_opened_written_synced", "1/s", &[total as f64 / seconds]);
     let failures = f64::from(u8::from(compared.is_err()));
     if let Err(e) = compared {
-        report.not_run(&format!("{total} files, {at_once} open at once: {} were", most.open), e);
+        report.left_out(&format!("{total} files, {at_once} open at once: {} were", most.open), e);
     }
     let _ = cache.shutdown();
     drop((cache, folder));
@@ -292,7 +292,8 @@ fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Repor
     let cost = match failed {
         None => measure(Some("most open"))?,
         Some(e) => {
-            report.not_run(&name, format!("{} open: {e}", many.len()));
+            report.note(format!("{name}: {} open", many.len()));
+            report.left_out(&name, e);
             report.ratio_with_bar(&name, f64::NAN, Good::AtMost, 1.5);
             return Ok(());
         }

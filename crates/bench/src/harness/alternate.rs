@@ -10,6 +10,7 @@
 
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;
+use crate::harness::meter::Usage;
 use crate::report::model::{Plot, Report, median, quantile};
 use forebay_base::Result;
 use std::time::Duration;
@@ -64,6 +65,15 @@ pub struct Plan {
     pub repeats_max: usize,
     /// Print a line per cycle.
     pub lines: bool,
+}
+
+/// A slice of work that other processes have a part in, a mount's daemon or a worker: what it cost is told of the
+/// whole machine, and of nobody alone.
+pub fn whole_machine(work: impl FnOnce() -> Result<Slice>) -> Result<Slice> {
+    let before = Usage::of_machine();
+    let slice = work()?;
+    let machine = Usage::of_machine().since(&before);
+    Ok(Slice { usage: Usage::default(), machine, ..slice })
 }
 
 /// All slices of a run.
@@ -241,9 +251,12 @@ impl Outcome {
             add("p99", "us", &|s| s.hist.percentile(99.0) as f64 / 1e3);
             add("p99_9", "us", &|s| s.hist.percentile(99.9) as f64 / 1e3);
             add("max", "us", &|s| s.hist.max() as f64 / 1e3);
-            add("cpu_per_io", "us", &|s| per_op(s, s.usage.cpu_seconds * 1e6));
-            add("voluntary_switches_per_io", "1", &|s| per_op(s, s.usage.voluntary as f64));
-            add("involuntary_switches_per_io", "1", &|s| per_op(s, s.usage.involuntary as f64));
+            // Where the work is done in several processes there is only the machine's.
+            if rounds.iter().any(|s| s.usage.cpu_seconds > 0.0) {
+                add("cpu_per_io", "us", &|s| per_op(s, s.usage.cpu_seconds * 1e6));
+                add("voluntary_switches_per_io", "1", &|s| per_op(s, s.usage.voluntary as f64));
+                add("involuntary_switches_per_io", "1", &|s| per_op(s, s.usage.involuntary as f64));
+            }
             if rounds.iter().any(|s| s.machine.cpu_seconds > 0.0) {
                 add("machine_cpu_per_io", "us", &|s| per_op(s, s.machine.cpu_seconds * 1e6));
                 add("machine_switches_per_io", "1", &|s| per_op(s, s.machine.voluntary as f64));
@@ -284,6 +297,37 @@ mod tests {
 
     fn slice(ops: u64) -> Slice {
         Slice { ops, seconds: 1.0, ..Slice::default() }
+    }
+
+    /// The work of a mount is done by another process; its rows had `cpu_per_io` of ours alone.
+    #[test]
+    fn work_of_several_processes_has_the_cpu_of_the_machine_alone() {
+        let metrics = |slice: fn() -> Slice| {
+            let plan = Plan {
+                rounds: 1,
+                cycles: 1,
+                slice: Duration::ZERO,
+                passes: 1,
+                gate: None,
+                repeats_max: 0,
+                lines: false,
+            };
+            let outcome = alternate(&mut [Variant::new("one", move |_| Ok(slice()))], &plan);
+            let mut report = Report::default();
+            outcome.unwrap().add_rows(&mut report, "x");
+            report.table()
+        };
+        fn used(cpu_seconds: f64) -> Usage {
+            Usage { cpu_seconds, ..Usage::default() }
+        }
+        fn work() -> Result<Slice> {
+            Ok(Slice { ops: 1, usage: used(0.5), ..Slice::default() })
+        }
+        let own = metrics(|| work().unwrap());
+        assert!(own.contains(" x_cpu_per_io") && !own.contains("machine"), "{own}");
+        let whole = metrics(|| Slice { machine: used(0.25), ..whole_machine(work).unwrap() });
+        assert!(whole.contains("x_machine_cpu_per_io") && !whole.contains(" x_cpu"), "{whole}");
+        assert!(!whole.contains("x_voluntary"), "{whole}");
     }
 
     /// H1.

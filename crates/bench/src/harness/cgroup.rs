@@ -48,7 +48,8 @@ impl Memcg {
         };
         let dir = root.join(format!("forebay-bench-{name}-{}", std::process::id()));
         let fail = |e| Error::from_io("memory cgroup", e).with_path(&dir);
-        fs::create_dir(&dir).map_err(fail)?;
+        let refused = |e| Error::new(ErrorKind::Unsupported, "memory cgroup", format!("{e}"));
+        fs::create_dir(&dir).map_err(|e| refused(e).with_path(&dir))?;
         let group = Self { dir: dir.clone(), v1 };
         let file = if v1 { "memory.limit_in_bytes" } else { "memory.max" };
         fs::write(dir.join(file), limit.to_string()).map_err(fail)?;

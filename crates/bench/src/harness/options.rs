@@ -68,7 +68,7 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
                  sync, random, seq, sustained, names, open, full of volume;
                  delay, disk, small, sim, kernel of alloc;
                  read, sync, random, seq, names, uncached, dirty, stable, alloc, attach,
-                 kernel of mount
+                 kernel of mount; brief of database: pgbench -S alone for two of its columns
   --without NAME of all: not this bench
   --lines        prints a line per cycle
   --keep         leaves the images behind";

@@ -1,17 +1,17 @@
 //! `hit`: 4 KiB reads and writes of data that is already cached, one thread: the kernel's pread
 //! and pwrite, the same file mapped, a bare memcpy, and ours through the library, over the whole
-//! image and over a hot set of 1 MiB. Beside it rows over NBD and through a mount.
+//! image and over a hot set of 1 MiB; and in [`ways`] beside the ways through a mount and over NBD.
 //!
 //! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirt is written
 //! out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
+
+mod ways;
 
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::image::Image;
 use crate::harness::load::{Load, Pattern, Slice, Target, run_here};
 use crate::harness::options::Options;
 use crate::harness::sys::{FileMap, Region, page_cache_bytes};
-use crate::mount;
-use crate::nbd::hits;
 use crate::report::model::{Good, Report};
 use crate::rivals::kernel::KernelFile;
 use crate::rivals::ours::{Flagged, Ours};
@@ -90,8 +90,7 @@ pub fn run(options: &Options) -> Result<Report> {
     bench.warm()?;
     bench.add_residency(&mut report)?;
     bench.groups(&mut report)?;
-    hits::hit_row(options, &image, &mut report);
-    mount::hit_rows(options, size, &mut report);
+    ways::run(&bench, options, &mut report)?;
     Ok(report)
 }
 

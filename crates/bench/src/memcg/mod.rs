@@ -40,7 +40,7 @@ struct Outcome {
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = fio::available().and_then(|()| forebay_binary()) {
-        report.not_run("memcg", e);
+        report.left_out("memcg", e);
         return Ok(report);
     }
     let size = options.size_or(320 << 20, 1280 << 20);
@@ -60,7 +60,7 @@ pub fn run(options: &Options) -> Result<Report> {
                 series.push((format!("ours-{engine}"), peaks(&outcome.resident)));
                 add(&mut report, engine, budget, &outcome);
             }
-            Err(e) => report.not_run(&format!("memcg with {engine}"), e),
+            Err(e) => report.left_out(&format!("memcg with {engine}"), e),
         }
     }
     let points = series.iter().map(|(_, values)| values.len()).max().unwrap_or(0);

@@ -1,9 +1,11 @@
 //! `attach`: random 4 KiB reads at depth 32 of the block device that `forebay attach` makes of a raw image,
 //! all of it cached, beside a loop device on an empty FUSE server with one file, and beside the kernel's
-//! loop device on the same image with direct I/O.
+//! loop device on an image of the same size: without direct I/O, all of it in the page cache, and with it.
 //!
-//! The client is the same for all: fio with libaio and O_DIRECT, one job. All of the image
-//! is in our cache before the first slice; the kernel's loop device with direct I/O caches nothing.
+//! The client is the same for all: fio with libaio and O_DIRECT, one job. All of the image is in our cache before
+//! the first slice, and all of the other in the page cache below `kernel-loop-buffered`: cached reads of ours
+//! beside cached reads of the kernel's. `kernel-loop-direct` caches nothing and reads the disk at each request;
+//! it has an image of its own, for no page of its file may be in the page cache.
 
 use super::read::compare;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
@@ -61,6 +63,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     }
     let size = options.size_or(32 * MIB, 512 * MIB);
     let image = Image::create(&options.dir, "attach", size, options.keep)?;
+    let for_buffered = Image::create(&options.dir, "attach-buffered", size, options.keep)?;
+    let for_direct = Image::create(&options.dir, "attach-direct", size, options.keep)?;
     let ours = Attached::new(options, image.path(), 2 * size + 64 * MIB)?;
     read_through(&ours.0, size)?;
     let empty = Empty::plain(&options.dir, "attach")?;
@@ -69,14 +73,20 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     made.map_err(|e| Error::from_io("make", e).with_path(&file))?;
     let devices = [
         ("mount", Ok(ours.0.clone()), None),
-        loop_on("empty-fuse", &file),
-        loop_on("kernel-loop-direct", image.path()),
+        loop_on("empty-fuse", &file, true),
+        loop_on("kernel-loop-buffered", for_buffered.path(), false),
+        loop_on("kernel-loop-direct", for_direct.path(), true),
     ];
+    for (name, path, _) in &devices {
+        if let (&"kernel-loop-buffered", Ok(path)) = (name, path) {
+            read_through(path, size)?;
+        }
+    }
     let mut variants = Vec::new();
     for (name, path, _) in &devices {
         match path {
             Ok(path) => variants.push(Variant::new(name, move |turn: &Turn| one(path, turn))),
-            Err(e) => report.not_run(&format!("mount attach on {name}"), e),
+            Err(e) => report.left_out(&format!("mount attach on {name}"), e),
         }
     }
     let plan = Plan {
@@ -96,7 +106,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.ratio_with_bar(&format!("{prefix}_vs_empty"), ratio("empty-fuse"), Good::AtLeast, 0.8);
     let name = format!("{prefix}_vs_loop");
     report.ratio_with_bar(&name, ratio("kernel-loop-direct"), Good::AtLeast, 1.0);
-    compare(&outcome, report, "attached: 4 KiB random reads, cached, depth 32");
+    report.ratio(&format!("{prefix}_vs_loop_buffered"), ratio("kernel-loop-buffered"));
+    compare(&outcome, report, "attached: 4 KiB random reads, depth 32, ours cached");
     report.note(format!("mount attach: an image of {}, `mount` is the device", format_size(size)));
     // Before what they lie on.
     drop(devices);
@@ -106,14 +117,14 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
 /// A variant, its device, and what holds it.
 type Device = (&'static str, Result<PathBuf>, Option<LoopDev>);
 
-fn loop_on(name: &'static str, file: &Path) -> Device {
-    match LoopDev::attach_with(file, true, Some(SECTOR)) {
+fn loop_on(name: &'static str, file: &Path, direct: bool) -> Device {
+    match LoopDev::attach_with(file, direct, Some(SECTOR)) {
         Ok(device) => (name, Ok(device.path().to_path_buf()), Some(device)),
         Err(e) => (name, Err(e), None),
     }
 }
 
-/// Reads all of it, past the kernel's cache, so that ours has it.
+/// Reads all of it, past the kernel's cache of the device, so that what is below has it.
 fn read_through(device: &Path, size: u64) -> Result<()> {
     let mut options = File::options();
     options.read(true).custom_flags(OFlags::DIRECT.bits() as i32);

@@ -52,7 +52,7 @@ pub fn random(options: &Options, report: &mut Report) -> Result<()> {
         let worker = match kernels.then(|| Worker::start(&format!("mount-{}", ground.name), cache))
         {
             Some(Err(e)) => {
-                report.not_run(&format!("mount random on {} in a memory cgroup", ground.name), e);
+                report.left_out(&format!("mount random on {} in a memory cgroup", ground.name), e);
                 continue;
             }
             worker => worker.transpose()?,
@@ -87,7 +87,7 @@ fn random_variant(
     Variant::new(ground.name, move |turn: &Turn| {
         ground.remount()?;
         let spec = Overwrite { len, block: BLOCK, total, window: total, seed: turn.seed };
-        let before = Usage::own();
+        let before = Usage::of_machine();
         let done = match &mut worker {
             Some(worker) => {
                 let job = spec.job(&ground.path().join(RANDOM));
@@ -103,7 +103,7 @@ fn random_variant(
             ops: total / BLOCK,
             bytes: total,
             seconds: done.windows.iter().map(|window| window.1).sum(),
-            usage: Usage::own().since(&before),
+            machine: Usage::of_machine().since(&before),
             hist: done.hist,
             ..Slice::default()
         })
@@ -153,31 +153,30 @@ fn judge(outcome: &Outcome, prefix: &str, report: &mut Report) {
 fn write_slice(ground: &mut Ground, size: u64, seed: u64) -> Result<Slice> {
     // The first time there is none.
     let _removed = std::fs::remove_file(ground.path().join(SEQ));
-    let (own, machine, start) = (Usage::own(), Usage::of_machine(), Instant::now());
+    let (machine, start) = (Usage::of_machine(), Instant::now());
     let file = ground.file(SEQ)?;
     write_all(&file, size, seed)?;
     file.sync()?;
-    Ok(finished(start, size, &own, &machine))
+    Ok(finished(start, size, &machine))
 }
 
 fn read_slice(ground: &mut Ground, size: u64) -> Result<Slice> {
     ground.remount()?;
     let file = ground.file(SEQ)?;
     let mut buf = AlignedBuf::new(MIB as usize);
-    let (own, machine, start) = (Usage::own(), Usage::of_machine(), Instant::now());
+    let (machine, start) = (Usage::of_machine(), Instant::now());
     for at in (0..size).step_by(MIB as usize) {
         file.read(&mut buf, at)?;
         std::hint::black_box(&buf[0]);
     }
-    Ok(finished(start, size, &own, &machine))
+    Ok(finished(start, size, &machine))
 }
 
-fn finished(start: Instant, size: u64, own: &Usage, machine: &Usage) -> Slice {
+fn finished(start: Instant, size: u64, machine: &Usage) -> Slice {
     Slice {
         ops: size / MIB,
         bytes: size,
         seconds: start.elapsed().as_secs_f64(),
-        usage: Usage::own().since(own),
         machine: Usage::of_machine().since(machine),
         ..Slice::default()
     }

@@ -182,7 +182,7 @@ pub fn all(plot: &Plot<'_>, who: &[Who], report: &mut Report) -> Vec<Ground> {
     for who in who {
         match Ground::new(plot, *who) {
             Ok(ground) => grounds.push(ground),
-            Err(e) => report.not_run(&format!("mount {} on {}", plot.part, who.name()), e),
+            Err(e) => report.left_out(&format!("mount {} on {}", plot.part, who.name()), e),
         }
     }
     grounds

@@ -1,17 +1,16 @@
 //! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by what
 //! programs do: small files opened, read and closed again and again, random and sequential reads and random
 //! writes of a large one; and how much of the large one is then held twice. The default is the mode that
-//! loses nowhere and wins somewhere; and the rows of a mount in the table of `hit`.
+//! loses nowhere and wins somewhere.
 //!
 //! All modes serve one volume, in turns, each time mounted anew and warmed. The large file
 //! stays open from its warming to the end of its slices; the small ones are opened by each read, as that is
 //! what is measured.
 
 use super::read::read_all;
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::image::{Rng, open_with};
 use crate::harness::load::{Load, Pattern, Slice, run_here};
-use crate::harness::meter::Usage;
 use crate::harness::options::Options;
 use crate::harness::sys::page_cache_bytes;
 use crate::report::model::Report;
@@ -26,9 +25,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-const LARGE: &str = "large";
+/// The large file.
+pub const LARGE: &str = "large";
 /// Modes, and their names in the rows.
 const MODES: [(&str, &str); 3] =
     [("mount-never", "never"), ("mount-small", "small"), ("mount-always", "always")];
@@ -124,7 +124,7 @@ fn fill(at: &Path, size: u64) -> Result<()> {
 fn one(at: &Path, cell: &str, size: u64, turn: &Turn) -> Result<(Slice, u64)> {
     if cell == "small_files" {
         (0..2 * FILES).try_for_each(|n| small(at, n % FILES))?;
-        return Ok((small_slice(at, turn)?, 0));
+        return Ok((whole_machine(|| small_slice(at, turn))?, 0));
     }
     let write = cell == "randwrite";
     let path = at.join(LARGE);
@@ -145,7 +145,7 @@ fn one(at: &Path, cell: &str, size: u64, turn: &Turn) -> Result<(Slice, u64)> {
         seed: turn.seed,
         sample_every: 8,
     };
-    let slice = run_here(&file, &load)?;
+    let slice = whole_machine(|| run_here(&file, &load))?;
     let kept = page_cache_bytes(&file.file, 0, size).map_err(fail)?;
     if write {
         file.sync()?;
@@ -161,7 +161,7 @@ fn small(at: &Path, n: u64) -> Result<()> {
 }
 
 fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
-    let (mut rng, hist, before) = (Rng::new(turn.seed), Hist::new(), Usage::own());
+    let (mut rng, hist) = (Rng::new(turn.seed), Hist::new());
     let (start, mut ops) = (Instant::now(), 0);
     let mut now = start;
     while now - start < turn.time {
@@ -172,31 +172,14 @@ fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
         now = after;
     }
     let seconds = start.elapsed().as_secs_f64();
-    let (bytes, usage) = (ops * EACH as u64, Usage::own().since(&before));
-    Ok(Slice { ops, bytes, seconds, usage, hist, ..Slice::default() })
+    Ok(Slice { ops, bytes: ops * EACH as u64, seconds, hist, ..Slice::default() })
 }
 
-/// The rows of a mount in the table of `hit`: random 4 KiB reads of a file that is all cached, by us, and
-/// with `kernel_cache=always` by the kernel.
-pub fn hit_rows(options: &Options, size: u64, report: &mut Report) {
-    let ran = super::prepare().and_then(|()| {
-        let how = Mounting::new(2 * size + 128 * MIB, 2 * size + 96 * MIB, &options.aio);
-        let mut mounted = Mounted::new(&options.dir, "hit", how)?;
-        fill(&mounted.path(), size)?;
-        let time = Duration::from_millis(if options.quick { 60 } else { 2000 });
-        let turn = Turn { seed: 1, cycle: 0, time };
-        for (name, mode) in [("ours-on-a-mount", "small"), ("ours-on-a-mount-always", "always")] {
-            mounted.remount_with(&format!(",kernel_cache={mode}"))?;
-            let (slice, _) = one(&mounted.path(), "randread", size, &turn)?;
-            report.row(name, "read_rate", "1/s", &[slice.rate()]);
-            let p999 = slice.hist.percentile(99.9) as f64 / 1e3;
-            report.row(name, "read_p99_9", "us", &[p999]);
-            let cpu = slice.usage.cpu_seconds * 1e6 / slice.ops.max(1) as f64;
-            report.row(name, "read_cpu_per_io", "us", &[cpu]);
-        }
-        Ok(())
-    });
-    if let Err(e) = ran {
-        report.not_run("ours on a mount, all in cache", e);
-    }
+/// A mount with `kernel_cache=` this, and [`LARGE`] of so many bytes on it, cached nowhere: for the rows of `hit`.
+pub fn filled(options: &Options, label: &str, size: u64, mode: &str) -> Result<Mounted> {
+    let how = Mounting::new(4 * size + 128 * MIB, 2 * size + 96 * MIB, &options.aio);
+    let mut mounted = Mounted::new(&options.dir, label, how)?;
+    fill(&mounted.path(), size)?;
+    mounted.remount_with(&format!(",kernel_cache={mode}"))?;
+    Ok(mounted)
 }

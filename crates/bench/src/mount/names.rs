@@ -9,7 +9,6 @@ use super::read::RIVALS;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::backing::Backing;
 use crate::harness::load::Slice;
-use crate::harness::meter::Usage;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, median};
 use forebay_base::units::{GIB, MIB};
@@ -46,13 +45,12 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     for ground in &mut grounds {
         let times = &times;
         variants.push(Variant::new(ground.name, move |_: &Turn| {
-            let (name, own, start) = (ground.name, Usage::own(), Instant::now());
+            let (name, start) = (ground.name, Instant::now());
             for (step, seconds) in all_steps(ground, count)? {
                 times.borrow_mut().entry((name, step)).or_default().push(seconds);
             }
             let seconds = start.elapsed().as_secs_f64();
-            let usage = Usage::own().since(&own);
-            Ok(Slice { ops: count, seconds, usage, ..Slice::default() })
+            Ok(Slice { ops: count, seconds, ..Slice::default() })
         }));
     }
     let plan = Plan {

@@ -5,7 +5,7 @@
 //! kernel may keep of a mount of ours by default, so each read of it comes to our process.
 
 use super::ground::{self, ALL, Ground, Plot};
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::backing::Backing;
 use crate::harness::load::{Load, Pattern, Target, run as run_slice};
 use crate::harness::options::Options;
@@ -56,11 +56,12 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 /// Rivals, and what they are called where the best and the worst cells are shown.
-pub const RIVALS: [(&str, &str); 4] = [
+pub const RIVALS: [(&str, &str); 5] = [
     ("empty-fuse", "an empty FUSE server"),
     ("xfs-on-loop", "kernel xfs on loop"),
     ("host", "the host's file system"),
-    ("kernel-loop-direct", "kernel loop, direct I/O"),
+    ("kernel-loop-buffered", "kernel loop, cached by the kernel"),
+    ("kernel-loop-direct", "kernel loop, direct I/O, which reads the disk"),
 ];
 
 /// Ours over each rival, for the best and the worst cell.
@@ -96,7 +97,7 @@ fn alternated(
                 seed: turn.seed,
                 sample_every: 8,
             };
-            run_slice(file, &load)
+            whole_machine(|| run_slice(file, &load))
         })
     });
     let mut variants: Vec<_> = variants.collect();

@@ -6,8 +6,8 @@
 use super::ground::{self, ALL, Ground, Plot};
 use super::read::{compare, read_all};
 use crate::dirty::Subject;
-use crate::dirty::drive::{self, Drive};
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::dirty::drive::{self, Cost, JOBS};
+use crate::harness::alternate::Outcome;
 use crate::harness::backing::Backing;
 use crate::harness::load::Target;
 use crate::harness::options::Options;
@@ -32,8 +32,6 @@ impl Subject for Files {
     }
 }
 
-const JOBS: usize = 16;
-
 /// Jobs, and the bar against XFS.
 const CELLS: [(usize, &str, f64); 2] = [(1, "mount_sync", 1.2), (JOBS, "mount_sync16", 2.0)];
 
@@ -50,8 +48,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     };
     let grounds = ground::all(&plot, &ALL, report);
     for ground in &grounds {
-        ground.fill("one", size)?;
-        (0..JOBS).try_for_each(|job| ground.fill(&format!("many{job}"), each))?;
+        ground.fill(&drive::file_of(0, 1), size)?;
+        (0..JOBS).try_for_each(|job| ground.fill(&drive::file_of(job, JOBS), each))?;
     }
     for (jobs, prefix, bar) in CELLS {
         let size = if jobs == 1 { size } else { each };
@@ -74,25 +72,12 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 fn alternated(options: &Options, grounds: &[Ground], jobs: usize, size: u64) -> Result<Outcome> {
-    let mut variants = Vec::new();
+    let mut subjects = Vec::new();
     for ground in grounds {
-        let name = |job| if jobs == 1 { "one".to_string() } else { format!("many{job}") };
-        let files = (0..jobs).map(|job| ground.file(&name(job))).collect::<Result<Vec<_>>>()?;
+        let file = |job| ground.file(&drive::file_of(job, jobs));
+        let files = (0..jobs).map(file).collect::<Result<Vec<_>>>()?;
         files.iter().try_for_each(|file| read_all(file, size))?;
-        let subject = Files(files);
-        variants.push(Variant::new(ground.name, move |turn: &Turn| {
-            let (time, seed) = (turn.time, turn.seed);
-            drive::run(&subject, &Drive { jobs, size, time, seed })
-        }));
+        subjects.push((ground.name, Files(files)));
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: if options.quick { 1 } else { 3 },
-        slice: options.millis(40, 450),
-        passes: if options.quick { 1 } else { 3 },
-        gate: Some("host"),
-        repeats_max: if options.quick { 0 } else { 2 },
-        lines: options.lines,
-    };
-    alternate(&mut variants, &plan)
+    drive::in_turns(options, &subjects, (jobs, size), Cost::Machine)
 }

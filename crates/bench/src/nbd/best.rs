@@ -32,8 +32,10 @@ pub fn best(
         }
     }
     let Some((_, way)) = kept else {
-        let none = "no way to start it".to_string();
-        report.not_run(what, why.map_or(none, |e| e.to_string()));
+        match why {
+            Some(e) => report.left_out(what, e),
+            None => report.not_run(what, "no way to start it"),
+        }
         return None;
     };
     report.note(format!("{what}: at its best with {} (tried: {})", way.how, tried.join("; ")));

@@ -9,7 +9,7 @@ use crate::harness::image::Image;
 use crate::harness::meter::{looking, threads_of};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
-use crate::rivals::fio::{self, FioJob};
+use crate::rivals::fio::FioJob;
 use crate::rivals::server::{Kind, Server, nbdcopy};
 use forebay_base::Result;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub fn run(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
     let kind = ours_kind(options, size * 2 + (64 << 20), "cached");
     let ours = filled(&kind, &image, cores);
     if let Err(e) = &ours {
-        report.not_run("ours, all in cache", e);
+        report.left_out("ours, all in cache", e);
     }
     let ours = ours.ok();
     let mut worst = Worst::default();
@@ -123,31 +123,7 @@ fn best_memory(
         try_out(options, |turn| slice(&server, shape.job(turn), cores))
     });
     let server = filled(&found?, image, cores);
-    server.map_err(|e| report.not_run(&what, e)).ok()
-}
-
-/// One row for the table of `hit`: the same image, all in our cache, over NBD.
-pub fn hit_row(options: &Options, image: &Image, report: &mut Report) {
-    let what = "ours over NBD, all in cache";
-    let ran = fio::available().and_then(|()| {
-        let cores = Cores::choose(report);
-        let kind = ours_kind(options, image.size() * 2 + (64 << 20), "cached");
-        let server = Server::start(&kind, image.path(), cores.server, None)?;
-        nbdcopy(&server.uri, "null:")?;
-        let turn = Turn { seed: 1, cycle: 0, time: options.millis(300, 3000) };
-        slice(&server, job(&turn, 1, 0), cores)
-    });
-    match ran {
-        Ok(slice) => {
-            let name = "ours-over-nbd-depth-16";
-            report.row(name, "read_rate", "1/s", &[slice.rate()]);
-            let p999 = slice.hist.percentile(99.9) as f64 / 1e3;
-            report.row(name, "read_p99_9", "us", &[p999]);
-            let cpu = slice.usage.cpu_seconds * 1e6 / slice.ops.max(1) as f64;
-            report.row(name, "read_cpu_per_io", "us", &[cpu]);
-        }
-        Err(e) => report.not_run(what, e),
-    }
+    server.map_err(|e| report.left_out(&what, e)).ok()
 }
 
 /// Threads of our server while it is busy at depth 1 and at depth 64.

@@ -65,7 +65,7 @@ fn servers(
     let ours = ours_kind(options, 64 << 20, "direct");
     match Server::start(&ours, image.path(), cores.server, None) {
         Ok(_) => usable.push(("ours", ours)),
-        Err(e) => report.not_run("ours, all misses", e),
+        Err(e) => report.left_out("ours, all misses", e),
     }
     let rivals = [Kind::nbdkit_file(), Kind::nbdkit_file_no_cache(), Kind::qemu()];
     for ((_, name, ..), mut ways) in RIVALS.into_iter().zip(rivals) {

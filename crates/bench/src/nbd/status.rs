@@ -47,7 +47,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     for (name, kind) in servers {
         match Server::start(&kind, image.path(), None, None) {
             Ok(_) => usable.push((name, kind)),
-            Err(e) => report.not_run(&format!("{name}, BLOCK_STATUS"), e),
+            Err(e) => report.left_out(&format!("{name}, BLOCK_STATUS"), e),
         }
     }
     let maps: Vec<AtomicU64> = usable.iter().map(|_| AtomicU64::new(0)).collect();

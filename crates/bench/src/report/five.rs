@@ -123,6 +123,15 @@ const WIDTHS: [usize; 7] = [8, 26, 15, 15, 15, 16, 11];
 
 /// The table for a terminal, with a `MISS` below a line for each missed ratio.
 pub fn table(found: &[Value]) -> String {
+    table_of(found, true)
+}
+
+/// The table without a judgement: for runs that are small and short.
+pub fn shown(found: &[Value]) -> String {
+    table_of(found, false)
+}
+
+fn table_of(found: &[Value], judged: bool) -> String {
     let mut out = String::new();
     let mut head = vec![""];
     head.extend(COLUMNS);
@@ -133,7 +142,7 @@ pub fn table(found: &[Value]) -> String {
         let mut cells = vec![line.bench];
         cells.extend(line.columns.iter().map(String::as_str));
         put(&mut out, &cells);
-        for missed in line.missed {
+        for missed in line.missed.iter().filter(|_| judged) {
             let _ = writeln!(out, "{:10}MISS {missed}", "");
         }
     }

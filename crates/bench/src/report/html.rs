@@ -284,10 +284,13 @@ fn rows(out: &mut String, own: &Value) {
 
 /// What was not run, and the notes.
 fn items(out: &mut String, own: &Value) {
-    let not_run = list(own, "not_run");
-    if !not_run.is_empty() {
-        out.push_str("<h3>Not run</h3>\n<ul>\n");
-        for item in not_run {
+    for (name, title) in [("not_run", "Not run"), ("failed", "Failed")] {
+        let items = list(own, name);
+        if items.is_empty() {
+            continue;
+        }
+        let _ = write!(out, "<h3>{title}</h3>\n<ul>\n");
+        for item in items {
             let (what, why) = (escape(text(item, "what")), escape(text(item, "why")));
             let _ = writeln!(out, "<li><b>{what}</b>: {why}</li>");
         }

@@ -1,7 +1,8 @@
 //! What a bench found: rows, ratios, bars, and what was not run. Printed as a table and written
 //! as one JSON object (`bench`, `machine`, `rows`, `ratios`, `bars`, `notes`, `not_run`,
-//! `summaries`, `plots`). The page of [`crate::report::html`] is made from such objects alone.
+//! `failed`, `summaries`, `plots`). The page of [`crate::report::html`] is made from such objects alone.
 
+use crate::report::lack::is_lack;
 use forebay_base::{Error, Result};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -111,6 +112,7 @@ pub struct Report {
     bars: Vec<Bar>,
     notes: Vec<String>,
     not_run: Vec<(String, String)>,
+    failed: Vec<(String, String)>,
     cells: Vec<Cell>,
     /// A quick run shows figures and judges none of them.
     pub quick: bool,
@@ -162,6 +164,12 @@ impl Report {
         self.bars.push(Bar { name: name.to_string(), value, bar, good });
     }
 
+    /// A ratio beside its bar that this run cannot be held against; the reason goes into a note.
+    pub fn ratio_unjudged(&mut self, name: &str, value: f64, good: Good, bar: f64) {
+        self.ratio(name, value);
+        self.bars.push(Bar { name: name.to_string(), value: f64::NAN, bar, good });
+    }
+
     /// Ours over a rival in one cell; more is better. The best and the worst cell against each rival
     /// are shown together.
     pub fn cell(&mut self, rival: &str, cell: &str, value: f64) {
@@ -184,6 +192,22 @@ impl Report {
         self.not_run.push((what.to_string(), why.to_string()));
     }
 
+    /// A part that ended with an error: not run where the machine lacks something, failed otherwise.
+    pub fn left_out(&mut self, what: &str, e: impl std::borrow::Borrow<Error>) {
+        let e = e.borrow();
+        if is_lack(e) { self.not_run(what, e) } else { self.fail(what, e) }
+    }
+
+    /// Names something that went wrong: the bench has failed.
+    pub fn fail(&mut self, what: &str, why: impl std::fmt::Display) {
+        self.failed.push((what.to_string(), why.to_string()));
+    }
+
+    /// How many things went wrong.
+    pub fn failed(&self) -> usize {
+        self.failed.len()
+    }
+
     /// Takes over everything another report holds.
     pub fn absorb(&mut self, other: Report) {
         self.rows.extend(other.rows);
@@ -191,6 +215,7 @@ impl Report {
         self.bars.extend(other.bars);
         self.notes.extend(other.notes);
         self.not_run.extend(other.not_run);
+        self.failed.extend(other.failed);
         self.cells.extend(other.cells);
         self.summaries.extend(other.summaries);
         self.plots.extend(other.plots);
@@ -234,7 +259,9 @@ impl Report {
         }
         for (name, value) in &self.ratios {
             let (shown, verdict) = match self.bars.iter().find(|bar| bar.name == *name) {
-                Some(bar) => (number_beside(*value, bar.bar), verdict(bar, self.quick)),
+                Some(bar) => {
+                    (number_beside(*value, bar.bar), verdict(bar, value.is_finite(), self.quick))
+                }
                 None => (number(*value), String::new()),
             };
             let _ = writeln!(out, "ratio  {name:42} {shown:>10}{verdict}");
@@ -253,6 +280,9 @@ impl Report {
         for (what, why) in &self.not_run {
             let _ = writeln!(out, "not run  {what}: {why}");
         }
+        for (what, why) in &self.failed {
+            let _ = writeln!(out, "FAILED  {what}: {why}");
+        }
         out
     }
 
@@ -269,7 +299,9 @@ impl Report {
             json!({ "name": bar.name, "value": bar.value, "bar": bar.bar, "good": bar.good.sign(),
                 "met": self.met(bar) })
         });
-        let not_run = self.not_run.iter().map(|(what, why)| json!({ "what": what, "why": why }));
+        let said = |list: &[(String, String)]| -> Vec<Value> {
+            list.iter().map(|(what, why)| json!({ "what": what, "why": why })).collect()
+        };
         json!({
             "bench": bench,
             "machine": machine,
@@ -278,7 +310,8 @@ impl Report {
             "bars": bars.collect::<Vec<_>>(),
             "cells": self.cells(),
             "notes": self.notes,
-            "not_run": not_run.collect::<Vec<_>>(),
+            "not_run": said(&self.not_run),
+            "failed": said(&self.failed),
             "summaries": self.summaries.iter().map(Summary::to_json).collect::<Vec<_>>(),
             "plots": self.plots.iter().map(Plot::to_json).collect::<Vec<_>>(),
         })
@@ -361,9 +394,10 @@ pub fn write_json(path: &Path, json: &Value) -> Result<()> {
     written.map_err(|e| Error::from_io("write", e).with_path(path))
 }
 
-fn verdict(bar: &Bar, quick: bool) -> String {
+fn verdict(bar: &Bar, ran: bool, quick: bool) -> String {
     let met = match bar.met() {
-        Some(_) if quick => "",
+        _ if ran && quick => "",
+        None if ran => "not judged",
         Some(true) => "met",
         Some(false) => "MISS",
         None => "not run",

@@ -131,7 +131,7 @@ fn load(paths: &[PathBuf]) -> Result<Vec<Value>> {
 }
 
 /// What names an entry of each list of a result: of two with one name the later counts.
-const KEYS: [(&str, &[&str]); 8] = [
+const KEYS: [(&str, &[&str]); 9] = [
     ("rows", &["variant", "metric"]),
     ("ratios", &["name"]),
     ("bars", &["name"]),
@@ -140,6 +140,7 @@ const KEYS: [(&str, &[&str]); 8] = [
     ("summaries", &["promise"]),
     ("notes", &[]),
     ("not_run", &[]),
+    ("failed", &[]),
 ];
 
 /// Adds the figures of a part to those of other parts of its bench.

@@ -1,7 +1,9 @@
 //! What a newcomer wants to see, in a few lines, from saved results: `bench report --screen`.
 //!
-//! Invariant: S1 a line whose figures are not there says so; nothing is judged.
+//! Invariants: S1 a line whose figures are not there says so; nothing is judged. S2 each of the five behaviours has
+//! its line.
 
+use super::five;
 use serde_json::Value;
 
 /// A row's median.
@@ -31,7 +33,11 @@ fn two(label: &str, ours: Option<String>, other: Option<String>, whose: &str) ->
 pub fn lines(found: &[Value]) -> Vec<String> {
     let database = database(found);
     let only = !database.is_empty() && found.iter().all(|value| value["bench"] == "database");
-    let mut lines = if only { Vec::new() } else { behaviours(found) };
+    let mut lines = Vec::new();
+    if !only {
+        lines.extend(five::shown(found).lines().map(str::to_string));
+        lines.extend(behaviours(found));
+    }
     lines.extend(database);
     lines
 }
@@ -94,6 +100,8 @@ fn behaviours(found: &[Value]) -> Vec<String> {
     let written = |variant| row(found, "dirty", variant, "fsync_written_per_byte_changed");
     let longest = |variant| row(found, "stable", variant, "delay_max");
     let below = |variant| row(found, "loop", variant, "stream_read_page_cache_growth");
+    let torn = |variant| row(found, "alloc", variant, "delay_10x2m_waves_extents_per_request");
+    let pieces = |value: Option<f64>| value.map(|v| format!("{v:.1}"));
     vec![
         two(
             "hot set beside a scan, reads",
@@ -124,6 +132,12 @@ fn behaviours(found: &[Value]) -> Vec<String> {
             mib(below("ours-direct-io-on")),
             mib(below("ours-direct-io-off")),
             "opened buffered",
+        ),
+        two(
+            "pieces of a write of 2 MiB, 10 writers",
+            pieces(torn("reserve")),
+            pieces(torn("interleaved")),
+            "block by block",
         ),
     ]
 }

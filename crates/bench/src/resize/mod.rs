@@ -73,7 +73,7 @@ struct Found {
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = fio::available().and_then(|()| forebay_binary().map(drop)) {
-        report.not_run("resize", e);
+        report.left_out("resize", e);
         return Ok(report);
     }
     let sizes = Sizes::of(options);
@@ -91,14 +91,7 @@ pub fn run(options: &Options) -> Result<Report> {
         format_size(bench.sizes.hot),
         format_size(bench.sizes.image)
     ));
-    // A build without the knob says so and is not judged.
-    if let Err(e) = bench.tune(bench.sizes.large) {
-        if e.to_string().contains("no knob") {
-            report.not_run("resize", format!("no such knob: {e}"));
-            return Ok(report);
-        }
-        return Err(e);
-    }
+    bench.tune(bench.sizes.large)?;
     let (found, errors) = bench.under_load(options)?;
     if let Some(error) = &errors {
         report.note(format!("resize: {error}"));

@@ -2,6 +2,7 @@
 
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
+use crate::report::lack::not_started;
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
 use std::io::Read;
@@ -35,7 +36,7 @@ pub struct FioJob {
 /// Whether fio is here and has its nbd engine.
 pub fn available() -> Result<()> {
     let output = Command::new("fio").arg("--enghelp").stderr(Stdio::null()).output();
-    let output = output.map_err(|e| Error::from_io("start fio", e))?;
+    let output = output.map_err(|e| not_started("fio", e))?;
     if String::from_utf8_lossy(&output.stdout).lines().any(|line| line.trim() == "nbd") {
         return Ok(());
     }
@@ -127,7 +128,7 @@ pub fn run_command(mut command: Command, time: Duration) -> Result<Vec<Slice>> {
 /// back from a server that is gone.
 fn run_to_end(mut command: Command, limit: Duration) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|e| Error::from_io("start fio", e))?;
+    let mut child = command.spawn().map_err(|e| not_started("fio", e))?;
     let deadline = Instant::now() + limit;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(|e| Error::from_io("wait for fio", e))? {

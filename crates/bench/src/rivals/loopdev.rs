@@ -8,6 +8,7 @@
 use crate::harness::backing::Backing;
 use crate::harness::machine::sectors_written;
 use crate::harness::sys::page_cache_bytes;
+use crate::report::lack::not_started;
 use forebay_base::{Error, ErrorKind, Result};
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -108,13 +109,18 @@ pub struct LoopFs {
 fn call<S: AsRef<OsStr>>(program: &'static str, args: &[S]) -> Result<String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null());
-    let output = command.output().map_err(|e| Error::from_io(program, e))?;
+    let output = command.output().map_err(|e| not_started(program, e))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_string());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let text = format!("{}: {}", output.status, said.trim());
-    Err(Error::new(ErrorKind::Unsupported, program, text))
+    // No loop devices, no such file system: the machine's. A mkfs that does not take its options is ours.
+    let kind = match program {
+        "losetup" | "mount" => ErrorKind::Unsupported,
+        _ => ErrorKind::Io,
+    };
+    Err(Error::new(kind, program, text))
 }
 
 impl LoopDev {

@@ -6,6 +6,7 @@
 //! with the process.
 
 use crate::harness::backing::Backing;
+use crate::report::lack::not_started;
 use crate::rivals::server::forebay_binary;
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
@@ -24,13 +25,13 @@ pub fn call(program: impl AsRef<OsStr>, args: &[&OsStr]) -> Result<String> {
     let name = program.display().to_string();
     let mut command = Command::new(program);
     let output = command.args(args).stdin(Stdio::null()).output();
-    let output = output.map_err(|e| Error::from_io("start", e).with_path(&name))?;
+    let output = output.map_err(|e| not_started(&name, e))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let text = format!("{}: {}", output.status, said.trim());
-    Err(Error::new(ErrorKind::Unsupported, "run", text).with_path(name))
+    Err(Error::new(ErrorKind::Io, "run", text).with_path(name))
 }
 
 /// Runs the `forebay` program.

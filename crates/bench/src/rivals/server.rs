@@ -3,6 +3,7 @@
 //! Invariants: V1 a server listens on a Unix socket in a folder of its own, and both are gone
 //! after drop. V2 drop ends the child: SIGTERM, and SIGKILL after five seconds.
 
+use crate::report::lack::not_started;
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
@@ -74,7 +75,7 @@ pub fn program_exists(name: &str) -> bool {
 pub fn nbdcopy(from: &str, to: &str) -> Result<()> {
     let mut command = Command::new("nbdcopy");
     command.args([from, to]).stdin(Stdio::null()).stdout(Stdio::null());
-    let status = command.status().map_err(|e| Error::from_io("start nbdcopy", e))?;
+    let status = command.status().map_err(|e| not_started("nbdcopy", e))?;
     if status.success() {
         return Ok(());
     }
@@ -175,6 +176,11 @@ impl Server {
         std::fs::create_dir(&folder).map_err(|e| Error::from_io("make", e).with_path(&folder))?;
         let socket = folder.join("socket");
         let words = kind.command(image, &socket)?;
+        // The shell is there in any case.
+        let program = words[0].to_string_lossy();
+        if !program_exists(&program) && !Path::new(&words[0]).exists() {
+            return Err(not_started(&program, std::io::ErrorKind::NotFound.into()));
+        }
         let mut command = Command::new("sh");
         // The shell joins the cgroup before it becomes the server, so that all the server's
         // memory is charged there.

@@ -208,6 +208,11 @@ impl VolumeFile {
     pub fn sync_data(&self) -> Result<()> {
         self.file.sync_here(true)
     }
+
+    /// And its times.
+    pub fn sync_all(&self) -> Result<()> {
+        self.file.sync_here(false)
+    }
 }
 
 impl Target for VolumeFile {

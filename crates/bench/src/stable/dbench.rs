@@ -1,6 +1,7 @@
 //! The real `dbench`: one run of it in some directory, and the table that it prints at its end, which is the
 //! one that came with the patch.
 
+use crate::report::lack::not_started;
 use forebay_base::{Error, ErrorKind, Result};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -71,11 +72,11 @@ pub fn run(at: &Path, seconds: u64) -> Result<Table> {
     std::fs::create_dir_all(at).map_err(|e| Error::from_io("make", e).with_path(at))?;
     let mut command = Command::new("dbench");
     command.arg("-t").arg(seconds.to_string()).arg("-D").arg(at).arg(CLIENTS);
-    let out = command.stdin(Stdio::null()).output().map_err(|e| Error::from_io("dbench", e))?;
+    let out = command.stdin(Stdio::null()).output().map_err(|e| not_started("dbench", e))?;
     Table::parse(&String::from_utf8_lossy(&out.stdout)).ok_or_else(|| {
         let said = String::from_utf8_lossy(&out.stderr);
         let text = format!("{}: {}", out.status, said.trim());
-        Error::new(ErrorKind::Unsupported, "dbench", text)
+        Error::new(ErrorKind::Io, "dbench", text)
     })
 }
 

@@ -27,13 +27,13 @@ const RESIDENT_MIB: f64 = 64.0;
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = forebay_binary() {
-        report.not_run("start", e);
+        report.left_out("start", e);
         return Ok(report);
     }
     let image = Image::create(&options.dir, "start", 16 * MIB, options.keep)?;
     let limit = available_bytes() / 2;
     if let Err(e) = Memcg::create("start-probe", limit) {
-        report.not_run("start with caches larger than half of the free memory", e);
+        report.left_out("start with caches larger than half of the free memory", e);
     }
     let sizes: &[(u64, &str)] = if options.quick { &QUICK } else { &SIZES };
     let (mut slowest, mut most, mut failures) = (f64::NAN, f64::NAN, 0.0);
@@ -47,7 +47,7 @@ pub fn run(options: &Options) -> Result<Report> {
                 }
                 Err(e) => {
                     failures += 1.0;
-                    report.not_run(&format!("start with --cache-size {}", format_size(*size)), e);
+                    report.left_out(&format!("start with --cache-size {}", format_size(*size)), e);
                     break;
                 }
             }

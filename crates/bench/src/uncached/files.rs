@@ -106,7 +106,7 @@ impl Cells<'_> {
         let mut variants = vec![Variant::new("direct", |turn| slice(&direct, turn))];
         match dontcache.read(&mut [0u8; 4096], 0) {
             Ok(()) => variants.push(Variant::new("dontcache", |turn| slice(&dontcache, turn))),
-            Err(e) => report.not_run("dontcache", e),
+            Err(e) => report.left_out("dontcache", e),
         }
         variants.push(Variant::new("ours", |turn| with(&ours, "ours", turn)));
         if strategies {
@@ -123,7 +123,7 @@ impl Cells<'_> {
                     worker.set_slice(&paths, each, &self.load(jobs, block, turn), false)
                 }));
             }
-            Err(e) => report.not_run("kernel-buffered in a memory cgroup", e),
+            Err(e) => report.left_out("kernel-buffered in a memory cgroup", e),
         }
         let (kswapd, start) = (kswapd_seconds(), MachineTime::now());
         let outcome = alternate(&mut variants, &self.plan(strategies))?;

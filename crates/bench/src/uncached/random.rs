@@ -60,13 +60,13 @@ pub fn run(options: &Options, setting: &Setting, report: &mut Report) -> Result<
     let mut variants = vec![Variant::new("direct", |turn| slice(&direct, turn))];
     match &dontcache {
         Ok(target) => variants.push(Variant::new("dontcache", |turn| slice(target, turn))),
-        Err(e) => report.not_run("dontcache", e),
+        Err(e) => report.left_out("dontcache", e),
     }
     match &mut worker {
         Ok(worker) => variants.push(Variant::new("kernel-buffered", move |turn| {
             worker.randread(cached, &load(setting, turn))
         })),
-        Err(e) => report.not_run("kernel-buffered in a memory cgroup", e),
+        Err(e) => report.left_out("kernel-buffered in a memory cgroup", e),
     }
     variants.push(Variant::new("ours-uncached", |turn| slice(&ours_uncached, turn)));
     variants.push(Variant::new("ours-cached", |turn| slice(&ours_cached, turn)));

@@ -212,7 +212,7 @@ fn past_the_cache(
         Ok(_) => {
             variants.push(Variant::new("dontcache", |turn| seq.buffered(turn, block, DONTCACHE)));
         }
-        Err(e) => report.not_run(&format!("dontcache, sequential reads by {suffix}"), e),
+        Err(e) => report.left_out(&format!("dontcache, sequential reads by {suffix}"), e),
     }
     let outcome = alternate(&mut variants, &plan(options, "direct-qd4"))?;
     drop(variants);

@@ -190,7 +190,7 @@ impl Bench<'_> {
                 let slice = on(&free, turn)?;
                 self.set.drop_pages().map(|()| slice)
             })),
-            Err(e) => report.not_run("dontcache writes without a memory cgroup", e),
+            Err(e) => report.left_out("dontcache writes without a memory cgroup", e),
         }
         for (name, worker) in ["dontcache", "kernel-buffered"].into_iter().zip(&mut workers) {
             let (bench, paths) = (self, &paths);
@@ -200,7 +200,7 @@ impl Bench<'_> {
                     let slice = worker.set_slice(paths, each, &load, name == "dontcache")?;
                     bench.set.drop_pages().map(|()| slice)
                 })),
-                Err(e) => report.not_run(&format!("{name} writes in a memory cgroup"), e),
+                Err(e) => report.left_out(&format!("{name} writes in a memory cgroup"), e),
             }
         }
         let outcome = alternate(&mut variants, &self.plan())?;

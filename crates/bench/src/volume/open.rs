@@ -93,7 +93,7 @@ fn touched(place: &mut Place, many: u64, report: &mut Report) -> Result<()> {
     let mut worker = match Worker::free() {
         Ok(worker) => worker,
         Err(e) => {
-            report.not_run("memory with many files touched", e);
+            report.left_out("memory with many files touched", e);
             return place.open();
         }
     };
@@ -198,7 +198,7 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
         let mut worker = match Worker::free() {
             Ok(worker) => worker,
             Err(e) => {
-                report.not_run("recovery after a kill", e);
+                report.left_out("recovery after a kill", e);
                 return Ok(());
             }
         };

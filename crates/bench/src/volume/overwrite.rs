@@ -133,6 +133,10 @@ mod tests {
             self.0.lock().unwrap().push(0);
             Ok(())
         }
+
+        fn sync_all(&self) -> Result<()> {
+            self.sync()
+        }
     }
 
     #[test]

@@ -23,19 +23,30 @@ use std::sync::{Mutex, MutexGuard};
 
 /// A file that can be synced.
 pub trait Opened: Target + Sync {
-    /// Makes its content durable.
+    /// Makes its content durable: fdatasync.
     fn sync(&self) -> Result<()>;
+
+    /// And its times: fsync.
+    fn sync_all(&self) -> Result<()>;
 }
 
 impl Opened for VolumeFile {
     fn sync(&self) -> Result<()> {
         self.sync_data()
     }
+
+    fn sync_all(&self) -> Result<()> {
+        Self::sync_all(self)
+    }
 }
 
 impl Opened for KernelFile {
     fn sync(&self) -> Result<()> {
         self.file.sync_data().map_err(|e| Error::from_io("fdatasync", e))
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.file.sync_all().map_err(|e| Error::from_io("fsync", e))
     }
 }
 
@@ -310,7 +321,7 @@ pub fn all(
             }
             match Place::new(ground, *who, *backing) {
                 Ok(place) => places.push(place),
-                Err(e) => report.not_run(&format!("{} on {name}", ground.part), e),
+                Err(e) => report.left_out(&format!("{} on {name}", ground.part), e),
             }
         }
     }
@@ -323,12 +334,15 @@ pub struct Synced<'a> {
     pub place: &'a Place,
     /// A file for each job.
     pub files: Vec<Box<dyn Opened + Send>>,
+    /// By fdatasync; else by fsync.
+    pub data_only: bool,
 }
 
 impl Subject for Synced<'_> {
     fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()> {
-        self.files[job].write(buf, offset)?;
-        self.files[job].sync()
+        let file = &self.files[job];
+        file.write(buf, offset)?;
+        if self.data_only { file.sync() } else { file.sync_all() }
     }
 
     fn device_bytes(&self) -> Result<u64> {

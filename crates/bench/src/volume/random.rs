@@ -54,7 +54,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     for (place, worker) in places.iter_mut().zip(workers) {
         let worker = match worker {
             Some(Err(e)) => {
-                report.not_run(&format!("random on {} in a memory cgroup", place.name), e);
+                report.left_out(&format!("random on {} in a memory cgroup", place.name), e);
                 continue;
             }
             Some(Ok(worker)) => Some(worker),

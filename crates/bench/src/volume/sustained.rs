@@ -46,7 +46,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             for mut place in places::all(&ground, &[*who], &[Backing::Written], report) {
                 match one(options, &mut place, budget) {
                     Ok(run) => runs.entry(run.name).or_default().push(run),
-                    Err(e) => report.not_run(&format!("sustained on {}", place.name), e),
+                    Err(e) => report.left_out(&format!("sustained on {}", place.name), e),
                 }
             }
         }

@@ -1,14 +1,15 @@
 //! `sync`: random 4 KiB writes, each synced, by one thread and by sixteen with a file each; and bytes that
 //! reach the device for each byte dirtied so.
 //!
-//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its
-//! fdatasync. S3 the amplification is of a run of its own that ends with a clean close, checkpoints and all;
+//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its fsync;
+//! beside it, of a write and its fdatasync, which for the kernel's is a flush alone where blocks are written
+//! anew: they keep no log of that. S3 the amplification is of a run of its own that ends with a clean close, checkpoints and all;
 //! what a cleaner moves is in it.
 
 use super::places::{self, ALL, Ground, Place, QUICK, Synced, Who};
 use crate::dirty::Subject;
-use crate::dirty::drive::{self, Drive};
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::dirty::drive::{self, Cost, JOBS};
+use crate::harness::alternate::Outcome;
 use crate::harness::backing::Backing;
 use crate::harness::image::Rng;
 use crate::harness::options::Options;
@@ -17,7 +18,9 @@ use crate::rivals::loopdev::FsKind;
 use forebay_base::Result;
 use forebay_base::units::{GIB, KIB, MIB, format_size};
 
-const JOBS: usize = 16;
+/// Jobs, whether by fdatasync, and how its figures are called.
+const CELLS: [(usize, bool, &str); 4] =
+    [(1, false, "sync"), (JOBS, false, "sync16"), (1, true, "dsync"), (JOBS, true, "dsync16")];
 const WRITE: u64 = 4 * KIB;
 
 /// A rival and its bars: with one job, with sixteen.
@@ -50,16 +53,16 @@ fn rates(options: &Options, report: &mut Report) -> Result<()> {
     };
     let places = places::all(&ground, who, backings, report);
     for place in &places {
-        place.fill("one", size)?;
-        (0..JOBS).try_for_each(|job| place.fill(&format!("many{job}"), each))?;
+        place.fill(&drive::file_of(0, 1), size)?;
+        (0..JOBS).try_for_each(|job| place.fill(&drive::file_of(job, JOBS), each))?;
     }
-    for (jobs, size) in [(1, size), (JOBS, each)] {
-        let outcome = alternated(options, &places, jobs, size)?;
-        let prefix = if jobs == 1 { "sync" } else { "sync16" };
+    for cell @ (jobs, data_only, prefix) in CELLS {
+        let size = if jobs == 1 { size } else { each };
+        let outcome = alternated(options, &places, cell, size)?;
         outcome.add_rows(report, prefix);
         outcome.add_notes(report, prefix, "host");
-        ratios(&outcome, jobs, report);
-        let title = format!("4 KiB random writes, each synced, {jobs} at a time");
+        ratios(&outcome, cell, report);
+        let title = title(jobs, data_only);
         report.plots.push(outcome.rates_plot("volume", title));
     }
     report.note(format!(
@@ -71,35 +74,34 @@ fn rates(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn alternated(options: &Options, places: &[Place], jobs: usize, size: u64) -> Result<Outcome> {
-    let mut variants = Vec::new();
-    for place in places {
-        let name = |job| if jobs == 1 { "one".to_string() } else { format!("many{job}") };
-        let files = (0..jobs).map(|job| place.file(&name(job), false)).collect::<Result<_>>()?;
-        let subject = Synced { place, files };
-        variants.push(Variant::new(place.name, move |turn: &Turn| {
-            let (time, seed) = (turn.time, turn.seed);
-            drive::run(&subject, &Drive { jobs, size, time, seed })
-        }));
-    }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: if options.quick { 1 } else { 3 },
-        slice: options.millis(40, 450),
-        passes: if options.quick { 1 } else { 3 },
-        gate: Some("host"),
-        repeats_max: if options.quick { 0 } else { 2 },
-        lines: options.lines,
-    };
-    alternate(&mut variants, &plan)
+fn title(jobs: usize, data_only: bool) -> String {
+    let how = if data_only { "fdatasync" } else { "fsync" };
+    format!("4 KiB random writes, each with {how}, {jobs} at a time")
 }
 
-fn ratios(outcome: &Outcome, jobs: usize, report: &mut Report) {
-    let prefix = if jobs == 1 { "sync" } else { "sync16" };
+fn alternated(
+    options: &Options,
+    places: &[Place],
+    (jobs, data_only, _): (usize, bool, &str),
+    size: u64,
+) -> Result<Outcome> {
+    let mut subjects = Vec::new();
+    for place in places {
+        let file = |job| place.file(&drive::file_of(job, jobs), false);
+        let files = (0..jobs).map(file).collect::<Result<_>>()?;
+        subjects.push((place.name, Synced { place, files, data_only }));
+    }
+    drive::in_turns(options, &subjects, (jobs, size), Cost::Own)
+}
+
+fn ratios(outcome: &Outcome, (jobs, data_only, prefix): (usize, bool, &str), report: &mut Report) {
     for (label, rival, one, many) in BARS {
         let bar = if jobs == 1 { one } else { many };
-        let ratio = outcome.ratio("volume", rival);
-        report.ratio_with_bar(&format!("{prefix}_vs_{label}"), ratio, Good::AtLeast, bar);
+        let (name, ratio) = (format!("{prefix}_vs_{label}"), outcome.ratio("volume", rival));
+        match data_only {
+            true => report.ratio(&name, ratio),
+            false => report.ratio_with_bar(&name, ratio, Good::AtLeast, bar),
+        }
         for (ours, suffix) in [("volume-sparse", "sparse"), ("volume-prealloc", "prealloc")] {
             let theirs = if rival == "host" { "host".into() } else { format!("{rival}-{suffix}") };
             let ratio = outcome.ratio(ours, &theirs);
@@ -115,8 +117,7 @@ fn ratios(outcome: &Outcome, jobs: usize, report: &mut Report) {
         ("ext4-on-loop", "kernel ext4 on loop"),
         ("btrfs-on-loop", "kernel btrfs on loop"),
     ];
-    let cell = format!("4 KiB random writes, each synced, {jobs} at a time");
-    outcome.compare(report, &cell, "volume", &rivals);
+    outcome.compare(report, &title(jobs, data_only), "volume", &rivals);
 }
 
 /// Bytes to the device for each byte dirtied, every 4 KiB synced.
@@ -150,7 +151,7 @@ fn amplification(options: &Options, report: &mut Report) -> Result<()> {
                         report.ratio_with_bar(&ratio, value, Good::AtMost, *bar);
                     }
                 }
-                Err(e) => report.not_run(&format!("{metric} of {who:?}"), e),
+                Err(e) => report.left_out(&format!("{metric} of {who:?}"), e),
             }
         }
     }
@@ -163,7 +164,7 @@ fn amplified(ground: &Ground<'_>, who: Who, size: u64, dirtied: u64) -> Result<f
     place.reopen()?;
     let before = place.device_bytes()?;
     let files = vec![place.file("file", false)?];
-    let subject = Synced { place: &place, files };
+    let subject = Synced { place: &place, files, data_only: true };
     let mut rng = Rng::new(size);
     let mut buf = vec![0x5a; WRITE as usize];
     for _ in 0..dirtied / WRITE {

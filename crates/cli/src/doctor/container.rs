@@ -5,6 +5,8 @@ use crate::machine;
 use std::io::ErrorKind;
 use std::path::Path;
 
+/// First Linux with mounts.
+const KERNEL_MIN: (u32, u32) = (6, 6);
 /// Number of the capability that mount(2) wants.
 const CAP_SYS_ADMIN: u32 = 21;
 
@@ -49,6 +51,11 @@ pub fn fuse() -> Finding {
     let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     let inside = kind().is_some();
     match device {
+        Ok(_) if super::linux() < KERNEL_MIN => Finding::note(
+            "fuse",
+            "/dev/fuse is there, but mounts need Linux 6.6",
+            "`forebay export` and the library work",
+        ),
         Ok(_) if may_mount() => Finding::ok("fuse", "/dev/fuse can be opened: `forebay mount`"),
         Ok(_) if helper() => Finding::ok("fuse", "/dev/fuse, by fusermount3: `forebay mount`"),
         Ok(_) => Finding::note(

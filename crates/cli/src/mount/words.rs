@@ -18,8 +18,10 @@ pub const CACHE_MIN: u64 = 32 * MIB;
 pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   ro, rw                 refuse changes, or not\n\
   allow_other            others than the one who mounts may use it, as mode bits say; root's mounts always\n\
-  nosuid, nodev, noexec  as for any mount\n\
-  noatime                reading leaves no trace\n\
+  nosuid, nodev, noexec, suid, dev, exec\n\
+  \x20                       as for any mount\n\
+  noatime, atime, relatime\n\
+  \x20                       reading leaves no trace, or does\n\
   cache_size=SIZE        bytes for everything that grows [default: 25% of RAM, at most 50% of\n\
   \x20                       the cgroup's limit]\n\
   kernel_cache=WHAT      what the kernel's page cache may keep: never, small (files of up to 128k that are\n\
@@ -33,8 +35,8 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   http=ADDRESS:PORT      a page to watch the cache, metrics and a health answer\n\
   http_insecure          allow an address there that others can reach\n\
   via=HOW                auto, block (a loop device, so that umount and sync reach us), plain, helper\n\
-Words for mount(8) itself (defaults, auto, noauto, nofail, user, _netdev, x-...) are accepted and do\n\
-nothing here.";
+Words for mount(8) itself (defaults, auto, noauto, nofail, user, users, nouser, _netdev, x-...) are\n\
+accepted and do nothing here.";
 
 /// What was asked for.
 #[derive(Debug, Clone)]
@@ -156,6 +158,7 @@ impl Wanted {
 mod tests {
     use super::*;
     use forebay_fuse::KernelCache;
+    use std::collections::BTreeSet;
 
     fn parse(words: &str) -> Outcome<Wanted> {
         Wanted::parse(&words.split(',').map(str::to_string).collect::<Vec<_>>())
@@ -172,6 +175,47 @@ mod tests {
         assert_eq!(wanted.fuse.kernel_cache, KernelCache::Always);
         assert_eq!((wanted.fuse.threads, wanted.fuse.via), (Some(3), Via::Plain));
         assert_eq!(wanted.fuse.inodes_max, 5000);
+    }
+
+    /// Words that are understood were in neither list: `suid`, `relatime`, `users`.
+    #[test]
+    fn help_and_docs_list_the_same_words() {
+        let words = |text: &str| -> BTreeSet<String> {
+            let names = text.split(|c: char| !(c.is_ascii_alphanumeric() || "_-=.".contains(c)));
+            let names = names.map(|word| word.split('=').next().unwrap_or(word).to_string());
+            names.filter(|word| !word.is_empty()).collect()
+        };
+        let docs = include_str!("../../../../docs/cli.md");
+        let section = docs.split("\n## mount\n").nth(1).unwrap().split("\n## ").next().unwrap();
+        let (table, rest) =
+            section.split("| word after `-o` |").nth(1).unwrap().split_once("\n\n").unwrap();
+        let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+        let documented: BTreeSet<String> = cells.flat_map(words).collect();
+        let lines = HELP.lines().skip(1).take_while(|line| !line.starts_with("Words"));
+        let lines = lines.filter(|line| !line.starts_with(' '));
+        let offered: BTreeSet<String> =
+            lines.flat_map(|line| words(line.split("  ").next().unwrap())).collect();
+        let values = ["ADDRESS", "PORT", "SIZE", "WHAT", "MODE", "ENGINE", "N", "PATH", "HOW"];
+        let plain = |all: BTreeSet<String>| -> BTreeSet<String> {
+            all.into_iter().filter(|word| !values.contains(&&**word)).collect()
+        };
+        let (documented, offered) = (plain(documented), plain(offered));
+        assert_eq!(documented, offered);
+        let listed =
+            |text: &str| words(text.split_once('(').unwrap().1.split_once("x-").unwrap().0);
+        let mount8 = |text: &str| listed(text.split("mount(8) itself ").nth(1).unwrap());
+        let ignored = mount8(rest);
+        assert_eq!(ignored, mount8(HELP));
+        // Each is understood, and so is nothing else that other file systems have.
+        for word in documented.iter().chain(&ignored) {
+            let no_such = |value: &str| {
+                parse(value).is_err_and(|failure| failure.message.contains("no such option"))
+            };
+            assert!(!no_such(word) || !no_such(&format!("{word}=1")), "{word}");
+        }
+        for word in ["sync", "remount", "nodiratime", "strictatime", "size=1", "discard"] {
+            assert!(parse(word).is_err(), "{word}");
+        }
     }
 
     /// O1

@@ -69,6 +69,10 @@ impl Export for VolumeExport {
         }
     }
 
+    fn size(&self) -> u64 {
+        self.mapped.size()
+    }
+
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
         let wanted = dst.len();
         let done = self.open().try_read(offset, dst, self.flags(flags))?;

@@ -122,9 +122,10 @@ impl Observer for Core {
         self.give(Notice::content(ino.0, offset, len))
     }
 
-    fn will_change(&self, ino: Ino) {
+    fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         self.inodes.mark(ino, Mark::Shared);
+        Box::pin(self.appends.none(ino))
     }
 
     fn changed(&self, change: &Change) -> Ticket {
@@ -229,7 +230,7 @@ mod tests {
     fn k3_k4_the_end_of_a_file_is_ours_where_others_write() {
         let (core, ino) = core();
         assert!(!core.others_write(ino));
-        core.will_change(ino);
+        block_on(core.will_change(ino));
         assert!(
             core.others_write(ino),
             "before it is done: the kernel's end may be passed any time"

@@ -7,6 +7,7 @@
 //!
 //! No locks.
 
+use super::appends::Counted;
 use super::{Answer, Core, Outcome, Undo, fail, privileges, read_flags, sync_flags};
 use crate::device::PAYLOAD_MAX;
 use crate::handles::Handle;
@@ -66,16 +67,38 @@ impl Core {
             Ok(handle) => handle,
             Err(e) => return Some(Err(e)),
         };
-        let flags = self.flags_of_write(&handle, io);
+        let (flags, _counted) = self.flags_of_write(&handle, io);
         let done = handle.file.try_write(io.offset, src, flags, privileges_of(io))?;
         Some(done.map(|done| self.wrote(&handle, io, &done)))
     }
 
-    fn flags_of_write(&self, handle: &Handle, io: &WriteIn) -> IoFlags {
-        let mut flags = flags_of_write(handle, io);
-        let append = io.flags & open::APPEND != 0 && io.write_flags & WRITE_CACHE == 0;
-        flags.set(IoFlags::APPEND, append && self.others_write(handle.file.ino()));
-        flags
+    /// A read by a thread that may wait: how many bytes are in `dst`.
+    pub fn read_here(&self, io: &ReadIn, dst: &mut [u8]) -> Result<usize> {
+        let handle = self.handle(io.fh)?;
+        let size = (io.size as usize).min(dst.len());
+        handle.file.read_slice(io.offset, &mut dst[..size], flags_of_read(&handle, io))
+    }
+
+    /// A write by a thread that may wait.
+    pub fn write_here(&self, io: &WriteIn, src: &[u8]) -> Result<Outcome> {
+        let handle = self.handle(io.fh)?;
+        let (flags, _counted) = self.flags_of_write(&handle, io);
+        let done = handle.file.write_slice(io.offset, src, flags, privileges_of(io))?;
+        Ok(self.wrote(&handle, io, &done))
+    }
+
+    /// What is returned beside the flags is kept until the write is done (K5).
+    fn flags_of_write(&self, handle: &Handle, io: &WriteIn) -> (IoFlags, Option<Counted<'_>>) {
+        let flags = flags_of_write(handle, io);
+        if io.flags & open::APPEND == 0 || io.write_flags & WRITE_CACHE != 0 {
+            return (flags, None);
+        }
+        let ino = handle.file.ino();
+        let counted = self.appends.count(ino);
+        match self.others_write(ino) {
+            true => (flags | IoFlags::APPEND, None),
+            false => (flags, Some(counted)),
+        }
     }
 
     fn wrote(&self, handle: &Handle, io: &WriteIn, done: &Wrote) -> Outcome {
@@ -95,7 +118,7 @@ impl Core {
 
     pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
-        let flags = self.flags_of_write(&handle, &io);
+        let (flags, _counted) = self.flags_of_write(&handle, &io);
         let (data, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
         self.spares.give(data);
         done.map(|done| self.wrote(&handle, &io, &done))
@@ -216,9 +239,11 @@ mod tests {
     use crate::serve::o_direct;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
+    use forebay_vfs::beside::Observer;
     use forebay_vfs::mem::MemFs;
     use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
     use std::sync::Arc;
+    use std::task::{Context, Waker};
 
     fn core(kernel_cache: KernelCache) -> Arc<Core> {
         let options = crate::Options { kernel_cache, ..Default::default() };
@@ -277,7 +302,7 @@ mod tests {
         let core = core(KernelCache::Small);
         let fh = opened(&core);
         let handle = core.handle(fh).unwrap();
-        let of = |flags, kind| core.flags_of_write(&handle, &write_in(fh, flags, kind));
+        let of = |flags, kind| core.flags_of_write(&handle, &write_in(fh, flags, kind)).0;
         let direct = IoFlags::DIRECT | IoFlags::FALLBACK;
         assert_eq!(of(2, 2), IoFlags::empty());
         assert_eq!(of(o_direct() | open::DSYNC, 2), direct | IoFlags::DSYNC);
@@ -294,6 +319,29 @@ mod tests {
         assert_eq!(flags_of_read(&handle, &read), direct | IoFlags::UNCACHED);
         assert_eq!(privileges_of(&write_in(fh, 0, WRITE_KILL_SUIDGID)), Privileges::Drop);
         assert_eq!(privileges_of(&write_in(fh, 0, 2)), Privileges::Keep);
+    }
+
+    /// K5. A program appended while the library made its first change to the same file: the place of the
+    /// append was the kernel's, chosen before, and one lay over the other.
+    #[test]
+    fn k5_the_first_change_by_others_waits_for_appends_that_do_not_know_of_it() {
+        let core = core(KernelCache::Never);
+        let fh = opened(&core);
+        let handle = core.handle(fh).unwrap();
+        let ino = handle.file.ino();
+        core.inodes.told(ino);
+        let append = write_in(fh, open::APPEND, 2);
+        let (flags, counted) = core.flags_of_write(&handle, &append);
+        assert!(flags.is_empty() && counted.is_some());
+        let mut change = std::pin::pin!(core.will_change(ino));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(change.as_mut().poll(&mut context).is_pending(), "it is on its way");
+        let (flags, later) = core.flags_of_write(&handle, &append);
+        assert!(flags == IoFlags::APPEND && later.is_none(), "this one looks for the end");
+        assert!(change.as_mut().poll(&mut context).is_pending());
+        drop(counted);
+        assert!(change.as_mut().poll(&mut context).is_ready());
+        block_on(core.will_change(ino));
     }
 
     /// Which openings the kernel's cache may serve.

@@ -1,46 +1,30 @@
-//! Threads that make files durable. Such a request is several I/Os one behind the other; on a thread that may
-//! wait they need no hand-over each, and who waits together is made durable together.
+//! Threads that make files durable where no reader thread may wait. Such a request is several I/Os one behind
+//! the other; on a thread that may wait they need no hand-over each. One that waits for others, as those do
+//! that are made durable together, waits without a thread, and goes on here when it is woken: whoever is
+//! awake answers all of them.
 //!
-//! Invariants: Y1 a thread that syncs is no reader thread and no task of the pool. Y2 there are as many as
-//! were ever needed at a time, at most [`THREADS_MAX`]; beyond that a sync is a request like others, that
-//! waits without a thread. Y3 a sync that panics ends neither its thread nor the count of what is under way.
+//! Invariants: Y1 however many syncs wait, other requests are answered. Y2 there are as many threads as were
+//! ever needed at a time, at most [`THREADS_MAX`]. Y3 a sync that panics ends neither its thread nor the count
+//! of what is under way. Y4 what is woken when the threads have been told to end is carried on all the same.
 //!
 //! Lock: the queue's, a leaf.
 
-use super::waiting::Owed;
+use super::waiting::{Answering, By};
 use super::{Shared, spawn};
-use crate::handles::Handle;
-use crate::serve::Outcome;
 use forebay_base::io_flusher;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Most threads.
-const THREADS_MAX: usize = 16;
-
-/// A file that is to be made durable, and who is told.
-pub(super) struct Job {
-    pub handle: Arc<Handle>,
-    pub data_only: bool,
-    pub owed: Owed,
-}
-
-impl Job {
-    fn run(self) {
-        let Self { handle, data_only, owed } = self;
-        let done = handle.file.sync_here(data_only);
-        owed.answer(done.map_or_else(|e| Outcome::error(&e), |()| Outcome::errno(0)));
-    }
-}
+/// Most threads: one that writes the log, one that flushes it, and as many that write content or answer.
+const THREADS_MAX: usize = 4;
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Job>,
-    /// Threads that wait, and those of them that somebody is about to give a job.
+    queue: VecDeque<Answering>,
+    /// Threads that wait, and those of them that have been woken.
     idle: usize,
-    claimed: usize,
+    woken: usize,
     threads: Vec<JoinHandle<()>>,
     closed: bool,
 }
@@ -57,59 +41,59 @@ impl Syncs {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims a thread for a job that is pushed next; one is started if there may be one more (Y2). False:
-    /// there is none.
-    pub fn claim(&self, shared: &Arc<Shared>) -> bool {
+    /// Sees to it that there is a thread. False: there is none to be had.
+    pub fn ready(&self, shared: &Arc<Shared>) -> bool {
         let mut state = self.lock();
-        if state.idle > state.queue.len() + state.claimed {
-            state.claimed += 1;
-            return true;
+        if state.threads.is_empty() && !state.closed {
+            Self::start(&mut state, shared);
         }
-        let number = state.threads.len();
-        if state.closed || number == THREADS_MAX {
-            return false;
-        }
+        !state.threads.is_empty() && !state.closed
+    }
+
+    /// Starts a thread.
+    fn start(state: &mut State, shared: &Arc<Shared>) {
         let theirs = shared.clone();
-        match spawn(&format!("forebay-sync-{number}"), move || theirs.syncs.run()) {
-            Ok(thread) => {
-                // Before it has come to wait: what is queued for it counts on it.
-                state.idle += 1;
-                state.claimed += 1;
-                state.threads.push(thread);
-                true
-            }
-            Err(e) => {
-                log::warn!("{e}");
-                false
-            }
+        let name = format!("forebay-sync-{}", state.threads.len());
+        match spawn(&name, move || theirs.syncs.run(&theirs)) {
+            Ok(thread) => state.threads.push(thread),
+            Err(e) => log::warn!("{e}"),
         }
     }
 
-    /// Has it done by the thread that was claimed.
-    pub fn push(&self, job: Job) {
+    /// Has a sync carried on by a thread.
+    pub fn push(&self, shared: &Arc<Shared>, sync: Answering) {
         let mut state = self.lock();
-        state.claimed -= 1;
-        state.queue.push_back(job);
-        drop(state);
-        self.work.notify_one();
+        if state.closed {
+            drop(state);
+            // Y4: they may have ended.
+            return shared.world.spawn("fuse sync", sync);
+        }
+        state.queue.push_back(sync);
+        if state.idle > state.woken {
+            state.woken += 1;
+            drop(state);
+            self.work.notify_one();
+        } else if state.threads.len() < THREADS_MAX {
+            Self::start(&mut state, shared);
+        }
     }
 
-    fn run(&self) {
+    fn run(&self, shared: &Arc<Shared>) {
         io_flusher::mark_thread();
         let mut state = self.lock();
         loop {
-            if let Some(job) = state.queue.pop_front() {
-                state.idle -= 1;
+            if let Some(sync) = state.queue.pop_front() {
                 drop(state);
-                if catch_unwind(AssertUnwindSafe(|| job.run())).is_err() {
-                    log::error!("a sync panicked and was answered EIO (Y3)");
-                }
+                // Y3: it does not unwind.
+                shared.go_on(sync, By::Syncs);
                 state = self.lock();
-                state.idle += 1;
             } else if state.closed {
                 return;
             } else {
+                state.idle += 1;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
+                state.woken = state.woken.saturating_sub(1);
             }
         }
     }

@@ -1,33 +1,46 @@
-//! A request that has to wait: it was polled once by the thread that read it, and goes on as a background
-//! task when it is woken, not before. So a request that waits for a device costs one hand-over and not two.
+//! A request that has to wait: it was polled once by the thread that read it, and goes on elsewhere when it
+//! is woken, not before: as a background task, or, if it may wait for a device, on a thread for such ones. So
+//! a request that waits for a device costs one hand-over and not two.
 //!
 //! ```text
 //!   first poll: ready ─▶ answered on the reader thread
-//!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end
-//!               pending, and woken meanwhile, or nobody can wake it ─▶ a background task at once
+//!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end, or a thread once
+//!               pending, and woken meanwhile, or nobody can wake it ─▶ the same at once
 //! ```
-//! Invariants: A1 a wake is never lost: one that comes while the first poll runs, or before the request is
-//! parked, counts; and what nobody can wake any more is polled once more, by a background task, instead of
-//! being dropped. A2 a request that is dropped unfinished is answered EIO, and no longer counted.
+//! Invariants: A1 a wake is never lost: one that comes while a poll runs, or before the request is parked,
+//! counts; and what nobody can wake any more is polled once more, instead of being dropped. A2 a request that is dropped unfinished is answered EIO, and no longer counted.
 //!
 //! Lock: one for each request, a leaf; nothing is spawned, dropped or polled under it.
 
 use super::Shared;
 use crate::serve::{Core, Outcome};
 use forebay_base::task::BoxFuture;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 const EIO: i32 = 5;
 
-/// What is known of a request whose first poll is over, or not yet.
+/// A request on its way to its answer.
+pub(super) type Answering = BoxFuture<'static, ()>;
+
+/// Who goes on with a request that is woken.
+#[derive(Clone, Copy)]
+pub(super) enum By {
+    /// A background task.
+    Task,
+    /// A thread that may wait for a device.
+    Syncs,
+}
+
+/// What is known of a request whose poll is over, or not yet.
 enum Stage {
     /// It is being polled.
     Polled,
     /// It is being polled, or was, and has been woken.
     Woken,
     /// It waits for its wake.
-    Parked(BoxFuture<'static, ()>),
+    Parked(Answering),
     /// Somebody else has it.
     Gone,
 }
@@ -36,6 +49,7 @@ enum Stage {
 struct Parking {
     stage: Mutex<Stage>,
     shared: Arc<Shared>,
+    by: By,
 }
 
 impl Parking {
@@ -43,12 +57,19 @@ impl Parking {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn(&self, request: BoxFuture<'static, ()>) {
-        self.shared.world.spawn("fuse request", request);
+    fn new(shared: &Arc<Shared>, by: By) -> Arc<Self> {
+        Arc::new(Self { stage: Mutex::new(Stage::Polled), shared: shared.clone(), by })
+    }
+
+    fn hand_over(&self, request: Answering) {
+        match self.by {
+            By::Task => self.shared.world.spawn("fuse request", request),
+            By::Syncs => self.shared.syncs.push(&self.shared, request),
+        }
     }
 
     /// A1.
-    fn park(&self, request: BoxFuture<'static, ()>) {
+    fn park(&self, request: Answering) {
         let mut stage = self.lock();
         if matches!(*stage, Stage::Polled) {
             *stage = Stage::Parked(request);
@@ -56,7 +77,7 @@ impl Parking {
         }
         *stage = Stage::Gone;
         drop(stage);
-        self.spawn(request);
+        self.hand_over(request);
     }
 }
 
@@ -65,7 +86,7 @@ impl Drop for Parking {
     fn drop(&mut self) {
         let stage = self.stage.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Parked(request) = std::mem::replace(stage, Stage::Gone) {
-            self.shared.world.spawn("fuse request", request);
+            self.hand_over(request);
         }
     }
 }
@@ -81,7 +102,7 @@ impl Wake for Parking {
             Stage::Polled | Stage::Woken => *stage = Stage::Woken,
             Stage::Parked(request) => {
                 drop(stage);
-                self.spawn(request);
+                self.hand_over(request);
             }
             Stage::Gone => {}
         }
@@ -135,8 +156,7 @@ impl Shared {
     ) {
         // Its buffers may be there after the first poll.
         let held = self.payload.hold(bytes);
-        let stage = Mutex::new(Stage::Polled);
-        let parking = Arc::new(Parking { stage, shared: self.clone() });
+        let parking = Parking::new(self, By::Task);
         let waker = Waker::from(parking.clone());
         if let Poll::Ready(outcome) = request.as_mut().poll(&mut Context::from_waker(&waker)) {
             return self.finish(core, unique, outcome);
@@ -147,5 +167,18 @@ impl Shared {
             owed.answer(outcome);
             drop(held);
         }));
+    }
+
+    /// Polls a request once, by a thread that may wait for a device; if it has to wait for something else, it
+    /// goes on when it is woken.
+    pub(super) fn go_on(self: &Arc<Self>, mut request: Answering, by: By) {
+        let parking = Parking::new(self, by);
+        let waker = Waker::from(parking.clone());
+        let poll = || request.as_mut().poll(&mut Context::from_waker(&waker));
+        match catch_unwind(AssertUnwindSafe(poll)) {
+            Ok(Poll::Ready(())) => {}
+            Ok(Poll::Pending) => parking.park(request),
+            Err(_) => log::error!("a request panicked and was answered EIO (A2)"),
+        }
     }
 }

@@ -1,6 +1,7 @@
 """Writers whose mount is killed under them. usage: load.py WHAT FILE ACKNOWLEDGED, where WHAT is `sync` (records with
 fsync), `dsync` (O_DSYNC, direct) or a journal mode of SQLite; what was acknowledged is written down in the file
-ACKNOWLEDGED, which is elsewhere. Ends with the first error, status 0. `load.py check WHAT FILE ACKNOWLEDGED`: says what
+ACKNOWLEDGED, which is elsewhere. Ends with the first error, status 0 if that is
+what the mount of a dead process says. `load.py check WHAT FILE ACKNOWLEDGED`: says what
 of it is missing, with status 1."""
 import mmap, os, sqlite3, struct, sys
 
@@ -79,8 +80,11 @@ def main():
     out = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         (write if what in ("sync", "dsync") else insert)(what, name, lambda n: os.write(out, struct.pack("<Q", n)))
-    except (OSError, sqlite3.Error) as e:
+    except sqlite3.Error as e:
         print(e)
+    except OSError as e:
+        # EIO of what was under way, ECONNABORTED, ENOTCONN.
+        sys.exit(0 if e.errno in (5, 103, 107) else f"{what}: {e}")
 
 
 main()

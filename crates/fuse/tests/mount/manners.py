@@ -146,6 +146,7 @@ def privileges():
     name = path("setid", b"12345")
     for how, expected in (("write", 0o777), ("truncate", 0o777), ("direct", 0o777)):
         os.chmod(name, 0o6777)
+        os.setxattr(name, "security.capability", bytes([1, 0, 0, 2, 0, 32, 0, 0]) + bytes(12))
         code = {
             "write": "os.write(os.open(sys.argv[1], os.O_WRONLY), b'x')",
             "truncate": "os.truncate(sys.argv[1], 3)",
@@ -156,6 +157,7 @@ def privileges():
         mode = subprocess.run(["stat", "-c", "%a", name], capture_output=True, text=True).stdout
         assert int(mode, 8) == expected, (how, mode)
         assert os.stat(name).st_mode & 0o7777 == expected, how
+        assert "security.capability" not in os.listxattr(name), how
     os.chmod(name, 0o6777)
     os.chown(name, 5, 5)
     assert os.stat(name).st_mode & 0o7777 == 0o777, "chown"

@@ -9,7 +9,7 @@ use forebay_fuse::options::Via;
 use forebay_fuse::{KernelCache, MountKind, Options};
 use forebay_vfs::mem::MemFs;
 use forebay_vfs::{FileSystem, Ino, Name};
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, XattrFlags};
 use rustix::mount::MountFlags;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -243,6 +243,16 @@ fn what_is_not_there_is_refused() {
     assert_eq!((direct.read_at(&mut byte, 0).unwrap(), byte[0]), (1, b'x'));
 }
 
+const CAPABILITY: &str = "security.capability";
+
+/// One that lets a program open raw sockets: version 2, in effect at once.
+fn capability() -> [u8; 20] {
+    let mut value = [0; 20];
+    value[..4].copy_from_slice(&0x0200_0001_u32.to_le_bytes());
+    value[4..8].copy_from_slice(&(1_u32 << 13).to_le_bytes());
+    value
+}
+
 /// Set-id bits go with what somebody without a right to them does, and stay with what root does; a
 /// change of owner takes them from anybody, a capability goes with all of these.
 #[test]
@@ -259,10 +269,13 @@ fn set_id_bits_go_with_whom_they_should() {
             let arm = std::os::unix::fs::PermissionsExt::from_mode(0o6777);
             std::fs::write(&path, b"12345").unwrap();
             std::fs::set_permissions(&path, arm).unwrap();
+            rustix::fs::setxattr(&path, CAPABILITY, &capability(), XattrFlags::empty()).unwrap();
             let mut command = Command::new("setpriv");
             command.args([uid, "--clear-groups", "sh", "-c", line]).arg(&path);
             let done = command.output().expect("setpriv, of util-linux");
             assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
+            let kept = rustix::fs::getxattr(&path, CAPABILITY, &mut [0_u8; 64]);
+            assert_eq!(kept, Err(rustix::io::Errno::NODATA), "{kernel_cache:?} {uid}: {line}");
             std::fs::metadata(&path).unwrap().mode() & 0o7777
         };
         let lines = [

@@ -79,7 +79,7 @@ impl FileType {
 }
 
 /// A stored inode; its number is in the key or in the change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Inode {
     /// Type and permissions, as in `st_mode`; no bits above 16.
     pub mode: u32,

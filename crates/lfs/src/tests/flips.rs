@@ -47,15 +47,27 @@ fn bytes_of(seed: u64, len: u64) -> Vec<u8> {
         .collect()
 }
 
-/// A volume with what there can be: content in records and in runs, holes, overwrites, names, attributes.
-fn make(device: &DeviceRef, world: &WorldRef, sums: bool) -> Found {
+/// How the image is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// Closed: nothing follows the checkpoint.
+    Closed,
+    /// As a power cut leaves it: most of it is in the log. The last of it, the name `last`, is the end of the
+    /// log as long as nothing says that it was durable, and may go.
+    Cut,
+}
+
+/// A volume with what there can be: content in records and in runs, holes, overwrites, names, attributes. The
+/// image, and what is to be found.
+fn make(world: &WorldRef, sums: bool, left: Left) -> (Vec<u8>, Found) {
+    let device: DeviceRef = Arc::new(RamDevice::new(IMAGE_BYTES));
     let options = CreateOptions {
         segment_bytes: 64 << 10,
         sums,
         ..CreateOptions::new([5; 16], [6; 16], Timestamp::new(1, 0))
     };
-    block_on(Volume::create(device, world, &options)).unwrap();
-    let volume = open(device, world).unwrap();
+    block_on(Volume::create(&device, world, &options)).unwrap();
+    let volume = open(&device, world).unwrap();
     let (new, keep) = (NewInode::of(FileKind::File, 0o644), Privileges::Keep);
     let dir = block_on(volume.mkdir(Ino::ROOT, name("dir"), &new)).unwrap().ino;
     let mut wanted = Found::from([("dir".into(), Vec::new())]);
@@ -83,8 +95,17 @@ fn make(device: &DeviceRef, world: &WorldRef, sums: bool) -> Found {
     let key = XattrName::new(b"user.colour").unwrap();
     block_on(volume.setxattr(dir, key, b"green", SetXattr::Any)).unwrap();
     wanted.insert("dir user.colour".into(), b"green".to_vec());
-    block_on(volume.close()).unwrap();
-    wanted
+    match left {
+        Left::Closed => block_on(volume.close()).unwrap(),
+        Left::Cut => {
+            block_on(volume.syncfs()).unwrap();
+            block_on(volume.mkdir(Ino::ROOT, name("last"), &new)).unwrap();
+            block_on(volume.syncfs()).unwrap();
+        }
+    }
+    let mut image = vec![0; IMAGE_BYTES as usize];
+    device.read_into(0, &mut image).unwrap();
+    (image, wanted)
 }
 
 /// Everything, or the first error.
@@ -142,11 +163,18 @@ fn sectors() -> Vec<u64> {
 
 #[test]
 fn a_flipped_bit_is_told_or_does_no_harm() {
+    flip_each(Left::Closed);
+}
+
+/// The same where most of it is in the log alone.
+#[test]
+fn a_flipped_bit_of_the_log_is_told_or_does_no_harm() {
+    flip_each(Left::Cut);
+}
+
+fn flip_each(left: Left) {
     let world: WorldRef = RealWorld::with_seed(1);
-    let made: DeviceRef = Arc::new(RamDevice::new(IMAGE_BYTES));
-    let wanted = make(&made, &world, true);
-    let mut image = vec![0; IMAGE_BYTES as usize];
-    made.read_into(0, &mut image).unwrap();
+    let (image, wanted) = make(&world, true, left);
     let (mut refused, mut told, mut harmless) = (0, 0, 0);
     for sector in sectors() {
         // A fresh image each time: opening may write.
@@ -168,7 +196,9 @@ fn a_flipped_bit_is_told_or_does_no_harm() {
                 refused += 1;
             }
             Ok(volume) => match read_all(&volume) {
-                Ok(found) => {
+                Ok(mut found) => {
+                    let last = found.remove("last").is_some();
+                    assert!(!last || left == Left::Cut, "{what}: a name too many");
                     same(&found, &wanted, &what);
                     harmless += 1;
                 }
@@ -180,7 +210,7 @@ fn a_flipped_bit_is_told_or_does_no_harm() {
             },
         }
     }
-    eprintln!("flips: {refused} told by opening, {told} by reading, {harmless} harmless");
+    eprintln!("flips, {left:?}: {refused} told by opening, {told} by reading, {harmless} harmless");
     assert!(refused + told > 0 && harmless > 0);
 }
 
@@ -198,15 +228,12 @@ fn same(found: &Found, wanted: &Found, what: &str) {
 #[test]
 fn without_checksums_a_flipped_bit_of_content_is_served() {
     let world: WorldRef = RealWorld::with_seed(1);
-    let device: DeviceRef = Arc::new(RamDevice::new(IMAGE_BYTES));
-    let wanted = make(&device, &world, false);
-    let mut image = vec![0; IMAGE_BYTES as usize];
-    device.read_into(0, &mut image).unwrap();
+    let (mut image, wanted) = make(&world, false, Left::Closed);
     let needle = &wanted["file5"][8192..8192 + 512];
     let at = (0..image.len()).step_by(512).find(|at| image[*at..][..512] == *needle).unwrap();
-    let mut bytes = needle.to_vec();
-    bytes[0] ^= 1;
-    device.write_from(at as u64, &bytes, BioFlags::SYNC).unwrap();
+    image[at] ^= 1;
+    let device: DeviceRef = Arc::new(RamDevice::new(IMAGE_BYTES));
+    device.write_from(0, &image, BioFlags::SYNC).unwrap();
     let found = read_all(&open(&device, &world).unwrap()).unwrap();
     assert_eq!(found["file5"][8192], wanted["file5"][8192] ^ 1);
 }

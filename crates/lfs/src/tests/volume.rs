@@ -3,8 +3,10 @@
 //! No locks.
 
 use crate::format::place::Place;
+use crate::fsck::FindingKind;
 use crate::log::Log;
 use crate::pending::Where;
+use crate::tests::reuse::check;
 use crate::tests::setup::Setup;
 use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
@@ -149,6 +151,7 @@ fn r12_damage_below_the_durable_part_is_not_the_end() {
         (from, to, volume.0.layout)
     });
     disk.world().stop();
+    assert!(from.segment == to.segment && from.offset < to.offset, "{from:?}..{to:?}");
     for offset in (from.offset..to.offset).step_by(512) {
         let disk = disk.in_world(SimWorld::new(2));
         let at = layout.device_offset(Place::new(from.segment, offset));
@@ -158,6 +161,11 @@ fn r12_damage_below_the_durable_part_is_not_the_end() {
         let error: Error = disk.world().run(open(&setup, &disk)).err().expect("damaged");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
         assert!(error.to_string().contains("log record"), "{error}");
+        let named = error.range().expect("the place is named");
+        assert!(named.0 <= at && at < layout.device_offset(to), "{named:?}, not {at}");
+        let report = check(&disk.in_world(SimWorld::new(3)));
+        let found = report.findings.iter().any(|finding| finding.kind == FindingKind::Log);
+        assert!(found, "{report:?}");
     }
 }
 

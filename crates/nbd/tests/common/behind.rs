@@ -1,9 +1,8 @@
-//! An export of memory with something before its calls.
+//! An export with something before its calls. Tests of the program use it, too.
 
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{IoFlags, Result};
-use forebay_nbd::MemExport;
 use forebay_vfs::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 use std::sync::Arc;
 
@@ -25,30 +24,41 @@ pub trait Before: Send + Sync + 'static {
     fn work(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
-    /// See [`Export::attach_thread`].
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
+    /// Around a trim.
+    fn trim(&self, trim: BoxFuture<'static, Result<()>>) -> BoxFuture<'static, Result<()>> {
+        trim
+    }
+    /// The same for one client; none: it has the export as it is.
+    fn for_client(&self) -> Option<Self>
+    where
+        Self: Sized,
+    {
         None
+    }
+    /// See [`Export::attach_thread`].
+    fn attach_thread(&self, below: &dyn Export) -> Option<Box<dyn LocalQueue>> {
+        below.attach_thread()
     }
 }
 
 /// See the module.
 pub struct Behind<B> {
-    memory: Arc<MemExport>,
+    export: Arc<dyn Export>,
     before: B,
 }
 
 impl<B: Before> Behind<B> {
-    pub fn new(size: u64, before: B) -> Arc<Self> {
-        Arc::new(Self { memory: Arc::new(MemExport::new(size)), before })
+    pub fn new(export: Arc<dyn Export>, before: B) -> Arc<Self> {
+        Arc::new(Self { export, before })
     }
 }
 
 impl<B: Before> Export for Behind<B> {
     fn info(&self) -> ExportInfo {
-        self.memory.info()
+        self.export.info()
     }
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
-        self.before.at_once().then(|| self.memory.try_read(offset, dst, flags))?
+        self.before.at_once().then(|| self.export.try_read(offset, dst, flags))?
     }
     fn read(
         self: Arc<Self>,
@@ -59,11 +69,11 @@ impl<B: Before> Export for Behind<B> {
         let before = self.before.read();
         Box::pin(async move {
             before.await;
-            self.memory.clone().read(offset, buf, flags).await
+            self.export.clone().read(offset, buf, flags).await
         })
     }
     fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>> {
-        self.before.at_once().then(|| self.memory.try_write(offset, src, flags))?
+        self.before.at_once().then(|| self.export.try_write(offset, src, flags))?
     }
     fn write(
         self: Arc<Self>,
@@ -74,14 +84,14 @@ impl<B: Before> Export for Behind<B> {
         let before = self.before.write();
         Box::pin(async move {
             before.await;
-            self.memory.clone().write(offset, buf, flags).await
+            self.export.clone().write(offset, buf, flags).await
         })
     }
     fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().flush()
+        self.export.clone().flush()
     }
     fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().trim(offset, len, fua)
+        self.before.trim(self.export.clone().trim(offset, len, fua))
     }
     fn zero(
         self: Arc<Self>,
@@ -89,13 +99,13 @@ impl<B: Before> Export for Behind<B> {
         len: u64,
         mode: ZeroMode,
     ) -> BoxFuture<'static, Result<()>> {
-        self.memory.clone().zero(offset, len, mode)
+        self.export.clone().zero(offset, len, mode)
     }
     fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
         let before = self.before.work();
         Box::pin(async move {
             before.await;
-            self.memory.clone().prefetch(offset, len).await
+            self.export.clone().prefetch(offset, len).await
         })
     }
     fn extents(
@@ -107,10 +117,15 @@ impl<B: Before> Export for Behind<B> {
         let before = self.before.work();
         Box::pin(async move {
             before.await;
-            self.memory.clone().extents(offset, len, max).await
+            self.export.clone().extents(offset, len, max).await
         })
     }
+    fn for_client(&self) -> Option<Arc<dyn Export>> {
+        let before = self.before.for_client()?;
+        let export = self.export.for_client().unwrap_or_else(|| self.export.clone());
+        Some(Behind::new(export, before))
+    }
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.before.attach_thread()
+        self.before.attach_thread(&*self.export)
     }
 }

@@ -150,7 +150,7 @@ impl OpenFile for BesideFile {
         self.file.sync(data_only)
     }
 
-    fn sync_here(&self, data_only: bool) -> Result<()> {
-        self.file.sync_here(data_only)
+    fn sync_waiting(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
+        self.file.sync_waiting(data_only)
     }
 }

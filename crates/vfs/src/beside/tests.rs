@@ -37,8 +37,9 @@ impl Observer for Mount {
         self.handed.lock().push((ino, offset, len));
         Ticket(1000)
     }
-    fn will_change(&self, ino: Ino) {
+    fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {
         self.about_to.lock().push(ino);
+        Box::pin(std::future::ready(()))
     }
     fn changed(&self, change: &Change) -> Ticket {
         let mut told = self.told.lock();

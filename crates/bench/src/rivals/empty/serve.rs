@@ -177,8 +177,12 @@ impl Server {
                 body.statfs_out(&room());
                 Answer::Body(body)
             }
-            // As ours: `ls` asks for the lists of one file, and then for none of that mount.
-            Op::GetXattr { name, .. } if name.starts_with(b"system.") => Answer::Errno(EOPNOTSUPP),
+            // As ours: `ls` asks for the lists and the label of one file, and then for none of that mount.
+            Op::GetXattr { name, .. }
+                if name.starts_with(b"system.") || *name == b"security.selinux" =>
+            {
+                Answer::Errno(EOPNOTSUPP)
+            }
             Op::GetXattr { .. } => Answer::Errno(ENODATA),
             Op::ListXattr { size } => match size {
                 0 => {

@@ -1,0 +1,58 @@
+//! What a machine lacks, told from what went wrong.
+//!
+//! Invariant: K1 only a lack is "not run"; any other error of a part has failed, and so has the bench.
+
+use forebay_base::{Error, ErrorKind};
+
+/// Whether this says that the machine has not what is asked for: the kernel or a program cannot do it, a program
+/// or a folder that we looked for is not there, or only root may. A file that a system call did not find is none.
+pub fn is_lack(e: &Error) -> bool {
+    match e.kind() {
+        ErrorKind::Unsupported => true,
+        ErrorKind::NotFound => std::error::Error::source(e).is_none(),
+        ErrorKind::Permission => !rustix::process::geteuid().is_root(),
+        _ => false,
+    }
+}
+
+/// A program that did not start: what is not there is a lack.
+pub fn not_started(program: &str, e: std::io::Error) -> Error {
+    match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            Error::new(ErrorKind::NotFound, "start", format!("{program} is not installed"))
+        }
+        _ => Error::from_io("start", e).with_path(program),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::model::Report;
+
+    /// K1. A volume that was full too early was "not run  sustained on volume: no space left", and the step that
+    /// runs the benches was green.
+    #[test]
+    fn k1_a_lack_is_not_run_and_all_else_has_failed() {
+        let os = |code| Error::from_io("write", std::io::Error::from_raw_os_error(code));
+        let mut report = Report::default();
+        report.left_out("dontcache", Error::new(ErrorKind::Unsupported, "read", "an old kernel"));
+        report.left_out("fio", not_started("fio", std::io::ErrorKind::NotFound.into()));
+        report.left_out("flag", os(95));
+        assert_eq!(report.failed(), 0, "{}", report.table());
+        report.left_out("full", &Error::new(ErrorKind::NoSpace, "write", "4096 bytes"));
+        report.left_out("a file that was lost", os(2));
+        report.left_out("a page that was lost", os(5));
+        assert_eq!(report.failed(), 3, "{}", report.table());
+        let table = report.table();
+        assert!(table.contains("not run  fio:") && table.contains("FAILED  full:"), "{table}");
+        let json = report.to_json("hit", serde_json::json!({}));
+        assert_eq!(json["not_run"].as_array().unwrap().len(), 3);
+        assert_eq!(json["failed"][1]["what"], "a file that was lost");
+        let mut all = Report::default();
+        all.absorb(report);
+        assert_eq!(all.failed(), 3);
+        let refused = os(13);
+        assert_eq!(is_lack(&refused), !rustix::process::geteuid().is_root());
+    }
+}

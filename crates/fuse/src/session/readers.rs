@@ -1,0 +1,78 @@
+//! Which reader thread may wait for a device itself: a request that is carried out where it was read needs no
+//! other thread to be woken, and its answer none either.
+//!
+//! Invariants: X1 at most half of the reader threads wait, so one of two, and none where there is only one.
+//! X2 a thread begins to wait only while another one listens to the kernel: where all have something to do,
+//! what has to wait goes to other threads.
+//!
+//! No locks.
+
+use forebay_base::sync::atomic::{AtomicUsize, Ordering};
+
+/// See the module.
+pub(super) struct Readers {
+    listening: AtomicUsize,
+    waiting: AtomicUsize,
+    /// X1.
+    waiting_max: usize,
+}
+
+/// One more of something, until it is dropped.
+pub(super) struct One<'a>(&'a AtomicUsize);
+
+impl Drop for One<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Readers {
+    /// So many threads.
+    pub fn new(count: usize) -> Self {
+        let (listening, waiting) = Default::default();
+        Self { listening, waiting, waiting_max: count / 2 }
+    }
+
+    /// The calling thread listens to the kernel.
+    pub fn listen(&self) -> One<'_> {
+        self.listening.fetch_add(1, Ordering::Relaxed);
+        One(&self.listening)
+    }
+
+    /// Lets the calling thread wait for a device (X1, X2). `None`: it may not.
+    pub fn may_wait(&self) -> Option<One<'_>> {
+        if self.listening.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let one_more = |now| (now < self.waiting_max).then_some(now + 1);
+        let begun = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        begun.ok().map(|_| One(&self.waiting))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// X1, X2.
+    #[test]
+    fn x1_x2_somebody_listens() {
+        let alone = Readers::new(1);
+        let listens = alone.listen();
+        assert!(alone.may_wait().is_none(), "X1");
+        drop(listens);
+        let readers = Readers::new(5);
+        assert!(readers.may_wait().is_none(), "X2");
+        let others = [readers.listen(), readers.listen(), readers.listen()];
+        let first = readers.may_wait().unwrap();
+        let second = readers.may_wait().unwrap();
+        assert!(readers.may_wait().is_none(), "X1: two of five");
+        drop(first);
+        let third = readers.may_wait().unwrap();
+        drop(others);
+        drop((second, third));
+        assert!(readers.may_wait().is_none(), "X2: nobody listens any more");
+        let _listens = readers.listen();
+        assert!(readers.may_wait().is_some());
+    }
+}

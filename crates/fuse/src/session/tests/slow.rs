@@ -1,0 +1,261 @@
+//! Sessions with files that take their time.
+//!
+//! Locks: those of a test's own gate, leaves.
+
+use super::{Kernel, Reply, end, start_as};
+use crate::handles::Handle;
+use crate::ioctl::MODE_CACHED;
+use crate::options::Options;
+use crate::proto::consts::opcode;
+use crate::session::Session;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::{BoxFuture, WaitQueue, yield_now};
+use forebay_base::{IoFlags, Result};
+use forebay_vfs::mem::MemFs;
+use forebay_vfs::{
+    Fallocate, Ino, OpenFile, OpenFileRef, OpenFlags, Privileges, ReadResult, Seek, WriteResult,
+    Wrote,
+};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// What a sync of [`Slow`] does before it ends.
+#[derive(Clone, Copy)]
+enum Slowness {
+    /// Its thread waits, for the gate.
+    Blocks,
+    /// It is pending, until the gate is open.
+    Pends,
+    Panics,
+}
+
+/// Opened once, for all who wait.
+#[derive(Default)]
+struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+    pending: WaitQueue,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+        self.pending.wake_all();
+    }
+}
+
+/// A file that takes its time, and knows which threads it was asked by.
+struct Slow {
+    how: Slowness,
+    gate: Arc<Gate>,
+    threads: Arc<Mutex<Vec<String>>>,
+}
+
+impl Slow {
+    fn note_thread(&self) {
+        let name = std::thread::current().name().unwrap_or_default().to_string();
+        self.threads.lock().unwrap().push(name);
+    }
+}
+
+impl OpenFile for Slow {
+    fn ino(&self) -> Ino {
+        Ino(7)
+    }
+    fn flags(&self) -> OpenFlags {
+        OpenFlags::READ | OpenFlags::WRITE
+    }
+    fn read(&self, _: u64, mut buf: AlignedBuf, _: IoFlags) -> BoxFuture<'_, ReadResult> {
+        Box::pin(async move {
+            yield_now().await;
+            self.note_thread();
+            buf.fill(5);
+            let len = buf.len();
+            (buf, Ok(len))
+        })
+    }
+    fn write(
+        &self,
+        offset: u64,
+        buf: AlignedBuf,
+        _: IoFlags,
+        _: Privileges,
+    ) -> BoxFuture<'_, WriteResult> {
+        Box::pin(async move {
+            yield_now().await;
+            self.note_thread();
+            let len = buf.len();
+            (buf, Ok(Wrote { offset, len }))
+        })
+    }
+    fn fallocate(&self, _: Fallocate, _: u64, _: u64, _: Privileges) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+    fn seek(&self, _: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async move { Ok(offset) })
+    }
+    fn sync(&self, _: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+    fn sync_waiting(&self, _: bool) -> BoxFuture<'_, Result<()>> {
+        self.note_thread();
+        Box::pin(async {
+            match self.how {
+                Slowness::Panics => panic!("a sync that panics"),
+                Slowness::Blocks => {
+                    let mut open = self.gate.open.lock().unwrap();
+                    while !*open {
+                        open = self.gate.opened.wait(open).unwrap();
+                    }
+                }
+                Slowness::Pends => {
+                    let open = || self.gate.open.lock().unwrap().then_some(());
+                    self.gate.pending.wait_until(open).await;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A session with files that take their time.
+struct SlowFiles {
+    kernel: Kernel,
+    session: Session,
+    gate: Arc<Gate>,
+    threads: Arc<Mutex<Vec<String>>>,
+}
+
+impl SlowFiles {
+    fn new(readers: usize) -> Self {
+        let fs = Arc::new(MemFs::default());
+        let (kernel, session) =
+            start_as(fs, Options { threads: Some(readers), ..Options::default() });
+        assert_eq!(kernel.init(7, 45).0, 0);
+        let session = session.join().unwrap().unwrap();
+        let (gate, threads) = Default::default();
+        Self { kernel, session, gate, threads }
+    }
+
+    fn open(&self, how: Slowness) -> u64 {
+        let (gate, threads) = (self.gate.clone(), self.threads.clone());
+        let file: OpenFileRef = Arc::new(Slow { how, gate, threads });
+        let core = self.session.shared.core.read();
+        let handle = Handle::new(file, IoFlags::empty(), MODE_CACHED, false);
+        core.as_ref().unwrap().handles.add(handle)
+    }
+
+    fn sync(&self, unique: u64, fh: u64) {
+        let args = [&fh.to_le_bytes()[..], &[0; 8]].concat();
+        self.kernel.send(opcode::FSYNC, unique, 7, &args);
+    }
+
+    /// A read of 16 bytes.
+    fn read(&self, fh: u64) -> Reply {
+        let args = [&fh.to_le_bytes()[..], &[0; 8], &16_u32.to_le_bytes(), &[0; 20]].concat();
+        self.kernel.ask(opcode::READ, 7, &args)
+    }
+
+    fn write(&self, fh: u64, bytes: &[u8]) -> Reply {
+        let len = bytes.len() as u32;
+        let args = [&fh.to_le_bytes()[..], &[0; 8], &len.to_le_bytes(), &[0; 20], bytes].concat();
+        self.kernel.ask(opcode::WRITE, 7, &args)
+    }
+
+    fn end(self) {
+        drop(self.kernel);
+        end(self.session.wait());
+    }
+}
+
+/// Y1, Y2, Y3, X1: syncs whose threads wait hold up nobody else, however many there are; one that panics is
+/// answered, once.
+#[test]
+fn y1_y2_y3_syncs_that_wait_hold_up_nobody_else() {
+    for readers in [1, 2, 5] {
+        let all = SlowFiles::new(readers);
+        let (blocks, panics) = (all.open(Slowness::Blocks), all.open(Slowness::Panics));
+        let mut waiting: BTreeSet<u64> = (1..=17).collect();
+        waiting.iter().for_each(|unique| all.sync(*unique, blocks));
+        assert_eq!(all.kernel.ask(opcode::STATFS, 1, &[]).0, 0, "Y1");
+        all.gate.open();
+        while !waiting.is_empty() {
+            let (unique, (errno, _)) = all.kernel.reply();
+            assert!(waiting.remove(&unique) && errno == 0);
+        }
+        for unique in [50, 51] {
+            all.sync(unique, panics);
+            assert_eq!(all.kernel.reply(), (unique, (5, Vec::new())), "Y3");
+        }
+        all.sync(52, blocks);
+        assert_eq!(all.kernel.reply(), (52, (0, Vec::new())), "Y3");
+        let names = all.threads.lock().unwrap().clone();
+        let by_readers = names.iter().filter(|name| name.starts_with("forebay-fuse")).count();
+        assert!(readers > 1 || by_readers == 0, "X1: {names:?}");
+        all.end();
+    }
+}
+
+/// Each sync had a thread for as long as it waited for others, so that sixteen clients that sync had sixteen
+/// threads woken for each group that was made durable together; now those wait without one.
+#[test]
+fn syncs_that_wait_for_others_have_no_thread() {
+    let all = SlowFiles::new(2);
+    let (pends, panics) = (all.open(Slowness::Pends), all.open(Slowness::Panics));
+    let mut waiting: BTreeSet<u64> = (1..=100).collect();
+    waiting.iter().for_each(|unique| all.sync(*unique, pends));
+    // There is a thread for others, whoever takes it.
+    all.sync(200, panics);
+    assert_eq!(all.kernel.reply(), (200, (5, Vec::new())));
+    all.gate.open();
+    while !waiting.is_empty() {
+        let (unique, (errno, _)) = all.kernel.reply();
+        assert!(waiting.remove(&unique) && errno == 0);
+    }
+    all.end();
+}
+
+/// A sync, and a read or write that had to wait for a device, went to another thread, and the answer of a read
+/// by a third one, also where nobody else had anything to ask; now the thread that has read the request does
+/// it all, if another one listens (X2).
+#[test]
+fn x2_what_has_to_wait_is_done_where_it_was_read() {
+    let all = SlowFiles::new(2);
+    all.gate.open();
+    let file = all.open(Slowness::Blocks);
+    let by_readers = || {
+        let names = std::mem::take(&mut *all.threads.lock().unwrap());
+        names.iter().all(|name| name.starts_with("forebay-fuse"))
+    };
+    let (mut syncs, mut others) = (0, 0);
+    for unique in 1000..2000 {
+        all.sync(unique, file);
+        assert_eq!(all.kernel.reply(), (unique, (0, Vec::new())));
+        syncs += u32::from(by_readers());
+        assert_eq!(all.read(file), (0, vec![5; 16]));
+        assert_eq!(all.write(file, b"abc"), (0, vec![3, 0, 0, 0, 0, 0, 0, 0]));
+        others += u32::from(by_readers());
+    }
+    // Now and then the other one is just coming back from its answer.
+    assert!(syncs > 0, "no sync was done by a reader thread");
+    assert!(others > 0, "no read and write was");
+    all.end();
+}
+
+/// Y4: what is woken when nobody is to sync any more is answered all the same.
+#[test]
+fn y4_what_is_woken_late_is_answered() {
+    let all = SlowFiles::new(1);
+    let pends = all.open(Slowness::Pends);
+    all.sync(1, pends);
+    while all.gate.pending.waiters() == 0 {
+        std::thread::yield_now();
+    }
+    all.session.shared.syncs.close();
+    all.gate.open();
+    assert_eq!(all.kernel.reply(), (1, (0, Vec::new())));
+    all.sync(2, pends);
+    assert_eq!(all.kernel.reply(), (2, (0, Vec::new())), "as any other request");
+    all.end();
+}
