@@ -1,5 +1,5 @@
-//! When a checkpoint is made by itself, and when not: a checkpoint writes much of the tree, so those of a busy
-//! volume are bought with bytes.
+//! When a checkpoint is made by itself, and when not: a checkpoint writes much of the tree, so those of a
+//! busy volume are bought with bytes.
 //!
 //! No locks.
 
