@@ -141,6 +141,11 @@ impl RangeSet {
         there.map(move |r| r.start.max(first)..r.end.min(end))
     }
 
+    /// The lowest number of the set that is not below this one.
+    pub fn next_from(&self, at: u64) -> Option<u64> {
+        self.at(self.seek(at)).map(|(start, _)| start.max(at))
+    }
+
     /// How many numbers are in the set.
     pub fn total(&self) -> u64 {
         self.total
@@ -223,6 +228,7 @@ mod tests {
         let touching = set.iter().zip(set.iter().skip(1)).any(|(x, y)| x.end >= y.start);
         assert!(!touching, "G1");
         assert!(set.parts.iter().all(|part| (1..=PART).contains(&part.len())), "G2");
+        assert_eq!(set.next_from(range.end), want.iter().copied().find(|n| *n >= range.end));
         let mut inside: Vec<u64> = set.within(range.clone()).flatten().collect();
         inside.sort_unstable();
         let expected: Vec<u64> = want.into_iter().filter(|n| range.contains(n)).collect();

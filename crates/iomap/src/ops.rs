@@ -282,6 +282,13 @@ pub trait MapOps: Send + Sync {
     /// out on its thread.
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>>;
 
+    /// How many commits have failed by now, for a map that flushes one at a time and counts each failure
+    /// before the next flush begins: who commits with success need not wait for those that commit beside it.
+    /// None: a flush that failed first may be heard of last.
+    fn failures_heard(&self) -> Option<u64> {
+        None
+    }
+
     /// A write with FUA is durable and found: no commit is needed after it.
     fn fua_suffices(&self) -> bool {
         false

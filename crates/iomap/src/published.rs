@@ -27,7 +27,7 @@ pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn M
 impl MappedFile {
     /// Publishes as much of the size as there are bytes for.
     pub(crate) fn publish_size(&self) {
-        if self.ops.published_size().is_some() {
+        if self.ops.published_size().is_some_and(|published| published < self.size()) {
             let _uncut = self.mapping.bounds.uncut();
             let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
             self.ops.publish(&Reservation::in_place(Vec::new()), &[], size);
@@ -39,10 +39,13 @@ impl MappedFile {
     /// An error: the size is not published so far, and what lies behind it would not be found.
     pub(crate) async fn publish_upto(&self, end: u64, here: bool) -> Result<()> {
         for _ in 0..PUBLISH_TRIES {
+            if self.is_published(end) {
+                return Ok(());
+            }
             self.write_below(end, here).await;
             self.publish_size();
             let wanted = end.min(self.size());
-            if self.ops.published_size().is_none_or(|p| p >= wanted) {
+            if self.is_published(end) {
                 return Ok(());
             }
             let block = self.mapping.block_size();
@@ -54,6 +57,10 @@ impl MappedFile {
         }
         let text = "the size could not be made recoverable: bytes below it are not written";
         Err(Error::new(ErrorKind::Io, "sync", text))
+    }
+
+    fn is_published(&self, end: u64) -> bool {
+        self.ops.published_size().is_none_or(|p| p >= end.min(self.size()))
     }
 
     /// A write that ends beyond the published size first has written what is dirty below it (O5).

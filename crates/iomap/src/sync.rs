@@ -248,12 +248,13 @@ impl MappedFile {
         Counters::add(&self.cache.counters.flushes, 1);
         self.publish_size();
         // Goes before `running` if this task is dropped: the failure is counted first.
-        let flight = self.mapping.domain.flushes.begin(self.device_address());
+        let heard = self.ops.failures_heard();
+        let flight = self.mapping.domain.flushes.begin(self.device_address(), heard);
         let began = self.cache.world.now();
         let done = self.ops.commit(Commit::Data, here).await;
         self.cache.latencies.flush.add(self.cache.world.now().saturating_sub(began));
         match done {
-            Ok(()) => flight.worked().await,
+            Ok(()) => flight.worked(self.ops.failures_heard()).await,
             Err(_) => drop(flight),
         }
         running.end(done)

@@ -19,8 +19,9 @@ use std::ops::Range;
 const MAX_BIO: u64 = 256 << 10;
 /// No folio is added to a reservation of so many bytes.
 const MAX_RESERVATION: u64 = 1 << 20;
-/// Folios looked at between two looks at the device's queue.
-const BATCH: usize = 16;
+/// Folios looked at together: as many as fill a reservation with a block each. Out of place such blocks lie
+/// side by side, and go out in few bios.
+const BATCH: usize = 256;
 
 impl WriteOut for MappedFile {
     fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass, slot: &mut FutureSlot<u64>) {
@@ -86,16 +87,25 @@ impl MappedFile {
             if plan.batch.is_empty() {
                 break;
             }
-            self.cache.wait_write_room(mapping).await;
-            issued += self.write_out_folios(plan, pass, here).await;
+            issued += self.write_out_folios(plan, pass, pass.max_bytes - issued, here).await;
         }
         issued
     }
 
-    /// Writes what the pass wants of the folios of its batch, a reservation at a time.
-    async fn write_out_folios(&self, plan: &mut Plan, pass: &WriteOutPass, here: bool) -> u64 {
+    /// Writes what the pass wants of the folios of its batch, a reservation at a time, until `most` bytes are
+    /// issued.
+    async fn write_out_folios(
+        &self,
+        plan: &mut Plan,
+        pass: &WriteOutPass,
+        most: u64,
+        here: bool,
+    ) -> u64 {
         let (mut issued, mut bytes) = (0, 0);
         for at in 0..plan.batch.len() {
+            if issued + bytes >= most {
+                break;
+            }
             let index = plan.batch[at];
             let mut wanted = self.add_dirty_runs(index, pass, &mut plan.runs);
             if wanted.is_err() {
@@ -159,6 +169,7 @@ impl MappedFile {
         if plan.runs.is_empty() {
             return 0;
         }
+        self.cache.wait_write_room(&self.mapping).await;
         let class = if pass.sync { Class::Sync } else { Class::Background };
         let at_once = self.ops.try_reserve(&plan.runs, class, &mut plan.places);
         let reserved = match at_once {

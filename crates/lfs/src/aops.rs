@@ -215,7 +215,7 @@ impl FileOps {
         changes.extend(size.map(Change::Grow));
         if staged {
             let end = pieces.last().map_or(0, |w| w.place.device_offset + w.place.len);
-            let bytes = Arc::new(inner.staging.copy(&(start..end))?);
+            let bytes = inner.staging.share(&(start..end))?;
             let of = |block: u64, count: u16| (data_id, block..block + u64::from(count));
             let blocks = stored.iter().map(|(block, _, count, ..)| of(*block, *count)).collect();
             content.payload = Some(Payload { staged: start..end, bytes, blocks });
@@ -396,9 +396,7 @@ impl MapOps for FileOps {
             if what == Commit::All {
                 inner.with_room(|state| state.write_times(Some(self.ino))).await?;
             }
-            inner.commit_all(here).await?;
-            let lost = inner.state.lock().unpublished_of(self.ino.0);
-            match lost {
+            match inner.commit_then(here, |state| state.unpublished_of(self.ino.0)).await? {
                 None => Ok(()),
                 Some(Lost::Size) => {
                     Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
@@ -408,6 +406,11 @@ impl MapOps for FileOps {
                 }
             }
         })
+    }
+
+    fn failures_heard(&self) -> Option<u64> {
+        // L7.
+        self.inner.upgrade().map(|inner| inner.log.failures())
     }
 
     fn zero(&self, range: Range<u64>, _keep: bool, _fast: bool) -> BoxFuture<'_, Result<()>> {

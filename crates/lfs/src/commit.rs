@@ -12,6 +12,7 @@ use crate::fault::Planted;
 use crate::format::record::RecordKind;
 use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
+use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::oneshot;
@@ -56,12 +57,28 @@ impl Inner {
 
     /// Makes everything durable that has happened; but nothing counts as synced before what was owed by then.
     pub(crate) async fn commit_all(&self, here: bool) -> Result<()> {
+        self.commit_then(here, |_| ()).await
+    }
+
+    /// The same, and looks at the state then.
+    pub(crate) async fn commit_then<T>(
+        &self,
+        here: bool,
+        look: impl FnOnce(&mut State) -> T,
+    ) -> Result<T> {
         for _ in 0..OWED_ROUNDS {
-            self.write_owed().await?;
-            let ticket = self.state.lock().next_ticket - 1;
+            let nothing_owed = self.state.lock().ticket_if_nothing_owed();
+            let ticket = match nothing_owed {
+                Some(ticket) => ticket,
+                None => {
+                    self.write_owed().await?;
+                    self.state.lock().next_ticket - 1
+                }
+            };
             self.commit(ticket, here).await?;
-            if self.state.lock().settle_owed(ticket) {
-                return Ok(());
+            let mut state = self.state.lock();
+            if state.settle_owed(ticket) {
+                return Ok(look(&mut state));
             }
         }
         Err(Error::new(ErrorKind::Io, "commit", "content of a file that was cut was lost again"))
@@ -160,11 +177,12 @@ impl Inner {
         }
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while let Some(record) = state.queue.front() {
-            let payload = record.payload.as_ref().map_or(0, |payload| payload.bytes.len());
-            bytes += self.layout.record_bytes(record.body.len() as u64, payload as u64);
+            let payload = record.payload_bytes();
+            bytes += self.layout.record_bytes(record.body.len() as u64, payload);
             if bytes > GROUP_BYTES_MAX && !taken.is_empty() {
                 break;
             }
+            state.queued_bytes -= payload;
             taken.extend(state.queue.pop_front());
         }
         Some(taken)
@@ -196,8 +214,9 @@ impl Inner {
         let bytes: u64 = writes.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         (group.head, group.opened) = (head, opened);
         let mut state = self.state.lock();
-        state.space.log_grows(bytes);
-        if group.records.iter().any(|record| record.payload.is_some()) {
+        let content = group.records.iter().map(Pending::payload_bytes).sum();
+        state.space.log_grows(bytes, content);
+        if content > 0 {
             state.space.log_takes_content();
         }
         for record in &mut group.records {
@@ -366,12 +385,12 @@ impl Inner {
         for record in &mut group.records {
             if record.cost == 0 {
                 // It was admitted once: nothing becomes durable any more if it is refused now.
-                let payload = record.payload.as_ref().map_or(0, |p| p.bytes.len() as u64);
-                record.cost = self.layout.cost(record.body.len() as u64, payload);
+                record.cost = self.layout.cost(record.body.len() as u64, record.payload_bytes());
                 state.promise(record.cost, Need::Owed, Growth::default())?;
             }
         }
         for record in group.records.drain(..).rev() {
+            state.queued_bytes += record.payload_bytes();
             state.queue.push_front(record);
         }
         drop(state);

@@ -17,6 +17,7 @@ use crate::look::{Stop, Tried};
 use crate::space::Need;
 use crate::state::{Lost, Node, OwedWritten, State};
 use crate::volume::{Inner, Volume};
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::{Handle, MappedFile};
@@ -89,7 +90,17 @@ impl Lingering {
 /// Lingering inodes that whoever closes one looks at beside it.
 pub(crate) const AT_ONCE: usize = 4;
 
+/// Files whose records a sync of everything makes durable together, at most, and bytes that they have dirty.
+const TOGETHER: usize = 1024;
+const TOGETHER_BYTES: u64 = 4 << 20;
+
 impl State {
+    /// The last ticket, where no file owes what was written since it was cut and closed.
+    pub fn ticket_if_nothing_owed(&self) -> Option<u64> {
+        let nothing = self.owed.is_empty() && self.owed_written.is_empty();
+        nothing.then_some(self.next_ticket - 1)
+    }
+
     /// What was owed is durable up to a ticket. False: some of it was taken by a flush that failed.
     pub fn settle_owed(&mut self, ticket: u64) -> bool {
         self.owed_written.retain(|_, written| {
@@ -294,13 +305,35 @@ impl Inner {
                 .collect()
         };
         let mut result = Ok(());
-        for content in contents {
-            result = content.file.sync(&content.handle).await.and(result);
+        let mut rest = &contents[..];
+        while !rest.is_empty() {
+            let (together, others) = rest.split_at(count_together(rest));
+            for content in together.iter().filter(|_| together.len() > 1) {
+                // What fails here its own sync tells.
+                let _told_below = content.file.write_out().await;
+            }
+            for content in together {
+                result = content.file.sync(&content.handle).await.and(result);
+            }
+            rest = others;
         }
+        // Nobody holds them when they are tidied.
+        drop(contents);
         let result = self.commit_all(false).await.and(result);
         self.tidy(None, usize::MAX);
         result
     }
+}
+
+/// How many of the next files are written out before the first of them is synced, so that their records
+/// become durable together.
+fn count_together(contents: &[Arc<Content>]) -> usize {
+    let mut bytes = 0;
+    let fits = contents.iter().take_while(|content| {
+        bytes += content.file.mapping.dirty_bytes.load(Ordering::Relaxed);
+        bytes <= TOGETHER_BYTES
+    });
+    fits.take(TOGETHER).count().max(1)
 }
 
 #[cfg(test)]

@@ -107,6 +107,11 @@ impl Directory {
         self.load_count = self.load_count.saturating_add(1);
     }
 
+    /// The first cookie behind those that names of this hash may have that is known.
+    pub fn known_behind(&self, hash: NameHash) -> Option<Cookie> {
+        self.known.next_from(cookies_of(hash).end).and_then(Cookie::from_u64)
+    }
+
     /// How often something was loaded since something was let go.
     pub fn load_count(&self) -> u32 {
         self.load_count
@@ -201,6 +206,12 @@ mod tests {
         assert_eq!(dir.get(&names[1], hash(&names[1])), None, "C12: it may be there");
         assert!(dir.cookie_for(hash(b"new")).is_none() && dir.list(0, 1).is_none());
         assert_eq!(dir.get(b"other", hash(&names[50])), Some(None), "known not to be there");
+        let behind = |from: u64| {
+            let hash = Cookie::from_u64(from).unwrap().hash();
+            dir.known_behind(hash).map(Cookie::to_u64)
+        };
+        assert_eq!(behind(kept.start), None);
+        assert_eq!(behind(Cookie::FIRST.to_u64()), Some(kept.start), "C12");
         for _ in 0..3 {
             dir.let_go(100, 8);
         }

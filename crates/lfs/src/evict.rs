@@ -13,6 +13,7 @@
 //! No locks: the volume's state lock covers it.
 
 use crate::format::change::Change;
+use crate::format::key::Cookie;
 use crate::space::Need;
 use crate::state::{Node, State};
 use std::collections::{BTreeMap, VecDeque};
@@ -59,6 +60,8 @@ pub(crate) struct Ahead {
     pub items: usize,
     /// Leaves of the tree that are read together.
     pub leaves: usize,
+    /// Of a directory: from there on it is in memory.
+    pub end: Option<Cookie>,
 }
 
 impl Cache {
@@ -76,16 +79,16 @@ impl Cache {
         }
     }
 
-    /// How much is loaded with an inode that is missing: a leaf of them, and twice as much each time when it
-    /// goes on where the last one ended.
+    /// How much is loaded with an inode that is missing: nothing, but where that goes on where the last one
+    /// ended, a leaf of them, and twice as much each time.
     pub fn inodes_ahead(&mut self, ino: u64) -> Ahead {
         let goes_on = (self.next_ino..self.next_ino + INODES_OF_LEAF as u64).contains(&ino);
-        self.ahead = if goes_on { self.ahead * 2 } else { INODES_OF_LEAF };
+        self.ahead = if goes_on { (self.ahead * 2).max(INODES_OF_LEAF) } else { 1 };
         // They are used before they are let go for others.
         let most = self.bytes_max / NODE_BYTES / 16;
         self.ahead = self.ahead.clamp(1, most.clamp(1, INODES_AT_ONCE));
         let leaves = if goes_on { 1 + self.ahead.div_ceil(INODES_OF_LEAF) } else { 1 };
-        Ahead { items: self.ahead, leaves }
+        Ahead { items: self.ahead, leaves, end: None }
     }
 
     /// So far inodes were loaded.
@@ -95,14 +98,14 @@ impl Cache {
 
     /// How much is loaded of a directory of `size` entries of which so many loads found nothing here: more
     /// each time, if all of it would fit.
-    pub fn entries_ahead(&self, size: u64, loads: u32) -> Ahead {
+    pub fn entries_ahead(&self, size: u64, loads: u32, end: Option<Cookie>) -> Ahead {
         let fits = size.saturating_mul(ENTRY_BYTES) <= self.bytes_max as u64 / 4;
         let items = match loads {
             1.. if fits => (ENTRIES_OF_LEAF << loads.min(8)).min(ENTRIES_LOADED),
             _ => ENTRIES_OF_LEAF,
         };
         let leaves = if items == ENTRIES_OF_LEAF { 1 } else { 1 + items / ENTRIES_OF_LEAF };
-        Ahead { items, leaves }
+        Ahead { items, leaves, end }
     }
 
     /// Bytes of what is in memory, about.

@@ -387,12 +387,13 @@ impl OpenFile for VolumeFile {
     }
 
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
-        // What has not been used yet, is refused, or has no bytes goes the other way.
-        let (content, handle) = self.content.get()?;
+        // What is refused, or has no bytes goes the other way.
         let end = offset.checked_add(dst.len() as u64)?;
         if !self.flags.contains(OpenFlags::READ) || dst.is_empty() || end > FILE_SIZE_MAX {
             return None;
         }
+        // The first use finds what the last close has left: then it is a hit as any other.
+        let (content, handle) = self.content("read", OpenFlags::READ).ok()?;
         let done = content.file.try_read(handle, offset, dst, flags)?;
         if done.is_ok() {
             self.touch_atime();

@@ -131,7 +131,9 @@ pub(crate) async fn read(tree: &Tree, root: TreeRoot, want: Want, ahead: Ahead) 
         Want::Inode(ino) => Part::read_inodes(tree, root, ino, ahead.items).await,
         Want::Entries(dir, cookie) => {
             let last = Key::Entry(dir, Cookie::new(cookie.hash(), u16::MAX));
-            let keys = (first_key(want), last, Key::Inode(dir + 1));
+            // What is here is not read again.
+            let end = ahead.end.map_or(Key::Inode(dir + 1), |known| Key::Entry(dir, known));
+            let keys = (first_key(want), last, end);
             Part::read(tree, root, keys, ahead.items).await
         }
     }

@@ -84,6 +84,13 @@ pub(crate) struct Pending {
     pub cut: Option<bool>,
 }
 
+impl Pending {
+    /// Bytes of its content.
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload.as_ref().map_or(0, |payload| payload.bytes.len() as u64)
+    }
+}
+
 /// Where the next record goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {

@@ -79,6 +79,8 @@ impl Drop for Waiter<'_> {
 
 /// Records that wait to be written, at most, before somebody who makes more writes them.
 const QUEUE_MAX: usize = 4096;
+/// The same, bytes of content in them.
+const QUEUE_BYTES_MAX: u64 = 4 << 20;
 
 /// What an operation leaves to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -143,7 +145,7 @@ impl Inner {
             Some(_) => self.options.overlay_bytes / 2,
             None => self.options.overlay_bytes / 4 * 3,
         };
-        match state.queue.len() > QUEUE_MAX {
+        match state.queue.len() > QUEUE_MAX || state.queued_bytes > QUEUE_BYTES_MAX {
             _ if waits > most => Relief::Checkpoint,
             true => Relief::Commit,
             false => Relief::None,
@@ -235,11 +237,13 @@ impl State {
     pub fn ahead(&mut self, want: Want) -> Ahead {
         match want {
             Want::Inode(ino) => self.cache.inodes_ahead(ino),
-            Want::Entries(dir, _) => {
-                let node = self.nodes.get(&dir);
-                let (size, loads) =
-                    node.map_or((0, 0), |node| (node.inode.size, node.entries.load_count()));
-                self.cache.entries_ahead(size, loads)
+            Want::Entries(dir, cookie) => {
+                let (mut size, mut loads, mut end) = (0, 0, None);
+                if let Some(node) = self.nodes.get(&dir) {
+                    (size, loads) = (node.inode.size, node.entries.load_count());
+                    end = node.entries.known_behind(cookie.hash());
+                }
+                self.cache.entries_ahead(size, loads, end)
             }
         }
     }

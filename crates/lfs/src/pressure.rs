@@ -12,7 +12,7 @@
 //! Locks: the state lock in turn; none across a wait.
 
 use crate::checkpoint::How;
-use crate::space::Need;
+use crate::space::{Bytes, Need};
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
@@ -25,18 +25,27 @@ const MORE_CHECKPOINTS: u64 = 2;
 /// Segments that there should be room for when room was made: a little does not last.
 const ENOUGH: u64 = 2;
 
+/// The log's own part of a volume behind a checkpoint is at most one of so many.
+const LOG_PART: u64 = 12;
+/// A volume in which so many records were made since it was looked at last is busy.
+const BUSY_RECORDS: u64 = 512;
+/// A busy volume's checkpoint by age waits for so many times the age at most.
+const BUSY_AGES: u32 = 4;
+
 impl Inner {
     /// Begins a checkpoint on a task of its own, if it is time for one.
     pub(crate) fn trigger_checkpoint(&self) {
-        let wanted = {
+        let (wanted, short) = {
             let state = self.state.lock();
-            let (log, data) = state.space.written();
+            let Bytes { log, content, data } = state.space.written();
             // The less is left, the sooner what is dead is wanted.
-            let some = (state.data_room(Need::New) / 4).max(self.layout.segment_bytes() / 2);
-            let short = state.space.is_short() && log + data >= some;
+            let some = || state.space.short_bytes(state.data_room(Need::New));
+            let short = state.space.is_short() && log + content + data >= some();
+            let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
             let full = state.items.bytes() + 64 * state.items.len() + state.maps.1
                 >= self.options.overlay_bytes / 2;
-            !state.is_closed && (log >= self.log_bytes_max() || short || full)
+            let wanted = !state.is_closed && (long || short || full);
+            (wanted, short)
         };
         self.trigger_cleaner();
         if !wanted || !self.checkpoints.arm() {
@@ -47,6 +56,10 @@ impl Inner {
             let Some(inner) = me.upgrade() else { return };
             inner.checkpoints.disarm();
             inner.owed_first().await;
+            if short {
+                // Taken back if something dies with it.
+                inner.state.lock().space.made_short();
+            }
             if let Err(error) = inner.checkpoint(How::Log).await {
                 log::warn!("a checkpoint was not made: {error}");
             }
@@ -61,8 +74,16 @@ impl Inner {
             return;
         }
         let (me, world) = (self.me.clone(), self.world.clone());
+        let mut seen = self.state.lock().next_ticket;
         let task = async move {
-            world.sleep(age).await;
+            for _ in 0..BUSY_AGES {
+                world.sleep(age).await;
+                let Some(inner) = me.upgrade() else { return };
+                let now = inner.state.lock().next_ticket;
+                if now - std::mem::replace(&mut seen, now) < BUSY_RECORDS {
+                    break;
+                }
+            }
             let Some(inner) = me.upgrade() else { return };
             inner.is_ageing.store(false, Ordering::Release);
             let is_due = {
@@ -88,10 +109,10 @@ impl Inner {
         }
     }
 
-    /// Longest log behind a checkpoint, bytes.
-    fn log_bytes_max(&self) -> u64 {
+    /// Most that the log behind a checkpoint has beside content, which stays, bytes: room that comes free.
+    fn own_log_max(&self) -> u64 {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
-        self.options.checkpoint_bytes.min((volume / 16).max(self.layout.segment_bytes()))
+        (volume / LOG_PART).max(self.layout.segment_bytes())
     }
 
     /// Writes what is queued, and no more: for who may be part of what others wait for.

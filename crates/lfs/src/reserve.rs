@@ -3,7 +3,8 @@
 //! Invariants: M12 what a record of a reservation costs of the log is promised with the reservation, and what
 //! it adds to the tree is counted from then on. M14 content that was accepted is not refused: where the log
 //! has no room for all of it, it waits for two checkpoints, and goes in smaller parts. M15 whoever reserves
-//! waits where too much of what has changed is in memory only.
+//! waits where too much of what has changed is in memory only. M16 content of small files goes into records
+//! whoever writes it out, where there is room for that: a device write for each would be most of the work.
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
@@ -11,13 +12,19 @@ use crate::admit::{Growth, PART_BYTES, extents_of};
 use crate::alloc::take::Taken;
 use crate::aops::{CHANGE_BYTES, FileOps, Share};
 use crate::space::Need;
-use crate::state::{Promise, State};
+use crate::state::{Node, Promise, State};
 use crate::volume::Inner;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::{Class, MapFuture, Place, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Runs that are tried before room is made, where there is none for all of them.
+const FEW: usize = 16;
+
+/// A file of at most so many bytes is small (M16).
+pub(crate) const SMALL_BYTES: u64 = 16 << 10;
 
 /// Rounds of making room in which nothing can be had, one after the other, before it is said that there is
 /// none.
@@ -27,7 +34,22 @@ fn is_full(error: &Error) -> bool {
     error.kind() == ErrorKind::NoSpace
 }
 
+/// There is no room for it now.
+fn is_refused(taken: &Result<MapFuture<'_, Result<Reservation>>>) -> bool {
+    match taken {
+        Ok(MapFuture::Now(Some(Err(error)))) | Err(error) => is_full(error),
+        Ok(_) => false,
+    }
+}
+
 impl State {
+    /// A file of which nobody has more than little to write: what write-back takes of it goes into a record,
+    /// so that those of many files go out together (M16).
+    fn is_small(&self, ino: u64) -> bool {
+        let size = |node: &Node| node.live_size().unwrap_or(node.inode.size).max(node.inode.size);
+        self.nodes.get(&ino).is_some_and(|node| size(node) <= SMALL_BYTES)
+    }
+
     /// A share, and what it counts.
     fn put_share(&mut self, key: u64, promise: Promise) {
         self.shared_bytes += promise.bytes;
@@ -136,6 +158,7 @@ impl FileOps {
         inner: &Arc<Inner>,
         runs: &[Range<u64>],
         total: u64,
+        class: Class,
     ) -> Result<Reservation> {
         let failures = inner.log.failures();
         let mut at = inner.staging.take(total).start;
@@ -146,8 +169,7 @@ impl FileOps {
             places.push(Place { offset: run.start, len, device_offset: at });
             at += len;
         }
-        let (staged, class) = (true, Class::Sync);
-        let wanted = Wanted { key, places: &places, staged, class, failures };
+        let wanted = Wanted { key, places: &places, staged: true, class, failures };
         match self.share(inner, &wanted) {
             Ok(owner) => Ok(Reservation::new(places, owner)),
             Err(error) => {
@@ -190,8 +212,10 @@ impl FileOps {
     ) -> Result<MapFuture<'a, Result<Reservation>>> {
         let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
         let most = u64::from(inner.options.inline_max).min(inner.layout.max_inline());
-        if class == Class::Sync && total <= most {
-            match self.take_staged(inner, runs, total) {
+        let joins = class == Class::Sync
+            || class == Class::Background && inner.state.lock().is_small(self.ino.0);
+        if total <= most && joins {
+            match self.take_staged(inner, runs, total, class) {
                 // Where there is little room the log is kept for records.
                 Err(error) if is_full(&error) => {}
                 done => return Ok(MapFuture::Now(Some(done))),
@@ -266,7 +290,12 @@ impl FileOps {
             return MapFuture::Later(Box::pin(self.take_relieved(runs.to_vec(), class)));
         }
         let again = || MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class)) as _);
-        match self.take(&inner, runs, class) {
+        let mut taken = self.take(&inner, runs, class);
+        if runs.len() > FEW && is_refused(&taken) {
+            // Each is promised a record of its own: some may have that without more room being made.
+            taken = self.take(&inner, &runs[..FEW], class);
+        }
+        match taken {
             Ok(MapFuture::Now(Some(Err(error)))) if is_full(&error) => again(),
             Ok(MapFuture::Later(taken)) => {
                 let runs = runs.to_vec();

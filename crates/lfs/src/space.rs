@@ -28,6 +28,8 @@ use forebay_base::{Error, ErrorKind, Result};
 pub(crate) const KEPT_SEGMENTS: u64 = 2;
 /// One of them the log takes only for what is never refused.
 const KEPT_FROM_LOG: u64 = 1;
+/// So often what is written between checkpoints for want of room doubles, if they bring none.
+const FRUITLESS_MOST: u32 = 3;
 /// Marks of checkpoints that the log has room for beside all promises: room is made by two.
 const MARKS: u64 = 2;
 
@@ -57,6 +59,14 @@ pub(crate) struct Beside {
     pub spare: u64,
 }
 
+/// What was written, bytes: of the log itself, of content in its records, which stays there, of data.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bytes {
+    pub log: u64,
+    pub content: u64,
+    pub data: u64,
+}
+
 /// See the module.
 pub(crate) struct Space {
     layout: Layout,
@@ -72,8 +82,11 @@ pub(crate) struct Space {
     log: Option<u32>,
     /// Content of files may be in it.
     log_has_content: bool,
-    /// Bytes of the log, and of data, since the last freeze.
-    written: (u64, u64),
+    /// Bytes since the last freeze.
+    written: Bytes,
+    frozen_bytes: u64,
+    /// Checkpoints that were made because little is free, since one with which much died.
+    fruitless: u32,
     /// Sum of promises, bytes.
     promised: u64,
     /// Open data segment, and the first byte that nobody has.
@@ -96,7 +109,9 @@ impl Space {
             log_left: 0,
             log: None,
             log_has_content: false,
-            written: (0, 0),
+            written: Bytes::default(),
+            frozen_bytes: 0,
+            fruitless: 0,
             promised: 0,
             data: None,
             clean: None,
@@ -307,20 +322,21 @@ impl Space {
         self.promised + cost + self.layout.log_bytes() <= self.log_room(Need::New, room)
     }
 
-    /// So much more of the log is written.
-    pub fn log_grows(&mut self, bytes: u64) {
-        self.written.0 += bytes;
+    /// So much more of the log is written, `content` bytes of it content of files.
+    pub fn log_grows(&mut self, bytes: u64, content: u64) {
+        self.written.log += bytes.saturating_sub(content);
+        self.written.content += content;
     }
 
-    /// Bytes of the log, and of data, since the last freeze.
-    pub fn written(&self) -> (u64, u64) {
+    /// Since the last freeze.
+    pub fn written(&self) -> Bytes {
         self.written
     }
 
     /// A freeze: what of the log comes now is counted anew.
     pub fn freeze(&mut self) {
-        self.written = (0, 0);
-        self.nodes_taken = 0;
+        let Bytes { log, content, data } = std::mem::take(&mut self.written);
+        (self.frozen_bytes, self.nodes_taken) = (log + content + data, 0);
         // An open segment of which nothing is live, and that nobody writes to, is not kept for its rest.
         if let Some(open) = self.data
             && u64::from(open.offset) > self.layout.segment_bytes() / 2
@@ -343,6 +359,17 @@ impl Space {
         free <= u64::from(self.layout.segments) / 8
     }
 
+    /// What is written between two checkpoints for want of room: where content is overwritten here and there
+    /// no segment dies with them, and each writes the tree.
+    pub fn short_bytes(&self, room: u64) -> u64 {
+        (room / 4).max(self.layout.segment_bytes() / 2) << self.fruitless
+    }
+
+    /// One was made because little is free.
+    pub fn made_short(&mut self) {
+        self.fruitless = (self.fruitless + 1).min(FRUITLESS_MOST);
+    }
+
     /// Two places for a node, and segments for them if there are none.
     pub fn take_node(&mut self) -> Result<[Place; 2]> {
         while self.nodes.wants_segment() {
@@ -356,6 +383,9 @@ impl Space {
 
     /// Checkpoint `number` is durable, and gave these places of nodes up.
     pub fn settle_checkpoint(&mut self, plan: &Plan, given_up: Vec<Place>, number: u64) {
+        if 4 * plan.died().len() as u64 * self.layout.segment_bytes() >= self.frozen_bytes {
+            self.fruitless = 0;
+        }
         self.segments.settle(plan, number);
         for segment in self.nodes.settle(given_up) {
             self.segments.give_back(segment);
@@ -399,7 +429,7 @@ impl Space {
         let at = self.data.expect("opened above");
         let len = bytes.min(segment_bytes - u64::from(at.offset));
         self.data = Some(Place::new(at.segment, at.offset + len as u32));
-        self.written.1 += len;
+        self.written.data += len;
         self.segments.hold(at.segment, len as i64);
         Ok((at, len))
     }

@@ -65,12 +65,17 @@ impl Staging {
         area.runs.range(..=offset).next_back().map(|(_, (bytes, _))| bytes.clone())
     }
 
-    /// A copy of some staged bytes.
-    pub fn copy(&self, range: &Range<u64>) -> Result<Vec<u8>> {
-        let len = (range.end - range.start) as usize;
-        let mut bytes = vec![0; len];
+    /// Some staged bytes as they are now: what is written there later is not seen.
+    pub fn share(&self, range: &Range<u64>) -> Result<Arc<Vec<u8>>> {
+        let len = range.end - range.start;
+        if let Some((run, _)) = self.area.lock().runs.get(&range.start)
+            && run.len() as u64 == len
+        {
+            return Ok(run.clone());
+        }
+        let mut bytes = vec![0; len as usize];
         self.read_into(range.start, &mut bytes)?;
-        Ok(bytes)
+        Ok(Arc::new(bytes))
     }
 
     /// These bytes are not looked for here any more.
@@ -236,6 +241,10 @@ mod tests {
         staging.forget(&(first.start..first.start + 512));
         staging.read_into(first.start + 512, &mut bytes).unwrap();
         assert_eq!(bytes, [7; 512]);
+        let shared = staging.share(&second).unwrap();
+        staging.write_from(second.start, &[5; 512], BioFlags::empty()).unwrap();
+        assert_eq!((shared[0], staging.share(&second).unwrap()[511]), (0, 5), "as it was then");
+        assert_eq!(staging.share(&(first.start + 512..first.end)).unwrap()[..], [7; 512]);
         let pin = staging.pin(first.start);
         staging.forget(&(first.start + 512..first.end));
         staging.read_into(first.start + 512, &mut bytes).unwrap();

@@ -193,6 +193,8 @@ pub(crate) struct State {
     pub next_sequence: u64,
     /// Records that are applied and not laid out, in order (S11).
     pub queue: VecDeque<Pending>,
+    /// Bytes of content in it.
+    pub queued_bytes: u64,
     /// Of the next record.
     pub next_ticket: u64,
     /// Promises of reservations, by their first offset.
@@ -256,6 +258,7 @@ impl State {
             next_data_id: 1,
             next_sequence: 1,
             queue: VecDeque::new(),
+            queued_bytes: 0,
             next_ticket: 1,
             shares: BTreeMap::new(),
             shared_bytes: 0,

@@ -27,6 +27,7 @@ mod summary;
 mod superblock;
 mod tree;
 mod volume;
+mod when;
 
 /// Seeds of `runs` runs.
 pub(crate) fn seeds(runs: u64) -> impl Iterator<Item = u64> {

@@ -179,6 +179,7 @@ impl State {
     fn enqueue(&mut self, record: Pending) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
+        self.queued_bytes += record.payload_bytes();
         self.queue.push_back(Pending { ticket, ..record });
         ticket
     }

@@ -99,7 +99,8 @@ pub struct OpenOptions {
     pub clock: std::sync::Arc<dyn Clock>,
     /// Content goes through it; without one there are only names and attributes.
     pub cache: Option<Arc<PageCache>>,
-    /// A lone record goes out with FUA instead of a flush behind it.
+    /// Records that point at no data of their own go out with FUA, where all before them is flushed, instead
+    /// of a flush behind them.
     pub fua: bool,
     /// Reading leaves no trace.
     pub noatime: bool,
@@ -110,9 +111,11 @@ pub struct OpenOptions {
     /// With `read_only`: so many of the newest checkpoints are passed over, for what they refer to is
     /// damaged. The log behind an older one is kept, and tells what has happened since.
     pub passed_over: u32,
-    /// Longest log behind a checkpoint, bytes; and never more than a sixteenth of the volume.
+    /// Longest log behind a checkpoint, bytes; and what it has beside content is never more than a twelfth of
+    /// the volume.
     pub checkpoint_bytes: u64,
-    /// What is durable in the log is in a checkpoint after this time; none: only by size.
+    /// What is durable in the log is in a checkpoint after this time, or four times that where it goes on
+    /// being written; none: only by size.
     pub checkpoint_age: Duration,
     /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to
     /// its file system then, and has to get them again before they are written; without it they stay written.
@@ -149,7 +152,7 @@ impl Default for OpenOptions {
         Self {
             clock,
             cache: None,
-            fua: false,
+            fua: true,
             noatime: false,
             inline_max: 64 << 10,
             read_only: false,

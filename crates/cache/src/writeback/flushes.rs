@@ -6,8 +6,9 @@
 //!
 //! Invariants: X1 a flush that failed is counted before it is over. X2 a flush that worked is believed once
 //! every flush of the same object that was under way beside it is over: one of these may have failed in the
-//! device before it, and be heard of after it. X3 a flush whose task is dropped counts as failed: nobody
-//! knows what came of it.
+//! device before it, and be heard of after it. Where an object's flushes are taken in turn, and each failure
+//! is heard of before the next begins, only those are waited for that began before the last one failed. X3 a
+//! flush whose task is dropped counts as failed: nobody knows what came of it.
 //!
 //! Lock: one, a leaf; wakers are called after it.
 
@@ -19,8 +20,16 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 struct UnderWay {
     next: u64,
-    /// By number, with the object that each was sent to.
-    flushes: BTreeMap<u64, usize>,
+    /// By number.
+    flushes: BTreeMap<u64, Sent>,
+}
+
+/// A flush under way.
+struct Sent {
+    /// What it was sent to.
+    object: usize,
+    /// Failures of the object that were heard of before.
+    heard: u64,
 }
 
 /// See the module.
@@ -38,22 +47,25 @@ impl Flushes {
     }
 
     /// A flush is about to be sent to `object` (the address of a device object). It has failed unless
-    /// [`Flight::worked`] is called.
-    pub fn begin(self: &Arc<Self>, object: usize) -> Flight {
+    /// [`Flight::worked`] is called. `heard`: how many of the object's flushes have failed by now, where they
+    /// are taken in turn; none: where they are not.
+    pub fn begin(self: &Arc<Self>, object: usize, heard: Option<u64>) -> Flight {
         let mut under_way = self.under_way.lock();
         let number = under_way.next;
         under_way.next += 1;
-        under_way.flushes.insert(number, object);
+        under_way.flushes.insert(number, Sent { object, heard: heard.unwrap_or(0) });
         Flight { flushes: self.clone(), number, object, worked: false }
     }
 
-    /// Waits for the flushes of `object` that are under way.
-    async fn wait_for_others(&self, object: usize) {
+    /// Waits for the flushes of `object` that are under way and may have failed before one that worked when
+    /// `heard` failures were known.
+    async fn wait_for_others(&self, object: usize, heard: Option<u64>) {
+        let heard = heard.unwrap_or(u64::MAX);
         let upto = self.under_way.lock().next;
         let over = || {
             let under_way = self.under_way.lock();
             let mut before = under_way.flushes.range(..upto);
-            before.all(|(_, &other)| other != object).then_some(())
+            before.all(|(_, sent)| sent.object != object || sent.heard >= heard).then_some(())
         };
         self.over.wait_until(over).await;
     }
@@ -69,12 +81,12 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// The device says that it worked. Waits until that can be believed (X2).
-    pub async fn worked(mut self) {
+    /// The device says that it worked. Waits until that can be believed (X2). `heard`: as at the begin, now.
+    pub async fn worked(mut self, heard: Option<u64>) {
         self.worked = true;
         let (flushes, object) = (self.flushes.clone(), self.object);
         drop(self);
-        flushes.wait_for_others(object).await;
+        flushes.wait_for_others(object, heard).await;
     }
 }
 
@@ -99,15 +111,35 @@ mod tests {
     #[test]
     fn a_flush_is_believed_when_those_beside_it_on_its_object_are_over() {
         let flushes = Arc::new(Flushes::default());
-        let (slow, elsewhere) = (flushes.begin(1), flushes.begin(2));
-        let mut good = pin!(flushes.begin(1).worked());
+        let (slow, elsewhere) = (flushes.begin(1, None), flushes.begin(2, None));
+        let mut good = pin!(flushes.begin(1, None).worked(None));
         let mut poll = || good.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(poll().is_pending(), "X2");
-        let _later = flushes.begin(1);
+        let _later = flushes.begin(1, None);
         drop(slow);
         assert_eq!(flushes.failures(), 1, "X1, X3");
         assert!(poll().is_ready(), "neither one of another object nor one that began later counts");
         drop(elsewhere);
         assert_eq!(flushes.failures(), 2);
+    }
+
+    /// The story: sixteen files of a volume, each synced, waited for one another: whoever had its answer
+    /// waited for all that had begun since, although the log takes its flushes in turn.
+    #[test]
+    fn x2_where_flushes_are_taken_in_turn_only_those_from_before_a_failure_are_waited_for() {
+        let flushes = Arc::new(Flushes::default());
+        let poll = |future: std::pin::Pin<&mut dyn Future<Output = ()>>| {
+            future.poll(&mut Context::from_waker(Waker::noop()))
+        };
+        let (early, beside) = (flushes.begin(1, Some(0)), flushes.begin(1, Some(0)));
+        let mut good = pin!(beside.worked(Some(0)));
+        assert!(poll(good.as_mut()).is_ready(), "nothing failed: the other is of a later turn");
+        let beside = flushes.begin(1, Some(0));
+        let _later = flushes.begin(1, Some(1));
+        let mut good = pin!(beside.worked(Some(1)));
+        assert!(poll(good.as_mut()).is_pending(), "one failed that may be the early one");
+        drop(early);
+        assert!(poll(good.as_mut()).is_ready());
+        assert_eq!(flushes.failures(), 1, "X1: counted by then");
     }
 }

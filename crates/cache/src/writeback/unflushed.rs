@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn fail_one(flushes: &Arc<Flushes>) {
-        drop(flushes.begin(0));
+        drop(flushes.begin(0, None));
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! No locks.
 
 use super::checkpoint::{Change, Changes};
-use super::read::{Cursor, Found};
+use super::read::{Cursor, Found, InOrder};
 use super::{Tree, WHAT};
 use crate::format::extent::{ENCRYPTED, Extent, Source, Sums, UNWRITTEN};
 use crate::format::item::Item;
@@ -91,6 +91,7 @@ pub struct MapChanges<'t, I: Iterator<Item = Piece>> {
     pieces: Peekable<I>,
     rest: Option<Rest>,
     current: Option<Current>,
+    order: InOrder,
     given_up: &'t mut (dyn FnMut(GivenUp) + Send),
 }
 
@@ -104,7 +105,8 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         given_up: &'t mut (dyn FnMut(GivenUp) + Send),
     ) -> Self {
         let pieces = pieces.peekable();
-        Self { tree, root, pieces, rest: None, current: None, given_up }
+        let order = InOrder::default();
+        Self { tree, root, pieces, rest: None, current: None, order, given_up }
     }
 
     async fn next_change(&mut self) -> Result<Option<Change>> {
@@ -134,7 +136,8 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
 
     /// The old extent that goes on over the start of a piece.
     async fn find_rest(&mut self, data_id: u64, block: u64) -> Result<()> {
-        let found = self.tree.floor(&self.root, Key::Extent(data_id, block)).await?;
+        let key = Key::Extent(data_id, block);
+        let found = self.tree.floor_in_order(&self.root, key, &mut self.order).await?;
         let Some(found) = found else { return Ok(()) };
         let (Key::Extent(id, from), Item::Extent(extent)) = found.decode(&self.tree.geometry)?
         else {

@@ -50,10 +50,21 @@ impl Tree {
 
     /// The item with the highest key up to this one, such as the extent that a block may be in.
     pub async fn floor(&self, root: &TreeRoot, key: Key) -> Result<Option<Found>> {
+        self.floor_in_order(root, key, &mut InOrder::default()).await
+    }
+
+    /// The same for who asks for one key behind the other (B46).
+    pub(super) async fn floor_in_order(
+        &self,
+        root: &TreeRoot,
+        key: Key,
+        order: &mut InOrder,
+    ) -> Result<Option<Found>> {
         let key = key.to_bytes();
-        let Some((link, leaf)) = self.leaf_of(root, key.as_slice(), 0).await? else {
+        let Some((link, leaf)) = self.leaf_of(root, key.as_slice(), order.ahead).await? else {
             return Ok(None);
         };
+        order.note(&link);
         match leaf.node().search(key.as_slice()) {
             Ok(at) => Ok(Some(Found { leaf, at })),
             Err(0) => self.last_below(root, &link.low).await,
@@ -117,6 +128,29 @@ impl Tree {
     pub(crate) fn child(&self, link: &Link, node: &Node<'_>, n: usize) -> Result<Link> {
         let child = link.child(node, n, &self.geometry)?;
         child.ok_or_else(|| corrupt("tree node", format!("no child {n} in {:?}", link.pointer)))
+    }
+}
+
+/// Leaves that are read ahead of who asks for one after the other, at most.
+const AHEAD_MOST: usize = 64;
+
+/// Where somebody was who asks for keys in order: where he goes from leaf to leaf, more and more of those
+/// that follow are read together.
+#[derive(Default)]
+pub(super) struct InOrder {
+    /// Behind the last leaf.
+    high: Option<KeyBytes>,
+    ahead: usize,
+}
+
+impl InOrder {
+    fn note(&mut self, link: &Link) {
+        if self.high.is_some() && self.high == link.high {
+            return;
+        }
+        let goes_on = self.high.is_some_and(|high| high == link.low);
+        self.ahead = if goes_on { (2 * self.ahead).clamp(1, AHEAD_MOST) } else { 0 };
+        self.high = link.high;
     }
 }
 

@@ -154,8 +154,9 @@ fn four_writers_fill_a_volume_round_after_round() {
                     assert!(blocks * 4 >= before * 3, "{fitted:?} of {before}");
                     empty(&volume, &made).await;
                     let after = available(&volume).await;
-                    // Of open segments some is dead, and still theirs.
-                    assert!(after + 24 >= before, "{after} of {before}, seed {seed}, {round}");
+                    // Of open segments some is dead, and still theirs; and two more may have a node of a
+                    // tree that was large, until enough checkpoints have brought them together.
+                    assert!(after + 24 + 32 >= before, "{after} of {before}, seed {seed}, {round}");
                 }
                 if life == 0 {
                     volume.close().await.unwrap();

@@ -3,12 +3,13 @@
 //! No locks.
 
 use crate::volume::{CreateOptions, OpenOptions, Volume};
+use forebay_base::IoFlags;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_block::{DeviceRef, RamDevice};
 use forebay_cache::{Config, PageCache};
-use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, Timestamp};
+use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges, Timestamp};
 use std::sync::Arc;
 
 const FILE: NewInode = NewInode::of(FileKind::File, 0o644);
@@ -146,4 +147,62 @@ fn v11_what_a_volume_keeps_is_a_part_of_the_budget() {
         std::thread::yield_now();
     }
     assert_eq!(cache.stats().frames_total, whole, "V11: and goes back");
+}
+
+/// Makes a file, and writes it with these flags.
+fn written(volume: &Volume, n: u64, len: usize, flags: IoFlags) {
+    let text = format!("w{n}");
+    let (name, how) = (Name::new(text.as_bytes()).unwrap(), OpenFlags::READ | OpenFlags::WRITE);
+    let (_, file) = block_on(volume.create(Ino::ROOT, name, &FILE, how)).unwrap();
+    file.write_slice(0, &vec![n as u8; len], flags, Privileges::Keep).unwrap();
+}
+
+/// A volume with a cache that has room for all that is written here.
+fn with_cache() -> (DeviceRef, WorldRef, OpenOptions) {
+    let (device, world) = device(128 << 20);
+    let config = Config { huge_pages: false, ..Config::with_budget(64 * MIB) };
+    let cache = Some(PageCache::new(config, world.clone()).unwrap());
+    (device, world, OpenOptions { cache, ..OpenOptions::default() })
+}
+
+/// A sync of everything wrote each file out and waited for a flush of its own, one after the other.
+#[test]
+fn small_files_become_durable_together() {
+    let (device, world, options) = with_cache();
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    (0..200).for_each(|n| written(&volume, n, 1000, IoFlags::empty()));
+    let groups = || volume.0.log.ctl.lock().group_count;
+    let before = groups();
+    block_on(volume.syncfs()).unwrap();
+    assert!((1..=5).contains(&(groups() - before)), "{} groups", groups() - before);
+    block_on(volume.close()).unwrap();
+    drop(volume);
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    for n in 0..200u64 {
+        let text = format!("w{n}");
+        let found =
+            block_on(volume.lookup(Ino::ROOT, Name::new(text.as_bytes()).unwrap())).unwrap();
+        let file = block_on(volume.open(found.ino, OpenFlags::READ)).unwrap();
+        let mut bytes = [0; 1001];
+        assert_eq!(file.read_slice(0, &mut bytes, IoFlags::empty()).unwrap(), 1000);
+        assert!(bytes[..1000].iter().all(|byte| *byte == n as u8), "file {n}");
+    }
+}
+
+/// Write-back took a place in a segment for each small file, and a device write of its own. M16, Q13.
+#[test]
+fn m16_what_write_back_takes_of_small_files_goes_into_records() {
+    let (device, world, options) = with_cache();
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    let (write_back, state) = (IoFlags::START_WRITEBACK, &volume.0.state);
+    for n in 0..2000 {
+        written(&volume, n, 4096, write_back);
+        assert!(state.lock().queued_bytes <= 4 * MIB + 4096, "Q13");
+    }
+    assert_eq!(state.lock().room.stats.written_back, 0, "M16");
+    written(&volume, 2000, 64 << 10, write_back);
+    assert_eq!(state.lock().room.stats.written_back, 1, "it is large");
+    block_on(volume.syncfs()).unwrap();
+    assert_eq!(state.lock().queued_bytes, 0);
+    block_on(volume.close()).unwrap();
 }

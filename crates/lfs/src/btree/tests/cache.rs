@@ -5,6 +5,7 @@
 use super::Bench;
 use super::work::{SHAPES, Shape, batch};
 use crate::btree::cache::ENTRY_BYTES;
+use crate::btree::read::InOrder;
 use crate::btree::{Cursor, Link};
 use crate::format::key::Key;
 use crate::format::node::NodePointer;
@@ -77,6 +78,37 @@ fn b45_b46_leaves_are_read_ahead_together() {
     bench.tree.cache().set_budget(1 << 20);
     block_on(bench.tree.read_ahead(&bench.root, first, 16)).unwrap();
     in_order(bench.model.len());
+}
+
+/// A checkpoint of overwrites all over a large file looked for what they cut leaf by leaf, one request of the
+/// device for each; writers waited for seconds. B46.
+#[test]
+fn who_looks_in_order_has_leaves_read_together() {
+    let (mut make, mut bench) = (Make(4), Bench::new(0));
+    let changes = batch(&mut make, Shape::LongExtents, 900, &bench.model);
+    bench.merge(&changes).unwrap();
+    let leaves = bench.model.len() as u64 / 7;
+    bench.tree.cache().set_budget(4 << 20);
+    let reads = || std::mem::take(&mut bench.store.state.lock().reads);
+    let look = |step: usize| {
+        let mut order = InOrder::default();
+        for (key, value) in bench.model.iter().step_by(step) {
+            let key_of = Key::decode(key).unwrap();
+            let found = bench.tree.floor_in_order(&bench.root, key_of, &mut order);
+            assert_eq!(block_on(found).unwrap().unwrap().raw(), (&key[..], &value[..]));
+        }
+        reads()
+    };
+    reads();
+    let had = look(1);
+    assert!(leaves > 60 && had < leaves / 4, "{had} reads of {leaves} leaves");
+    bench.tree.cache().set_budget(0);
+    bench.tree.cache().forget(&all_places(&bench));
+    bench.tree.cache().set_budget(4 << 20);
+    // Here and there: what lies between is not read.
+    look(97);
+    let nodes = bench.tree.cache().counts().nodes as u64;
+    assert!(nodes < leaves / 2, "{nodes} nodes of {leaves} leaves");
 }
 
 fn all_places(bench: &Bench) -> Vec<[Place; 2]> {
