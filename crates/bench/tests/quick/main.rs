@@ -281,7 +281,7 @@ fn volume_reports_every_row_and_ratio() {
         "full_filled_percent",
         "full_failures",
         "full_rounds_done",
-        "sustained_vs_fresh",
+        "sustained_refused",
         "touched_again_missed_share",
         "full_space_missing_percent",
     ];
