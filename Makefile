@@ -24,6 +24,7 @@ setup:
 
 build: setup
 	$(CARGO) build --release --locked --package forebay-cli
+	$(CARGO) build --release --locked --package forebay --example volume_survives
 
 run: build
 	scripts/main-job --binary $(TARGET)/release/forebay --html $(TARGET)/report.html

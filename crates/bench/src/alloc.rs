@@ -6,8 +6,8 @@
 //!
 //! Invariants: A1 every slice begins on an empty volume with an empty cache, of the same size for all
 //! variants. A2 a slice of direct writes ends when the last is complete, one of buffered writes when they are
-//! synced. A3 extents are counted in the map, runs that lie one behind the other as one; discontiguities
-//! where requests reach the device.
+//! synced. A3 extents of a file are counted in its map, runs that lie one behind the other as one, extents of
+//! a request by the allocator as it gives them out; discontiguities where requests reach the device.
 
 mod bed;
 mod found;

@@ -2,11 +2,13 @@
 //! device in a memory cgroup of the same size.
 //!
 //! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
-//! outside both limits, measured while pgbench's clients are connected, with all of what they share; each column
-//! begins with nothing cached, and warms what it reads; the order of columns turns about with each round.
+//! outside both limits, measured while pgbench's clients are connected, with all of what they share; each
+//! column begins with nothing cached, and warms what it reads; the order of columns turns about with each
+//! round.
 //!
-//! Invariants: D1 the first second of pgbench, in which it connects and plans, is in no figure. D2 what is below
-//! [`SECONDS_MIN`], [`ROUNDS_MIN`] or, of the backup, [`PACE_SHARE_MIN`] is shown and not judged, and says so.
+//! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6 what is
+//! below `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not judged, and
+//! says so.
 
 mod backup;
 mod bed;
@@ -103,7 +105,7 @@ impl Setting {
         (self.cache / 16 / MIB).max(2)
     }
 
-    /// Too short to be judged (D2).
+    /// Too short to be judged (N6).
     fn is_short(&self) -> bool {
         self.seconds.1 < SECONDS_MIN || self.rounds < ROUNDS_MIN
     }
@@ -113,9 +115,9 @@ impl Setting {
 const TAR_ROOM: u64 = 64 * MIB;
 /// Memory for tar where it is in the cgroup of the database, and for what the kernel counts besides, bytes.
 const SLACK: u64 = 8 * MIB;
-/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (D1).
+/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (N5).
 const SETTLING: u64 = 1;
-/// Part of [`crate::harness::options::USAGE`]: what a minute has room for.
+/// Part of [`crate::harness::options::USAGE`]: what one to two minutes have room for.
 const BRIEF: &str = "brief";
 /// A run is judged from so many seconds beside the backup and so many rounds on.
 const SECONDS_MIN: u64 = 20;
@@ -180,14 +182,16 @@ fn prepare(options: &Options) -> Result<Setting> {
     let folder = options.dir.join(format!("forebay-bench-database-{}", std::process::id()));
     let fail = |e| Error::from_io("make", e).with_path(folder.clone());
     std::fs::create_dir(&folder).map_err(fail)?;
+    let brief = options.part.as_deref() == Some(BRIEF);
     Ok(Setting {
         cache,
         scale: scale.max(1),
-        backup: cache * 10,
+        // In a few seconds no more than a part of it is read.
+        backup: cache * if brief { 5 } else { 10 },
         pace: if options.quick { 100_000_000 } else { 200_000_000 },
         seconds,
         rounds: options.rounds_or(1, ROUNDS_MIN),
-        brief: options.part.as_deref() == Some(BRIEF),
+        brief,
         bin,
         folder,
     })
@@ -394,9 +398,9 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
     let (alone, beside) = setting.seconds;
     report.note(format!(
         "database: cache {}, pgbench scale {} ({} %), backup of {} at {} MB/s, {alone} s alone and \
-         {beside} s beside it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory cgroups \
-         hold that much page cache, PostgreSQL's own memory while its clients are connected, and {}; tar apart \
-         has {}",
+         {beside} s beside it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory \
+         cgroups hold that much page cache, PostgreSQL's own memory while its clients are connected, and {}; \
+         tar apart has {}",
         format_size(setting.cache),
         setting.scale,
         (u64::from(setting.scale) * 15_000_000 + 30_000_000) * 100 / setting.cache,
@@ -458,7 +462,7 @@ fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
     row("cpu_machine", "%", &|f| f.cpu[2] / f.backup.seconds * 100.0);
 }
 
-/// Beside over alone, by column; of ours, uncached, against its bars (D2).
+/// Beside over alone, by column; of ours, uncached, against its bars (N6).
 fn judge(report: &mut Report, setting: &Setting, found: &Found) {
     let pace = setting.pace as f64 / 1e6;
     for ((column, load), all) in found {
@@ -477,8 +481,8 @@ fn judge(report: &mut Report, setting: &Setting, found: &Found) {
         let slow = rate < PACE_SHARE_MIN * pace;
         if slow {
             report.note(format!(
-                "database: {load}, {}: the backup made {rate:.0} of {pace:.0} MB/s: not judged, and not to be \
-                 held beside columns whose backup was faster",
+                "database: {load}, {}: the backup made {rate:.0} of {pace:.0} MB/s: not judged, and not \
+                 to be held beside columns whose backup was faster",
                 column.name()
             ));
         }
@@ -524,7 +528,7 @@ mod tests {
         report
     }
 
-    /// D2. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
+    /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
     /// `make run` was judged by one round of two seconds.
     #[test]
     fn a_slow_backup_and_a_short_run_are_not_judged_and_say_so() {

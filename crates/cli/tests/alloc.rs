@@ -60,8 +60,8 @@ fn a_direct_write_takes_its_turn_from_so_many_pages_on() {
 }
 
 /// By `forebay extents` it is seen where two direct writers at a time have put their files: with `reserve`
-/// what the kernel hands over of a request of 2 MiB, which comes in two, is one run each. The same on a mount
-/// that is there, and when it has gone.
+/// what the kernel hands over of a request of 2 MiB, which comes in two, is a run each at most. The same on a
+/// mount that is there, and when it has gone. That `interleaved` tears more is for the tests of the volume.
 #[test]
 fn extents_show_where_a_file_is() {
     if !may_run() {

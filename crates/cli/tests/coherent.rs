@@ -144,7 +144,8 @@ fn by_export(
     len
 }
 
-/// Random operations by the mount, the library and its export (called as a front end does), one after the other, on several files at a time.
+/// Random operations by the mount, the library and its export (called as a front end does), one after the
+/// other, on several files at a time.
 #[test]
 fn a_file_is_what_anybody_wrote() {
     if !may_run() {

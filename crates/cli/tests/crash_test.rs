@@ -33,11 +33,13 @@ fn json_has_every_count() {
     assert!(json["states"].as_u64() >= Some(300) && json["violation"].is_null(), "{json}");
 }
 
+/// It ends by its time, which is all that ends it here, and says meanwhile how far it has come.
 #[test]
 fn a_time_is_kept() {
     let folder = Folder::new();
-    let (out, _, status) = text(&folder.forebay(&["crash-test", "--seconds", "1"]));
+    let (out, err, status) = text(&folder.forebay(&["crash-test", "--seconds", "3"]));
     assert_eq!(status, Some(0), "{out}");
+    assert!(err.lines().count() >= 1 && err.lines().all(|l| l.contains("states")), "{err}");
 }
 
 /// A planted mistake ends it with status 1; what it prints as a command shows the same again, and without

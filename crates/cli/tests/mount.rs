@@ -197,8 +197,8 @@ fn after_kill_9_what_was_synced_is_there() {
     place.umount();
 }
 
-/// sync(1) and syncfs(2) reach a mount of root's: what nobody has synced by itself is there after a kill, names
-/// and content.
+/// sync(1) and syncfs(2) reach a mount of root's: what nobody has synced by itself is there after a kill,
+/// names and content.
 #[test]
 fn sync_makes_everything_durable() {
     if !may_run() {

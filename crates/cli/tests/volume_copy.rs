@@ -111,3 +111,31 @@ fn a_full_volume_is_said() {
     assert_eq!(std::fs::read(folder.path("back")).unwrap(), b"small");
     folder.ok(&["fsck", "v"]);
 }
+
+/// Of several sources in a volume one that was not there ended the command: the others were not copied, the
+/// volume that they should go into was not synced, and the status was 3. A source on the host was named and
+/// passed over.
+#[test]
+fn a_source_that_is_not_there_does_not_stop_the_others() {
+    let folder = Folder::new();
+    for volume in ["v", "w"] {
+        folder.ok(&["create", volume, "--size", "64M"]);
+    }
+    std::fs::write(folder.path("one"), b"1").unwrap();
+    folder.ok(&["cp", "one", "v:/"]);
+    std::fs::create_dir(folder.path("out")).unwrap();
+    for target in ["out", "w:/", "v:/copies"] {
+        if target == "v:/copies" {
+            std::fs::create_dir(folder.path("copies")).unwrap();
+            folder.ok(&["cp", "-r", "copies", "v:/"]);
+        }
+        let said = folder.refused(1, &["cp", "v:/none", "v:/one", target]);
+        assert!(said.contains("v:/none") && said.contains("not found"), "{said}");
+    }
+    assert_eq!(std::fs::read(folder.path("out/one")).unwrap(), b"1");
+    for there in ["w:/one", "v:/copies/one"] {
+        folder.ok(&["cp", there, "again"]);
+        assert_eq!(std::fs::read(folder.path("again")).unwrap(), b"1", "{there}");
+    }
+    folder.refused(1, &["cp", "nowhere", "one", "w:/"]);
+}

@@ -117,8 +117,49 @@ fn a_lost_tree_is_got_round() {
     for words in [&["ls", "v"][..], &["fsck", "v"]] {
         folder.refused(5, words);
     }
-    let output = folder.forebay(&["recover", "v", "--to", "out"]);
+    // That it is older is a problem: something may be missing. The status was 0.
+    let output = folder.forebay(&["recover", "v", "--to", "out", "--json"]);
     let said = common::stderr(&output);
+    assert_eq!(output.status.code(), Some(5), "{said}");
     assert!(said.contains("an older checkpoint is read"), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["problems"][0]["path"], "v", "{report}");
     assert_eq!(look(&folder.path("tree")), look(&folder.path("out/tree")), "{said}");
+    assert_eq!(common::bytes(&folder.path("out/last")), b"last", "the log behind it: {said}");
+}
+
+/// Y1. A log that is damaged below what it calls durable is read up to there. Everything behind is missing,
+/// and
+/// `recover` ended with status 0 and a line in the log alone.
+#[test]
+fn a_damaged_log_is_a_problem() {
+    let folder = Folder::new();
+    folder.ok(&["create", "v", "--size", "256M"]);
+    {
+        let config = forebay::CacheConfig::with_budget(32 << 20);
+        let cache = forebay::Cache::new(config).unwrap();
+        let options = forebay::VolumeOptions::default();
+        let volume = cache.open_volume(folder.path("v"), &options).unwrap();
+        for n in 0..8 {
+            volume.write(&format!("/f{n}"), &[n; 5000]).unwrap();
+            volume.sync().unwrap();
+        }
+        // As a kill leaves it: nothing closed.
+        std::fs::copy(folder.path("v"), folder.path("killed")).unwrap();
+    }
+    let image = common::bytes(&folder.path("killed"));
+    let slots = (0..4).map(|n| Superblock::decode(&image[n * 4096..(n + 1) * 4096], n as u32));
+    let newest = slots.flatten().max_by_key(|slot| (slot.checkpoint, slot.generation)).unwrap();
+    let segment = u64::from(newest.geometry.segment_bytes()) * u64::from(newest.log_head.segment);
+    let at = newest.data_start_bytes + segment + u64::from(newest.log_head.offset);
+    let file = std::fs::OpenOptions::new().write(true).open(folder.path("killed")).unwrap();
+    file.write_all_at(&[image[at as usize + 40] ^ 1], at + 40).unwrap();
+    folder.refused(5, &["fsck", "killed"]);
+    let output = folder.forebay(&["recover", "killed", "--to", "out", "--json"]);
+    let said = common::stderr(&output);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains("its log is read up to a damaged place"), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["volume"]["damaged"], true, "{report}");
+    assert!(!folder.path("out/f7").exists(), "what is behind it");
 }

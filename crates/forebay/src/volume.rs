@@ -20,6 +20,7 @@ pub use names::ReadDir;
 pub(crate) use opened::{Open, Volumes};
 
 use crate::cache::Cache;
+use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::world::RealWorld;
@@ -248,6 +249,11 @@ impl Volume {
         self.open.volume.clean_stats()
     }
 
+    /// What was found wrong in its log when it was opened: it can be read as far as that place.
+    pub fn damage(&self) -> Option<Error> {
+        self.open.volume.damage()
+    }
+
     /// What its superblock says.
     pub fn info(&self) -> Result<VolumeInfo> {
         let device: DeviceRef = self.open.device.clone();
@@ -288,7 +294,8 @@ fn now() -> Timestamp {
 /// Whether anything but zeros is where file systems and partition tables have their signatures.
 fn is_blank(device: &dyn BlockDevice) -> Result<bool> {
     let look = LOOK_BYTES.min(device.size());
-    let mut bytes = vec![0; look as usize];
+    // Opened with O_DIRECT where that works.
+    let mut bytes = AlignedBuf::new(look as usize);
     for offset in [0, device.size() - look] {
         device.read_into(offset, &mut bytes)?;
         if bytes.iter().any(|byte| *byte != 0) {

@@ -8,11 +8,12 @@
 //! It watches one thread, which does nothing else: a thread in the kernel keeps the process as a whole from
 //! ending.
 //!
-//! Invariants: G1 only the connection it was started for is aborted. Numbers are used again, so its file in the
-//! kernel's list is opened while the process lives: that one denotes no other later. Where there is no such
-//! list, only a mount with that number in that place, and only while the dying process holds one. G2 it ends with the mount, and when it is told to. G3 it has nothing of
-//! the mount open while the process lives. G4 it watches before the mount is said to be ready, and a process
-//! that died before that is dead all the same.
+//! Invariants: G1 only the connection it was started for is aborted. Numbers are used again, so its file in
+//! the kernel's list is opened while the process lives: that one denotes no other later. Where there is no
+//! such list, only a mount with that number in that place, and only while the dying process holds one. G2 it
+//! ends with the mount, and when it is told to. G3 it has nothing of the mount open while the process lives.
+//! G4 it watches before the mount is said to be ready, and a process that died before that is dead all the
+//! same.
 //!
 //! No locks.
 

@@ -60,6 +60,13 @@ pub async fn probe(device: &DeviceRef) -> Result<VolumeInfo> {
     slots::read_newest(device).await.map(|(superblock, _)| VolumeInfo::from(&superblock))
 }
 
+impl crate::Volume {
+    /// What was found wrong in the log when it was opened: what lies behind that place is not there.
+    pub fn damage(&self) -> Option<forebay_base::Error> {
+        self.0.damage.clone()
+    }
+}
+
 impl CreateOptions {
     /// Whether a volume of `size` bytes can be made so: `InvalidInput`.
     pub fn check(&self, size: u64) -> Result<()> {

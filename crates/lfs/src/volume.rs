@@ -99,8 +99,8 @@ pub struct OpenOptions {
     pub clock: std::sync::Arc<dyn Clock>,
     /// Content goes through it; without one there are only names and attributes.
     pub cache: Option<Arc<PageCache>>,
-    /// Records that point at no data of their own go out with FUA, where all before them is flushed, instead of
-    /// a flush behind them.
+    /// Records that point at no data of their own go out with FUA, where all before them is flushed, instead
+    /// of a flush behind them.
     pub fua: bool,
     /// Reading leaves no trace.
     pub noatime: bool,

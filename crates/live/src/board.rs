@@ -38,6 +38,11 @@ pub struct Point {
     pub latencies: [(&'static str, Taken); 3],
 }
 
+/// How long a picture that took so long is shown before there is another one (B1).
+fn rest_after(cost: Duration) -> Duration {
+    PAUSE.max(cost * SHARE)
+}
+
 impl Point {
     /// So much of a counter a second.
     pub fn rate(&self, amount: u64) -> f64 {
@@ -173,7 +178,7 @@ impl Inner {
 
     fn view(&mut self) -> Option<Arc<str>> {
         if let Some((at, cost, text)) = &self.view
-            && at.elapsed() < PAUSE.max(*cost * SHARE)
+            && at.elapsed() < rest_after(*cost)
         {
             self.source.as_ref()?;
             return Some(text.clone());
@@ -193,5 +198,20 @@ impl Inner {
         let text: Arc<str> = json::view(&view).to_string().into();
         self.view = Some((Instant::now(), began.elapsed(), text.clone()));
         Some(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The share could be set to nothing, and all tests passed.
+    #[test]
+    fn b1_a_picture_that_takes_long_is_shown_for_long() {
+        assert_eq!(rest_after(Duration::from_millis(1)), PAUSE);
+        for millis in [5, 10, 300] {
+            let cost = Duration::from_millis(millis);
+            assert!(rest_after(cost) >= cost * 200, "a 200th of a CPU");
+        }
     }
 }

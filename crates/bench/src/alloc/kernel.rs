@@ -3,11 +3,12 @@
 
 use super::load::Shape;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::backing::Backing;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
 use crate::harness::options::Options;
 use crate::report::model::{Report, Summary, median};
-use crate::rivals::loopdev::{FsKind, LoopFs};
+use crate::rivals::loopdev::{FsKind, LoopFs, Making};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{GIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
@@ -75,7 +76,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(Slice, f64)> {
 fn rows(options: &Options, kind: FsKind, report: &mut Report, summary: &mut Summary) -> Result<()> {
     let count = if options.quick { 2 } else { 32 };
     let size = if options.quick { 512 * MIB } else { 3 * GIB };
-    let fs = LoopFs::new(&options.dir, "alloc", size, kind, true)?;
+    let fs = LoopFs::with(&options.dir, "alloc", size, kind, &Making::best(Backing::Written))?;
     let folder = fs.path();
     for shape in [Shape::large("10x2m", 10, 0, count), Shape::large("16x2m", 16, 0, count)] {
         let found = RefCell::new(Vec::new());

@@ -42,8 +42,8 @@ pub fn progress(text: &str) -> Vec<f64> {
     text.lines().filter_map(line).collect()
 }
 
-/// Latencies, us, from the moment `from` on until `beside`, and from then on (seconds since the epoch), of logs
-/// whose names begin so; they are removed.
+/// Latencies, us, from the moment `from` on until `beside`, and from then on (seconds since the epoch), of
+/// logs whose names begin so; they are removed.
 pub fn latencies(prefix: &Path, (from, beside): (f64, f64)) -> [Vec<f64>; 2] {
     let mut found = [Vec::new(), Vec::new()];
     let (Some(folder), Some(name)) = (prefix.parent(), prefix.file_name()) else { return found };
@@ -112,6 +112,7 @@ mod tests {
         assert_eq!(read, [(1_700_000_000.5, 250.0), (1_700_000_001.0, 900.0)]);
     }
 
+    /// N5: the moment `from` is a second after the start.
     #[test]
     fn logs_are_cut_where_the_backup_began_and_removed() {
         let dir = std::env::temp_dir().join(format!("forebay-pgbench-{}", std::process::id()));

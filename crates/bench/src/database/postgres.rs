@@ -147,8 +147,8 @@ impl Server {
         self.processes().into_iter().filter_map(cpu_seconds_with_ended).sum()
     }
 
-    /// Memory of its own, bytes: what is private to each process, and all that they share once, whether it was
-    /// touched yet or not.
+    /// Memory of its own, bytes: what is private to each process, and all that they share once, whether it
+    /// was touched yet or not.
     pub fn own_bytes(&self) -> u64 {
         let (mut private, mut touched) = (0, 0);
         for pid in self.processes() {
@@ -264,8 +264,8 @@ impl Load {
 mod tests {
     use super::*;
 
-    /// The limit of XFS's cgroup was set after pgbench's clients had gone, by what processes that were left had
-    /// touched of the shared buffers.
+    /// The limit of XFS's cgroup was set after pgbench's clients had gone, by what processes that were left
+    /// had touched of the shared buffers.
     #[test]
     fn shared_buffers_count_in_full() {
         let maps = "\

@@ -43,7 +43,8 @@ pub enum Cost {
     Machine,
 }
 
-/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host was steady.
+/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host was
+/// steady.
 pub fn in_turns<S: Subject>(
     options: &Options,
     subjects: &[(&'static str, S)],

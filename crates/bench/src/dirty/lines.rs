@@ -5,12 +5,13 @@ use super::figures::{Found, LARGE, SMALL, Tally, WRITE, exactly};
 use super::subject::{Bare, Buffered, Cached, Subject};
 use super::volume::{OnVolume, add_synced};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::backing::Backing;
 use crate::harness::image::Image;
 use crate::harness::load::Slice;
 use crate::harness::machine::{device_stat, sectors_written};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, median};
-use crate::rivals::loopdev::{FsKind, LoopFs};
+use crate::rivals::loopdev::{FsKind, LoopFs, Making};
 use forebay::DirtyTracking;
 use forebay_base::Result;
 use forebay_base::units::{KIB, MIB};
@@ -104,9 +105,9 @@ fn paths(images: &[Image]) -> Vec<PathBuf> {
 /// File systems on loop devices, as far as they are to be had; `bytes` of files fit.
 fn loops(options: &Options, report: &mut Report, bytes: u64) -> Vec<(&'static str, LoopFs)> {
     let kinds = [("xfs-on-loop", FsKind::Xfs), ("ext4-on-loop", FsKind::Ext4)];
-    let mut made = Vec::new();
+    let (mut made, best) = (Vec::new(), Making::best(Backing::Written));
     for (name, kind) in kinds {
-        match LoopFs::new(&options.dir, "dirty", bytes + 352 * MIB, kind, true) {
+        match LoopFs::with(&options.dir, "dirty", bytes + 352 * MIB, kind, &best) {
             Ok(fs) => made.push((name, fs)),
             Err(e) => report.left_out(name, e),
         }

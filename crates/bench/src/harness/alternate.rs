@@ -67,8 +67,8 @@ pub struct Plan {
     pub lines: bool,
 }
 
-/// A slice of work that other processes have a part in, a mount's daemon or a worker: what it cost is told of the
-/// whole machine, and of nobody alone.
+/// A slice of work that other processes have a part in, a mount's daemon or a worker: what it cost is told of
+/// the whole machine, and of nobody alone.
 pub fn whole_machine(work: impl FnOnce() -> Result<Slice>) -> Result<Slice> {
     let before = Usage::of_machine();
     let slice = work()?;

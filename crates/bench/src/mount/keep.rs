@@ -175,7 +175,8 @@ fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
     Ok(Slice { ops, bytes: ops * EACH as u64, seconds, hist, ..Slice::default() })
 }
 
-/// A mount with `kernel_cache=` this, and [`LARGE`] of so many bytes on it, cached nowhere: for the rows of `hit`.
+/// A mount with `kernel_cache=` this, and [`LARGE`] of so many bytes on it, cached nowhere: for the rows of
+/// `hit`.
 pub fn filled(options: &Options, label: &str, size: u64, mode: &str) -> Result<Mounted> {
     let how = Mounting::new(4 * size + 128 * MIB, 2 * size + 96 * MIB, &options.aio);
     let mut mounted = Mounted::new(&options.dir, label, how)?;

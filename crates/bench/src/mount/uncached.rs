@@ -15,7 +15,7 @@ use crate::rivals::mounted::{Mounted, Mounting, call, forebay};
 use crate::rivals::server::forebay_binary;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{KIB, MIB, format_size};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::ioctl;
 use forebay_fuse::ioctl::{MODE_UNCACHED, SET_MODE};
 use std::fs::File;
@@ -121,6 +121,10 @@ fn one(options: &Options, mounted: &Mounted, way: Way, hot: u64) -> Result<Found
     let alone = hit(&file, hot, || Instant::now() >= until)?;
     let evicted = || mounted.counter("evicted_blocks");
     let (evicted_before, hot_before) = (evicted()?, mounted.cached_bytes(&hot_path)?);
+    if hot_before != hot {
+        let text = format!("{hot_before} of {hot} bytes of the hot set were cached before");
+        return Err(Error::new(ErrorKind::Io, "warm", text));
+    }
     let over = AtomicBool::new(false);
     let (beside, streamed) = std::thread::scope(|scope| {
         let (over, file) = (&over, &file);
@@ -172,18 +176,42 @@ fn stream(mounted: &Mounted, path: &Path, way: Way) -> Result<(u64, Duration)> {
             (0..size).step_by(buf.len()).try_for_each(|at| file.read(&mut buf, at))?;
         }
         Way::Run => {
-            let line =
-                "\"$0\" run --uncached --on \"$1\" -- tar -C \"$1\" -cf - \"$2\" | cat >/dev/null";
-            shell(line, forebay_binary()?.as_ref(), mounted)?;
+            let line = "\"$0\" run --uncached --on \"$1\" -- tar -C \"$1\" -cf - \"$2\" | wc -c";
+            whole(&shell(line, forebay_binary()?.as_ref(), mounted)?, size)?;
         }
-        Way::Plain => shell("tar -C \"$1\" -cf - \"$2\" | cat >/dev/null", "sh".as_ref(), mounted)?,
+        Way::Plain => {
+            let line = "tar -C \"$1\" -cf - \"$2\" | wc -c";
+            whole(&shell(line, "sh".as_ref(), mounted)?, size)?;
+        }
     }
     Ok((size, start.elapsed()))
 }
 
-fn shell(line: &str, first: &Path, mounted: &Mounted) -> Result<()> {
+/// An archive of so many bytes, by what `wc -c` said, has all of the stream.
+fn whole(said: &str, size: u64) -> Result<()> {
+    match said.trim().parse::<u64>() {
+        Ok(bytes) if bytes > size => Ok(()),
+        _ => Err(Error::new(ErrorKind::Io, "tar", format!("{} bytes of {size}", said.trim()))),
+    }
+}
+
+fn shell(line: &str, first: &Path, mounted: &Mounted) -> Result<String> {
     let line = format!("set -o pipefail; {line}");
     let at = mounted.path();
     let words = ["-c".as_ref(), line.as_ref(), first.as_os_str(), at.as_os_str(), STREAM.as_ref()];
-    call("bash", &words).map(drop)
+    call("bash", &words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole;
+
+    /// What tar read was not looked at: one that ended at once left the hot set alone, and met the bar.
+    #[test]
+    fn an_archive_that_is_cut_off_is_an_error() {
+        assert!(whole("1056768\n", 1 << 20).is_ok(), "with its head and padding");
+        for said in ["0\n", "", "1048576", "10240"] {
+            assert!(whole(said, 1 << 20).is_err(), "{said}");
+        }
+    }
 }

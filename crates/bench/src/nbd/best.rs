@@ -74,6 +74,8 @@ mod tests {
         let table = report.table();
         assert!(table.contains("at its best with abc") && table.contains("broken failed"));
         assert!(best(vec![way("broken")], "y", &mut report, rate).is_none());
-        assert!(report.table().contains("not run  y: "));
+        assert!(report.table().contains("FAILED  y: "), "it is there and does not start");
+        assert!(best(Vec::new(), "z", &mut report, rate).is_none());
+        assert!(report.table().contains("not run  z: "));
     }
 }

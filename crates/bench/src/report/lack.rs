@@ -4,8 +4,9 @@
 
 use forebay_base::{Error, ErrorKind};
 
-/// Whether this says that the machine has not what is asked for: the kernel or a program cannot do it, a program
-/// or a folder that we looked for is not there, or only root may. A file that a system call did not find is none.
+/// Whether this says that the machine has not what is asked for: the kernel or a program cannot do it, a
+/// program or a folder that we looked for is not there, or only root may. A file that a system call did not
+/// find is none.
 pub fn is_lack(e: &Error) -> bool {
     match e.kind() {
         ErrorKind::Unsupported => true,
@@ -30,8 +31,8 @@ mod tests {
     use super::*;
     use crate::report::model::Report;
 
-    /// K1. A volume that was full too early was "not run  sustained on volume: no space left", and the step that
-    /// runs the benches was green.
+    /// K1. A volume that was full too early was "not run  sustained on volume: no space left", and the step
+    /// that runs the benches was green.
     #[test]
     fn k1_a_lack_is_not_run_and_all_else_has_failed() {
         let os = |code| Error::from_io("write", std::io::Error::from_raw_os_error(code));
@@ -40,7 +41,7 @@ mod tests {
         report.left_out("fio", not_started("fio", std::io::ErrorKind::NotFound.into()));
         report.left_out("flag", os(95));
         assert_eq!(report.failed(), 0, "{}", report.table());
-        report.left_out("full", &Error::new(ErrorKind::NoSpace, "write", "4096 bytes"));
+        report.left_out("full", Error::new(ErrorKind::NoSpace, "write", "4096 bytes"));
         report.left_out("a file that was lost", os(2));
         report.left_out("a page that was lost", os(5));
         assert_eq!(report.failed(), 3, "{}", report.table());

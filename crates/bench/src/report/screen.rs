@@ -1,7 +1,7 @@
 //! What a newcomer wants to see, in a few lines, from saved results: `bench report --screen`.
 //!
-//! Invariants: S1 a line whose figures are not there says so; nothing is judged. S2 each of the five behaviours has
-//! its line.
+//! Invariants: S1 a line whose figures are not there says so; nothing is judged. S2 each of the five
+//! behaviours has its line.
 
 use super::five;
 use serde_json::Value;
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// S1.
+    /// S1, S2.
     #[test]
     fn what_is_there_is_shown_and_what_is_not_is_said() {
         let row = |variant: &str, metric: &str, median: f64| -> Value {
@@ -159,8 +159,13 @@ mod tests {
             row("kernel-beside-cached-stream", "hot_set_rate_during", 98_000.0),
         ];
         let lines = lines(&[json!({ "bench": "uncached", "rows": rows })]);
+        // S2. The fifth behaviour had no line, and the table of all five was not shown.
+        for bench in ["dirty", "loop", "stable", "uncached", "alloc"] {
+            assert!(lines.iter().any(|line| line.starts_with(bench)), "{bench}: {lines:?}");
+        }
+        let lines = &lines[lines.len() - 6..];
         assert!(lines[0].contains("2.0 M/s   the kernel's cache 98 k/s"), "{lines:?}");
-        assert!(lines[2].contains("not run"), "{lines:?}");
+        assert!(lines[2].contains("not run") && lines[5].contains("2 MiB"), "{lines:?}");
         assert!(lines.iter().all(|line| line.len() < 100));
     }
 

@@ -65,6 +65,14 @@ impl BlockDevice for Counted {
         self.lower.execute(bio);
     }
 
+    fn is_crowded(&self) -> bool {
+        self.lower.is_crowded()
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.lower.room()
+    }
+
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.lower.read_into(offset, dst)
     }
@@ -80,5 +88,51 @@ impl BlockDevice for Counted {
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
         self.lower.attach_thread()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::task::block_on;
+    use forebay_block::RamDevice;
+
+    struct Crowded(RamDevice, AtomicU64);
+
+    impl BlockDevice for Crowded {
+        fn name(&self) -> String {
+            self.0.name()
+        }
+
+        fn limits(&self) -> Limits {
+            self.0.limits()
+        }
+
+        fn size(&self) -> u64 {
+            self.0.size()
+        }
+
+        fn submit(&self, bio: Bio) {
+            self.0.submit(bio);
+        }
+
+        fn is_crowded(&self) -> bool {
+            true
+        }
+
+        fn room(&self) -> BoxFuture<'_, ()> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            Box::pin(std::future::ready(()))
+        }
+    }
+
+    /// Below the device that counts nobody was ever told to wait.
+    #[test]
+    fn whoever_should_wait_for_room_does() {
+        let lower = Arc::new(Crowded(RamDevice::new(4096), AtomicU64::new(0)));
+        let counted = Counted::new(lower.clone());
+        assert!(counted.is_crowded());
+        block_on(counted.room());
+        assert_eq!(lower.1.load(Ordering::Relaxed), 1);
     }
 }

@@ -206,8 +206,11 @@ impl Mounted {
     /// Bytes of a file that are in its cache.
     pub fn cached_bytes(&self, file: &Path) -> Result<u64> {
         let value = forebay_json(&["fincore".as_ref(), "--json".as_ref(), file.as_os_str()])?;
-        let number = |key: &str| value[key].as_u64().unwrap_or(0);
-        Ok(number("resident_blocks") * number("block_size"))
+        let number = |key: &'static str| {
+            let missing = || Error::new(ErrorKind::NotFound, "forebay fincore", key);
+            value[key].as_u64().ok_or_else(missing)
+        };
+        Ok(number("resident_blocks")? * number("block_size")?)
     }
 }
 

@@ -33,6 +33,8 @@ pub struct VolumeSpec {
     pub aio: Aio,
     /// Dirty tracking, stable strategy and the rest of the cache.
     pub config: Config,
+    /// A checkpoint is made when something has been in the log for so long; zero: never for that.
+    pub checkpoint_age: Option<Duration>,
 }
 
 impl VolumeSpec {
@@ -45,7 +47,8 @@ impl VolumeSpec {
             _ => 1 << 20,
         };
         let config = Config::with_budget(budget);
-        Ok(Self { sums: true, segment_bytes, budget, aio: aio.parse()?, config })
+        let aio = aio.parse()?;
+        Ok(Self { sums: true, segment_bytes, budget, aio, config, checkpoint_age: None })
     }
 
     /// The same without checksums.
@@ -125,6 +128,7 @@ impl OurVolume {
         let mut options = OpenOptions::default();
         (options.cache, options.noatime) = (Some(cache.clone()), true);
         options.of_budget = true;
+        options.checkpoint_age = spec.checkpoint_age.unwrap_or(options.checkpoint_age);
         let lower: DeviceRef = device.clone();
         let volume = block_on(Volume::open(&lower, &world, &options))?;
         Ok(Self { volume, cache, device, path: path.to_path_buf(), spec: spec.clone() })
@@ -142,11 +146,22 @@ impl OurVolume {
         block_on(self.volume.close())
     }
 
-    /// The same; returns the bytes that were written until then.
-    pub fn close_counted(self) -> Result<u64> {
+    /// The same; returns the bytes that were written until then, and the writes.
+    pub fn close_counted(self) -> Result<(u64, u64)> {
         let device = self.device.clone();
         self.close()?;
-        Ok(device.written())
+        Ok((device.written(), device.requests()))
+    }
+
+    /// Number of its newest checkpoint.
+    pub fn checkpoint(&self) -> Result<u64> {
+        let lower: DeviceRef = self.device.clone();
+        block_on(forebay_lfs::probe(&lower)).map(|info| info.checkpoint)
+    }
+
+    /// Bytes of content that its cleaner has moved since it was opened.
+    pub fn moved_bytes(&self) -> u64 {
+        self.volume.clean_stats().moved_bytes
     }
 
     /// Bytes that the device was asked to write since this was opened.

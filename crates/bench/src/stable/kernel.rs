@@ -3,11 +3,12 @@
 
 use super::dbench;
 use super::mix::{self, Flushes, Mix, Store};
+use crate::harness::backing::Backing;
 use crate::harness::load::{Slice, Target};
 use crate::harness::options::Options;
 use crate::report::model::Report;
 use crate::rivals::kernel::KernelFile;
-use crate::rivals::loopdev::{FsKind, LoopFs};
+use crate::rivals::loopdev::{FsKind, LoopFs, Making};
 use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
 use std::path::PathBuf;
@@ -37,7 +38,8 @@ impl Store for OnFile {
 impl Kernel {
     /// Makes it, with a file for the mix on it.
     pub fn new(options: &Options) -> Result<Self> {
-        let fs = LoopFs::new(&options.dir, "stable", 512 << 20, FsKind::Xfs, true)?;
+        let best = Making::best(Backing::Written);
+        let fs = LoopFs::with(&options.dir, "stable", 512 << 20, FsKind::Xfs, &best)?;
         let this = Self { fs };
         let fail = |e| Error::from_io("make", e).with_path(this.image());
         std::fs::write(this.image(), vec![1; mix::SIZE as usize]).map_err(fail)?;

@@ -1,8 +1,8 @@
 //! Where the files of a part are: a volume of ours, a file system of the kernel on a loop device, the host's.
 //!
 //! Invariants: P1 all places of a part have images of one size, and files with the same content. P2 a file is
-//! written whole, and synced, before anything is timed on it. P3 rivals are at their best: see
-//! [`Making::best`].
+//! written whole, and synced, before anything is timed on it. P3 file systems on a loop device
+//! are made in the way that is best for them: see [`Making::best`]. Read-ahead of the kernel is as it comes.
 
 use crate::dirty::Subject;
 use crate::harness::backing::{BackedImage, Backing};
@@ -72,9 +72,6 @@ pub const ALL: [Who; 5] = [
     Who::Host,
 ];
 
-/// The rivals of a quick run.
-pub const QUICK: [Who; 3] = [Who::Volume, Who::Loop(FsKind::Xfs), Who::Host];
-
 impl Who {
     /// Name of the variant.
     pub fn name(self, backing: Backing) -> &'static str {
@@ -117,11 +114,13 @@ pub struct Ground<'a> {
     pub image_bytes: u64,
     /// Bytes of the cache of ours.
     pub budget: u64,
+    /// Dirt from which ours writes back unasked, bytes; `None`: as it comes.
+    pub dirt_bytes: Option<u64>,
 }
 
 enum Kind {
     /// `None` only while it is closed.
-    Ours(Option<OurVolume>, BackedImage, VolumeSpec),
+    Ours(Option<OurVolume>, BackedImage, Box<VolumeSpec>),
     Loop(LoopFs),
     Host(PathBuf),
 }
@@ -145,9 +144,11 @@ impl Place {
                 let label = format!("{}-{name}", ground.part);
                 let image =
                     BackedImage::create(&options.dir, &label, bytes, backing, options.keep)?;
-                let spec = VolumeSpec::new(&options.aio, bytes, ground.budget)?;
+                let mut spec = VolumeSpec::new(&options.aio, bytes, ground.budget)?;
+                spec.config.dirty_bytes = ground.dirt_bytes;
+                spec.config.dirty_background_bytes = ground.dirt_bytes;
                 let spec = if who == Who::Volume { spec } else { spec.without_sums() };
-                Kind::Ours(Some(OurVolume::create(image.path(), &spec)?), image, spec)
+                Kind::Ours(Some(OurVolume::create(image.path(), &spec)?), image, Box::new(spec))
             }
             Who::Loop(fs) => {
                 let how = Making::best(backing);
@@ -248,7 +249,7 @@ impl Place {
         if let Kind::Ours(volume, ..) = &mut self.kind
             && let Some(volume) = volume.take()
         {
-            return volume.close_counted();
+            return volume.close_counted().map(|(bytes, _)| bytes);
         }
         self.close()?;
         self.device_bytes()

@@ -6,7 +6,7 @@
 //! the kernel's writers run in a memory cgroup of our budget each.
 
 use super::overwrite::{Overwrite, Overwritten};
-use super::places::{self, ALL, Ground, Place, QUICK, Who};
+use super::places::{self, ALL, Ground, Place, Who};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::backing::Backing;
 use crate::harness::load::Slice;
@@ -14,6 +14,7 @@ use crate::harness::meter::Usage;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
 use crate::rivals::loopdev::FsKind;
+use crate::rivals::volume::OurVolume;
 use crate::rivals::worker::Worker;
 use forebay_base::units::{GIB, KIB, MIB, format_size};
 use forebay_base::{Error, ErrorKind, Result};
@@ -24,20 +25,20 @@ use std::time::Instant;
 const BLOCK: u64 = 4 * KIB;
 const FILE: &str = "random";
 
-/// Bytes dirtied and bytes written to the device, by variant.
-type Bytes = RefCell<BTreeMap<&'static str, (u64, u64)>>;
+/// Bytes dirtied, bytes written to the device, and of these those that a cleaner of ours moved, by variant.
+type Bytes = RefCell<BTreeMap<&'static str, (u64, u64, u64)>>;
 
 /// Runs it.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(32 * MIB, 4 * GIB);
     let (total, budget) = (size / 2, if options.quick { 64 * MIB } else { 256 * MIB });
     let rounds = options.rounds_or(1, 2);
-    // Ours writes on into fresh segments until a cleaner brings them back, which is not measured here: room for
-    // all rounds, and for what it would keep free.
+    // Ours writes on into fresh segments until a cleaner brings them back, which is not measured here: room
+    // for all rounds, and for what it would keep free.
     let room = (total * rounds as u64).min(6 * GIB) + GIB / 8 + size / 4;
-    let ground = Ground { options, part: "random", image_bytes: size + room, budget };
-    let who: &[_] = if options.quick { &QUICK } else { &ALL };
-    let mut places = places::all(&ground, who, &[Backing::Sparse], report);
+    let (part, image_bytes) = ("random", size + room);
+    let ground = Ground { options, part, image_bytes, budget, dirt_bytes: None };
+    let mut places = places::all(&ground, &ALL, &[Backing::Sparse], report);
     if !options.quick {
         // Of the slow ones one kind of image is enough.
         let who = [Who::Volume, Who::Loop(FsKind::Xfs)];
@@ -74,9 +75,14 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     outcome.add_rows(report, "random");
-    for (name, (dirtied, written)) in bytes.borrow().iter() {
+    for (name, (dirtied, written, moved)) in bytes.borrow().iter() {
         let value = *written as f64 / *dirtied as f64;
         report.row(name, "random_written_per_byte_dirtied", "x", &[value]);
+        if name.starts_with("volume") {
+            // Written, too, but nobody asked for it.
+            let moved = *moved as f64 / MIB as f64;
+            report.row(name, "random_moved_by_cleaner", "MiB", &[moved]);
+        }
         if *name == "volume-sparse" {
             let name = "write_amplification_volume_unsynced";
             report.ratio_with_bar(name, value, Good::AtMost, 1.10);
@@ -106,7 +112,7 @@ fn variant<'a>(
         // A second slice begins where the first one left off: closed.
         place.reopen()?;
         let spec = Overwrite { len: size, block: BLOCK, total, window: total, seed: turn.seed };
-        let (before, cpu) = (place.device_bytes()?, Usage::own());
+        let (before, machine) = (place.device_bytes()?, Usage::of_machine());
         let start = Instant::now();
         let done = match &mut worker {
             Some(worker) => {
@@ -118,6 +124,7 @@ fn variant<'a>(
                 spec.run(&*file)?
             }
         };
+        let moved_bytes = place.ours().map_or(0, OurVolume::moved_bytes);
         let written = place.closed_bytes()?;
         let seconds = start.elapsed().as_secs_f64();
         place.open()?;
@@ -126,13 +133,13 @@ fn variant<'a>(
             return Err(Error::new(ErrorKind::Io, "overwrite", text));
         }
         let mut all = bytes.borrow_mut();
-        let sum = all.entry(name).or_insert((0, 0));
-        (sum.0, sum.1) = (sum.0 + total, sum.1 + written - before);
+        let sum = all.entry(name).or_insert((0, 0, 0));
+        *sum = (sum.0 + total, sum.1 + written - before, sum.2 + moved_bytes);
         Ok(Slice {
             ops: total / BLOCK,
             bytes: total,
             seconds,
-            usage: Usage::own().since(&cpu),
+            machine: Usage::of_machine().since(&machine),
             hist: done.hist,
             ..Slice::default()
         })

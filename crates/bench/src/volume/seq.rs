@@ -39,6 +39,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         part: "seq",
         image_bytes: (size * (rounds as u64 + 2)).max(128 * MIB),
         budget,
+        dirt_bytes: None,
     };
     let (who, backings): (&[_], &[_]) = match options.quick {
         true => (&QUICK, &[Backing::Sparse]),
@@ -73,7 +74,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     }
     let (size, image) = (format_size(size), format_size(ground.image_bytes));
     report.note(format!(
-        "seq: a file of {size}, images of {image}, cache of ours {}",
+        "seq: a file of {size}, images of {image}, cache of ours {}; the kernel's read-ahead \
+         as it comes, no advice",
         format_size(budget)
     ));
     drop(places);

@@ -13,7 +13,7 @@ use crate::report::model::{Good, Plot, Report};
 use crate::rivals::loopdev::FsKind;
 use crate::rivals::worker::Worker;
 use forebay_base::units::{GIB, KIB, MIB, format_size, round_down};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 
 const FILE: &str = "sustained";
@@ -22,6 +22,7 @@ const BLOCK: u64 = 4 * KIB;
 const WINDOWS: u64 = 20;
 /// Times that it is written.
 const TIMES: u64 = 5;
+const TIMES_QUICK: u64 = 3;
 
 struct Run {
     name: &'static str,
@@ -32,9 +33,10 @@ struct Run {
 
 /// Runs it.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let bytes = options.size_or(96 * MIB, 8 * GIB);
+    let bytes = options.size_or(256 * MIB, 8 * GIB);
     let budget = if options.quick { 16 * MIB } else { 256 * MIB };
-    let ground = Ground { options, part: "sustained", image_bytes: bytes, budget };
+    let ground =
+        Ground { options, part: "sustained", image_bytes: bytes, budget, dirt_bytes: None };
     let who: &[Who] = match options.quick {
         true => &[Who::Volume],
         false => &[Who::Volume, Who::Loop(FsKind::Xfs), Who::Loop(FsKind::Btrfs)],
@@ -90,11 +92,17 @@ fn room(place: &Place) -> Result<(u64, u64)> {
 
 fn one(options: &Options, place: &mut Place, budget: u64) -> Result<Run> {
     let (available, all) = room(place)?;
-    let len = round_down((all / 5 * 4).min(available), MIB);
+    let len = round_down(all / 5 * 4, MIB);
+    if len > available {
+        // A file of all that there is would be another load: a full volume, not one with a fifth of it free.
+        let text = format!("a file of {} in {}", format_size(len), format_size(available));
+        return Err(Error::new(ErrorKind::InvalidInput, "image too small", text));
+    }
     place.fill(FILE, len)?;
     let (free, _) = room(place)?;
+    let times = if options.quick { TIMES_QUICK } else { TIMES };
     let window = round_down((free / WINDOWS).max(BLOCK), BLOCK);
-    let spec = Overwrite { len, block: BLOCK, total: TIMES * WINDOWS * window, window, seed: 1 };
+    let spec = Overwrite { len, block: BLOCK, total: times * WINDOWS * window, window, seed: 1 };
     place.reopen()?;
     let before = place.device_bytes()?;
     let done = match place.path(FILE) {

@@ -1,12 +1,13 @@
 //! `sync`: random 4 KiB writes, each synced, by one thread and by sixteen with a file each; and bytes that
 //! reach the device for each byte dirtied so.
 //!
-//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its fsync;
-//! beside it, of a write and its fdatasync, which for the kernel's is a flush alone where blocks are written
-//! anew: they keep no log of that. S3 the amplification is of a run of its own that ends with a clean close, checkpoints and all;
-//! what a cleaner moves is in it.
+//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its
+//! fsync; beside it, of a write and its fdatasync, which for the kernel's is a flush alone where blocks are
+//! written anew: they keep no log of that. S3 the amplification is of a run of its own that ends with a clean
+//! close, checkpoints and all; what a cleaner moves is in it, and a row of its own: there is room for all
+//! that is written, so that it is little or nothing.
 
-use super::places::{self, ALL, Ground, Place, QUICK, Synced, Who};
+use super::places::{self, ALL, Ground, Place, Synced, Who};
 use crate::dirty::Subject;
 use crate::dirty::drive::{self, Cost, JOBS};
 use crate::harness::alternate::Outcome;
@@ -15,6 +16,7 @@ use crate::harness::image::Rng;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
 use crate::rivals::loopdev::FsKind;
+use crate::rivals::volume::OurVolume;
 use forebay_base::Result;
 use forebay_base::units::{GIB, KIB, MIB, format_size};
 
@@ -46,12 +48,10 @@ fn rates(options: &Options, report: &mut Report) -> Result<()> {
         part: "sync",
         image_bytes: size + each * JOBS as u64 + room,
         budget: 2 * (size + each * JOBS as u64) + 96 * MIB,
+        dirt_bytes: None,
     };
-    let (who, backings): (&[Who], &[Backing]) = match options.quick {
-        true => (&QUICK, &Backing::ALL[..2]),
-        false => (&ALL, &Backing::ALL),
-    };
-    let places = places::all(&ground, who, backings, report);
+    let backings = if options.quick { &Backing::ALL[..2] } else { &Backing::ALL };
+    let places = places::all(&ground, &ALL, backings, report);
     for place in &places {
         place.fill(&drive::file_of(0, 1), size)?;
         (0..JOBS).try_for_each(|job| place.fill(&drive::file_of(job, JOBS), each))?;
@@ -141,12 +141,16 @@ fn amplification(options: &Options, report: &mut Report) -> Result<()> {
                 part: "amplification",
                 image_bytes: 2 * size + 3 * dirtied + 64 * MIB,
                 budget: 256 * MIB,
+                dirt_bytes: None,
             };
             let metric = format!("synced_{name}_written_per_byte_dirtied");
             match amplified(&ground, who, *size, dirtied) {
-                Ok(value) => {
+                Ok((value, moved_bytes)) => {
                     report.row(who.name(Backing::Sparse), &metric, "x", &[value]);
                     if who == Who::Volume {
+                        let moved = moved_bytes as f64 / MIB as f64;
+                        let metric = format!("synced_{name}_moved_by_cleaner");
+                        report.row(who.name(Backing::Sparse), &metric, "MiB", &[moved]);
                         let ratio = format!("write_amplification_volume_synced_{name}");
                         report.ratio_with_bar(&ratio, value, Good::AtMost, *bar);
                     }
@@ -158,7 +162,8 @@ fn amplification(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn amplified(ground: &Ground<'_>, who: Who, size: u64, dirtied: u64) -> Result<f64> {
+/// Bytes written for each byte dirtied, and those that a cleaner of ours moved.
+fn amplified(ground: &Ground<'_>, who: Who, size: u64, dirtied: u64) -> Result<(f64, u64)> {
     let mut place = Place::new(ground, who, Backing::Sparse)?;
     place.fill("file", size)?;
     place.reopen()?;
@@ -172,6 +177,7 @@ fn amplified(ground: &Ground<'_>, who: Who, size: u64, dirtied: u64) -> Result<f
         subject.write_synced(0, &buf, rng.below(size / WRITE) * WRITE)?;
     }
     drop(subject);
+    let moved_bytes = place.ours().map_or(0, OurVolume::moved_bytes);
     let written = place.closed_bytes()? - before;
-    Ok(written as f64 / dirtied as f64)
+    Ok((written as f64 / dirtied as f64, moved_bytes))
 }

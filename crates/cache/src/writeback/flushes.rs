@@ -7,8 +7,8 @@
 //! Invariants: X1 a flush that failed is counted before it is over. X2 a flush that worked is believed once
 //! every flush of the same object that was under way beside it is over: one of these may have failed in the
 //! device before it, and be heard of after it. Where an object's flushes are taken in turn, and each failure
-//! is heard of before the next begins, only those are waited for that began before the last one failed. X3 a flush whose task is dropped counts as failed: nobody
-//! knows what came of it.
+//! is heard of before the next begins, only those are waited for that began before the last one failed. X3 a
+//! flush whose task is dropped counts as failed: nobody knows what came of it.
 //!
 //! Lock: one, a leaf; wakers are called after it.
 

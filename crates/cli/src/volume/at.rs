@@ -190,6 +190,14 @@ impl OpenVolume {
         show(&self.image, path)
     }
 
+    /// What was found wrong in its log, if this process has it.
+    pub fn damage(&self) -> Option<Error> {
+        match &self.has {
+            Has::Local(volume) => volume.damage(),
+            Has::Elsewhere(..) => None,
+        }
+    }
+
     /// Where the content of a file is.
     pub fn extents(&self, ino: Ino) -> Outcome<Vec<forebay::FileExtent>> {
         match &self.has {
@@ -225,7 +233,7 @@ pub fn about(volume: &forebay::Volume) -> Outcome<Value> {
         "checksum": if info.sums { "crc32c" } else { "none" },
         "checkpoint": info.checkpoint,
         "generation": info.generation,
-        "damaged": info.damaged,
+        "damaged": info.damaged || volume.damage().is_some(),
         "created_ns": info.created_ns,
         "read_only": volume.read_only(),
         "cleaner": {

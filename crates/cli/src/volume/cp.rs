@@ -8,7 +8,7 @@ use super::inside::{Inside, Node};
 use super::report::Report;
 use super::side::Side;
 use crate::args::CpArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, status};
 use crate::output;
 use forebay_base::ErrorKind;
 use forebay_base::task::block_on;
@@ -74,24 +74,35 @@ impl Job<'_> {
             }
             (Some(named), None) => {
                 let volume = open(&named.image, Access::Read, &self.args.which)?;
-                let node = find(&volume, &named.path)?;
                 let place = host_place(last, base.as_deref(), many)?;
+                let Some(node) = self.found(&volume, named)? else { return Ok(()) };
                 self.run(&Inside(&volume), node, &Host::new(), place, false);
             }
             (Some(named), Some((to, target))) => {
                 let place = inside_place(target, &to.path, base.as_deref(), many)?;
                 let key = |path: &Path| FileIdentity::of_path(path).map_err(Failure::from);
                 if key(&named.image)? == key(&to.image)? {
-                    let node = find(target, &named.path)?;
+                    let Some(node) = self.found(target, named)? else { return Ok(()) };
                     self.run(&Inside(target), node, &Inside(target), place, true);
                 } else {
                     let volume = open(&named.image, Access::Read, &self.args.which)?;
-                    let node = find(&volume, &named.path)?;
+                    let Some(node) = self.found(&volume, named)? else { return Ok(()) };
                     self.run(&Inside(&volume), node, &Inside(target), place, false);
                 }
             }
         }
         Ok(())
+    }
+
+    /// A source in a volume; one that is not there is named, and the others are copied.
+    fn found(&mut self, volume: &OpenVolume, named: &Named) -> Outcome<Option<Node>> {
+        match find(volume, &named.path) {
+            Err(failure) if failure.status == status::NOT_FOUND && self.args.paths.len() > 2 => {
+                self.report.problem(&volume.show(&named.path), None, "not found");
+                Ok(None)
+            }
+            found => found.map(Some),
+        }
     }
 
     fn run<S: Side, T: Side>(

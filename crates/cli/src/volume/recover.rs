@@ -2,6 +2,9 @@
 //!
 //! The volume is not written to. What cannot be read is named, with its path and offset, and left as a hole;
 //! the rest is copied. Where the newest checkpoint cannot be read, an older one is, with the log behind it.
+//!
+//! Invariant: Y1 what may be missing is a problem that is named and counted: an older checkpoint, a log that
+//! ends at a damaged place.
 
 use super::at::{Access, OpenVolume, open, open_older};
 use super::copy::{Copier, How};
@@ -12,6 +15,7 @@ use super::report::Report;
 use crate::args::{RecoverArgs, Which};
 use crate::failure::{Failure, Outcome, status};
 use crate::output;
+use forebay_base::Error;
 use forebay_base::task::block_on;
 use forebay_vfs::{Cookie, Ino};
 use std::path::Path;
@@ -22,13 +26,16 @@ const CHECKPOINTS: u32 = 7;
 /// Runs the command.
 pub fn recover(args: &RecoverArgs) -> Outcome {
     prepare(&args.to)?;
-    let volume = open_somehow(args)?;
+    let mut report = Report::new("recovered");
+    let volume = open_somehow(args, &mut report)?;
     if let Some(pid) = volume.pid {
         let text = format!("{}: open in process {pid}", args.volume.display());
         let failure = Failure { message: text, hint: None, status: status::BUSY };
         return Err(failure.hint("`forebay cp -r` copies out of a volume in use"));
     }
-    let mut report = Report::new("recovered");
+    if let Some(damage) = volume.damage() {
+        report.problem(&args.volume.display().to_string(), None, log_ends(&damage));
+    }
     let unit = block_on(volume.fs.statfs()).map_or(4096, |figures| figures.block_size);
     let how = How { recursive: true, salvage: Some(unit), same: false };
     let root = find(&volume, b"/")?;
@@ -49,8 +56,12 @@ pub fn recover(args: &RecoverArgs) -> Outcome {
     }
 }
 
-/// Opens the volume by its newest checkpoint whose root directory can be read.
-fn open_somehow(args: &RecoverArgs) -> Outcome<OpenVolume> {
+fn log_ends(damage: &Error) -> String {
+    format!("its log is read up to a damaged place, what was synced behind it is missing: {damage}")
+}
+
+/// Opens the volume by its newest checkpoint whose root directory can be read (Y1).
+fn open_somehow(args: &RecoverArgs, report: &mut Report) -> Outcome<OpenVolume> {
     let mut opened = open(&args.volume, Access::Read, &Which::default());
     for passed_over in 1..=CHECKPOINTS {
         let why = match &opened {
@@ -64,7 +75,8 @@ fn open_somehow(args: &RecoverArgs) -> Outcome<OpenVolume> {
         };
         match open_older(&args.volume, passed_over) {
             Ok(older) => {
-                log::warn!("{}: an older checkpoint is read: {why}", args.volume.display());
+                let text = format!("an older checkpoint is read: {why}");
+                report.problem(&args.volume.display().to_string(), None, text);
                 drop(opened);
                 opened = Ok(older);
             }

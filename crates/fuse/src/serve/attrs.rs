@@ -11,8 +11,8 @@ use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Ino, SetAttr, SetTime, SetXattr, Timestamp, XattrName};
 use std::os::unix::ffi::OsStrExt;
 
-/// Where SELinux is at work it answers for this itself. Elsewhere `ls -l` asks for each file until it hears that
-/// a file system has none.
+/// Where SELinux is at work it answers for this itself. Elsewhere `ls -l` asks for each file until it hears
+/// that a file system has none.
 const LABEL: &[u8] = b"security.selinux";
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;

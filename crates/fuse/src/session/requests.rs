@@ -1,8 +1,8 @@
 //! A message as a request of its kind: answered at once if it needs no waiting, else by this thread if it may
 //! wait, else handed on.
 //!
-//! Invariants: Q1 each request ends in one answer, or in a task, sync or parking that owes it. Q2 a reader
-//! thread waits for a device only with leave ([`super::readers`]).
+//! Each request ends in one answer, or in a task, sync or parking that owes it. A reader thread waits for a
+//! device only with leave (X1, X2 of [`super::readers`]).
 //!
 //! No locks.
 

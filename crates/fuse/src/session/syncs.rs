@@ -4,8 +4,9 @@
 //! awake answers all of them.
 //!
 //! Invariants: Y1 however many syncs wait, other requests are answered. Y2 there are as many threads as were
-//! ever needed at a time, at most [`THREADS_MAX`]. Y3 a sync that panics ends neither its thread nor the count
-//! of what is under way. Y4 what is woken when the threads have been told to end is carried on all the same.
+//! ever needed at a time, at most [`THREADS_MAX`]. Y3 a sync that panics ends neither its thread nor the
+//! count of what is under way. Y4 what is woken when the threads have been told to end is carried on all the
+//! same.
 //!
 //! Lock: the queue's, a leaf.
 

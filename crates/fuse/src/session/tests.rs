@@ -149,8 +149,8 @@ fn r2_u1_every_request_is_answered() {
     end(session.wait());
 }
 
-/// `ls -l` asked for the label of each file, by a request each: half of all that it asked for. Told that there
-/// are none here it asks once.
+/// `ls -l` asked for the label of each file, by a request each: nearly all that it asked for. Told that
+/// there are none here it asks once.
 #[test]
 fn labels_that_are_not_there_are_not_supported() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));

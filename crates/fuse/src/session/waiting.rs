@@ -8,7 +8,8 @@
 //!               pending, and woken meanwhile, or nobody can wake it ─▶ the same at once
 //! ```
 //! Invariants: A1 a wake is never lost: one that comes while a poll runs, or before the request is parked,
-//! counts; and what nobody can wake any more is polled once more, instead of being dropped. A2 a request that is dropped unfinished is answered EIO, and no longer counted.
+//! counts; and what nobody can wake any more is polled once more, instead of being dropped. A2 a request that
+//! is dropped unfinished is answered EIO, and no longer counted.
 //!
 //! Lock: one for each request, a leaf; nothing is spawned, dropped or polled under it.
 

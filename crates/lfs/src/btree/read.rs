@@ -134,8 +134,8 @@ impl Tree {
 /// Leaves that are read ahead of who asks for one after the other, at most.
 const AHEAD_MOST: usize = 64;
 
-/// Where somebody was who asks for keys in order: where he goes from leaf to leaf, more and more of those that
-/// follow are read together.
+/// Where somebody was who asks for keys in order: where he goes from leaf to leaf, more and more of those
+/// that follow are read together.
 #[derive(Default)]
 pub(super) struct InOrder {
     /// Behind the last leaf.

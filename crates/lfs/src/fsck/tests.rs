@@ -1,5 +1,5 @@
-//! What is wrong is found: each of the checks of names, links, usage and places fires, and on what is right none
-//! does.
+//! What is wrong is found: each of the checks of names, links, usage and places fires, and on what is right
+//! none does.
 
 use super::*;
 use crate::tests::reuse::{create, open, setup, write};

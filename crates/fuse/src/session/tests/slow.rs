@@ -216,9 +216,9 @@ fn syncs_that_wait_for_others_have_no_thread() {
     all.end();
 }
 
-/// A sync, and a read or write that had to wait for a device, went to another thread, and the answer of a read
-/// by a third one, also where nobody else had anything to ask; now the thread that has read the request does
-/// it all, if another one listens (X2).
+/// A sync, and a read or write that had to wait for a device, went to another thread, and the answer of a
+/// read by a third one, also where nobody else had anything to ask; now the thread that has read the request
+/// does it all, if another one listens (X2).
 #[test]
 fn x2_what_has_to_wait_is_done_where_it_was_read() {
     let all = SlowFiles::new(2);

@@ -1,6 +1,9 @@
 //! The quick forms of the benches run and report everything they promise. No speed is asserted:
 //! the figures of a quick run on a busy machine mean nothing.
 
+mod check;
+
+use check::{check_page, check_ratios, check_rows, names, no_program, ran, row};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -37,74 +40,6 @@ fn bench(args: &[&str]) {
     assert_eq!(forebay_bench::run(args), 0);
 }
 
-/// The page shows every row, ratio and picture of the bench, and that it was a quick run.
-fn check_page(name: &str, path: &Path, json: &Value) {
-    let page = std::fs::read_to_string(path).unwrap();
-    let count = |list: &str| json[list].as_array().unwrap().len();
-    for ratio in names(json, "ratios") {
-        assert!(page.contains(&format!("<td>{ratio}</td>")), "{ratio} is not on the page");
-    }
-    let rows = count("rows");
-    assert!(rows == 0 || page.contains(&format!("All {rows} rows")), "rows are not on the page");
-    assert_eq!(page.matches("<figure>").count(), count("plots"), "pictures");
-    assert!(page.contains(&format!("forebay bench {name} --quick --dir ")), "the command");
-    assert!(page.contains("not for quoting") && !page.contains("NaN"));
-    assert!(!page.contains("http") && !page.contains("<script"), "nothing from elsewhere");
-}
-
-fn names<'a>(json: &'a Value, list: &str) -> Vec<&'a str> {
-    json[list].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect()
-}
-
-/// Every row is complete, and these variants have these metrics.
-fn check_rows(json: &Value, wanted: &[(&str, &str)]) {
-    let rows = json["rows"].as_array().unwrap();
-    for row in rows {
-        for key in ["variant", "metric", "unit"] {
-            assert!(row[key].is_string(), "{key} in {row}");
-        }
-        for key in ["median", "min", "max", "runs"] {
-            assert!(row[key].is_number(), "{key} in {row}");
-        }
-        let (low, high) = (row["min"].as_f64().unwrap(), row["max"].as_f64().unwrap());
-        assert!((low..=high).contains(&row["median"].as_f64().unwrap()), "{row}");
-    }
-    for (variant, metric) in wanted {
-        let found = rows.iter().any(|row| row["variant"] == *variant && row["metric"] == *metric);
-        assert!(found, "no row {variant} {metric}");
-    }
-}
-
-/// Whether what begins with this was run. What was not needs root, a program or a kernel; with none of these
-/// missing, or without FOREBAY_ALLOW_SKIP=1, it was.
-fn ran(json: &Value, what: &str) -> bool {
-    let not_run = json["not_run"].as_array().unwrap();
-    let item = not_run.iter().find(|item| item["what"].as_str().unwrap().starts_with(what));
-    if let Some(item) = item {
-        let why = item["why"].as_str().unwrap();
-        let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
-        assert!(allowed || why.contains("FOREBAY_BIN"), "this test requires {why}");
-    }
-    item.is_none()
-}
-
-/// The median of a row that is there.
-fn row(json: &Value, variant: &str, metric: &str) -> f64 {
-    let rows = json["rows"].as_array().unwrap();
-    let row = rows.iter().find(|row| row["variant"] == variant && row["metric"] == metric);
-    row.and_then(|row| row["median"].as_f64()).unwrap_or_else(|| panic!("{variant} {metric}"))
-}
-
-/// These ratios are there and are numbers.
-fn check_ratios(json: &Value, wanted: &[&str]) {
-    for name in wanted {
-        let list = json["ratios"].as_array().unwrap();
-        let ratio = list.iter().find(|ratio| ratio["name"] == *name);
-        assert!(ratio.is_some_and(|ratio| ratio["value"].is_number()), "{name}: {ratio:?}");
-        assert!(names(json, "bars").contains(name), "{name} has no bar");
-    }
-}
-
 #[test]
 fn hit_reports_every_row_and_ratio() {
     let json = run("hit");
@@ -120,13 +55,15 @@ fn hit_reports_every_row_and_ratio() {
     }
     check_rows(&json, &[("ours", "arena_page_size"), ("ours", "cached_of_image")]);
     check_rows(&json, &[("kernel", "way_read_rate"), ("ours", "way_read_cpu_per_io")]);
+    let of_ways = |note: &Value| note.as_str().unwrap().starts_with("way_read: 3 rounds kept");
+    assert!(json["notes"].as_array().unwrap().iter().any(of_ways), "G1: alternated, in rounds");
     for way in ["ours-on-a-mount", "ours-on-a-mount-always", "ours-over-nbd"] {
         if ran(&json, way) {
             check_rows(&json, &[(way, "way_read_rate"), (way, "way_read_p99_9")]);
             // Another process has a part in it.
             let own = [way, "way_read_cpu_per_io"];
             let rows = json["rows"].as_array().unwrap();
-            assert!(!rows.iter().any(|row| [&row["variant"], &row["metric"]] == own), "{way}");
+            assert!(!rows.iter().any(|row| [&row["variant"], &row["metric"]] == own), "G2: {way}");
         }
     }
     let ratios = ["read_vs_kernel", "read_vs_memcpy", "write_vs_memcpy", "hot_read_vs_kernel"];
@@ -281,8 +218,7 @@ fn stable_reports_every_row_and_ratio() {
 #[test]
 fn loop_reports_every_row_and_ratio() {
     let json = run("loop");
-    let not_run = json["not_run"].as_array().unwrap();
-    if not_run.iter().any(|item| item["what"] == "loop") {
+    if no_program(&json) {
         return;
     }
     let mut ratios = vec!["direct_cache_growth_mib", "switches_per_io", "switches_vs_buffered"];
@@ -342,14 +278,30 @@ fn volume_reports_every_row_and_ratio() {
         "open_after_clean_stop_seconds",
         "touched_memory_over_budget_mib",
         "recovery_seconds_per_gib",
+        "full_filled_percent",
         "full_failures",
+        "full_rounds_done",
+        "sustained_vs_fresh",
+        "touched_again_missed_share",
         "full_space_missing_percent",
     ];
-    let not_run = json["not_run"].as_array().unwrap();
-    if !not_run.iter().any(|item| item["what"].as_str().unwrap().contains("xfs-on-loop")) {
+    let mut all = true;
+    for part in ["sync", "random", "seq"] {
+        all &= ran(&json, &format!("{part} on xfs-on-loop"));
+    }
+    if all {
         ratios.extend(["sync_vs_xfs", "random_vs_xfs", "seqwrite_vs_xfs", "seqread_vs_xfs"]);
     }
+    for kind in ["ext4", "btrfs"] {
+        if ran(&json, &format!("sync on {kind}-on-loop")) {
+            check_rows(&json, &[(&format!("{kind}-on-loop"), "sync_rate")]);
+            check_rows(&json, &[(&format!("{kind}-on-loop-sparse"), "random_rate")]);
+        }
+    }
     check_ratios(&json, &ratios);
+    let notes = json["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
+    let recovered = notes.filter(|note| note.starts_with("recovery")).collect::<Vec<_>>();
+    assert!(recovered[0].contains("; 0 checkpoints fell"), "O3: {recovered:?}");
 }
 
 #[test]
@@ -367,14 +319,6 @@ fn files_reports_every_row_and_ratio() {
     let list = json["ratios"].as_array().unwrap();
     let failures = list.iter().find(|ratio| ratio["name"] == "files_failures").unwrap();
     assert_eq!(failures["value"], 0.0, "{}", json["not_run"]);
-}
-
-/// Where the `forebay` program was not built, these benches say so.
-fn no_program(json: &Value) -> bool {
-    let not_run = json["not_run"].as_array().unwrap();
-    not_run
-        .iter()
-        .any(|item| item["what"] == json["bench"] && json["rows"] == serde_json::json!([]))
 }
 
 #[test]
@@ -430,9 +374,6 @@ fn database_reports_every_column() {
     let json = run_in("database", &dir);
     std::fs::remove_dir(&dir).unwrap();
     if no_program(&json) {
-        let why = json["not_run"][0]["why"].as_str().unwrap();
-        let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
-        assert!(allowed || why.contains("FOREBAY_BIN"), "this test requires {why}");
         return;
     }
     let columns = ["forebay", "forebay-uncached", "xfs", "xfs-tar-apart", "xfs-direct-reader"];
@@ -546,9 +487,6 @@ fn alloc_reports_every_row_and_ratio() {
 fn mount_reports_every_row_and_ratio() {
     let json = run("mount");
     if no_program(&json) {
-        let why = json["not_run"][0]["why"].as_str().unwrap();
-        let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
-        assert!(allowed || why.contains("FOREBAY_BIN"), "this test requires {why}");
         return;
     }
     let cells = ["read_j1", "sync", "sync16", "random", "seqwrite", "seqread"];
