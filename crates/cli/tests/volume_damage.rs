@@ -141,7 +141,7 @@ fn a_damaged_log_is_a_problem() {
         let options = forebay::VolumeOptions::default();
         let volume = cache.open_volume(folder.path("v"), &options).unwrap();
         for n in 0..8 {
-            volume.write(&format!("/f{n}"), &[n; 5000]).unwrap();
+            volume.write(format!("/f{n}"), &[n; 5000]).unwrap();
             volume.sync().unwrap();
         }
         // As a kill leaves it: nothing closed.

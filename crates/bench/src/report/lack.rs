@@ -41,7 +41,7 @@ mod tests {
         report.left_out("fio", not_started("fio", std::io::ErrorKind::NotFound.into()));
         report.left_out("flag", os(95));
         assert_eq!(report.failed(), 0, "{}", report.table());
-        report.left_out("full", &Error::new(ErrorKind::NoSpace, "write", "4096 bytes"));
+        report.left_out("full", Error::new(ErrorKind::NoSpace, "write", "4096 bytes"));
         report.left_out("a file that was lost", os(2));
         report.left_out("a page that was lost", os(5));
         assert_eq!(report.failed(), 3, "{}", report.table());

@@ -120,7 +120,7 @@ pub struct Ground<'a> {
 
 enum Kind {
     /// `None` only while it is closed.
-    Ours(Option<OurVolume>, BackedImage, VolumeSpec),
+    Ours(Option<OurVolume>, BackedImage, Box<VolumeSpec>),
     Loop(LoopFs),
     Host(PathBuf),
 }
@@ -148,7 +148,7 @@ impl Place {
                 spec.config.dirty_bytes = ground.dirt_bytes;
                 spec.config.dirty_background_bytes = ground.dirt_bytes;
                 let spec = if who == Who::Volume { spec } else { spec.without_sums() };
-                Kind::Ours(Some(OurVolume::create(image.path(), &spec)?), image, spec)
+                Kind::Ours(Some(OurVolume::create(image.path(), &spec)?), image, Box::new(spec))
             }
             Who::Loop(fs) => {
                 let how = Making::best(backing);

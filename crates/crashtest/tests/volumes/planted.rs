@@ -48,7 +48,9 @@ fn hunt(fault: Planted) -> Hunt {
         }
         Planted::SizeBeforeData => CONTENT,
         Planted::RenameBeforeData => Hunt { search: replaced, ..CONTENT },
-        Planted::CleanerMovesLive | Planted::SegmentReusedEarly => CROWDED,
+        Planted::CleanerMovesLive => CROWDED,
+        // Content in records keeps log segments, and few of data die.
+        Planted::SegmentReusedEarly => Hunt { change: |setup| setup.inline_max = 0, ..CROWDED },
         Planted::SequenceAtReserve | Planted::PublishedOutOfOrder => MEETING,
         Planted::DiscardAfterReuse => Hunt { change: |setup| setup.discard = true, ..CROWDED },
         Planted::ForgedRecord => Hunt { search: forged, ..CONTENT },

@@ -61,7 +61,7 @@ fn z14_a_busy_volume_waits_longer_for_its_checkpoint_by_age() {
         // Each second so many that it is busy.
         while number(&volume) == before {
             for n in 0..80 {
-                let set = SetAttr { perm: Some(0o600 | n % 8), ..SetAttr::default() };
+                let set = SetAttr { perm: Some(0o600 | (n % 8)), ..SetAttr::default() };
                 volume.setattr(file.ino(), &set).await.unwrap();
             }
             volume.syncfs().await.unwrap();
