@@ -343,7 +343,7 @@ impl MapOps for FileOps {
         // Of an inode that was removed nothing is published: its places go back.
         let Some(node) = state.nodes.get(&self.ino.0) else { return };
         written.iter().for_each(|w| reservation.note_published(&w.place));
-        let (data_id, published) = (node.inode.data_id, node.published());
+        let (data_id, published, regrow) = (node.inode.data_id, node.published(), node.regrow);
         let size = match (inner.plant.has(Planted::SizeBeforeData), node.live_size()) {
             (true, Some(live)) => live,
             _ => size,
@@ -356,13 +356,18 @@ impl MapOps for FileOps {
         });
         let room = inner.layout.max_record() / 2;
         let mut groups = records(written, room, u64::from(self.unit));
-        if groups.is_empty() && grown.is_some() {
+        // A size that was taken back comes behind what is written anew.
+        if grown.is_some() && (groups.is_empty() || regrow) {
             groups.push(Vec::new());
         }
         let (last, mut failed) = (groups.len(), false);
         for (n, pieces) in groups.iter().enumerate() {
-            // I15: no size without the records of its bytes.
-            let grown = grown.filter(|_| n + 1 == last && !failed);
+            // I15: no size without the records of its bytes, nor where some of them are lost.
+            let whole = n + 1 == last && !failed && !(regrow && state.has_lost(data_id));
+            let grown = grown.filter(|_| whole);
+            if pieces.is_empty() && grown.is_none() {
+                continue;
+            }
             let done = self.append(&inner, &mut state, pieces, grown, data_id, key);
             match done {
                 Ok(()) if grown.is_some() => {

@@ -256,8 +256,11 @@ impl Inner {
                     state.owed_written.remove(&ino);
                     continue;
                 };
-                // There before anything is written: what is lost meanwhile counts.
-                let written = state.owed_written.entry(ino).or_insert(OwedWritten::ON_ITS_WAY);
+                // There before anything is written: what is lost meanwhile counts. So does what was lost
+                // before it was owed, and is held in the cache.
+                let lost = u32::from(state.unpublished.contains(&(ino, Lost::Run)));
+                let new = OwedWritten { lost, ..OwedWritten::ON_ITS_WAY };
+                let written = state.owed_written.entry(ino).or_insert(new);
                 written.upto = u64::MAX;
                 (last, written.lost, written.lost == written.healed, content)
             };

@@ -57,6 +57,14 @@ impl Piece {
         Self { blocks, birth: self.birth, at, sums: self.sums.clone(), first_sum }
     }
 
+    /// The number of the first block in the run at `at`, which has these sums; none: it lies elsewhere.
+    fn first_of(&self, at: Place, sums: &[u32], block_bytes: u64) -> Option<usize> {
+        let Where::Run(place) = self.at else { return None };
+        let skip = place.offset.checked_sub(at.offset).filter(|_| place.segment == at.segment)?;
+        let first = (u64::from(skip) / block_bytes) as usize;
+        (first + self.blocks as usize <= sums.len()).then_some(first)
+    }
+
     /// Their sums.
     pub fn own_sums(&self) -> &[u32] {
         match self.sums.is_empty() {
@@ -176,6 +184,25 @@ impl Overlay {
                 piece.at = Where::Run(Place::new(place.segment, offset));
             }
         }
+    }
+
+    /// Pieces of the run at `at` get other sums: its blocks were written again.
+    pub fn renew(&mut self, at: Place, sums: &Arc<[u32]>, block_bytes: u64) {
+        for piece in self.pieces.values_mut() {
+            if let Some(first) = piece.first_of(at, sums, block_bytes) {
+                (piece.sums, piece.first_sum) = (sums.clone(), first);
+            }
+        }
+    }
+
+    /// Whether some piece of the run at `at` has other sums.
+    pub fn is_older(&self, at: Place, sums: &Arc<[u32]>, block_bytes: u64) -> bool {
+        self.pieces.values().any(|piece| {
+            let first = piece.first_of(at, sums, block_bytes);
+            first.is_some_and(|first| {
+                piece.own_sums() != &sums[first..first + piece.blocks as usize]
+            })
+        })
     }
 
     /// All pieces, by their first block.

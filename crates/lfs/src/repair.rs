@@ -1,21 +1,23 @@
 //! After a failed write or flush: the data that records point at is had again before they are.
 //!
 //! A device may lose, after a failed flush, whatever it had completed since the last good one, although it
-//! reads back until then. So every run is read back, held against its sums, and written again. What cannot
-//! be had, or takes no write where it lies, twice in a row, on a device that works elsewhere, is left out of
-//! its record: the blocks stay what they were, and the file is marked, until they are written anew or cut
-//! off.
+//! reads back until then. So every run is read back, held against its sums, and written again; what the
+//! device does not have any more is had from the cache, which holds it until a flush has worked. What cannot
+//! be had from either, or takes no write where it lies, twice in a row, on a device that works elsewhere, is
+//! left out of its record: the blocks stay what they were, and the file is marked, until they are written
+//! anew or cut off.
 //!
 //! Invariants: Q1 no record that is laid out after a failure points at bytes that were not written since:
 //! each run knows how many failures there were before its write. Q2 what is lost gets into no tree: what the
 //! blocks were before is known to the log alone, so no checkpoint is made until they are written anew, or cut
-//! off.
+//! off. Q3 what the cache holds is not left out: a record behind it may rely on it, as a rename does, or a
+//! size.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
 use crate::commit::write_all;
-use crate::format::change::Change;
-use crate::format::extent::{Extent, Source};
+use crate::format::change::{Change, Size};
+use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::Stream;
 use crate::log::{Pending, Run};
@@ -28,6 +30,15 @@ use forebay_base::codec::{Reader, Writer};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A run that was written again.
+struct Again {
+    /// Of its blocks, as they are now.
+    sums: Arc<[u32]>,
+    /// Some of them were cut off, or punched, since they were written first: they are zeros.
+    is_cut: bool,
+}
 
 impl Inner {
     /// Writes the runs of these records, and of those that are queued, again, if something failed since they
@@ -40,17 +51,18 @@ impl Inner {
             runs.cloned().collect::<Vec<_>>()
         };
         let mut runs: Vec<Run> = records.iter().flat_map(stale).collect();
-        runs.extend(self.state.lock().queue.iter().flat_map(stale));
-        let (mut lost, mut written, mut failed) = (Vec::new(), BTreeSet::new(), None);
+        let owners = {
+            let state = self.state.lock();
+            runs.extend(state.queue.iter().flat_map(stale));
+            let places = runs.iter().map(|run| run.at).collect();
+            owners(records.iter().chain(&state.queue), &places, &self.layout.geometry)?
+        };
+        let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
         for run in runs {
-            let mut done = self.rewrite(&run).await;
-            if done.is_err() {
-                // One that fails once is no loss.
-                done = self.rewrite(&run).await;
-            }
-            match done {
-                Ok(true) => drop(written.insert((run.at.segment, run.at.offset))),
-                Ok(false) => lost.push(run),
+            let owner = owners.get(&run.at).copied();
+            match self.rewrite_any(&run, owner).await {
+                Ok(Some(again)) => drop(written.insert(run.at, again)),
+                Ok(None) => lost.push(run),
                 Err(error) => {
                     lost.push(run);
                     failed = Some(error);
@@ -65,13 +77,41 @@ impl Inner {
         if !lost.is_empty() {
             self.leave_out(&lost, records)?;
         }
+        let cut =
+            written.iter().filter(|(_, again)| again.is_cut).filter_map(|(at, _)| owners.get(at));
+        let mut sizes = cut.map(|(data_id, _)| (*data_id, u64::MAX)).collect();
         let mut state = self.state.lock();
-        for run in records.iter_mut().chain(&mut state.queue).flat_map(|record| &mut record.runs) {
-            if written.contains(&(run.at.segment, run.at.offset)) {
-                run.failures = run.failures.max(failures);
+        for record in records.iter_mut().chain(&mut state.queue).rev() {
+            renew(record, &written, failures, &mut sizes, &self.layout.geometry)?;
+        }
+        for (at, again) in &written {
+            if let Some((data_id, _)) = owners.get(at) {
+                state.renew(*data_id, *at, &again.sums);
             }
         }
         Ok(())
+    }
+
+    /// Writes a run again, from where it is, or from the cache. None: nobody has it.
+    async fn rewrite_any(&self, run: &Run, owner: Option<(u64, u64)>) -> Result<Option<Again>> {
+        // Without sums nobody can tell what the place gives back.
+        let held_first = run.sums.is_empty();
+        if held_first && let Some(again) = self.rewrite_held(run, owner).await {
+            return Ok(Some(again));
+        }
+        let mut done = self.rewrite(run).await;
+        if done.is_err() {
+            // One that fails once is no loss.
+            done = self.rewrite(run).await;
+        }
+        match done {
+            Ok(true) => Ok(Some(Again { sums: run.sums.clone(), is_cut: false })),
+            done if held_first => done.map(|_| None),
+            done => match self.rewrite_held(run, owner).await {
+                Some(again) => Ok(Some(again)),
+                None => done.map(|_| None),
+            },
+        }
     }
 
     /// Whether the device takes a write at all: to a free segment, of which nothing is known until it is
@@ -97,31 +137,87 @@ impl Inner {
         Ok(true)
     }
 
-    /// Takes what is lost out of the records; its files cannot be synced any more.
+    /// The same from the cache, which holds what no flush has made durable (Q3): what the blocks were then,
+    /// or newer bytes that were accepted since; of those that were cut off or punched since, zeros. None: it
+    /// does not have all of them, or the place does not take them.
+    async fn rewrite_held(&self, run: &Run, owner: Option<(u64, u64)>) -> Option<Again> {
+        let (data_id, first) = owner?;
+        let unit = self.layout.block_bytes();
+        let (mut bytes, mut is_cut) = (vec![0; run.len as usize], false);
+        {
+            let content = {
+                let state = self.state.lock();
+                let node = state.nodes.get(&run.ino).filter(|node| node.inode.data_id == data_id);
+                node.and_then(|node| node.content.clone())
+            }?;
+            for (block, bytes) in (first..).zip(bytes.chunks_mut(unit as usize)) {
+                if !content.file.copy_held(block * unit, bytes) {
+                    let known = self.state.lock().known(data_id, block);
+                    if !known.is_ok_and(|piece| piece.at == Where::Hole) {
+                        return None;
+                    }
+                    bytes.fill(0);
+                    is_cut = true;
+                }
+            }
+        }
+        let sums = match run.sums.is_empty() {
+            true => run.sums.clone(),
+            false => bytes.chunks(unit as usize).map(crc32c).collect(),
+        };
+        let offset = self.layout.device_offset(run.at);
+        let done = write_all(&self.device, vec![(offset, bytes)], BioFlags::SYNC).await;
+        done.is_ok().then_some(Again { sums, is_cut })
+    }
+
+    /// Takes what is lost out of the records; its files cannot be synced any more. Of a file that has other
+    /// data by now, for it was cut to nothing since, nothing is lost: its size of now is told without it.
     fn leave_out(&self, lost: &[Run], records: &mut [Pending]) -> Result<()> {
-        let places: Vec<Place> = lost.iter().map(|run| run.at).collect();
+        let geometry = &self.layout.geometry;
+        let places: BTreeSet<Place> = lost.iter().map(|run| run.at).collect();
         let mut state = self.state.lock();
+        let owners = owners(records.iter().chain(&state.queue), &places, geometry)?;
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
-            state.unpublished.insert((run.ino, Lost::Run));
             state.lost.push((run.at, run.len));
+            let Some(node) = state.nodes.get_mut(&run.ino) else { continue };
+            let owner = owners.get(&run.at).map(|(data_id, _)| *data_id);
+            if owner != Some(node.inode.data_id) {
+                continue;
+            }
+            node.regrow = true;
+            state.unpublished.insert((run.ino, Lost::Run));
             if let Some(written) = state.owed_written.get_mut(&run.ino) {
                 written.lost += 1;
             }
-            if let Some(node) = state.nodes.get_mut(&run.ino) {
-                node.regrow = true;
-            }
         }
-        // No size without its bytes: what is told of these files' sizes goes, too.
-        let inodes: BTreeSet<u64> = lost.iter().map(|run| run.ino).collect();
+        // No size without its bytes: what is told of the size of that data goes, too.
+        let datas = owners.into_values().map(|(data_id, _)| data_id).collect();
         for record in records.iter_mut().chain(&mut state.queue) {
-            without(record, &places, &inodes, &self.layout.geometry)?;
+            without(record, &places, &datas, geometry)?;
         }
         Ok(())
     }
 }
 
 impl State {
+    /// Content at a place was written again, and has these sums now.
+    fn renew(&mut self, data_id: u64, at: Place, sums: &Arc<[u32]>) {
+        let block_bytes = self.layout.block_bytes();
+        if let Some(overlay) = self.data.get_mut(&data_id) {
+            overlay.renew(at, sums, block_bytes);
+        }
+        if let Some(frozen) = &mut self.frozen
+            && frozen
+                .data
+                .get(&data_id)
+                .is_some_and(|overlay| overlay.is_older(at, sums, block_bytes))
+            && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
+        {
+            overlay.renew(at, sums, block_bytes);
+        }
+    }
+
     /// `Io` if some of this content is lost (Q2).
     pub fn check_lost(&self, data: &BTreeMap<u64, Overlay>) -> Result<()> {
         let block_bytes = self.layout.block_bytes();
@@ -136,23 +232,30 @@ impl State {
     /// Why an inode cannot be synced, after a commit that worked: not for content that was written anew
     /// since, or cut off. A size that was taken out beside it is told again first.
     pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
-        let block_bytes = self.layout.block_bytes();
         if self.unpublished.contains(&(ino, Lost::Run))
             && let Some(node) = self.nodes.get(&ino).filter(|node| !node.regrow)
         {
             let data_id = node.inode.data_id;
-            let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-            let frozen = frozen.and_then(|frozen| frozen.data.get(&data_id));
-            let mut overlays = self.data.get(&data_id).into_iter().chain(frozen);
-            let is_there = |overlay: &Overlay| {
-                self.lost.iter().any(|lost| is_in([overlay], *lost, block_bytes))
-            };
-            if !overlays.any(is_there) {
+            if !self.has_lost(data_id) {
                 self.unpublished.remove(&(ino, Lost::Run));
             }
         }
         let (first, last) = ((ino, Lost::Size), (ino, Lost::Data));
         self.unpublished.range(first..=last).next_back().map(|(_, lost)| *lost)
+    }
+
+    /// Whether some of this data is lost, and was neither written anew nor cut off.
+    pub fn has_lost(&self, data_id: u64) -> bool {
+        if self.lost.is_empty() {
+            return false;
+        }
+        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
+        let frozen = frozen.and_then(|frozen| frozen.data.get(&data_id));
+        let mut overlays = self.data.get(&data_id).into_iter().chain(frozen);
+        let block_bytes = self.layout.block_bytes();
+        let is_there =
+            |overlay: &Overlay| self.lost.iter().any(|lost| is_in([overlay], *lost, block_bytes));
+        overlays.any(is_there)
     }
 
     /// A checkpoint is durable: what is lost and was overruled before it is nobody's any more.
@@ -178,11 +281,89 @@ fn is_in<'a>(
     })
 }
 
-/// Takes the changes that point at `places`, and the growth of `inodes`, out of a record.
+/// Whose data is at these places: data ids and first blocks, as records say.
+fn owners<'a>(
+    records: impl Iterator<Item = &'a Pending>,
+    places: &BTreeSet<Place>,
+    geometry: &Geometry,
+) -> Result<BTreeMap<Place, (u64, u64)>> {
+    let mut owners = BTreeMap::new();
+    for record in records.filter(|record| !record.runs.is_empty()) {
+        let mut reader = Reader::new("record", &record.body);
+        while reader.remaining() > 0 {
+            if let Some(Change::Map(data_id, block, extent)) =
+                Change::decode(&mut reader, geometry)?
+                && let Source::Run(at) = extent.source
+                && places.contains(&at)
+            {
+                owners.insert(at, (data_id, block));
+            }
+        }
+    }
+    Ok(owners)
+}
+
+/// Runs of a record were written again, and have other sums now. `sizes`: of data of which something was cut
+/// off or punched behind this record, what it is cut to later; no record says more before.
+fn renew(
+    record: &mut Pending,
+    written: &BTreeMap<Place, Again>,
+    failures: u64,
+    sizes: &mut BTreeMap<u64, u64>,
+    geometry: &Geometry,
+) -> Result<()> {
+    let mut same = sizes.is_empty();
+    for run in &mut record.runs {
+        let Some(Again { sums, .. }) = written.get(&run.at) else { continue };
+        run.failures = run.failures.max(failures);
+        same &= run.sums == *sums;
+        run.sums = sums.clone();
+    }
+    if same {
+        return Ok(());
+    }
+    let mut body = vec![0; record.body.len()];
+    let mut writer = Writer::new("record", &mut body);
+    let mut reader = Reader::new("record", &record.body);
+    while reader.remaining() > 0 {
+        let Some(change) = Change::decode(&mut reader, geometry)? else { continue };
+        let mut stored = Vec::new();
+        let change = match change {
+            Change::Map(data_id, block, extent) => {
+                let sums = match extent.source {
+                    Source::Run(at) => written.get(&at).filter(|again| !again.sums.is_empty()),
+                    Source::Inline(_) => None,
+                };
+                let sums = sums.map(|again| {
+                    put_crc32c(&again.sums, &mut stored);
+                    Sums::crc32c(&stored)
+                });
+                Change::Map(data_id, block, Extent { sums: sums.unwrap_or(extent.sums), ..extent })
+            }
+            Change::Grow(size) => {
+                let most = sizes.get(&size.data_id).copied().unwrap_or(u64::MAX);
+                Change::Grow(Size { size: size.size.min(most), ..size })
+            }
+            change => change,
+        };
+        if let Change::Truncate(size) = &change
+            && let Some(most) = sizes.get_mut(&size.data_id)
+        {
+            *most = size.size.min(*most);
+        }
+        change.encode_into(&mut writer, geometry)?;
+    }
+    let len = writer.position();
+    body.truncate(len);
+    record.body = body;
+    Ok(())
+}
+
+/// Takes the changes that point at `places`, and the growth of `datas`, out of a record.
 fn without(
     record: &mut Pending,
-    places: &[Place],
-    inodes: &BTreeSet<u64>,
+    places: &BTreeSet<Place>,
+    datas: &BTreeSet<u64>,
     geometry: &Geometry,
 ) -> Result<()> {
     let mut body = vec![0; record.body.len()];
@@ -193,7 +374,7 @@ fn without(
         let Some(change) = Change::decode(&mut reader, geometry)? else { continue };
         match change {
             Change::Map(_, _, Extent { source: Source::Run(at), .. }) if places.contains(&at) => {}
-            Change::Grow(size) if inodes.contains(&size.ino) => {}
+            Change::Grow(size) if datas.contains(&size.data_id) => {}
             change => {
                 change.encode_into(&mut writer, geometry)?;
                 changes += 1;

@@ -540,7 +540,8 @@ impl State {
             return self.note_inode(size.ino);
         }
         let gone = node.inode.size.saturating_sub(size.size).min(node.inode.stored_bytes);
-        node.change(|inode| inode.size = size.size);
+        // What was told of the size before may have been taken back since, with its bytes.
+        node.change(|inode| inode.size = inode.size.min(size.size));
         self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());

@@ -14,7 +14,9 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_sim::{Fault, FaultRule, SimDisk};
-use forebay_vfs::{FileSystem, Ino, Name, OpenFileRef, Privileges};
+use forebay_vfs::{
+    Fallocate, FileSystem, Ino, Name, OpenFileRef, Privileges, RenameFlags, SetAttr,
+};
 
 const BLOCK: usize = 4096;
 
@@ -201,5 +203,140 @@ fn one_bad_slot_stops_no_checkpoint() {
         disk.world().stop();
         disk.heal();
         assert_eq!(found(&setup, &disk.power_cut(slot as u64), "f"), [1; BLOCK], "slot {slot}");
+    }
+}
+
+/// What happens to a file after it has taken another one's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Nothing,
+    Overwritten,
+    Punched,
+    Cut,
+}
+
+/// Files took the place of others, and were written out for that; a flush failed, by which the disk lost some
+/// of it, and the log's repair left it out: what followed was made durable, the renames included, and the
+/// names led to nothing, though the cache had all of it (seed 2037 of the crash test). Q3.
+#[test]
+fn q3_what_takes_the_place_of_another_file_is_there_after_a_failed_flush() {
+    let new = |n: u8| [100 + n; 2 * BLOCK];
+    let all = [Then::Nothing, Then::Overwritten, Then::Punched, Then::Cut];
+    let mut lost = 0;
+    for (then, files) in all.into_iter().flat_map(|then| [6, 9, 12].map(|files| (then, files))) {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            for n in 0..files {
+                let (_, file) = create(&volume, &format!("f{n}")).await.unwrap();
+                write(&file, 0, &[1 + n; 2 * BLOCK]).await.unwrap();
+            }
+            volume.syncfs().await.unwrap();
+            let (mut open_ones, mut places) = (Vec::new(), Vec::new());
+            for n in 0..files {
+                let (_, file) = create(&volume, "new").await.unwrap();
+                write(&file, 0, &new(n)).await.unwrap();
+                let to = format!("f{n}");
+                let (from, to) = (Name::new(b"new").unwrap(), Name::new(to.as_bytes()).unwrap());
+                let flags = RenameFlags::empty();
+                volume.rename(Ino::ROOT, from, Ino::ROOT, to, flags).await.unwrap();
+                places.push(offset_of(&volume, file.ino()).await);
+                match then {
+                    Then::Nothing => {}
+                    Then::Overwritten => {
+                        write(&file, 0, &[200 + n; BLOCK]).await.unwrap();
+                    }
+                    Then::Punched => {
+                        let (how, keep) = (Fallocate::PunchHole, Privileges::Keep);
+                        file.fallocate(how, 0, BLOCK as u64, keep).await.unwrap();
+                    }
+                    Then::Cut => {
+                        volume.setattr(file.ino(), &SetAttr::size(BLOCK as u64)).await.unwrap();
+                    }
+                }
+                open_ones.push(file);
+            }
+            let (_, other) = create(&volume, "other").await.unwrap();
+            disk.inject(failing(BioOp::Flush));
+            assert!(other.sync(true).await.is_err(), "the flush failed");
+            let is_there = |(n, at): (u8, &u64)| disk.peek(*at, 2 * BLOCK) == new(n);
+            lost += (0..files).zip(&places).filter(|place| !is_there(*place)).count();
+            other.sync(true).await.expect("the next one does not");
+        });
+        disk.world().stop();
+        for n in 0..files {
+            let bytes = found(&setup, &disk.power_cut(1), &format!("f{n}"));
+            let first = bytes.first().copied().unwrap_or(99);
+            let firsts = match then {
+                Then::Nothing | Then::Cut => [100 + n, 100 + n],
+                Then::Overwritten => [100 + n, 200 + n],
+                Then::Punched => [100 + n, 0],
+            };
+            let size = if then == Then::Cut { BLOCK } else { 2 * BLOCK };
+            let same =
+                bytes.len() == size && bytes[BLOCK.min(size)..].iter().all(|b| *b == 100 + n);
+            assert!(same && firsts.contains(&first), "{then:?}, {n}: {}, {first}", bytes.len());
+        }
+    }
+    assert!(lost > 4, "the disk lost {lost} of them");
+}
+
+/// A flush failed on a full volume, and what it had covered was dirty again beside its own places: it wants
+/// room that it was never admitted for. It is written anew in parts, as room is made, and nobody is refused.
+#[test]
+fn what_a_failed_flush_has_taken_on_a_full_volume_is_written_anew() {
+    for times in [1, 3] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        let mut made = Vec::new();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let mut files = Vec::new();
+            let mut is_full = false;
+            while !is_full {
+                let n = made.len() as u8;
+                let Ok((_, file)) = create(&volume, &format!("f{n}")).await else { break };
+                let mut size = 0;
+                while size < 16 * BLOCK && !is_full {
+                    match write(&file, size as u64, &[1 + n; BLOCK]).await {
+                        Ok(_) => size += BLOCK,
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                            is_full = true;
+                        }
+                    }
+                }
+                files.push(file);
+                made.push(size);
+                // The last of them go with the flush that fails.
+                if n >= 1 && !is_full {
+                    files[usize::from(n) - 1].sync(true).await.expect("it was accepted");
+                }
+            }
+            assert!(made.len() > 10, "{made:?}");
+            disk.inject(failing(BioOp::Flush).times(times));
+            assert!(volume.syncfs().await.is_err(), "the flush failed");
+            for _ in 0..8 {
+                if volume.syncfs().await.is_ok() {
+                    break;
+                }
+            }
+            for file in &files {
+                synced_at_last(file).await;
+            }
+        });
+        disk.world().stop();
+        let disk = disk.power_cut(1).in_world(SimWorld::new(4));
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            for (n, size) in made.iter().enumerate() {
+                let (_, file) = create(&volume, &format!("f{n}")).await.unwrap();
+                let bytes = read(&file, 16 * BLOCK).await;
+                let same = bytes.iter().all(|byte| *byte == 1 + n as u8);
+                assert!(same && bytes.len() == *size, "f{n}: {} of {size}", bytes.len());
+            }
+        });
+        disk.world().stop();
     }
 }
