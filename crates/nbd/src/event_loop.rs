@@ -157,6 +157,13 @@ impl EventLoop {
         self.handle().inbox.lock().is_empty()
             && !self.handle().evict.load(Ordering::SeqCst)
             && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst))
+            // Else what was told before it slept is acted upon by whoever comes next, if anybody.
+            && self.core.pool.bytes_max() == self.pool_bytes_max()
+    }
+
+    fn pool_bytes_max(&self) -> usize {
+        let shared = &self.core.shared;
+        pool_memory(shared.memory.total()) / shared.config.threads
     }
 
     fn wait(&mut self, events: &mut Vec<Event>, busy: bool) -> Result<()> {
@@ -228,8 +235,9 @@ impl EventLoop {
             busy |= self.run_tasks();
         }
         busy |= self.settle_all();
-        let (config, memory) = (&self.core.shared.config, &self.core.shared.memory);
-        self.core.pool.limit(pool_memory(memory.total()) / config.threads);
+        let most = self.pool_bytes_max();
+        self.core.pool.limit(most);
+        let memory = &self.core.shared.memory;
         self.core.stats.pool_bytes.store(self.core.pool.bytes() as u64, Ordering::Relaxed);
         let stashed = memory.stashed.load(Ordering::Relaxed);
         if stashed > stash_memory(memory.total()) && self.handshakes > 0 {

@@ -36,6 +36,11 @@ impl Pool {
         }
     }
 
+    /// Most that is kept, bytes.
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
     /// What is kept now, bytes.
     pub fn bytes(&self) -> usize {
         self.bytes

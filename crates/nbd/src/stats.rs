@@ -157,12 +157,12 @@ impl Memory {
 
     /// Bytes over all clients from now on. Requests in flight stay.
     pub fn set_total(&self, bytes: usize) {
-        self.total_max.store(bytes, Ordering::Relaxed);
+        self.total_max.store(bytes, Ordering::SeqCst);
     }
 
     /// Bytes over all clients.
     pub fn total(&self) -> usize {
-        self.total_max.load(Ordering::Relaxed)
+        self.total_max.load(Ordering::SeqCst)
     }
 
     /// Memory that any client may use whatever the others do, bytes.

@@ -56,9 +56,12 @@ impl HostFile {
             return Ok(Wrote { offset, len });
         }
         let append = rustix::io::ReadWriteFlags::APPEND;
-        let len = rustix::io::pwritev2(&self.fd, &[IoSlice::new(src)], 0, append)
+        // At the descriptor's place, which is where it ended then: the size may be others' by now, and of half
+        // a record.
+        let len = rustix::io::pwritev2(&self.fd, &[IoSlice::new(src)], u64::MAX, append)
             .map_err(|e| fail("append", e))?;
-        Ok(Wrote { offset: stat(&self.fd)?.stx_size - len as u64, len })
+        let end = rustix::fs::tell(&self.fd).map_err(|e| fail("append", e))?;
+        Ok(Wrote { offset: end - len as u64, len })
     }
 
     fn fallocate_now(&self, how: Fallocate, offset: u64, len: u64) -> Result<()> {
