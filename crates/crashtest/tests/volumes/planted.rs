@@ -14,13 +14,21 @@ struct Hunt {
     change: fn(&mut Setup),
     search: fn(&Setup, Depth, &mut Seen) -> Result<(), Violation>,
     depth: Depth,
-    /// Seeds tried until one shows the mistake.
+    /// Seeds from here on are tried until one shows the mistake.
+    first: u64,
+    /// So many.
     tries: u64,
 }
 
 /// Workloads of names, cut everywhere.
-const NAMES: Hunt =
-    Hunt { setup: Setup::from_seed, change: |_| (), search: every_cut, depth: QUICK, tries: 40 };
+const NAMES: Hunt = Hunt {
+    setup: Setup::from_seed,
+    change: |_| (),
+    search: every_cut,
+    depth: QUICK,
+    first: 1,
+    tries: 40,
+};
 const CONTENT: Hunt = Hunt { setup: Setup::with_content, ..NAMES };
 /// Nothing goes into records.
 const RUNS: Hunt = Hunt { change: |setup| setup.inline_max = 0, ..CONTENT };
@@ -49,8 +57,8 @@ fn hunt(fault: Planted) -> Hunt {
         Planted::SizeBeforeData => CONTENT,
         Planted::RenameBeforeData => Hunt { search: replaced, ..CONTENT },
         Planted::CleanerMovesLive => CROWDED,
-        // Content in records keeps log segments, and few of data die.
-        Planted::SegmentReusedEarly => Hunt { change: |setup| setup.inline_max = 0, ..CROWDED },
+        // Few segments die in these small volumes, and fewer while somebody wants one: about one seed in fifty.
+        Planted::SegmentReusedEarly => Hunt { first: 60, ..CROWDED },
         Planted::SequenceAtReserve | Planted::PublishedOutOfOrder => MEETING,
         Planted::DiscardAfterReuse => Hunt { change: |setup| setup.discard = true, ..CROWDED },
         Planted::ForgedRecord => Hunt { search: forged, ..CONTENT },
@@ -61,9 +69,9 @@ fn hunt(fault: Planted) -> Hunt {
 
 /// The first seed that shows the mistake; without it that seed shows nothing.
 fn find(fault: Planted) -> Result<(), String> {
-    let Hunt { setup, change, search, depth, tries } = hunt(fault);
+    let Hunt { setup, change, search, depth, first, tries } = hunt(fault);
     let mut seen = Seen::default();
-    for seed in 1..=tries {
+    for seed in first..first + tries {
         let mut plain = setup(seed);
         change(&mut plain);
         let planted = Setup { plant: Some(fault), ..plain.clone() };
