@@ -156,7 +156,9 @@ impl State {
         let data = Arc::new(std::mem::take(&mut self.data));
         let items = Arc::new(std::mem::take(&mut self.items));
         self.maps = (0, 0);
-        self.space.freeze();
+        let State { room, space, .. } = self;
+        room.leave_pool(space);
+        space.freeze(&|segment| room.left_of(segment));
         self.tree_data_ids = self.next_data_id;
         self.frozen = Some(Frozen {
             data,

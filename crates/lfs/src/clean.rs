@@ -159,6 +159,12 @@ impl Cleaner {
         stopped
     }
 
+    /// Waits until the pass that is being made is over, and nothing is pinned or counted on by it.
+    pub async fn pass_over(&self) {
+        let _hurry = self.hurry();
+        drop(self.take().await);
+    }
+
     /// `Shutdown` while the volume is being closed.
     fn check_open(&self) -> Result<()> {
         match self.turn.lock().is_over {

@@ -167,7 +167,12 @@ impl Inner {
             let much = state.removed_bytes >= self.layout.segment_bytes() && !state.is_read_only;
             if much { std::mem::take(&mut state.removed_bytes) } else { 0 }
         };
-        if removed > 0 && !self.two_checkpoints().await {
+        if removed == 0 {
+            return;
+        }
+        // What the cleaner has in its hands comes free with the rest.
+        self.cleaner.pass_over().await;
+        if !self.two_checkpoints().await {
             let mut state = self.state.lock();
             state.removed_bytes = state.removed_bytes.saturating_add(removed);
         }

@@ -269,11 +269,11 @@ impl Segments {
         }
     }
 
-    /// Nothing in it is live, on its way, held, or was reserved since the last freeze.
-    pub fn is_idle(&self, segment: u32) -> bool {
+    /// Nothing in it is live, on its way, or was reserved since the last freeze; and so many bytes are held.
+    pub fn is_idle(&self, segment: u32, held: u64) -> bool {
         self.get(segment).is_some_and(|this| {
-            let used = this.live_bytes + this.held_bytes + u64::from(this.in_flight);
-            used == 0 && !this.is_touched
+            let used = this.live_bytes + u64::from(this.in_flight);
+            used == 0 && this.held_bytes == held && !this.is_touched
         })
     }
 

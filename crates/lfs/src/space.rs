@@ -333,20 +333,20 @@ impl Space {
         self.written
     }
 
-    /// A freeze: what of the log comes now is counted anew.
-    pub fn freeze(&mut self) {
+    /// A freeze: what of the log comes now is counted anew. `left`: bytes of a segment that are left over.
+    pub fn freeze(&mut self, left: &dyn Fn(u32) -> u64) {
         let Bytes { log, content, data } = std::mem::take(&mut self.written);
         (self.frozen_bytes, self.nodes_taken) = (log + content + data, 0);
         // An open segment of which nothing is live, and that nobody writes to, is not kept for its rest.
         if let Some(open) = self.data
-            && u64::from(open.offset) > self.layout.segment_bytes() / 2
-            && self.segments.is_idle(open.segment)
+            && u64::from(open.offset) > self.layout.segment_bytes() / 8
+            && self.segments.is_idle(open.segment, left(open.segment))
         {
             self.data = None;
             self.segments.seal(open.segment);
         }
         // What was moved there is all gone again.
-        if let Some(open) = self.clean.filter(|at| self.segments.is_idle(at.segment)) {
+        if let Some(open) = self.clean.filter(|at| self.segments.is_idle(at.segment, 0)) {
             self.clean = None;
             self.segments.seal(open.segment);
         }

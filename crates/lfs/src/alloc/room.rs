@@ -233,6 +233,16 @@ impl Room {
         Ok((at, taken))
     }
 
+    /// The rest of the pool, where it alone keeps a segment from coming free (W15), is left over.
+    pub fn leave_pool(&mut self, space: &mut Space) {
+        let Some((at, len)) = self.pool else { return };
+        let segment = self.sizes.place(at).segment;
+        if space.segments.is_idle(segment, len + self.left_of(segment)) {
+            self.pool = None;
+            self.give_back(space, (at, len));
+        }
+    }
+
     /// Bytes of a segment that are left over.
     pub fn left_of(&self, segment: u32) -> u64 {
         let first = u64::from(segment) * self.sizes.segment;
