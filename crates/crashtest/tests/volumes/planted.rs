@@ -57,7 +57,8 @@ fn hunt(fault: Planted) -> Hunt {
         Planted::SizeBeforeData => CONTENT,
         Planted::RenameBeforeData => Hunt { search: replaced, ..CONTENT },
         Planted::CleanerMovesLive => CROWDED,
-        // Few segments die in these small volumes, and fewer while somebody wants one: about one seed in fifty.
+        // Few segments die in these small volumes, and fewer while somebody wants one: about one seed in
+        // fifty shows it.
         Planted::SegmentReusedEarly => Hunt { first: 60, ..CROWDED },
         Planted::SequenceAtReserve | Planted::PublishedOutOfOrder => MEETING,
         Planted::DiscardAfterReuse => Hunt { change: |setup| setup.discard = true, ..CROWDED },
