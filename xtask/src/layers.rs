@@ -106,7 +106,7 @@ const RULES: &[Rule] = &[
     rule("forebay-live", &["forebay-base", "forebay"], SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),
-    rule("forebay-crashtest", BELOW_CRASHTEST, &[], true),
+    rule("forebay-crashtest", BELOW_CRASHTEST, &["forebay-iomap"], true),
     rule("forebay-cli", BELOW_CLI, SIM, true),
     rule("xtask", &[], &[], false),
 ];

@@ -21,7 +21,8 @@ pub struct Counts {
     pub cuts: u64,
     /// Distinct (workload, moment, what the disk holds), second lives included.
     pub states: u64,
-    /// Disks that were recovered and read: what is the same in a workload is recovered once.
+    /// Disks that were recovered, read and checked: of those of a workload that recovery sees no difference
+    /// between, one.
     pub recovered: u64,
     /// Workloads that went on after a power cut or a kill, cut again at every moment.
     pub second_lives: u64,
@@ -145,8 +146,9 @@ impl Seen {
         self.counts.second_states += 1;
     }
 
-    pub(crate) fn recovered(&mut self, digest: u64) {
-        self.counts.recovered += 1;
+    /// A state has its verdict; what was not known of it was recovered.
+    pub(crate) fn checked(&mut self, digest: u64, is_new: bool) {
+        self.counts.recovered += u64::from(is_new);
         self.digest(digest);
     }
 

@@ -4,7 +4,8 @@
 //! step. A *run* carries it out on a volume and keeps every moment at which the power may go. A *search*
 //! takes each of them, and each subset of the writes that were not flushed; recovers what the disk may then
 //! hold; goes on living on some of it, and cuts again. A *verdict* holds what is recovered against the
-//! script: which step it may be, which bytes each block may have (`docs/crash-contract.md`). A *campaign* is
+//! script: which step it may be, which bytes each block may have (`docs/crash-contract.md`); what a
+//! recovery reads alike it makes the same of, so that is *told* only once. A *campaign* is
 //! many of these on several threads; what fails is made short.
 //!
 //! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`, `crowding` and
@@ -24,6 +25,7 @@ mod search;
 mod setup;
 mod short;
 mod shrink;
+mod told;
 mod verdict;
 
 pub use campaign::{Options, Progress, Summary, campaign};
@@ -37,4 +39,4 @@ pub use script::Script;
 pub use search::{Depth, Spot, Subject, Violation, look_at, search};
 pub use setup::{Base, Setup};
 pub use shrink::{Failure, shrink};
-pub use verdict::{Found, Past, judge, look};
+pub use verdict::{Found, Past, Recoveries, judge, look, sound};

@@ -12,12 +12,13 @@ use crate::counts::Seen;
 use crate::run::{Ran, run};
 use crate::script::Script;
 use crate::setup::{Base, Setup};
-use crate::verdict::{Checked, Found, Past, judge, recover};
+use crate::verdict::{Checked, Found, Past, Recoveries, judge};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
 use forebay_sim::{CrashState, Fate, PowerCut, SimDisk};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::rc::Rc;
 use std::str::FromStr;
 
 /// How much of each workload is looked at.
@@ -113,9 +114,10 @@ struct Memo {
     /// By the sum of the disk.
     disks: HashMap<u64, u64>,
     /// By their key.
-    found: HashMap<u64, Found>,
+    found: HashMap<u64, Rc<Found>>,
     /// Steps, by key and tag of the moment.
     judged: HashMap<(u64, u64), usize>,
+    recoveries: Recoveries,
 }
 
 /// Recoveries that are remembered.
@@ -217,11 +219,11 @@ impl<'a> Search<'a> {
         if !then.unwrap_or(drawn) {
             return Ok(());
         }
-        let found = &self.memo.found[&self.memo.disks[&sum]];
+        let found = self.memo.found[&self.memo.disks[&sum]].clone();
         let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
         let disk = state.mount(SimWorld::new(3));
-        let setup = self.subject.setup;
-        live_on(setup, self.depth, past, (step, found), &disk, draw, seen)
+        let life = Life { setup: self.subject.setup, depth: self.depth, seed: draw };
+        life.live_on(past, (step, &found), &disk, &mut self.memo.recoveries, seen)
             .map_err(|what| at(format!("then {what}"), true))
     }
 
@@ -240,9 +242,9 @@ impl<'a> Search<'a> {
                 if self.memo.found.len() >= MEMO_MAX {
                     self.memo = Memo::default();
                 }
-                let found = recover(setup, &state.mount(SimWorld::new(1)))?;
-                seen.recovered(found.key());
+                let (found, is_new) = self.memo.recoveries.of(setup, state)?;
                 let key = found.key();
+                seen.checked(key, is_new);
                 self.memo.disks.insert(sum, key);
                 self.memo.found.insert(key, found);
                 key
@@ -265,7 +267,7 @@ impl<'a> Search<'a> {
 
     /// The process dies at this moment, the machine goes on; the volume is opened on what is in the disk's
     /// volatile cache, used, and then the power goes.
-    fn killed(&self, n: usize, cut: &PowerCut, seen: &mut Seen) -> Result<(), Violation> {
+    fn killed(&mut self, n: usize, cut: &PowerCut, seen: &mut Seen) -> Result<(), Violation> {
         let at = |what| Violation { spot: Spot::Killed(n), what };
         let setup = self.subject.setup;
         let mut draw = setup.seed ^ 0x0dead ^ (n as u64) << 32;
@@ -273,53 +275,64 @@ impl<'a> Search<'a> {
         let left = cut.killed(split_mix(&mut draw), SimWorld::new(5));
         let copy = left.in_world(SimWorld::new(6));
         let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
-        let found = recover(setup, &copy).map_err(at)?;
-        seen.recovered(found.key());
+        let recoveries = &mut self.memo.recoveries;
+        let found = recoveries.recover(setup, &copy, None).map_err(at)?;
+        seen.checked(found.key(), true);
         let step = judge(setup, past, &found).map_err(at)?;
         let second = Setup { fua: split_mix(&mut draw) & 1 == 0, ..setup.clone() };
-        live_on(&second, self.depth, past, (step, &found), &left, draw, seen)
+        let life = Life { setup: &second, depth: self.depth, seed: draw };
+        life.live_on(past, (step, &found), &left, recoveries, seen)
             .map_err(|what| at(format!("then {what}")))
     }
 }
 
-/// A second life on what was recovered, cut at every request.
-fn live_on(
-    setup: &Setup,
+/// A second life.
+struct Life<'a> {
+    setup: &'a Setup,
     depth: Depth,
-    before: Past<'_>,
-    (step, found): (usize, &Found),
-    disk: &SimDisk,
     seed: u64,
-    seen: &mut Seen,
-) -> Checked<()> {
-    let moment = &before.script.moments[step];
-    let start = if setup.content { moment.with_files(&found.files) } else { moment.fs.snapshot() };
-    let mut rng = seed;
-    let script = Script::make(setup, split_mix(&mut rng), &start, 8);
-    let mut ran = run(setup, &script, disk);
-    seen.counts.second_lives += 1;
-    seen.counts.full += u64::from(ran.full);
-    if let Some(what) = ran.wrong.take() {
-        return Err(format!("a second life: {what}"));
-    }
-    let mut judged: HashSet<(u64, u64)> = HashSet::new();
-    for (n, cut) in ran.cuts.iter().enumerate() {
-        let progress = ran.progress(cut);
-        // Until it is open nothing was served that has to stay.
-        let past = if progress.opened { Past::new(&script, &ran, progress) } else { before };
-        for state in cut.states(depth.all_upto).take(depth.second_states) {
-            if !judged.insert((state.sum(), cut.tag())) {
-                continue;
-            }
-            seen.second(&state);
-            let found = recover(setup, &state.mount(SimWorld::new(4)));
-            let at = |e| format!("a second life, {n}:{}: {e}", state.label);
-            let found = found.map_err(at)?;
-            seen.recovered(found.key());
-            judge(setup, past, &found).map_err(at)?;
+}
+
+impl Life<'_> {
+    /// On what was recovered, cut at every request.
+    fn live_on(
+        &self,
+        before: Past<'_>,
+        (step, found): (usize, &Found),
+        disk: &SimDisk,
+        recoveries: &mut Recoveries,
+        seen: &mut Seen,
+    ) -> Checked<()> {
+        let (setup, depth) = (self.setup, self.depth);
+        let moment = &before.script.moments[step];
+        let start =
+            if setup.content { moment.with_files(&found.files) } else { moment.fs.snapshot() };
+        let mut rng = self.seed;
+        let script = Script::make(setup, split_mix(&mut rng), &start, 8);
+        let mut ran = run(setup, &script, disk);
+        seen.counts.second_lives += 1;
+        seen.counts.full += u64::from(ran.full);
+        if let Some(what) = ran.wrong.take() {
+            return Err(format!("a second life: {what}"));
         }
+        let mut judged: HashSet<(u64, u64)> = HashSet::new();
+        for (n, cut) in ran.cuts.iter().enumerate() {
+            let progress = ran.progress(cut);
+            // Until it is open nothing was served that has to stay.
+            let past = if progress.opened { Past::new(&script, &ran, progress) } else { before };
+            for state in cut.states(depth.all_upto).take(depth.second_states) {
+                if !judged.insert((state.sum(), cut.tag())) {
+                    continue;
+                }
+                seen.second(&state);
+                let at = |e| format!("a second life, {n}:{}: {e}", state.label);
+                let (found, is_new) = recoveries.of(setup, &state).map_err(at)?;
+                seen.checked(found.key(), is_new);
+                judge(setup, past, &found).map_err(at)?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -5,12 +5,14 @@
 use crate::run::{Progress, Ran, Synced};
 use crate::script::{Paths, Script, read_files, without_content};
 use crate::setup::Setup;
+use crate::told::Told;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
 use forebay_block::DeviceRef;
-use forebay_lfs::{FindingKind, Volume, fsck};
-use forebay_sim::SimDisk;
+use forebay_lfs::{FindingKind, FsckReport, Volume, fsck};
+use forebay_sim::{CrashState, Reads, SimDisk};
 use forebay_vfs::check::{Times, Tree};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// A sentence that says what is wrong.
@@ -57,38 +59,117 @@ impl<'a> Past<'a> {
     }
 }
 
-/// Opens the volume on `disk` and reads all of it; then opens what that has left and finds the same again.
-///
-/// # Errors
-/// What is wrong.
-pub fn recover(setup: &Setup, disk: &SimDisk) -> Checked<Found> {
-    let found = open_and(setup, disk, async |volume| look(volume, setup.content).await)?;
-    // What the first opening may have written lies in a volatile cache: the second one finds the same.
-    let again = disk.power_cut(setup.seed).in_world(SimWorld::new(2));
-    let plain = Setup { content: false, ..setup.clone() };
-    if found.digest.is_multiple_of(FSCK_ONE_IN) {
-        check_all(&again.in_world(SimWorld::new(3)))?;
+/// Recoveries of one workload that are known (N1), by whether a lone record goes out with FUA.
+#[derive(Default)]
+pub struct Recoveries {
+    whole: [Told<Rc<Found>>; 2],
+    /// The second opening.
+    again: [Told<u64>; 2],
+    fsck: Told<()>,
+}
+
+/// One in so many states of which the recovery is known is recovered all the same.
+const TRIED_ALL_THE_SAME: u64 = 512;
+
+impl Recoveries {
+    /// What a recovery finds of a state, and whether it was not known before.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn of(&mut self, setup: &Setup, state: &CrashState) -> Checked<(Rc<Found>, bool)> {
+        let way = usize::from(setup.fua);
+        let known = self.whole[way].of(state, |_| ()).cloned();
+        if let Some(found) = &known
+            && !state.sum().is_multiple_of(TRIED_ALL_THE_SAME)
+        {
+            return Ok((found.clone(), false));
+        }
+        let reads = state.reads();
+        let disk = state.mount(SimWorld::new(1));
+        let found = self.recover(setup, &disk, Some(&reads))?;
+        match known {
+            Some(known) if known.key() != found.key() => {
+                Err("N1: what reads the same was recovered as something else".into())
+            }
+            Some(known) => Ok((known, false)),
+            None => {
+                let found = Rc::new(found);
+                self.whole[way].learn(&reads, found.clone())?;
+                Ok((found, true))
+            }
+        }
     }
-    let digest = open_and(&plain, &again, async |volume| {
-        volume.digest().await.map_err(|e| format!("digest: {e}"))
-    });
-    match digest.map_err(|what| format!("again: {what}"))? {
-        same if same == found.digest => Ok(found),
-        _ => Err("recovered again, it is something else".into()),
+
+    /// Opens the volume on `disk` and reads all of it; then, after another power cut, checks it with fsck,
+    /// opens what it has left, and finds the same again. `reads`: what all of this reads of a state that
+    /// the disk began with is noted there.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn recover(
+        &mut self,
+        setup: &Setup,
+        disk: &SimDisk,
+        reads: Option<&Reads>,
+    ) -> Checked<Found> {
+        reads.into_iter().for_each(|reads| disk.record_reads(reads));
+        let found = open_and(setup, disk, async |volume| look(volume, setup.content).await)?;
+        // What the first opening may have written lies in a volatile cache: the second one finds the same.
+        let left = disk.cut_state(setup.seed);
+        on(&mut self.fsck, &left, reads, 3, check_all)?;
+        let plain = Setup { content: false, ..setup.clone() };
+        let digest = on(&mut self.again[usize::from(setup.fua)], &left, reads, 2, |disk| {
+            open_and(&plain, disk, async |volume| {
+                volume.digest().await.map_err(|e| format!("digest: {e}"))
+            })
+        });
+        match digest.map_err(|what| format!("again: {what}"))? {
+            same if same == found.digest => Ok(found),
+            _ => Err("recovered again, it is something else".into()),
+        }
     }
 }
 
-/// One in so many recovered volumes is checked as a whole: which ones, their digest decides.
-const FSCK_ONE_IN: u64 = 3;
+/// What comes of what is left of a disk: what is known, or what `run` says on it, in the world of this seed.
+fn on<T: Copy>(
+    told: &mut Told<T>,
+    left: &CrashState,
+    reads: Option<&Reads>,
+    seed: u64,
+    run: impl FnOnce(&SimDisk) -> Checked<T>,
+) -> Checked<T> {
+    let note = |read| reads.into_iter().for_each(|reads| left.note_read(reads, read));
+    if let Some(known) = told.of(left, |_| ()).copied() {
+        told.of(left, note);
+        return Ok(known);
+    }
+    let (own, disk) = (left.reads(), left.mount(SimWorld::new(seed)));
+    disk.record_reads(&own);
+    let done = run(&disk)?;
+    told.learn(&own, done)?;
+    match (own.list(), reads) {
+        (Some(list), _) => list.into_iter().for_each(|(read, _)| note(read)),
+        (None, Some(reads)) => reads.give_up(),
+        (None, None) => {}
+    }
+    Ok(done)
+}
 
-/// Fsck of what a recovery has left. A slot may be torn; anything else is wrong.
+/// Fsck of what a recovery has left.
 fn check_all(disk: &SimDisk) -> Checked<()> {
     let world: Arc<SimWorld> = disk.world().clone();
     let device: DeviceRef = Arc::new(disk.clone());
     let asked: WorldRef = world.clone();
     let report = world.run(fsck(&device, &asked, &mut |_| ()));
     world.stop();
-    let report = report.map_err(|e| format!("fsck: {e}"))?;
+    sound(&report.map_err(|e| format!("fsck: {e}"))?)
+}
+
+/// Whether fsck found what a cut may not leave: a slot may be torn; anything else is wrong.
+///
+/// # Errors
+/// What is wrong.
+pub fn sound(report: &FsckReport) -> Checked<()> {
     match report.findings.iter().find(|finding| finding.kind != FindingKind::Slot) {
         Some(finding) => Err(format!("fsck: {finding:?}")),
         None => Ok(()),

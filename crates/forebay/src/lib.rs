@@ -69,4 +69,5 @@ pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};
 pub use volume::{
     AllocMode, AllocStats, CleanStats, CreateVolume, FileExtent, Finding, FindingKind,
     FsckProgress, FsckReport, OpenOptions, ReadDir, Volume, VolumeFile, VolumeInfo, VolumeOptions,
+    segment_for,
 };

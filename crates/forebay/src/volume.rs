@@ -44,8 +44,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const SEGMENT_BYTES_MAX: u64 = 64 * MIB;
 /// Smallest segment, bytes.
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
-/// A volume gets at least so many segments, if the size of a segment is ours to choose.
-const SEGMENTS_WANTED: u64 = 32;
+/// A volume gets about so many segments, if the size of a segment is ours to choose.
+const SEGMENTS_WANTED: u64 = 128;
 /// What is looked at of a block device before something is made on it, bytes at either end.
 const LOOK_BYTES: u64 = MIB;
 
@@ -272,8 +272,8 @@ fn invalid<T>(op: &'static str, text: impl Into<String>) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidInput, op, text))
 }
 
-/// Bytes of a segment in a volume of this size.
-fn segment_for(size: u64) -> u32 {
+/// Bytes of a segment of a volume of `size` bytes, where nobody says.
+pub fn segment_for(size: u64) -> u32 {
     let largest = (size / SEGMENTS_WANTED).max(1);
     let power = 1 << largest.ilog2();
     power.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX) as u32
@@ -448,9 +448,11 @@ mod tests {
     fn segments_follow_the_size() {
         for (size, segment) in [
             (2 << 20, 64 << 10),
-            (64 << 20, 2 << 20),
-            (100 << 20, 2 << 20),
-            (2 << 30, 64 << 20),
+            (64 << 20, 512 << 10),
+            (100 << 20, 512 << 10),
+            (1 << 30, 8 << 20),
+            (2 << 30, 16 << 20),
+            (8 << 30, 64 << 20),
             (1 << 40, 64 << 20),
         ] {
             assert_eq!(segment_for(size), segment, "{size}");

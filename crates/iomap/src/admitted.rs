@@ -1,8 +1,9 @@
 //! Room for what is about to become dirty: asked for folio by folio, and for what a write adds to the file
 //! before the file grows.
 //!
-//! A write that is refused for want of room has not made the file longer. What the map admits counts there
-//! until it is dirty, so that no two writers are promised the same room.
+//! A write that is refused for want of room for what it adds has not made the file longer; one that begins
+//! in a hole below the end may have. What the map admits counts there until it is dirty, so that no two
+//! writers are promised the same room.
 //!
 //! No locks.
 
@@ -16,6 +17,9 @@ use forebay_cache::folio::Blocks;
 use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
+
+/// How often the map makes room for one write, if others take it each time.
+const ROOM_ROUNDS: u32 = 16;
 
 /// Room that a write has for what it adds to the file.
 pub(crate) struct Ahead<'a> {
@@ -123,17 +127,45 @@ impl MappedFile {
         let from_ahead = new.min(added).min(ahead.left.load(Ordering::Relaxed));
         let bytes = new - from_ahead;
         if bytes > 0 {
-            self.ops.admit(bytes, self.held()).map_err(Obstacle::NoRoom)?;
+            self.ops.admit_within(bytes, self.held(), &range).map_err(Obstacle::NoRoom)?;
         }
         Ok(Admitted { ops: &*self.ops, bytes, ahead, from_ahead })
+    }
+
+    /// What is dirty gets its places, as far as there are any; an error is for syncs to tell. For who wants
+    /// room, of any file: he may be a writer whose bytes beyond the end are on their way (E7), so no size is
+    /// published here, which would wait for these. What is waited for are write-outs under way, and the
+    /// tickets of truncates and of writes past the cache: they have what they hold already, and wait for the
+    /// device, for the map, and for private memory, never for a writer, a range or frames. Not for who holds
+    /// a ticket, a range or a permit himself.
+    pub async fn write_out_dirty(&self) {
+        if self.held() > 0 || self.mapping.write_outs() > 0 {
+            let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
+            self.write_out_all(&pass, false).await;
+        }
+    }
+
+    /// Room for the blocks of `range` that were refused: what is dirty of the file is written out, and
+    /// then the map makes room, as long as it can.
+    pub(crate) async fn make_room_within(&self, error: Error, range: Range<u64>) -> Result<()> {
+        let new = range.end - range.start;
+        self.write_out_dirty().await;
+        let mut rounds = 0;
+        while self.ops.admit_within(new, self.held(), &range).is_err() {
+            // Others may take what was made each time.
+            rounds += 1;
+            if rounds > ROOM_ROUNDS || !self.ops.make_room(range.clone()).await {
+                return Err(error);
+            }
+        }
+        self.ops.arrived(new);
+        Ok(())
     }
 
     /// What is dirty may be counted twice while it is written out, and places that it leaves come free
     /// then: an error only if there is no room for `new` bytes after that either.
     pub(crate) async fn make_room(&self, error: Error, new: u64) -> Result<()> {
-        let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
-        self.write_out_pass(&pass).await;
-        self.mapping.wait_write_outs().await;
+        self.write_out_dirty().await;
         self.ops.admit(new, self.held()).map_err(|_| error)?;
         self.ops.arrived(new);
         Ok(())

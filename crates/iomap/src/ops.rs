@@ -124,7 +124,10 @@ impl Reservation {
         let mut published = self.published.lock();
         let twice = published.iter().any(|p| p.start < part.end && part.start < p.end);
         assert!(!twice, "O3: a place is published once");
-        published.push(part);
+        match published.last_mut() {
+            Some(last) if last.end == part.start => last.end = part.end,
+            _ => published.push(part),
+        }
     }
 }
 
@@ -155,7 +158,7 @@ impl Reservation {
                     continue;
                 }
                 push(at, part.start);
-                at = part.end;
+                at = at.max(part.end);
             }
             push(at, end);
         }
@@ -236,8 +239,20 @@ pub trait MapOps: Send + Sync {
         Ok(())
     }
 
-    /// The same for a block that a truncate makes dirty, because the new end lies within it: what makes room
-    /// may have the last of it.
+    /// The same for blocks of `range`: where the file has them already, what they overwrite comes free by
+    /// that.
+    fn admit_within(&self, new: u64, dirty: u64, _range: &Range<u64>) -> Result<()> {
+        self.admit(new, dirty)
+    }
+
+    /// Blocks of `range` were refused, and what was dirty of the file is written out: makes room for them.
+    /// False: there is none, and none can be made.
+    fn make_room(&self, _range: Range<u64>) -> BoxFuture<'_, bool> {
+        Box::pin(std::future::ready(false))
+    }
+
+    /// The same as [`MapOps::admit`] for a block that a truncate makes dirty, because the new end lies
+    /// within it: what makes room may have the last of it.
     fn admit_edge(&self, _new: u64) -> Result<()> {
         Ok(())
     }

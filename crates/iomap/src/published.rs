@@ -26,7 +26,7 @@ pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn M
 
 impl MappedFile {
     /// Publishes as much of the size as there are bytes for.
-    pub(crate) fn publish_size(&self) {
+    pub fn publish_size(&self) {
         if self.ops.published_size().is_some_and(|published| published < self.size()) {
             let _uncut = self.mapping.bounds.uncut();
             let size = publishable_size(&self.cache, &self.mapping, &*self.ops);

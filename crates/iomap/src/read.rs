@@ -72,19 +72,6 @@ impl MappedFile {
         Some(Ok((range.end - start) as usize))
     }
 
-    /// Copies what the cache holds of whole blocks, for who has to write it once more: nobody has used it by
-    /// that. False: not all of it is there.
-    pub fn copy_held(&self, offset: u64, dst: &mut [u8]) -> bool {
-        let mapping = &*self.mapping;
-        let end = offset + dst.len() as u64;
-        self.pieces(offset..end).all(|(index, part)| {
-            let at = (part.start - mapping.folio_start(index)) as usize;
-            let Some(folio) = self.cache.lookup(mapping, index, at) else { return false };
-            let into = &mut dst[(part.start - offset) as usize..(part.end - offset) as usize];
-            folio.uptodate(mapping.blocks_touched(index, &part)) && folio.copy_out(at, into)
-        })
-    }
-
     /// Reads `dst.bytes().len()` bytes at `offset`; fewer only at the end of file.
     pub async fn read(
         &self,

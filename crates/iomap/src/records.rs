@@ -269,12 +269,12 @@ impl Work {
         let frames = std::sync::Arc::get_mut(&mut bio.frames).expect("P3: no bio has the list yet");
         let mut sums = if with_sums { self.sums.pop().unwrap_or_default() } else { Vec::new() };
         let (mut left, block) = (place.len, mapping.block_size());
+        let mut bytes = [0; FRAME_SIZE];
         for b in piece.blocks.start..piece.blocks.end {
             let (frame, offset) = piece.place(b, mapping);
             let len = left.min(block) as usize;
             frames.push(frame, offset, len);
             if with_sums {
-                let mut bytes = [0; FRAME_SIZE];
                 arena.copy_out(frame, offset, &mut bytes[..len]);
                 sums.push(crc32c(&bytes[..len]));
             }

@@ -13,6 +13,8 @@ use crate::ops::Commit;
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_cache::State;
+use forebay_cache::folio::Table;
 use forebay_cache::rangeset::RangeSet;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::WriteOutPass;
@@ -284,6 +286,30 @@ impl MappedFile {
         let Some(covered) = self.mapping.unflushed.take_back() else { return false };
         self.flush_failed(&covered);
         true
+    }
+
+    /// Copies what the cache holds of whole blocks, for who has to write it once more: nobody has used it by
+    /// that. `pinned`: only what was never read back from the map, which may have lost it: what is dirty, in
+    /// write-out, or kept for the next flush. False: not all of it is there. Definite: who has the folio
+    /// locked is waited for.
+    pub fn copy_held(&self, offset: u64, dst: &mut [u8], pinned: bool) -> bool {
+        let mapping = &*self.mapping;
+        let end = offset + dst.len() as u64;
+        let kept = [State::Dirty, State::Writing, State::Unflushed];
+        self.pieces(offset..end).all(|(index, part)| {
+            let Some(folio) = self.cache.lock_folio(mapping, index) else { return false };
+            let blocks = mapping.blocks_touched(index, &part);
+            let lacks = |table: &Table, slot, group| {
+                !kept.iter().fold(0, |held, &state| held | table.bits(slot, state, group))
+            };
+            let is_held = folio.all(State::Uptodate, blocks)
+                && !(pinned && folio.runs(blocks, lacks).next().is_some());
+            if is_held {
+                let into = &mut dst[(part.start - offset) as usize..(part.end - offset) as usize];
+                folio.copy_out((part.start - mapping.folio_start(index)) as usize, into);
+            }
+            is_held
+        })
     }
 
     fn each_pinned(

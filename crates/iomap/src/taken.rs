@@ -1,5 +1,6 @@
 //! Dirt taken out of the hands of write-out while something else happens to its place: it is dirty again
-//! afterwards, or gone. The caller holds the range exclusively, so that no new dirt appears.
+//! afterwards, or gone. The caller holds the range exclusively, so that no new dirt appears. What no flush
+//! has made durable goes with it: until its place is told to be free it can be had from the cache.
 
 use crate::file::MappedFile;
 use forebay_cache::folio::Blocks;
@@ -8,7 +9,7 @@ use forebay_cache::writeback::{WritePiece, untake};
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
 
-/// Dirty blocks taken; dirty again on drop.
+/// Blocks taken; dirty on drop.
 pub(crate) struct Taken<'a> {
     file: &'a MappedFile,
     pieces: Vec<WritePiece>,
@@ -20,12 +21,23 @@ impl<'a> Taken<'a> {
         Self { file, pieces: Vec::new() }
     }
 
-    /// Takes what is dirty of the blocks, none of which is in write-out.
+    /// Takes what is dirty of the blocks, none of which is in write-out, and what is kept for the next flush.
     pub fn take(&mut self, folio: &FolioWrite<'_>, blocks: Blocks) {
         folio.begin_write(blocks, DirtyTracking::Block, &mut self.pieces);
+        let kept = folio.runs(blocks, |table, slot, group| {
+            table.bits(slot, State::Unflushed, group) & !table.bits(slot, State::Writing, group)
+        });
+        for run in kept {
+            let mut start = run.start;
+            while start < run.end {
+                let piece = folio.take(Blocks { start, end: run.end });
+                start = piece.blocks.end;
+                self.pieces.push(piece);
+            }
+        }
     }
 
-    /// The dirt is not wanted any more.
+    /// What was taken is not wanted any more.
     pub fn drop_dirt(mut self) {
         let pieces = std::mem::take(&mut self.pieces);
         untake(&self.file.cache, &self.file.mapping, &pieces, false);

@@ -390,8 +390,9 @@ impl MappedFile {
             // The caller makes the file longer, and keeps what it takes for that.
             Obstacle::Shrunk => {}
             Obstacle::NoRoom(error) => {
-                let new = round_up(piece.end - piece.start, mapping.block_size());
-                return self.make_room(error, new).await;
+                // Others may wait for them.
+                *pool = FramePool::empty(&self.cache);
+                return self.make_room_within(error, mapping.range_of(index, blocks)).await;
             }
             Obstacle::Reading(blocks) => {
                 self.cache.wait_while(mapping, index, blocks, State::Reading).await

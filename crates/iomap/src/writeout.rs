@@ -15,10 +15,11 @@ use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, fail_unwritte
 use forebay_cache::{FRAME_SIZE, FolioWrite, Mapping, State};
 use std::ops::Range;
 
-/// Longest write of one bio, bytes: many of them under way fill a device and end one after another.
-const MAX_BIO: u64 = 256 << 10;
-/// No folio is added to a reservation of so many bytes.
-const MAX_RESERVATION: u64 = 1 << 20;
+/// Longest write of one bio, bytes. Each costs the way to the device and back, a record of the map, and where
+/// the device is a file with holes a change of that one's map: shorter ones made big streams slower.
+const MAX_BIO: u64 = 1 << 20;
+/// No folio is added to a reservation of so many bytes, or of as many as a domain keeps in flight.
+const MAX_RESERVATION: u64 = 4 << 20;
 /// Folios looked at together: as many as fill a reservation with a block each. Out of place such blocks lie
 /// side by side, and go out in few bios.
 const BATCH: usize = 256;
@@ -102,6 +103,7 @@ impl MappedFile {
         here: bool,
     ) -> u64 {
         let (mut issued, mut bytes) = (0, 0);
+        let reservation = MAX_RESERVATION.min(self.cache.write_depth());
         for at in 0..plan.batch.len() {
             if issued + bytes >= most {
                 break;
@@ -119,7 +121,7 @@ impl MappedFile {
             }
             bytes += wanted.unwrap_or(0);
             // All of a folio in one reservation: where folios are written whole, its first part takes all.
-            if bytes >= MAX_RESERVATION {
+            if bytes >= reservation {
                 issued += self.write_runs(plan, pass, false).await;
                 bytes = 0;
             }
@@ -206,7 +208,8 @@ impl MappedFile {
         let end = plan.runs.last().map_or(0, |run| run.end);
         let ticket = Ticket::new(&self.mapping, plan.runs[0].start..end);
         self.capture(plan, &reservation, pass.sync);
-        let flags = if pass.sync { BioFlags::SYNC } else { BioFlags::BACKGROUND };
+        let waited_for = if pass.sync { BioFlags::SYNC } else { BioFlags::empty() };
+        let flags = BioFlags::BACKGROUND | waited_for;
         let bytes = self.fill_record(plan, reservation, ticket, flags);
         let last = if here { plan.bios.pop() } else { None };
         self.device().submit_batch(&mut plan.bios);

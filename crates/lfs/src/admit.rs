@@ -12,6 +12,7 @@
 //! Invariants: P21 bytes that were admitted are arriving, dirty or in write-out, and count until a
 //! reservation holds room for them. P22 what is written past the cache leaves that room alone. P23 a part of
 //! the room is for the last blocks of files that are cut, so that cutting and syncing work on a full volume.
+//! What overwrites stored content may have what is kept from new content (P25, [`crate::capacity`]).
 //!
 //! Locks: the state lock, held by the caller; what is arriving and dirty is counted without.
 
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that an extent of one block takes of the tree at most: two copies of a leaf that is half full.
-const BLOCK_TREE_BYTES: u64 = 2 * 2 * 84;
+pub(crate) const BLOCK_TREE_BYTES: u64 = 2 * 2 * 84;
 
 /// Blocks that truncates surely may make dirty on a full volume, and bytes that are kept for them at most.
 const EDGES: u64 = 16;
@@ -40,6 +41,10 @@ const PAIRS_TO_MAKE_ROOM: u64 = 24;
 
 /// A place is written in parts of at least so many bytes, each of which may get a record of its own.
 pub(crate) const PART_BYTES: u64 = 64 * KIB;
+/// Segments that there should be room for when room was made: for what is new, and for what overwrites, of so
+/// many one.
+const ENOUGH: u64 = 2;
+const ENOUGH_SHARE: u64 = 64;
 /// Segments that are left when it is looked at closely whether new content has all that it needs.
 const NEAR_SEGMENTS: u64 = 4;
 
@@ -99,14 +104,19 @@ impl State {
         bytes + self.layout.geometry.blocks_of(bytes) * BLOCK_TREE_BYTES
     }
 
-    /// Accepted content that has no places yet, bytes with its part of the tree (P21).
+    /// Accepted content that has no places yet, and so much more, bytes.
+    pub fn dirt_bytes(&self, more: u64) -> u64 {
+        (self.dirt.bytes() + more).saturating_sub(self.shared_bytes)
+    }
+
+    /// The same with its part of the tree (P21).
     fn dirt_weight(&self, more: u64) -> u64 {
-        self.weight((self.dirt.bytes() + more).saturating_sub(self.shared_bytes))
+        self.weight(self.dirt_bytes(more))
     }
 
     /// Segments that the cleaner may fill now.
     pub fn clean_segments(&self) -> u64 {
-        self.space.clean_segments(self.dirt_weight(0))
+        self.space.clean_segments(self.dirt_weight(0), self.room.bytes())
     }
 
     /// Whether accepted content has its room without these bytes of what is held, too.
@@ -124,7 +134,7 @@ impl State {
 
     /// Pairs that a checkpoint may take whatever has changed: the usage table, and what a merge of little
     /// rounds up.
-    fn table_nodes(&self) -> u64 {
+    pub fn table_nodes(&self) -> u64 {
         let room = crate::btree::write::room_bytes(&self.layout.geometry) as u64;
         let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
         usage + (self.tree_nodes + 2).min(8)
@@ -151,6 +161,7 @@ impl State {
     pub fn count_nodes(&mut self) {
         let nodes = self.checkpoint_nodes(Growth::default());
         self.space.need_nodes(nodes, self.spare_nodes());
+        self.space.least_nodes(self.least_nodes());
     }
 
     fn beside(&self, growth: Growth) -> Beside {
@@ -184,6 +195,10 @@ impl State {
 
     /// Promises room in the log; segments of which only windows hold something come free for it (A13).
     pub fn promise(&mut self, cost: u64, need: Need, growth: Growth) -> Result<()> {
+        if need == Need::New && !self.has_capacity(0, growth) {
+            let text = "so that what there is can be overwritten";
+            return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
+        }
         let room = self.beside(growth);
         if self.space.promise(cost, need, &room).is_ok() {
             return Ok(());
@@ -208,23 +223,50 @@ impl State {
         self.space.has_room_for_content(cost, &self.beside(growth))
     }
 
-    /// Accepts `new` bytes more of content, or `NoSpace`: they are arriving then.
-    pub fn admit(&mut self, new: u64, need: Need) -> Result<()> {
-        let is_full = match need {
-            Need::New => {
-                let room = self.space.data_room() + self.room.bytes();
-                let wanted = self.dirt_weight(new) + self.edge_bytes();
-                let is_near = wanted + NEAR_SEGMENTS * self.layout.segment_bytes() > room;
-                wanted > room || is_near && self.lacks_nodes(new)
-            }
-            Need::Urgent | Need::Owed => self.dirt_weight(new) > self.data_room(need),
-        };
-        if is_full {
+    /// Whether `new` bytes more of content have room.
+    pub fn has_room(&self, new: u64, need: Need) -> bool {
+        if need != Need::New {
+            return self.dirt_weight(new) <= self.data_room(need);
+        }
+        let room = self.space.data_room() + self.room.bytes();
+        let wanted = self.dirt_weight(new) + self.edge_bytes();
+        let is_near = wanted + NEAR_SEGMENTS * self.layout.segment_bytes() > room;
+        let lacks = wanted > room || is_near && self.lacks_nodes(new);
+        !lacks && self.has_capacity(new, Growth::default())
+    }
+
+    /// The same for content that overwrites what is stored (P25): what it overwrites comes free by that,
+    /// so it may have what is kept from what is new.
+    pub fn has_over_room(&self, new: u64) -> bool {
+        self.dirt_weight(new) <= self.over_room(new)
+    }
+
+    /// Accepts `new` bytes more of content, or `NoSpace`: they are arriving then. `over`: of a file that has
+    /// these blocks.
+    pub fn admit(&mut self, new: u64, need: Need, over: bool) -> Result<()> {
+        if !(self.has_room(new, need) || over && self.has_over_room(new)) {
             let text = format!("{new} bytes beside {} dirty ones", self.dirt.bytes());
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
         self.dirt.arriving.fetch_add(new, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Less than it should be after room was made, for a little does not last: room for what overwrites, and
+    /// for what is new as far as the volume may hold it (P25).
+    pub fn lacks_room(&self) -> bool {
+        let segment = self.layout.segment_bytes();
+        let enough = ENOUGH * segment;
+        // With its part of the tree.
+        let over = (u64::from(self.layout.segments) / ENOUGH_SHARE).max(1) * segment;
+        !self.has_over_room(over - over / 8)
+            || self.data_room(Need::New) < self.capacity_left().min(enough)
+    }
+
+    /// Bytes that there are for what overwrites stored content, if so much is new.
+    pub fn over_room(&self, new: u64) -> u64 {
+        let growth = Growth::of_content(new, self.layout.block_bytes());
+        self.space.over_room(self.checkpoint_nodes(growth)) + self.room.bytes()
     }
 
     /// Whether the records of so much new content would be refused for want of nodes (P24).
@@ -234,10 +276,16 @@ impl State {
         self.space.lacks_nodes(Need::New, &room)
     }
 
-    /// P22.
-    pub fn check_direct(&self, bytes: u64, class: Class) -> Result<()> {
-        let room = self.data_room(Need::New);
-        if class == Class::Direct && self.weight(bytes) > room {
+    /// P22. `over`: of what takes the place of stored content.
+    pub fn check_direct(&self, bytes: u64, class: Class, over: bool) -> Result<()> {
+        if class != Class::Direct {
+            return Ok(());
+        }
+        let (room, fits) = match over {
+            true => (self.over_room(bytes).saturating_sub(self.dirt_weight(0)), true),
+            false => (self.data_room(Need::New), self.has_capacity(bytes, Growth::default())),
+        };
+        if self.weight(bytes) > room || !fits {
             let text = format!("{bytes} bytes, room for {room}");
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }

@@ -14,7 +14,8 @@ use crate::fault::{Plant, Planted};
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::change::{Blocks, Change, Size};
 use crate::format::extent::{Extent as Stored, Source, Sums as StoredSums, put_crc32c};
-use crate::format::place::SumAlgorithm;
+use crate::format::place::{Geometry, SumAlgorithm};
+use crate::format::superblock::TreeRoot;
 use crate::log::{Payload, Run};
 use crate::look::Stop;
 use crate::lookup::{Known, Pin};
@@ -22,6 +23,7 @@ use crate::pending::{Piece, Where};
 use crate::space::Need;
 use crate::staging::Staging;
 use crate::state::{Lost, Node, State};
+use crate::stored::Told;
 use crate::tx::Content;
 use crate::volume::Inner;
 use forebay_base::task::BoxFuture;
@@ -46,6 +48,8 @@ pub(crate) struct FileOps {
     sums: bool,
     stable: StableWrites,
     dirt: Arc<Dirt>,
+    /// What the tree said of blocks that are overwritten.
+    pub told: Told,
 }
 
 /// What a reservation owes when it goes.
@@ -97,7 +101,8 @@ impl FileOps {
         };
         let dirt = inner.state.lock().dirt.clone();
         let (inner, device) = (inner.me.clone(), inner.staging.clone());
-        Self { inner, device, ino, unit: geometry.block_bytes(), sums, stable, dirt }
+        let told = Told::default();
+        Self { inner, device, ino, unit: geometry.block_bytes(), sums, stable, dirt, told }
     }
 
     /// D12: whether it is below the inode's mapping.
@@ -132,11 +137,37 @@ impl FileOps {
         }
     }
 
-    async fn look_up(&self, range: Range<u64>) -> Result<Extent> {
+    /// Where a range begins to be, on the device or in the staging area.
+    pub async fn look_up(&self, range: Range<u64>) -> Result<Extent> {
         let inner = self.inner()?;
-        let (data_id, block) = self.block_of(&inner, range.start)?;
-        let (piece, pin) = inner.piece_at(data_id, block).await?;
-        Ok(self.extent(&inner, &range, &piece, pin))
+        Ok(self.look_up_in(&inner, &range).await?.0)
+    }
+
+    /// The same, and the tree that says so.
+    async fn look_up_in(
+        &self,
+        inner: &Inner,
+        range: &Range<u64>,
+    ) -> Result<(Extent, Option<TreeRoot>)> {
+        let (data_id, block) = self.block_of(inner, range.start)?;
+        let (piece, pin, root) = inner.piece_of(data_id, block).await?;
+        Ok((self.extent(inner, range, &piece, pin), root))
+    }
+
+    /// For who is about to read it: what was read with its neighbours is in memory.
+    async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
+        let inner = self.inner()?;
+        let (mut extent, root) = self.look_up_in(&inner, &range).await?;
+        if let (Some(root), Some(at)) = (root, extent.device_offset)
+            && range.start.is_multiple_of(u64::from(self.unit))
+            && inner.state.lock().is_small(self.ino.0)
+            && let Some((staged, pin)) = inner
+                .look_near(root, at..at + extent.len, &extent.pin, extent.sums.as_deref())
+                .await
+        {
+            (extent.device_offset, extent.pin) = (Some(staged), Some(pin));
+        }
+        Ok(extent)
     }
 
     fn extent(&self, inner: &Inner, range: &Range<u64>, piece: &Piece, pin: Option<Pin>) -> Extent {
@@ -156,6 +187,53 @@ impl FileOps {
         Extent { offset: range.start, len, device_offset, sums, pin }
     }
 
+    /// What of some pieces is said in a record, and the runs that it points at. `share`: of their
+    /// reservation.
+    fn parts(
+        &self,
+        inner: &Inner,
+        state: &mut State,
+        pieces: &[&Written],
+        data_id: u64,
+        share: u64,
+    ) -> Result<(Vec<Part>, Vec<Run>)> {
+        let unit = u64::from(self.unit);
+        let staged = pieces.iter().any(|w| Staging::is_staged(w.place.device_offset));
+        let start = pieces.first().map_or(0, |w| w.place.device_offset);
+        let (mut parts, mut runs) = (Vec::new(), Vec::new());
+        // Q1: a flush may have failed while the write was on its way.
+        let (failures, reserved) =
+            state.shares.get(&share).map_or((0, 0), |promise| (promise.failures, promise.sequence));
+        for written in pieces {
+            let birth = birth_of(inner, state, written, reserved);
+            let from = written.place.offset / unit;
+            let whole = from..from + written.place.len / unit;
+            // S15: what was overruled while it was on its way is not said.
+            for part in state.older(data_id, whole, birth) {
+                for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
+                    let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
+                    let skip = block - from;
+                    let own = written.sums.get(skip as usize..(skip + count) as usize);
+                    let own = own.unwrap_or_default();
+                    let mut sums = Vec::new();
+                    put_crc32c(own, &mut sums);
+                    let at = written.place.device_offset + skip * unit;
+                    let source = match (staged, inner.layout.place_at(at)) {
+                        (true, _) => Source::Inline((at - start) as u32),
+                        (false, Some(place)) => Source::Run(place),
+                        (false, None) => return Err(closed()),
+                    };
+                    if let Source::Run(place) = source {
+                        let (ino, len) = (self.ino.0, count * unit);
+                        runs.push(Run { ino, at: place, len, sums: own.into(), failures });
+                    }
+                    parts.push(Part { block, source, blocks: count as u16, birth, sums });
+                }
+            }
+        }
+        Ok((parts, runs))
+    }
+
     /// Appends the records of some pieces. They lie one behind the other in the staging area, or each is a
     /// run.
     fn append(
@@ -167,65 +245,62 @@ impl FileOps {
         data_id: u64,
         key: u64,
     ) -> Result<()> {
-        let unit = u64::from(self.unit);
-        let staged = pieces.iter().any(|w| Staging::is_staged(w.place.device_offset));
-        let start = pieces.first().map_or(0, |w| w.place.device_offset);
-        let mut stored = Vec::new();
-        let mut content = Content::default();
-        // Q1: a flush may have failed while the write was on its way.
-        let (failures, reserved) =
-            state.shares.get(&key).map_or((0, 0), |promise| (promise.failures, promise.sequence));
-        for written in pieces {
-            let sequence = birth_of(inner, state, written, reserved);
-            let from = written.place.offset / unit;
-            let whole = from..from + written.place.len / unit;
-            // S15: what was overruled while it was on its way is not said.
-            for part in state.older(data_id, whole, sequence) {
-                for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
-                    let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
-                    let skip = block - from;
-                    let sums = written.sums.get(skip as usize..(skip + count) as usize);
-                    let sums = sums.unwrap_or_default();
-                    let mut bytes = Vec::new();
-                    put_crc32c(sums, &mut bytes);
-                    let at = written.place.device_offset + skip * unit;
-                    let source = match (staged, inner.layout.place_at(at)) {
-                        (true, _) => Source::Inline((at - start) as u32),
-                        (false, Some(place)) => Source::Run(place),
-                        (false, None) => return Err(closed()),
-                    };
-                    if let Source::Run(place) = source {
-                        let (ino, len) = (self.ino.0, count * unit);
-                        content.runs.push(Run { ino, at: place, len, sums: sums.into(), failures });
-                    }
-                    stored.push((block, source, count as u16, sequence, bytes));
-                }
-            }
+        let (mut parts, runs) = self.parts(inner, state, pieces, data_id, key)?;
+        if inner.plant.has(Planted::LostDirtyBit) && parts.len() > 1 {
+            parts.pop();
         }
-        if inner.plant.has(Planted::LostDirtyBit) && stored.len() > 1 {
-            stored.pop();
-        }
-        let mut changes = Vec::new();
-        for (block, source, blocks, birth, sums) in &stored {
-            let sums = if sums.is_empty() { StoredSums::NONE } else { StoredSums::crc32c(sums) };
+        let changes_at = |before: u64| {
             let geometry = &inner.layout.geometry;
-            let extent = Stored::plain(*source, *blocks, *birth, sums, geometry);
-            changes.push(Change::Map(data_id, *block, extent));
-        }
-        changes.extend(size.map(Change::Grow));
-        if staged {
+            let maps = parts.iter().map(|part| part.change(data_id, before, geometry));
+            let mut changes: Vec<Change<'_>> = maps.collect();
+            changes.extend(size.map(Change::Grow));
+            changes
+        };
+        let (mut changes, mut content) = (changes_at(0), Content { runs, ..Content::default() });
+        if pieces.iter().any(|w| Staging::is_staged(w.place.device_offset)) {
+            let start = pieces.first().map_or(0, |w| w.place.device_offset);
             let end = pieces.last().map_or(0, |w| w.place.device_offset + w.place.len);
             let bytes = inner.staging.share(&(start..end))?;
-            let of = |block: u64, count: u16| (data_id, block..block + u64::from(count));
-            let blocks = stored.iter().map(|(block, _, count, ..)| of(*block, *count)).collect();
+            let of = |part: &Part| (data_id, part.block..part.block + u64::from(part.blocks));
+            let blocks = parts.iter().map(of).collect();
             content.payload = Some(Payload { staged: start..end, bytes, blocks });
+            content.joins = state.joins(&changes, end - start);
+            changes = changes_at(content.joins.unwrap_or(0));
         }
+        let joined = content.joins.and_then(|_| state.queue.back()).map_or(0, |r| r.body.len());
         content.share = state.shares.contains_key(&key).then_some(key);
         // What is published was admitted when its room was reserved.
         state.append_with(&changes, content, Need::Owed)?;
-        state.room.stats.record_bytes +=
-            state.queue.back().map_or(0, |record| record.body.len() as u64);
+        let body = state.queue.back().map_or(0, |record| record.body.len() - joined);
+        state.room.stats.record_bytes += body as u64;
         Ok(())
+    }
+}
+
+/// Blocks of a piece as a record says them.
+struct Part {
+    block: u64,
+    /// In the content of the record; or a run.
+    source: Source,
+    blocks: u16,
+    birth: u64,
+    /// Stored form.
+    sums: Vec<u8>,
+}
+
+impl Part {
+    /// `before`: bytes of other content in the record.
+    fn change<'a>(&'a self, data_id: u64, before: u64, geometry: &Geometry) -> Change<'a> {
+        let sums = match self.sums.is_empty() {
+            true => StoredSums::NONE,
+            false => StoredSums::crc32c(&self.sums),
+        };
+        let source = match self.source {
+            Source::Inline(at) => Source::Inline(before as u32 + at),
+            run => run,
+        };
+        let extent = Stored::plain(source, self.blocks, self.birth, sums, geometry);
+        Change::Map(data_id, self.block, extent)
     }
 }
 
@@ -306,16 +381,33 @@ impl MapOps for FileOps {
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
         match self.look_up_now(&range) {
             Some(known) => MapFuture::Now(Some(known)),
-            None => MapFuture::Later(Box::pin(self.look_up(range))),
+            None => MapFuture::Later(Box::pin(self.look_up_near(range))),
         }
     }
 
     fn admit(&self, new: u64, _dirty: u64) -> Result<()> {
-        self.inner()?.state.lock().admit(new, Need::New)
+        self.inner()?.state.lock().admit(new, Need::New, false)
+    }
+
+    fn admit_within(&self, new: u64, _dirty: u64, range: &Range<u64>) -> Result<()> {
+        let inner = self.inner()?;
+        let mut state = inner.state.lock();
+        let over =
+            !state.has_room(new, Need::New) && state.is_stored(self.ino.0, range, &self.told);
+        state.admit(new, Need::New, over)
+    }
+
+    fn make_room(&self, range: Range<u64>) -> BoxFuture<'_, bool> {
+        Box::pin(async move {
+            let Ok(inner) = self.inner() else { return false };
+            // What cannot be read is not known to be there.
+            let over = inner.ask_stored(self, &range).await.unwrap_or(false);
+            inner.make_room_for(range.end - range.start, over).await
+        })
     }
 
     fn admit_edge(&self, new: u64) -> Result<()> {
-        self.inner()?.state.lock().admit(new, Need::Urgent)
+        self.inner()?.state.lock().admit(new, Need::Urgent, false)
     }
 
     fn arrived(&self, bytes: u64) {
@@ -386,6 +478,8 @@ impl MapOps for FileOps {
                 }
             }
         }
+        drop(state);
+        inner.arm_age();
     }
 
     fn published_size(&self) -> Option<u64> {

@@ -56,10 +56,15 @@ impl<'a> Batch<'a> {
         self.part.resize(from + upper as usize, 0);
         let (geometry, fields) = (self.layout.geometry, self.fields(record.kind));
         let mut builder = RecordBuilder::new(&mut self.part[from..], at, geometry)?;
-        let inline = record.payload.as_ref().map_or(0, |payload| payload.bytes.len());
+        let inline = record.payload_bytes() as usize;
         builder.encoded(&record.body, record.changes, inline as u64)?;
-        if let Some(payload) = &record.payload {
-            builder.payload(inline)?.copy_from_slice(&payload.bytes);
+        if inline > 0 {
+            let mut room = builder.payload(inline)?;
+            for payload in &record.payloads {
+                let (part, rest) = room.split_at_mut(payload.bytes.len());
+                part.copy_from_slice(&payload.bytes);
+                room = rest;
+            }
         }
         let done = builder.finish(self.layout.seal, fields, align)?;
         self.advance(done.length, done.sum);
@@ -67,7 +72,7 @@ impl<'a> Batch<'a> {
         debug_assert!(end <= self.layout.segment_bytes(), "J13: the segment can still be ended");
         let body_end = u64::from(at.offset) + (RECORD_HEADER_BYTES + record.body.len()) as u64;
         let content = round_up(body_end, self.layout.block_bytes());
-        Ok(record.payload.as_ref().map(|_| Place::new(segment, content as u32)))
+        Ok((inline > 0).then(|| Place::new(segment, content as u32)))
     }
 
     /// Ends the group: what is to be written is in `writes`.
@@ -103,8 +108,9 @@ impl<'a> Batch<'a> {
     fn upper(&self, record: &Pending) -> u64 {
         let start = u64::from(self.head.offset);
         let mut end = start + (RECORD_HEADER_BYTES + record.body.len()) as u64;
-        if let Some(payload) = &record.payload {
-            end = round_up(end, self.layout.block_bytes()) + payload.bytes.len() as u64;
+        let inline = record.payload_bytes();
+        if inline > 0 {
+            end = round_up(end, self.layout.block_bytes()) + inline;
         }
         round_up(end, u64::from(self.layout.align)) - start
     }

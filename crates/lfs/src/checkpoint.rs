@@ -17,6 +17,7 @@
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
 
 mod closing;
+mod repeat;
 
 use crate::admit::Growth;
 use crate::btree::map::MapChanges;
@@ -32,7 +33,6 @@ use crate::merged::{overlaid, pieces_of};
 use crate::pending::{Overlay, Where};
 use crate::segment::{Deltas, Plan, Snapshot};
 use crate::slots;
-use crate::space::Space;
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::Mutex;
@@ -59,6 +59,8 @@ pub(crate) struct Frozen {
     pub nodes: u64,
     /// What it takes in memory, bytes, about.
     pub bytes: u64,
+    /// Content in it, bytes.
+    pub fresh_bytes: u64,
 }
 
 /// Where a checkpoint's log begins.
@@ -86,6 +88,8 @@ pub(crate) struct Checkpoints {
 struct Turn {
     is_busy: bool,
     is_armed: bool,
+    /// Checkpoints that were made in this life, repeated ones aside.
+    merged: u64,
     superblock: Superblock,
     /// A checkpoint that closes the volume: its slot may be on the device, and is not known to be durable
     /// (H16).
@@ -114,7 +118,7 @@ struct Merged {
 impl Checkpoints {
     /// Of a volume whose newest slot is `superblock`, and whose usage table has these nodes.
     pub fn new(superblock: Superblock, usage: Vec<[Place; 2]>, usage_nodes: u64) -> Self {
-        let turn = Turn { is_busy: false, is_armed: false, superblock, closing: None };
+        let turn = Turn { is_busy: false, is_armed: false, merged: 0, superblock, closing: None };
         let (turn, usage) = (Mutex::new(turn), Mutex::new(usage));
         Self { turn, wait: WaitQueue::new(), usage, usage_nodes }
     }
@@ -129,6 +133,11 @@ impl Checkpoints {
         self.turn.lock().superblock.checkpoint
     }
 
+    /// How many were made in this life: each counts what is live in segments anew.
+    pub fn merged(&self) -> u64 {
+        self.turn.lock().merged
+    }
+
     /// A task is going to make one. False: one is already.
     pub fn arm(&self) -> bool {
         !std::mem::replace(&mut self.turn.lock().is_armed, true)
@@ -137,6 +146,11 @@ impl Checkpoints {
     /// The task begins.
     pub fn disarm(&self) {
         self.turn.lock().is_armed = false;
+    }
+
+    /// Waits until the checkpoint that is being made is over.
+    pub async fn made(&self) {
+        drop(self.take().await);
     }
 
     async fn take(&self) -> TurnGuard<'_> {
@@ -173,6 +187,7 @@ impl State {
             ticket,
             nodes,
             bytes,
+            fresh_bytes: std::mem::take(&mut self.fresh_bytes),
         });
         self.count_nodes();
     }
@@ -181,6 +196,7 @@ impl State {
     fn thaw(&mut self) {
         let Some(frozen) = self.frozen.take_if(|frozen| !frozen.is_merged) else { return };
         let block_bytes = self.layout.block_bytes();
+        self.fresh_bytes += frozen.fresh_bytes;
         let mut data = Arc::unwrap_or_clone(frozen.data);
         for (data_id, newer) in std::mem::take(&mut self.data) {
             let under = data.entry(data_id).or_default();
@@ -195,7 +211,7 @@ impl State {
                 self.space.segments.touch(place.segment);
             }
         }
-        let pieces = data.values().map(|overlay| overlay.pieces().count() as u64).sum::<u64>();
+        let pieces = data.values().map(|overlay| overlay.count() as u64).sum::<u64>();
         self.maps = (self.maps.0 + pieces, self.maps.1 + 600 * pieces);
         (self.data, self.items) = (data, items);
         self.count_nodes();
@@ -242,6 +258,11 @@ impl Inner {
     async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
         if self.checkpoints.is_closing() {
             return self.write_last_slot().await;
+        }
+        // What is open for reading is not written (O13).
+        if self.options.read_only {
+            let text = "the volume is open for reading";
+            return Err(Error::new(ErrorKind::ReadOnly, "checkpoint", text));
         }
         let free = || {
             let mut state = self.state.lock();
@@ -361,7 +382,8 @@ impl Inner {
             let State { room, space, .. } = &mut *state;
             plan.died().iter().for_each(|segment| room.forget(space, *segment));
             if self.plant.has(Planted::SegmentReusedEarly) {
-                plan.died().iter().for_each(|segment| space.segments.give_back(*segment));
+                let segments = &mut space.segments;
+                plan.died().iter().for_each(|segment| segments.give_back_early(*segment));
             }
             (plan, superblock)
         };
@@ -402,9 +424,7 @@ impl Inner {
         {
             let mut state = self.state.lock();
             self.checkpoints.turn.lock().superblock = superblock;
-            let Space { segments, nodes, .. } = &mut state.space;
-            segments.reclaim(number);
-            nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
+            state.settle_repeated(number);
         }
         self.discard_freed().await;
         Ok(())
@@ -432,7 +452,10 @@ impl Inner {
         pairs.append(&mut self.checkpoints.usage.lock());
         self.tree.cache().forget(&pairs);
         *self.checkpoints.usage.lock() = usage;
-        self.checkpoints.turn.lock().superblock = superblock;
+        {
+            let mut turn = self.checkpoints.turn.lock();
+            (turn.superblock, turn.merged) = (superblock, turn.merged + 1);
+        }
         let mut state = self.state.lock();
         state.root = merged.root;
         state.tree_nodes = state.tree_nodes.saturating_add_signed(merged.nodes);
@@ -482,12 +505,13 @@ impl Inner {
             let bytes = i64::from(gone.bytes);
             deltas.entry(gone.place.segment).or_default().bytes -= bytes;
             let owner = data.get(&gone.data_id).map_or(0, |overlay| overlay.owner);
-            stored.entry(gone.data_id).or_insert((owner, 0)).1 -= bytes;
+            let said = if self.plant.has(Planted::StoredBytesDrift) { 0 } else { bytes };
+            stored.entry(gone.data_id).or_insert((owner, 0)).1 -= said;
         };
         let mut changes = MapChanges::new(&self.tree, root, pieces, &mut given_up);
         let content = self.tree.merge(&root, &mut changes, number, ledger).await?;
         drop(changes);
-        self.find_owners(&content.root, data, &mut stored).await?;
+        self.find_owners(&content.root, (data, items), &mut stored).await?;
         let patches = self.inodes(&content.root, items, &stored).await?;
         let mut changes = overlaid(items.changes(), patches);
         let names = self.tree.merge(&content.root, &mut changes, number, ledger).await?;

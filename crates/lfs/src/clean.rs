@@ -1,10 +1,10 @@
 //! The cleaner: makes free segments of those of which little is live, by moving that.
 //!
 //! ```text
-//!   pick: sealed, counted, little live ──▶ gather: extents of the tree that lie there, in the order of keys
+//!   pick: sealed, counted, little live ──▶ gather: extents of the tree that lie there, by their places
 //!      ▲                                     ▼
 //!      │                       copy: read, held against the sums, written behind one another, flushed
-//!      │                                     ▼
+//!      │                                     ▼ ▲ segment by segment
 //!      └── checkpoint: they are dead ◀── record: what is still where it was is there now, content as old as
 //! it was
 //! ```
@@ -17,14 +17,15 @@
 //! overwritten, cut or removed meanwhile stays so. C42 it keeps birth and sums: whoever was on the way with
 //! something younger still wins, and what is damaged is not made good by a sum of its own. C43 what a move's
 //! record points at was flushed before, with no failure since its write began: no repair has to have it
-//! again. C44 a segment is pinned while it is cleaned, for one pass, and dies as any other: by a checkpoint
-//! that finds nothing in it. C45 a pass ends: it goes once through the tree. C46 what the cleaner fills is
-//! kept from data, so that there is a way out when all else is full.
+//! again. C44 a segment is pinned from the beginning of a pass until it is cleaned, and dies as any other:
+//! by a checkpoint that finds nothing in it. C45 a pass ends: it goes once through the tree. C46 what the
+//! cleaner fills is kept from data, so that there is a way out when all else is full.
 //!
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
 mod copy;
 mod discard;
+mod gather;
 mod moves;
 mod pick;
 
@@ -39,7 +40,9 @@ use std::collections::BTreeMap;
 /// Default of `clean_percent`.
 pub const DEFAULT_PERCENT: u32 = 10;
 /// Passes for one who waits for room, each of which brought a part of a segment, before he looks again.
-const PASSES_MAX: u32 = 32;
+const PASSES_MAX: u32 = 256;
+/// Passes that fail, one after the other, before he is told that there is no room.
+const FAILURES_MAX: u32 = 6;
 
 /// What the cleaner has done since the volume was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -93,6 +96,8 @@ struct Turn {
     is_over: bool,
     /// So many wait for room.
     hurried: u32,
+    /// How often something that was cleaned has come free.
+    progress: u64,
     /// Nothing was to be had after this checkpoint.
     idle_at: Option<u64>,
     /// Segments with a block that cannot be moved, and their fillings.
@@ -105,7 +110,8 @@ struct Turn {
     stats: CleanStats,
 }
 
-struct TurnGuard<'a>(&'a Cleaner);
+/// The turn to clean.
+pub(crate) struct TurnGuard<'a>(&'a Cleaner);
 
 impl Drop for TurnGuard<'_> {
     fn drop(&mut self) {
@@ -137,7 +143,7 @@ impl Cleaner {
         Self { turn: Mutex::default(), wait: WaitQueue::new() }
     }
 
-    async fn take(&self) -> TurnGuard<'_> {
+    pub async fn take(&self) -> TurnGuard<'_> {
         let free = || {
             let mut turn = self.turn.lock();
             (!std::mem::replace(&mut turn.is_busy, true)).then_some(())
@@ -157,6 +163,40 @@ impl Cleaner {
         self.turn.lock().is_over = true;
         drop(self.take().await);
         stopped
+    }
+
+    /// Somebody waits for room.
+    fn is_hurried(&self) -> bool {
+        self.turn.lock().hurried > 0
+    }
+
+    /// Something is free of what was emptied.
+    fn made_progress(&self) {
+        self.turn.lock().progress += 1;
+        self.wait.wake_all();
+    }
+
+    /// Waits until something has come free of what is being cleaned, or that is over. False: nothing is.
+    async fn part_over(&self) -> bool {
+        let (goes_on, seen) = {
+            let turn = self.turn.lock();
+            (turn.is_busy || turn.is_armed, turn.progress)
+        };
+        if goes_on {
+            let _hurry = self.hurry();
+            let over = || {
+                let turn = self.turn.lock();
+                let goes_on = turn.is_busy || turn.is_armed;
+                (!goes_on || turn.progress != seen).then_some(())
+            };
+            self.wait.wait_until(over).await;
+        }
+        goes_on
+    }
+
+    /// What is dead comes free without anybody's doing: the task in the background makes checkpoints.
+    pub fn is_at_work(&self) -> bool {
+        self.turn.lock().is_armed
     }
 
     /// Waits until the pass that is being made is over, and nothing is pinned or counted on by it.
@@ -181,6 +221,10 @@ pub(crate) struct Pass {
     pub emptied: u64,
     /// Something was moved.
     moved: bool,
+    /// Open segments were sealed: they can be picked when a checkpoint has counted them.
+    sealed: bool,
+    /// There is something to be had, and nowhere to put it as things are.
+    stuck: bool,
 }
 
 /// What a pass has counted on is anybody's when it is over (K22).
@@ -188,7 +232,9 @@ struct Planned<'a>(&'a Inner);
 
 impl Drop for Planned<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().space.plan_clean(0);
+        let mut state = self.0.state.lock();
+        state.space.plan_clean(0);
+        state.gathered_bytes = 0;
     }
 }
 
@@ -230,52 +276,66 @@ impl Inner {
         if !goes_on {
             let mut turn = self.cleaner.turn.lock();
             (turn.is_armed, turn.idle_at) = (false, Some(number));
+            drop(turn);
+            self.cleaner.wait.wake_all();
         }
         goes_on
     }
 
     async fn clean_and_check(&self) -> Result<bool> {
         let pass = self.clean(Hurry::Background).await?;
-        if pass.moved {
-            self.checkpoint(How::Log).await?;
+        if pass.moved || self.is_coming() {
+            // K24: what is dead is free then.
+            self.checkpoint_and_free(How::Log).await?;
+            self.cleaner.made_progress();
         }
-        let goes_on = pass.emptied > 0 && self.is_low();
-        if !goes_on && self.is_coming() {
-            // K24: what is dead is free with one more.
-            self.checkpoint(How::Log).await?;
-        }
-        Ok(goes_on)
+        Ok(pass.emptied > 0 && self.is_low())
     }
 
-    /// Free segments, and bytes that there are for new content.
-    fn wealth(&self) -> (u64, u64) {
+    /// What a pass that somebody else makes has brought, for who waits for room. False: it is not more than
+    /// before.
+    pub(crate) async fn wait_for_cleaner(&self) -> bool {
+        let before = self.wealth();
+        self.cleaner.part_over().await && self.is_richer(&before)
+    }
+
+    /// Free segments, and bytes that there are for what is new and for what overwrites.
+    fn wealth(&self) -> [u64; 3] {
         let state = self.state.lock();
-        (state.space.segments.free(), state.data_room(Need::New))
+        [state.space.segments.free(), state.data_room(Need::New), state.over_room(0)]
+    }
+
+    fn is_richer(&self, before: &[u64; 3]) -> bool {
+        self.wealth().iter().zip(before).any(|(now, before)| now > before)
     }
 
     /// Segments for somebody who waits for room: moves what is live, and makes the checkpoints after which
     /// they are free. False: no more can be had.
     pub(crate) async fn clean_now(&self) -> bool {
         let _hurry = self.cleaner.hurry();
-        let (free, room) = self.wealth();
+        let (before, mut failures) = (self.wealth(), 0);
         // Each pass that empties something leaves less that can be emptied; one may bring a part of a segment
         // only, and nodes of the checkpoints take one now and then.
         for _ in 0..PASSES_MAX {
             let done = self.clean(Hurry::Now).await;
-            log::debug!(
-                "cleaned for room: {done:?}, {free} segments were free, and room for {room}"
-            );
-            let moved = matches!(done, Ok(Pass { moved: true, .. }));
+            log::debug!("cleaned for room: {done:?}, there was {before:?}");
+            let Pass { moved, sealed, stuck, .. } =
+                done.unwrap_or(Pass { stuck: true, ..Pass::default() });
+            // Checkpoints make nodes and the log free, and others go on meanwhile.
+            failures = if stuck { failures + 1 } else { 0 };
+            let goes_on = moved || sealed || (1..FAILURES_MAX).contains(&failures);
             // Somebody else may have emptied what there was.
-            if !moved && !self.state.lock().space.segments.has_dead() {
+            if !goes_on && !self.state.lock().space.segments.has_dead() {
                 return false;
             }
-            self.two_checkpoints().await;
-            let now = self.wealth();
-            if now.0 > free || now.1 > room {
+            match goes_on {
+                true => self.one_checkpoint().await,
+                false => self.two_checkpoints().await,
+            };
+            if self.is_richer(&before) {
                 return true;
             }
-            if !moved {
+            if !goes_on {
                 return false;
             }
         }
@@ -287,9 +347,14 @@ impl Inner {
         let _turn = self.cleaner.take().await;
         self.cleaner.check_open()?;
         let _planned = Planned(self);
-        let victims = self.pick(hurry);
+        if hurry == Hurry::Now {
+            // One that is being made may want nodes, and then makes free what is dead.
+            self.checkpoints.made().await;
+        }
+        let (victims, any) = self.pick(hurry);
         if victims.is_empty() {
-            return Ok(Pass::default());
+            let sealed = hurry == Hurry::Now && !any && self.seal_open();
+            return Ok(Pass { sealed, stuck: any, ..Pass::default() });
         }
         self.cleaner.turn.lock().stats.passes += 1;
         let before = self.cleaner.turn.lock().stats.moved_bytes;
@@ -297,7 +362,7 @@ impl Inner {
         let mut turn = self.cleaner.turn.lock();
         turn.stats.segments += emptied;
         let moved = emptied > 0 || turn.stats.moved_bytes > before;
-        Ok(Pass { emptied, moved })
+        Ok(Pass { emptied, moved, ..Pass::default() })
     }
 }
 

@@ -9,6 +9,7 @@
 use crate::admit::Growth;
 use crate::batch::Batch;
 use crate::fault::Planted;
+use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
@@ -305,11 +306,14 @@ impl Inner {
         for group in groups {
             let mut state = self.state.lock();
             for (record, at) in group.records.iter().zip(&group.payloads) {
-                let (Some(payload), Some(at)) = (&record.payload, at) else { continue };
-                for (data_id, blocks) in &payload.blocks {
-                    state.resolve(*data_id, blocks, &payload.staged, *at);
+                let Some(mut at) = *at else { continue };
+                for payload in &record.payloads {
+                    for (data_id, blocks) in &payload.blocks {
+                        state.resolve(*data_id, blocks, &payload.staged, at);
+                    }
+                    self.staging.forget(&payload.staged);
+                    at = Place::new(at.segment, at.offset + payload.bytes.len() as u32);
                 }
-                self.staging.forget(&payload.staged);
             }
             any |= group.records.iter().any(|record| record.kind != RecordKind::Mark);
         }

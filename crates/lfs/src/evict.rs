@@ -26,6 +26,10 @@ const STEPS: usize = 64;
 const ENTRIES_AT_ONCE: usize = 256;
 /// Inodes that a leaf of the tree has, about.
 const INODES_OF_LEAF: usize = 28;
+/// Leaves that are read together for a listing, at most.
+const LISTED_LEAVES_MAX: usize = 32;
+/// Inodes of a listing lie close together where so many leaves have one of them.
+const LISTED_APART: usize = 16;
 /// Inodes that are loaded at a time, at most.
 const INODES_AT_ONCE: usize = 1024;
 /// Entries that a leaf of the tree has, about.
@@ -62,6 +66,21 @@ pub(crate) struct Ahead {
     pub leaves: usize,
     /// Of a directory: from there on it is in memory.
     pub end: Option<Cookie>,
+}
+
+impl Ahead {
+    /// Leaves that are read at a time beside one of a directory of so many entries, which is listed.
+    pub fn of_entries(size: u64) -> usize {
+        (size / ENTRIES_OF_LEAF as u64).min(LISTED_LEAVES_MAX as u64 / 4) as usize
+    }
+
+    /// An inode of a listing that lacks so many, whose numbers are so far apart at most, and as many others
+    /// as a leaf has.
+    pub fn of_listing(missing: usize, apart: u64) -> Self {
+        let dense = apart <= (missing * INODES_OF_LEAF * LISTED_APART) as u64;
+        let leaves = if dense { missing.clamp(1, LISTED_LEAVES_MAX) } else { 1 };
+        Self { items: INODES_OF_LEAF, leaves, end: None }
+    }
 }
 
 impl Cache {

@@ -4,7 +4,6 @@
 
 use crate::alloc::{AllocMode, AllocStats};
 use crate::aops::FileOps;
-use crate::space::Need;
 use crate::staging::Staging;
 use crate::volume::Volume;
 use forebay_base::Result;
@@ -58,7 +57,7 @@ impl Volume {
         let map = FileOps::new(&self.0, ino);
         let (mut extents, mut at) = (Vec::<FileExtent>::new(), 0);
         while at < end {
-            let found = map.map(at..round_up(end, u64::from(map.unit()))).await?;
+            let found = map.look_up(at..round_up(end, u64::from(map.unit()))).await?;
             let len = found.len;
             if let Some(offset) = found.device_offset {
                 let extent = self.extent(at, offset, len);
@@ -117,6 +116,6 @@ impl Volume {
 
     /// Bytes that may be written as things are, windows included.
     pub fn room_bytes(&self) -> u64 {
-        self.0.state.lock().data_room(Need::New)
+        self.0.state.lock().new_room()
     }
 }

@@ -2,11 +2,15 @@
 //!
 //! No locks.
 
+use crate::aops::FileOps;
 use crate::format::change::Change;
 use crate::format::key::{Key, KeyBytes};
 use crate::state::State;
 use crate::volume::Volume;
 use forebay_base::codec::Reader;
+use forebay_iomap::MapOps;
+use forebay_vfs::Ino;
+use std::sync::Arc;
 
 /// A mistake to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +41,7 @@ pub enum Planted {
     SequenceAtReserve,
     /// What is published last counts, whenever its content was fixed.
     PublishedOutOfOrder,
-    /// A segment is free when a checkpoint finds nothing in it, before that is durable.
+    /// A segment is free when a checkpoint finds nothing in it, before that is durable; it is taken next.
     SegmentReusedEarly,
     /// A block of what is written out is taken for clean, and left out of the record.
     LostDirtyBit,
@@ -47,11 +51,13 @@ pub enum Planted {
     DiscardAfterReuse,
     /// Roll-forward takes what is sealed without the volume's secret, too, as whoever writes a file can.
     ForgedRecord,
+    /// What a checkpoint replaces stays in what the inode says is stored.
+    StoredBytesDrift,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -70,6 +76,7 @@ impl Planted {
         Self::HalfRename,
         Self::DiscardAfterReuse,
         Self::ForgedRecord,
+        Self::StoredBytesDrift,
     ];
 
     /// Its name.
@@ -93,6 +100,7 @@ impl Planted {
             Self::HalfRename => "half-rename",
             Self::DiscardAfterReuse => "discard-after-reuse",
             Self::ForgedRecord => "forged-record",
+            Self::StoredBytesDrift => "stored-bytes-drift",
         }
     }
 
@@ -118,6 +126,12 @@ impl Plant {
 pub const NO_SECRET: [u8; 16] = [0; 16];
 
 impl Volume {
+    /// The map below the content of a file, for who holds it against its contract. Beside it the file is not
+    /// written.
+    pub fn map_of(&self, ino: Ino) -> Arc<dyn MapOps> {
+        Arc::new(FileOps::new(&self.0, ino))
+    }
+
     /// Behind which record the log ends: generation, sequence of the next one, sum of the last one. What a
     /// forger has to know beside the secret.
     pub fn log_end(&self) -> (u64, u64, u32) {

@@ -12,6 +12,7 @@ use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
+use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, Source, Target};
@@ -114,8 +115,24 @@ impl VolumeFile {
             let file = &content.file;
             let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
             let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
-            // Somebody else may take what has come free.
-            if !full || rounds == ROOM_ROUNDS || !self.inner.make_room().await {
+            // Somebody else may take what has come free. For what the file has already nothing more can be
+            // had, save past the cache: there nobody has looked at what others have dirty.
+            let (size, unit) = (content.file.size(), self.inner.layout.block_bytes());
+            let start = if append { size } else { offset };
+            let first = place.as_ref().map_or(start, |place| place.start);
+            // Whole blocks, as the map asks for them.
+            let new = match first + len as u64 {
+                end if end > size => round_up(end, unit) - round_down(first.max(size), unit),
+                _ => 0,
+            };
+            let past = rounds == 0 && flags.intersects(IoFlags::DIRECT | IoFlags::UNCACHED);
+            if !full || rounds == ROOM_ROUNDS || new == 0 && !past {
+                break done?;
+            }
+            if past {
+                self.inner.write_out_dirt().await;
+            }
+            if new > 0 && !self.inner.make_room_for(new, false).await {
                 break done?;
             }
             rounds += 1;
@@ -186,7 +203,14 @@ impl VolumeFile {
 
     fn touch_content(&self, privileges: Privileges) -> Result<()> {
         let now = self.inner.options.clock.now();
-        let done = self.inner.state.lock().touch_content(self.ino, now, privileges);
+        let (done, waits) = {
+            let mut state = self.inner.state.lock();
+            let done = state.touch_content(self.ino, now, privileges);
+            (done, !state.queue.is_empty())
+        };
+        if waits {
+            self.inner.arm_age();
+        }
         done.map_err(Stop::open)
     }
 
@@ -237,6 +261,7 @@ impl Drop for VolumeFile {
         }
         self.inner.state.lock().released(self.ino, self.closes);
         self.inner.tidy(Some(self.ino.0), AT_ONCE);
+        self.inner.arm_waiting();
     }
 }
 

@@ -5,10 +5,13 @@
 //! all the same. E12 nothing is written. E13 what a power cut may leave is no finding, but for a slot that is
 //! torn.
 //!
-//! In memory are all names, and 24 bytes for each extent.
+//! In memory are all names, and some 40 bytes for each extent and inode.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
+mod stored;
+
+use self::stored::Stored;
 use crate::btree::{Problem, Seen};
 use crate::checkpoint::root_of;
 use crate::format::extent::Source;
@@ -37,7 +40,7 @@ pub enum FindingKind {
     Copy,
     /// A part of a tree cannot be had, or is not what it should be.
     Tree,
-    /// The usage table does not say what the trees do.
+    /// What is said to be stored, by the usage table or by an inode, is not what the trees store.
     Usage,
     /// A name, a link count, a parent, an orphan.
     Name,
@@ -67,6 +70,8 @@ pub struct Finding {
     pub offset: Option<u64>,
     /// Bytes from there on.
     pub bytes: Option<u64>,
+    /// Two figures that should be the same: what is said, and what was counted.
+    pub figures: Option<(u64, u64)>,
     /// In words.
     pub text: String,
 }
@@ -107,8 +112,8 @@ impl FsckReport {
     }
 
     fn add(&mut self, kind: FindingKind, text: impl ToString) -> &mut Finding {
-        let (ino, path, offset, bytes) = (None, None, None, None);
-        self.findings.push(Finding { kind, ino, path, offset, bytes, text: text.to_string() });
+        let (ino, path, offset, bytes, text) = (None, None, None, None, text.to_string());
+        self.findings.push(Finding { kind, ino, path, offset, bytes, figures: None, text });
         self.findings.last_mut().expect("it was put there")
     }
 }
@@ -142,7 +147,7 @@ pub async fn fsck(
             (finding.offset, finding.bytes) = (Some(offset), Some(bytes));
         }
     }
-    check_trees(&volume, &superblock, &mut report).await?;
+    let stored = check_trees(&volume, &superblock, &mut report).await?;
     let tree = match Tree::read(&volume).await {
         Ok(tree) => tree,
         Err(error) => {
@@ -151,6 +156,7 @@ pub async fn fsck(
         }
     };
     let names = check_names(&tree, &mut report);
+    stored.check((&tree, &names), &mut report);
     check_content(&volume, (&tree, &names), &mut report, progress).await;
     Ok(report)
 }
@@ -170,17 +176,17 @@ async fn check_slots(device: &DeviceRef, report: &mut FsckReport) -> Result<Supe
     Ok(newest)
 }
 
-/// Both trees with all their copies, and the usage table against them.
+/// Both trees with all their copies, and the usage table against them. What they store of whom.
 async fn check_trees(
     volume: &Volume,
     superblock: &Superblock,
     report: &mut FsckReport,
-) -> Result<()> {
+) -> Result<Stored> {
     let inner = &volume.0;
     let (layout, node) = (inner.layout, inner.layout.geometry.node_bytes() as u64);
     let mut live: BTreeMap<u32, u64> = BTreeMap::new();
     let mut runs: Vec<(Place, u64, u64)> = Vec::new();
-    let mut places = BTreeSet::new();
+    let (mut places, mut stored) = (BTreeSet::new(), Stored::default());
     for tree in [FILES_TREE, USAGE_TREE] {
         let mut seen = |seen: Seen<'_>| match seen {
             Seen::Node(places, _) => {
@@ -191,8 +197,10 @@ async fn check_trees(
                     let bytes = u64::from(extent.stored_bytes);
                     *live.entry(place.segment).or_default() += bytes;
                     runs.push((place, bytes, data_id));
+                    stored.extent(data_id, bytes);
                 }
             }
+            Seen::Item(Key::Inode(ino), Item::Inode(inode)) => stored.inode(ino, &inode),
             Seen::Item(..) => {}
         };
         let found = inner.tree.check(&root_of(superblock, tree)?, &mut places, &mut seen).await?;
@@ -213,7 +221,8 @@ async fn check_trees(
     let complete = report.is_complete();
     check_usage(volume, superblock, &live, complete, report).await;
     check_runs(&layout, runs, report);
-    Ok(())
+    stored.is_complete = complete;
+    Ok(stored)
 }
 
 /// Runs: place, bytes, and whose data it is. No two share a byte.
@@ -247,7 +256,9 @@ async fn check_usage(
         if complete && found != u64::from(entry.live_bytes) {
             let text = format!("segment {segment}: {found} bytes are live, {entry:?}");
             let at = volume.0.layout.device_offset(Place::new(segment, 0));
-            report.add(FindingKind::Usage, text).offset = Some(at);
+            let finding = report.add(FindingKind::Usage, text);
+            finding.offset = Some(at);
+            finding.figures = Some((u64::from(entry.live_bytes), found));
         }
     }
 }

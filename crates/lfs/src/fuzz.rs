@@ -23,7 +23,7 @@ use crate::format::summary::{SUMMARY_HEADER_BYTES, Summary, summary_bytes};
 use crate::format::superblock::{SLOT_BYTES, Superblock};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
-use make::{geometry, seal};
+use make::{geometry, seal, short_geometry};
 
 /// Where records of the fuzzer lie.
 pub const RECORD_AT: Place = Place::new(3, 8192);
@@ -69,10 +69,10 @@ pub fn segment(data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A record at [`RECORD_AT`], in a volume with features and in one without.
+/// A record at [`RECORD_AT`], in volumes with features and in one without.
 pub fn record(data: &[u8]) -> Result<()> {
     let without = record_in(data, &geometry(false));
-    without.or(record_in(data, &geometry(true)))
+    without.or(record_in(data, &short_geometry())).or(record_in(data, &geometry(true)))
 }
 
 fn record_in(data: &[u8], g: &Geometry) -> Result<()> {
@@ -90,10 +90,10 @@ fn record_in(data: &[u8], g: &Geometry) -> Result<()> {
     record.payload().map(drop)
 }
 
-/// One change after the other.
+/// One change after the other, in a volume without features, with short extents, with all others.
 pub fn change(data: &[u8]) -> Result<()> {
     let without = changes_in(data, &geometry(false));
-    without.or(changes_in(data, &geometry(true)))
+    without.or(changes_in(data, &short_geometry())).or(changes_in(data, &geometry(true)))
 }
 
 fn changes_in(data: &[u8], g: &Geometry) -> Result<()> {
@@ -117,10 +117,13 @@ pub fn item(data: &[u8]) -> Result<()> {
     let key = Key::decode(stored)?;
     assert!(key.to_bytes().as_slice() == stored, "a key encodes to other bytes (Z2): {key:?}");
     let value = r.bytes("value", r.remaining())?;
-    let g = geometry(true);
-    let item = Item::decode(key, value, &g)?;
+    value_in(key, value, &short_geometry()).or(value_in(key, value, &geometry(true)))
+}
+
+fn value_in(key: Key, value: &[u8], g: &Geometry) -> Result<()> {
+    let item = Item::decode(key, value, g)?;
     let mut again = vec![0xaa; value.len()];
-    item.encode_into(key, &mut Writer::new("item", &mut again), &g).expect("Z2: it encodes");
+    item.encode_into(key, &mut Writer::new("item", &mut again), g).expect("Z2: it encodes");
     assert!(again == value, "an item encodes to other bytes (Z2): {item:?}");
     Ok(())
 }

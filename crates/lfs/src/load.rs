@@ -37,13 +37,15 @@ pub(crate) struct Part {
 
 impl Part {
     /// Reads the range from `from` on, up to `end` or about `most` items, but not less than up to `least`.
+    /// Leaves that have to be read are read so many more at a time.
     pub async fn read(
         tree: &Tree,
         root: TreeRoot,
         (from, least, end): (Key, Key, Key),
-        most: usize,
+        (most, ahead): (usize, usize),
     ) -> Result<Self> {
-        let (mut items, mut cursor) = (Stored::new(), Cursor::new(from, Some(end)));
+        let mut items = Stored::new();
+        let mut cursor = Cursor::new(from, Some(end)).with_ahead(ahead);
         let mut upto = end.to_bytes();
         while let Some(found) = cursor.next(tree, &root).await? {
             let (key, value) = found.raw();
@@ -134,7 +136,7 @@ pub(crate) async fn read(tree: &Tree, root: TreeRoot, want: Want, ahead: Ahead) 
             // What is here is not read again.
             let end = ahead.end.map_or(Key::Inode(dir + 1), |known| Key::Entry(dir, known));
             let keys = (first_key(want), last, end);
-            Part::read(tree, root, keys, ahead.items).await
+            Part::read(tree, root, keys, (ahead.items, 0)).await
         }
     }
 }
@@ -239,7 +241,7 @@ impl Inner {
         let keys = (Key::Inode(0), Key::Inode(0), Key::Extent(0, 0));
         loop {
             let root = self.state.lock().root;
-            let part = Part::read(&self.tree, root, keys, usize::MAX).await;
+            let part = Part::read(&self.tree, root, keys, (usize::MAX, 0)).await;
             let state = self.state.lock();
             if state.root == root
                 && let Some(items) = state.over(part?)
@@ -263,22 +265,24 @@ impl Inner {
             let first = self.tried(|state, now| {
                 rules::live_directory(state, "readdir", dir)?;
                 let left = max - listed.len();
-                let entries = state.get("readdir", dir)?.entries.list(after, left);
+                let node = state.get("readdir", dir)?;
+                let (entries, ahead) =
+                    (node.entries.list(after, left), Ahead::of_entries(node.inode.size));
                 let there = entries.map(|entries| entries.map(listed_entry).collect::<Vec<_>>());
                 state.touch_atime(dir, now, noatime);
-                Ok((there, state.root))
+                Ok((there, state.root, ahead))
             });
-            let root = match first.await? {
-                (Some(there), _) => {
+            let (root, ahead) = match first.await? {
+                (Some(there), ..) => {
                     listed.extend(there);
                     return Ok(listed);
                 }
-                (None, root) => root,
+                (None, root, ahead) => (root, ahead),
             };
             let Some(from) = next_cookie(after) else { return Ok(listed) };
             let end = Key::Inode(dir.0 + 1);
             let keys = (Key::Entry(dir.0, from), Key::Entry(dir.0, from), end);
-            let part = Part::read(&self.tree, root, keys, max - listed.len()).await;
+            let part = Part::read(&self.tree, root, keys, (max - listed.len(), ahead)).await;
             let state = self.state.lock();
             if state.root != root {
                 continue;

@@ -76,7 +76,8 @@ pub(crate) struct Pending {
     /// Changes, encoded, and how many.
     pub body: Vec<u8>,
     pub changes: u32,
-    pub payload: Option<Payload>,
+    /// Content in it, one behind the other: that of several files may share a record.
+    pub payloads: Vec<Payload>,
     pub runs: Vec<Run>,
     /// What it was promised of the log, bytes; 0 when that is settled.
     pub cost: u64,
@@ -87,7 +88,7 @@ pub(crate) struct Pending {
 impl Pending {
     /// Bytes of its content.
     pub fn payload_bytes(&self) -> u64 {
-        self.payload.as_ref().map_or(0, |payload| payload.bytes.len() as u64)
+        self.payloads.iter().map(|payload| payload.bytes.len() as u64).sum()
     }
 }
 

@@ -19,11 +19,12 @@ use crate::format::change::Change;
 use crate::format::key::{Cookie, Key, NameHash};
 use crate::inode::kind_of;
 use crate::load;
+use crate::space::Need;
 use crate::state::{Node, State};
 use crate::volume::Inner;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::rules::{self, At, Child, Seen};
-use forebay_vfs::{Ino, Timestamp};
+use forebay_vfs::{Attr, Ino, Timestamp};
 
 /// What is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +102,7 @@ impl Inner {
         let (mut waiter, mut made_room) = (None, false);
         loop {
             let now = self.options.clock.now();
-            let (tried, relief, held) = {
+            let (tried, relief, held, waits) = {
                 let mut state = self.state.lock();
                 state.cache.bytes_max = self.memory.names_max();
                 let tried = op(&mut state, now);
@@ -112,9 +113,12 @@ impl Inner {
                     }
                     Err(_) => {}
                 }
-                (tried, self.relief(&state), state.held())
+                (tried, self.relief(&state), state.held(), !state.queue.is_empty())
             };
             self.note_memory(held);
+            if waits {
+                self.arm_age();
+            }
             match tried {
                 Ok(done) => {
                     if relief != Relief::None {
@@ -128,6 +132,11 @@ impl Inner {
                 Err(Stop::Missing(want)) => self.load(want).await?,
                 Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace && !made_room => {
                     made_room = true;
+                    // Only where dirt may be what lacks: other things are refused for other reasons.
+                    let block = self.layout.block_bytes();
+                    if !self.state.lock().has_room(block, Need::New) {
+                        self.write_out_dirt().await;
+                    }
                     if !self.make_room().await {
                         return Err(error);
                     }
@@ -137,8 +146,11 @@ impl Inner {
         }
     }
 
-    /// What is to be done about what waits (Q13).
+    /// What is to be done about what waits (Q13): nothing by who may not write (O13).
     fn relief(&self, state: &State) -> Relief {
+        if state.is_read_only {
+            return Relief::None;
+        }
         let waits = state.changes_bytes();
         // What is frozen takes as much.
         let most = match &state.frozen {
@@ -171,12 +183,35 @@ impl Inner {
         self.relieve(relief).await
     }
 
+    /// Attributes of inodes as they stand together in a listing: what lies beside one that is missing comes
+    /// with it, for it is listed, too, in another order.
+    pub(crate) async fn attrs_listed(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
+        let (mut all, mut ahead) = (Vec::with_capacity(inos.len()), None);
+        while let Some(rest) = inos.get(all.len()..).filter(|rest| !rest.is_empty()) {
+            let there = self.tried(|state, _| Ok(state.attrs_there(rest))).await;
+            all.extend(there.unwrap_or_default());
+            let Some(ino) = inos.get(all.len()).copied() else { break };
+            let ahead = *ahead.get_or_insert_with(|| self.state.lock().listed_ahead(rest));
+            // What cannot be read whoever needs it finds out.
+            if let Err(error) = self.load_with(Want::Inode(ino.0), Some(ahead)).await {
+                log::debug!("neighbours of {ino:?}: {error}");
+            }
+            all.push(self.tried(|state, _| state.attr("getattr", ino)).await);
+        }
+        all
+    }
+
     /// Brings something into memory.
     async fn load(&self, want: Want) -> Result<()> {
+        self.load_with(want, None).await
+    }
+
+    /// The same, with so much beside it.
+    async fn load_with(&self, want: Want, beside: Option<Ahead>) -> Result<()> {
         loop {
             let (root, ahead) = {
                 let mut state = self.state.lock();
-                (state.root, state.ahead(want))
+                (state.root, beside.unwrap_or_else(|| state.ahead(want)))
             };
             let part = load::read(&self.tree, root, want, ahead).await;
             let mut state = self.state.lock();
@@ -219,6 +254,27 @@ impl rules::View for State {
 }
 
 impl State {
+    /// Attributes of the first of some inodes, as far as they are in memory.
+    fn attrs_there(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
+        let mut all = Vec::with_capacity(inos.len());
+        for ino in inos {
+            match self.attr("getattr", *ino) {
+                Ok(attr) => all.push(Ok(attr)),
+                Err(Stop::Failed(error)) => all.push(Err(error)),
+                Err(Stop::Missing(_)) => break,
+            }
+        }
+        all
+    }
+
+    /// How much is loaded with one of some inodes that are listed: where their numbers lie close together, as
+    /// many leaves as would be read for them one by one.
+    fn listed_ahead(&self, inos: &[Ino]) -> Ahead {
+        let missing = || inos.iter().filter(|ino| self.look(ino.0).is_err()).map(|ino| ino.0);
+        let (first, last) = (missing().min().unwrap_or(0), missing().max().unwrap_or(0));
+        Ahead::of_listing(missing().count(), last - first)
+    }
+
     /// An inode; none: there is none with this number.
     pub fn look(&self, ino: u64) -> Tried<Option<&Node>> {
         if let Some(node) = self.nodes.get(&ino) {

@@ -12,7 +12,7 @@ use crate::format::extent::{Source, UNWRITTEN};
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::superblock::TreeRoot;
-use crate::pending::{Piece, Where};
+use crate::pending::{Piece, Sums, Where};
 use crate::staging::Staging;
 use crate::state::State;
 use crate::volume::Inner;
@@ -58,9 +58,18 @@ impl State {
 impl Inner {
     /// The piece that begins at `block`: a hole where there is nothing. It may end before what follows does.
     pub(crate) async fn piece_at(&self, data_id: u64, block: u64) -> Result<(Piece, Option<Pin>)> {
+        self.piece_of(data_id, block).await.map(|(piece, pin, _)| (piece, pin))
+    }
+
+    /// The same, and the tree that it was found in.
+    pub(crate) async fn piece_of(
+        &self,
+        data_id: u64,
+        block: u64,
+    ) -> Result<(Piece, Option<Pin>, Option<TreeRoot>)> {
         loop {
             let (blocks, root) = match self.state.lock().find_piece(data_id, block, &self.staging) {
-                Known::Piece(piece, pin) => return Ok((piece, pin)),
+                Known::Piece(piece, pin) => return Ok((piece, pin, None)),
                 Known::Tree(blocks, root) => (blocks, root),
             };
             let found = self.piece_in_tree(&root, data_id, block).await;
@@ -78,7 +87,7 @@ impl Inner {
                     let blocks = piece.blocks.min(blocks).min(unknown);
                     let piece = piece.part(0, blocks, self.layout.block_bytes());
                     let pin = state.pin(&piece, &self.staging);
-                    return Ok((piece, pin));
+                    return Ok((piece, pin, Some(root)));
                 }
             }
         }
@@ -123,8 +132,8 @@ impl Inner {
             Source::Run(place) => Where::Run(place),
             Source::Inline(_) => return Err(corrupt("tree", "an inline extent")),
         };
-        let sums = extent.sums.iter_crc32c().collect();
-        let piece = Piece { blocks, birth: extent.birth, at, sums, first_sum: 0 };
+        let sums = Sums::of(extent.sums.iter_crc32c(), blocks);
+        let piece = Piece { blocks, birth: extent.birth, at, sums };
         let skip = block - first;
         Ok(Some(piece.part(skip, blocks - skip, self.layout.block_bytes())))
     }

@@ -31,7 +31,7 @@ const OVERLAY_BYTES: u64 = 900;
 /// What is in use under the state lock, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// Changes, those that are frozen included.
+    /// Changes, those that are frozen and what the cleaner is about to change included.
     changes: u64,
     names: u64,
 }
@@ -102,7 +102,8 @@ impl State {
     /// What is in use.
     pub fn held(&self) -> Held {
         let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.bytes);
-        Held { changes: self.changes_bytes() + frozen, names: self.cache.bytes() as u64 }
+        let changes = self.changes_bytes() + frozen + self.gathered_bytes;
+        Held { changes, names: self.cache.bytes() as u64 }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::format::extent::put_crc32c;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::superblock::TreeRoot;
+use crate::items::Items;
 use crate::pending::{self, Overlay, Where};
 use crate::volume::Inner;
 use forebay_base::Result;
@@ -22,7 +23,7 @@ pub(crate) fn pieces_of(
 }
 
 /// A piece as the tree is told of it.
-fn piece(data_id: u64, (block, piece): (u64, &pending::Piece)) -> Piece {
+fn piece(data_id: u64, (block, piece): (u64, pending::Piece)) -> Piece {
     let stored = match piece.at {
         Where::Run(place) => {
             let mut sums = Vec::new();
@@ -56,22 +57,43 @@ pub(crate) fn overlaid(
 }
 
 impl Inner {
-    /// Whose content it is that a recovery applied without meeting the inode: then all inodes are looked at.
+    /// Whose content it is that a recovery applied without meeting the inode, or that was
+    /// written when the inode was not in memory: then all inodes are looked at.
     pub(crate) async fn find_owners(
         &self,
         root: &TreeRoot,
-        data: &BTreeMap<u64, Overlay>,
+        (data, items): (&BTreeMap<u64, Overlay>, &Items),
         stored: &mut BTreeMap<u64, (u64, i64)>,
     ) -> Result<()> {
-        let is_stored = |overlay: &Overlay| {
-            overlay.pieces().any(|(_, piece)| matches!(piece.at, Where::Run(_)))
+        // Of data that died with its inode all is a hole.
+        let max_blocks = self.layout.geometry.max_blocks();
+        let is_dead = |overlay: &Overlay| {
+            let mut holes = 0;
+            overlay.pieces().all(|(_, piece)| {
+                holes += piece.blocks;
+                piece.at == Where::Hole
+            }) && holes == max_blocks
         };
         let is_unknown = |(data_id, (ino, bytes)): &(&u64, &(u64, i64))| {
-            *ino == 0 && *bytes != 0 && data.get(data_id).is_some_and(is_stored)
+            *ino == 0 && *bytes != 0 && data.get(data_id).is_some_and(|overlay| !is_dead(overlay))
         };
         let unknown = stored.iter().filter(is_unknown).map(|(data_id, _)| *data_id);
         let mut unknown: BTreeSet<u64> = unknown.collect();
-        let mut cursor = Cursor::new(Key::Inode(0), Some(Key::Extent(0, 0)));
+        let ends = [Key::Inode(0), Key::Extent(0, 0)];
+        // Those that are new are in no tree yet.
+        let keys = ends[0].to_bytes()..ends[1].to_bytes();
+        let new = (!unknown.is_empty()).then(|| items.range(&keys));
+        for (key, value) in new.into_iter().flatten() {
+            let (key, Some(value)) = (Key::decode(key.as_slice())?, value) else { continue };
+            if let (Key::Inode(ino), Item::Inode(inode)) =
+                (key, Item::decode(key, value, &self.layout.geometry)?)
+                && unknown.remove(&inode.data_id)
+                && let Some(stored) = stored.get_mut(&inode.data_id)
+            {
+                stored.0 = ino;
+            }
+        }
+        let mut cursor = Cursor::new(ends[0], Some(ends[1]));
         while !unknown.is_empty()
             && let Some(found) = cursor.next(&self.tree, root).await?
         {

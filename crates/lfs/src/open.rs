@@ -156,7 +156,8 @@ async fn find_nodes(
 
 impl Opened {
     /// Prepares the state for a life of its own: a generation of its own, and a fresh segment of the log.
-    pub fn prepare(&mut self, device: &DeviceRef) -> Result<()> {
+    /// What was dead in the checkpoint before `newest`, too, was free then, and is what was left for this.
+    pub fn prepare(&mut self, device: &DeviceRef, newest: u64) -> Result<()> {
         if let Some(damage) = &self.found.damage {
             let text = format!("{damage}; it can be opened for reading");
             let error = Error::new(damage.kind(), "open", text);
@@ -171,6 +172,7 @@ impl Opened {
         // Births that were drawn and never recorded are not drawn again.
         state.next_sequence = state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
         head.previous = head.segment.or(head.previous);
+        state.space.segments.reclaim(newest);
         fresh_head(state, head)
     }
 }

@@ -4,7 +4,8 @@
 //! Invariants: V1 pieces do not overlap; what no piece covers is not known here. V2 a hole is a piece: what
 //! was cut off or punched stays so, whatever older is heard of later. V3 where pieces overlap, the one with
 //! the higher birth is kept, and of two with the same birth the later one: what a record says twice it says
-//! the same.
+//! the same. V4 a block that was written on its own takes [`ONE_BYTES`] beside its number, and no memory of
+//! its own: of random writes there are as many as the memory for changes holds.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -24,6 +25,36 @@ pub(crate) enum Where {
     Staged(u64),
 }
 
+/// Sums of consecutive blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Sums {
+    /// None are kept.
+    None,
+    /// Of one block.
+    One(u32),
+    /// Those of a run that the blocks are a part of, and the number of the first one's.
+    Run(Arc<[u32]>, usize),
+}
+
+impl Sums {
+    /// Of so many blocks, or none.
+    pub fn of(mut sums: impl Iterator<Item = u32>, blocks: u64) -> Self {
+        match sums.next() {
+            None => Self::None,
+            Some(one) if blocks == 1 => Self::One(one),
+            Some(first) => Self::Run(std::iter::once(first).chain(sums).collect(), 0),
+        }
+    }
+
+    fn part(&self, skip: u64, blocks: u64) -> Self {
+        match self {
+            Self::Run(all, first) if blocks == 1 => Self::One(all[first + skip as usize]),
+            Self::Run(all, first) => Self::Run(all.clone(), first + skip as usize),
+            other => other.clone(),
+        }
+    }
+}
+
 /// Consecutive blocks of one origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
@@ -33,16 +64,14 @@ pub(crate) struct Piece {
     pub birth: u64,
     /// Where they are.
     pub at: Where,
-    /// Sums of the run that they are a part of; empty if none are kept.
-    pub sums: Arc<[u32]>,
-    /// The first one's among the sums.
-    pub first_sum: usize,
+    /// Their sums.
+    pub sums: Sums,
 }
 
 impl Piece {
     /// A hole.
     pub fn hole(blocks: u64, birth: u64) -> Self {
-        Self { blocks, birth, at: Where::Hole, sums: Arc::from([]), first_sum: 0 }
+        Self { blocks, birth, at: Where::Hole, sums: Sums::None }
     }
 
     /// The blocks from `skip` on, `blocks` of them.
@@ -53,8 +82,7 @@ impl Piece {
             Where::Run(place) => Where::Run(Place::new(place.segment, place.offset + bytes as u32)),
             Where::Staged(from) => Where::Staged(from + bytes),
         };
-        let first_sum = if self.sums.is_empty() { 0 } else { self.first_sum + skip as usize };
-        Self { blocks, birth: self.birth, at, sums: self.sums.clone(), first_sum }
+        Self { blocks, birth: self.birth, at, sums: self.sums.part(skip, blocks) }
     }
 
     /// The number of the first block in the run at `at`, which has these sums; none: it lies elsewhere.
@@ -67,17 +95,92 @@ impl Piece {
 
     /// Their sums.
     pub fn own_sums(&self) -> &[u32] {
-        match self.sums.is_empty() {
-            true => &[],
-            false => &self.sums[self.first_sum..self.first_sum + self.blocks as usize],
+        match &self.sums {
+            Sums::None => &[],
+            Sums::One(sum) => std::slice::from_ref(sum),
+            Sums::Run(all, first) => &all[*first..first + self.blocks as usize],
         }
+    }
+
+    /// They are among these, from `first` on, now.
+    fn renew(&mut self, sums: &Arc<[u32]>, first: usize) {
+        self.sums = Sums::Run(sums.clone(), first).part(0, self.blocks);
+    }
+}
+
+/// Bytes of a piece as it is kept (V4).
+const ONE_BYTES: usize = 24;
+
+/// A piece as it is kept.
+#[derive(Debug, Clone)]
+enum Kept {
+    /// A block with a place.
+    One {
+        birth: u64,
+        place: Place,
+        sum: Option<u32>,
+    },
+    Other(Box<Piece>),
+}
+
+const _: () = assert!(size_of::<Kept>() == ONE_BYTES, "V4");
+
+impl Kept {
+    fn new(piece: Piece) -> Self {
+        let Piece { blocks, birth, at, sums } = &piece;
+        match (blocks, at, sums) {
+            (1, Where::Run(place), Sums::None) => {
+                Self::One { birth: *birth, place: *place, sum: None }
+            }
+            (1, Where::Run(place), Sums::One(sum)) => {
+                Self::One { birth: *birth, place: *place, sum: Some(*sum) }
+            }
+            _ => Self::Other(Box::new(piece)),
+        }
+    }
+
+    fn piece(&self) -> Piece {
+        match self {
+            Self::One { birth, place, sum } => {
+                let sums = sum.map_or(Sums::None, Sums::One);
+                Piece { blocks: 1, birth: *birth, at: Where::Run(*place), sums }
+            }
+            Self::Other(piece) => (**piece).clone(),
+        }
+    }
+
+    fn birth(&self) -> u64 {
+        match self {
+            Self::One { birth, .. } => *birth,
+            Self::Other(piece) => piece.birth,
+        }
+    }
+
+    fn blocks(&self) -> u64 {
+        match self {
+            Self::One { .. } => 1,
+            Self::Other(piece) => piece.blocks,
+        }
+    }
+
+    fn at(&self) -> Where {
+        match self {
+            Self::One { place, .. } => Where::Run(*place),
+            Self::Other(piece) => piece.at,
+        }
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Piece)) {
+        let mut piece = self.piece();
+        change(&mut piece);
+        *self = Self::new(piece);
     }
 }
 
 /// See the module.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Overlay {
-    pieces: BTreeMap<u64, Piece>,
+    pieces: BTreeMap<u64, Kept>,
     /// Whose content it is, if that is known: 0 if not.
     pub owner: u64,
 }
@@ -86,17 +189,41 @@ impl Overlay {
     /// The piece that holds `block`, from `block` on; or how many blocks from there on are not known.
     pub fn look_up(&self, block: u64, block_bytes: u64) -> Result<Piece, u64> {
         if let Some((start, piece)) = self.pieces.range(..=block).next_back()
-            && start + piece.blocks > block
+            && start + piece.blocks() > block
         {
-            let skip = block - start;
-            return Ok(piece.part(skip, piece.blocks - skip, block_bytes));
+            let (skip, blocks) = (block - start, piece.blocks());
+            return Ok(match piece {
+                Kept::One { .. } => piece.piece(),
+                Kept::Other(piece) => piece.part(skip, blocks - skip, block_bytes),
+            });
         }
         let next = self.pieces.range(block..).next().map_or(u64::MAX, |(start, _)| *start);
         Err(next - block)
     }
 
+    /// The piece that holds `block`.
+    fn around(&mut self, block: u64) -> Option<&mut Kept> {
+        let (start, kept) = self.pieces.range_mut(..=block).next_back()?;
+        (start + kept.blocks() > block).then_some(kept)
+    }
+
     /// Puts a piece at `block`, as far as nothing younger is there (V3).
     pub fn insert(&mut self, block: u64, piece: &Piece, block_bytes: u64) {
+        if piece.blocks == 1 {
+            // Most are, of random writes: one look instead of one for each question.
+            match self.around(block) {
+                Some(there) if there.birth() > piece.birth => return,
+                Some(there) if there.blocks() == 1 => {
+                    *there = Kept::new(piece.clone());
+                    return;
+                }
+                Some(_) => {}
+                None => {
+                    self.pieces.insert(block, Kept::new(piece.clone()));
+                    return;
+                }
+            }
+        }
         let end = block.saturating_add(piece.blocks);
         let mut at = block;
         while at < end {
@@ -108,7 +235,7 @@ impl Overlay {
             if !kept {
                 self.clear(at..upto, block_bytes);
                 let part = piece.part(at - block, upto - at, block_bytes);
-                self.pieces.insert(at, part);
+                self.pieces.insert(at, Kept::new(part));
             }
             at = upto;
         }
@@ -120,20 +247,26 @@ impl Overlay {
         let inside = self.pieces.range(range.clone()).map(|(start, _)| *start);
         let hit: Vec<u64> = before.into_iter().chain(inside).collect();
         for start in hit {
-            let end = start + self.pieces[&start].blocks;
+            let end = start + self.pieces[&start].blocks();
             if end <= range.start {
                 continue;
             }
-            let piece = self.pieces.remove(&start).expect("it was listed");
+            let piece = self.pieces.remove(&start).expect("it was listed").piece();
             if start < range.start {
                 let part = piece.part(0, range.start - start, block_bytes);
-                self.pieces.insert(start, part);
+                self.pieces.insert(start, Kept::new(part));
             }
             if end > range.end {
                 let part = piece.part(range.end - start, end - range.end, block_bytes);
-                self.pieces.insert(range.end, part);
+                self.pieces.insert(range.end, Kept::new(part));
             }
         }
+    }
+
+    /// Something younger than `birth` is known of a block.
+    pub fn is_younger(&self, block: u64, birth: u64) -> bool {
+        let before = self.pieces.range(..=block).next_back();
+        before.is_some_and(|(start, kept)| start + kept.blocks() > block && kept.birth() > birth)
     }
 
     /// Of a range, what nothing younger than `birth` is known of.
@@ -157,12 +290,12 @@ impl Overlay {
 
     /// Something of it is staged.
     pub fn is_staged(&self) -> bool {
-        self.pieces.values().any(|piece| matches!(piece.at, Where::Staged(_)))
+        self.pieces.values().any(|piece| matches!(piece.at(), Where::Staged(_)))
     }
 
     /// Something of these blocks is staged there.
     pub fn waits_for(&self, blocks: &Range<u64>, staged: &Range<u64>) -> bool {
-        let mut there = self.pieces.range(blocks.clone()).map(|(_, piece)| piece.at);
+        let mut there = self.pieces.range(blocks.clone()).map(|(_, piece)| piece.at());
         there.any(|at| matches!(at, Where::Staged(at) if staged.contains(&at)))
     }
 
@@ -170,34 +303,34 @@ impl Overlay {
     pub fn put_over(&mut self, newer: &Self, block_bytes: u64) {
         for (block, piece) in newer.pieces() {
             self.clear(block..block.saturating_add(piece.blocks), block_bytes);
-            self.pieces.insert(block, piece.clone());
+            self.pieces.insert(block, Kept::new(piece));
         }
     }
 
     /// What was staged in `staged` for these blocks is at `place` now.
     pub fn resolve(&mut self, blocks: &Range<u64>, staged: &Range<u64>, place: Place) {
         for piece in self.pieces.range_mut(blocks.clone()).map(|(_, piece)| piece) {
-            if let Where::Staged(at) = piece.at
+            if let Where::Staged(at) = piece.at()
                 && staged.contains(&at)
             {
                 let offset = place.offset + (at - staged.start) as u32;
-                piece.at = Where::Run(Place::new(place.segment, offset));
+                piece.change(|piece| piece.at = Where::Run(Place::new(place.segment, offset)));
             }
         }
     }
 
     /// Pieces of the run at `at` get other sums: its blocks were written again.
     pub fn renew(&mut self, at: Place, sums: &Arc<[u32]>, block_bytes: u64) {
-        for piece in self.pieces.values_mut() {
-            if let Some(first) = piece.first_of(at, sums, block_bytes) {
-                (piece.sums, piece.first_sum) = (sums.clone(), first);
+        for kept in self.pieces.values_mut() {
+            if let Some(first) = kept.piece().first_of(at, sums, block_bytes) {
+                kept.change(|piece| piece.renew(sums, first));
             }
         }
     }
 
     /// Whether some piece of the run at `at` has other sums.
     pub fn is_older(&self, at: Place, sums: &Arc<[u32]>, block_bytes: u64) -> bool {
-        self.pieces.values().any(|piece| {
+        self.pieces.values().map(Kept::piece).any(|piece| {
             let first = piece.first_of(at, sums, block_bytes);
             first.is_some_and(|first| {
                 piece.own_sums() != &sums[first..first + piece.blocks as usize]
@@ -206,14 +339,19 @@ impl Overlay {
     }
 
     /// All pieces, by their first block.
-    pub fn pieces(&self) -> impl Iterator<Item = (u64, &Piece)> {
-        self.pieces.iter().map(|(start, piece)| (*start, piece))
+    pub fn pieces(&self) -> impl Iterator<Item = (u64, Piece)> {
+        self.pieces.iter().map(|(start, piece)| (*start, piece.piece()))
+    }
+
+    /// How many pieces there are.
+    pub fn count(&self) -> usize {
+        self.pieces.len()
     }
 
     /// Blocks that are somewhere.
     pub fn stored_blocks(&self) -> u64 {
-        let stored = self.pieces.values().filter(|piece| piece.at != Where::Hole);
-        stored.map(|piece| piece.blocks).sum()
+        let stored = self.pieces.values().filter(|piece| piece.at() != Where::Hole);
+        stored.map(Kept::blocks).sum()
     }
 }
 
@@ -235,12 +373,12 @@ mod tests {
                 let (first, len) = (split_mix(&mut rng) % 60, 1 + split_mix(&mut rng) % 12);
                 let end = (first + len).min(64);
                 let birth = split_mix(&mut rng) % 1000;
-                let sums: Arc<[u32]> = (0..end - first).map(|n| (birth + n) as u32).collect();
+                let sums = Sums::of((0..end - first).map(|n| (birth + n) as u32), end - first);
                 let piece = match split_mix(&mut rng) % 3 {
                     0 => Piece::hole(end - first, birth),
                     _ => {
                         let at = Where::Run(Place::new(birth as u32, 0));
-                        Piece { blocks: end - first, birth, at, sums, first_sum: 0 }
+                        Piece { blocks: end - first, birth, at, sums }
                     }
                 };
                 overlay.insert(first, &piece, BLOCK);
@@ -260,6 +398,9 @@ mod tests {
                 let found = overlay.look_up(n, BLOCK).ok();
                 let plain = found.as_ref().map(|piece| (piece.birth, piece.at));
                 assert_eq!(plain, model[n as usize], "seed {seed} block {n}");
+                let birth = split_mix(&mut rng) % 1000;
+                let younger = model[n as usize].is_some_and(|(there, _)| there > birth);
+                assert_eq!(overlay.is_younger(n, birth), younger, "seed {seed} block {n}");
                 if let Some(piece) = found.filter(|piece| piece.at != Where::Hole) {
                     let Where::Run(place) = piece.at else { unreachable!() };
                     let sum = piece.birth as u32 + place.offset / BLOCK as u32;
@@ -272,13 +413,7 @@ mod tests {
     #[test]
     fn staged_pieces_are_found_again_in_their_record() {
         let mut overlay = Overlay::default();
-        let piece = Piece {
-            blocks: 8,
-            birth: 1,
-            at: Where::Staged(4096),
-            sums: Arc::from([]),
-            first_sum: 0,
-        };
+        let piece = Piece { blocks: 8, birth: 1, at: Where::Staged(4096), sums: Sums::None };
         overlay.insert(10, &piece, BLOCK);
         overlay.insert(12, &Piece::hole(2, 2), BLOCK);
         assert!(overlay.is_staged());

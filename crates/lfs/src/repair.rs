@@ -1,19 +1,21 @@
 //! After a failed write or flush: the data that records point at is had again before they are.
 //!
 //! A device may lose, after a failed flush, whatever it had completed since the last good one, although it
-//! reads back until then. So every run is read back, held against its sums, and written again; what the
-//! device does not have any more is had from the cache, which holds it until a flush has worked. What cannot
-//! be had from either, or takes no write where it lies, twice in a row, on a device that works elsewhere, is
-//! left out of its record: the blocks stay what they were, and the file is marked, until they are written
-//! anew or cut off.
+//! reads back until then. So every run is read back, held against its sums, and written again; a block that
+//! the device does not have any more is had from the cache, which holds it until a flush has worked, or is
+//! written as what has taken its place in the file since. What cannot be had from any of them, or takes no
+//! write where it lies, twice in a row, on a device that works elsewhere, is left out of its record: the
+//! blocks stay what they were, and the file is marked, until they are written anew or cut off.
 //!
 //! Invariants: Q1 no record that is laid out after a failure points at bytes that were not written since:
 //! each run knows how many failures there were before its write. Q2 what is lost gets into no tree: what the
 //! blocks were before is known to the log alone, so no checkpoint is made until they are written anew, or cut
 //! off. Q3 what the cache holds is not left out: a record behind it may rely on it, as a rename does, or a
-//! size.
+//! size. Each block is looked at for itself, under its folio's lock: neither who uses the folio meanwhile nor
+//! a loss beside it takes it out.
 //!
-//! Locks: the state lock in turn; none across a wait.
+//! Locks: the state lock and folio locks in turn, below the state lock the staging area's; none across a
+//! wait.
 
 use crate::commit::write_all;
 use crate::format::change::{Change, Size};
@@ -36,7 +38,8 @@ use std::sync::Arc;
 struct Again {
     /// Of its blocks, as they are now.
     sums: Arc<[u32]>,
-    /// Some of them were cut off, or punched, since they were written first: they are zeros.
+    /// Some of them, or the end of the last one, were cut off or punched since they were written first: they
+    /// are zeros.
     is_cut: bool,
 }
 
@@ -60,7 +63,7 @@ impl Inner {
         let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
         for run in runs {
             let owner = owners.get(&run.at).copied();
-            match self.rewrite_any(&run, owner).await {
+            match self.rewrite(&run, owner).await {
                 Ok(Some(again)) => drop(written.insert(run.at, again)),
                 Ok(None) => lost.push(run),
                 Err(error) => {
@@ -92,26 +95,16 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes a run again, from where it is, or from the cache. None: nobody has it.
-    async fn rewrite_any(&self, run: &Run, owner: Option<(u64, u64)>) -> Result<Option<Again>> {
-        // Without sums nobody can tell what the place gives back.
-        let held_first = run.sums.is_empty();
-        if held_first && let Some(again) = self.rewrite_held(run, owner).await {
-            return Ok(Some(again));
-        }
-        let mut done = self.rewrite(run).await;
-        if done.is_err() {
+    /// Writes a run again, each block as [`Inner::blocks_again`] has it. None: nobody has one of them.
+    async fn rewrite(&self, run: &Run, owner: Option<(u64, u64)>) -> Result<Option<Again>> {
+        let Some((bytes, again)) = self.blocks_again(run, owner).await? else { return Ok(None) };
+        let offset = self.layout.device_offset(run.at);
+        let write = || write_all(&self.device, vec![(offset, bytes.clone())], BioFlags::SYNC);
+        if write().await.is_err() {
             // One that fails once is no loss.
-            done = self.rewrite(run).await;
+            write().await?;
         }
-        match done {
-            Ok(true) => Ok(Some(Again { sums: run.sums.clone(), is_cut: false })),
-            done if held_first => done.map(|_| None),
-            done => match self.rewrite_held(run, owner).await {
-                Some(again) => Ok(Some(again)),
-                None => done.map(|_| None),
-            },
-        }
+        Ok(Some(again))
     }
 
     /// Whether the device takes a write at all: to a free segment, of which nothing is known until it is
@@ -125,49 +118,90 @@ impl Inner {
         done.is_ok()
     }
 
-    /// False: what is there is not what was written.
-    async fn rewrite(&self, run: &Run) -> Result<bool> {
-        let offset = self.layout.device_offset(run.at);
-        let bytes = read_at(&self.device, offset, run.len as usize).await?;
-        let blocks = bytes.chunks(self.layout.block_bytes() as usize);
-        if !run.sums.is_empty() && !blocks.map(crc32c).eq(run.sums.iter().copied()) {
-            return Ok(false);
-        }
-        write_all(&self.device, vec![(offset, bytes.to_vec())], BioFlags::SYNC).await?;
-        Ok(true)
-    }
-
-    /// The same from the cache, which holds what no flush has made durable (Q3): what the blocks were then,
-    /// or newer bytes that were accepted since; of those that were cut off or punched since, zeros. None: it
-    /// does not have all of them, or the place does not take them.
-    async fn rewrite_held(&self, run: &Run, owner: Option<(u64, u64)>) -> Option<Again> {
-        let (data_id, first) = owner?;
-        let unit = self.layout.block_bytes();
-        let (mut bytes, mut is_cut) = (vec![0; run.len as usize], false);
-        {
-            let content = {
-                let state = self.state.lock();
-                let node = state.nodes.get(&run.ino).filter(|node| node.inode.data_id == data_id);
-                node.and_then(|node| node.content.clone())
-            }?;
-            for (block, bytes) in (first..).zip(bytes.chunks_mut(unit as usize)) {
-                if !content.file.copy_held(block * unit, bytes) {
-                    let known = self.state.lock().known(data_id, block);
-                    if !known.is_ok_and(|piece| piece.at == Where::Hole) {
-                        return None;
-                    }
-                    bytes.fill(0);
-                    is_cut = true;
-                }
+    /// What the blocks of a run are now: each as the device gives it back, if that adds up, or else as
+    /// [`Inner::block_elsewhere`] has it. Without sums nobody can tell what the place gives back: then that
+    /// counts for nothing. None: one of them nobody has.
+    async fn blocks_again(
+        &self,
+        run: &Run,
+        owner: Option<(u64, u64)>,
+    ) -> Result<Option<(Vec<u8>, Again)>> {
+        let (offset, unit) = (self.layout.device_offset(run.at), self.layout.block_bytes());
+        let whole = read_at(&self.device, offset, run.len as usize).await.ok();
+        let mut bytes = whole.as_ref().map_or_else(|| vec![0; run.len as usize], |b| b.to_vec());
+        let (mut same, mut is_cut) = (true, false);
+        for (n, block) in (0..).zip(bytes.chunks_mut(unit as usize)) {
+            // One that fails once is no loss, and one bad block not that of the others.
+            let back = match whole {
+                Some(_) => Ok(()),
+                None => read_at(&self.device, offset + n * unit, unit as usize)
+                    .await
+                    .map(|there| block.copy_from_slice(&there)),
+            };
+            let sum = run.sums.get(n as usize);
+            if back.is_ok() && sum.is_some_and(|sum| crc32c(block) == *sum) {
+                continue;
+            }
+            let at = Place::new(run.at.segment, run.at.offset + (n * unit) as u32);
+            let owner = owner.map(|(data_id, first)| (data_id, first + n));
+            let unsure = run.sums.is_empty();
+            match self.block_elsewhere(run.ino, owner, (at, unsure), block).await {
+                Some(cut) => (same, is_cut) = (false, is_cut | cut),
+                None => return back.map(|()| None),
             }
         }
-        let sums = match run.sums.is_empty() {
+        let sums = match same || run.sums.is_empty() {
             true => run.sums.clone(),
             false => bytes.chunks(unit as usize).map(crc32c).collect(),
         };
-        let offset = self.layout.device_offset(run.at);
-        let done = write_all(&self.device, vec![(offset, bytes)], BioFlags::SYNC).await;
-        done.is_ok().then_some(Again { sums, is_cut })
+        Ok(Some((bytes, Again { sums, is_cut })))
+    }
+
+    /// A block of a run at `at` that is not to be had from there: from the cache, which holds what no flush
+    /// has made durable (Q3), as it was then, or newer bytes that were accepted since; zeros if it was cut
+    /// off or punched since; what was written past the cache since, if that is sound where it lies. `unsure`:
+    /// the run has no sums, and what the cache has read back from there counts for nothing, either. True:
+    /// zeros, all of it or behind the end of file. None, and nothing was changed: none of these.
+    async fn block_elsewhere(
+        &self,
+        ino: u64,
+        owner: Option<(u64, u64)>,
+        (at, unsure): (Place, bool),
+        into: &mut [u8],
+    ) -> Option<bool> {
+        let (data_id, block) = owner?;
+        let unit = self.layout.block_bytes();
+        let content = {
+            let state = self.state.lock();
+            let node = state.nodes.get(&ino).filter(|node| node.inode.data_id == data_id)?;
+            node.content.clone()
+        };
+        if let Some(content) = content
+            && content.file.copy_held(block * unit, into, unsure)
+        {
+            return Some(content.file.size() < (block + 1) * unit);
+        }
+        let newer = {
+            let state = self.state.lock();
+            let piece = state.known(data_id, block).ok()?;
+            match piece.at {
+                Where::Hole => {
+                    into.fill(0);
+                    return Some(true);
+                }
+                Where::Staged(from) => {
+                    let bytes = self.staging.share(&(from..from + unit)).ok()?;
+                    into.copy_from_slice(&bytes[..unit as usize]);
+                    return Some(false);
+                }
+                Where::Run(place) => piece.own_sums().first().map(|sum| (place, *sum)),
+            }
+        };
+        let (place, sum) = newer.filter(|(place, _)| *place != at)?;
+        let bytes = read_at(&self.device, self.layout.device_offset(place), unit as usize).await;
+        let bytes = bytes.ok().filter(|bytes| crc32c(bytes) == sum)?;
+        into.copy_from_slice(&bytes);
+        Some(false)
     }
 
     /// Takes what is lost out of the records; its files cannot be synced any more. Of a file that has other
@@ -325,6 +359,9 @@ fn renew(
     let mut body = vec![0; record.body.len()];
     let mut writer = Writer::new("record", &mut body);
     let mut reader = Reader::new("record", &record.body);
+    // A record holds as a whole: what it cuts lies before what it grows afterwards, and counts for those
+    // before.
+    let mut cuts = Vec::new();
     while reader.remaining() > 0 {
         let Some(change) = Change::decode(&mut reader, geometry)? else { continue };
         let mut stored = Vec::new();
@@ -346,12 +383,15 @@ fn renew(
             }
             change => change,
         };
-        if let Change::Truncate(size) = &change
-            && let Some(most) = sizes.get_mut(&size.data_id)
-        {
-            *most = size.size.min(*most);
+        if let Change::Truncate(size) = &change {
+            cuts.push((size.data_id, size.size));
         }
         change.encode_into(&mut writer, geometry)?;
+    }
+    for (data_id, size) in cuts {
+        if let Some(most) = sizes.get_mut(&data_id) {
+            *most = size.min(*most);
+        }
     }
     let len = writer.position();
     body.truncate(len);
@@ -386,4 +426,48 @@ fn without(
     record.runs.retain(|run| !places.contains(&run.at));
     (record.body, record.changes) = (body, changes);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::record::RecordKind;
+
+    /// A file was cut and written again, and one record said both. The repair after a failed flush held the
+    /// growth in it for older than the cut, and said the size of the cut: what the next sync acknowledged lay
+    /// behind the end after a crash.
+    #[test]
+    fn q3_what_grew_behind_a_cut_keeps_its_size() {
+        let geometry = Geometry::with_segment_shift(20);
+        let size = |size| Size { ino: 7, data_id: 9, size, sequence: 3 };
+        let record = |changes: &[Change<'_>]| {
+            let mut body = vec![0; 4096];
+            let mut writer = Writer::new("record", &mut body);
+            changes.iter().for_each(|c| c.encode_into(&mut writer, &geometry).unwrap());
+            let len = writer.position();
+            body.truncate(len);
+            let (payloads, runs) = (Vec::new(), Vec::new());
+            let kind = RecordKind::Changes;
+            Pending { ticket: 1, kind, body, changes: 2, payloads, runs, cost: 0, cut: None }
+        };
+        let sizes_in = |record: &Pending| {
+            let mut reader = Reader::new("record", &record.body);
+            let mut sizes = Vec::new();
+            while reader.remaining() > 0 {
+                match Change::decode(&mut reader, &geometry).unwrap() {
+                    Some(Change::Grow(size) | Change::Truncate(size)) => sizes.push(size.size),
+                    other => panic!("{other:?}"),
+                }
+            }
+            sizes
+        };
+        let mut older = record(&[Change::Grow(size(131_072))]);
+        let mut both = record(&[Change::Truncate(size(4096)), Change::Grow(size(12_288))]);
+        let (written, mut sizes) = (BTreeMap::new(), BTreeMap::from([(9, u64::MAX)]));
+        for one in [&mut both, &mut older] {
+            renew(one, &written, 1, &mut sizes, &geometry).unwrap();
+        }
+        assert_eq!(sizes_in(&both), [4096, 12_288]);
+        assert_eq!(sizes_in(&older), [4096], "no record before the cut says more");
+    }
 }

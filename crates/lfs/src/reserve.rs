@@ -45,7 +45,7 @@ fn is_refused(taken: &Result<MapFuture<'_, Result<Reservation>>>) -> bool {
 impl State {
     /// A file of which nobody has more than little to write: what write-back takes of it goes into a record,
     /// so that those of many files go out together (M16).
-    fn is_small(&self, ino: u64) -> bool {
+    pub fn is_small(&self, ino: u64) -> bool {
         let size = |node: &Node| node.live_size().unwrap_or(node.inode.size).max(node.inode.size);
         self.nodes.get(&ino).is_some_and(|node| size(node) <= SMALL_BYTES)
     }
@@ -53,6 +53,7 @@ impl State {
     /// A share, and what it counts.
     fn put_share(&mut self, key: u64, promise: Promise) {
         self.shared_bytes += promise.bytes;
+        self.flying_bytes += promise.flying_bytes;
         self.shared_growth.entries += promise.growth.entries;
         self.shared_growth.bytes += promise.growth.bytes;
         self.shares.insert(key, promise);
@@ -62,10 +63,26 @@ impl State {
     pub fn unshare(&mut self, key: u64) -> Option<Promise> {
         let promise = self.shares.remove(&key)?;
         self.shared_bytes -= promise.bytes;
+        self.flying_bytes -= promise.flying_bytes;
         self.shared_growth.entries -= promise.growth.entries;
         self.shared_growth.bytes -= promise.growth.bytes;
         self.count_nodes();
         Some(promise)
+    }
+}
+
+/// For whom places are, and whether they take the place of stored content (P25).
+#[derive(Clone, Copy)]
+struct How {
+    class: Class,
+    over: bool,
+}
+
+impl Inner {
+    /// Whether runs that are written past the cache have room now, though somebody else had taken it before.
+    fn has_direct_room(&self, runs: &[Range<u64>], over: bool) -> bool {
+        let bytes = runs.iter().map(|run| run.end - run.start).sum();
+        self.state.lock().check_direct(bytes, Class::Direct, over).is_ok()
     }
 }
 
@@ -75,7 +92,7 @@ struct Wanted<'a> {
     places: &'a [Place],
     /// Its content goes into records.
     staged: bool,
-    class: Class,
+    how: How,
     /// How often the log had failed before.
     failures: u64,
 }
@@ -118,16 +135,17 @@ impl FileOps {
 
     /// Promises what the records will take (M12).
     fn share(&self, inner: &Arc<Inner>, wanted: &Wanted<'_>) -> Result<Arc<Share>> {
-        let Wanted { key, places, staged, class, failures } = *wanted;
+        let Wanted { key, places, staged, how, failures } = *wanted;
         let growth = self.growth_of(places);
-        let direct = class == Class::Direct;
+        let direct = how.class == Class::Direct;
         let cost = match direct {
             true => self.promise_once(inner, places),
             false => self.promise_of(inner, places, staged),
         };
         // What is written past the cache was never accepted before.
-        let bytes = if direct { 0 } else { places.iter().map(|place| place.len).sum() };
-        let need = if direct || staged { Need::New } else { Need::Urgent };
+        let flying_bytes = places.iter().map(|place| place.len).sum();
+        let bytes = if direct { 0 } else { flying_bytes };
+        let need = if direct && !how.over || staged { Need::New } else { Need::Urgent };
         let mut state = inner.state.lock();
         if staged && !state.takes_content(cost, growth) {
             let text = "no room for content in the log";
@@ -148,7 +166,8 @@ impl FileOps {
             segments.push(at.segment);
         }
         let sequence = state.next_sequence;
-        state.put_share(key, Promise { cost, failures, sequence, segments, bytes, growth });
+        let promise = Promise { cost, failures, sequence, segments, bytes, flying_bytes, growth };
+        state.put_share(key, promise);
         Ok(Arc::new(Share { inner: self.inner.clone(), key }))
     }
 
@@ -158,7 +177,7 @@ impl FileOps {
         inner: &Arc<Inner>,
         runs: &[Range<u64>],
         total: u64,
-        class: Class,
+        how: How,
     ) -> Result<Reservation> {
         let failures = inner.log.failures();
         let mut at = inner.staging.take(total).start;
@@ -169,7 +188,7 @@ impl FileOps {
             places.push(Place { offset: run.start, len, device_offset: at });
             at += len;
         }
-        let wanted = Wanted { key, places: &places, staged: true, class, failures };
+        let wanted = Wanted { key, places: &places, staged: true, how, failures };
         match self.share(inner, &wanted) {
             Ok(owner) => Ok(Reservation::new(places, owner)),
             Err(error) => {
@@ -184,23 +203,23 @@ impl FileOps {
         &self,
         inner: &Arc<Inner>,
         taken: Taken<'_>,
-        class: Class,
+        how: How,
         failures: u64,
     ) -> Result<Reservation> {
         let Some(key) = taken.places().first().map(|place| place.device_offset) else {
             return Ok(Reservation::in_place(taken.keep()));
         };
-        let wanted = Wanted { key, places: taken.places(), staged: false, class, failures };
+        let wanted = Wanted { key, places: taken.places(), staged: false, how, failures };
         let owner = self.share(inner, &wanted)?;
         Ok(Reservation::new(taken.keep(), owner))
     }
 
-    async fn take_waiting(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
+    async fn take_waiting(&self, runs: Vec<Range<u64>>, how: How) -> Result<Reservation> {
         let inner = self.inner()?;
         let failures = inner.log.failures();
-        let taken = inner.take_places(self.ino.0, &runs, class).await?;
+        let taken = inner.take_places(self.ino.0, &runs, (how.class, how.over)).await?;
         inner.alloc.point().await;
-        self.reservation(&inner, taken, class, failures)
+        self.reservation(&inner, taken, how, failures)
     }
 
     /// At once, or what has to be waited for.
@@ -208,34 +227,41 @@ impl FileOps {
         &'a self,
         inner: &Arc<Inner>,
         runs: &[Range<u64>],
-        class: Class,
+        how: How,
     ) -> Result<MapFuture<'a, Result<Reservation>>> {
+        let class = how.class;
         let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
         let most = u64::from(inner.options.inline_max).min(inner.layout.max_inline());
         let joins = class == Class::Sync
             || class == Class::Background && inner.state.lock().is_small(self.ino.0);
         if total <= most && joins {
-            match self.take_staged(inner, runs, total, class) {
+            match self.take_staged(inner, runs, total, how) {
                 // Where there is little room the log is kept for records.
                 Err(error) if is_full(&error) => {}
                 done => return Ok(MapFuture::Now(Some(done))),
             }
         }
         if !inner.alloc.at_once() {
-            return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), class))));
+            return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), how))));
         }
         let failures = inner.log.failures();
-        let taken = inner.take_reserved(self.ino.0, runs, class)?;
-        Ok(MapFuture::Now(Some(self.reservation(inner, taken, class, failures))))
+        let taken = inner.take_reserved(self.ino.0, runs, (class, how.over))?;
+        Ok(MapFuture::Now(Some(self.reservation(inner, taken, how, failures))))
     }
 
     /// There was no room (M14).
     async fn take_again(&self, mut runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
         let (inner, unit) = (self.inner()?, u64::from(self.unit));
-        let mut rounds = 0;
+        let (mut rounds, mut over) = (0, class == Class::Direct);
+        let mut waits = true;
+        for run in &runs {
+            over = over && inner.ask_stored(self, run).await?;
+        }
         loop {
-            let made = inner.make_room().await;
-            let taken = match self.take(&inner, &runs, class) {
+            // What the cleaner has at hand may do; if not, the next round makes sure.
+            let waited = std::mem::take(&mut waits) && inner.wait_for_cleaner().await;
+            let made = waited || inner.make_room().await;
+            let taken = match self.take(&inner, &runs, How { class, over }) {
                 Ok(taken) => taken.await,
                 Err(error) => Err(error),
             };
@@ -243,9 +269,20 @@ impl FileOps {
                 Err(error) if is_full(&error) => error,
                 done => return done,
             };
-            // A direct write is refused as a whole; nothing of it was accepted.
-            if class == Class::Direct || !made {
+            if !made {
                 return Err(error);
+            }
+            if waited {
+                continue;
+            }
+            waits = true;
+            if class == Class::Direct {
+                // It is refused as a whole; nothing of it was accepted.
+                rounds += 1;
+                if rounds == ROUNDS || !self.inner()?.has_direct_room(&runs, over) {
+                    return Err(error);
+                }
+                continue;
             }
             let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
             let half = round_down(total / 2, unit);
@@ -260,13 +297,22 @@ impl FileOps {
         }
     }
 
+    /// What of a request matters that was not accepted before.
+    fn how(&self, inner: &Inner, runs: &[Range<u64>], class: Class) -> How {
+        let over = class == Class::Direct && {
+            let state = inner.state.lock();
+            runs.iter().all(|run| state.is_stored(self.ino.0, run, &self.told))
+        };
+        How { class, over }
+    }
+
     /// M15: what has changed is written before more is reserved.
     async fn take_relieved(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
         let inner = self.inner()?;
         if let Err(error) = inner.relieve_now().await {
             log::warn!("changes wait to be written: {error}");
         }
-        match self.take(&inner, &runs, class) {
+        match self.take(&inner, &runs, self.how(&inner, &runs, class)) {
             Ok(taken) => match taken.await {
                 Err(error) if is_full(&error) => self.take_again(runs, class).await,
                 done => done,
@@ -290,10 +336,11 @@ impl FileOps {
             return MapFuture::Later(Box::pin(self.take_relieved(runs.to_vec(), class)));
         }
         let again = || MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class)) as _);
-        let mut taken = self.take(&inner, runs, class);
+        let how = self.how(&inner, runs, class);
+        let mut taken = self.take(&inner, runs, how);
         if runs.len() > FEW && is_refused(&taken) {
             // Each is promised a record of its own: some may have that without more room being made.
-            taken = self.take(&inner, &runs[..FEW], class);
+            taken = self.take(&inner, &runs[..FEW], how);
         }
         match taken {
             Ok(MapFuture::Now(Some(Err(error)))) if is_full(&error) => again(),

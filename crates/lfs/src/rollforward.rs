@@ -36,6 +36,7 @@ use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 /// Bytes read at a time.
 const READ_BYTES: u64 = 128 << 10;
@@ -426,15 +427,41 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A record from `start` on, in its segment, that calls record `wanted` durable.
+    /// These bytes of a segment, read in steps.
+    async fn region(&self, segment: u32, range: Range<u64>) -> Result<Vec<u8>> {
+        let align = u64::from(self.layout.align);
+        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+        let mut at = round_down(range.start, align);
+        while at < range.end {
+            let until = round_up(range.end, align).min(at + READ_BYTES);
+            let offset = self.layout.device_offset(Place::new(segment, at as u32));
+            let part = read_at(self.device, offset, (until - at) as usize).await?;
+            bytes.extend_from_slice(&part[range.start.saturating_sub(at) as usize..]);
+            at = until;
+        }
+        Ok(bytes)
+    }
+
+    /// A record from `start` on, in its segment, that calls record `wanted` durable. Anybody's content may
+    /// lie there: the region is read once, whatever lengths are found in it, and what this version does not
+    /// know, of which only the sum of all that may belong to it could say whether it is one, calls nothing
+    /// durable.
     async fn tells_durable(&mut self, start: Place, wanted: u64) -> Result<Option<(Place, u64)>> {
-        let layout = self.layout;
-        let end = layout.segment_bytes().min(u64::from(start.offset) + SCAN_BYTES) as u32;
-        let mut at = round_up(u64::from(start.offset), u64::from(RECORD_ALIGN)) as u32;
+        let (layout, segment) = (self.layout, self.layout.segment_bytes());
+        let first = round_up(u64::from(start.offset), u64::from(RECORD_ALIGN));
+        let end = segment.min(u64::from(start.offset) + SCAN_BYTES);
+        if first >= end {
+            return Ok(None);
+        }
+        // The last one may begin right before the end.
+        let until = segment.min(end + layout.max_record());
+        let there = self.region(start.segment, first..until).await?;
+        let mut at = first;
         while at < end {
-            let place = Place::new(start.segment, at);
+            let place = Place::new(start.segment, at as u32);
+            let bytes = &there[(at - first) as usize..];
             let mut step = RECORD_ALIGN;
-            if let Some(bytes) = self.record_at(place).await?
+            if RecordHeader::peek(bytes, place, &layout.geometry).is_ok()
                 && let Ok(record) = Record::open(bytes, layout.seal, place, &layout.geometry)
             {
                 let fields = record.header.fields;
@@ -443,7 +470,7 @@ impl Walk<'_> {
                 }
                 step = record.header.length;
             }
-            at = at.saturating_add(step);
+            at += u64::from(step);
         }
         Ok(None)
     }

@@ -12,7 +12,9 @@
 //! second checkpoint is durable, so that neither of the two newest ones refers to it, nor the log behind
 //! the older. W14 a segment that somebody holds a pin of is not free. W15 a segment of which a window or a
 //! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be
-//! used again, and used again when that is done: nothing that somebody may want is discarded.
+//! used again, and used again when that is done: nothing that somebody may want is discarded. W17 what has
+//! come free is taken before what was never written, unless it is discarded: writing where the image has its
+//! blocks costs the host less than finding blocks for it, and a thin image stays thin.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -105,7 +107,9 @@ impl Plan {
 pub(crate) struct Segments {
     list: Vec<Segment>,
     free: u64,
-    /// Where the search for a free segment goes on, so that a bad one is not found again at once.
+    /// Bytes of content that are live (W11).
+    content_bytes: u64,
+    /// Where the search for a free segment goes on, so that a bad one is not found again at once (W17).
     next: u32,
     /// What comes free is discarded first.
     pub discards: bool,
@@ -130,6 +134,7 @@ impl Segments {
         Self {
             list: (0..count).map(segment).collect(),
             free: u64::from(count),
+            content_bytes: 0,
             next: 0,
             discards: false,
         }
@@ -161,7 +166,18 @@ impl Segments {
             }
         }
         self.free = self.list.iter().filter(|s| s.phase == Phase::Free).count() as u64;
+        self.count_content();
         Ok(())
+    }
+
+    fn count_content(&mut self) {
+        let content = self.list.iter().filter(|this| this.stream != Stream::Tree);
+        self.content_bytes = content.map(|this| this.live_bytes).sum();
+    }
+
+    /// Bytes of content that the newest durable checkpoint refers to.
+    pub fn content_bytes(&self) -> u64 {
+        self.content_bytes
     }
 
     /// Free segments.
@@ -240,6 +256,12 @@ impl Segments {
     /// Nothing in it counts, and nothing ever did.
     pub fn give_back(&mut self, segment: u32) {
         self.set(segment, Phase::Free, Stream::None);
+    }
+
+    /// The same, and it is taken next: by a mistake that tests plant.
+    pub fn give_back_early(&mut self, segment: u32) {
+        self.give_back(segment);
+        self.next = segment;
     }
 
     /// Recovery found that the log, or something that it tells of, is there.
@@ -366,6 +388,7 @@ impl Segments {
             self.set(*segment, Phase::Dead, stream);
             self.list[*segment as usize].since = number;
         }
+        self.count_content();
         self.reclaim(number);
     }
 
@@ -381,7 +404,10 @@ impl Segments {
             let stream = self.list[*segment as usize].stream;
             match self.discards {
                 true => self.set(*segment, Phase::Discarding, stream),
-                false => self.give_back(*segment),
+                false => {
+                    self.give_back(*segment);
+                    self.next = self.next.min(*segment);
+                }
             }
         }
         free.len() as u32
@@ -457,6 +483,29 @@ mod tests {
         assert_eq!((segments.reclaim(4), segments.reclaim(5), segments.free()), (0, 1, 4));
         let before = segments.snapshot();
         assert!(segments.plan(&before, live(1, -1), 6, &|_| 0).is_err(), "W11");
+    }
+
+    /// What was written anew went on to places that the image had never had, though as much had been removed:
+    /// the host had to find blocks for all of it, and the image grew until it was full once.
+    #[test]
+    fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
+        let free_again = |discards: bool| {
+            let mut segments = Segments::new(8);
+            segments.discards = discards;
+            let take = |segments: &mut Segments| segments.take(Stream::Data).unwrap();
+            let taken: Vec<u32> = (0..4).map(|_| take(&mut segments)).collect();
+            assert_eq!(taken, [0, 1, 2, 3]);
+            [2, 1].into_iter().for_each(|segment| segments.seal(segment));
+            (1..3).for_each(|number| drop(checkpoint(&mut segments, Deltas::new(), number)));
+            (1..3).for_each(|number| drop(checkpoint(&mut segments, Deltas::new(), number + 2)));
+            segments.discarding().into_iter().for_each(|segment| segments.give_back(segment));
+            let first = take(&mut segments);
+            // It was bad: another one is tried.
+            segments.give_back(first);
+            [first, take(&mut segments), take(&mut segments)]
+        };
+        assert_eq!(free_again(false), [1, 2, 4], "W17");
+        assert_eq!(free_again(true), [4, 5, 6], "what is discarded has no blocks any more");
     }
 
     /// Records that were queued at a freeze got their place in a segment that the log took after it: the

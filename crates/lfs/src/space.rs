@@ -11,7 +11,8 @@
 //! them there is room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes
 //! room can be made durable. P14 beside all these there is room for dirt that was accepted: neither new
 //! content nor the log takes it. P15 data and the log leave one segment more to the cleaner, and while it
-//! cleans as many as it has counted on; it leaves all the others. P24 nodes are taken by checkpoints alone,
+//! cleans as many as it has counted on, and so does what was accepted before; it leaves all the others,
+//! unless without one of them it could not begin. P24 nodes are taken by checkpoints alone,
 //! and nothing is changed that the next ones would not have nodes for: what is new leaves those alone that a
 //! removal or a cut may need, and what makes room, or was accepted before, may have them.
 //!
@@ -74,6 +75,8 @@ pub(crate) struct Space {
     pub nodes: NodeSlots,
     /// Pairs of nodes that checkpoints may need (P13), and those that what makes room may want beside (P24).
     need_nodes: (u64, u64),
+    /// Pairs that whoever writes content leaves to checkpoints at least (P25).
+    least_nodes: u64,
     /// Nodes that were taken since the last freeze, pairs.
     nodes_taken: u64,
     /// Bytes that the open log segment surely takes.
@@ -105,6 +108,7 @@ impl Space {
             segments: Segments::new(layout.segments),
             nodes: NodeSlots::new(layout.geometry),
             need_nodes: (0, 0),
+            least_nodes: 0,
             nodes_taken: 0,
             log_left: 0,
             log: None,
@@ -160,6 +164,11 @@ impl Space {
         self.need_nodes = (pairs, spare);
     }
 
+    /// Content leaves so many pairs to checkpoints, whether they need them just now or not (P25).
+    pub fn least_nodes(&mut self, pairs: u64) {
+        self.least_nodes = pairs;
+    }
+
     /// Pairs of nodes that were taken since the last freeze.
     pub fn nodes_taken(&self) -> u64 {
         self.nodes_taken
@@ -212,10 +221,23 @@ impl Space {
 
     /// The same for what was accepted before, which may have what is kept from what is new (P14).
     pub fn owed_room(&self) -> u64 {
-        let kept = self.left_alone(KEPT_FROM_LOG + self.clean_planned, self.need_nodes.0);
-        let kept = kept + self.log_segments();
-        let free = self.segments.free().saturating_sub(kept);
+        self.over_room(self.need_nodes.0)
+    }
+
+    /// The same for what takes the place of stored content (P25), if checkpoints may need `pairs` of nodes:
+    /// what these, the log and the cleaner go on with is left alone, and no more.
+    pub fn over_room(&self, pairs: u64) -> u64 {
+        let free = self.segments.free();
+        let kept = self.kept_least(pairs.max(self.least_nodes)) + self.kept_for_cleaner();
+        let free = free.saturating_sub(kept);
         self.data_left() + free * self.layout.segment_bytes()
+    }
+
+    /// Segments that stay free whatever is written, the cleaner's aside.
+    fn kept_least(&self, pairs: u64) -> u64 {
+        // What is promised of the log may have the segment that is kept for it.
+        let log = self.log_segments().max(KEPT_SEGMENTS - KEPT_FROM_LOG);
+        self.left_alone(KEPT_FROM_LOG + self.kept_content(), pairs) + log
     }
 
     /// Segments that the log takes for what it was promised.
@@ -232,10 +254,7 @@ impl Space {
 
     /// Free segments beside kept ones, nodes, the log, and so many more.
     fn free_beside(&self, more: u64) -> u64 {
-        // What is promised of the log may have the segment that is kept for it.
-        let log = self.log_segments().max(KEPT_SEGMENTS - KEPT_FROM_LOG);
-        let kept = self.left_alone(KEPT_FROM_LOG + self.kept_content(), self.nodes_kept()) + log;
-        self.segments.free().saturating_sub(kept + more)
+        self.segments.free().saturating_sub(self.kept_least(self.nodes_kept()) + more)
     }
 
     /// One segment more is left alone, so that there is where the cleaner can put all that is live in
@@ -244,10 +263,18 @@ impl Space {
         u64::from(self.clean_left() < self.layout.segment_bytes()).max(self.clean_planned)
     }
 
-    /// Segments that the cleaner may fill beside `dirt` bytes of accepted content: those of data, and the one
-    /// that is kept for it.
-    pub fn clean_segments(&self, dirt: u64) -> u64 {
-        self.free_beside(self.dirt_segments(dirt, 0))
+    /// Segments that the cleaner may fill beside `dirt` bytes of accepted content, which may have `held`
+    /// bytes of what was given out and is in nobody's use: those of data, the one that
+    /// is kept for it, and those that are kept for nodes of what makes room (P24), for so does it.
+    pub fn clean_segments(&self, dirt: u64, held: u64) -> u64 {
+        let (free, dirt) = (self.segments.free(), self.dirt_segments(dirt, held));
+        let room = free.saturating_sub(self.kept_least(self.need_nodes.0) + dirt);
+        if room > 0 || self.clean_left() == self.layout.segment_bytes() {
+            return room;
+        }
+        // Without it there is no way out: what it takes makes more free.
+        let kept = self.left_alone(KEPT_FROM_LOG, self.need_nodes.0) + self.log_segments();
+        free.saturating_sub(kept).min(1)
     }
 
     /// Bytes that are left of the segment that the cleaner fills.
@@ -279,6 +306,35 @@ impl Space {
         let len = bytes.min(self.clean_left());
         self.clean = Some(Place::new(at.segment, at.offset + len as u32));
         Ok((at, len))
+    }
+
+    /// Whether something of the open data segment is dead, and nothing on its way there.
+    pub fn seals_data(&self) -> bool {
+        self.data.is_some_and(|at| self.has_dead(at))
+    }
+
+    fn has_dead(&self, open: Place) -> bool {
+        let this = self.segments.get(open.segment);
+        this.is_some_and(|this| {
+            this.in_flight == 0 && this.live_bytes + this.held_bytes < u64::from(open.offset)
+        })
+    }
+
+    /// Nothing more is given out of the open data segment.
+    pub fn seal_data(&mut self) {
+        if let Some(open) = self.data.take() {
+            self.segments.seal(open.segment);
+        }
+    }
+
+    /// The cleaner's segment is sealed, if something of it is dead.
+    pub fn seal_clean(&mut self) -> bool {
+        let open = self.clean.filter(|at| self.has_dead(*at));
+        if let Some(open) = open {
+            self.clean = None;
+            self.segments.seal(open.segment);
+        }
+        open.is_some()
     }
 
     /// A segment for the log, which goes on there.
@@ -499,102 +555,4 @@ impl Space {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::format::place::{Geometry, Seal};
-
-    fn space(segments: u32) -> Space {
-        let geometry = Geometry::with_segment_shift(16);
-        let seal = Seal::new(&[1; 16]);
-        Space::new(Layout {
-            geometry,
-            seal,
-            nonce: [1; 16],
-            data_start: 16384,
-            segments,
-            align: 512,
-        })
-    }
-
-    /// P11: whoever was promised room finds it, also when data takes all the rest.
-    #[test]
-    fn p11_promises_are_kept() {
-        let (mut space, room) = (space(12), Beside::default());
-        let each = space.layout.log_bytes() / 3;
-        let mut promised = 0;
-        while space.promise(each, Need::New, &room).is_ok() {
-            promised += 1;
-            for _ in 0..8 {
-                let _more = space.take_data(4096);
-            }
-        }
-        while space.take_data(4096).is_ok() {}
-        assert!(promised >= 3, "{promised}");
-        let mut wanted = promised * each;
-        while wanted > 0 {
-            space.take_log().unwrap();
-            wanted = wanted.saturating_sub(space.layout.log_bytes());
-        }
-    }
-
-    /// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too; and
-    /// P15: one more is the cleaner's.
-    #[test]
-    fn p12_the_last_segments_are_for_removing() {
-        let (mut space, room) = (space(6), Beside::default());
-        while space.take_data(4096).is_ok() {}
-        assert_eq!((space.segments.free(), space.data_room()), (3, 0));
-        assert_eq!(space.clean_segments(0), 1);
-        assert!(space.promise(1024, Need::New, &room).is_err());
-        let mut urgent = 0;
-        while space.promise(1024, Need::Urgent, &room).is_ok() {
-            urgent += 1;
-        }
-        assert!((32..64).contains(&urgent), "most of a segment: {urgent}");
-        for _ in 0..30 {
-            space.promise(1024, Need::Owed, &room).unwrap();
-        }
-    }
-
-    /// P24: what is new leaves nodes to what makes room, whatever the open log segment has room for; and
-    /// nobody takes those of a checkpoint.
-    #[test]
-    fn p24_what_is_new_leaves_nodes_alone() {
-        let most = |need| {
-            let fits = |pairs: &u64| {
-                let mut space = space(8);
-                space.log_head(0);
-                let room = Beside { pairs: *pairs, spare: 16, ..Beside::default() };
-                space.promise(64, need, &room).is_ok()
-            };
-            (0..100).take_while(fits).count() as u64
-        };
-        let (new, urgent) = (most(Need::New), most(Need::Urgent));
-        assert!(new >= 16 && urgent >= new + 16 && urgent <= 8 * 16 / 2 + 1, "{new} {urgent}");
-    }
-
-    /// P14: neither the log nor anything new takes what dirt was accepted for.
-    #[test]
-    fn p14_the_log_leaves_room_for_dirt() {
-        let (mut space, dirt) = (space(8), 3 << 16);
-        let room = Beside { dirt, ..Beside::default() };
-        while space.promise(1024, Need::Urgent, &room).is_ok() {}
-        assert!(space.data_room() >= dirt, "{}", space.data_room());
-        while space.take_data(4096).is_ok() {}
-        assert!(space.segments.free() >= 5);
-    }
-
-    /// P13.
-    #[test]
-    fn p13_a_checkpoint_finds_room() {
-        let mut space = space(8);
-        space.need_nodes(30, 0);
-        let room = Beside { pairs: 30, ..Beside::default() };
-        while space.promise(1024, Need::Urgent, &room).is_ok() {
-            while space.data_room() >= 4096 && space.take_data(4096).is_ok() {}
-        }
-        for _ in 0..30 {
-            space.take_node().unwrap();
-        }
-    }
-}
+mod tests;

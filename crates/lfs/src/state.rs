@@ -13,6 +13,7 @@
 
 use crate::admit::{Dirt, Growth};
 use crate::alloc::room::Room;
+use crate::attr::assign;
 use crate::btree::empty_root;
 use crate::checkpoint::Frozen;
 use crate::content::{Content, Lingering};
@@ -21,7 +22,7 @@ use crate::evict::Cache;
 use crate::format::change::{Change, Entry, Rename, Size};
 use crate::format::corrupt;
 use crate::format::extent::Extent;
-use crate::format::inode::{FileType, Inode, SetAttributes};
+use crate::format::inode::{FileType, Inode};
 use crate::format::item::EntryItem;
 use crate::format::key::Cookie;
 use crate::format::place::Place;
@@ -30,7 +31,7 @@ use crate::items::Items;
 use crate::layout::Layout;
 use crate::left::Left;
 use crate::log::Pending;
-use crate::pending::{Overlay, Piece, Where};
+use crate::pending::{Overlay, Piece, Sums, Where};
 use crate::space::Space;
 use forebay_base::{Error, Result};
 use std::cell::Cell;
@@ -149,12 +150,16 @@ pub(crate) struct Promise {
     pub segments: Vec<u32>,
     /// Accepted content that has its room now, bytes (P21).
     pub bytes: u64,
+    /// Of its places.
+    pub flying_bytes: u64,
     /// What its records add to the tree.
     pub growth: Growth,
 }
 
 /// Bytes of an extent in the tree, without its sums.
 pub(crate) const MAP_ITEM_BYTES: u64 = 80;
+/// The same of a short one of one block, which takes no more in memory.
+const SHORT_ITEM_BYTES: u64 = 52;
 
 fn missing(ino: u64) -> Error {
     corrupt("change", format!("names inode {ino}, which is not there"))
@@ -203,6 +208,10 @@ pub(crate) struct State {
     pub shared_bytes: u64,
     /// See `shared_bytes`.
     pub shared_growth: Growth,
+    /// Bytes of places of all reservations.
+    pub flying_bytes: u64,
+    /// Content that got its place since the last freeze, bytes.
+    pub fresh_bytes: u64,
     /// Content that was accepted.
     pub dirt: Arc<Dirt>,
     /// Content of inodes that were removed; its dirt is to be dropped.
@@ -224,12 +233,16 @@ pub(crate) struct State {
     pub unpublished: BTreeSet<(u64, Lost)>,
     /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
     pub lost: Vec<(Place, u64)>,
-    /// Content that was removed, and whose room may not be free yet, bytes, about.
+    /// Content that was removed since the volume was opened, bytes, about.
     pub removed_bytes: u64,
+    /// Of that, what two checkpoints have made free.
+    pub settled_bytes: u64,
     /// Nodes of the tree, about.
     pub tree_nodes: u64,
     /// Changes of content since the last freeze, and the bytes that they take in the tree, about.
     pub maps: (u64, u64),
+    /// What the cleaner has found live takes in memory, bytes.
+    pub gathered_bytes: u64,
     /// Nothing is changed: the volume is open for reading.
     pub is_read_only: bool,
     /// The volume was closed: the newest slot says that nothing follows.
@@ -263,6 +276,8 @@ impl State {
             shares: BTreeMap::new(),
             shared_bytes: 0,
             shared_growth: Growth::default(),
+            flying_bytes: 0,
+            fresh_bytes: 0,
             dirt: Arc::default(),
             removed: Vec::new(),
             lingering: Lingering::default(),
@@ -274,8 +289,10 @@ impl State {
             unpublished: BTreeSet::new(),
             lost: Vec::new(),
             removed_bytes: 0,
+            settled_bytes: 0,
             tree_nodes: 0,
             maps: (0, 0),
+            gathered_bytes: 0,
             is_read_only: false,
             is_closed: false,
         }
@@ -456,16 +473,21 @@ impl State {
     }
 
     fn map(&mut self, data_id: u64, block: u64, extent: &Extent<'_>, at: Where) {
-        let sums: Arc<[u32]> = extent.sums.iter_crc32c().collect();
         let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
-        self.put(data_id, block, &Piece { blocks, birth, at, sums, first_sum: 0 });
+        let sums = Sums::of(extent.sums.iter_crc32c(), blocks);
+        self.put(data_id, block, &Piece { blocks, birth, at, sums });
     }
 
     fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
         self.next_sequence = self.next_sequence.max(piece.birth.saturating_add(1));
         let block_bytes = self.layout.block_bytes();
-        let sums = if piece.at == Where::Hole { 0 } else { 4 * piece.blocks };
-        self.maps = (self.maps.0 + 1, self.maps.1 + MAP_ITEM_BYTES + sums);
+        let stored = if piece.at == Where::Hole { 0 } else { piece.blocks };
+        self.fresh_bytes += stored * block_bytes;
+        let item = match piece.blocks == 1 && self.layout.geometry.has_short_extents() {
+            true => SHORT_ITEM_BYTES,
+            false => MAP_ITEM_BYTES,
+        };
+        self.maps = (self.maps.0 + 1, self.maps.1 + item + 4 * stored);
         let overlay = self.data.entry(data_id).or_default();
         overlay.insert(block, piece, block_bytes);
         overlay.owner = self.owners.get(&data_id).copied().unwrap_or(overlay.owner);
@@ -507,9 +529,14 @@ impl State {
     /// S15: of a range, what nothing younger than `birth` is known of.
     pub fn older(&self, data_id: u64, range: Range<u64>, birth: u64) -> Vec<Range<u64>> {
         let block_bytes = self.layout.block_bytes();
-        let mut ranges = vec![range];
         let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
-        for overlay in self.data.get(&data_id).into_iter().chain(frozen) {
+        let mut overlays = self.data.get(&data_id).into_iter().chain(frozen);
+        if range.end - range.start == 1 {
+            let younger = overlays.any(|overlay| overlay.is_younger(range.start, birth));
+            return if younger { Vec::new() } else { vec![range] };
+        }
+        let mut ranges = vec![range];
+        for overlay in overlays {
             let older = |range: Range<u64>| overlay.older(range, birth, block_bytes);
             ranges = ranges.into_iter().flat_map(older).collect();
         }
@@ -568,18 +595,4 @@ impl State {
         self.next_sequence = self.next_sequence.saturating_add(1);
         self.next_sequence - 1
     }
-}
-
-fn assign(inode: &mut Inode, set: &SetAttributes) {
-    inode.mode = set.mode.unwrap_or(inode.mode);
-    inode.uid = set.uid.unwrap_or(inode.uid);
-    inode.gid = set.gid.unwrap_or(inode.gid);
-    inode.nlink = set.nlink.unwrap_or(inode.nlink);
-    inode.flags = set.flags.unwrap_or(inode.flags);
-    inode.parent = set.parent.unwrap_or(inode.parent);
-    inode.version = set.version.unwrap_or(inode.version);
-    inode.atime = set.atime.unwrap_or(inode.atime);
-    inode.mtime = set.mtime.unwrap_or(inode.mtime);
-    inode.ctime = set.ctime.unwrap_or(inode.ctime);
-    inode.btime = set.btime.unwrap_or(inode.btime);
 }

@@ -27,6 +27,8 @@ const CHANGE_BYTES_MAX: usize = 320;
 #[derive(Default)]
 pub(crate) struct Content {
     pub payload: Option<Payload>,
+    /// The record that is queued last takes it up, behind so many bytes of content ([`State::joins`]).
+    pub joins: Option<u64>,
     pub runs: Vec<Run>,
     /// The reservation that its room was promised with.
     pub share: Option<u64>,
@@ -88,9 +90,12 @@ impl State {
             bytes: body.len() as u64 + CHANGE_BYTES * changes.len() as u64,
         };
         self.take_promise(cost, content.share, need, growth)?;
+        let before = content.joins.unwrap_or(0);
         let resolve = |extent: &Extent<'_>| match (extent.source, &staged) {
             (Source::Run(place), _) => Ok(Where::Run(place)),
-            (Source::Inline(at), Some(staged)) => Ok(Where::Staged(staged.start + u64::from(at))),
+            (Source::Inline(at), Some(staged)) if u64::from(at) >= before => {
+                Ok(Where::Staged(staged.start + u64::from(at) - before))
+            }
             _ => Err(Error::new(ErrorKind::InvalidInput, "append", "inline without content")),
         };
         for change in changes {
@@ -100,11 +105,49 @@ impl State {
             }
         }
         self.count_nodes();
-        let Content { payload, runs, .. } = content;
+        let Content { payload, runs, mut joins, .. } = content;
+        if payload.is_none() && runs.is_empty() && self.ends_in_content() {
+            joins = self.joins(changes, 0);
+        }
         let (kind, changes) = (RecordKind::Changes, changes.len() as u32);
+        let payloads = payload.into_iter().collect();
         let cut = None;
-        let record = Pending { ticket: 0, kind, body, changes, payload, runs, cost, cut };
-        Ok(self.enqueue(record))
+        let record = Pending { ticket: 0, kind, body, changes, payloads, runs, cost, cut };
+        Ok(if joins.is_some() { self.join(record) } else { self.enqueue(record) })
+    }
+
+    /// Whether content of so many bytes, with so many bytes of changes, may go into the record that is queued
+    /// last: bytes of content in there. Then what it takes of the log beside its blocks is little, and small
+    /// files lie side by side. That record is to be written as a whole or not at all, as each is.
+    pub fn joins(&self, changes: &[Change<'_>], payload_bytes: u64) -> Option<u64> {
+        let last = self.queue.back().filter(|last| {
+            last.kind == RecordKind::Changes && last.cut.is_none() && last.runs.is_empty()
+        })?;
+        let body = last.body.len() + changes.iter().map(upper).sum::<usize>();
+        let there = last.payload_bytes();
+        let len = self.layout.record_bytes(body as u64, there + payload_bytes);
+        let fits = len + 2 * u64::from(self.layout.align) <= self.layout.max_record()
+            && there + payload_bytes <= self.layout.max_inline();
+        fits.then_some(there)
+    }
+
+    /// The record that is queued last has content. What happens to names between the contents of two files
+    /// joins it, too: they would not share a record otherwise.
+    fn ends_in_content(&self) -> bool {
+        self.queue.back().is_some_and(|last| !last.payloads.is_empty())
+    }
+
+    /// The ticket of the record that was queued last, which has taken this one up.
+    fn join(&mut self, record: Pending) -> u64 {
+        self.queued_bytes += record.payload_bytes();
+        let last =
+            self.queue.back_mut().expect("it was there when the content was said to join it");
+        debug_assert!(record.runs.is_empty(), "it has content of its own");
+        last.body.extend_from_slice(&record.body);
+        last.changes += record.changes;
+        last.payloads.extend(record.payloads);
+        last.cost += record.cost;
+        last.ticket
     }
 
     /// T11: what changes name is there.
@@ -172,8 +215,8 @@ impl State {
 
     fn enqueue_mark(&mut self, cost: u64, cut: Option<bool>) -> u64 {
         let kind = RecordKind::Mark;
-        let (body, runs, payload) = (Vec::new(), Vec::new(), None);
-        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payload, runs, cost, cut })
+        let (body, runs, payloads) = (Vec::new(), Vec::new(), Vec::new());
+        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, cost, cut })
     }
 
     fn enqueue(&mut self, record: Pending) -> u64 {

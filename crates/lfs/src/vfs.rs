@@ -53,14 +53,14 @@ impl FileSystem for Volume {
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
         let counted = self.tried(|state, _| {
             let block = state.layout.block_bytes();
-            let per_segment = state.layout.segment_bytes() / block;
-            let available = state.data_room(crate::space::Need::New) / block;
+            let (stored, left) =
+                (state.content_bytes() + state.dirt_bytes(0), state.capacity_left());
+            let available = state.new_room() / block;
             let files = state.inodes;
             Ok(StatFs {
                 block_size: block as u32,
-                blocks: u64::from(state.layout.segments) * per_segment,
-                blocks_free: (state.space.segments.free() * per_segment)
-                    + state.room.bytes() / block,
+                blocks: (stored + left) / block,
+                blocks_free: left / block,
                 blocks_available: available,
                 files: files + available,
                 files_free: available,
@@ -87,6 +87,10 @@ impl FileSystem for Volume {
 
     fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>> {
         self.tried(move |state, _| state.attr("getattr", ino))
+    }
+
+    fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
+        Box::pin(self.0.attrs_listed(inos))
     }
 
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {

@@ -14,7 +14,7 @@ use crate::fault::Plant;
 use crate::format::change::Change;
 use crate::format::corrupt;
 use crate::format::extent::Extent;
-use crate::format::features::{Access, Features};
+use crate::format::features::{Access, Features, SHORT_EXTENTS};
 use crate::format::inode::{FileType, Inode, ROOT_INO, Time};
 use crate::format::place::{Geometry, Place, SumAlgorithm};
 use crate::format::superblock::{
@@ -24,6 +24,7 @@ use crate::format::superblock::{
 use crate::layout::Layout;
 use crate::log::{Head, Log};
 use crate::memory::Memory;
+use crate::near::Near;
 use crate::nodes::VolumeStore;
 use crate::open::{Opened, find, fresh_head, head_of};
 use crate::remember::Remembered;
@@ -34,14 +35,14 @@ use crate::staging::Staging;
 use crate::state::State;
 use crate::usage_table::usage_nodes;
 use forebay_base::buf::DataRef;
-use forebay_base::sync::atomic::AtomicBool;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::units::MIB;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
 use forebay_cache::PageCache;
-use forebay_cache::writeback::Domain;
+use forebay_cache::writeback::domain::{Domain, Stay};
 use forebay_vfs::{Clock, SystemClock, Timestamp};
 use std::sync::Weak;
 use std::time::Duration;
@@ -58,6 +59,8 @@ pub struct CreateOptions {
     pub segment_bytes: u32,
     /// Blocks of files have checksums.
     pub sums: bool,
+    /// Where content is takes less room; a program that does not know of it cannot open the volume.
+    pub short_extents: bool,
     /// Name of the volume among all volumes.
     pub uuid: [u8; 16],
     /// Secret: what somebody else writes must not verify. From the system's random numbers.
@@ -67,9 +70,10 @@ pub struct CreateOptions {
 }
 
 impl CreateOptions {
-    /// 4 KiB blocks, 64 MiB segments, checksums.
+    /// 4 KiB blocks, 64 MiB segments, checksums, short extents.
     pub fn new(uuid: [u8; 16], nonce: [u8; 16], now: Timestamp) -> Self {
-        Self { block_bytes: 4096, segment_bytes: 64 << 20, sums: true, uuid, nonce, now }
+        let (block_bytes, segment_bytes, sums, short_extents) = (4096, 64 << 20, true, true);
+        Self { block_bytes, segment_bytes, sums, short_extents, uuid, nonce, now }
     }
 
     fn geometry(&self) -> Result<Geometry> {
@@ -79,7 +83,7 @@ impl CreateOptions {
             node_shift: 12,
             segment_shift: self.segment_bytes.trailing_zeros() as u8,
             sum: if self.sums { SumAlgorithm::Crc32c } else { SumAlgorithm::None },
-            incompat: 0,
+            incompat: if self.short_extents { SHORT_EXTENTS } else { 0 },
         };
         match geometry.check("volume") {
             Ok(()) if powers => Ok(geometry),
@@ -114,8 +118,8 @@ pub struct OpenOptions {
     /// Longest log behind a checkpoint, bytes; and what it has beside content is never more than a twelfth of
     /// the volume.
     pub checkpoint_bytes: u64,
-    /// What is durable in the log is in a checkpoint after this time, or four times that where it goes on
-    /// being written; none: only by size.
+    /// What was recorded, synced or not, is in a checkpoint after this time, or four times that where it goes
+    /// on being written; none: only by size.
     pub checkpoint_age: Duration,
     /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to
     /// its file system then, and has to get them again before they are written; without it they stay written.
@@ -183,11 +187,14 @@ pub(crate) struct Inner {
     pub log: Arc<Log>,
     pub alloc: Allocator,
     pub staging: std::sync::Arc<Staging>,
+    pub near: Near,
     pub memory: Memory,
     /// Held while a mapping is made or let go of: see [`crate::content`].
     pub making: Mutex<()>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,
+    /// Its flusher is there for one small file after the other.
+    pub _stays: Option<Stay>,
     pub plant: Plant,
     pub me: Weak<Inner>,
     pub tree: Tree,
@@ -196,6 +203,8 @@ pub(crate) struct Inner {
     pub cleaner: Cleaner,
     /// What has changed waits to be old enough for a checkpoint.
     pub is_ageing: AtomicBool,
+    /// Of what was removed, bytes: so much was to come free at once (W17).
+    pub settling_bytes: AtomicU64,
     /// What is wrong with the log of a volume that is open for reading.
     pub damage: Option<Error>,
     pub names: Remembered,
@@ -306,7 +315,7 @@ impl Volume {
         let slots = (&superblock, older.as_ref());
         let mut opened = find(device, &parts.tree, slots, layout, options).await?;
         if !options.read_only {
-            opened.prepare(device)?;
+            opened.prepare(device, superblock.checkpoint)?;
         }
         let is_clean = opened.is_clean;
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
@@ -333,6 +342,7 @@ impl Volume {
         found.state.space.segments.discards = options.discard && device.limits().discard;
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
         found.state.dirt = Arc::new(Dirt::of(domain.clone()));
+        let stays = domain.as_ref().map(Domain::stay);
         let layout = found.state.layout;
         let (segments, seal) = (layout.segments, layout.seal);
         let nodes = usage_nodes(segments, layout.geometry, seal).await?;
@@ -347,9 +357,11 @@ impl Volume {
             log: Arc::new(Log::new(found.head)),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
+            near: Near::default(),
             memory: Memory::new(options),
             making: Mutex::default(),
             domain,
+            _stays: stays,
             plant: options.plant,
             me: me.clone(),
             tree,
@@ -357,6 +369,7 @@ impl Volume {
             checkpoints,
             cleaner: Cleaner::new(),
             is_ageing: AtomicBool::new(false),
+            settling_bytes: AtomicU64::new(0),
             damage: found.damage,
             names: Remembered::default(),
         });
@@ -470,7 +483,7 @@ pub(crate) fn new_superblock(size: u64, options: &CreateOptions) -> Result<Super
     let nanos = i128::from(options.now.sec) * 1_000_000_000 + i128::from(options.now.nsec);
     Ok(Superblock {
         slot: 0,
-        features: Features::default(),
+        features: Features { incompat: geometry.incompat, ..Features::default() },
         uuid: options.uuid,
         nonce: options.nonce,
         geometry,

@@ -14,6 +14,7 @@ use crate::config::SimConfig;
 use crate::disk::SimDisk;
 use crate::image::{Change, Image};
 use crate::media::{Media, Pending};
+use crate::reads::{Read, Reads};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
 use std::sync::Arc;
@@ -129,6 +130,22 @@ impl CrashState {
         self.image.sum()
     }
 
+    /// One number for all that these sectors hold.
+    pub fn sum_of(&self, read: Read) -> u64 {
+        self.image.sum_of(read.first, read.count)
+    }
+
+    /// Remembers what disks that begin with this state are asked for, once they are told to
+    /// ([`SimDisk::record_reads`]).
+    pub fn reads(&self) -> Reads {
+        Reads::of(self.image.clone())
+    }
+
+    /// Notes a read of this state, which came of one that is being recorded.
+    pub fn note_read(&self, reads: &Reads, read: Read) {
+        reads.note(&self.image, read);
+    }
+
     /// Whether a write is lost.
     pub fn lost(&self) -> bool {
         self.label.contains('.')
@@ -239,9 +256,13 @@ impl PowerCut {
 impl SimDisk {
     /// What a power cut at this moment may leave, by the seed. The disk itself goes on as it was.
     pub fn power_cut(&self, seed: u64) -> SimDisk {
+        self.cut_state(seed).mount(self.world().clone())
+    }
+
+    /// The state that [`SimDisk::power_cut`] leaves.
+    pub fn cut_state(&self, seed: u64) -> CrashState {
         let cut = self.cut_now();
-        let state = cut.state(&fates(Plan::Sample(seed, true), &cut.parts));
-        state.mount(self.world().clone())
+        cut.state(&fates(Plan::Sample(seed, true), &cut.parts))
     }
 
     /// What is left when the process dies and the disk goes on: [`PowerCut::killed`].

@@ -16,6 +16,7 @@ use crate::crash::PowerCut;
 use crate::fault::{Fault, FaultCounts, FaultRule};
 use crate::image::{Image, split};
 use crate::media::{Media, Pending};
+use crate::reads::Reads;
 use forebay_base::checksum::crc32c;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Mutex;
@@ -70,6 +71,8 @@ struct State {
     cuts: Option<Vec<PowerCut>>,
     /// Tag of the next ones.
     tag: u64,
+    /// Where reads are remembered, if they are wanted.
+    reads: Option<Reads>,
     unstable_writes: u64,
     overlapping_writes: u64,
 }
@@ -110,6 +113,7 @@ impl SimDisk {
             dead: None,
             cuts: None,
             tag: 0,
+            reads: None,
             unstable_writes: 0,
             overlapping_writes: 0,
         };
@@ -175,6 +179,11 @@ impl SimDisk {
     /// The moments since [`SimDisk::record_cuts`]; none are remembered any more.
     pub fn take_cuts(&self) -> Vec<PowerCut> {
         self.0.state.lock().cuts.take().unwrap_or_default()
+    }
+
+    /// From now on it is remembered what is read of the state that the disk began with.
+    pub fn record_reads(&self, reads: &Reads) {
+        self.0.state.lock().reads = Some(reads.clone());
     }
 
     /// This moment.
@@ -324,6 +333,13 @@ impl State {
         }
     }
 
+    /// Remembers what a read sees, if that is wanted.
+    fn note_read(&self, offset: u64, len: u64) {
+        if let Some(reads) = &self.reads {
+            reads.note_bytes(&self.media.current, offset, len);
+        }
+    }
+
     /// Counts a submission; true if the power is or goes off.
     fn power_gone(&mut self, config: &SimConfig) -> bool {
         match &mut self.power {
@@ -382,6 +398,7 @@ impl Shared {
             BioOp::Flush => return state.media.flush(flight.until, fault),
             BioOp::Read => {
                 let mut data = vec![0; bio.len as usize];
+                state.note_read(bio.offset, bio.len);
                 let result = state.media.read(bio.offset, &mut data, fault);
                 if result.is_ok() || fault == Some(Fault::Short) {
                     bio.data.copy_in(0, &data);
@@ -471,6 +488,7 @@ impl BlockDevice for SimDisk {
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let len = dst.len() as u64;
         self.at_once(BioOp::Read, BioFlags::SYNC, offset, len, |state, fault| {
+            state.note_read(offset, len);
             state.media.read(offset, dst, fault)
         })
     }
@@ -498,7 +516,12 @@ impl SimDisk {
         self.0.config.check(BioOp::Read, BioFlags::empty(), offset, 0)?;
         let end = offset.saturating_add(len).min(self.0.config.size);
         let sector = u64::from(self.0.config.sector);
-        let numbers = self.0.state.lock().media.current.numbers();
+        let numbers = {
+            let state = self.0.state.lock();
+            // Which sectors are holes is more than what they read as.
+            state.reads.iter().for_each(Reads::give_up);
+            state.media.current.numbers()
+        };
         let mut runs = MapRuns::new();
         let mut at = offset;
         for number in numbers {

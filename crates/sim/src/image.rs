@@ -73,6 +73,11 @@ impl Image {
         Self { size, pages: Arc::default(), allocated: 0, sum: 0 }
     }
 
+    /// Bytes of a sector.
+    pub(crate) fn sector_bytes(&self) -> u64 {
+        self.size as u64
+    }
+
     /// The sector, if it is not a hole.
     pub fn get(&self, number: u64) -> Option<&Sector> {
         self.pages.get(&(number / PAGE))?[(number % PAGE) as usize].as_ref()
@@ -99,6 +104,21 @@ impl Image {
     /// One number for all that it reads as (I3).
     pub fn sum(&self) -> u64 {
         self.sum
+    }
+
+    /// What sectors `first..first + count` add to the sum: one number for all that they read as (I3).
+    pub(crate) fn sum_of(&self, first: u64, count: u64) -> u64 {
+        let share = |number| self.get(number).map_or(0, |sector| sector.share(number));
+        (first..first + count).fold(0, |sum, number| sum ^ share(number))
+    }
+
+    /// Whether sector `number` is the very one of `other`, of which this image was once a copy.
+    pub(crate) fn is_from(&self, other: &Self, number: u64) -> bool {
+        match (self.get(number), other.get(number)) {
+            (Some(this), Some(that)) => Arc::ptr_eq(&this.buf, &that.buf) && this.at == that.at,
+            (None, None) => true,
+            _ => false,
+        }
     }
 
     /// Copies bytes out; `offset` may lie anywhere.

@@ -1,7 +1,8 @@
 //! forebay-sim: what tests stand on. No layer depends on it.
 //!
 //! - [`disk`]: the one simulated disk of the project, over a [`forebay_base::sim_world::SimWorld`];
-//!   [`image`] holds its sectors, [`fault`] what can go wrong, [`crash`] what a power cut leaves.
+//!   [`image`] holds its sectors, [`fault`] what can go wrong, [`crash`] what a power cut leaves,
+//!   [`reads`] what somebody has read of that.
 //! - [`workload`]: seeded operations against any subject, checked by a byte model.
 //! - [`counted`]: an allocator for tests that say that something allocates nothing.
 
@@ -12,9 +13,11 @@ pub mod disk;
 pub mod fault;
 pub mod image;
 mod media;
+pub mod reads;
 pub mod workload;
 
 pub use config::SimConfig;
 pub use crash::{CrashState, CrashStates, Fate, PowerCut, Tear};
 pub use disk::{LogEntry, SimDisk};
 pub use fault::{Fault, FaultCounts, FaultRule};
+pub use reads::{Read, Reads};

@@ -84,6 +84,9 @@ pub trait Observer: Send + Sync {
     /// on. Waits for appends of programs that go to the end as the kernel knows it.
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()>;
 
+    /// For each of these, once: it was made, or not, and [`Observer::changed`] has said so.
+    fn change_over(&self, ino: Ino);
+
     /// Something was changed. Also for what is not known yet, which may be about to be.
     fn changed(&self, change: &Change) -> Ticket;
 
@@ -133,6 +136,8 @@ pub(crate) struct Owed<'a> {
     shared: &'a Shared,
     observer: &'a dyn Observer,
     changes: Vec<Change>,
+    /// Files that are going to be changed, as the observer was told.
+    begun: Vec<Ino>,
 }
 
 impl<'a> Owed<'a> {
@@ -143,18 +148,24 @@ impl<'a> Owed<'a> {
         changes: Vec<Change>,
     ) -> Self {
         observer.room().await;
+        let mut owed = Self { shared, observer, changes: Vec::new(), begun: Vec::new() };
         for change in &changes {
             if let Change::Content { ino, offset, len, .. } = change {
                 handed_over(observer, *ino, *offset, *len).await;
-                observer.will_change(*ino).await;
+                let ready = observer.will_change(*ino);
+                owed.begun.push(*ino);
+                ready.await;
             }
         }
-        Self { shared, observer, changes }
+        owed.changes = changes;
+        owed
     }
 
     fn tell(&mut self) -> Ticket {
         let tickets = self.changes.drain(..).map(|change| self.observer.changed(&change));
-        tickets.fold(Ticket::default(), |last, ticket| Ticket(last.0.max(ticket.0)))
+        let last = tickets.fold(Ticket::default(), |last, ticket| Ticket(last.0.max(ticket.0)));
+        self.begun.drain(..).for_each(|ino| self.observer.change_over(ino));
+        last
     }
 
     /// After it.
@@ -367,6 +378,10 @@ impl FileSystem for Beside {
 
     fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>> {
         self.0.fs.getattr(ino)
+    }
+
+    fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
+        self.0.fs.getattr_listed(inos)
     }
 
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {

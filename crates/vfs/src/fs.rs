@@ -80,6 +80,18 @@ pub trait FileSystem: Send + Sync {
     /// Attributes.
     fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>>;
 
+    /// Those of each of some inodes, as they stand together in a listing: many of its others are asked for
+    /// next.
+    fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
+        Box::pin(async move {
+            let mut all = Vec::with_capacity(inos.len());
+            for ino in inos {
+                all.push(self.getattr(*ino).await);
+            }
+            all
+        })
+    }
+
     /// Sets attributes, all or none, and returns them. A size: `IsDirectory` or `InvalidInput` for
     /// what is no regular file, `FileTooLarge` beyond [`crate::types::FILE_SIZE_MAX`]. A mode:
     /// `Unsupported` for a symbolic link.

@@ -52,6 +52,10 @@ impl FileSystem for ReadOnly {
         self.0.getattr(ino)
     }
 
+    fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
+        self.0.getattr_listed(inos)
+    }
+
     fn setattr<'a>(&'a self, _: Ino, _: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
         refuse("setattr")
     }

@@ -417,6 +417,13 @@ impl Domain {
         }
     }
 
+    /// Once it runs the flusher stays until this goes, also while there are no files: for who opens and
+    /// closes one after the other, and would start it for each.
+    pub fn stay(self: &Arc<Self>) -> Stay {
+        self.queue.lock().stays += 1;
+        Stay(self.clone())
+    }
+
     /// Keeps a file without openers alive until it owes nothing (M3).
     pub fn keep(&self, id: u32, out: std::sync::Arc<dyn WriteOut>, now: Nanos) {
         self.queue.lock().keep(id, out, now);
@@ -445,6 +452,23 @@ impl Domain {
     /// Files without openers that owe something.
     pub fn kept(&self) -> Vec<(u32, std::sync::Arc<dyn WriteOut>)> {
         self.queue.lock().kept()
+    }
+}
+
+/// See [`Domain::stay`].
+pub struct Stay(Arc<Domain>);
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        let empty = {
+            let mut queue = self.0.queue.lock();
+            queue.stays -= 1;
+            queue.is_empty()
+        };
+        if empty {
+            // The flusher ends.
+            self.0.kick();
+        }
     }
 }
 

@@ -2,22 +2,23 @@
 //! what stands in the way of somebody who waits for frames; tries again what failed; flushes before the
 //! window of unflushed blocks is full; and lets go of closed files when they owe nothing any more.
 //!
-//! Invariants: Z1 it runs while the domain has files. Z2 what it waits for beside its own I/O is room for
-//! write-out in its own domain, never another one's. Z3 a file that was looked at is queued anew by its
-//! oldest dirt, or waits, or is clean.
+//! Invariants: Z1 it runs while the domain has files, and then for as long as somebody wants it to. Z2 what
+//! it waits for beside its own I/O is room for write-out in its own domain, never another one's. Z3 a file
+//! that was looked at is queued anew by its oldest dirt, or waits, or is clean.
 
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
-use crate::writeback::domain::{Domain, Held};
+use crate::writeback::domain::Domain;
 use crate::writeback::pass::{Which, WriteOut, WriteOutPass};
 use crate::writeback::queue::{Look, Outcome, Why};
+use crate::writeback::window::Flush;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::{BoxFuture, FutureSlot};
 use forebay_base::units::MIB;
 use forebay_base::world::Nanos;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::task::Poll;
 
 /// Uncached dirt waits no longer than this before its write-out starts.
@@ -38,13 +39,12 @@ impl PageCache {
 }
 
 async fn run_flusher(cache: Arc<PageCache>, domain: Arc<Domain>) {
-    let (mut slots, mut flush_slot) = (Slots::default(), FutureSlot::default());
+    let (mut slots, mut flush) = (Slots::default(), Flush::default());
     let mut timer = None;
     while !ended(&domain) {
-        debug_assert!(domain.queue().running, "Z1: one flusher, as long as there are files");
+        debug_assert!(domain.queue().running, "Z1: one flusher");
         let (at, slots) = ((0, 0), &mut slots);
         let mut round = Round { cache: &cache, domain: &domain, at, issued: 0, slots };
-        let mut flush = Flush { slot: &mut flush_slot, under_way: None, others: false };
         while round.step(&mut flush).await {}
         flush.keep_window_open(&cache, &domain).await;
         flush.end(&cache).await;
@@ -53,7 +53,7 @@ async fn run_flusher(cache: Arc<PageCache>, domain: Arc<Domain>) {
     }
 }
 
-/// Whether the last file has gone (Z1). The next one to come starts a flusher anew.
+/// Whether the last file has gone, and nobody waits for the next one (Z1), which starts a flusher anew.
 fn ended(domain: &Domain) -> bool {
     let mut queue = domain.queue();
     let empty = queue.is_empty();
@@ -101,17 +101,17 @@ struct Slots {
 }
 
 /// What the flusher does between two sleeps.
-struct Round<'a> {
+struct Round<'a, 's> {
     cache: &'a PageCache,
     domain: &'a Domain,
     /// The place of the file that was written last for the limits' sake.
     at: (Nanos, u32),
     /// Bytes issued since the first of the files.
     issued: u64,
-    slots: &'a mut Slots,
+    slots: &'s mut Slots,
 }
 
-impl<'a> Round<'a> {
+impl<'a> Round<'a, '_> {
     /// Does the next thing that is due; false if nothing is.
     async fn step(&mut self, flush: &mut Flush<'a>) -> bool {
         let expire = self.cache.dirty.expire_nanos();
@@ -208,65 +208,6 @@ impl<'a> Round<'a> {
     }
 }
 
-/// A flush of one file that write-out goes on beside.
-struct Flush<'a> {
-    /// The flush; it goes, with its hold on the file, when it ends.
-    slot: &'a mut FutureSlot<()>,
-    /// It runs; what says that its file is in hand.
-    under_way: Option<Held<'a>>,
-    /// Most of the window is other domains', which may have nothing more to write.
-    others: bool,
-}
-
-impl<'a> Flush<'a> {
-    /// Carries out `work`, and the flush while that waits.
-    async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
-        let mut work = pin!(work);
-        std::future::poll_fn(|cx| {
-            if self.under_way.is_some() && Pin::new(&mut *self.slot).poll(cx).is_ready() {
-                self.under_way = None;
-            }
-            work.as_mut().poll(cx)
-        })
-        .await
-    }
-
-    /// Starts to flush when the window of written but unflushed blocks is half full, file by file, and waits
-    /// for it before the window is full: what does not fit could not be written again if a flush failed.
-    async fn keep_window_open(&mut self, cache: &PageCache, domain: &'a Domain) {
-        let window = cache.unflushed_window();
-        loop {
-            let (all, own) = (cache.dirty.unflushed_bytes(), domain.unflushed_bytes());
-            let press = all > window / 4 * 3 || cache.is_starved();
-            if self.under_way.is_some() {
-                if !press {
-                    return;
-                }
-                self.end(cache).await;
-                continue;
-            }
-            if own == 0 || (all <= window / 2 && !cache.is_starved()) {
-                return;
-            }
-            let Some((hand, out)) = domain.queue().next_flush() else { return };
-            self.under_way = Some(domain.hold(hand));
-            out.flush(self.slot);
-            self.others |= own < all / 2;
-        }
-    }
-
-    /// Waits for the flush that is under way.
-    async fn end(&mut self, cache: &PageCache) {
-        if self.under_way.is_some() {
-            (&mut *self.slot).await;
-            self.under_way = None;
-        }
-        if std::mem::take(&mut self.others) {
-            cache.dirty.kick_all();
-        }
-    }
-}
-
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
@@ -295,6 +236,59 @@ mod tests {
         fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()> {
             self.world.sleep_until(at.saturating_sub(self.ticks.load(Ordering::Relaxed)))
         }
+    }
+
+    /// A simulated world that counts the tasks that are started.
+    struct Counting {
+        world: std::sync::Arc<SimWorld>,
+        started: AtomicUsize,
+    }
+
+    impl World for Counting {
+        fn now(&self) -> Nanos {
+            self.world.now()
+        }
+        fn random(&self) -> u64 {
+            self.world.random()
+        }
+        fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
+            self.started.fetch_add(1, Ordering::Relaxed);
+            self.world.spawn(name, task);
+        }
+        fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()> {
+            self.world.sleep_until(at)
+        }
+    }
+
+    /// Whoever opened one small file after the other, as programs do on a mount, started a flusher with each
+    /// and ended it with each: with two switches of threads it took longer than all else of the opening.
+    #[test]
+    fn z1_one_flusher_stays_for_one_file_after_the_other() {
+        let world = SimWorld::new(1);
+        let counting = Counting { world: world.clone(), started: AtomicUsize::new(0) };
+        let counting = std::sync::Arc::new(counting);
+        let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
+        let cache = PageCache::new(config, counting.clone()).unwrap();
+        let domain = cache.dirty.domain(None);
+        let open_and_close = || {
+            let mapping = Arc::new(cache.new_mapping_in(domain.clone(), 4096, 1 << 20));
+            let fake = Fake { mapping, stuck: false, looks: AtomicUsize::new(0) };
+            let fake = std::sync::Arc::new(fake);
+            let weak = std::sync::Arc::downgrade(&fake);
+            cache.join(&fake.mapping, weak);
+            world.run(world.sleep(Duration::from_millis(1)));
+            domain.leave(fake.mapping.id);
+            world.run(world.sleep(Duration::from_millis(1)));
+        };
+        let started = || counting.started.swap(0, Ordering::Relaxed);
+        let stays = domain.stay();
+        (0..5).for_each(|_| open_and_close());
+        assert!(started() == 1 && domain.queue().running, "Z1: it stays");
+        drop(stays);
+        world.run(world.sleep(Duration::from_millis(1)));
+        assert!(!domain.queue().running, "Z1: nobody wants it to");
+        (0..5).for_each(|_| open_and_close());
+        assert!(started() == 5 && !domain.queue().running, "Z1: as long as there are files");
     }
 
     /// A file of one dirty folio, of which nothing can be written, or all.
@@ -446,8 +440,8 @@ mod beside {
             let look = domain.queue().due(1, 1 << 40).expect("it asked");
             let (mut slots, mut flush_slot) = (Slots::default(), FutureSlot::default());
             file.clone().flush(&mut flush_slot);
-            let under_way = Some(domain.hold(look.hand));
-            let mut flush = Flush { slot: &mut flush_slot, under_way, others: false };
+            let mut flush = Flush::default();
+            flush.under_way.push((flush_slot, domain.hold(look.hand)));
             let mut round =
                 Round { cache: &cache, domain: &domain, at: (0, 0), issued: 0, slots: &mut slots };
             world.run(async {
@@ -457,7 +451,7 @@ mod beside {
                     round.write(&look, pass(Which::All, CHUNK), 0, &mut flush).await;
                 }
             });
-            assert!(flush.under_way.is_none() && file.flushed.load(Ordering::SeqCst));
+            assert!(flush.under_way.is_empty() && file.flushed.load(Ordering::SeqCst));
         }
     }
 }

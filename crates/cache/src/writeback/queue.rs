@@ -107,8 +107,9 @@ pub(super) struct Queue {
     aged: BTreeSet<(Nanos, u32)>,
     alarms: BTreeSet<(Nanos, u32)>,
     flush: VecDeque<u32>,
-    /// A task takes files off.
+    /// A task takes files off; so many want it to stay where there are none.
     pub running: bool,
+    pub stays: u32,
     /// Files that joined so far.
     joined: u64,
 }
@@ -146,7 +147,7 @@ impl Queue {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
+        self.members.is_empty() && self.stays == 0
     }
 
     fn set_aged(&mut self, id: u32, at: Option<Nanos>) {
@@ -344,18 +345,17 @@ impl Queue {
         }
     }
 
-    /// The next file to flush.
-    pub fn next_flush(&mut self) -> Option<(Hand, std::sync::Arc<dyn WriteOut>)> {
+    /// The next file to flush, and its bytes.
+    pub fn next_flush(&mut self) -> Option<(Hand, std::sync::Arc<dyn WriteOut>, u64)> {
         loop {
             let id = self.flush.pop_front()?;
             let Some(member) = self.members.get_mut(&id) else { continue };
             // In this order: what is kept from now on lists the file anew.
             member.dirt.flush_listed.store(false, Ordering::SeqCst);
-            if member.dirt.unflushed.load(Ordering::SeqCst) > 0
-                && let Some(out) = member.out.upgrade()
-            {
+            let bytes = member.dirt.unflushed.load(Ordering::SeqCst).max(0) as u64;
+            if let Some(out) = member.out.upgrade().filter(|_| bytes > 0) {
                 member.held += 1;
-                return Some((Hand { id, serial: member.serial }, out));
+                return Some((Hand { id, serial: member.serial }, out, bytes));
             }
         }
     }
@@ -567,9 +567,9 @@ mod tests {
         // In two steps, of which neither is much.
         domain.keep_unflushed(2, &dirts[2], 8192, 16384);
         domain.keep_unflushed(2, &dirts[2], 8192, 16384);
-        let next = || domain.queue().next_flush().map(|(hand, _)| hand.id);
-        let (first, _) = domain.queue().next_flush().expect("three wait");
-        assert_eq!(first.id, 2);
+        let next = || domain.queue().next_flush().map(|(hand, ..)| hand.id);
+        let (first, _, bytes) = domain.queue().next_flush().expect("three wait");
+        assert_eq!((first.id, bytes), (2, 20480));
         assert!(domain.queue().is_held(2) && !domain.queue().is_held(0));
         domain.queue().release(first);
         assert!(!domain.queue().is_held(2));

@@ -7,7 +7,9 @@
 mod campaigns;
 mod cuts;
 mod forged;
+mod orders;
 mod planted;
+mod storms;
 
 /// A number from the environment.
 pub fn from_env(name: &str) -> Option<u64> {

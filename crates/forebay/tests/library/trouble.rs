@@ -1,7 +1,7 @@
 //! What the world below does to a file: it is full, it is cut off.
 
-use crate::dir::{Dir, cache, open, until};
-use forebay::{DirectIo, ErrorKind, ExportMode, IoFlags, RawOptions};
+use crate::dir::{Dir, cache, config, open, until};
+use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, ExportMode, IoFlags, RawOptions};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_block::target::{ErrorDevice, Fault};
@@ -30,12 +30,18 @@ impl Drop for Small {
     }
 }
 
+/// What fails here is far from half of the dirty limit, so that no write is refused for it, however early the
+/// background write-out begins to fail.
+fn roomy() -> Cache {
+    Cache::new(CacheConfig { dirty_bytes: Some(8 << 20), ..config(16 << 20) }).unwrap()
+}
+
 #[test]
 fn l8_a_full_file_system_is_reported_and_nothing_is_lost() {
     let dir = Dir::new("full");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
-    let cache = cache(16 << 20);
+    let cache = roomy();
     let file = open(&cache, small.0.join("sparse"), 8 << 20);
     // More than there is room for, less than the cache takes.
     let data: Vec<u8> = (0..(3usize << 19)).map(|i| (i % 251) as u8).collect();
@@ -61,7 +67,7 @@ fn a_kept_file_keeps_its_size() {
     let dir = Dir::new("kept-size");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
-    let (cache, path) = (cache(16 << 20), small.0.join("sparse"));
+    let (cache, path) = (roomy(), small.0.join("sparse"));
     std::fs::write(&path, []).unwrap();
     let options = RawOptions { direct_io: DirectIo::Off, ..RawOptions::default() };
     let open = || cache.open_raw(&path, &options).unwrap();

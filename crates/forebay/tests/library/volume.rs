@@ -55,7 +55,7 @@ fn nothing_is_made_over_what_is_there() {
         refused(Volume::create(path, &sized(8 << 20)), ErrorKind::Busy, "holds");
         assert_eq!(volume.read_dir("/").unwrap().count(), 0);
         let info = volume.info().unwrap();
-        assert_eq!((info.block_bytes, info.segment_bytes, info.sums), (4096, 256 << 10, true));
+        assert_eq!((info.block_bytes, info.segment_bytes, info.sums), (4096, 64 << 10, true));
         assert_eq!(info.end_bytes, 8 << 20);
     }
 }

@@ -10,6 +10,7 @@ mod dirty_more;
 mod domain;
 mod ends;
 mod gates;
+mod held;
 mod lab;
 mod lost;
 mod nowait;

@@ -243,6 +243,17 @@ impl Room {
         }
     }
 
+    /// The open data segment is sealed: its end is left over.
+    pub fn seal_data(&mut self, space: &mut Space) {
+        let tail = space.data_left();
+        if tail > 0
+            && let Ok(rest) = self.more_from(space, tail)
+        {
+            self.left.join(rest, self.sizes.segment);
+        }
+        space.seal_data();
+    }
+
     /// Bytes of a segment that are left over.
     pub fn left_of(&self, segment: u32) -> u64 {
         let first = u64::from(segment) * self.sizes.segment;

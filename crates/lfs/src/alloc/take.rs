@@ -291,18 +291,17 @@ impl Inner {
         Ok(Request { who, run: run.clone(), stream, room, space })
     }
 
-    /// T22.
+    /// T22. `over`: it takes the place of stored content.
     pub(crate) fn take_reserved(
         &self,
         ino: u64,
         runs: &[Range<u64>],
-        class: Class,
+        (class, over): (Class, bool),
     ) -> Result<Taken<'_>> {
         let mut taken = Taken { inner: self, places: Vec::new() };
         let mut state = self.state.lock();
-        if let Err(error) =
-            state.check_direct(runs.iter().map(|run| run.end - run.start).sum(), class)
-        {
+        let bytes = runs.iter().map(|run| run.end - run.start).sum();
+        if let Err(error) = state.check_direct(bytes, class, over) {
             drop(state);
             return Err(error);
         }
@@ -342,12 +341,12 @@ impl Inner {
         &self,
         ino: u64,
         runs: &[Range<u64>],
-        class: Class,
+        (class, over): (Class, bool),
     ) -> Result<Taken<'_>> {
         let bytes: u64 = runs.iter().map(|run| run.end - run.start).sum();
         if self.alloc.mode == AllocMode::Reserve {
             self.alloc.point().await;
-            return self.take_reserved(ino, runs, class);
+            return self.take_reserved(ino, runs, (class, over));
         }
         let serializes = self.alloc.serializes(class == Class::Direct, bytes);
         let turn = if serializes { Some(self.alloc.turn().await) } else { None };
@@ -355,7 +354,7 @@ impl Inner {
         for run in runs {
             for at in run.clone().step_by(self.layout.block_bytes() as usize) {
                 self.alloc.point().await;
-                self.take_block(ino, at, class, &mut taken.places)?;
+                self.take_block(ino, at, (class, over), &mut taken.places)?;
             }
         }
         let mut state = self.state.lock();
@@ -367,7 +366,13 @@ impl Inner {
 
     /// The next block of the open segment, with all that belongs to giving out one: where it was, whether
     /// there is room, who has it.
-    fn take_block(&self, ino: u64, at: u64, class: Class, places: &mut Vec<Place>) -> Result<()> {
+    fn take_block(
+        &self,
+        ino: u64,
+        at: u64,
+        (class, over): (Class, bool),
+        places: &mut Vec<Place>,
+    ) -> Result<()> {
         let block = self.layout.block_bytes();
         let mut state = self.state.lock();
         let Some(node) = state.nodes.get(&ino) else {
@@ -379,7 +384,7 @@ impl Inner {
         if state.data_room(Need::Urgent) < block {
             return Err(Error::new(ErrorKind::NoSpace, "reserve", "no block is free"));
         }
-        state.check_direct(block, class)?;
+        state.check_direct(block, class, over)?;
         let State { room, space, .. } = &mut *state;
         room.stats.holds += 1;
         let run = room.anything(space, block)?;

@@ -15,6 +15,7 @@ use crate::format::node::{Node, NodePointer};
 use crate::format::place::Geometry;
 use crate::format::superblock::TreeRoot;
 use forebay_base::Result;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// An item that was found. It keeps its leaf.
@@ -34,6 +35,44 @@ impl Found {
     pub fn decode(&self, geometry: &Geometry) -> Result<(Key, Item<'_>)> {
         let item = self.leaf.node().item(self.at, geometry)?;
         item.ok_or_else(|| corrupt("item", format!("none at {:?}", self.leaf.places())))
+    }
+}
+
+/// The rest of a leaf, as far as a range goes.
+pub(crate) struct Leaf {
+    leaf: Arc<StoredNode>,
+    items: Range<usize>,
+}
+
+impl Leaf {
+    /// How many items there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Each of them.
+    pub fn iter(&self) -> impl Iterator<Item = InLeaf<'_>> {
+        let node = self.leaf.node();
+        self.items.clone().map(move |at| InLeaf { node, at })
+    }
+}
+
+/// An item of a leaf.
+pub(crate) struct InLeaf<'a> {
+    node: Node<'a>,
+    at: usize,
+}
+
+impl<'a> InLeaf<'a> {
+    /// Key and value in stored form.
+    pub fn raw(&self) -> (&'a [u8], &'a [u8]) {
+        self.node.raw(self.at).unwrap_or((&[], &[]))
+    }
+
+    /// Key and value. `Corrupt` if they are none, with the place.
+    pub fn decode(&self, geometry: &Geometry) -> Result<(Key, Item<'a>)> {
+        let item = self.node.item(self.at, geometry)?;
+        item.ok_or_else(|| corrupt("item", format!("none at {:?}", self.node.header.places)))
     }
 }
 
@@ -219,6 +258,38 @@ impl Cursor {
         }
         (self.is_done, self.at) = (true, None);
         Ok(None)
+    }
+
+    /// The next items, all that are in one leaf; as [`Self::next`] gives them one by one.
+    pub(crate) async fn leaf(&mut self, tree: &Tree, root: &TreeRoot) -> Result<Option<Leaf>> {
+        let end = self.end;
+        while !self.is_done {
+            let Some(at) = self.seek(tree, root).await? else { break };
+            let (leaf, first, high) = (at.leaf.clone(), at.next, at.high);
+            let node = leaf.node();
+            let last = match &end {
+                Some(end) => match node.search(end.as_slice()) {
+                    Ok(n) | Err(n) => n,
+                },
+                None => node.len(),
+            };
+            let is_over = |key: &KeyBytes| end.is_some_and(|end| key.as_slice() >= end.as_slice());
+            (self.is_past, self.at) = (false, None);
+            match high.filter(|high| !is_over(high)) {
+                Some(high) => self.from = high,
+                None => self.is_done = true,
+            }
+            if first < last {
+                return Ok(Some(Leaf { leaf, items: first..last }));
+            }
+        }
+        (self.is_done, self.at) = (true, None);
+        Ok(None)
+    }
+
+    /// The key that it goes on from; none: it is at the end.
+    pub(crate) fn place(&self) -> Option<KeyBytes> {
+        (!self.is_done).then_some(self.from)
     }
 
     /// The leaf where the next item is, or would be.

@@ -62,15 +62,40 @@ pub struct Ledger {
     pub taken: Vec<[Place; 2]>,
 }
 
+/// Key and value of an extent of one block, or of a child, are kept without an allocation of their own: a
+/// merge goes over all items of each leaf that it changes.
+const SMALL_BYTES: usize = 60;
+
 /// Key and value in stored form.
 pub(super) struct Entry {
-    bytes: Box<[u8]>,
+    bytes: EntryBytes,
     key_bytes: usize,
+}
+
+enum EntryBytes {
+    Small([u8; SMALL_BYTES], u8),
+    Large(Box<[u8]>),
 }
 
 impl Entry {
     pub(super) fn new(key: &[u8], value: &[u8]) -> Self {
-        Self { bytes: [key, value].concat().into_boxed_slice(), key_bytes: key.len() }
+        let len = key.len() + value.len();
+        let bytes = if len <= SMALL_BYTES {
+            let mut bytes = [0; SMALL_BYTES];
+            bytes[..key.len()].copy_from_slice(key);
+            bytes[key.len()..len].copy_from_slice(value);
+            EntryBytes::Small(bytes, len as u8)
+        } else {
+            EntryBytes::Large([key, value].concat().into_boxed_slice())
+        };
+        Self { bytes, key_bytes: key.len() }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            EntryBytes::Small(bytes, len) => &bytes[..usize::from(*len)],
+            EntryBytes::Large(bytes) => bytes,
+        }
     }
 
     /// A node's entry in its parent.
@@ -81,15 +106,15 @@ impl Entry {
     }
 
     fn key(&self) -> &[u8] {
-        &self.bytes[..self.key_bytes]
+        &self.bytes()[..self.key_bytes]
     }
 
     fn value(&self) -> &[u8] {
-        &self.bytes[self.key_bytes..]
+        &self.bytes()[self.key_bytes..]
     }
 
     fn cost(&self) -> usize {
-        ITEM_OVERHEAD_BYTES + self.bytes.len()
+        ITEM_OVERHEAD_BYTES + self.bytes().len()
     }
 }
 

@@ -1,16 +1,18 @@
-//! Copies what is live: read, held against its sums where it lies in memory, and written from there.
+//! Copies what is live: read as it lies, held against its sums, and written in order.
 //!
 //! ```text
-//!   from:  ..aa...bbb.....c..        runs of victims, wherever they lie
-//!            ▼    ▼       ▼          read into their places of one buffer
-//!   buffer:  aabbbc                  each block held against its sum
-//!            ▼                       one write
-//!   to:      aabbbc                  the segment that is being filled
+//!   from:  ..cc..bbb.........a..     runs of a victim
+//!            ▼                ▼      read as they lie, what is dead between them too, if it is little
+//!            cc..bbb          a
+//!                    ▼               each block held against its sum
+//!   buffer:       abbbcc             in the order of keys
+//!                    ▼               one write
+//!   to:           abbbcc             the segment that is being filled
 //! ```
 //! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which does not die
 //! while it is on its way: each write holds the [`Flight`] until the device is done with it, whoever still
-//! waits for it. What is in memory at a time is bounded: [`AHEAD_BYTES`] being read, as much being
-//! written.
+//! waits for it. What is in memory at a time is bounded: of twice [`AHEAD_BYTES`] that are live, with what
+//! is read over, being read, and as much being written.
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
@@ -19,10 +21,10 @@ use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::Place;
 use crate::slots::read_at;
 use crate::volume::Inner;
-use forebay_base::buf::{AlignedBuf, DataRef, PartedBuf};
+use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::checksum::crc32c;
 use forebay_base::task::{OneReceiver, oneshot};
-use forebay_base::units::MIB;
+use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, Completion};
 use std::collections::BTreeSet;
@@ -30,8 +32,10 @@ use std::sync::{Arc, Weak};
 
 /// Bytes of a buffer, which one write takes, at most.
 const BUFFER_BYTES: u64 = MIB;
-/// Bytes that are read at once, while as many are being written.
-const AHEAD_BYTES: u64 = 2 * MIB;
+/// Live bytes that are read at once, while as many are being written.
+pub(super) const AHEAD_BYTES: u64 = 2 * MIB;
+/// What is dead between two runs that are read in one transfer, bytes at most.
+const GAP_BYTES: u64 = 16 * KIB;
 
 /// Runs on their way to the segments that are being filled (M32).
 pub(super) struct Flight {
@@ -108,29 +112,23 @@ impl Inner {
         let parts = self.parts(live);
         let mut copied = Copied::default();
         let (mut writing, mut result) = (Waiting::new(), Ok(()));
-        let most = (AHEAD_BYTES / BUFFER_BYTES) as usize;
-        for some in parts.chunks(most) {
-            if self.device.is_crowded() {
-                self.device.room().await;
+        let mut rest = at_once(&parts);
+        let mut next = match rest.next() {
+            Some(some) => Some((some, self.read(some).await)),
+            None => None,
+        };
+        while let Some((some, reading)) = next.take() {
+            // What follows is read, and what was read before is on its way out, meanwhile.
+            if let Some(some) = rest.next() {
+                next = Some((some, self.read(some).await));
             }
-            let mut asked = Vec::with_capacity(some.len());
-            for part in some {
-                asked.push(self.read_part(part));
-            }
-            // Those that were read before are on their way out meanwhile.
-            let mut read = Vec::with_capacity(asked.len());
-            for (buf, waiting) in asked {
-                read.push((all(waiting).await, buf));
-            }
+            let read = reading.done().await;
             for done in all(std::mem::take(&mut writing)).await {
                 result = result.and(done);
             }
             result.clone()?;
-            for (part, (results, buf)) in some.iter().zip(read) {
-                let gone =
-                    || Error::new(ErrorKind::Shutdown, "clean", "a buffer did not come back");
-                let mut buf = buf.into_buf().ok_or_else(gone)?;
-                self.check(part, results, &mut buf, &mut copied).await;
+            for part in some {
+                let buf = self.check(part, &read, &mut copied).await;
                 self.write_part(part, buf, flight, &mut writing);
             }
         }
@@ -167,28 +165,25 @@ impl Inner {
         parts
     }
 
-    /// Asks for what is to be in a buffer; a result for each run of neighbours, see [`runs_of`].
-    fn read_part(&self, part: &Part) -> (PartedBuf, Waiting) {
-        let unit = self.layout.block_bytes();
-        let buf = PartedBuf::new(AlignedBuf::new(part.bytes as usize));
-        let (mut bios, mut waiting, mut at) = (Vec::new(), Waiting::new(), 0);
-        for run in runs_of(&part.live, unit) {
-            let len: u64 = run.iter().map(|live| live.blocks * unit).sum();
+    /// Asks for what these parts are made of, as it lies on the device.
+    async fn read(&self, parts: &[Part]) -> Reading {
+        if self.device.is_crowded() {
+            self.device.room().await;
+        }
+        let longest = u64::from(self.device.limits().max_transfer).min(BUFFER_BYTES);
+        let (mut bios, mut reading) = (Vec::new(), Reading::default());
+        for span in spans(parts, self.layout.block_bytes(), longest) {
             let (tx, rx) = oneshot();
-            let end = Box::new(move |Completion { data, result }| {
-                // Before whoever waits learns of it: he wants the whole buffer.
-                drop(data);
-                tx.send(result);
-            });
-            let (offset, data) =
-                (self.layout.device_offset(run[0].from), buf.part(at, len as usize));
-            let bio = Bio::new(BioOp::Read, offset, len, data, end);
-            bios.push(bio.with_flags(BioFlags::BACKGROUND));
-            waiting.push(rx);
-            at += len as usize;
+            let end = Box::new(move |done: Completion| tx.send(done));
+            let (offset, len) = (self.layout.device_offset(span.from), span.bytes);
+            let data = DataRef::Buf(AlignedBuf::new(len as usize));
+            bios.push(
+                Bio::new(BioOp::Read, offset, len, data, end).with_flags(BioFlags::BACKGROUND),
+            );
+            reading.0.push((span, rx));
         }
         self.device.submit_batch(&mut bios);
-        (buf, waiting)
+        reading
     }
 
     fn write_part(
@@ -209,41 +204,38 @@ impl Inner {
         writing.push(rx);
     }
 
-    /// Holds what was read against its sums. What is not as it was stays where it is.
-    async fn check(
-        &self,
-        part: &Part,
-        results: Vec<Result<()>>,
-        buf: &mut AlignedBuf,
-        copied: &mut Copied,
-    ) {
+    /// What a part is made of, held against its sums. What is not as it was stays where it is.
+    async fn check(&self, part: &Part, read: &Read, copied: &mut Copied) -> AlignedBuf {
         let unit = self.layout.block_bytes();
+        let mut buf = AlignedBuf::new(part.bytes as usize);
         let mut blocks = buf.chunks_exact_mut(unit as usize);
-        for (run, result) in runs_of(&part.live, unit).zip(results) {
-            for live in run {
-                for n in 0..live.blocks {
-                    let block = live.part(n, 1, unit);
-                    let Some(bytes) = blocks.next() else { return };
-                    let done = match &result {
-                        Ok(()) => Ok(()),
-                        // Another block may be at fault.
-                        Err(_) => self.read_block(&block, bytes).await,
-                    };
-                    let same = || block.sums.first().is_none_or(|sum| *sum == crc32c(bytes));
-                    if done.is_ok() && same() {
-                        copied.keep(block, unit);
-                        continue;
+        for live in &part.live {
+            for n in 0..live.blocks {
+                let block = live.part(n, 1, unit);
+                let Some(bytes) = blocks.next() else { break };
+                let done = match read.block(block.from, unit) {
+                    Some(found) => {
+                        bytes.copy_from_slice(found);
+                        Ok(())
                     }
-                    let whose = if done.is_ok() { &mut copied.bad } else { &mut copied.failed };
-                    whose.insert(block.from.segment);
-                    let why = done.err().map_or("the checksum".into(), |e| e.to_string());
-                    let Live { data_id, block, from, .. } = block;
-                    log::error!("block {block} of data {data_id} stays at {from:?}: {why}");
-                    bytes.fill(0);
-                    copied.bad_blocks += 1;
+                    // Another block may be at fault.
+                    None => self.read_block(&block, bytes).await,
+                };
+                let same = || block.sums.first().is_none_or(|sum| *sum == crc32c(bytes));
+                if done.is_ok() && same() {
+                    copied.keep(block, unit);
+                    continue;
                 }
+                let whose = if done.is_ok() { &mut copied.bad } else { &mut copied.failed };
+                whose.insert(block.from.segment);
+                let why = done.err().map_or("the checksum".into(), |e| e.to_string());
+                let Live { data_id, block, from, .. } = block;
+                log::error!("block {block} of data {data_id} stays at {from:?}: {why}");
+                bytes.fill(0);
+                copied.bad_blocks += 1;
             }
         }
+        buf
     }
 
     async fn read_block(&self, block: &Live, into: &mut [u8]) -> Result<()> {
@@ -254,9 +246,70 @@ impl Inner {
     }
 }
 
-/// Neighbours, where they are and where they go: one read each.
-fn runs_of(live: &[Live], unit: u64) -> impl Iterator<Item = &[Live]> {
-    live.chunk_by(move |last, next| next.goes_on(last, unit))
+/// Parts that are read at once.
+fn at_once(parts: &[Part]) -> impl Iterator<Item = &[Part]> {
+    let mut bytes = 0;
+    parts.chunk_by(move |last, _| {
+        bytes += last.bytes;
+        let more = bytes < AHEAD_BYTES;
+        bytes *= u64::from(more);
+        more
+    })
+}
+
+/// What is read in one transfer.
+struct Span {
+    from: Place,
+    bytes: u64,
+}
+
+/// What parts are made of, as it lies on the device: what lies between is read over.
+fn spans(parts: &[Part], unit: u64, longest: u64) -> Vec<Span> {
+    let at = |live: &Live| (live.from, live.blocks * unit);
+    let mut runs: Vec<(Place, u64)> = parts.iter().flat_map(|p| p.live.iter().map(at)).collect();
+    runs.sort_unstable_by_key(|(from, _)| (from.segment, from.offset));
+    let mut spans: Vec<Span> = Vec::new();
+    for (from, bytes) in runs {
+        if let Some(span) = spans.last_mut()
+            && span.from.segment == from.segment
+        {
+            let upto = u64::from(from.offset - span.from.offset) + bytes;
+            if upto <= longest && upto <= span.bytes + GAP_BYTES + bytes {
+                span.bytes = span.bytes.max(upto);
+                continue;
+            }
+        }
+        spans.push(Span { from, bytes });
+    }
+    spans
+}
+
+/// What was asked for.
+#[derive(Default)]
+struct Reading(Vec<(Span, OneReceiver<Completion>)>);
+
+impl Reading {
+    async fn done(self) -> Read {
+        let mut read = Vec::with_capacity(self.0.len());
+        for (span, rx) in self.0 {
+            let done = rx.await.filter(|done| done.result.is_ok());
+            read.push((span.from, done.and_then(|done| done.data.into_buf())));
+        }
+        Read(read)
+    }
+}
+
+/// What was read, in the order of places; none: that could not be.
+struct Read(Vec<(Place, Option<AlignedBuf>)>);
+
+impl Read {
+    fn block(&self, at: Place, unit: u64) -> Option<&[u8]> {
+        let key = |from: &Place| (from.segment, from.offset);
+        let n = self.0.partition_point(|(from, _)| key(from) <= key(&at)).checked_sub(1)?;
+        let (from, buf) = &self.0[n];
+        let skip = (at.offset - from.offset) as usize;
+        buf.as_ref().filter(|_| from.segment == at.segment)?.get(skip..skip + unit as usize)
+    }
 }
 
 #[cfg(test)]

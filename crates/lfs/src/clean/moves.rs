@@ -1,25 +1,21 @@
-//! Moves what is live in some segments: once through the extents of the tree, in the order of keys, so that
-//! what is of one file comes to lie together.
+//! Moves what is live in some segments, one segment after the other, so that those that are done can come
+//! free before the others are. What is copied together goes in the order of keys, so that what is of one file
+//! comes to lie together.
 //!
 //! Invariants: those of [`crate::clean`]. M31 what was read of the tree counts only while that is the tree:
-//! another root, and it is read again; what was copied is not copied again for that.
+//! another root, and it is looked up again; what was copied is not copied again for that.
 //!
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
 use super::Hurry;
-use super::copy::Flight;
+use super::copy::{AHEAD_BYTES, Flight};
 use super::pick::Victims;
 use crate::admit::Growth;
 use crate::aops::CHANGE_BYTES;
-use crate::btree::Cursor;
 use crate::checkpoint::How;
 use crate::fault::Planted;
-use crate::format::MAX_DATA_ID;
 use crate::format::change::Change;
-use crate::format::corrupt;
-use crate::format::extent::{Extent, Source, Sums, UNWRITTEN, put_crc32c};
-use crate::format::item::Item;
-use crate::format::key::Key;
+use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
 use crate::pending::Where;
@@ -28,33 +24,29 @@ use crate::space::Need;
 use crate::state::{MAP_ITEM_BYTES, State};
 use crate::tx::Content;
 use crate::volume::Inner;
-use forebay_base::task::yield_now;
 use forebay_base::units::MIB;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that are copied before they are flushed and moved.
-const ROUND_BYTES: u64 = 8 * MIB;
-/// Extents that are looked at before somebody else may.
-const LOOK_AT_ONCE: usize = 8192;
+/// Bytes that are copied before they are flushed and moved, at most, and the part of a volume.
+const ROUND_BYTES: u64 = 16 * MIB;
+const ROUND_SHARE: u64 = 64;
 /// In the background: a round is followed by a pause of so many times its length, where nearly nothing has
 /// to be cleaned.
 const PAUSE_MOST: u64 = 4;
+/// And by none from where so much of 100 of what should be free is not.
+const PAUSE_BELOW: u64 = 50;
 /// And not longer: somebody may come who waits for room.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// Leaves of the tree that are read at once, beside the one that is looked at.
-const LEAVES_AHEAD: usize = 31;
 /// Pieces that are said to be moved in one hold of the lock.
 const SAY_AT_ONCE: usize = 64;
 
 /// What became of a round.
 enum Moved {
     Done,
-    /// The tree is another one by now.
-    Again,
     /// There is no room for copies, or for saying where they are.
     NoRoom,
 }
@@ -91,25 +83,46 @@ impl Live {
     }
 }
 
-/// What is read of the tree at a time.
-struct Gathered {
-    root: TreeRoot,
-    live: Vec<Live>,
-    /// Where to go on; none: that was all.
-    next: Option<Key>,
-}
-
-/// Room in the log that a round has for what it says; what is over goes back.
+/// Room in the log, and nodes, that a round has for what it says; what is over goes back.
 struct Ahead<'a> {
     inner: &'a Inner,
     cost: u64,
+    growth: Growth,
+}
+
+/// What is read at a time, in the order of keys.
+fn in_order(mut live: Vec<Live>, unit: u64) -> Vec<Live> {
+    let (mut first, mut bytes) = (0, 0);
+    for at in 0..live.len() {
+        bytes += live[at].blocks * unit;
+        if bytes >= AHEAD_BYTES || at + 1 == live.len() {
+            live[first..=at].sort_unstable_by_key(|live| (live.data_id, live.block));
+            (first, bytes) = (at + 1, 0);
+        }
+    }
+    live
+}
+
+impl Ahead<'_> {
+    /// Gives back what one record of so many extents has, for who counts it anew.
+    fn give(&mut self, state: &mut State, cost: u64, growth: Growth) {
+        let cost = self.cost.min(cost);
+        let entries = self.growth.entries.min(growth.entries);
+        let bytes = self.growth.bytes.min(growth.bytes);
+        self.cost -= cost;
+        self.growth =
+            Growth { entries: self.growth.entries - entries, bytes: self.growth.bytes - bytes };
+        state.space.settle(cost);
+        state.shared_growth.entries -= entries;
+        state.shared_growth.bytes -= bytes;
+    }
 }
 
 impl Drop for Ahead<'_> {
     fn drop(&mut self) {
-        if self.cost > 0 {
-            self.inner.state.lock().space.settle(self.cost);
-        }
+        let mut state = self.inner.state.lock();
+        self.give(&mut state, self.cost, self.growth);
+        state.count_nodes();
     }
 }
 
@@ -128,46 +141,75 @@ struct Given<'a> {
     ahead: Ahead<'a>,
 }
 
+/// Segments that a pass is through with, and those that it has still to do.
+struct Doing {
+    /// C44.
+    pins: BTreeMap<u32, Pin>,
+    left: Left,
+    emptied: u64,
+    /// Bytes more that are free when what was emptied since a checkpoint is.
+    gained: u64,
+}
+
 impl Inner {
-    /// Goes through the tree once; how many of the segments it emptied.
+    /// Moves what is live in these segments, one after the other; how many of them it emptied.
     pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> Result<u64> {
-        let mut next = Some(Key::Extent(1, 0));
-        let (mut left, mut made_room) = (Left::default(), false);
-        // C44: who names a place of theirs names what was there when the pass began.
-        let _pins: Vec<Pin> = {
+        let pins = {
             let state = self.state.lock();
-            victims.iter().filter_map(|segment| state.space.segments.pin(*segment)).collect()
+            let pin = |segment: &u32| Some((*segment, state.space.segments.pin(*segment)?));
+            victims.iter().filter_map(pin).collect()
         };
-        while let Some(from) = next {
+        let mut doing = Doing { pins, left: Left::default(), emptied: 0, gained: 0 };
+        let gathered = self.gather(victims).await?;
+        let (unit, mut at) = (self.layout.block_bytes(), 0);
+        let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
+        let mut most = (volume / ROUND_SHARE).clamp(unit, ROUND_BYTES);
+        while at < gathered.len() {
             let began = self.world.now();
-            let gathered = self.gather(victims, from).await?;
-            next = gathered.next;
-            if gathered.live.is_empty() {
-                continue;
-            }
-            match self.move_round(&gathered, &mut left).await? {
-                Moved::Done => {}
-                Moved::Again => next = Some(from),
-                // The log comes free again.
-                Moved::NoRoom if !made_room => {
-                    (made_room, next) = (self.two_checkpoints().await, Some(from));
-                    if !made_room {
-                        return Ok(0);
-                    }
+            let live = gathered.some(at, most, unit);
+            let count = live.len();
+            match self.move_round(gathered.root, live, &mut doing.left).await? {
+                Moved::Done => at += count,
+                // The log comes free again, and nodes do; then less at a time is tried.
+                Moved::NoRoom if most > unit && self.two_checkpoints().await => {
+                    most = (most / 4).max(unit);
                 }
-                // What was moved so far has made no segment free yet.
-                Moved::NoRoom => return Ok(0),
+                Moved::NoRoom => break,
             }
+            self.done_with(&mut doing, gathered.segment(at));
             self.cleaner.check_open()?;
-            if self.is_too_much() {
-                self.checkpoint(How::Log).await?;
+            if self.is_too_much() || self.is_waited_for(&doing) {
+                self.checkpoint_and_free(How::Log).await?;
+                doing.gained = 0;
+                self.cleaner.made_progress();
             }
             self.pause(hurry, began).await;
         }
-        let Left { bad, failed } = left;
-        let emptied: Victims = victims.difference(&failed).copied().collect();
-        self.note_tried(&emptied, &bad);
-        Ok(emptied.difference(&bad).count() as u64)
+        if at >= gathered.len() {
+            self.done_with(&mut doing, None);
+        }
+        Ok(doing.emptied)
+    }
+
+    /// All is moved of the segments before `next`, as far as it could be: they may be used again when they
+    /// are free.
+    fn done_with(&self, doing: &mut Doing, next: Option<u32>) {
+        let rest = next.map_or_else(BTreeMap::new, |next| doing.pins.split_off(&next));
+        let done: Victims = std::mem::replace(&mut doing.pins, rest).into_keys().collect();
+        let Left { bad, failed } = &doing.left;
+        let done: Victims = done.difference(failed).copied().collect();
+        self.note_tried(&done, bad);
+        let state = self.state.lock();
+        for segment in done.difference(bad) {
+            let live = state.space.segments.get(*segment).map_or(0, |this| this.live_bytes);
+            doing.gained += self.layout.segment_bytes().saturating_sub(live);
+            doing.emptied += 1;
+        }
+    }
+
+    /// Somebody waits for room, and some is to be had without the rest of the pass.
+    fn is_waited_for(&self, doing: &Doing) -> bool {
+        !doing.pins.is_empty() && doing.gained >= self.gain_now() && self.cleaner.is_hurried()
     }
 
     /// What was moved takes much of what waits for a checkpoint.
@@ -177,80 +219,15 @@ impl Inner {
 
     /// In the background: the less has to be cleaned, the longer.
     async fn pause(&self, hurry: Hurry, began: Nanos) {
-        if hurry == Hurry::Now || self.cleaner.turn.lock().hurried > 0 {
+        if hurry == Hurry::Now || self.cleaner.is_hurried() {
             return;
         }
         let took = self.world.now().saturating_sub(began);
-        let pause = Duration::from_nanos(took * PAUSE_MOST * (100 - self.need()) / 100);
+        let idle = PAUSE_BELOW.saturating_sub(self.need());
+        let pause = Duration::from_nanos(took * PAUSE_MOST * idle / PAUSE_BELOW);
         if !pause.is_zero() {
             self.world.sleep(pause.min(PAUSE_MAX)).await;
         }
-    }
-
-    /// Reads on in the tree until there is enough for a round (M31).
-    async fn gather(&self, victims: &Victims, from: Key) -> Result<Gathered> {
-        let root = self.state.lock().root;
-        let mut all = Gathered { root, live: Vec::new(), next: Some(from) };
-        let mut bytes = 0;
-        while let Some(from) = all.next {
-            self.cleaner.check_open()?;
-            let part = self.gather_below(&all.root, victims, from).await;
-            let now = self.state.lock().root;
-            if now != all.root {
-                // What was read last may be of places that were used again; the rest is looked up again.
-                match self.still_in_tree(&now, &all.live).await {
-                    Ok(live) => (all.root, all.live) = (now, live),
-                    Err(_) if self.state.lock().root != now => {}
-                    Err(error) => return Err(error),
-                }
-                continue;
-            }
-            let part = part?;
-            bytes +=
-                part.live.iter().map(|live| live.blocks).sum::<u64>() * self.layout.block_bytes();
-            all.live.extend(part.live);
-            all.next = part.next;
-            if bytes >= ROUND_BYTES {
-                break;
-            }
-            yield_now().await;
-        }
-        Ok(all)
-    }
-
-    /// Some extents of a tree, those of them that lie in victims.
-    async fn gather_below(
-        &self,
-        root: &TreeRoot,
-        victims: &Victims,
-        from: Key,
-    ) -> Result<Gathered> {
-        let unit = self.layout.block_bytes();
-        let end = Key::Extent(MAX_DATA_ID + 1, 0);
-        let mut cursor = Cursor::new(from, Some(end)).with_ahead(LEAVES_AHEAD);
-        let (mut live, mut bytes, mut looked) = (Vec::new(), 0, 0);
-        while let Some(found) = cursor.next(&self.tree, root).await? {
-            let (Key::Extent(data_id, block), Item::Extent(extent)) =
-                found.decode(&self.layout.geometry)?
-            else {
-                return Err(corrupt("tree", "something else among extents"));
-            };
-            if let Source::Run(from) = extent.source
-                && victims.contains(&from.segment)
-                && extent.flags & UNWRITTEN == 0
-            {
-                let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
-                let sums = extent.sums.iter_crc32c().collect();
-                live.push(Live { data_id, block, blocks, birth, from, sums, to: from });
-                bytes += blocks * unit;
-            }
-            looked += 1;
-            if bytes >= ROUND_BYTES || looked >= LOOK_AT_ONCE {
-                let next = Some(Key::Extent(data_id, block + 1));
-                return Ok(Gathered { root: *root, live, next });
-            }
-        }
-        Ok(Gathered { root: *root, live, next: None })
     }
 
     /// Of some blocks those that are still where they were (C41), if the tree is still what they were read
@@ -276,18 +253,41 @@ impl Inner {
         there
     }
 
+    /// Of what was found those that this tree has still, in the order of places; and the tree.
+    async fn still_known(
+        &self,
+        found_in: Option<TreeRoot>,
+        mut live: Vec<Live>,
+    ) -> Result<(TreeRoot, Vec<Live>)> {
+        let mut checked = found_in;
+        loop {
+            let now = self.state.lock().root;
+            if checked == Some(now) {
+                return Ok((now, live));
+            }
+            match self.still_in_tree(&now, &live).await {
+                Ok(still) => (checked, live) = (Some(now), still),
+                // It may be of places that were used again.
+                Err(_) if self.state.lock().root != now => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Copies what is live, and says that it is there (C41 to C43).
-    async fn move_round(&self, gathered: &Gathered, left: &mut Left) -> Result<Moved> {
-        let Gathered { root, live, .. } = gathered;
+    async fn move_round(
+        &self,
+        found_in: Option<TreeRoot>,
+        live: Vec<Live>,
+        left: &mut Left,
+    ) -> Result<Moved> {
+        let (root, live) = self.still_known(found_in, live).await?;
         let failures = self.log.failures();
         let given = {
             let mut state = self.state.lock();
-            if state.root != *root {
-                return Ok(Moved::Again);
-            }
-            let live: Vec<Live> =
-                live.iter().flat_map(|live| self.still_there(&state, live)).collect();
-            self.give_places(&mut state, live)
+            let there = live.iter().flat_map(|live| self.still_there(&state, live)).collect();
+            let ordered = in_order(there, self.layout.block_bytes());
+            self.give_places(&mut state, ordered)
         };
         let Some(Given { live, flight, mut ahead }) = given else { return Ok(Moved::NoRoom) };
         let all: u64 = live.iter().map(|live| live.blocks).sum();
@@ -299,7 +299,7 @@ impl Inner {
         }
         let mut gone = 0;
         for live in copied.live.chunks(SAY_AT_ONCE) {
-            gone += self.say(*root, live.to_vec(), &mut ahead).await?;
+            gone += self.say(root, live.to_vec(), &mut ahead).await?;
         }
         drop((flight, ahead));
         left.bad.extend(&copied.bad);
@@ -381,7 +381,9 @@ impl Inner {
             }
         }
         let flight = Arc::new(Flight::new(self, segments));
-        Some(Given { live: given, flight, ahead: Ahead { inner: self, cost } })
+        state.shared_growth.entries += growth.entries;
+        state.shared_growth.bytes += growth.bytes;
+        Some(Given { live: given, flight, ahead: Ahead { inner: self, cost, growth } })
     }
 
     /// What it takes of the log and of the tree to say where so many extents are.
@@ -430,9 +432,9 @@ impl Inner {
         body: u64,
         ahead: &mut Ahead<'_>,
     ) -> Result<u64> {
-        let promised = ahead.cost.min(self.layout.cost(body, 0));
-        ahead.cost -= promised;
-        state.space.settle(promised);
+        let blocks = record.iter().map(|live| live.blocks).sum();
+        let (_, growth) = self.said(record.len() as u64, blocks);
+        ahead.give(state, self.layout.cost(body, 0), growth);
         let geometry = &self.layout.geometry;
         let stored: Vec<Vec<u8>> = record
             .iter()
@@ -449,7 +451,53 @@ impl Inner {
             let extent = Extent::plain(source, blocks, live.birth, sums, geometry);
             changes.push(Change::Map(live.data_id, live.block, extent));
         }
-        state.append_with(&changes, Content::default(), Need::Urgent)?;
-        Ok(record.iter().map(|live| live.blocks).sum())
+        // It was promised its room when it got its places.
+        state.append_with(&changes, Content::default(), Need::Owed)?;
+        // It is there still, and not once more.
+        state.fresh_bytes = state.fresh_bytes.saturating_sub(blocks * self.layout.block_bytes());
+        Ok(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::clean::{found, sparse_of};
+    use crate::tests::reuse::setup;
+
+    /// Whoever waited for room waited for a whole pass, though most of what it was for had been emptied long
+    /// before: on a volume of 8 GiB for seconds.
+    #[test]
+    fn what_is_emptied_comes_free_before_a_pass_is_over() {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let (volume, _file, model) = sparse_of(&setup, &disk, None, 144).await;
+            let inner = &volume.0;
+            let victims: Victims = {
+                let state = inner.state.lock();
+                let is_sparse = |(_, this): &(u32, &crate::segment::Segment)| {
+                    let live = (1..inner.layout.segment_bytes() / 2).contains(&this.live_bytes);
+                    this.phase == Phase::Sealed && this.is_settled() && live
+                };
+                state.space.segments.iter().filter(is_sparse).map(|(segment, _)| segment).collect()
+            };
+            assert!(victims.len() >= 8, "{victims:?}");
+            for waits in [false, true] {
+                let _hurry = waits.then(|| inner.cleaner.hurry());
+                let before = inner.cleaner.turn.lock().progress;
+                let half = victims.len() / 2;
+                let part = match waits {
+                    false => victims.iter().take(half).copied().collect(),
+                    true => victims.iter().skip(half).copied().collect(),
+                };
+                let emptied = inner.move_all(&part, Hurry::Now).await.unwrap();
+                assert_eq!(emptied, part.len() as u64);
+                let progress = inner.cleaner.turn.lock().progress - before;
+                assert_eq!(progress > 0, waits, "{progress} times");
+            }
+            assert_eq!(found(&volume, model.len()).await.unwrap(), model);
+        });
+        disk.world().stop();
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! Lock: the state lock, then the turn; for a look at all segments, once for each checkpoint.
 
+use super::gather::FOUND_BYTES;
 use super::{Hurry, Known, Turn};
 use crate::format::usage::Stream;
 use crate::segment::{Phase, Segment};
@@ -16,15 +17,21 @@ use crate::state::State;
 use crate::volume::Inner;
 use std::collections::BTreeSet;
 
-/// Share of a segment that may be live, of 100, for it to be cleaned: when little is free, when nothing is.
+/// Share of a segment that may be live, of 100, for it to be cleaned in the background: when little is free,
+/// when nothing is.
 const LIVE_MOST: (u64, u64) = (75, 95);
-/// Segments that a pass is for that somebody waits for.
+/// Segments that a pass is for that somebody waits for, and the part of all that it is for, if that is
+/// more: each pass goes through the tree, and checkpoints follow it.
 const GAIN_NOW: u64 = 2;
+const GAIN_NOW_SHARE: u64 = 32;
 /// The part of what is not live that is free before anything is cleaned: the more of it lies in segments, the
-/// less is live in each, and has to be moved.
-const SPARE_SHARE: u64 = 8;
+/// less is live in each, and has to be moved; the less of it does, the more each pass brings.
+const SPARE_SHARE: u64 = 4;
 /// Segments below which something is cleaned at least, where cleaning is wanted at all.
 const LOW_LEAST: u64 = 3;
+
+/// What is found live takes so much of what changes may take in memory: one of so many parts.
+const LISTED_SHARE: u64 = 4;
 
 /// Segments to clean.
 pub(super) type Victims = BTreeSet<u32>;
@@ -111,29 +118,47 @@ impl Inner {
         100 - (100 * room.min(low)).checked_div(low).unwrap_or(100)
     }
 
-    /// Bytes that a pass in the background is for: some more than there should be, and no less than it reads
-    /// of the tree.
+    /// Bytes that a pass in the background is for: as much again as there should be, for it goes through the
+    /// tree, and the checkpoint behind it writes much of that.
     fn lacking(&self) -> u64 {
         let Levels { room, coming, low } = self.levels();
         let nodes = self.state.lock().tree_nodes * self.layout.geometry.node_bytes() as u64;
-        let least = (2 * self.layout.segment_bytes()).max(nodes);
-        (low + low / 4).saturating_sub(room + coming).max(least)
+        let least = (2 * self.layout.segment_bytes()).max(2 * nodes);
+        (2 * low).saturating_sub(room + coming).max(least)
     }
 
-    /// Picks segments.
-    pub(super) fn pick(&self, hurry: Hurry) -> Victims {
+    /// Bytes that are enough for somebody who waits.
+    pub(super) fn gain_now(&self) -> u64 {
+        let segments = GAIN_NOW.max(u64::from(self.layout.segments) / GAIN_NOW_SHARE);
+        segments * self.layout.segment_bytes()
+    }
+
+    /// Live bytes of what is picked, at most: all of it is listed at once (M34).
+    fn listed_max(&self) -> u64 {
+        let unit = self.layout.block_bytes();
+        let blocks = self.options.overlay_bytes / LISTED_SHARE / (FOUND_BYTES + 4);
+        (blocks * unit).max(self.layout.segment_bytes())
+    }
+
+    /// Picks segments; and whether there were any to be picked from.
+    pub(super) fn pick(&self, hurry: Hurry) -> (Victims, bool) {
         let (need, wanted) = match hurry {
-            Hurry::Now => (100, GAIN_NOW * self.layout.segment_bytes()),
+            Hurry::Now => (100, self.gain_now()),
             Hurry::Background => (self.need(), self.lacking()),
         };
         let bytes = self.layout.segment_bytes();
         let mut state = self.state.lock();
+        if hurry == Hurry::Now {
+            // What somebody may want keeps no segment now (A13).
+            let State { room, space, .. } = &mut *state;
+            room.return_all(space);
+        }
         let found = self.candidates(&state, hurry, need);
-        let segments = state.clean_segments();
-        // What data may have it should not have to wait for.
-        let segments = if hurry == Hurry::Now { segments } else { segments.div_ceil(2) };
+        let (any, segments) = (!found.is_empty(), state.clean_segments());
+        // What data may have it should not have to wait for: a quarter.
+        let segments = if hurry == Hurry::Now { segments } else { segments - segments / 4 };
         let begun = state.space.clean_left();
-        let (mut room, mut gain) = (segments * bytes + begun, 0);
+        let (mut room, mut gain) = ((segments * bytes + begun).min(self.listed_max()), 0);
         let mut picked = Vec::new();
         for found in found {
             if gain >= wanted {
@@ -149,7 +174,7 @@ impl Inner {
         self.plan(&mut state, &mut picked);
         let State { room, space, .. } = &mut *state;
         picked.iter().for_each(|victim| room.forget(space, victim.segment));
-        picked.into_iter().map(|victim| victim.segment).collect()
+        (picked.into_iter().map(|victim| victim.segment).collect(), any)
     }
 
     /// Counts on room for what is picked, and on what it takes to say so: as many as there is that for (K22).
@@ -171,7 +196,7 @@ impl Inner {
     /// What a pass would take that somebody waits for; it has counted on its room then.
     #[cfg(test)]
     pub(crate) fn pick_now(&self) -> BTreeSet<u32> {
-        self.pick(Hurry::Now)
+        self.pick(Hurry::Now).0
     }
 
     /// Bytes that come free by checkpoints alone.
@@ -182,13 +207,19 @@ impl Inner {
 
     /// What may be picked (K21), the best first.
     fn candidates(&self, state: &State, hurry: Hurry, need: u64) -> Vec<Candidate> {
-        let most = LIVE_MOST.0 + (LIVE_MOST.1 - LIVE_MOST.0) * need / 100;
         let bytes = self.layout.segment_bytes();
-        let (number, now, mut found) = (self.checkpoints.number(), state.next_sequence, Vec::new());
+        let most = match hurry {
+            // Whatever there is.
+            Hurry::Now => bytes - self.layout.block_bytes(),
+            Hurry::Background => {
+                bytes * (LIVE_MOST.0 + (LIVE_MOST.1 - LIVE_MOST.0) * need / 100) / 100
+            }
+        };
+        let (number, now, mut found) = (self.checkpoints.merged(), state.next_sequence, Vec::new());
         let mut turn = self.cleaner.turn.lock();
         for (segment, this) in state.space.segments.iter() {
             let counted = this.phase == Phase::Sealed && this.is_settled() && is_content(this);
-            let little = this.live_bytes > 0 && this.live_bytes * 100 <= bytes * most;
+            let little = this.live_bytes > 0 && this.live_bytes <= most;
             if !counted || !little || this.held_bytes != state.room.left_of(segment) {
                 continue;
             }
@@ -205,9 +236,18 @@ impl Inner {
         found
     }
 
+    /// Seals segments that are open and have something dead, where nothing else is to be had (P25). False:
+    /// there are none.
+    pub(super) fn seal_open(&self) -> bool {
+        let mut state = self.state.lock();
+        let State { room, space, .. } = &mut *state;
+        let data = space.seals_data().then(|| room.seal_data(space)).is_some();
+        space.seal_clean() || data
+    }
+
     /// A pass went through these; in those of `bad` there is something that stays.
     pub(super) fn note_tried(&self, victims: &Victims, bad: &BTreeSet<u32>) {
-        let number = self.checkpoints.number();
+        let number = self.checkpoints.merged();
         let state = self.state.lock();
         let mut turn = self.cleaner.turn.lock();
         for segment in victims {

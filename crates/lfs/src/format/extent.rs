@@ -5,17 +5,26 @@
 //! stored bytes, one for each stored block, begun ones included. X3 with neither codec nor key, stored,
 //! decoded and mapped bytes are the same: any part is an extent of its own. Else the piece is kept whole, and
 //! parts of it differ in their offset within what is decoded.
+//! X4 in a volume with short extents one that is stored as it is, by the tree of files and without flags, has
+//! the short form, and no other has.
 //!
 //! No locks, no state.
 
 use super::features::{COMPRESSION, ENCRYPTION, SHARED_EXTENTS};
 use super::place::{Geometry, IN_PAYLOAD, Place, SumAlgorithm};
+use super::superblock::FILES_TREE;
 use super::{MAX_EXTENT_BLOCKS, corrupt, refused};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
 /// Bytes of an extent without its sums.
 pub const EXTENT_BYTES: usize = 48;
+/// The same of the short form.
+pub const SHORT_EXTENT_BYTES: usize = 20;
+/// In the word behind the place, where else stored bytes are: it is the short form, the rest is the number of
+/// blocks and, from bit 16 on, the sum algorithm.
+const SHORT: u32 = 1 << 31;
+const SHORT_SUM_SHIFT: u32 = 16;
 /// Space is taken, and reads as zeros.
 pub const UNWRITTEN: u16 = 1;
 /// Something else may point at the same bytes.
@@ -64,6 +73,12 @@ impl<'a> Sums<'a> {
     }
 }
 
+/// The segment that an extent in stored form lies in, or what stands in its stead: it comes first in both
+/// forms. None: it is no extent.
+pub(crate) fn stored_segment(extent: &[u8]) -> Option<u32> {
+    extent.first_chunk().map(|segment| u32::from_le_bytes(*segment))
+}
+
 /// Appends CRC-32Cs in stored form.
 pub fn put_crc32c(sums: &[u32], out: &mut Vec<u8>) {
     out.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
@@ -110,14 +125,16 @@ impl<'a> Extent<'a> {
             flags: 0,
             key_id: 0,
             birth,
-            tree: super::superblock::FILES_TREE,
+            tree: FILES_TREE,
             sums,
         }
     }
 
-    /// Bytes that it takes to store this extent.
-    pub fn encoded_bytes(&self) -> usize {
-        EXTENT_BYTES + self.sums.bytes.len()
+    /// Whether it has the short form (X4).
+    fn is_short(&self, geometry: &Geometry) -> bool {
+        let Self { source, blocks, birth, sums, .. } = *self;
+        let allowed = geometry.has_short_extents() && blocks <= MAX_EXTENT_BLOCKS;
+        allowed && *self == Self::plain(source, blocks, birth, sums, geometry)
     }
 
     /// Writes the extent.
@@ -130,6 +147,12 @@ impl<'a> Extent<'a> {
             Source::Inline(offset) => Place::new(IN_PAYLOAD, offset),
         };
         place.encode_into("place", w)?;
+        if self.is_short(geometry) {
+            let sums = u32::from(self.sums.algorithm.code()) << SHORT_SUM_SHIFT;
+            w.u32("blocks and sums", SHORT | sums | u32::from(self.blocks))?;
+            w.u64("birth", self.birth)?;
+            return w.bytes("sums", self.sums.bytes);
+        }
         w.u32("stored bytes", self.stored_bytes)?;
         w.u32("decoded bytes", self.decoded_bytes)?;
         w.u32("offset within decoded", self.decoded_offset)?;
@@ -154,7 +177,11 @@ impl<'a> Extent<'a> {
             }
             _ => Source::Run(Place::decode("place", r)?),
         };
-        let (stored_bytes, decoded_bytes) = (r.u32("stored bytes")?, r.u32("decoded bytes")?);
+        let stored_bytes = r.u32("stored bytes")?;
+        if stored_bytes & SHORT != 0 && geometry.has_short_extents() {
+            return Self::decode_short(source, stored_bytes & !SHORT, r, geometry);
+        }
+        let decoded_bytes = r.u32("decoded bytes")?;
         let decoded_offset = r.u32("offset within decoded")?;
         let (blocks, codec) = (r.u16("blocks")?, r.u8("codec")?);
         let algorithm = SumAlgorithm::from_code(WHAT, r.u8("sum algorithm")?)?;
@@ -179,6 +206,22 @@ impl<'a> Extent<'a> {
             sums,
         };
         this.check(geometry)?;
+        match this.is_short(geometry) {
+            true => Err(corrupt(WHAT, "the long form of what has a short one (X4)")),
+            false => Ok(this),
+        }
+    }
+
+    /// What follows the place and the word behind it.
+    fn decode_short(source: Source, word: u32, r: &mut Reader<'a>, g: &Geometry) -> Result<Self> {
+        let blocks = word as u16;
+        let code = u8::try_from(word >> SHORT_SUM_SHIFT)
+            .map_err(|_| r.bad("blocks and sums", "unknown bits"))?;
+        let algorithm = SumAlgorithm::from_code(WHAT, code)?;
+        let birth = r.u64("birth")?;
+        let bytes = r.bytes("sums", usize::from(blocks) * algorithm.width())?;
+        let this = Self::plain(source, blocks, birth, Sums { algorithm, bytes }, g);
+        this.check(g)?;
         Ok(this)
     }
 

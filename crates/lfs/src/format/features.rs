@@ -21,13 +21,16 @@ pub const SHARED_EXTENTS: u64 = 1 << 3;
 /// Incompatible: segments lie elsewhere than at their number, such as in an object store.
 pub const SEGMENT_MAP: u64 = 1 << 4;
 
+/// Incompatible: extents that are stored as they are have a short form.
+pub const SHORT_EXTENTS: u64 = 1 << 5;
+
 /// What this program can work with.
-pub const KNOWN_INCOMPAT: u64 = 0;
+pub const KNOWN_INCOMPAT: u64 = SHORT_EXTENTS;
 /// What this program can write beside.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 
 const INCOMPAT_NAMES: &[&str] =
-    &["compression", "encryption", "snapshots", "shared_extents", "segment_map"];
+    &["compression", "encryption", "snapshots", "shared_extents", "segment_map", "short_extents"];
 const RO_COMPAT_NAMES: &[&str] = &["quota"];
 
 /// The three masks.
@@ -102,7 +105,9 @@ mod tests {
     /// F6.
     #[test]
     fn unknown_incompatible_features_refuse_by_name() {
-        for bit in 0..64 {
+        let short = Features { incompat: SHORT_EXTENTS, ..Features::default() };
+        assert_eq!(short.access().unwrap(), Access::ReadWrite);
+        for bit in (0..64).filter(|bit| KNOWN_INCOMPAT & (1 << bit) == 0) {
             let features = Features { incompat: 1 << bit, ..Features::default() };
             let error = features.access().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -113,6 +118,7 @@ mod tests {
         let text = two.access().unwrap_err().to_string();
         assert!(text.contains("snapshots, bit 17"), "{text}");
         assert_eq!((COMPRESSION, ENCRYPTION, SHARED_EXTENTS, SEGMENT_MAP), (1, 2, 8, 16));
+        assert_eq!(SHORT_EXTENTS, 32);
     }
 
     /// F7, F8.

@@ -7,7 +7,7 @@
 //! No locks, no state.
 
 use super::corrupt;
-use super::features::{COMPRESSION, ENCRYPTION};
+use super::features::{COMPRESSION, ENCRYPTION, SHORT_EXTENTS};
 use forebay_base::Result;
 use forebay_base::checksum::{crc32c, crc32c_append};
 use forebay_base::codec::{Reader, Writer};
@@ -181,6 +181,11 @@ impl Geometry {
     /// Number of blocks from the last one a file can have, plus one.
     pub const fn max_blocks(&self) -> u64 {
         1 << (63 - self.block_shift)
+    }
+
+    /// Whether extents have a short form.
+    pub(crate) const fn has_short_extents(&self) -> bool {
+        self.incompat & SHORT_EXTENTS != 0
     }
 
     /// Whether an extent may be a part of a piece that is stored as a whole.

@@ -2,7 +2,8 @@
 //! none does.
 
 use super::*;
-use crate::tests::reuse::{create, open, setup, write};
+use crate::state::State;
+use crate::tests::reuse::{check, create, open, setup, write};
 use forebay_base::sim_world::SimWorld;
 use std::sync::Arc;
 
@@ -104,6 +105,7 @@ fn usage_and_places_that_are_wrong_are_found() {
             let [finding] = &findings[..] else { panic!("{findings:?}") };
             let at = volume.0.layout.device_offset(Place::new(segment, 0));
             assert_eq!((finding.kind, finding.offset), (FindingKind::Usage, Some(at)));
+            assert_eq!(finding.figures.map(|(said, found)| found - said), Some(512));
             // Of trees that could not be read whole nothing can be said.
             assert_eq!(said(&live, false).await, []);
         }
@@ -116,4 +118,88 @@ fn usage_and_places_that_are_wrong_are_found() {
         assert!(finding.kind == FindingKind::Tree && finding.text.contains("overlap"));
     });
     world.stop();
+}
+
+/// What fsck says of a volume on which a file has three blocks, when a checkpoint has stored what `change`
+/// does to it. The inode of the file, and its path.
+fn told(change: impl FnOnce(&mut State, u64)) -> (u64, Vec<Finding>) {
+    let setup = setup(0);
+    let disk = setup.blank();
+    let ino = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[5; 3 * 4096]).await.unwrap();
+        file.sync(false).await.unwrap();
+        volume.checkpoint().await.unwrap();
+        change(&mut volume.0.state.lock(), ino.0);
+        volume.checkpoint().await.unwrap();
+        ino.0
+    });
+    disk.world().stop();
+    (ino, check(&disk.in_world(SimWorld::new(2))).findings)
+}
+
+/// E15: an inode said that more or less of it was stored than its extents have, and nobody noticed: what
+/// stat(2) tells as blocks was held against nothing.
+#[test]
+fn an_inode_that_says_what_its_extents_do_not_is_found() {
+    assert_eq!(told(|_, _| ()).1, []);
+    for said in [0, 2 * 4096, 4 * 4096] {
+        let (ino, findings) = told(|state, ino| {
+            let node = state.nodes.get_mut(&ino).unwrap();
+            (node.inode.stored_bytes, node.recorded.stored_bytes) = (said, said);
+            state.note_inode(ino).unwrap();
+        });
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert_eq!((finding.kind, finding.ino), (FindingKind::Usage, Some(ino)));
+        assert_eq!(finding.path.as_deref(), Some(&b"/f"[..]));
+        assert_eq!(finding.figures, Some((said, 3 * 4096)));
+        let text = format!(
+            "inode {ino} says that {said} bytes of it are stored, its extents have {}",
+            3 * 4096
+        );
+        assert_eq!(finding.text, text);
+    }
+}
+
+/// Extents of which the inode had gone were counted as live for ever, and nobody was told.
+#[test]
+fn extents_of_nobody_are_found() {
+    let mut data_id = 0;
+    let (ino, findings) = told(|state, ino| {
+        data_id = state.nodes[&ino].inode.data_id;
+        state.items.put(Key::Inode(ino).to_bytes(), None);
+    });
+    let text = format!("data {data_id} has extents of {} bytes, and no inode has it", 3 * 4096);
+    let of_data: Vec<&Finding> =
+        findings.iter().filter(|finding| finding.kind == FindingKind::Tree).collect();
+    let [finding] = of_data[..] else { panic!("{findings:?}") };
+    assert_eq!((&finding.text, finding.figures), (&text, Some((0, 3 * 4096))));
+    // And the name that is left.
+    assert!(
+        findings.iter().any(|f| f.text == format!("`f` names inode {ino}, which is not there"))
+    );
+}
+
+/// E14, E15: of a tree that was not read whole nothing is said; what the log changes counts, too.
+#[test]
+fn what_is_said_to_be_stored_needs_the_whole_tree() {
+    let mut stored = Stored::default();
+    let mut tree = healthy();
+    for (n, (ino, inode)) in (1..).zip(&mut tree.inodes) {
+        inode.data_id = 10 * n;
+        stored.inode(*ino, inode);
+    }
+    let said = |stored: &Stored, tree: &Tree| {
+        let mut report = FsckReport::default();
+        stored.check((tree, &Names::new()), &mut report);
+        report.findings.iter().map(|finding| finding.ino).collect::<Vec<_>>()
+    };
+    stored.extent(30, 4096);
+    stored.extent(7, 4096);
+    assert_eq!(said(&stored, &tree), []);
+    stored.is_complete = true;
+    assert_eq!(said(&stored, &tree), [Some(3), None]);
+    tree.inodes.get_mut(&4).unwrap().stored_bytes = 1;
+    assert_eq!(said(&stored, &tree), [Some(3), Some(4), None]);
 }

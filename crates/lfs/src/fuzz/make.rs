@@ -5,13 +5,13 @@
 
 use crate::format::change::{Blocks, Change, Entry, Rename, Size};
 use crate::format::extent::{ENCRYPTED, Extent, SHARED, Source, Sums, UNWRITTEN};
-use crate::format::features::{COMPRESSION, ENCRYPTION, Features, SHARED_EXTENTS};
+use crate::format::features::{COMPRESSION, ENCRYPTION, Features, SHARED_EXTENTS, SHORT_EXTENTS};
 use crate::format::inode::{FileType, Inode, SetAttributes, Time};
 use crate::format::key::Cookie;
 use crate::format::place::{Geometry, MAX_SEGMENT, Place, Seal, SumAlgorithm};
 use crate::format::record::{Finished, RECORD_ALIGN, RecordBuilder, RecordFields, RecordKind};
 use crate::format::segment::SegmentHeader;
-use crate::format::superblock::{Superblock, TreeRoot};
+use crate::format::superblock::{FILES_TREE, Superblock, TreeRoot};
 use crate::format::usage::{SUMMARY, Segment, SegmentState, Stream, WARM};
 use crate::format::{MAX_DATA_ID, MAX_FILE_BYTES, MAX_TARGET_BYTES};
 use forebay_base::world::split_mix;
@@ -39,6 +39,11 @@ pub fn seal() -> Seal {
 pub fn geometry(features: bool) -> Geometry {
     let incompat = if features { COMPRESSION | ENCRYPTION | SHARED_EXTENTS } else { 0 };
     Geometry { incompat, ..Geometry::with_segment_shift(20) }
+}
+
+/// The same without these features, with short extents.
+pub fn short_geometry() -> Geometry {
+    Geometry { incompat: SHORT_EXTENTS, ..geometry(false) }
 }
 
 /// Numbers out of a seed.
@@ -145,7 +150,10 @@ impl Make {
             flags,
             key_id: if encrypted { self.within(1, u64::from(u32::MAX)) as u32 } else { 0 },
             birth: self.any(),
-            tree: self.any(),
+            tree: match g.incompat & SHORT_EXTENTS != 0 && self.flip() {
+                true => FILES_TREE,
+                false => self.any(),
+            },
             sums: self.sums(sums),
         }
     }

@@ -45,7 +45,7 @@ fn record(ticket: u64) -> Pending {
         kind: RecordKind::Changes,
         body: Vec::new(),
         changes: 0,
-        payload: None,
+        payloads: Vec::new(),
         runs: Vec::new(),
         cost: 0,
         cut: None,

@@ -37,14 +37,14 @@ async fn filled(volume: &Volume, bytes: u64) -> (OpenFileRef, Vec<u8>) {
     (file, model)
 }
 
-async fn found(volume: &Volume, len: usize) -> Result<Vec<u8>, Error> {
+pub async fn found(volume: &Volume, len: usize) -> Result<Vec<u8>, Error> {
     let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await?.ino;
     let file = volume.open(ino, OpenFlags::READ).await?;
     Ok(read(&file, len).await)
 }
 
 /// The segments, for who reads of a failure.
-fn shown(volume: &Volume) -> String {
+pub fn shown(volume: &Volume) -> String {
     let state = volume.0.state.lock();
     let one = |(n, s): (u32, &crate::segment::Segment)| {
         let (live, held, settled) = (s.live_bytes, s.held_bytes, s.is_settled());
@@ -188,12 +188,22 @@ async fn sparse(
     disk: &SimDisk,
     plant: Option<Planted>,
 ) -> (Volume, OpenFileRef, Vec<u8>) {
+    sparse_of(setup, disk, plant, 48).await
+}
+
+/// The same with a file of so many blocks.
+pub async fn sparse_of(
+    setup: &Setup,
+    disk: &SimDisk,
+    plant: Option<Planted>,
+    blocks: u64,
+) -> (Volume, OpenFileRef, Vec<u8>) {
     let device: DeviceRef = Arc::new(disk.clone());
     let world: WorldRef = disk.world().clone();
     let options = OpenOptions { clean_percent: 0, plant: Plant(plant), ..setup.options(&world) };
     let volume = Volume::open(&device, &world, &options).await.unwrap();
-    let (file, mut model) = filled(&volume, 48 * BLOCK).await;
-    for n in (0..48).filter(|n| n % 8 != 0) {
+    let (file, mut model) = filled(&volume, blocks * BLOCK).await;
+    for n in (0..blocks).filter(|n| n % 8 != 0) {
         let fill = 100 + n as u8;
         write(&file, n * BLOCK, &[fill; BLOCK as usize]).await.unwrap();
         model[(n * BLOCK) as usize..((n + 1) * BLOCK) as usize].fill(fill);
@@ -382,4 +392,34 @@ fn who_gives_up_closing_lets_the_cleaner_go_on() {
         });
         disk.world().stop();
     }
+}
+
+/// Whoever asked for free room after a removal waited for what was removed to come free; who asked beside it
+/// was answered at once, with the numbers from before, and so was everybody after one who gave up waiting.
+#[test]
+fn nobody_is_told_how_much_is_free_before_what_was_removed_is() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let before = volume.statfs().await.unwrap().blocks_available;
+        drop(filled(&volume, 512 << 10).await);
+        volume.syncfs().await.unwrap();
+        volume.unlink(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap();
+        volume.syncfs().await.unwrap();
+        let turn = volume.0.cleaner.take().await;
+        let (mut first, mut second) = (Box::pin(volume.statfs()), Box::pin(volume.statfs()));
+        poll_fn(|cx| {
+            assert!(first.as_mut().poll(cx).is_pending(), "the cleaner is at work");
+            assert!(second.as_mut().poll(cx).is_pending(), "nor is it free for this one");
+            Poll::Ready(())
+        })
+        .await;
+        drop(first);
+        drop(turn);
+        let (second, third) = (second.await.unwrap(), volume.statfs().await.unwrap());
+        let told = [second.blocks_available, third.blocks_available];
+        assert!(told.iter().all(|blocks| blocks + 16 >= before), "{told:?} of {before}");
+    });
+    disk.world().stop();
 }

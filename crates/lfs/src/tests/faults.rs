@@ -8,15 +8,21 @@ use crate::fsck::FindingKind;
 use crate::pending::Where;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
-use crate::volume::Volume;
+use crate::volume::{CreateOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
+use forebay_base::world::{World, WorldRef};
 use forebay_base::{ErrorKind, IoFlags};
-use forebay_block::BioOp;
+use forebay_block::{BioOp, DeviceRef};
 use forebay_sim::{Fault, FaultRule, SimDisk};
 use forebay_vfs::{
-    Fallocate, FileSystem, Ino, Name, OpenFileRef, Privileges, RenameFlags, SetAttr,
+    Fallocate, FileSystem, Ino, Name, OpenFileRef, Privileges, RenameFlags, SetAttr, Timestamp,
 };
+use std::collections::BTreeSet;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
@@ -26,8 +32,12 @@ fn failing(op: BioOp) -> FaultRule {
 
 /// Where the first block of a file is on the disk.
 async fn offset_of(volume: &Volume, ino: Ino) -> u64 {
+    offset_of_block(volume, ino, 0).await
+}
+
+async fn offset_of_block(volume: &Volume, ino: Ino, block: u64) -> u64 {
     let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
-    let place: Place = match volume.0.piece_at(data_id, 0).await.unwrap().0.at {
+    let place: Place = match volume.0.piece_at(data_id, block).await.unwrap().0.at {
         Where::Run(place) => place,
         other => panic!("a run, not {other:?}"),
     };
@@ -181,6 +191,62 @@ fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
     }
 }
 
+/// A volume without checksums: a flush of its own failed, a checkpoint's, and the repair wrote again what the
+/// place of a direct write gave back, which may be what another file left there. Nobody was told: it was
+/// durable, and the file's sync said that it was what had been written. Q1.
+#[test]
+fn without_sums_what_nobody_holds_is_lost_with_a_failed_flush() {
+    let setup = setup(0);
+    for is_held in [false, true] {
+        let disk = setup.blank();
+        let world: WorldRef = disk.world().clone();
+        disk.world().run(async {
+            let device: DeviceRef = Arc::new(disk.clone());
+            let new = CreateOptions {
+                block_bytes: BLOCK as u32,
+                segment_bytes: 64 << 10,
+                sums: false,
+                ..CreateOptions::new([7; 16], [9; 16], Timestamp::new(1, 0))
+            };
+            Volume::create(&device, &world, &new).await.unwrap();
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, file) = create(&volume, "f").await.unwrap();
+            write(&file, 0, &[1; BLOCK]).await.unwrap();
+            volume.syncfs().await.unwrap();
+            let (direct, keep) = (AlignedBuf::copy_of(&[2; BLOCK]), Privileges::Keep);
+            match is_held {
+                true => {
+                    write(&file, 0, &direct).await.unwrap();
+                    volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                }
+                false => drop(file.write(0, direct, IoFlags::DIRECT, keep).await.1.unwrap()),
+            }
+            // The disk has lost it, and what was there before comes back.
+            let at = offset_of(&volume, ino).await;
+            disk.inject(failing(BioOp::Flush));
+            assert!(volume.0.flush_all().await.is_err(), "the flush failed");
+            disk.poke(at, &[9; BLOCK]);
+            // What is read back by now is not what was written.
+            let (_, read) = file.read(0, AlignedBuf::new(BLOCK), IoFlags::empty()).await;
+            assert_eq!(read.unwrap(), BLOCK);
+            if is_held {
+                file.sync(true).await.expect("the cache has it");
+                return;
+            }
+            for _ in 0..3 {
+                assert!(file.sync(true).await.is_err(), "nobody can tell what is there");
+            }
+            drop(file);
+            let (_, file) = create(&volume, "f").await.unwrap();
+            write(&file, 0, &[2; BLOCK]).await.unwrap();
+            synced_at_last(&file).await;
+            volume.checkpoint().await.expect("nothing that is wanted is lost");
+        });
+        disk.world().stop();
+        assert_eq!(found(&setup, &disk.power_cut(1), "f"), [2; BLOCK], "{is_held}");
+    }
+}
+
 /// One slot of the superblock could not be written: no checkpoint was made any more, and the volume could
 /// not be opened. U14.
 #[test]
@@ -280,6 +346,99 @@ fn q3_what_takes_the_place_of_another_file_is_there_after_a_failed_flush() {
         }
     }
     assert!(lost > 4, "the disk lost {lost} of them");
+}
+
+/// The same for files of which one block was written again past the cache, so that nobody held it: all of
+/// what the disk had lost of such a file was left out, though each of its blocks was in the cache, or had
+/// been overruled by what was sound where it lay. Q3, block by block.
+#[test]
+fn q3_a_block_that_was_written_past_the_cache_takes_no_other_along() {
+    let (mut lost, mut whole) = (0, 0);
+    for files in 5..14u8 {
+        let setup = setup(0);
+        let disk = setup.blank();
+        let mut sound = Vec::new();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (mut open_ones, mut places) = (Vec::new(), Vec::new());
+            for n in 0..files {
+                let (ino, file) = create(&volume, &format!("f{n}")).await.unwrap();
+                write(&file, 0, &[100 + n; 2 * BLOCK]).await.unwrap();
+                volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                let first = offset_of(&volume, ino).await;
+                let direct = AlignedBuf::copy_of(&[200 + n; BLOCK]);
+                let keep = Privileges::Keep;
+                file.write(BLOCK as u64, direct, IoFlags::DIRECT, keep).await.1.unwrap();
+                places.push((first, offset_of_block(&volume, ino, 1).await));
+                open_ones.push(file);
+            }
+            let (_, other) = create(&volume, "other").await.unwrap();
+            disk.inject(failing(BioOp::Flush));
+            assert!(other.sync(true).await.is_err(), "the flush failed");
+            for (n, (first, second)) in (0..files).zip(places) {
+                let is_there = disk.peek(first, 2 * BLOCK) == [100 + n; 2 * BLOCK];
+                let is_newer_there = disk.peek(second, BLOCK) == [200 + n; BLOCK];
+                lost += u32::from(!is_there && is_newer_there);
+                sound.push(is_newer_there);
+            }
+            other.sync(true).await.expect("the next one does not");
+        });
+        disk.world().stop();
+        for (n, _) in (0..files).zip(sound).filter(|(_, is_sound)| *is_sound) {
+            let bytes = found(&setup, &disk.power_cut(1), &format!("f{n}"));
+            let expected = [[100 + n; BLOCK], [200 + n; BLOCK]].concat();
+            assert!(bytes == expected, "{n}: {} bytes", bytes.len());
+            whole += 1;
+        }
+    }
+    assert!(lost > 2 && whole > 4, "the disk lost {lost}, {whole} are whole");
+}
+
+/// A truncate cut through a block that a failed flush had taken: its record was given what the cache held by
+/// then, zeros behind the new end, and went out with the size that it had before. A crash that tore the group
+/// between it and the truncate left zeros where the file had had bytes.
+#[test]
+fn q3_a_block_that_was_cut_through_is_under_no_older_size() {
+    let cut = BLOCK + 904;
+    let mut sizes = BTreeSet::new();
+    for files in 1..17u8 {
+        let setup = setup(0);
+        let (disk, mut cuts) = (setup.blank(), Vec::new());
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let mut open_ones = Vec::new();
+            for n in 0..files {
+                let (ino, file) = create(&volume, &format!("f{n}")).await.unwrap();
+                write(&file, 0, &[100 + n; 2 * BLOCK]).await.unwrap();
+                volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                volume.setattr(ino, &SetAttr::size(cut as u64)).await.unwrap();
+                open_ones.push(file);
+            }
+            let (_, other) = create(&volume, "other").await.unwrap();
+            disk.inject(failing(BioOp::Flush));
+            assert!(other.sync(true).await.is_err(), "the flush failed");
+            // The power goes while the next one is on its way.
+            disk.inject(FaultRule::on(BioOp::Flush, Fault::Slow(10_000_000_000)));
+            let mut sync = pin!(other.sync(true));
+            let mut late = pin!(disk.world().sleep(Duration::from_secs(5)));
+            let cut = poll_fn(|cx| {
+                assert!(sync.as_mut().poll(cx).is_pending(), "the flush is slow");
+                late.as_mut().poll(cx)
+            });
+            cut.await;
+            cuts.extend((0..24).map(|seed| disk.power_cut(seed)));
+        });
+        disk.world().stop();
+        for (seed, disk) in cuts.iter().enumerate() {
+            // What is torn is torn early.
+            for n in 0..files.min(3) {
+                let bytes = found(&setup, disk, &format!("f{n}"));
+                assert!(bytes.iter().all(|byte| *byte == 100 + n), "seed {seed}: zeros in f{n}");
+                sizes.insert(bytes.len());
+            }
+        }
+    }
+    assert!(sizes.contains(&cut) && sizes.contains(&0), "{sizes:?}");
 }
 
 /// A flush failed on a full volume, and what it had covered was dirty again beside its own places: it wants

@@ -154,9 +154,7 @@ fn four_writers_fill_a_volume_round_after_round() {
                     assert!(blocks * 4 >= before * 3, "{fitted:?} of {before}");
                     empty(&volume, &made).await;
                     let after = available(&volume).await;
-                    // Of open segments some is dead, and still theirs; and two more may have a node of a
-                    // tree that was large, until enough checkpoints have brought them together.
-                    assert!(after + 24 + 32 >= before, "{after} of {before}, seed {seed}, {round}");
+                    assert!(after + 24 >= before, "{after} of {before}, seed {seed}, {round}");
                 }
                 if life == 0 {
                     volume.close().await.unwrap();
@@ -202,9 +200,8 @@ fn four_threads_fill_a_volume_round_after_round() {
         let blocks = made.iter().map(|(_, size)| size / UNIT).sum::<u64>();
         assert!(blocks * 4 >= before * 3, "{blocks} of {before}");
         block_on(empty(&volume, &made));
-        // The cleaner, on a thread of its own, may have segments in its hands, and what it copied last.
         let after = block_on(available(&volume));
-        assert!(after * 5 >= before * 4, "{after} of {before}, round {round}");
+        assert!(after * 100 >= before * 99, "{after} of {before}, round {round}");
     }
     block_on(volume.close()).unwrap();
     drop(volume);
@@ -249,7 +246,8 @@ fn a_full_volume_can_be_opened_and_emptied() {
             // What is free is taken by what is never refused, and a checkpoint says so.
             {
                 let mut state = volume.0.state.lock();
-                while state.space.segments.free() > 0 {
+                let nodes = state.checkpoint_nodes(Default::default());
+                while state.space.segments.free() > state.space.nodes.segments_for(nodes) {
                     state.space.segments.take(Stream::Data).unwrap();
                 }
             }
@@ -518,4 +516,29 @@ fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
         verify(&volume, "e", size).await;
     });
     disk.world().stop();
+}
+
+/// Who overwrites may have what is kept for cuts and for removing; these have it all the same: what was
+/// overwritten comes free. P23, P24, P25.
+#[test]
+fn p25_a_full_volume_that_is_overwritten_can_be_cut_and_emptied() {
+    for inline_max in [0, 64 << 10] {
+        let setup = setup(inline_max);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let mut made = filled(&volume).await;
+            made.retain(|(_, size)| *size > 0);
+            let mut rng = 7;
+            for _ in 0..600 {
+                let (name, size) = &made[split_mix(&mut rng) as usize % made.len()];
+                let file = file(&volume, name).await.unwrap();
+                let at = split_mix(&mut rng) % (size / UNIT) * UNIT;
+                write(&file, name, at, UNIT).await.expect("it is overwritten");
+                file.sync(true).await.expect("it was accepted");
+            }
+            empty(&volume, &made).await;
+        });
+        disk.world().stop();
+    }
 }

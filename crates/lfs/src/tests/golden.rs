@@ -17,7 +17,7 @@ use crate::format::segment::SegmentHeader;
 use crate::format::summary::{Summary, SummaryEntry, SummaryHeader, summary_bytes};
 use crate::format::superblock::{Superblock, TreeRoot};
 use crate::format::usage::{Segment, SegmentState, Stream, WARM};
-use crate::fuzz::make::{Make, NONCE, geometry, seal};
+use crate::fuzz::make::{Make, NONCE, geometry, seal, short_geometry};
 use forebay_base::checksum::crc32c_append;
 use forebay_base::codec::Writer;
 use std::fmt::Write;
@@ -262,6 +262,23 @@ fn nodes() {
     assert!(builder.child(Key::Orphan(6).to_bytes().as_slice(), &pointer).unwrap());
     builder.finish(seal(), NodeHeader { level: 1, ..header }).unwrap();
     compare("inner", &bytes);
+}
+
+/// In a volume with short extents: of the tree, in a record, and one that is not short.
+#[test]
+fn short_extents() {
+    let g = short_geometry();
+    let (mut sums, mut bytes) = (Vec::new(), [0xaa; 256]);
+    put_crc32c(&[0xa1a2_a3a4, 0xb1b2_b3b4], &mut sums);
+    let plain = |source, sums| Extent::plain(source, 2, 0x23, sums, &g);
+    let run = plain(Source::Run(Place::new(0x21, 0x3000)), Sums::crc32c(&sums));
+    let mut w = Writer::new("extents", &mut bytes);
+    for extent in [run, plain(Source::Inline(4096), Sums::NONE), Extent { tree: 0x24, ..run }] {
+        extent.encode_into(&mut w, &g).unwrap();
+    }
+    let len = w.position();
+    assert_eq!(len, 20 + 8 + 20 + 48 + 8);
+    compare("short_extents", &bytes[..len]);
 }
 
 #[test]

@@ -156,8 +156,8 @@ fn a_grown_volume_has_room_for_more() {
         assert_eq!(probe(&device).await.unwrap().segments, new.segments);
         let after = live_on(&world, &device).await.unwrap();
         let gained = (after.blocks_available - before.blocks_available) * 4096;
-        // One is kept for the content that the log has taken since.
-        assert!(gained >= 14 * (64 << 10), "{gained} bytes more");
+        // One is kept for the content that the log has taken since, and some of each for the tree.
+        assert!(gained >= 12 * (64 << 10), "{gained} bytes more");
         let error = grow(&device, None).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "as large as the device: {error}");
     });

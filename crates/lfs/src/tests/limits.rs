@@ -15,10 +15,10 @@ use crate::format::segment::SegmentHeader;
 use crate::format::summary::{Summary, summary_bytes};
 use crate::format::superblock::{SLOT_BYTES, Superblock, TreeRoot};
 use crate::fuzz::RECORD_AT;
-use crate::fuzz::make::{Make, geometry, seal};
+use crate::fuzz::make::{Make, geometry, seal, short_geometry};
 use crate::fuzz::mutate::{seal_node, seal_record, seal_segment, seal_summary};
 use forebay_base::Result;
-use forebay_base::codec::Writer;
+use forebay_base::codec::{Reader, Writer};
 
 /// `value` at `at`, then sums in order: `decode` must say `text`.
 fn refuse<T>(
@@ -142,12 +142,46 @@ fn of_extents_in_pieces() {
         let error = encode(extent).expect_err(text);
         assert!(error.to_string().contains(text), "not `{text}`: {error}");
     }
+    // What says that an extent is short is none of the lengths of a volume without such.
+    let mut bytes = [0; 1000];
+    let mut w = Writer::new("", &mut bytes);
+    plain.encode_into(&mut w, &short_geometry()).unwrap();
+    let error = Extent::decode(&mut Reader::new("", &bytes), &g).unwrap_err();
+    assert!(error.to_string().contains("not 1 to 128"), "{error}");
     let kind = FileType::Regular;
     let nobody = Item::Entry(EntryItem { child: 0, kind, name: b"n" });
     let mut bytes = [0; 100];
     let key = Key::Entry(1, Make(1).cookie());
     let error = nobody.encode_into(key, &mut Writer::new("", &mut bytes), &g).unwrap_err();
     assert!(error.to_string().contains("inode 0"), "{error}");
+}
+
+/// X4, and the word of a short extent.
+#[test]
+fn of_short_extents() {
+    let g = short_geometry();
+    let extent = Extent::plain(Source::Run(Place::new(1, 0)), 2, 9, Sums::crc32c(&[7; 8]), &g);
+    let mut bytes = [0; 1000];
+    let mut w = Writer::new("", &mut bytes);
+    extent.encode_into(&mut w, &g).unwrap();
+    assert_eq!(w.position(), 28);
+    let decode = |b: &[u8]| {
+        let found = Extent::decode(&mut Reader::new("", b), &g)?;
+        assert!(found == extent || b != bytes);
+        Ok(found.blocks)
+    };
+    assert_eq!(bytes[8..12], [2, 0, 1, 0x80]);
+    let as_it_is = |_: &mut [u8]| ();
+    refuse(&bytes, (8, &[0], "not 1 to 128"), as_it_is, decode);
+    refuse(&bytes, (8, &[129], "not 1 to 128"), as_it_is, decode);
+    refuse(&bytes, (10, &[9], "sum algorithm"), as_it_is, decode);
+    refuse(&bytes, (11, &[0x81], "unknown bits"), as_it_is, decode);
+    // The long form of the same, as a volume without short extents has it.
+    let mut long = [0; 100];
+    let mut w = Writer::new("", &mut long);
+    extent.encode_into(&mut w, &geometry(false)).unwrap();
+    let error = Extent::decode(&mut Reader::new("", &long), &g).unwrap_err();
+    assert!(error.to_string().contains("X4"), "{error}");
 }
 
 /// Ends and trees of a slot: the last value that is right, and the first that is not.

@@ -2,14 +2,18 @@
 //!
 //! No locks.
 
+use crate::log::Pending;
 use crate::volume::{CreateOptions, OpenOptions, Volume};
 use forebay_base::IoFlags;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::world::{RealWorld, WorldRef};
-use forebay_block::{DeviceRef, RamDevice};
+use forebay_block::target::LogDevice;
+use forebay_block::{BioOp, DeviceRef, RamDevice};
 use forebay_cache::{Config, PageCache};
-use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges, Timestamp};
+use forebay_vfs::{
+    Cookie, FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges, Timestamp,
+};
 use std::sync::Arc;
 
 const FILE: NewInode = NewInode::of(FileKind::File, 0o644);
@@ -104,6 +108,41 @@ fn neighbours_come_with_what_is_missing() {
         drop(state);
         block_on(many.volume.close()).unwrap();
     }
+}
+
+/// `ls -l` lists by the hash of the names and asked for one inode after the other in that order: each was
+/// looked for in the tree by itself. Those of its leaf come with it.
+#[test]
+fn inodes_of_a_listing_come_with_their_leaf() {
+    let options = OpenOptions { inode_cache_bytes: 8 << 20, ..OpenOptions::default() };
+    let many = Many::make(EACH, &options);
+    block_on(many.volume.close()).unwrap();
+    let Many { device, world, dirs, volume } = many;
+    drop(volume);
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    let many = Many { device, world, volume, dirs };
+    let (mut after, mut listed, before) = (Cookie::START, 0, many.asked());
+    loop {
+        let entries = block_on(many.volume.readdir(many.dirs[0], after, 128)).unwrap();
+        let Some(last) = entries.last() else { break };
+        after = last.cookie;
+        let inos: Vec<Ino> = entries.iter().map(|entry| entry.ino).collect();
+        let attrs = block_on(many.volume.getattr_listed(&inos));
+        for (attr, ino) in attrs.into_iter().zip(inos) {
+            assert_eq!(attr.unwrap().ino, ino);
+            listed += 1;
+        }
+    }
+    assert_eq!(listed, EACH);
+    let each = (many.asked() - before) as f64 / EACH as f64;
+    assert!(each < 1.0, "{each} nodes for each file that is listed");
+    // Leaves that lie side by side are read together: each was a read of its own, and waited for.
+    let alone = many.volume.0.tree.cache().counts().misses;
+    assert!(alone < EACH / 28 / 2, "{alone} nodes were read alone");
+    let gone = [Ino(1 << 40), many.dirs[0]];
+    let attrs = block_on(many.volume.getattr_listed(&gone));
+    assert!(attrs[0].is_err() && attrs[1].is_ok());
+    block_on(many.volume.close()).unwrap();
 }
 
 /// A volume's tree, names and changes came on top of the budget. They are parts of it, each with a row, and
@@ -204,5 +243,80 @@ fn m16_what_write_back_takes_of_small_files_goes_into_records() {
     assert_eq!(state.lock().room.stats.written_back, 1, "it is large");
     block_on(volume.syncfs()).unwrap();
     assert_eq!(state.lock().queued_bytes, 0);
+    block_on(volume.close()).unwrap();
+}
+
+/// Each small file's content had a record of its own, which took two blocks of the log: one of them for a few
+/// hundred bytes, and the device wrote twice as much as there was. Names that come in between join them.
+#[test]
+fn m16_small_files_share_records() {
+    let (device, world, options) = with_cache();
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    (0..100).for_each(|n| written(&volume, n, 4096, IoFlags::START_WRITEBACK));
+    {
+        let (state, layout) = (volume.0.state.lock(), volume.0.layout);
+        let bytes = |record: &Pending| {
+            assert!(record.payload_bytes() <= layout.max_inline(), "as much as recovery takes");
+            layout.record_bytes(record.body.len() as u64, record.payload_bytes())
+        };
+        let all: u64 = state.queue.iter().map(bytes).sum();
+        assert!(all < 100 * (4096 + 1024), "{all} bytes in {} records", state.queue.len());
+    }
+    block_on(volume.syncfs()).unwrap();
+    drop(volume);
+    // Found in the log, and then in the tree.
+    for _once_more in [false, true] {
+        let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+        for n in 0..100u64 {
+            holds(&volume, n, n as u8);
+        }
+        block_on(volume.close()).unwrap();
+    }
+}
+
+/// The small file with this number is full of one byte.
+fn holds(volume: &Volume, n: u64, now: u8) {
+    let text = format!("w{n}");
+    let name = Name::new(text.as_bytes()).unwrap();
+    let found = block_on(volume.lookup(Ino::ROOT, name)).unwrap();
+    let file = block_on(volume.open(found.ino, OpenFlags::READ)).unwrap();
+    let mut bytes = [0; 4096];
+    assert_eq!(file.read_slice(0, &mut bytes, IoFlags::empty()).unwrap(), 4096);
+    assert!(bytes.iter().all(|byte| *byte == now), "file {n}");
+}
+
+/// Whoever read small files one after the other waited for the device once for each, as if they did not lie
+/// side by side. N21: what is read together is not taken for what is there later.
+#[test]
+fn n21_small_files_that_lie_side_by_side_are_read_together() {
+    let (ram, world, options) = with_cache();
+    let log = LogDevice::new(ram, 1 << 16);
+    let device: DeviceRef = log.clone();
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    (0..400).for_each(|n| written(&volume, n, 4096, IoFlags::empty()));
+    block_on(volume.syncfs()).unwrap();
+    block_on(volume.close()).unwrap();
+    drop(volume);
+    let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
+    let read = |n: u64, now: u8| holds(&volume, n, now);
+    (0..8).for_each(|n| read(n, n as u8));
+    log.take();
+    (8..200).for_each(|n| read(n, n as u8));
+    let reads = log.take().iter().filter(|record| record.op == BioOp::Read).count();
+    assert!(reads < 30, "{reads} reads of the device for 192 files");
+    // Content that lies in what was read together is written anew, and checkpointed.
+    let root = volume.0.state.lock().root;
+    for n in 200..210 {
+        let text = format!("w{n}");
+        let name = Name::new(text.as_bytes()).unwrap();
+        let found = block_on(volume.lookup(Ino::ROOT, name)).unwrap();
+        let file = block_on(volume.open(found.ino, OpenFlags::WRITE)).unwrap();
+        let flags = IoFlags::UNCACHED | IoFlags::SYNC;
+        file.write_slice(0, &[77; 4096], flags, Privileges::Keep).unwrap();
+    }
+    block_on(volume.checkpoint()).unwrap();
+    assert_ne!(root, volume.0.state.lock().root);
+    (200..210).for_each(|n| read(n, 77));
+    (210..400).for_each(|n| read(n, n as u8));
     block_on(volume.close()).unwrap();
 }

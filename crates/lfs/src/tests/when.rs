@@ -5,11 +5,14 @@
 
 use super::setup::Setup;
 use crate::volume::{OpenOptions, Volume};
+use forebay_base::ErrorKind;
+use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};
-use forebay_block::DeviceRef;
-use forebay_sim::SimDisk;
+use forebay_block::{BioOp, DeviceRef};
+use forebay_sim::{Fault, FaultRule, SimDisk};
 use forebay_vfs::{
-    FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, SetAttr,
+    Fallocate, FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges,
+    SetAttr,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +43,32 @@ async fn write_synced(file: &OpenFileRef, byte: u8) {
     let flags = forebay_base::IoFlags::empty();
     file.write(0, buf, flags, Privileges::Keep).await.1.unwrap();
     file.sync(true).await.unwrap();
+}
+
+/// What is recorded is to be in a checkpoint at this age.
+const AGE: Duration = Duration::from_secs(30);
+
+fn of_age(disk: &SimDisk) -> OpenOptions {
+    let world: WorldRef = disk.world().clone();
+    OpenOptions { checkpoint_age: AGE, ..setup().options(&world) }
+}
+
+/// The content of the file after a power cut.
+fn after_cut(disk: &SimDisk) -> Vec<u8> {
+    let disk = disk.power_cut(1).in_world(SimWorld::new(2));
+    let content = disk.world().run(async {
+        let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
+        let volume = Volume::open(&device, &world, &setup().options(&world)).await.unwrap();
+        let found = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await;
+        let found = found.expect("the file is there");
+        let file = volume.open(found.ino, OpenFlags::READ).await.unwrap();
+        let buf = forebay_base::buf::AlignedBuf::new(found.size as usize + 1);
+        let (buf, read) = file.read(0, buf, forebay_base::IoFlags::empty()).await;
+        assert_eq!(read.unwrap() as u64, found.size);
+        buf[..found.size as usize].to_vec()
+    });
+    disk.world().stop();
+    content
 }
 
 fn number(volume: &Volume) -> u64 {
@@ -80,6 +109,108 @@ fn z14_a_busy_volume_waits_longer_for_its_checkpoint_by_age() {
     disk.world().stop();
 }
 
+/// What nobody synced was made durable by nothing: the age of what is recorded counted from when something
+/// became durable. A file that had been written out, and its directory, were gone after a crash an hour
+/// later. Z14.
+#[test]
+fn z14_what_nobody_syncs_is_durable_at_its_age() {
+    // Written out by the cache, or not even that.
+    for is_written in [false, true] {
+        let disk = setup().blank();
+        disk.world().run(async {
+            let (volume, file) = open(&disk, of_age(&disk)).await;
+            if is_written {
+                let buf = forebay_base::buf::AlignedBuf::copy_of(&[7; BLOCK]);
+                let flags = forebay_base::IoFlags::empty();
+                file.write(0, buf, flags, Privileges::Keep).await.1.unwrap();
+            }
+            disk.world().sleep(2 * AGE + AGE / 2).await;
+            drop((file, volume));
+        });
+        disk.world().stop();
+        let wanted = if is_written { vec![7; BLOCK] } else { Vec::new() };
+        assert!(after_cut(&disk) == wanted, "with its content");
+    }
+}
+
+/// The story: a checkpoint by age that failed, because a flush did, was not tried again: what nobody
+/// synced of a volume that had fallen idle stayed in memory. Z14.
+#[test]
+fn z14_a_checkpoint_by_age_that_fails_is_tried_again() {
+    let disk = setup().blank();
+    disk.world().run(async {
+        let (volume, file) = open(&disk, of_age(&disk)).await;
+        disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)).sticky());
+        disk.world().sleep(2 * AGE + AGE / 2).await;
+        assert!(disk.fault_counts().failed > 0, "the first try");
+        disk.heal();
+        let before = number(&volume);
+        disk.world().sleep(2 * AGE).await;
+        assert!(number(&volume) > before, "and another");
+        drop((file, volume));
+    });
+    disk.world().stop();
+    assert!(after_cut(&disk).is_empty(), "the file is there");
+}
+
+/// The story: what the last close of a file recorded, its size, made no checkpoint due: it was gone after a
+/// crash whenever that came. Z14.
+#[test]
+fn z14_what_a_close_records_is_durable_at_its_age() {
+    const SIZE: usize = 1 << 20;
+    let disk = setup().blank();
+    disk.world().run(async {
+        let (volume, file) = open(&disk, of_age(&disk)).await;
+        // The age of what the creation has recorded.
+        disk.world().sleep(2 * AGE + AGE / 2).await;
+        let how = Fallocate::Allocate { keep_size: false };
+        file.fallocate(how, 0, SIZE as u64, Privileges::Keep).await.unwrap();
+        drop(file);
+        disk.world().sleep(2 * AGE + AGE / 2).await;
+        drop(volume);
+    });
+    disk.world().stop();
+    assert!(after_cut(&disk) == [0; SIZE], "as long as it was");
+}
+
+/// The story: a volume that was opened for reading, with less memory for changes than its writer had, made a
+/// checkpoint of what it had recovered whenever a name was looked up. O13.
+#[test]
+fn o13_a_volume_that_is_open_for_reading_is_not_written() {
+    const NAMES: usize = 2000;
+    let name = |n: usize| format!("{n:0100}");
+    let disk = setup().blank();
+    disk.world().run(async {
+        let checkpoint_age = Duration::ZERO;
+        let options = OpenOptions { checkpoint_age, ..of_age(&disk) };
+        let (volume, _file) = open(&disk, options).await;
+        for n in 0..NAMES {
+            let new = NewInode::of(FileKind::File, 0o644);
+            let name = name(n);
+            volume.mknod(Ino::ROOT, Name::new(name.as_bytes()).unwrap(), &new).await.unwrap();
+        }
+        volume.syncfs().await.unwrap();
+    });
+    disk.world().stop();
+    let disk = disk.power_cut(1).in_world(SimWorld::new(2));
+    disk.world().run(async {
+        let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
+        let options = setup().options(&world);
+        let options = OpenOptions { read_only: true, overlay_bytes: 64 << 10, ..options };
+        let volume = Volume::open(&device, &world, &options).await.unwrap();
+        assert!(volume.0.state.lock().changes_bytes() > 64 << 10, "more than it may keep");
+        for n in 0..10 {
+            volume.lookup(Ino::ROOT, Name::new(name(n).as_bytes()).unwrap()).await.unwrap();
+        }
+        disk.world().sleep(2 * AGE).await;
+        let ops: Vec<BioOp> = disk.log().iter().map(|entry| entry.op).collect();
+        assert!(ops.contains(&BioOp::Read) && ops.iter().all(|op| *op == BioOp::Read), "{ops:?}");
+        let error = volume.checkpoint().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
+    });
+    disk.world().stop();
+}
+
 /// Content that goes into the log stays there and counted as log: each twelfth of the volume that was synced
 /// cost a checkpoint.
 #[test]
@@ -101,6 +232,45 @@ fn content_in_the_log_does_not_make_it_long() {
         }
         disk.world().sleep(Duration::from_millis(1)).await;
         assert!(number(&volume) > before, "a twelfth of records");
+        drop(file);
+    });
+    disk.world().stop();
+}
+
+/// What was removed came free with the second checkpoint by age, a minute and more later. Until then whoever
+/// wrote the same anew did so where the image had never been written, and the host had to find blocks for it.
+#[test]
+fn w17_much_that_was_removed_comes_free_without_being_asked() {
+    const CHUNK: usize = 256 << 10;
+    let setup = Setup { volume_bytes: 64 << 20, ..setup() };
+    let disk = setup.blank();
+    disk.world().run(async {
+        let world: WorldRef = disk.world().clone();
+        let checkpoint_age = Duration::ZERO;
+        let options = OpenOptions { checkpoint_age, ..setup.options(&world) };
+        let (volume, file) = open(&disk, options).await;
+        let free = || volume.0.state.lock().space.segments.free() * (64 << 10);
+        let name = |name: &'static str| Name::new(name.as_bytes()).unwrap();
+        let make = async |as_name| {
+            let (new, flags) = (NewInode::of(FileKind::File, 0o644), OpenFlags::WRITE);
+            volume.create(Ino::ROOT, name(as_name), &new, flags).await.unwrap().1
+        };
+        for bytes in [4 * CHUNK as u64, 34 << 20] {
+            let (start, big) = (free(), make("big").await);
+            for at in (0..bytes).step_by(CHUNK) {
+                let buf = forebay_base::buf::AlignedBuf::copy_of(&[1; CHUNK]);
+                let flags = forebay_base::IoFlags::empty();
+                big.write(at, buf, flags, Privileges::Keep).await.1.unwrap();
+            }
+            big.sync(true).await.unwrap();
+            drop(big);
+            volume.unlink(Ino::ROOT, name("big")).await.unwrap();
+            let (before, much) = (number(&volume), bytes >= 32 << 20);
+            write_synced(&file, 1).await;
+            disk.world().sleep(Duration::from_secs(1)).await;
+            assert_eq!(number(&volume) >= before + 2, much, "{bytes} bytes are much: {much}");
+            assert_eq!(free() + bytes / 8 > start, much, "{} of {start} are free", free());
+        }
         drop(file);
     });
     disk.world().stop();

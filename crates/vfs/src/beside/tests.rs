@@ -14,6 +14,10 @@ struct Mount {
     told: Mutex<Vec<Change>>,
     /// Told before.
     about_to: Mutex<Vec<Ino>>,
+    /// Of these, what is over.
+    over: Mutex<Vec<Ino>>,
+    /// An append of a program is on its way for ever.
+    appending: AtomicBool,
     /// Asked for and handed over; numbers that were waited for.
     handed: Mutex<Vec<(Ino, u64, u64)>>,
     waited: Mutex<Vec<u64>>,
@@ -39,7 +43,14 @@ impl Observer for Mount {
     }
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {
         self.about_to.lock().push(ino);
-        Box::pin(std::future::ready(()))
+        match self.appending.load(Ordering::Relaxed) {
+            true => Box::pin(std::future::pending()),
+            false => Box::pin(std::future::ready(())),
+        }
+    }
+    fn change_over(&self, ino: Ino) {
+        assert!(!self.told.lock().is_empty() || self.appending.load(Ordering::Relaxed));
+        self.over.lock().push(ino);
     }
     fn changed(&self, change: &Change) -> Ticket {
         let mut told = self.told.lock();
@@ -134,7 +145,18 @@ fn z1_a_change_that_nobody_waits_for_is_told() {
     let mut write = Box::pin(write);
     assert!(write.as_mut().poll(&mut cx).is_pending());
     assert_eq!(*mount.about_to.lock(), [Ino(9)], "before it is done");
+    assert!(mount.over.lock().is_empty());
     drop(write);
+    assert_eq!(mount.over.lock().pop(), Some(Ino(9)));
+    // Before it was made.
+    mount.appending.store(true, Ordering::Relaxed);
+    let write =
+        telling(&fs.0, &*mount, vec![Change::content(Ino(8), 0, 1)], std::future::ready(()));
+    let mut write = Box::pin(write);
+    assert!(write.as_mut().poll(&mut cx).is_pending() && mount.over.lock().is_empty());
+    drop(write);
+    assert_eq!(mount.over.lock().pop(), Some(Ino(8)), "each that was begun is over");
+    mount.appending.store(false, Ordering::Relaxed);
     mount.told.lock().clear();
     drop(never);
     assert_eq!(*mount.told.lock(), [ROOT]);

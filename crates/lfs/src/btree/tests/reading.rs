@@ -37,6 +37,40 @@ fn some_key(make: &mut Make, model: &Model) -> Key {
     }
 }
 
+/// B42: leaf by leaf a range has what it has item by item, and goes on at the same place with a cursor of its
+/// own.
+#[test]
+fn leaves_have_what_a_cursor_gives_one_by_one() {
+    for seed in seeds(4) {
+        let (mut make, bench) = filled(seed, if seed % 2 == 0 { 1 << 20 } else { 0 });
+        for _ in 0..40 {
+            let mut ends = [0, 1].map(|_| some_key(&mut make, &bench.model).to_bytes());
+            ends.sort_by(|a, b| a.as_slice().cmp(b.as_slice()));
+            let [from, end] = ends;
+            let end = (make.below(3) > 0).then_some(end);
+            let again = make.below(2) == 0;
+            let upto = end.map_or(Bound::Unbounded, |end| Bound::Excluded(end.as_slice().to_vec()));
+            let wanted = bench.model.range((Bound::Included(from.as_slice().to_vec()), upto));
+            let wanted: Vec<_> = wanted.map(|(key, value)| (key.clone(), value.clone())).collect();
+            let mut found = Vec::new();
+            let mut cursor = Cursor::over(from, end);
+            while let Some(leaf) = block_on(cursor.leaf(&bench.tree, &bench.root)).unwrap() {
+                let before = found.len();
+                found.extend(leaf.iter().map(|item| {
+                    let (key, value) = item.raw();
+                    assert_eq!(item.decode(&geometry()).unwrap().0.to_bytes().as_slice(), key);
+                    (key.to_vec(), value.to_vec())
+                }));
+                assert!(leaf.len() > 0 && found.len() == before + leaf.len());
+                if let Some(place) = cursor.place().filter(|_| again) {
+                    cursor = Cursor::over(place, end);
+                }
+            }
+            assert_eq!(found, wanted, "seed {seed}");
+        }
+    }
+}
+
 /// B41: one key, and the last one up to a key; in as many reads as there are levels.
 #[test]
 fn single_keys_are_found_as_the_model_says() {

@@ -211,8 +211,11 @@ fn give_out(volume: Volume, ino: Ino) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         for n in 0..REQUESTS {
             let run = n * LARGE..(n + 1) * LARGE;
-            let taken =
-                volume.0.take_places(ino.0, &[run], forebay_iomap::Class::Direct).await.unwrap();
+            let taken = volume
+                .0
+                .take_places(ino.0, &[run], (forebay_iomap::Class::Direct, false))
+                .await
+                .unwrap();
             drop(taken);
         }
     })

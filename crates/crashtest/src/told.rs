@@ -1,0 +1,148 @@
+//! What came of programs on crash states, found again by what they read there.
+//!
+//! Invariants: N1 a program of one set-up is given all that it does by what it reads: where a state holds the
+//! same in all that was read of another one, the same comes of it. What is known of a state is known of all
+//! of these. A program that asks for something else after the same answers is an error of its own.
+//!
+//! Memory: some 60 bytes for each read that is remembered, up to a limit.
+//!
+//! No locks.
+
+use crate::verdict::Checked;
+use forebay_sim::{CrashState, Read, Reads};
+use std::collections::HashMap;
+
+/// Reads remembered.
+const STEPS_MAX: usize = 200_000;
+
+#[derive(Debug)]
+enum Step<T> {
+    /// The next thing that is read.
+    Read(Read),
+    /// All is read, and this came of it.
+    Over(T),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Told<T> {
+    /// The first step comes first.
+    steps: Vec<Step<T>>,
+    /// The step behind a read, by what it found.
+    next: HashMap<(usize, u64), usize>,
+}
+
+impl<T> Default for Told<T> {
+    fn default() -> Self {
+        Self { steps: Vec::new(), next: HashMap::new() }
+    }
+}
+
+impl<T> Told<T> {
+    /// What comes of a state, if it is known; `read` is told what that depends on.
+    pub fn of(&self, state: &CrashState, mut read: impl FnMut(Read)) -> Option<&T> {
+        let mut at = 0;
+        loop {
+            match self.steps.get(at)? {
+                Step::Over(told) => return Some(told),
+                Step::Read(asked) => {
+                    at = *self.next.get(&(at, state.sum_of(*asked)))?;
+                    read(*asked);
+                }
+            }
+        }
+    }
+
+    /// This came of a state of which `reads` was read.
+    ///
+    /// # Errors
+    /// The same reads led to something else before (N1).
+    pub fn learn(&mut self, reads: &Reads, told: T) -> Checked<()> {
+        let Some(list) = reads.list() else { return Ok(()) };
+        if self.steps.len() + list.len() > STEPS_MAX {
+            *self = Self::default();
+        }
+        let mut from = None;
+        for (read, sum) in list {
+            let at = self.step(from, Step::Read(read));
+            match self.steps[at] {
+                Step::Read(known) if known == read => from = Some((at, sum)),
+                Step::Read(known) => {
+                    return Err(format!("N1: after the same {known:?} was read, now {read:?}"));
+                }
+                Step::Over(_) => return Err(format!("N1: it was over, and now reads {read:?}")),
+            }
+        }
+        let at = self.step(from, Step::Over(told));
+        match &self.steps[at] {
+            Step::Over(_) => Ok(()),
+            Step::Read(known) => Err(format!("N1: it is over, and went on to read {known:?}")),
+        }
+    }
+
+    /// The step behind another one, or this one if there is none.
+    fn step(&mut self, from: Option<(usize, u64)>, new: Step<T>) -> usize {
+        let last = self.steps.len();
+        let at = match from {
+            None => 0,
+            Some(from) => *self.next.entry(from).or_insert(last),
+        };
+        if at == last {
+            self.steps.push(new);
+        }
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::sim_world::SimWorld;
+    use forebay_block::BlockDevice;
+    use forebay_sim::{SimConfig, SimDisk};
+
+    fn state(bytes: [u8; 3]) -> CrashState {
+        let disk = SimDisk::new(SimWorld::new(1), SimConfig::default());
+        for (n, byte) in (0..).zip(bytes) {
+            disk.poke(n * 512, &[byte; 512]);
+        }
+        disk.cut_state(1)
+    }
+
+    /// Reads the first sector, and then the one that it names.
+    fn run(state: &CrashState, second: impl Fn(u8) -> u64) -> (Reads, u8) {
+        let (reads, disk) = (state.reads(), state.mount(SimWorld::new(2)));
+        disk.record_reads(&reads);
+        let mut out = [0; 512];
+        disk.read_into(0, &mut out).unwrap();
+        disk.read_into(512 * second(out[0]), &mut out).unwrap();
+        (reads, out[0])
+    }
+
+    /// N1: what was not read does not count, all that was read does; and who does something else after the
+    /// same is found out.
+    #[test]
+    fn what_was_read_decides() {
+        let mut told = Told::default();
+        let known = |told: &Told<u8>, bytes| told.of(&state(bytes), |_| ()).copied();
+        for bytes in [[1, 5, 0], [2, 0, 6]] {
+            assert_eq!(known(&told, bytes), None);
+            let (reads, found) = run(&state(bytes), u64::from);
+            told.learn(&reads, found).unwrap();
+        }
+        for (bytes, wanted) in
+            [([1, 5, 9], Some(5)), ([2, 9, 6], Some(6)), ([1, 6, 0], None), ([3, 5, 6], None)]
+        {
+            assert_eq!(known(&told, bytes), wanted, "{bytes:?}");
+        }
+        let mut on = Vec::new();
+        told.of(&state([1, 5, 0]), |read| on.push(read.first));
+        assert_eq!(on, [0, 1]);
+        let (reads, found) = run(&state([1, 5, 0]), |_| 2);
+        assert!(told.learn(&reads, found).is_err_and(|text| text.contains("N1")));
+        // The same once more is no news.
+        let (reads, found) = run(&state([2, 0, 6]), u64::from);
+        told.learn(&reads, found).unwrap();
+        assert_eq!(told.steps.len(), 5);
+    }
+}

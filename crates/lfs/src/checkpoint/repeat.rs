@@ -1,0 +1,130 @@
+//! The newest checkpoint once more: another slot names the same trees and the same place in the log.
+//!
+//! What died with a checkpoint is free when a second one is durable (W13, N11). Where room is wanted, that
+//! one need not have anything new in it: it costs a slot and a flush, and not a merge of whatever has changed
+//! since, which after random overwrites is a new leaf for most that there are.
+//!
+//! Invariant: H17 it follows the checkpoint that it repeats at once, in the same turn: so all that it leads
+//! to is flushed (H12), and no node that a checkpoint gave up which failed is held (N11).
+//!
+//! Locks: the turn of checkpoints is the caller's; the state lock and the turn's in turn; none across a wait.
+
+use super::How;
+use crate::format::superblock::STATE_CLEAN;
+use crate::space::Space;
+use crate::state::State;
+use crate::volume::Inner;
+use forebay_base::Result;
+
+impl State {
+    /// Checkpoint `number` is durable, and has the trees of the one before.
+    pub(super) fn settle_repeated(&mut self, number: u64) {
+        let Space { segments, nodes, .. } = &mut self.space;
+        segments.reclaim(number);
+        nodes.settle(Vec::new()).into_iter().for_each(|segment| segments.give_back(segment));
+        self.count_nodes();
+    }
+}
+
+impl Inner {
+    /// Makes a checkpoint, and has what is dead with it be free.
+    pub(crate) async fn checkpoint_and_free(&self, how: How) -> Result<()> {
+        let guard = self.checkpoints.take().await;
+        let mut done = self.checkpoint_in_turn(how).await;
+        if done.is_ok() {
+            done = self.repeat().await;
+        }
+        self.discard_freed().await;
+        drop(guard);
+        done
+    }
+
+    /// H17. Its error: the one before holds, and what is dead waits for the next.
+    async fn repeat(&self) -> Result<()> {
+        let mut superblock = self.checkpoints.superblock();
+        let is_over = self.state.lock().is_closed || superblock.state & STATE_CLEAN != 0;
+        if is_over {
+            return Ok(());
+        }
+        superblock.checkpoint += 1;
+        self.write_slots(&superblock, self.log.failures()).await?;
+        let number = superblock.checkpoint;
+        self.checkpoints.turn.lock().superblock = superblock;
+        self.state.lock().settle_repeated(number);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::superblock::{SLOT_BYTES, SLOTS, slot_offsets};
+    use crate::segment::Phase;
+    use crate::tests::reuse::{check, create, open, read, setup, write};
+    use forebay_base::sim_world::SimWorld;
+    use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
+
+    const LEN: usize = 256 << 10;
+
+    /// What had died came free with a second checkpoint, which merged all that had been overwritten at random
+    /// meanwhile: most leaves of the tree, for nothing. H17: what comes free by the slot alone is used again,
+    /// and everything is there after a power cut, also if that slot is lost.
+    #[test]
+    fn h17_what_is_dead_is_free_when_a_slot_says_so_again() {
+        for loses_slot in [false, true] {
+            let setup = setup(0);
+            let disk = setup.blank();
+            let end = disk.world().run(async {
+                let volume = open(&setup, &disk).await.unwrap();
+                let (_, file) = create(&volume, "f").await.unwrap();
+                for fill in [1, 2] {
+                    write(&file, 0, &[fill; LEN]).await.unwrap();
+                    file.sync(true).await.unwrap();
+                }
+                volume.checkpoint().await.unwrap();
+                let inner = &volume.0;
+                let count = || {
+                    let dead = inner.state.lock().space.segments.has_dead();
+                    (inner.checkpoints.number(), inner.checkpoints.merged(), dead)
+                };
+                let (number, merged, dead) = count();
+                assert!(dead, "what was overwritten is");
+                let free = inner.state.lock().space.segments.free();
+                inner.checkpoint_and_free(How::Log).await.unwrap();
+                assert_eq!(count(), (number + 2, merged + 1, false));
+                assert!(inner.state.lock().space.segments.free() > free);
+                let dead = |(_, this): &(u32, &crate::segment::Segment)| {
+                    matches!(this.phase, Phase::Dead | Phase::Discarding)
+                };
+                assert!(!inner.state.lock().space.segments.iter().any(|this| dead(&this)));
+                // As much as is sure to fill what was freed.
+                for fill in 3..6 {
+                    write(&file, 0, &[fill; LEN]).await.unwrap();
+                    file.sync(true).await.unwrap();
+                }
+                assert_eq!(count().0, number + 2, "nobody has made one meanwhile");
+                inner.checkpoints.superblock()
+            });
+            disk.world().stop();
+            let disk = disk.power_cut(1).in_world(SimWorld::new(2));
+            if loses_slot {
+                let half = u64::from(SLOTS) / 2;
+                let turn = (end.checkpoint % half) as usize;
+                let offsets = slot_offsets(end.recorded_end_bytes);
+                for slot in [turn, turn + half as usize] {
+                    disk.poke(offsets[slot], &[0; SLOT_BYTES]);
+                }
+            }
+            let report = check(&disk.in_world(SimWorld::new(3)));
+            // The lost one is named.
+            assert_eq!(report.is_clean(), !loses_slot, "{:?}", report.findings);
+            disk.world().run(async {
+                let volume = open(&setup, &disk).await.unwrap();
+                let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
+                let file = volume.open(ino, OpenFlags::READ).await.unwrap();
+                assert!(read(&file, LEN).await == [5; LEN], "{loses_slot}");
+            });
+            disk.world().stop();
+        }
+    }
+}

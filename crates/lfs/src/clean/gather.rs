@@ -1,0 +1,211 @@
+//! Finds what is live in segments that are cleaned: once through the extents of the tree, and then in the
+//! order of places, so that it is read as it lies, and one segment is done before the next begins.
+//!
+//! Invariants: C45, see [`crate::clean`]. M33 what was found of a tree that is not the newest any more is
+//! looked up again before it is copied; but nothing has to be found anew: no content comes to a segment that
+//! is sealed, and what is cut in parts stays below the key that it was found by, or behind the cursor. M34
+//! what is found takes [`FOUND_BYTES`] for each extent and 4 for each block, and is bounded with what is
+//! picked.
+//!
+//! Lock: the state lock; none across a wait.
+
+use super::moves::Live;
+use super::pick::Victims;
+use crate::btree::Cursor;
+use crate::format::MAX_DATA_ID;
+use crate::format::corrupt;
+use crate::format::extent::{Extent, Source, UNWRITTEN, stored_segment};
+use crate::format::item::Item;
+use crate::format::key::{Key, KeyBytes};
+use crate::format::place::Place;
+use crate::format::superblock::TreeRoot;
+use crate::volume::Inner;
+use forebay_base::task::yield_now;
+use forebay_base::{ErrorKind, Result};
+
+/// Extents that are looked at before somebody else may.
+const LOOK_AT_ONCE: usize = 8192;
+/// Leaves of the tree that are read at once, beside the one that is looked at.
+const LEAVES_AHEAD: usize = 31;
+/// Bytes that an extent takes here (M34).
+pub(super) const FOUND_BYTES: u64 = 40;
+
+/// An extent has none.
+const NO_SUMS: u32 = u32::MAX;
+
+/// An extent, or a part of one.
+struct Found {
+    data_id: u64,
+    block: u64,
+    birth: u64,
+    from: Place,
+    blocks: u32,
+    /// Where its sums are, behind one another, one for each block; [`NO_SUMS`].
+    sums_at: u32,
+}
+
+const _: () = assert!(size_of::<Found>() as u64 == FOUND_BYTES, "M34");
+
+/// What is live in the segments of a pass.
+pub(super) struct Gathered {
+    /// The tree that all of it was found in; none: it was another one before the end (M33).
+    pub root: Option<TreeRoot>,
+    found: Vec<Found>,
+    sums: Vec<u32>,
+}
+
+impl Gathered {
+    fn put(&mut self, data_id: u64, block: u64, from: Place, extent: &Extent<'_>) {
+        let (blocks, sums_at) = (u32::from(extent.blocks), self.sums.len() as u32);
+        self.sums.extend(extent.sums.iter_crc32c());
+        let sums_at = if self.sums.len() as u32 == sums_at { NO_SUMS } else { sums_at };
+        self.found.push(Found { data_id, block, birth: extent.birth, from, blocks, sums_at });
+    }
+
+    /// In the order of places. What was found twice, as a whole and then as a part of what was left of it,
+    /// is there once.
+    fn sort(&mut self, unit: u64) {
+        let at = |found: &Found| (found.from.segment, found.from.offset);
+        self.found.sort_unstable_by_key(|found| (at(found), std::cmp::Reverse(found.blocks)));
+        let mut end = (0, 0);
+        self.found.retain(|found| {
+            let upto = u64::from(found.from.offset) + u64::from(found.blocks) * unit;
+            let is_new = (found.from.segment, upto) > end;
+            end = end.max((found.from.segment, upto));
+            is_new
+        });
+    }
+
+    /// How much there is.
+    pub fn len(&self) -> usize {
+        self.found.len()
+    }
+
+    /// The segment that number `n` lies in.
+    pub fn segment(&self, n: usize) -> Option<u32> {
+        self.found.get(n).map(|found| found.from.segment)
+    }
+
+    /// From number `first` on, as many as have about so many bytes: at least one.
+    pub fn some(&self, first: usize, bytes: u64, unit: u64) -> Vec<Live> {
+        let (mut live, mut sum) = (Vec::new(), 0);
+        for found in &self.found[first..] {
+            let blocks = u64::from(found.blocks);
+            sum += blocks * unit;
+            if sum > bytes && !live.is_empty() {
+                break;
+            }
+            let sums_at = found.sums_at as usize;
+            let sums = self.sums.get(sums_at..sums_at + blocks as usize).unwrap_or_default();
+            let Found { data_id, block, birth, from, .. } = *found;
+            live.push(Live { data_id, block, blocks, birth, from, sums: sums.to_vec(), to: from });
+        }
+        live
+    }
+}
+
+impl Inner {
+    /// All that is live in these segments (C45).
+    pub(super) async fn gather(&self, victims: &Victims) -> Result<Gathered> {
+        let mut root = self.state.lock().root;
+        let mut all = Gathered { root: Some(root), found: Vec::new(), sums: Vec::new() };
+        let mut next = Some(Key::Extent(1, 0).to_bytes());
+        while let Some(from) = next {
+            self.cleaner.check_open()?;
+            let (found, sums) = (all.found.len(), all.sums.len());
+            let part = self.gather_below(&root, victims, from, &mut all).await;
+            let now = self.state.lock().root;
+            if now == root {
+                next = match part {
+                    // What lies before is moved: one bad leaf does not keep all from being cleaned.
+                    Err(e) if e.kind() == ErrorKind::Corrupt && !all.found.is_empty() => {
+                        log::warn!("what lies behind is not cleaned: {e}");
+                        None
+                    }
+                    part => part?,
+                };
+            } else {
+                // What was read last may be of places that were used again.
+                all.found.truncate(found);
+                all.sums.truncate(sums);
+                (root, all.root) = (now, None);
+            }
+            yield_now().await;
+        }
+        all.sort(self.layout.block_bytes());
+        let bytes = FOUND_BYTES * all.found.len() as u64 + 4 * all.sums.len() as u64;
+        self.state.lock().gathered_bytes = bytes;
+        Ok(all)
+    }
+
+    /// Some extents of a tree, those of them that lie in victims. Where to go on; none: that was all.
+    async fn gather_below(
+        &self,
+        root: &TreeRoot,
+        victims: &Victims,
+        from: KeyBytes,
+        all: &mut Gathered,
+    ) -> Result<Option<KeyBytes>> {
+        let end = Key::Extent(MAX_DATA_ID + 1, 0).to_bytes();
+        let mut cursor = Cursor::over(from, Some(end)).with_ahead(LEAVES_AHEAD);
+        let mut looked = 0;
+        while let Some(leaf) = cursor.leaf(&self.tree, root).await? {
+            for found in leaf.iter() {
+                // Most lie elsewhere, and need not be decoded for that.
+                if stored_segment(found.raw().1).is_some_and(|at| !victims.contains(&at)) {
+                    continue;
+                }
+                let (Key::Extent(data_id, block), Item::Extent(extent)) =
+                    found.decode(&self.layout.geometry)?
+                else {
+                    return Err(corrupt("tree", "something else among extents"));
+                };
+                if let Source::Run(from) = extent.source
+                    && victims.contains(&from.segment)
+                    && extent.flags & UNWRITTEN == 0
+                {
+                    all.put(data_id, block, from, &extent);
+                }
+            }
+            looked += leaf.len();
+            if looked >= LOOK_AT_ONCE {
+                return Ok(cursor.place());
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::extent::Sums;
+    use crate::format::place::Geometry;
+
+    /// An extent was found, a checkpoint cut it, and what was left behind the cursor was found again.
+    #[test]
+    fn m33_what_is_found_twice_is_moved_once() {
+        let geometry = Geometry::with_segment_shift(20);
+        let unit = geometry.block_bytes();
+        let mut all = Gathered { root: None, found: Vec::new(), sums: Vec::new() };
+        let mut put = |segment: u32, block: u32, blocks: u16| {
+            let from = Place::new(segment, block * unit);
+            let sums: Vec<u8> = (0..u32::from(blocks)).flat_map(|n| n.to_le_bytes()).collect();
+            let (source, sums) = (Source::Run(from), Sums::crc32c(&sums));
+            let extent = Extent::plain(source, blocks, 7, sums, &geometry);
+            all.put(1, u64::from(block), from, &extent);
+        };
+        put(2, 0, 8);
+        put(1, 3, 1);
+        put(2, 6, 2);
+        put(2, 8, 1);
+        put(1, 0, 1);
+        all.sort(u64::from(unit));
+        assert_eq!((all.segment(0), all.segment(2), all.segment(4)), (Some(1), Some(2), None));
+        let live = all.some(0, u64::MAX, u64::from(unit));
+        let at = |live: &Live| (live.from.segment, live.block, live.blocks, live.sums.len());
+        let found: Vec<_> = live.iter().map(at).collect();
+        assert_eq!(found, [(1, 0, 1, 1), (1, 3, 1, 1), (2, 0, 8, 8), (2, 8, 1, 1)]);
+        assert_eq!(all.some(1, 1, u64::from(unit)).len(), 1, "one at least");
+    }
+}

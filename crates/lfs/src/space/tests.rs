@@ -1,0 +1,94 @@
+//! Promises and what is left of them.
+//!
+//! No locks.
+
+use super::*;
+use crate::format::place::{Geometry, Seal};
+
+fn space(segments: u32) -> Space {
+    let geometry = Geometry::with_segment_shift(16);
+    let seal = Seal::new(&[1; 16]);
+    Space::new(Layout { geometry, seal, nonce: [1; 16], data_start: 16384, segments, align: 512 })
+}
+
+/// P11: whoever was promised room finds it, also when data takes all the rest.
+#[test]
+fn p11_promises_are_kept() {
+    let (mut space, room) = (space(12), Beside::default());
+    let each = space.layout.log_bytes() / 3;
+    let mut promised = 0;
+    while space.promise(each, Need::New, &room).is_ok() {
+        promised += 1;
+        for _ in 0..8 {
+            let _more = space.take_data(4096);
+        }
+    }
+    while space.take_data(4096).is_ok() {}
+    assert!(promised >= 3, "{promised}");
+    let mut wanted = promised * each;
+    while wanted > 0 {
+        space.take_log().unwrap();
+        wanted = wanted.saturating_sub(space.layout.log_bytes());
+    }
+}
+
+/// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too; and
+/// P15: one more is the cleaner's.
+#[test]
+fn p12_the_last_segments_are_for_removing() {
+    let (mut space, room) = (space(6), Beside::default());
+    while space.take_data(4096).is_ok() {}
+    assert_eq!((space.segments.free(), space.data_room()), (3, 0));
+    assert_eq!(space.clean_segments(0, 0), 1);
+    assert!(space.promise(1024, Need::New, &room).is_err());
+    let mut urgent = 0;
+    while space.promise(1024, Need::Urgent, &room).is_ok() {
+        urgent += 1;
+    }
+    assert!((32..64).contains(&urgent), "most of a segment: {urgent}");
+    for _ in 0..30 {
+        space.promise(1024, Need::Owed, &room).unwrap();
+    }
+}
+
+/// P24: what is new leaves nodes to what makes room, whatever the open log segment has room for; and
+/// nobody takes those of a checkpoint.
+#[test]
+fn p24_what_is_new_leaves_nodes_alone() {
+    let most = |need| {
+        let fits = |pairs: &u64| {
+            let mut space = space(8);
+            space.log_head(0);
+            let room = Beside { pairs: *pairs, spare: 16, ..Beside::default() };
+            space.promise(64, need, &room).is_ok()
+        };
+        (0..100).take_while(fits).count() as u64
+    };
+    let (new, urgent) = (most(Need::New), most(Need::Urgent));
+    assert!(new >= 16 && urgent >= new + 16 && urgent <= 8 * 16 / 2 + 1, "{new} {urgent}");
+}
+
+/// P14: neither the log nor anything new takes what dirt was accepted for.
+#[test]
+fn p14_the_log_leaves_room_for_dirt() {
+    let (mut space, dirt) = (space(8), 3 << 16);
+    let room = Beside { dirt, ..Beside::default() };
+    while space.promise(1024, Need::Urgent, &room).is_ok() {}
+    assert!(space.data_room() >= dirt, "{}", space.data_room());
+    while space.take_data(4096).is_ok() {}
+    assert!(space.segments.free() >= 5);
+}
+
+/// P13.
+#[test]
+fn p13_a_checkpoint_finds_room() {
+    let mut space = space(8);
+    space.need_nodes(30, 0);
+    let room = Beside { pairs: 30, ..Beside::default() };
+    while space.promise(1024, Need::Urgent, &room).is_ok() {
+        while space.data_room() >= 4096 && space.take_data(4096).is_ok() {}
+    }
+    for _ in 0..30 {
+        space.take_node().unwrap();
+    }
+}

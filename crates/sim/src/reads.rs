@@ -1,0 +1,103 @@
+//! What was read of a crash state: a program that reads the same of two states does the same on both.
+//!
+//! Invariants: B1 of a disk that began with a state, each sector that reads as it did then was noted when it
+//! was read; one that was written since is none of the state's. B2 what is noted is in the order in which
+//! the data moved, so that of two runs of one program the first difference is in what was read, not in where.
+//!
+//! Locks: one, a leaf.
+
+use crate::image::Image;
+use forebay_base::sync::Mutex;
+use std::sync::Arc;
+
+/// Some sectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Read {
+    /// The first one.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// Reads of one crash state, by all disks that are told to note them. Clones are handles to the same.
+#[derive(Clone)]
+pub struct Reads(Arc<Mutex<Noted>>);
+
+struct Noted {
+    base: Image,
+    /// With what the sectors held, as a sum.
+    list: Vec<(Read, u64)>,
+    given_up: bool,
+}
+
+impl Reads {
+    pub(crate) fn of(base: Image) -> Self {
+        Self(Arc::new(Mutex::new(Noted { base, list: Vec::new(), given_up: false })))
+    }
+
+    /// What was read, and sums of it. `None`: it was asked for more than content.
+    pub fn list(&self) -> Option<Vec<(Read, u64)>> {
+        let noted = self.0.lock();
+        (!noted.given_up).then(|| noted.list.clone())
+    }
+
+    /// Somebody asks for what cannot be noted.
+    pub fn give_up(&self) {
+        self.0.lock().given_up = true;
+    }
+
+    pub(crate) fn note_bytes(&self, now: &Image, offset: u64, len: u64) {
+        let size = now.sector_bytes();
+        let (first, end) = (offset / size, (offset + len).div_ceil(size));
+        self.note(now, Read { first, count: end - first });
+    }
+
+    /// Notes what of these sectors is as it was (B1).
+    pub(crate) fn note(&self, now: &Image, read: Read) {
+        let noted = &mut *self.0.lock();
+        let (mut at, end) = (read.first, read.first + read.count);
+        while at < end {
+            let first = at;
+            while at < end && now.is_from(&noted.base, at) {
+                at += 1;
+            }
+            if at > first {
+                let read = Read { first, count: at - first };
+                noted.list.push((read, noted.base.sum_of(read.first, read.count)));
+            }
+            at += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Read, SimConfig, SimDisk};
+    use forebay_base::sim_world::SimWorld;
+    use forebay_block::{BioFlags, BlockDevice};
+
+    /// B1, B2: what was written since, also before another power cut, is not noted; the rest is, in order.
+    #[test]
+    fn what_is_read_of_the_beginning_is_noted() {
+        let disk = |seed| SimDisk::new(SimWorld::new(seed), SimConfig::default());
+        let first = disk(1);
+        first.poke(0, &[7; 4096]);
+        let state = first.cut_state(1);
+        let (reads, disk) = (state.reads(), state.mount(SimWorld::new(2)));
+        disk.record_reads(&reads);
+        let mut out = vec![0; 4096];
+        disk.write_from(1024, &[8; 1024], BioFlags::FUA).unwrap();
+        disk.read_into(512, &mut out[..2048]).unwrap();
+        disk.read_into(0, &mut out[..512]).unwrap();
+        disk.read_into(1024, &mut out[..512]).unwrap();
+        let read = |first, count| Read { first, count };
+        let found: Vec<Read> = reads.list().unwrap().into_iter().map(|(read, _)| read).collect();
+        assert_eq!(found, [read(1, 1), read(4, 1), read(0, 1)]);
+        let again = disk.cut_state(1);
+        again.note_read(&reads, read(2, 4));
+        let list = reads.list().unwrap();
+        assert_eq!(list[3], (read(4, 2), state.sum_of(read(4, 2))));
+        assert_ne!(again.sum_of(read(2, 4)), state.sum_of(read(2, 4)));
+        assert_eq!(list.len(), 4);
+    }
+}
