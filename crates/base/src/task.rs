@@ -163,7 +163,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// The I/O queue of one event-loop thread. While it is alive, devices of its engine submit I/O of
-/// this thread to it, and its completions run on this thread, inside [`LocalQueue::reap`].
+/// this thread to it, and its completions run on this thread, inside [`LocalQueue::reap`]; what a device
+/// holds back for a while may be carried out by another thread.
 pub trait LocalQueue {
     /// Becomes readable when there is something to reap; for epoll.
     fn as_fd(&self) -> BorrowedFd<'_>;

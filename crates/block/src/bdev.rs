@@ -80,7 +80,8 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Starts the request and returns; it completes on whatever thread the engine uses, or
-    /// inside [`LocalQueue::reap`] if this thread has a queue attached.
+    /// inside [`LocalQueue::reap`] if this thread has a queue attached; but write-back that was held
+    /// while the disk was read, on the thread that made room for it.
     fn submit(&self, bio: Bio);
 
     /// Starts several requests in order of the vector; drains it.

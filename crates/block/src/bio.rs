@@ -35,10 +35,11 @@ bitflags::bitflags! {
     pub struct BioFlags: u32 {
         /// Write: durable when it completes (force unit access).
         const FUA = 1 << 0;
-        /// Somebody waits for this one; counts more than `BACKGROUND`.
+        /// Somebody waits for this one.
         const SYNC = 1 << 1;
         /// Write-back or readahead: goes after everything that is not background, write-back
         /// also after readahead; and little write-back is on its way while the disk is read.
+        /// With `SYNC` only the last holds: write-back that a sync waits for.
         const BACKGROUND = 1 << 2;
         /// WriteZeroes: keep the blocks allocated.
         const NO_UNMAP = 1 << 3;

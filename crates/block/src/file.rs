@@ -435,7 +435,7 @@ impl FileDevice {
 
     /// A transfer of the caller's memory on this thread. `segment` is valid during the call.
     fn transfer(&self, op: BioOp, offset: u64, segment: Segment, flags: BioFlags) -> Result<()> {
-        self.lane.note(op);
+        let _reading = self.lane.note(op);
         self.file.gate.enter_wait();
         let pass = Pass::new(&self.file);
         // SAFETY: the segment is the caller's slice, borrowed until this call returns; for a
@@ -487,8 +487,8 @@ impl BlockDevice for FileDevice {
     }
 
     fn execute(&self, bio: Bio) {
-        if let Some(op) = self.enter(bio) {
-            self.lane.note(op.bio().op);
+        if let Some(mut op) = self.enter(bio) {
+            self.lane.note_op(&mut op);
             let mut request: Boxed = op;
             request::guarded(&mut request, (), |request| request.run());
             request::end(request);

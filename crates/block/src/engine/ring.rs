@@ -15,6 +15,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const ENTRIES: u32 = 256;
 /// Most requests in the kernel's hands; the completion queue has room for all of them.
 const IN_FLIGHT: usize = 1024;
+/// Calls that bring nothing, one after the other, until there is no deferred work: each does that of twenty
+/// requests and more.
+const IN_VAIN_MAX: usize = IN_FLIGHT / 16;
 /// Most background requests among them.
 const BACKGROUND_MAX: usize = 64;
 /// `user_data` of entries that are not requests.
@@ -187,15 +190,23 @@ impl Ring {
 
     /// Hands over all that there is room for, and runs the kernel's deferred work, of which one
     /// call does only a part. False if something is left that could not be handed over now.
+    ///
+    /// The flag that says that there is such work may outlive it: a completion on another CPU raises it after
+    /// the work that it is about was done, and no call takes it back. So it is not believed for ever.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        let (mut before, mut in_vain) = (None, 0);
         loop {
             self.fill();
-            if !self.wants_enter() {
+            let is_stale = in_vain >= IN_VAIN_MAX && self.ring.submission().is_empty();
+            if is_stale || !self.wants_enter() {
                 return Ok(true);
             }
             if !self.enter(0)? {
                 return Ok(false);
             }
+            let answers = self.ring.completion().len();
+            let is_in_vain = before.replace(answers) == Some(answers);
+            in_vain = if is_in_vain { in_vain + 1 } else { 0 };
         }
     }
 

@@ -52,6 +52,8 @@ pub(crate) struct Op {
 struct Inside {
     bio: Bio,
     pass: Pass,
+    /// It is one.
+    reading: Option<Reading>,
     /// Of the pace of its disk. Last: its drop submits others.
     share: Option<Share>,
 }
@@ -84,7 +86,7 @@ impl Op {
             let (work, spare) = (Work::Whole, IoVecs::default());
             Box::new(Self { work, calls: 0, result: Ok(()), spare, inside: None })
         });
-        op.inside = Some(Inside { bio, pass, share: None });
+        op.inside = Some(Inside { bio, pass, reading: None, share: None });
         op
     }
 
@@ -96,9 +98,8 @@ impl Op {
         &self.inside().bio
     }
 
-    fn set_share(&mut self, share: Share) {
-        let inside = self.inside.as_mut().expect("O3: an op in use is about something");
-        inside.share = Some(share);
+    fn inside_mut(&mut self) -> &mut Inside {
+        self.inside.as_mut().expect("O3: an op in use is about something")
     }
 
     fn file(&self) -> &super::Inner {
@@ -195,26 +196,33 @@ impl Lane {
         self.disk.spares.clone()
     }
 
-    /// A read is on its way to the disk.
-    pub(crate) fn note(&self, op: BioOp) {
-        if op == BioOp::Read {
-            self.disk.pace.note_read(pace::now());
-        }
+    /// A request is on its way to the disk until what it gives is dropped.
+    pub(crate) fn note(&self, op: BioOp) -> Option<Reading> {
+        (op == BioOp::Read).then(|| {
+            self.disk.pace.begin_read();
+            Reading(self.disk.clone())
+        })
+    }
+
+    /// The same for one that is carried out on this thread.
+    pub(crate) fn note_op(&self, op: &mut Op) {
+        op.inside_mut().reading = self.note(op.bio().op);
     }
 
     /// Whether a bio is subject to the pace, and with how many bytes.
     fn paced(bio: &Bio) -> Option<u64> {
-        let back = bio.op == BioOp::Write && class_of(bio) == Class::WriteBack && bio.len > 0;
-        back.then_some(bio.len)
+        let back = bio.op == BioOp::Write && bio.flags.contains(BioFlags::BACKGROUND);
+        (back && bio.len > 0).then_some(bio.len)
     }
 
     /// Lets a request go to the engine, or holds it.
     pub(crate) fn admit(&self, mut op: Box<Op>) -> Option<Box<Op>> {
-        self.note(op.bio().op);
+        self.note_op(&mut op);
         let Some(bytes) = Self::paced(op.bio()) else { return Some(op) };
-        op.set_share(Share { lane: self.clone(), bytes });
+        let waited_for = op.bio().flags.contains(BioFlags::SYNC);
+        op.inside_mut().share = Some(Share { lane: self.clone(), bytes });
         // A share in a request that is held is not counted yet; it stays in there until `next`.
-        self.disk.pace.admit(bytes, op, pace::now())
+        self.disk.pace.admit(bytes, waited_for, op, pace::now())
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -223,6 +231,15 @@ impl Lane {
 
     pub(crate) fn aio(&self) -> Aio {
         self.aio
+    }
+}
+
+/// A read that is on its way.
+pub(crate) struct Reading(Arc<Disk>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.pace.end_read(pace::now());
     }
 }
 
@@ -342,12 +359,47 @@ unsafe impl Request for Op {
         self.take_work();
         self.calls = 0;
         let inside = self.inside.take().expect("O3: an op in use is about something");
-        let Inside { bio, pass, share } = inside;
+        let Inside { bio, pass, reading, share } = inside;
         let result = std::mem::replace(&mut self.result, Ok(()));
         let result = result.map_err(|e| e.with_path(&pass.file().path));
         pass.file().spares.put(self);
         drop(pass);
+        drop(reading);
         drop(share);
         bio.complete(result);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::buf::DataRef;
+
+    #[test]
+    fn a_disk_is_read_until_the_read_is_over() {
+        let engine = Engine::new(Aio::Threads).unwrap();
+        let lane = Lane::new(u64::MAX, &engine, Aio::Threads);
+        let later = || pace::now() + (1 << 40);
+        assert!(lane.note(BioOp::Write).is_none());
+        let reading = lane.note(BioOp::Read);
+        assert!(lane.disk.pace.is_read(later()));
+        drop(reading);
+        assert!(lane.disk.pace.is_read(pace::now()) && !lane.disk.pace.is_read(later()));
+    }
+
+    #[test]
+    fn write_back_is_paced_whoever_waits_for_it() {
+        let paced = |op, flags, len| {
+            let bio = Bio::new(op, 0, len, DataRef::None, Box::new(drop)).with_flags(flags);
+            (Lane::paced(&bio), class_of(&bio))
+        };
+        let (sync, back) = (BioFlags::SYNC, BioFlags::BACKGROUND);
+        assert_eq!(paced(BioOp::Write, back, 4096), (Some(4096), Class::WriteBack));
+        assert_eq!(paced(BioOp::Write, sync | back, 4096), (Some(4096), Class::Sync));
+        for (op, flags, len) in
+            [(BioOp::Write, sync, 4096), (BioOp::Read, back, 4096), (BioOp::Write, back, 0)]
+        {
+            assert_eq!(paced(op, flags, len).0, None, "{op:?} {flags:?}");
+        }
     }
 }

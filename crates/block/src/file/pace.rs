@@ -1,72 +1,106 @@
 //! Reads go before write-back: while a disk is being read, only little write-back is on its way.
 //!
 //! A disk has a queue of its own, and what is in there is beyond our order: a read that comes after
-//! 64 MiB of write-back waits for them. So while a read came within the last [`RECENT`], write-back
-//! above [`DEPTH_BYTES`] is held here, and leaves as what is on its way completes. There is one
+//! 64 MiB of write-back waits for them. So while a read is on its way, or was within the last [`RECENT`],
+//! write-back above [`DEPTH_BYTES`] is held here, and leaves as what is on its way completes. That goes for
+//! write-back that a sync waits for, too: it loses little by it, for the disk stays busy. There is one
 //! pace per disk, whichever files are on it.
 //!
 //! Invariants: H1 something is held only while something is on its way, so a completion is to
-//! come that looks again. H2 what is held leaves in the order in which it came. H3 what leaves
+//! come that looks again. H2 what is held leaves in the order in which it came, but what a sync waits
+//! for first; and each [`TURN`]th time the other, so that it is not held for ever. H3 what leaves
 //! counts as on its way until `over`, which is called once, however it ends.
 //! Lock rule: the lock is innermost; nothing is submitted or ended while it is held.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Write-back on its way to a disk that is being read, bytes. One request may be larger.
 const DEPTH_BYTES: u64 = 1 << 20;
-/// A disk is being read so long after a read came.
+/// A disk is being read so long after a read was over.
 const RECENT: Duration = Duration::from_millis(10);
+/// Write-back that nobody waits for leaves after so many others at most.
+const TURN: u32 = 4;
 
 struct State<T> {
     on_its_way_bytes: u64,
-    held: VecDeque<(u64, T)>,
+    /// What a sync waits for, and what nobody does.
+    held: [VecDeque<(u64, T)>; 2],
+    /// How many of the first have left since one of the second did.
+    turns: u32,
     /// Somebody submits what may leave.
     draining: bool,
+}
+
+impl<T> State<T> {
+    fn holds(&self) -> bool {
+        self.held.iter().any(|held| !held.is_empty())
+    }
+
+    /// Whose turn it is (H2).
+    fn turn(&self) -> usize {
+        let [waited_for, others] = &self.held;
+        usize::from(waited_for.is_empty() || self.turns >= TURN && !others.is_empty())
+    }
 }
 
 /// The order of one disk. Times are nanoseconds of any clock that starts above [`RECENT`].
 pub(crate) struct Pace<T> {
     state: Mutex<State<T>>,
+    /// Reads on their way.
+    reads: AtomicU32,
     last_read: AtomicU64,
 }
 
 impl<T> Pace<T> {
     pub(crate) fn new() -> Self {
-        let state = State { on_its_way_bytes: 0, held: VecDeque::new(), draining: false };
-        Self { state: Mutex::new(state), last_read: AtomicU64::new(0) }
+        let held = [VecDeque::new(), VecDeque::new()];
+        let state = State { on_its_way_bytes: 0, held, turns: 0, draining: false };
+        let (reads, last_read) = (AtomicU32::new(0), AtomicU64::new(0));
+        Self { state: Mutex::new(state), reads, last_read }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         let state = self.state.lock().unwrap_or_else(|p| p.into_inner());
         debug_assert!(
-            state.held.is_empty() || state.on_its_way_bytes > 0 || state.draining,
+            !state.holds() || state.on_its_way_bytes > 0 || state.draining,
             "H1: something is held and nothing is on its way"
         );
         state
     }
 
-    pub(crate) fn note_read(&self, now: u64) {
+    /// A read is on its way. [`Self::end_read`] follows, once.
+    pub(crate) fn begin_read(&self) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It is over.
+    pub(crate) fn end_read(&self, now: u64) {
         self.last_read.store(now, Ordering::Relaxed);
+        self.reads.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether the disk is being read.
+    pub(crate) fn is_read(&self, now: u64) -> bool {
+        let ago = now.saturating_sub(self.last_read.load(Ordering::Relaxed));
+        self.reads.load(Ordering::Relaxed) > 0 || ago <= RECENT.as_nanos() as u64
     }
 
     fn fits(&self, state: &State<T>, bytes: u64, now: u64) -> bool {
-        let read = now.saturating_sub(self.last_read.load(Ordering::Relaxed));
-        state.on_its_way_bytes == 0
-            || read > RECENT.as_nanos() as u64
-            || state.on_its_way_bytes + bytes <= DEPTH_BYTES
+        let little = state.on_its_way_bytes + bytes <= DEPTH_BYTES;
+        state.on_its_way_bytes == 0 || little || !self.is_read(now)
     }
 
-    /// Lets a write of `bytes` (above 0) leave, or holds it.
-    pub(crate) fn admit(&self, bytes: u64, item: T, now: u64) -> Option<T> {
+    /// Lets a write of `bytes` (above 0) leave, or holds it. `waited_for`: a sync waits for it.
+    pub(crate) fn admit(&self, bytes: u64, waited_for: bool, item: T, now: u64) -> Option<T> {
         let mut state = self.lock();
-        if state.held.is_empty() && self.fits(&state, bytes, now) {
+        if !state.holds() && self.fits(&state, bytes, now) {
             state.on_its_way_bytes += bytes;
             return Some(item);
         }
-        state.held.push_back((bytes, item));
+        state.held[usize::from(!waited_for)].push_back((bytes, item));
         None
     }
 
@@ -81,9 +115,11 @@ impl<T> Pace<T> {
     /// What may leave next.
     pub(crate) fn next(&self, now: u64) -> Option<(u64, T)> {
         let mut state = self.lock();
-        let fits = state.held.front().is_some_and(|(bytes, _)| self.fits(&state, *bytes, now));
+        let turn = state.turn();
+        let fits = state.held[turn].front().is_some_and(|next| self.fits(&state, next.0, now));
         state.draining = fits;
-        let (bytes, item) = if fits { state.held.pop_front() } else { None }?;
+        let (bytes, item) = if fits { state.held[turn].pop_front() } else { None }?;
+        state.turns = if turn == 0 { state.turns + 1 } else { 0 };
         state.on_its_way_bytes += bytes;
         Some((bytes, item))
     }
@@ -101,6 +137,27 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
+    /// One that is over at once.
+    fn read(pace: &Pace<u64>, now: u64) {
+        pace.begin_read();
+        pace.end_read(now);
+    }
+
+    /// The story: a read of a slow disk was forgotten while it was on its way, and all that was held went out
+    /// before it was over.
+    #[test]
+    fn a_read_that_takes_long_is_a_read_all_the_time() {
+        let (pace, start) = (Pace::new(), 100 * MS);
+        pace.begin_read();
+        assert_eq!(pace.admit(1 << 20, false, 0, start), Some(0));
+        assert_eq!(pace.admit(1 << 20, false, 1, start + 500 * MS), None);
+        pace.end_read(start + 900 * MS);
+        assert_eq!(pace.admit(1 << 20, false, 2, start + 910 * MS), None);
+        assert!(pace.over(1 << 20));
+        let all: Vec<_> = std::iter::from_fn(|| pace.next(start + 911 * MS)).collect();
+        assert_eq!(all, [(1 << 20, 1), (1 << 20, 2)]);
+    }
+
     /// A stalled disk: nothing completes by itself.
     #[test]
     fn write_back_is_held_while_the_disk_is_read() {
@@ -108,22 +165,22 @@ mod tests {
         let start = 100 * MS;
         // Nobody reads: all of it may leave.
         for n in 0..64 {
-            assert_eq!(pace.admit(1 << 20, n, start), Some(n));
+            assert_eq!(pace.admit(1 << 20, false, n, start), Some(n));
         }
         for _ in 0..64 {
             assert!(pace.over(1 << 20) && pace.next(start).is_none());
         }
-        pace.note_read(start);
-        assert_eq!(pace.admit(4 << 20, 0, start), Some(0), "one goes, whatever its size");
-        assert_eq!(pace.admit(4096, 1, start), None);
+        read(&pace, start);
+        assert_eq!(pace.admit(4 << 20, false, 0, start), Some(0), "one goes, whatever its size");
+        assert_eq!(pace.admit(4096, false, 1, start), None);
         assert!(pace.over(4 << 20));
         assert_eq!(pace.next(start), Some((4096, 1)));
         for n in 2..6 {
-            let left = pace.admit(256 << 10, n, start + MS);
+            let left = pace.admit(256 << 10, false, n, start + MS);
             assert_eq!(left, (n < 5).then_some(n), "1 MiB with the 4 KiB");
         }
         // A small one that would fit does not overtake.
-        assert_eq!(pace.admit(4096, 6, start + MS), None);
+        assert_eq!(pace.admit(4096, false, 6, start + MS), None);
         assert_eq!(pace.next(start + MS), None);
         assert!(pace.over(256 << 10));
         assert_eq!(pace.next(start + 9 * MS), Some((256 << 10, 5)));
@@ -134,9 +191,9 @@ mod tests {
     #[test]
     fn held_write_back_leaves_when_reading_has_ended() {
         let pace = Pace::new();
-        pace.note_read(100 * MS);
-        assert_eq!(pace.admit(1 << 20, 0, 100 * MS), Some(0));
-        (1..9).for_each(|n| assert_eq!(pace.admit(1 << 20, n, 105 * MS), None));
+        read(&pace, 100 * MS);
+        assert_eq!(pace.admit(1 << 20, false, 0, 100 * MS), Some(0));
+        (1..9).for_each(|n| assert_eq!(pace.admit(1 << 20, false, n, 105 * MS), None));
         // Still being read: one for one.
         assert!(pace.over(1 << 20));
         assert_eq!(pace.next(110 * MS), Some((1 << 20, 1)));
@@ -145,5 +202,24 @@ mod tests {
         assert!(pace.over(1 << 20));
         let all: Vec<_> = std::iter::from_fn(|| pace.next(111 * MS)).map(|(_, n)| n).collect();
         assert_eq!(all, (2..9).collect::<Vec<_>>(), "H2: in the order in which it came");
+    }
+
+    /// The story: a sync handed 48 MiB to the disk at once, and whoever read meanwhile waited for all of it.
+    #[test]
+    fn what_a_sync_waits_for_is_held_too_and_goes_first() {
+        let (pace, start) = (Pace::new(), 100 * MS);
+        read(&pace, start);
+        assert_eq!(pace.admit(1 << 20, true, 0, start), Some(0));
+        for n in 1..9 {
+            assert_eq!(pace.admit(1 << 20, false, n, start), None);
+            assert_eq!(pace.admit(1 << 20, true, 10 + n, start), None, "H2: a sync's, too");
+        }
+        let mut order = Vec::new();
+        while order.len() < 16 {
+            assert!(pace.over(1 << 20));
+            order.extend(std::iter::from_fn(|| pace.next(start)).map(|(_, n)| n));
+        }
+        let wanted = [11, 12, 13, 14, 1, 15, 16, 17, 18, 2, 3, 4, 5, 6, 7, 8];
+        assert_eq!(order, wanted, "the others have a turn now and then");
     }
 }
