@@ -18,7 +18,7 @@ use forebay_base::units::{format_size, parse_size};
 use forebay_crashtest::{Planted, Spot};
 use std::path::PathBuf;
 
-/// A page cache that its owner sizes and steers, over files and disk images.
+/// A page cache that its owner sizes and steers, over disk images and volumes, for programs, NBD and mounts.
 #[derive(Parser, Debug)]
 #[command(name = "forebay", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(

@@ -27,6 +27,12 @@ struct Finding {
     advice: Option<&'static str>,
 }
 
+/// What is missing for a mount, and what to use instead; None: nothing is.
+pub fn without_mounts() -> Option<(String, &'static str)> {
+    let found = container::fuse();
+    found.advice.map(|advice| (found.text, advice))
+}
+
 impl Finding {
     fn ok(what: &'static str, text: impl Into<String>) -> Self {
         Self { level: Level::Ok, what, text: text.into(), advice: None }

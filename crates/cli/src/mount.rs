@@ -19,12 +19,13 @@ pub use helper::command_line;
 use crate::control::server::ControlServer;
 use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
-use crate::{live, mounts, output, signals};
+use crate::volume::at;
+use crate::{doctor, live, mounts, output, signals};
 use clap::Args;
 use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
-use forebay_base::ErrorKind;
 use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
+use forebay_base::{Error, ErrorKind};
 use forebay_fuse::watchdog::{self, Watchdog};
 use forebay_fuse::{MountKind, Options, Session};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -33,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 use target::{Figures, Live, Target, Watched};
 use words::Wanted;
 
@@ -65,6 +67,10 @@ pub struct MountArgs {
     #[arg(long, hide = true)]
     pub fake: bool,
 }
+
+/// So long a mount waits for a process that is about to let the image go, and so often it looks.
+const ENDING_MAX: Duration = Duration::from_secs(10);
+const ENDING_LOOK: Duration = Duration::from_millis(20);
 
 /// The hidden command of the watchdog's process.
 #[derive(Args, Debug)]
@@ -135,12 +141,12 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let http = live::bind(&wanted.live)?;
     let config = config(wanted, &mut how)?;
     let cache = Cache::new(config)?;
-    let opened = Volume::open(&cache, volume, &volume_options(wanted))?;
+    let opened = open(&cache, volume, wanted)?;
     let fs = opened.to_mount();
     let target = Target::new();
     let control = start_control(wanted, &target)?;
     how.control = control.as_ref().map(|control| control.path().to_path_buf());
-    let mounted = forebay_fuse::mount(dir, &how)?;
+    let mounted = forebay_fuse::mount(dir, &how).map_err(not_mounted)?;
     let (kind, number) = (mounted.kind, mounted.number);
     // From here on the mount is there: who fails takes it away again.
     let undo = Unmount(dir.to_path_buf());
@@ -192,6 +198,39 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         Failure::new(format!("{}: {e}", volume.display()))
             .hint("the volume is older than what programs wrote, where they did not sync")
     })
+}
+
+/// Opens the volume. umount(8) does not wait for a mount of the plain type: its process makes all durable and
+/// lets the image go afterwards, and whoever mounts at once again waits for that. A process that has the
+/// volume for something else answers, and is not waited for.
+fn open(cache: &Cache, volume: &Path, wanted: &Wanted) -> Outcome<Volume> {
+    let end = Instant::now() + ENDING_MAX;
+    let mut waits = false;
+    loop {
+        match Volume::open(cache, volume, &volume_options(wanted)) {
+            Err(e) if e.kind() == ErrorKind::Busy && Instant::now() < end => {
+                if at::is_open(volume, &e) {
+                    return Err(e.into());
+                }
+                if !std::mem::replace(&mut waits, true) {
+                    log::info!("{e}: waiting for it to end, up to {ENDING_MAX:?}");
+                }
+                std::thread::sleep(ENDING_LOOK);
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
+/// Where there can be no mounts, what to use instead.
+fn not_mounted(e: Error) -> Failure {
+    let failure = Failure::from(e);
+    match doctor::without_mounts() {
+        Some((missing, advice)) => {
+            Failure { message: format!("{} ({missing})", failure.message), ..failure }.hint(advice)
+        }
+        None => failure,
+    }
 }
 
 fn volume_options(wanted: &Wanted) -> VolumeOptions {

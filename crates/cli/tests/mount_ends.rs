@@ -137,6 +137,29 @@ fn e2_another_place_of_the_same_mount() {
     place.folder.ok(&["umount", "mnt"]);
 }
 
+/// umount(8) is over before the process of a plain mount is: whoever mounted again at once was refused, as
+/// the image was still locked. Who is to stay is not waited for.
+#[test]
+fn e3_mounted_again_at_once() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(512 << 20);
+    let bytes = vec![9; 8 << 20];
+    for round in 0..4 {
+        place.mount("via=plain");
+        (0..16).for_each(|n| std::fs::write(place.mnt(&format!("f{n}")), &bytes).unwrap());
+        place.run("umount", &["mnt"]);
+        let done = place.folder.forebay(&["mount", "vol", "mnt"]);
+        assert!(done.status.success(), "round {round}: {}", stderr(&done));
+        assert!((0..16).all(|n| std::fs::read(place.mnt(&format!("f{n}"))).unwrap() == bytes));
+        std::fs::create_dir_all(place.folder.path("other")).unwrap();
+        let said = place.folder.refused(4, &["mount", "vol", "other"]);
+        assert!(said.contains("holds this file"), "{said}");
+        place.umount();
+    }
+}
+
 /// A container has a copy of the mount: `umount` waited for its end, and nobody knew what for.
 #[test]
 fn e2_who_waits_long_is_told_for_what() {

@@ -30,7 +30,7 @@ use crate::proto::consts::{opcode, open};
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
 use crate::trees::Trees;
-use appends::Appends;
+use appends::{Appends, Changes};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
@@ -65,6 +65,8 @@ pub(crate) struct Core {
     pub epoch: AtomicU64,
     /// Appends on their way to the end that the kernel knows.
     pub appends: Appends,
+    /// Changes by others on their way.
+    pub changes: Changes,
     /// How often the bound was met.
     pub pruned: AtomicUsize,
     /// Names are being called stale.
@@ -230,6 +232,7 @@ impl Core {
             minor: AtomicU32::default(),
             epoch: AtomicU64::default(),
             appends: Appends::default(),
+            changes: Changes::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
             spares: Spares::new(options.thread_count()),

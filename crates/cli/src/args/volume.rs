@@ -17,7 +17,7 @@ pub struct CreateArgs {
     /// Bytes of a block, 512 to 4k
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = size)]
     pub block_size: u64,
-    /// Bytes of a segment, 64k to 1G [default: 64M, less for a volume below 2G]
+    /// Bytes of a segment, 64k to 1G [default: 64M, less for a volume below 8G]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub segment_size: Option<u64>,
     /// Checksum of each block of the files

@@ -17,24 +17,27 @@ pub const CACHE_MIN: u64 = 32 * MIB;
 /// All words, for `--help`.
 pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   ro, rw                 refuse changes, or not\n\
-  allow_other            others than the one who mounts may use it, as mode bits say; root's mounts always\n\
+  allow_other            others than the one who mounts may use it, as mode bits say;\n\
+  \x20                       root's mounts always\n\
   nosuid, nodev, noexec, suid, dev, exec\n\
   \x20                       as for any mount\n\
   noatime, atime, relatime\n\
   \x20                       reading leaves no trace, or does\n\
-  cache_size=SIZE        bytes for everything that grows [default: 25% of RAM, at most 50% of\n\
-  \x20                       the cgroup's limit]\n\
-  kernel_cache=WHAT      what the kernel's page cache may keep: never, small (files of up to 128k that are\n\
-  \x20                       opened to be read), always [default: small]\n\
+  cache_size=SIZE        bytes for everything that grows [default: 25% of RAM,\n\
+  \x20                       at most 50% of the cgroup's limit]\n\
+  kernel_cache=WHAT      what the kernel's page cache may keep: never, always, or small:\n\
+  \x20                       files of up to 128k opened to be read [default: small]\n\
   direct_io=MODE         open the image with O_DIRECT: auto, on, off\n\
   aio=ENGINE             auto, io_uring, threads\n\
-  alloc=MODE             how blocks are given out: interleaved, serialized, reserve [default: reserve]\n\
+  alloc=MODE             how blocks are given out: interleaved, serialized, reserve\n\
+  \x20                       [default: reserve]\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
   control=PATH           control socket [default: one in the user's runtime folder]\n\
-  inodes=N               inodes that the kernel may know before it is asked to forget some\n\
+  inodes=N               inodes that the kernel may know before it has to forget some\n\
   http=ADDRESS:PORT      a page to watch the cache, metrics and a health answer\n\
   http_insecure          allow an address there that others can reach\n\
-  via=HOW                auto, block (a loop device, so that umount and sync reach us), plain, helper\n\
+  via=HOW                auto, block (a loop device, so that umount and sync reach us),\n\
+  \x20                       plain, helper\n\
 Words for mount(8) itself (defaults, auto, noauto, nofail, user, users, nouser, _netdev, x-...) are\n\
 accepted and do nothing here.";
 

@@ -161,6 +161,12 @@ pub fn in_use(image: &Path, path: &[u8], error: Error) -> Failure {
     Failure { message: text, hint: None, status: status::BUSY }.hint(hint)
 }
 
+/// Whether a process answers that has this image open as a volume.
+pub fn is_open(image: &Path, error: &Error) -> bool {
+    let key = FileIdentity::of_path(image).ok();
+    key.is_some_and(|key| elsewhere(image, key, error).is_ok())
+}
+
 fn elsewhere(image: &Path, key: FileIdentity, error: &Error) -> Outcome<OpenVolume> {
     let owner = std::fs::metadata(image).map_or(0, |meta| meta.uid());
     for (pid, client) in Client::all(|uid| own_or_root(uid) || uid == owner) {

@@ -72,6 +72,8 @@ fn object(image: &Path, report: &FsckReport) -> Value {
             "path": f.path.as_ref().map(|path| String::from_utf8_lossy(path).into_owned()),
             "offset": f.offset,
             "len": f.bytes,
+            "said": f.figures.map(|(said, _)| said),
+            "found": f.figures.map(|(_, found)| found),
             "text": f.text,
         })
     };

@@ -54,7 +54,8 @@ impl Core {
             self.inodes.mark(attr.ino, Mark::SetId);
         }
         let valid = super::valid(attr);
-        match self.epoch() == seen {
+        // K6.
+        match self.epoch() == seen && !self.changes.any(attr.ino) {
             true => valid,
             false => {
                 // The change may have been to this file, when the kernel did not know it.
@@ -123,9 +124,14 @@ impl Observer for Core {
     }
 
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {
+        self.changes.begin(ino);
         self.epoch.fetch_add(1, Ordering::SeqCst);
         self.inodes.mark(ino, Mark::Shared);
         Box::pin(self.appends.none(ino))
+    }
+
+    fn change_over(&self, ino: Ino) {
+        self.changes.end(ino);
     }
 
     fn changed(&self, change: &Change) -> Ticket {
@@ -252,6 +258,36 @@ mod tests {
         core.inodes.told(Ino(8));
         core.valid(&Attr { ino: Ino(8), kind: FileKind::File, ..root }, seen);
         assert!(core.others_write(Ino(8)));
+    }
+
+    /// The library was about to append to a file that the kernel did not know: it was marked in vain. A
+    /// program looked it up, with the size from before, opened it and appended there, over what the library
+    /// wrote meanwhile. K3, K4, K6.
+    #[test]
+    fn k6_what_becomes_known_while_others_change_it_is_marked() {
+        let (core, _) = core();
+        let root = block_on(core.fs.getattr(Ino::ROOT)).unwrap();
+        let attr = |ino| Attr { ino: Ino(ino), kind: FileKind::File, ..root };
+        block_on(core.will_change(Ino(9)));
+        block_on(core.will_change(Ino(9)));
+        assert!(!core.others_write(Ino(9)), "nobody knows it");
+        for once in [false, true] {
+            core.inodes.told(Ino(9));
+            assert!(core.valid(&attr(9), core.epoch()).attr.is_zero(), "its size is about to go");
+            assert!(core.others_write(Ino(9)));
+            core.inodes.forgot(Ino(9), 1);
+            if !once {
+                core.changed(&Change::content(Ino(9), 0, u64::MAX));
+                core.change_over(Ino(9));
+            }
+        }
+        core.inodes.told(Ino(10));
+        assert!(!core.valid(&attr(10), core.epoch()).attr.is_zero(), "another file");
+        core.changed(&Change::content(Ino(9), 0, u64::MAX));
+        core.change_over(Ino(9));
+        core.inodes.told(Ino(9));
+        assert!(!core.valid(&attr(9), core.epoch()).attr.is_zero(), "it is over");
+        assert!(!core.others_write(Ino(9)) && !core.others_write(Ino(10)));
     }
 
     /// Where the kernel's cache serves writes, what was written stays there without a read of ours: a change

@@ -14,7 +14,7 @@ use forebay_vfs::{Attr, Cookie, DirEntry, FileKind, Ino};
 /// After `.`, and after `..`.
 const AFTER_SELF: u64 = 1;
 const AFTER_PARENT: u64 = 2;
-/// Entries that the file system is asked for at a time.
+/// Entries that the file system is asked for at a time, at most.
 const BATCH: usize = 128;
 
 /// A listing under way.
@@ -65,17 +65,27 @@ impl Listing<'_> {
         fits
     }
 
+    /// Entries that are worth asking for: about as many as there is room for, and one more.
+    fn wanted(&self) -> usize {
+        let attr = if self.plus { ENTRY_OUT_BYTES } else { 0 };
+        let room = self.max.saturating_sub(self.body.len());
+        (room / (attr + dirent_bytes(b"n")) + 1).min(BATCH)
+    }
+
     /// Adds what the file system lists. False: there is no room.
     async fn entries(&mut self, entries: &[DirEntry]) -> Result<bool> {
+        let mut attrs = Vec::new();
+        if self.plus {
+            let inos: Vec<Ino> = entries.iter().map(|entry| entry.ino).collect();
+            attrs = self.core.fs.getattr_listed(&inos).await;
+        }
+        let mut attrs = attrs.into_iter();
         for entry in entries {
-            let attr = match self.plus {
-                false => None,
-                true => match self.core.fs.getattr(entry.ino).await {
-                    Ok(attr) => Some(attr),
-                    // Removed meanwhile: the kernel looks it up if it has to.
-                    Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => None,
-                    Err(e) => return Err(e),
-                },
+            let attr = match attrs.next().transpose() {
+                Ok(attr) => attr,
+                // Removed meanwhile: the kernel looks it up if it has to.
+                Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => None,
+                Err(e) => return Err(e),
             };
             if !self.add(entry.ino, entry.cookie.0, entry.kind, &entry.name, attr.as_ref()) {
                 return Ok(false);
@@ -119,10 +129,11 @@ impl Core {
         }
         let mut after = Cookie(if offset <= AFTER_PARENT { Cookie::START.0 } else { offset });
         loop {
-            let entries = self.fs.readdir(dir, after, BATCH).await?;
+            let wanted = listing.wanted();
+            let entries = self.fs.readdir(dir, after, wanted).await?;
             let Some(last) = entries.last() else { return Ok(()) };
             after = last.cookie;
-            if !listing.entries(&entries).await? || entries.len() < BATCH {
+            if !listing.entries(&entries).await? || entries.len() < wanted {
                 return Ok(());
             }
         }

@@ -1,5 +1,6 @@
 """Writers whose mount is killed under them. usage: load.py WHAT FILE ACKNOWLEDGED, where WHAT is `sync` (records with
-fsync), `dsync` (O_DSYNC, direct) or a journal mode of SQLite; what was acknowledged is written down in the file
+fsync), `dsync` (O_DSYNC, direct), `over` (a file that is there is overwritten in no order, with fsync) or a journal
+mode of SQLite; what was acknowledged is written down in the file
 ACKNOWLEDGED, which is elsewhere. Ends with the first error, status 0 if that is
 what the mount of a dead process says. `load.py check WHAT FILE ACKNOWLEDGED`: says what
 of it is missing, with status 1."""
@@ -28,6 +29,41 @@ def write(what, name, acknowledged):
             (os.fsync if n % 2 else os.fdatasync)(fd)
         acknowledged(n)
         n += 1
+
+
+TOGETHER = 64  # overwrites for each fsync
+
+
+def place_of(n, blocks):
+    """The block that the n-th overwrite is of."""
+    return n * 2654435761 % (1 << 32) * blocks >> 32
+
+
+def overwrite(name, acknowledged):
+    """The file has its length; what is acknowledged is the last of those that an fsync made durable."""
+    fd = os.open(name, os.O_RDWR)
+    blocks, n = os.fstat(fd).st_size // SIZE, last_of(sys.argv[3]) + 1
+    while True:
+        for n in range(n, n + TOGETHER):
+            os.pwrite(fd, record(n), place_of(n, blocks) * SIZE)
+        os.fsync(fd)
+        acknowledged(n)
+        n += 1
+
+
+def check_overwritten(name, last):
+    """Each block has what was acknowledged for it last, or something younger that is its own."""
+    blocks = os.path.getsize(name) // SIZE
+    want = {place_of(n, blocks): n for n in range(last + 1)}
+    with open(name, "rb") as file:
+        for block in range(blocks):
+            data = file.read(SIZE)
+            (n,) = struct.unpack_from("<Q", data)
+            if data != record(n):
+                sys.exit(f"over: block {block} is torn")
+            # A block that was filled and not overwritten yet has 0, as the first overwrite has.
+            if n < want.get(block, 0) or (n and place_of(n, blocks) != block):
+                sys.exit(f"over: block {block} has {n}, {want.get(block)} of {last} was acknowledged")
 
 
 def insert(mode, name, acknowledged):
@@ -60,6 +96,8 @@ def check(what, name, acknowledged):
             for n in range(last + 1):
                 if file.read(SIZE) != record(n):
                     sys.exit(f"{what}: record {n} of {last} acknowledged ones is lost")
+    elif what == "over":
+        check_overwritten(name, last)
     elif last >= 0 or os.path.exists(name):
         db = sqlite3.connect(name)
         said = db.execute("pragma integrity_check").fetchone()[0]
@@ -79,7 +117,10 @@ def main():
     what, name, out = sys.argv[1:4]
     out = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        (write if what in ("sync", "dsync") else insert)(what, name, lambda n: os.write(out, struct.pack("<Q", n)))
+        acknowledged = lambda n: os.write(out, struct.pack("<Q", n))
+        if what == "over":
+            overwrite(name, acknowledged)
+        (write if what in ("sync", "dsync") else insert)(what, name, acknowledged)
     except sqlite3.Error as e:
         print(e)
     except OSError as e:
