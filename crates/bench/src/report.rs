@@ -6,6 +6,7 @@
 //! It knows nothing of how a figure came about.
 
 pub mod compare;
+pub mod figures;
 pub mod five;
 pub mod html;
 pub mod lack;

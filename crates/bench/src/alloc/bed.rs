@@ -143,7 +143,11 @@ impl Bed {
 
     /// Makes an empty volume.
     pub async fn make(&self) -> Result<()> {
-        let segment = (self.device.size() / 32).clamp(64 << 10, 64 << 20);
+        // As everybody gets them, where those have room for windows of two requests.
+        let segment = match self.device.size() {
+            size @ 0x8000_0000.. => forebay::segment_for(size).into(),
+            size => (size / 32).max(64 << 10),
+        };
         let now = SystemClock.now();
         let mut nonce = [0; 16];
         nonce[..8].copy_from_slice(&self.world.random().to_le_bytes());

@@ -300,19 +300,23 @@ mod tests {
     }
 
     /// The work of a mount is done by another process; its rows had `cpu_per_io` of ours alone.
+    /// Rounds of one cycle of slices that take no time.
+    fn short(rounds: usize) -> Plan {
+        Plan {
+            rounds,
+            cycles: 1,
+            slice: Duration::ZERO,
+            passes: 1,
+            gate: None,
+            repeats_max: 0,
+            lines: false,
+        }
+    }
+
     #[test]
     fn work_of_several_processes_has_the_cpu_of_the_machine_alone() {
         let metrics = |slice: fn() -> Slice| {
-            let plan = Plan {
-                rounds: 1,
-                cycles: 1,
-                slice: Duration::ZERO,
-                passes: 1,
-                gate: None,
-                repeats_max: 0,
-                lines: false,
-            };
-            let outcome = alternate(&mut [Variant::new("one", move |_| Ok(slice()))], &plan);
+            let outcome = alternate(&mut [Variant::new("one", move |_| Ok(slice()))], &short(1));
             let mut report = Report::default();
             outcome.unwrap().add_rows(&mut report, "x");
             report.table()
@@ -352,16 +356,7 @@ mod tests {
         let ours = Variant::new("ours", |_| Ok(slice(100)));
         let one = Variant::new("one", |turn| Ok(slice(if turn.cycle == 0 { 50 } else { 200 })));
         let two = Variant::new("two", |turn| Ok(slice(if turn.cycle == 0 { 100 } else { 20 })));
-        let plan = Plan {
-            rounds: 2,
-            cycles: 1,
-            slice: Duration::ZERO,
-            passes: 1,
-            gate: None,
-            repeats_max: 0,
-            lines: false,
-        };
-        let outcome = alternate(&mut [ours, one, two], &plan).unwrap();
+        let outcome = alternate(&mut [ours, one, two], &short(2)).unwrap();
         let best = |others: &[&str], less| outcome.ratio_to_best("ours", others, less, Slice::rate);
         assert_eq!(best(&["one", "two"], false), 0.75);
         assert_eq!(best(&["one", "two", "absent"], true), 3.5);
@@ -386,15 +381,9 @@ mod tests {
             calls += 1;
             Ok(slice(50))
         });
-        let plan = Plan {
-            rounds: 2,
-            cycles: 4,
-            slice: Duration::from_millis(2),
-            passes: 2,
-            gate: Some("direct"),
-            repeats_max: 3,
-            lines: false,
-        };
+        let slice = Duration::from_millis(2);
+        let gate_of = Some("direct");
+        let plan = Plan { cycles: 4, slice, passes: 2, gate: gate_of, repeats_max: 3, ..short(2) };
         let outcome = alternate(&mut [gate, ours], &plan).unwrap();
         assert_eq!((outcome.rounds(), outcome.repeated, outcome.unsteady), (2, 1, 0));
         assert_eq!(outcome.ratio("ours", "direct"), 0.5);

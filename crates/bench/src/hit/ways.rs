@@ -5,7 +5,7 @@
 //! it is served from. G2 a way that needs another process is charged with what the whole machine used
 //! meanwhile.
 
-use super::{BLOCK, Bench};
+use super::Bench;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::image::Image;
 use crate::harness::load::{Load, Pattern, Slice, Target, run_here};
@@ -80,20 +80,6 @@ fn served(options: &Options, image: &Image) -> Result<Served> {
     Ok(Served { client, _server: server })
 }
 
-fn load(len: u64, time: Duration, seed: u64) -> Load {
-    Load {
-        write: false,
-        pattern: Pattern::Random,
-        threads: 1,
-        block: BLOCK,
-        start: 0,
-        len,
-        time,
-        seed,
-        sample_every: 16,
-    }
-}
-
 /// Runs it.
 pub(super) fn run(bench: &Bench, options: &Options, report: &mut Report) -> Result<()> {
     let len = bench.size.min(LEN_MAX);
@@ -109,14 +95,18 @@ pub(super) fn run(bench: &Bench, options: &Options, report: &mut Report) -> Resu
         Ok(target) => others.push((NBD, Box::new(target))),
         Err(e) => report.left_out(&format!("{NBD}, all in cache"), e),
     }
-    let warm = Load { pattern: Pattern::Sequential, block: MIB as usize, ..load(len, HOUR, 0) };
+    let warm = Load {
+        pattern: Pattern::Sequential,
+        block: MIB as usize,
+        ..bench.load(false, len, HOUR, 0)
+    };
     for _ in 0..2 {
         for (_, target) in &others {
             run_here(target.as_ref(), &warm)?;
         }
     }
     let own = |target: &dyn Target, turn: &Turn| -> Result<Slice> {
-        run_here(target, &load(len, turn.time, turn.seed))
+        run_here(target, &bench.load(false, len, turn.time, turn.seed))
     };
     let mut variants = vec![
         Variant::new("kernel", |turn| own(&bench.kernel, turn)),

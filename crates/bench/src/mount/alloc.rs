@@ -9,7 +9,7 @@ use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
 use crate::rivals::mounted::{Mounted, Mounting, forebay_json};
 use forebay_base::buf::AlignedBuf;
-use forebay_base::units::{MIB, format_size};
+use forebay_base::units::{GIB, MIB, format_size};
 use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
 use serde_json::Value;
@@ -32,7 +32,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mounted = Mounted::new(
         &options.dir,
         "alloc",
-        Mounting::new(size.max(512 * MIB), 128 * MIB, &options.aio),
+        Mounting::new(size.max(2 * GIB), 128 * MIB, &options.aio),
     )?;
     for (name, off) in [("aligned", 0), ("unaligned", OFF)] {
         let seconds = write(&mounted.path(), name, count, off)?;

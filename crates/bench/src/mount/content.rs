@@ -3,7 +3,8 @@
 //!
 //! The time of a slice of writes ends with fsync. Of `random`: a slice begins with nothing
 //! cached, and the kernel's writers run in a memory cgroup of our budget each. A read begins cold; nobody
-//! is held to a memory cgroup in `seq`.
+//! is held to a memory cgroup in `seq`, and each has written its file once before the clock starts: whose
+//! memory a virtual machine has to find first is chance.
 
 use super::ground::{self, ALL, Ground, Plot, Who};
 use super::read::compare;
@@ -118,6 +119,9 @@ pub fn seq(options: &Options, report: &mut Report) -> Result<()> {
     let image = (size * (plan.rounds as u64 + 2)).max(128 * MIB);
     let plot = Plot { options, part: SEQ, image: (image, Backing::Sparse), cache };
     let mut grounds = ground::all(&plot, &ALL, report);
+    for ground in &mut grounds {
+        write_slice(ground, size, 0)?;
+    }
     for (write, prefix) in [(true, "mount_seqwrite"), (false, "mount_seqread")] {
         let variants = grounds.iter_mut().map(|ground| {
             Variant::new(ground.name, move |turn: &Turn| match write {

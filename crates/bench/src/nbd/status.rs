@@ -84,6 +84,9 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     for ((name, _), maps) in usable.iter().zip(&maps) {
         report.row(name, "nbd_block_status_maps", "1", &[maps.load(Ordering::Relaxed) as f64]);
     }
+    let rivals = [("nbdkit-file", "nbdkit file"), ("qemu-nbd", "qemu-nbd")];
+    let cell = "reads beside a client that asks for the map of a large image";
+    outcome.compare(report, cell, "ours", &rivals);
     let p99 = |s: &Slice| s.hist.percentile(99.0) as f64 / 1000.0;
     let ours: Vec<f64> = outcome.per_round("ours").iter().map(p99).collect();
     report.ratio_with_bar("nbd_p99_us_beside_block_status", median(&ours), Good::AtMost, P99_US);

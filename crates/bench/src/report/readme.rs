@@ -6,54 +6,10 @@
 //! missed its goal is there, bold, with as many digits as show it. R3 a quick run gives no figures to quote,
 //! so it is refused.
 
+use crate::report::figures::{ENGINE, Fact, VOLUMES};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
 use serde_json::Value;
 use std::fmt::Write;
-
-/// Figures that are no ratio of rates: bench, name of the ratio, what it is.
-const FACTS: [(&str, &str, &str); 33] = [
-    ("dirty", "write_amplification_raw", "bytes written per byte changed, random writes of 4 KiB"),
-    ("dirty", "write_amplification_folio_mode", "the same, written back by folio of 64 KiB"),
-    ("loop", "direct_cache_growth_mib", "MiB of the image in the kernel's cache"),
-    ("loop", "memory_used_share", "memory used, over the image opened buffered"),
-    ("loop", "switches_per_io", "context switches per read, depth 16"),
-    ("stable", "cow_max_vs_wait", "longest write, over waiting"),
-    ("stable", "cow_p999_vs_not_needed", "p99.9 of a write, over no need for stable pages"),
-    ("uncached", "seqwrite_p999_vs_dontcache", "p99.9 of a sequential write, over RWF_DONTCACHE"),
-    ("uncached", "randwrite_p999_vs_dontcache", "p99.9 of a random write, over RWF_DONTCACHE"),
-    ("uncached", "hot_set_evicted_blocks", "hot blocks lost beside an uncached stream"),
-    ("uncached", "hot_set_evicted_blocks_dd4k_stream", "hot blocks lost beside `dd bs=4k`"),
-    ("uncached", "kernel_hot_set_lost_percent", "% of the hot set the kernel loses: RWF_DONTCACHE"),
-    ("uncached", "kernel_hot_set_lost_percent_cached_stream", "the same beside a buffered stream"),
-    ("uncached", "kernel_hot_set_lost_percent_dd4k_stream", "the same beside `dd bs=4k`"),
-    ("uncached", "competing_writers_fairness", "bytes of an uncached writer over a buffered one's"),
-    ("nbd", "server_cpu_per_io_vs_nbdkit_memory", "CPU of the server per hit, over nbdkit memory"),
-    ("nbd", "server_cpu_per_io_vs_nbdkit_file", "CPU of the server per miss, over nbdkit file"),
-    ("nbd", "server_cpu_per_io_vs_qemu_nbd", "CPU of the server per miss, over qemu-nbd"),
-    ("memcg", "memcg_kills_io_uring", "kills in a memory cgroup of budget + 64 MiB"),
-    ("memcg", "memcg_peak_over_budget_mib_io_uring", "MiB over the budget at the peak"),
-    ("files", "files_threads", "threads with 10,000 files open"),
-    ("files", "files_memory_over_budget_mib", "MiB over the budget with 10,000 files open"),
-    ("files", "open_write_close_at_10000_vs_10", "cost of one more file at 10,000 open, over 10"),
-    ("files", "healthy_beside_dead_vs_alone", "rate beside a dead device, over alone"),
-    ("start", "start_seconds", "seconds until the first answer, any `--cache-size` to 64 GiB"),
-    ("start", "start_resident_mib", "MiB resident then"),
-    ("resize", "resize_errors", "errors of `fio --verify` beside `tune cache_size=`"),
-    (
-        "resize",
-        "resize_seconds_until_memory_is_back",
-        "seconds until memory is back, 4 GiB to 256 MiB",
-    ),
-    ("resize", "resize_hot_blocks_lost", "hot blocks lost by that"),
-    ("mount", "mount_hot_set_evicted_blocks_run", "blocks evicted by tar below `run --uncached`"),
-    (
-        "mount",
-        "mount_write_amplification_synced",
-        "bytes written per byte changed, each 4 KiB synced",
-    ),
-    ("mount", "mount_extents_per_request", "runs on the image that a 2 MiB direct write ends in"),
-    ("mount", "mount_dbench_cow_max_vs_wait", "longest WriteX of dbench 4, over waiting"),
-];
 
 /// The markdown; the text of an error is for people.
 pub fn markdown(found: &[Value]) -> Result<String, String> {
@@ -81,8 +37,8 @@ pub fn markdown(found: &[Value]) -> Result<String, String> {
         }
     }
     out.push_str("\n| `bench` | figure | value | goal |\n|---|---|---|---|\n");
-    for (bench, name, what) in FACTS {
-        let own = found.iter().find(|value| value["bench"] == bench);
+    for (bench, name, what) in facts(found) {
+        let own = found.iter().find(|value| value["bench"] == *bench);
         let ratio = own.and_then(|own| named(own, "ratios", name));
         let value = ratio.and_then(|ratio| ratio["value"].as_f64());
         let (shown, goal) = match (value, own.and_then(|own| named(own, "bars", name))) {
@@ -97,6 +53,13 @@ pub fn markdown(found: &[Value]) -> Result<String, String> {
     Ok(out)
 }
 
+/// The figures of each group of which a bench was run.
+fn facts(found: &[Value]) -> impl Iterator<Item = &'static Fact> {
+    let is_run = |fact: &Fact| found.iter().any(|value| value["bench"] == fact.0);
+    let groups = [ENGINE, VOLUMES].map(|group| if group.iter().any(is_run) { group } else { &[] });
+    groups.into_iter().flatten()
+}
+
 fn named<'a>(own: &'a Value, list: &str, name: &str) -> Option<&'a Value> {
     own[list].as_array()?.iter().find(|item| item["name"] == name)
 }
@@ -106,7 +69,8 @@ fn judged(value: f64, bar: &Value) -> (String, String) {
     let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
     let shown = number_beside(value, limit);
     let shown = if bar["met"] == false { format!("**{shown}**") } else { shown };
-    (shown, format!("{} {limit}", bar["good"].as_str().unwrap_or("?")))
+    let judged = if bar["met"].is_null() { ", not judged" } else { "" };
+    (shown, format!("{} {limit}{judged}", bar["good"].as_str().unwrap_or("?")))
 }
 
 /// Every other goal that was missed (R2).
@@ -115,7 +79,7 @@ fn put_missed(out: &mut String, found: &[Value]) {
         let bench = own["bench"].as_str().unwrap_or("?");
         for bar in own["bars"].as_array().into_iter().flatten().filter(|bar| bar["met"] == false) {
             let name = bar["name"].as_str().unwrap_or("?");
-            if FACTS.iter().any(|fact| (fact.0, fact.1) == (bench, name)) {
+            if facts(found).any(|fact| (fact.0, fact.1) == (bench, name)) {
                 continue;
             }
             let (shown, goal) = judged(bar["value"].as_f64().unwrap_or(f64::NAN), bar);
@@ -186,6 +150,7 @@ mod tests {
         assert!(!text.contains("another") && text.matches("1.004").count() == 1, "{text}");
         let row = "| `memcg` | kills in a memory cgroup of budget + 64 MiB | not run |  |";
         assert!(text.contains(row), "R1: {text}");
+        assert!(!text.contains("`mount`"), "a group of which nothing was run: {text}");
         assert!(!text.contains("NBD cell"), "R1");
         let variant = "qemu-nbd";
         let row = |metric: &str, value: f64| json!({ "variant": variant, "metric": metric, "median": value });

@@ -33,22 +33,18 @@ pub struct VolumeSpec {
     pub aio: Aio,
     /// Dirty tracking, stable strategy and the rest of the cache.
     pub config: Config,
-    /// A checkpoint is made when something has been in the log for so long; zero: never for that.
-    pub checkpoint_age: Option<Duration>,
+    /// Checkpoints are made by age and by what was written since the last one. Else only where the log's own
+    /// part of the volume, memory or room asks for one.
+    pub checkpoints: bool,
 }
 
 impl VolumeSpec {
-    /// Checksums, segments for an image of `bytes` bytes, a cache of `budget` bytes.
+    /// Checksums, segments as everybody gets them for an image of `bytes` bytes, a cache of `budget` bytes.
     pub fn new(aio: &str, bytes: u64, budget: u64) -> Result<Self> {
-        // 64 MiB where there are enough of them.
-        let segment_bytes = match bytes {
-            0x1_0000_0000.. => 64 << 20,
-            0x1000_0000.. => 4 << 20,
-            _ => 1 << 20,
-        };
+        let segment_bytes = forebay::segment_for(bytes);
         let config = Config::with_budget(budget);
         let aio = aio.parse()?;
-        Ok(Self { sums: true, segment_bytes, budget, aio, config, checkpoint_age: None })
+        Ok(Self { sums: true, segment_bytes, budget, aio, config, checkpoints: true })
     }
 
     /// The same without checksums.
@@ -128,7 +124,9 @@ impl OurVolume {
         let mut options = OpenOptions::default();
         (options.cache, options.noatime) = (Some(cache.clone()), true);
         options.of_budget = true;
-        options.checkpoint_age = spec.checkpoint_age.unwrap_or(options.checkpoint_age);
+        if !spec.checkpoints {
+            (options.checkpoint_age, options.checkpoint_bytes) = (Duration::ZERO, u64::MAX);
+        }
         let lower: DeviceRef = device.clone();
         let volume = block_on(Volume::open(&lower, &world, &options))?;
         Ok(Self { volume, cache, device, path: path.to_path_buf(), spec: spec.clone() })

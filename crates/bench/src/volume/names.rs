@@ -39,6 +39,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     counts.extend([few * 10, most].into_iter().filter(|count| *count > few && *count <= most));
     counts.dedup();
     report.note(format!("names: {counts:?} files without content, in directories of {EACH}"));
+    let mut ends = Vec::new();
     for place in places::all(&ground, &who, &[Backing::Sparse], report) {
         let mut tree = Tree::of(&place).expect("neither of them is the host's");
         tree.make_directories(most)?;
@@ -50,25 +51,34 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             all.push(rates.collect::<Result<Vec<_>>>()?);
         }
         add(report, place.name, &counts, &all);
+        ends.push(all.pop().expect("a count"));
         if place.ours().is_some() {
             let held = resident_bytes(std::process::id()).unwrap_or(0) as f64 / MIB as f64;
             report
                 .note(format!("names: the process holds {held:.0} MiB behind it, the cache in it"));
         }
     }
+    if let [ours, xfs] = &ends[..] {
+        for (what, figure) in FIGURES {
+            let of = |rates: &Vec<Rates>| median(&rates.iter().map(figure).collect::<Vec<_>>());
+            report.ratio(&format!("names_{what}_vs_xfs"), of(ours) / of(xfs));
+        }
+    }
     Ok(())
 }
 
+type Figure = fn(&Rates) -> f64;
+
+const FIGURES: [(&str, Figure); 5] = [
+    ("create", |r| r.create),
+    ("stat", |r| r.stat),
+    ("unlink", |r| r.unlink),
+    ("stat_drawn", |r| r.stat_drawn),
+    ("unlink_drawn", |r| r.unlink_drawn),
+];
+
 fn add(report: &mut Report, name: &str, counts: &[u64], all: &[Vec<Rates>]) {
-    type Figure = fn(&Rates) -> f64;
-    let figures: [(&str, Figure); 5] = [
-        ("create", |r| r.create),
-        ("stat", |r| r.stat),
-        ("unlink", |r| r.unlink),
-        ("stat_drawn", |r| r.stat_drawn),
-        ("unlink_drawn", |r| r.unlink_drawn),
-    ];
-    for (what, figure) in figures {
+    for (what, figure) in FIGURES {
         let of = |rates: &Vec<Rates>| rates.iter().map(figure).collect::<Vec<f64>>();
         for (count, rates) in counts.iter().zip(all) {
             report.row(name, &format!("names_{what}_{count}"), "1/s", &of(rates));

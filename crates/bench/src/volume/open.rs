@@ -126,7 +126,7 @@ fn open_job(job: &Value) -> Result<OurVolume> {
     let bytes = std::fs::metadata(path).map_err(|e| Error::from_io("stat", e).with_path(path))?;
     let budget = job["budget"].as_u64().unwrap_or(BUDGET);
     let spec = VolumeSpec::new("auto", bytes.len(), budget)?;
-    OurVolume::open(path, &VolumeSpec { checkpoint_age: Some(Duration::ZERO), ..spec })
+    OurVolume::open(path, &VolumeSpec { checkpoints: false, ..spec })
 }
 
 /// The child's side: lists every directory of the root, and of each file in it reads the attributes and the
@@ -185,7 +185,7 @@ pub fn touch_here(job: &Value) -> Result<Value> {
 fn recovery(options: &Options, report: &mut Report) -> Result<()> {
     let log = if options.quick { 4 * MIB } else { GIB };
     let size = (log / 8).max(16 * MIB);
-    // A checkpoint comes when the log has a sixteenth of the volume.
+    // A checkpoint comes when the log has a twelfth of the volume.
     let bytes = (17 * log).max(128 * MIB) + size;
     let (mut seconds, mut written, mut seen) = (Vec::new(), Vec::new(), 0);
     for _ in 0..options.rounds_or(1, 3) {

@@ -9,7 +9,7 @@ use super::overwrite::{Overwrite, Overwritten};
 use super::places::{self, Ground, Place, Who};
 use crate::harness::backing::Backing;
 use crate::harness::options::Options;
-use crate::report::model::{Good, Plot, Report};
+use crate::report::model::{Good, Plot, Report, median};
 use crate::rivals::loopdev::FsKind;
 use crate::rivals::worker::Worker;
 use forebay_base::units::{GIB, KIB, MIB, format_size, round_down};
@@ -69,6 +69,10 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             report.note(format!("{name}, MiB/s from {low:.0} to {high:.0}: {}", spark(&rates)));
             series.push((name.to_string(), rates));
         }
+    }
+    if let (Some(ours), Some(xfs)) = (runs.get("volume"), runs.get("xfs-on-loop")) {
+        let rate = |runs: &Vec<Run>| median(&runs.iter().map(steady).collect::<Vec<_>>());
+        report.ratio("sustained_steady_vs_xfs", rate(ours) / rate(xfs));
     }
     // Where nobody came through there is no picture.
     if !series.is_empty() {
@@ -137,13 +141,16 @@ fn mean_rate(windows: &[(u64, f64)]) -> f64 {
     bytes as f64 / MIB as f64 / seconds.max(1e-9)
 }
 
+/// MiB/s of the last windows.
+fn steady(run: &Run) -> f64 {
+    let windows = &run.done.windows;
+    mean_rate(&windows[windows.len().saturating_sub(2 * WINDOWS as usize)..])
+}
+
 fn add(report: &mut Report, name: &str, runs: &[Run]) {
     let of = |figure: &dyn Fn(&Run) -> f64| runs.iter().map(figure).collect::<Vec<f64>>();
     let fresh = of(&|r| mean_rate(&r.done.windows[..WINDOWS as usize / 2]));
-    let steady = of(&|r| {
-        let windows = &r.done.windows;
-        mean_rate(&windows[windows.len().saturating_sub(2 * WINDOWS as usize)..])
-    });
+    let steady = of(&steady);
     report.row(name, "sustained_fresh", "MiB/s", &fresh);
     report.row(name, "sustained_steady", "MiB/s", &steady);
     let p999 = of(&|r| r.done.hist.percentile(99.9) as f64 / 1e3);
@@ -152,10 +159,16 @@ fn add(report: &mut Report, name: &str, runs: &[Run]) {
     report.row(name, "sustained_written_per_byte_dirtied", "x", &of(&|r| r.amplification));
     report.row(name, "sustained_free", "MiB", &of(&|r| (r.free / MIB) as f64));
     let ratios: Vec<f64> = steady.iter().zip(&fresh).map(|(s, f)| s / f).collect();
-    let ratio = crate::report::model::median(&ratios);
+    let ratio = median(&ratios);
     match name {
         "volume" => report.ratio_with_bar("sustained_vs_fresh", ratio, Good::AtLeast, 0.5),
         _ => report.ratio(&format!("sustained_vs_fresh_{}", name.replace('-', "_")), ratio),
+    }
+    if name == "volume" {
+        let times = of(&|r| r.amplification);
+        report.ratio("sustained_bytes_per_byte", median(&times));
+        let longest = of(&|r| r.done.hist.max() as f64 / 1e9).into_iter().fold(0.0, f64::max);
+        report.ratio("sustained_longest_seconds", longest);
     }
 }
 
