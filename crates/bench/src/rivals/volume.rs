@@ -7,6 +7,7 @@ use crate::harness::load::Target;
 use crate::rivals::counted::Counted;
 use forebay::Aio;
 use forebay_base::task::block_on;
+use forebay_base::units::GIB;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{DeviceRef, Engine, FileDevice, FileOptions};
@@ -33,8 +34,8 @@ pub struct VolumeSpec {
     pub aio: Aio,
     /// Dirty tracking, stable strategy and the rest of the cache.
     pub config: Config,
-    /// Checkpoints are made by age and by what was written since the last one. Else only where the log's own
-    /// part of the volume, memory or room asks for one.
+    /// Checkpoints are made by age, by what was written since the last one, and by what that takes in memory.
+    /// Else only where the log's own part of the volume or room asks for one, whatever memory it takes.
     pub checkpoints: bool,
 }
 
@@ -126,6 +127,8 @@ impl OurVolume {
         options.of_budget = true;
         if !spec.checkpoints {
             (options.checkpoint_age, options.checkpoint_bytes) = (Duration::ZERO, u64::MAX);
+            options.set_shares(spec.budget);
+            (options.of_budget, options.overlay_bytes) = (false, 16 * GIB);
         }
         let lower: DeviceRef = device.clone();
         let volume = block_on(Volume::open(&lower, &world, &options))?;

@@ -121,18 +121,18 @@ fn touched(place: &mut Place, many: u64, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn open_job(job: &Value) -> Result<OurVolume> {
+fn open_job(job: &Value, checkpoints: bool) -> Result<OurVolume> {
     let path = Path::new(job["path"].as_str().unwrap_or_default());
     let bytes = std::fs::metadata(path).map_err(|e| Error::from_io("stat", e).with_path(path))?;
     let budget = job["budget"].as_u64().unwrap_or(BUDGET);
     let spec = VolumeSpec::new("auto", bytes.len(), budget)?;
-    OurVolume::open(path, &VolumeSpec { checkpoints: false, ..spec })
+    OurVolume::open(path, &VolumeSpec { checkpoints, ..spec })
 }
 
 /// The child's side: lists every directory of the root, and of each file in it reads the attributes and the
 /// first block. Then once more the last ones.
 pub fn touch_here(job: &Value) -> Result<Value> {
-    let volume = open_job(job)?;
+    let volume = open_job(job, true)?;
     let fs = &volume.volume;
     let start = Instant::now();
     let (mut files, mut buf, mut last_ones) = (0u64, vec![0; BLOCK as usize], VecDeque::new());
@@ -238,7 +238,7 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
 /// The child's side: synced writes by many jobs until the log has so many bytes: what the device got, less
 /// what was written to files. Closes nothing (O2), and tells how many checkpoints were made meanwhile (O3).
 pub fn log_here(job: &Value) -> Result<Value> {
-    let volume = open_job(job)?;
+    let volume = open_job(job, false)?;
     let first = volume.checkpoint()?;
     let count = |key: &str| job[key].as_u64().unwrap_or(0);
     let files = (0..JOBS).map(|n| volume.file(&format!("f{n}"))).collect::<Result<Vec<_>>>()?;
