@@ -223,7 +223,7 @@ pub(crate) struct Pass {
     moved: bool,
     /// Open segments were sealed: they can be picked when a checkpoint has counted them.
     sealed: bool,
-    /// There is something to be had, and nowhere to put it as things are.
+    /// There is something to be had, and nowhere to put it as things are; or an error ended the pass.
     stuck: bool,
 }
 
@@ -289,7 +289,7 @@ impl Inner {
             self.checkpoint_and_free(How::Log).await?;
             self.cleaner.made_progress();
         }
-        Ok(pass.emptied > 0 && self.is_low())
+        Ok(pass.emptied > 0 && !pass.stuck && self.is_low())
     }
 
     /// What a pass that somebody else makes has brought, for who waits for room. False: it is not more than
@@ -358,11 +358,19 @@ impl Inner {
         }
         self.cleaner.turn.lock().stats.passes += 1;
         let before = self.cleaner.turn.lock().stats.moved_bytes;
-        let emptied = self.move_all(&victims, hurry).await?;
+        let (emptied, done) = self.move_all(&victims, hurry).await;
         let mut turn = self.cleaner.turn.lock();
         turn.stats.segments += emptied;
         let moved = emptied > 0 || turn.stats.moved_bytes > before;
-        Ok(Pass { emptied, moved, ..Pass::default() })
+        drop(turn);
+        match done {
+            // What was moved before comes free with a checkpoint all the same.
+            Err(error) if moved && error.kind() != ErrorKind::Shutdown => {
+                log::warn!("a pass of the cleaner ends early: {error}");
+                Ok(Pass { emptied, moved, stuck: true, ..Pass::default() })
+            }
+            done => done.map(|()| Pass { emptied, moved, ..Pass::default() }),
+        }
     }
 }
 

@@ -152,14 +152,20 @@ struct Doing {
 }
 
 impl Inner {
-    /// Moves what is live in these segments, one after the other; how many of them it emptied.
-    pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> Result<u64> {
+    /// Moves what is live in these segments, one after the other; how many of them it emptied, also if it
+    /// ended with an error.
+    pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> (u64, Result<()>) {
         let pins = {
             let state = self.state.lock();
             let pin = |segment: &u32| Some((*segment, state.space.segments.pin(*segment)?));
             victims.iter().filter_map(pin).collect()
         };
         let mut doing = Doing { pins, left: Left::default(), emptied: 0, gained: 0 };
+        let done = self.move_each(victims, hurry, &mut doing).await;
+        (doing.emptied, done)
+    }
+
+    async fn move_each(&self, victims: &Victims, hurry: Hurry, doing: &mut Doing) -> Result<()> {
         let gathered = self.gather(victims).await?;
         let (unit, mut at) = (self.layout.block_bytes(), 0);
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
@@ -176,9 +182,9 @@ impl Inner {
                 }
                 Moved::NoRoom => break,
             }
-            self.done_with(&mut doing, gathered.segment(at));
+            self.done_with(doing, gathered.segment(at));
             self.cleaner.check_open()?;
-            if self.is_too_much() || self.is_waited_for(&doing) {
+            if self.is_too_much() || self.is_waited_for(doing) {
                 self.checkpoint_and_free(How::Log).await?;
                 doing.gained = 0;
                 self.cleaner.made_progress();
@@ -186,9 +192,9 @@ impl Inner {
             self.pause(hurry, began).await;
         }
         if at >= gathered.len() {
-            self.done_with(&mut doing, None);
+            self.done_with(doing, None);
         }
-        Ok(doing.emptied)
+        Ok(())
     }
 
     /// All is moved of the segments before `next`, as far as it could be: they may be used again when they
@@ -297,9 +303,15 @@ impl Inner {
             // What failed may have been of these.
             return Err(Error::new(ErrorKind::Io, "clean", "a write or flush failed meanwhile"));
         }
-        let mut gone = 0;
+        let (mut gone, mut said) = (0, Ok(()));
         for live in copied.live.chunks(SAY_AT_ONCE) {
-            gone += self.say(root, live.to_vec(), &mut ahead).await?;
+            match self.say(root, live.to_vec(), &mut ahead).await {
+                Ok(blocks) => gone += blocks,
+                Err(error) => {
+                    said = Err(error);
+                    break;
+                }
+            }
         }
         drop((flight, ahead));
         left.bad.extend(&copied.bad);
@@ -308,6 +320,7 @@ impl Inner {
         let mut turn = self.cleaner.turn.lock();
         turn.stats.bad_blocks += copied.bad_blocks;
         turn.stats.moved_bytes += gone * unit;
+        said?;
         turn.stats.overtaken_bytes += (all - gone - copied.bad_blocks) * unit;
         Ok(Moved::Done)
     }
@@ -491,7 +504,8 @@ mod tests {
                     false => victims.iter().take(half).copied().collect(),
                     true => victims.iter().skip(half).copied().collect(),
                 };
-                let emptied = inner.move_all(&part, Hurry::Now).await.unwrap();
+                let (emptied, done) = inner.move_all(&part, Hurry::Now).await;
+                done.unwrap();
                 assert_eq!(emptied, part.len() as u64);
                 let progress = inner.cleaner.turn.lock().progress - before;
                 assert_eq!(progress > 0, waits, "{progress} times");
