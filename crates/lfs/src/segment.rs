@@ -14,7 +14,9 @@
 //! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be
 //! used again, and used again when that is done: nothing that somebody may want is discarded. W17 what has
 //! come free is taken before what was never written, unless it is discarded: writing where the image has its
-//! blocks costs the host less than finding blocks for it, and a thin image stays thin.
+//! blocks costs the host less than finding blocks for it, and a thin image stays thin. W18 a segment that a
+//! write to failed is taken when no other is free, as long as the volume is open: the same bad place is not
+//! met over and over.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -63,6 +65,8 @@ pub(crate) struct Segment {
     is_counted: bool,
     /// How often it was taken in this life: which filling it is.
     pub takes: u64,
+    /// A write to it failed in this life (W18).
+    has_failed: bool,
     pin: Pin,
 }
 
@@ -129,6 +133,7 @@ impl Segments {
             is_new: false,
             is_counted: false,
             takes: 0,
+            has_failed: false,
             pin: Pin::default(),
         };
         Self {
@@ -211,8 +216,12 @@ impl Segments {
     /// Takes a free one.
     pub fn take(&mut self, stream: Stream) -> Result<u32> {
         let count = self.count();
-        let is_free = |s: &u32| self.list[*s as usize].phase == Phase::Free;
-        let Some(segment) = (0..count).map(|n| (self.next + n) % count).find(is_free) else {
+        let this = |s: &u32| &self.list[*s as usize];
+        let in_order = (0..count).map(|n| (self.next + n) % count);
+        let mut free = in_order.filter(|s| this(s).phase == Phase::Free);
+        // W18.
+        let sound = free.clone().find(|s| !this(s).has_failed);
+        let Some(segment) = sound.or_else(|| free.next()) else {
             return Err(Error::new(ErrorKind::NoSpace, "take segment", "none is free"));
         };
         self.next = (segment + 1) % count;
@@ -251,6 +260,12 @@ impl Segments {
     /// A tree segment, which is filled as long as there is a place.
     pub fn open_again(&mut self, segment: u32) {
         self.set(segment, Phase::Open, Stream::Tree);
+    }
+
+    /// A write to it failed (W18). False: that is known.
+    pub fn fail(&mut self, segment: u32) -> bool {
+        let this = self.list.get_mut(segment as usize);
+        this.is_some_and(|this| !std::mem::replace(&mut this.has_failed, true))
     }
 
     /// Nothing in it counts, and nothing ever did.
@@ -506,6 +521,24 @@ mod tests {
         };
         assert_eq!(free_again(false), [1, 2, 4], "W17");
         assert_eq!(free_again(true), [4, 5, 6], "what is discarded has no blocks any more");
+    }
+
+    /// A segment with a place that takes no write was given out again as soon as it was free, which is at
+    /// once: W17 had it go first.
+    #[test]
+    fn w18_where_a_write_failed_is_taken_last() {
+        let mut segments = Segments::new(3);
+        let mut take = |segments: &mut Segments| {
+            let taken = segments.take(Stream::Data).unwrap();
+            segments.give_back(taken);
+            segments.next = 0;
+            taken
+        };
+        assert_eq!(take(&mut segments), 0);
+        assert!(segments.fail(0) && !segments.fail(0) && !segments.fail(9));
+        assert_eq!(take(&mut segments), 1, "W18");
+        assert!(segments.fail(1) && segments.fail(2));
+        assert_eq!(take(&mut segments), 0, "there is no other");
     }
 
     /// Records that were queued at a freeze got their place in a segment that the log took after it: the

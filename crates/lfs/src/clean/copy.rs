@@ -193,12 +193,15 @@ impl Inner {
         flight: &Arc<Flight>,
         writing: &mut Waiting,
     ) {
-        let ((tx, rx), held) = (oneshot(), flight.clone());
+        let ((tx, rx), held, me) = (oneshot(), flight.clone(), self.me.clone());
+        let offset = self.layout.device_offset(part.to);
         let end = Box::new(move |Completion { data, result }| {
+            if let (Err(_), Some(inner)) = (&result, me.upgrade()) {
+                inner.writes_failed(&[offset]);
+            }
             drop((data, held));
             tx.send(result);
         });
-        let offset = self.layout.device_offset(part.to);
         let bio = Bio::new(BioOp::Write, offset, part.bytes, DataRef::Buf(buf), end);
         self.device.submit(bio.with_flags(BioFlags::BACKGROUND));
         writing.push(rx);
