@@ -227,14 +227,18 @@ pub(crate) struct Pass {
     stuck: bool,
 }
 
-/// What a pass has counted on is anybody's when it is over (K22).
+/// What a pass has counted on is anybody's when it is over (K22), and so is its memory.
 struct Planned<'a>(&'a Inner);
 
 impl Drop for Planned<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.space.plan_clean(0);
-        state.gathered_bytes = 0;
+        let held = {
+            let mut state = self.0.state.lock();
+            state.space.plan_clean(0);
+            state.cleaning_bytes = 0;
+            state.held()
+        };
+        self.0.note_memory(held);
     }
 }
 

@@ -9,6 +9,7 @@
 //!
 //! Lock: the state lock; none across a wait.
 
+use super::copy::BUFFER_LEAST;
 use super::moves::Live;
 use super::pick::Victims;
 use crate::btree::Cursor;
@@ -86,10 +87,20 @@ impl Gathered {
         self.found.get(n).map(|found| found.from.segment)
     }
 
-    /// From number `first` on, as many as have about so many bytes: at least one.
-    pub fn some(&self, first: usize, bytes: u64, unit: u64) -> Vec<Live> {
+    /// What this takes in memory.
+    fn bytes(&self) -> u64 {
+        FOUND_BYTES * self.found.capacity() as u64 + 4 * self.sums.capacity() as u64
+    }
+
+    /// Bytes that all of it takes in buffers, about.
+    pub fn copied_bytes(&self, unit: u64) -> u64 {
+        self.found.iter().map(|found| (u64::from(found.blocks) * unit).max(BUFFER_LEAST)).sum()
+    }
+
+    /// From number `first` on, as many as have about so many bytes, and no more than `most`: at least one.
+    pub fn some(&self, first: usize, bytes: u64, most: u64, unit: u64) -> Vec<Live> {
         let (mut live, mut sum) = (Vec::new(), 0);
-        for found in &self.found[first..] {
+        for found in self.found[first..].iter().take(most.max(1) as usize) {
             let blocks = u64::from(found.blocks);
             sum += blocks * unit;
             if sum > bytes && !live.is_empty() {
@@ -98,7 +109,8 @@ impl Gathered {
             let sums_at = found.sums_at as usize;
             let sums = self.sums.get(sums_at..sums_at + blocks as usize).unwrap_or_default();
             let Found { data_id, block, birth, from, .. } = *found;
-            live.push(Live { data_id, block, blocks, birth, from, sums: sums.to_vec(), to: from });
+            let (sums, to, turn) = (sums.to_vec(), from, 0);
+            live.push(Live { data_id, block, blocks, birth, from, sums, to, turn });
         }
         live
     }
@@ -130,12 +142,23 @@ impl Inner {
                 all.sums.truncate(sums);
                 (root, all.root) = (now, None);
             }
+            self.note_cleaning(&all, 0);
             yield_now().await;
         }
         all.sort(self.layout.block_bytes());
-        let bytes = FOUND_BYTES * all.found.len() as u64 + 4 * all.sums.len() as u64;
-        self.state.lock().gathered_bytes = bytes;
+        all.found.shrink_to_fit();
+        all.sums.shrink_to_fit();
         Ok(all)
+    }
+
+    /// What a pass has found, and what it copies with, takes so much memory.
+    pub(super) fn note_cleaning(&self, found: &Gathered, copies: u64) {
+        let held = {
+            let mut state = self.state.lock();
+            state.cleaning_bytes = found.bytes() + copies;
+            state.held()
+        };
+        self.note_memory(held);
     }
 
     /// Some extents of a tree, those of them that lie in victims. Where to go on; none: that was all.
@@ -202,10 +225,11 @@ mod tests {
         put(1, 0, 1);
         all.sort(u64::from(unit));
         assert_eq!((all.segment(0), all.segment(2), all.segment(4)), (Some(1), Some(2), None));
-        let live = all.some(0, u64::MAX, u64::from(unit));
+        let live = all.some(0, u64::MAX, u64::MAX, u64::from(unit));
         let at = |live: &Live| (live.from.segment, live.block, live.blocks, live.sums.len());
         let found: Vec<_> = live.iter().map(at).collect();
         assert_eq!(found, [(1, 0, 1, 1), (1, 3, 1, 1), (2, 0, 8, 8), (2, 8, 1, 1)]);
-        assert_eq!(all.some(1, 1, u64::from(unit)).len(), 1, "one at least");
+        assert_eq!(all.some(1, 1, 9, u64::from(unit)).len(), 1, "one at least");
+        assert_eq!(all.some(0, u64::MAX, 3, u64::from(unit)).len(), 3, "three at most");
     }
 }

@@ -8,7 +8,7 @@
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
 use super::Hurry;
-use super::copy::{AHEAD_BYTES, Flight};
+use super::copy::{COPY_TIMES, Flight, in_order};
 use super::pick::Victims;
 use crate::admit::Growth;
 use crate::aops::CHANGE_BYTES;
@@ -62,6 +62,8 @@ pub(super) struct Live {
     pub sums: Vec<u32>,
     /// Where they are copied to.
     pub to: Place,
+    /// What has the same number is read together.
+    pub turn: u32,
 }
 
 impl Live {
@@ -81,6 +83,13 @@ impl Live {
         let (from, to) = (after(self.from), after(self.to));
         Self { block: self.block + skip, blocks, from, to, sums: sums.to_vec(), ..*self }
     }
+
+    /// The same in pieces of at most so many bytes.
+    pub fn pieces(self, bytes: u64, unit: u64) -> impl Iterator<Item = Self> {
+        let most = (bytes / unit).max(1);
+        let firsts = (0..self.blocks).step_by(most as usize);
+        firsts.map(move |skip| self.part(skip, most.min(self.blocks - skip), unit))
+    }
 }
 
 /// Room in the log, and nodes, that a round has for what it says; what is over goes back.
@@ -88,19 +97,6 @@ struct Ahead<'a> {
     inner: &'a Inner,
     cost: u64,
     growth: Growth,
-}
-
-/// What is read at a time, in the order of keys.
-fn in_order(mut live: Vec<Live>, unit: u64) -> Vec<Live> {
-    let (mut first, mut bytes) = (0, 0);
-    for at in 0..live.len() {
-        bytes += live[at].blocks * unit;
-        if bytes >= AHEAD_BYTES || at + 1 == live.len() {
-            live[first..=at].sort_unstable_by_key(|live| (live.data_id, live.block));
-            (first, bytes) = (at + 1, 0);
-        }
-    }
-    live
 }
 
 impl Ahead<'_> {
@@ -167,12 +163,14 @@ impl Inner {
 
     async fn move_each(&self, victims: &Victims, hurry: Hurry, doing: &mut Doing) -> Result<()> {
         let gathered = self.gather(victims).await?;
+        let ahead = gathered.copied_bytes(self.layout.block_bytes()).min(self.ahead_bytes());
+        self.note_cleaning(&gathered, COPY_TIMES * ahead);
         let (unit, mut at) = (self.layout.block_bytes(), 0);
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let mut most = (volume / ROUND_SHARE).clamp(unit, ROUND_BYTES);
         while at < gathered.len() {
             let began = self.world.now();
-            let live = gathered.some(at, most, unit);
+            let live = gathered.some(at, most, self.pieces_max(), unit);
             let count = live.len();
             match self.move_round(gathered.root, live, &mut doing.left).await? {
                 Moved::Done => at += count,
@@ -292,12 +290,13 @@ impl Inner {
         let given = {
             let mut state = self.state.lock();
             let there = live.iter().flat_map(|live| self.still_there(&state, live)).collect();
-            let ordered = in_order(there, self.layout.block_bytes());
+            let ordered = in_order(there, self.layout.block_bytes(), self.ahead_bytes());
             self.give_places(&mut state, ordered)
         };
+        drop(live);
         let Some(Given { live, flight, mut ahead }) = given else { return Ok(Moved::NoRoom) };
         let all: u64 = live.iter().map(|live| live.blocks).sum();
-        let copied = self.copy(&live, &flight).await?;
+        let copied = self.copy(live, &flight).await?;
         self.flush_all().await?;
         if self.log.failures() != failures {
             // What failed may have been of these.

@@ -331,6 +331,30 @@ fn what_could_not_be_read_is_cleaned_next_time() {
     disk.world().stop();
 }
 
+/// V11: what a pass copies with was counted by nobody. It is while the pass lasts, and goes with it.
+#[test]
+fn v11_what_a_pass_takes_goes_with_it() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let (volume, _file, _) = sparse(&setup, &disk, None).await;
+        let beside = volume.clone();
+        let task = async move { assert!(beside.clean().await.unwrap()) };
+        let taken = || volume.0.state.lock().cleaning_bytes;
+        assert_eq!(taken(), 0);
+        disk.world().spawn("clean", Box::pin(task));
+        let mut most = 0;
+        for _ in 0..2000 {
+            World::sleep(&**disk.world(), Duration::from_micros(5)).await;
+            most = most.max(taken());
+        }
+        // Two blocks at least: read, read ahead, written.
+        assert!(most > 6 * BLOCK, "{most}");
+        assert_eq!(taken(), 0, "it is over");
+    });
+    disk.world().stop();
+}
+
 /// An error in the midst of a pass took along what it had emptied before: that was not counted, and nobody
 /// made the checkpoint that it comes free with.
 #[test]
