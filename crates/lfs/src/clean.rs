@@ -100,7 +100,7 @@ struct Turn {
     progress: u64,
     /// Nothing was to be had after this checkpoint.
     idle_at: Option<u64>,
-    /// Segments with a block that cannot be moved, and their fillings.
+    /// Segments with a block that cannot be moved, or with more than was counted, and their fillings.
     bad: BTreeMap<u32, u64>,
     /// Segments that passes went through, their fillings, and after which checkpoint.
     tried: BTreeMap<u32, (u64, u64)>,

@@ -442,6 +442,12 @@ impl Segments {
         self.iter().filter_map(is_one).collect()
     }
 
+    /// So much is live there, whatever the tree has.
+    #[cfg(test)]
+    pub fn say_live(&mut self, segment: u32, bytes: u64) {
+        self.list[segment as usize].live_bytes = bytes;
+    }
+
     /// It is to be discarded.
     #[cfg(test)]
     pub fn discard_soon(&mut self, segment: u32) {

@@ -163,6 +163,8 @@ impl Inner {
 
     async fn move_each(&self, victims: &Victims, hurry: Hurry, doing: &mut Doing) -> Result<()> {
         let gathered = self.gather(victims).await?;
+        // They are not emptied, and not picked again.
+        doing.left.bad.extend(gathered.wrong());
         let ahead = gathered.copied_bytes(self.layout.block_bytes()).min(self.ahead_bytes());
         self.note_cleaning(&gathered, COPY_TIMES * ahead);
         let (unit, mut at) = (self.layout.block_bytes(), 0);
