@@ -70,17 +70,6 @@ pub(crate) enum Hurry {
     Now,
 }
 
-/// What changes with checkpoints alone.
-#[derive(Clone, Copy, Default)]
-struct Known {
-    /// Of the checkpoint.
-    number: u64,
-    /// Bytes in all segments.
-    live: u64,
-    /// Segments of content that come free by themselves.
-    dead: u64,
-}
-
 /// Whose turn it is, and what it has done.
 pub(crate) struct Cleaner {
     turn: Mutex<Turn>,
@@ -104,7 +93,6 @@ struct Turn {
     bad: BTreeMap<u32, u64>,
     /// Segments that passes went through, their fillings, and after which checkpoint.
     tried: BTreeMap<u32, (u64, u64)>,
-    known: Known,
     /// Segments that are free and not discarded; for a planted mistake.
     late: Vec<u32>,
     stats: CleanStats,

@@ -71,10 +71,24 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// Content is there, and no nodes.
+    pub fn is_content(&self) -> bool {
+        matches!(self.stream, Stream::Data | Stream::Log)
+    }
+
     /// What is live in it is known, and nothing is on its way there.
     pub fn is_settled(&self) -> bool {
         self.is_counted && !self.is_touched && !self.is_new && self.in_flight == 0
     }
+}
+
+/// What there is in all segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Bytes that are live.
+    pub live: u64,
+    /// Segments of content that come free by themselves.
+    pub dead: u64,
 }
 
 /// What a checkpoint changes in a segment.
@@ -113,6 +127,8 @@ pub(crate) struct Segments {
     free: u64,
     /// Bytes of content that are live (W11).
     content_bytes: u64,
+    /// None: something has changed since.
+    known: Option<Known>,
     /// Where the search for a free segment goes on, so that a bad one is not found again at once (W17).
     next: u32,
     /// What comes free is discarded first.
@@ -140,6 +156,7 @@ impl Segments {
             list: (0..count).map(segment).collect(),
             free: u64::from(count),
             content_bytes: 0,
+            known: None,
             next: 0,
             discards: false,
         }
@@ -175,7 +192,19 @@ impl Segments {
         Ok(())
     }
 
+    /// What there is in all segments.
+    pub fn known(&mut self) -> Known {
+        let comes =
+            |this: &Segment| matches!(this.phase, Phase::Dead | Phase::Discarding) && this.is_content();
+        let list = &self.list;
+        *self.known.get_or_insert_with(|| Known {
+            live: list.iter().map(|this| this.live_bytes).sum(),
+            dead: list.iter().filter(|this| comes(this)).count() as u64,
+        })
+    }
+
     fn count_content(&mut self) {
+        self.known = None;
         let content = self.list.iter().filter(|this| this.stream != Stream::Tree);
         self.content_bytes = content.map(|this| this.live_bytes).sum();
     }
@@ -209,6 +238,7 @@ impl Segments {
         let Some(this) = self.list.get_mut(segment as usize) else { return };
         let old = std::mem::replace(&mut this.phase, phase);
         this.stream = stream;
+        self.known = self.known.filter(|_| phase == old);
         this.is_counted &= phase == old;
         self.free = self.free + u64::from(phase == Phase::Free) - u64::from(old == Phase::Free);
     }
