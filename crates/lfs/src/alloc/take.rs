@@ -79,12 +79,12 @@ struct Who {
 impl Inner {
     /// Writes failed at these offsets on the device: nothing more goes there that can go elsewhere (W18, R24).
     pub(crate) fn writes_failed(&self, offsets: &[u64]) {
-        for segment in offsets.iter().filter_map(|at| self.layout.place_at(*at)).map(|at| at.segment) {
+        for at in offsets.iter().filter_map(|at| self.layout.place_at(*at)) {
             let mut state = self.state.lock();
             let State { room, space, .. } = &mut *state;
-            if space.fail(segment) {
-                log::warn!("a write to segment {segment} failed: others are taken first");
-                room.fail(space, segment);
+            if space.fail(at.segment) {
+                log::warn!("a write to segment {} failed: others are taken first", at.segment);
+                room.fail(space, at.segment);
             }
         }
     }

@@ -10,7 +10,6 @@
 
 use super::gather::FOUND_BYTES;
 use super::{Hurry, Turn};
-use crate::format::usage::Stream;
 use crate::segment::{Known, Phase, Segment};
 use crate::space::Need;
 use crate::state::State;
@@ -259,6 +258,7 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::usage::Stream;
     use crate::segment::Segments;
 
     /// A segment with a block that could not be read was left alone for all of that life, also when it had
