@@ -194,8 +194,9 @@ impl Segments {
 
     /// What there is in all segments.
     pub fn known(&mut self) -> Known {
-        let comes =
-            |this: &Segment| matches!(this.phase, Phase::Dead | Phase::Discarding) && this.is_content();
+        let comes = |this: &Segment| {
+            matches!(this.phase, Phase::Dead | Phase::Discarding) && this.is_content()
+        };
         let list = &self.list;
         *self.known.get_or_insert_with(|| Known {
             live: list.iter().map(|this| this.live_bytes).sum(),

@@ -12,6 +12,7 @@ use super::copy::{COPY_TIMES, Flight, in_order};
 use super::pick::Victims;
 use crate::admit::Growth;
 use crate::aops::CHANGE_BYTES;
+use crate::btree::InOrder;
 use crate::checkpoint::How;
 use crate::fault::Planted;
 use crate::format::change::Change;
@@ -351,22 +352,29 @@ impl Inner {
         }
     }
 
-    /// Of some blocks those that this tree has where they were.
+    /// Of some blocks those that this tree has where they were, in the order that they come in. They are
+    /// looked up in that of keys: each leaf is met once, and neighbours are read together.
     async fn still_in_tree(&self, root: &TreeRoot, live: &[Live]) -> Result<Vec<Live>> {
-        let (unit, mut still) = (self.layout.block_bytes(), Vec::new());
-        for live in live {
-            let mut at = 0;
+        let (unit, mut still, mut order) =
+            (self.layout.block_bytes(), Vec::new(), InOrder::default());
+        let mut by_key: Vec<usize> = (0..live.len()).collect();
+        by_key.sort_unstable_by_key(|n| (live[*n].data_id, live[*n].block));
+        for n in by_key {
+            let (live, mut at) = (&live[n], 0);
             while at < live.blocks {
                 let rest = live.part(at, live.blocks - at, unit);
-                let piece = self.piece_in_tree(root, rest.data_id, rest.block).await?;
+                let Live { data_id, block, .. } = rest;
+                let piece = self.piece_in_order(root, data_id, block, &mut order).await?;
                 let blocks = piece.blocks.min(rest.blocks);
                 if piece.at == Where::Run(rest.from) {
-                    still.push(rest.part(0, blocks, unit));
+                    still.push((n, rest.part(0, blocks, unit)));
                 }
                 at += blocks;
             }
         }
-        Ok(still)
+        // Parts of one keep theirs.
+        still.sort_by_key(|(n, _)| *n);
+        Ok(still.into_iter().map(|(_, live)| live).collect())
     }
 
     /// Places for copies, one behind the other, and room to say so; none if there is none for all of them.

@@ -72,7 +72,7 @@ fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
 #[test]
 fn w18_where_a_write_failed_is_taken_last() {
     let mut segments = Segments::new(3);
-    let mut take = |segments: &mut Segments| {
+    let take = |segments: &mut Segments| {
         let taken = segments.take(Stream::Data).unwrap();
         segments.give_back(taken);
         segments.next = 0;
