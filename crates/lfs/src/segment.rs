@@ -496,3 +496,34 @@ impl Segments {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod life {
+    use super::tests::{checkpoint, live, phase};
+    use super::*;
+
+    /// W11 to W14: through the life of one segment.
+    #[test]
+    fn w11_to_w14_a_segment_is_free_when_two_checkpoints_say_so() {
+        let mut segments = Segments::new(4);
+        let taken = segments.take(Stream::Data).unwrap();
+        segments.fly(taken, 1);
+        assert_eq!(checkpoint(&mut segments, Deltas::new(), 1)[0].state, SegmentState::Open);
+        segments.seal(taken);
+        checkpoint(&mut segments, Deltas::new(), 2);
+        assert_eq!(phase(&segments, taken), Phase::Sealed, "W12: a run is in flight");
+        let pin = segments.pin(taken).unwrap();
+        segments.fly(taken, -1);
+        let entries = checkpoint(&mut segments, live(taken, 4096), 3);
+        assert_eq!((entries[0].live_bytes, entries[0].state), (4096, SegmentState::Sealed));
+        let entries = checkpoint(&mut segments, live(taken, -4096), 4);
+        assert_eq!((entries[0].state, entries[0].since), (SegmentState::Dead, 4));
+        assert_eq!(phase(&segments, taken), Phase::Dead, "W13: once");
+        checkpoint(&mut segments, Deltas::new(), 5);
+        assert_eq!(phase(&segments, taken), Phase::Dead, "W14: it is pinned");
+        drop(pin);
+        assert_eq!((segments.reclaim(4), segments.reclaim(5), segments.free()), (0, 1, 4));
+        let before = segments.snapshot();
+        assert!(segments.plan(&before, live(1, -1), 6, &|_| 0).is_err(), "W11");
+    }
+}

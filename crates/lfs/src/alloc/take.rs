@@ -77,7 +77,8 @@ struct Who {
 }
 
 impl Inner {
-    /// Writes failed at these offsets on the device: nothing more goes there that can go elsewhere (W18, R24).
+    /// Writes failed at these offsets on the device: nothing more goes there that can go elsewhere (W18,
+    /// R24).
     pub(crate) fn writes_failed(&self, offsets: &[u64]) {
         for at in offsets.iter().filter_map(|at| self.layout.place_at(*at)) {
             let mut state = self.state.lock();

@@ -5,7 +5,8 @@
 //! looked up again before it is copied; but nothing has to be found anew: no content comes to a segment that
 //! is sealed, and what is cut in parts stays below the key that it was found by, or behind the cursor. M34
 //! what is found takes [`FOUND_BYTES`] for each extent and 4 for each block, and is bounded with what is
-//! picked. M36 of a segment no more blocks are listed than were counted there when it was picked: where the tree
+//! picked. M36 of a segment no more blocks are listed than were counted there when it was picked: where
+//! the tree
 //! has more the usage table is wrong, and the segment stays as it is. An extent that was cut where the
 //! cursor stood may come once more for each checkpoint.
 //!
@@ -303,7 +304,8 @@ mod tests {
         assert_eq!(all.some(0, u64::MAX, 3, u64::from(unit)).len(), 3, "three at most");
     }
 
-    /// M36: an image whose usage table says that little is live had everything listed that the tree has there,
+    /// M36: an image whose usage table says that little is live had everything listed that the tree has
+    /// there,
     /// however much; and the cleaner counted on room for what the table said.
     #[test]
     fn m36_no_more_is_listed_than_was_counted() {

@@ -4,44 +4,19 @@
 
 use super::*;
 
-fn live(segment: u32, bytes: i64) -> Deltas {
+pub(super) fn live(segment: u32, bytes: i64) -> Deltas {
     Deltas::from([(segment, Delta { bytes, youngest: 7 })])
 }
 
-fn phase(segments: &Segments, segment: u32) -> Phase {
+pub(super) fn phase(segments: &Segments, segment: u32) -> Phase {
     segments.get(segment).unwrap().phase
 }
 
-fn checkpoint(segments: &mut Segments, deltas: Deltas, number: u64) -> Vec<Entry> {
+pub(super) fn checkpoint(segments: &mut Segments, deltas: Deltas, number: u64) -> Vec<Entry> {
     let before = segments.snapshot();
     let plan = segments.plan(&before, deltas, number, &|_| 0).unwrap();
     segments.settle(&plan, number);
     plan.entries
-}
-
-/// W11 to W14: through the life of one segment.
-#[test]
-fn w11_to_w14_a_segment_is_free_when_two_checkpoints_say_so() {
-    let mut segments = Segments::new(4);
-    let taken = segments.take(Stream::Data).unwrap();
-    segments.fly(taken, 1);
-    assert_eq!(checkpoint(&mut segments, Deltas::new(), 1)[0].state, SegmentState::Open);
-    segments.seal(taken);
-    checkpoint(&mut segments, Deltas::new(), 2);
-    assert_eq!(phase(&segments, taken), Phase::Sealed, "W12: a run is in flight");
-    let pin = segments.pin(taken).unwrap();
-    segments.fly(taken, -1);
-    let entries = checkpoint(&mut segments, live(taken, 4096), 3);
-    assert_eq!((entries[0].live_bytes, entries[0].state), (4096, SegmentState::Sealed));
-    let entries = checkpoint(&mut segments, live(taken, -4096), 4);
-    assert_eq!((entries[0].state, entries[0].since), (SegmentState::Dead, 4));
-    assert_eq!(phase(&segments, taken), Phase::Dead, "W13: once");
-    checkpoint(&mut segments, Deltas::new(), 5);
-    assert_eq!(phase(&segments, taken), Phase::Dead, "W14: it is pinned");
-    drop(pin);
-    assert_eq!((segments.reclaim(4), segments.reclaim(5), segments.free()), (0, 1, 4));
-    let before = segments.snapshot();
-    assert!(segments.plan(&before, live(1, -1), 6, &|_| 0).is_err(), "W11");
 }
 
 /// What was written anew went on to places that the image had never had, though as much had been removed:

@@ -146,7 +146,8 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
     }
 }
 
-/// The place of a write that failed was given out again at once, for what is left over goes first, and so does
+/// The place of a write that failed was given out again at once, for what is left over goes first, and
+/// so does
 /// what has come free: write-outs met it again and again. W18, R24.
 #[test]
 fn a_place_that_takes_no_write_is_left_alone() {
