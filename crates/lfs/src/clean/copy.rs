@@ -11,11 +11,9 @@
 //! ```
 //! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which does not die
 //! while it is on its way: each write holds the [`Flight`] until the device is done with it, whoever still
-//! waits for it. M35 what is read together is at most as many bytes as [`Inner::ahead_bytes`] says that
-//! are live,
-//! and as many that are read over, or that buffers of little content are larger by. Beside what is
-//! written the
-//! next is read: [`COPY_TIMES`] that is in memory at a time, with what is known of each piece.
+//! waits for it. M35 what is read together is at most as many bytes as [`Inner::ahead_bytes`] says that are
+//! live, and as many that are read over, or that buffers of little content are larger by. Beside what is
+//! written the next is read: [`COPY_TIMES`] that is in memory at a time, with what is known of each piece.
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
