@@ -68,7 +68,7 @@ pub struct Recoveries {
     fsck: Told<()>,
 }
 
-/// One in so many states of which the recovery is known is recovered all the same.
+/// One in so many states of which the recovery is known is recovered all the same, with all that comes of it.
 const TRIED_ALL_THE_SAME: u64 = 512;
 
 impl Recoveries {
@@ -86,7 +86,7 @@ impl Recoveries {
         }
         let reads = state.reads();
         let disk = state.mount(SimWorld::new(1));
-        let found = self.recover(setup, &disk, Some(&reads))?;
+        let found = self.recover_anew(setup, &disk, Some(&reads), known.is_some())?;
         match known {
             Some(known) if known.key() != found.key() => {
                 Err("N1: what reads the same was recovered as something else".into())
@@ -112,13 +112,25 @@ impl Recoveries {
         disk: &SimDisk,
         reads: Option<&Reads>,
     ) -> Checked<Found> {
+        self.recover_anew(setup, disk, reads, false)
+    }
+
+    /// The same; `anew`: what is known of what is left is tried, too.
+    fn recover_anew(
+        &mut self,
+        setup: &Setup,
+        disk: &SimDisk,
+        reads: Option<&Reads>,
+        anew: bool,
+    ) -> Checked<Found> {
         reads.into_iter().for_each(|reads| disk.record_reads(reads));
         let found = open_and(setup, disk, async |volume| look(volume, setup.content).await)?;
         // What the first opening may have written lies in a volatile cache: the second one finds the same.
         let left = disk.cut_state(setup.seed);
-        on(&mut self.fsck, &left, reads, 3, check_all)?;
+        on(&mut self.fsck, &left, (reads, anew), 3, check_all)?;
         let plain = Setup { content: false, ..setup.clone() };
-        let digest = on(&mut self.again[usize::from(setup.fua)], &left, reads, 2, |disk| {
+        let again = &mut self.again[usize::from(setup.fua)];
+        let digest = on(again, &left, (reads, anew), 2, |disk| {
             open_and(&plain, disk, async |volume| {
                 volume.digest().await.map_err(|e| format!("digest: {e}"))
             })
@@ -131,21 +143,26 @@ impl Recoveries {
 }
 
 /// What comes of what is left of a disk: what is known, or what `run` says on it, in the world of this seed.
-fn on<T: Copy>(
+/// `anew`: it is run whatever is known, and says the same (N1).
+fn on<T: Copy + PartialEq>(
     told: &mut Told<T>,
     left: &CrashState,
-    reads: Option<&Reads>,
+    (reads, anew): (Option<&Reads>, bool),
     seed: u64,
     run: impl FnOnce(&SimDisk) -> Checked<T>,
 ) -> Checked<T> {
     let note = |read| reads.into_iter().for_each(|reads| left.note_read(reads, read));
-    if let Some(known) = told.of(left, |_| ()).copied() {
+    let known = told.of(left, |_| ()).copied();
+    if let Some(known) = known.filter(|_| !anew) {
         told.of(left, note);
         return Ok(known);
     }
     let (own, disk) = (left.reads(), left.mount(SimWorld::new(seed)));
     disk.record_reads(&own);
     let done = run(&disk)?;
+    if known.is_some_and(|known| known != done) {
+        return Err("N1: what reads the same had another outcome".into());
+    }
     told.learn(&own, done)?;
     match (own.list(), reads) {
         (Some(list), _) => list.into_iter().for_each(|(read, _)| note(read)),
@@ -307,4 +324,23 @@ fn one_file(found: &[u8], versions: &[&[u8]], block: usize) -> Checked<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_sim::SimConfig;
+
+    /// N1: of a recovery that was known and tried all the same only the first opening was; what was known of
+    /// the second one, and of fsck, was believed.
+    #[test]
+    fn n1_what_is_left_is_tried_again_with_the_rest() {
+        let left = SimDisk::new(SimWorld::new(1), SimConfig::default()).cut_state(1);
+        let mut told = Told::default();
+        let mut try_it = |anew, says| on(&mut told, &left, (None, anew), 2, |_| Ok(says));
+        assert_eq!(try_it(false, 1), Ok(1));
+        assert_eq!(try_it(false, 2), Ok(1), "it is known");
+        assert_eq!(try_it(true, 1), Ok(1));
+        assert!(try_it(true, 2).is_err_and(|what| what.starts_with("N1")));
+    }
 }

@@ -185,7 +185,11 @@ impl MappedFile {
             sums: if summed { sums(place) } else { Vec::new() },
         };
         let written: Vec<Written> = kept.reservation.places().iter().map(written).collect();
-        self.write_places(&kept, range, src, flags, covered).await?;
+        let done = self.write_places(&kept, range, src, flags, covered).await;
+        if done.is_err() {
+            kept.reservation.places().iter().for_each(|place| self.ops.write_failed(place));
+        }
+        done?;
         let _uncut = self.mapping.bounds.uncut();
         let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
         self.ops.publish(&kept.reservation, &written, size);

@@ -306,6 +306,7 @@ impl Work {
                 // The error first: a writer that is refused for it says why. Dirty again before the places
                 // go back: dirt is what room is counted by.
                 mapping.errseq.set(error);
+                self.written[range].iter().for_each(|written| ops.write_failed(&written.place));
                 end_write(cache, mapping, pieces, false);
             }
         }

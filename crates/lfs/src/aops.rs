@@ -482,6 +482,12 @@ impl MapOps for FileOps {
         inner.arm_age();
     }
 
+    fn write_failed(&self, place: &Place) {
+        if let Some(inner) = self.inner.upgrade() {
+            inner.writes_failed(&[place.device_offset]);
+        }
+    }
+
     fn published_size(&self) -> Option<u64> {
         let inner = self.inner.upgrade()?;
         let state = inner.state.lock();

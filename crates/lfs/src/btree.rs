@@ -43,6 +43,7 @@ pub use checkpoint::{Change, Changes, TreeChanges, checkpoint};
 pub use device::DeviceStore;
 pub use map::{GivenUp, MapChanges, Piece, Stored};
 pub use merge::Merged;
+pub(crate) use read::InOrder;
 pub use read::{Cursor, Found};
 pub use store::{NodeStore, StoredNode};
 pub use write::{Ledger, min_used_bytes};

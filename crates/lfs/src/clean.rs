@@ -70,17 +70,6 @@ pub(crate) enum Hurry {
     Now,
 }
 
-/// What changes with checkpoints alone.
-#[derive(Clone, Copy, Default)]
-struct Known {
-    /// Of the checkpoint.
-    number: u64,
-    /// Bytes in all segments.
-    live: u64,
-    /// Segments of content that come free by themselves.
-    dead: u64,
-}
-
 /// Whose turn it is, and what it has done.
 pub(crate) struct Cleaner {
     turn: Mutex<Turn>,
@@ -100,11 +89,10 @@ struct Turn {
     progress: u64,
     /// Nothing was to be had after this checkpoint.
     idle_at: Option<u64>,
-    /// Segments with a block that cannot be moved, and their fillings.
+    /// Segments with a block that cannot be moved, or with more than was counted, and their fillings.
     bad: BTreeMap<u32, u64>,
     /// Segments that passes went through, their fillings, and after which checkpoint.
     tried: BTreeMap<u32, (u64, u64)>,
-    known: Known,
     /// Segments that are free and not discarded; for a planted mistake.
     late: Vec<u32>,
     stats: CleanStats,
@@ -223,18 +211,22 @@ pub(crate) struct Pass {
     moved: bool,
     /// Open segments were sealed: they can be picked when a checkpoint has counted them.
     sealed: bool,
-    /// There is something to be had, and nowhere to put it as things are.
+    /// There is something to be had, and nowhere to put it as things are; or an error ended the pass.
     stuck: bool,
 }
 
-/// What a pass has counted on is anybody's when it is over (K22).
+/// What a pass has counted on is anybody's when it is over (K22), and so is its memory.
 struct Planned<'a>(&'a Inner);
 
 impl Drop for Planned<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.space.plan_clean(0);
-        state.gathered_bytes = 0;
+        let held = {
+            let mut state = self.0.state.lock();
+            state.space.plan_clean(0);
+            state.cleaning_bytes = 0;
+            state.held()
+        };
+        self.0.note_memory(held);
     }
 }
 
@@ -289,7 +281,7 @@ impl Inner {
             self.checkpoint_and_free(How::Log).await?;
             self.cleaner.made_progress();
         }
-        Ok(pass.emptied > 0 && self.is_low())
+        Ok(pass.emptied > 0 && !pass.stuck && self.is_low())
     }
 
     /// What a pass that somebody else makes has brought, for who waits for room. False: it is not more than
@@ -358,11 +350,19 @@ impl Inner {
         }
         self.cleaner.turn.lock().stats.passes += 1;
         let before = self.cleaner.turn.lock().stats.moved_bytes;
-        let emptied = self.move_all(&victims, hurry).await?;
+        let (emptied, done) = self.move_all(&victims, hurry).await;
         let mut turn = self.cleaner.turn.lock();
         turn.stats.segments += emptied;
         let moved = emptied > 0 || turn.stats.moved_bytes > before;
-        Ok(Pass { emptied, moved, ..Pass::default() })
+        drop(turn);
+        match done {
+            // What was moved before comes free with a checkpoint all the same.
+            Err(error) if moved && error.kind() != ErrorKind::Shutdown => {
+                log::warn!("a pass of the cleaner ends early: {error}");
+                Ok(Pass { emptied, moved, stuck: true, ..Pass::default() })
+            }
+            done => done.map(|()| Pass { emptied, moved, ..Pass::default() }),
+        }
     }
 }
 

@@ -108,10 +108,12 @@ impl Inner {
             Ok(writes) => {
                 let fua = self.may_use_fua(has_runs);
                 let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
+                let mut failed = Vec::new();
                 let written = match here && writes.len() == 1 {
-                    true => write_here(&self.device, writes, flags).await,
-                    false => write_all(&self.device, writes, flags).await,
+                    true => write_here(&self.device, writes, flags, &mut failed).await,
+                    false => write_each(&self.device, writes, flags, &mut failed).await,
                 };
+                self.writes_failed(&failed);
                 written.map(|()| fua)
             }
             Err(error) => Err(error),
@@ -421,11 +423,12 @@ fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
     }
 }
 
-/// The same one after the other, on this thread if the device lets it: for a caller that blocks.
+/// As [`write_each`], one after the other, on this thread if the device lets it: for a caller that blocks.
 async fn write_here(
     device: &DeviceRef,
     writes: Vec<(u64, Vec<u8>)>,
     flags: BioFlags,
+    failed: &mut Vec<u64>,
 ) -> Result<()> {
     let longest = device.limits().max_transfer as usize;
     for (offset, bytes) in writes {
@@ -437,7 +440,9 @@ async fn write_here(
             let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
             device.execute(bio.with_flags(flags));
             let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
-            rx.await.ok_or_else(gone).and_then(|done| done.result)?;
+            let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+            failed.extend(done.is_err().then_some(at));
+            done?;
             at += part.len() as u64;
         }
     }
@@ -450,6 +455,16 @@ pub(crate) async fn write_all(
     writes: Vec<(u64, Vec<u8>)>,
     flags: BioFlags,
 ) -> Result<()> {
+    write_each(device, writes, flags, &mut Vec::new()).await
+}
+
+/// The same; `failed`: where writes failed, offsets on the device, is added there.
+pub(crate) async fn write_each(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+    failed: &mut Vec<u64>,
+) -> Result<()> {
     let longest = device.limits().max_transfer as usize;
     let mut waiting = Vec::new();
     for (offset, bytes) in writes {
@@ -460,14 +475,15 @@ pub(crate) async fn write_all(
             let end = Box::new(move |done| tx.send(done));
             let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
             device.submit(bio.with_flags(flags));
-            waiting.push(rx);
+            waiting.push((at, rx));
             at += part.len() as u64;
         }
     }
     let mut result = Ok(());
-    for rx in waiting {
+    for (at, rx) in waiting {
         let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
         let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+        failed.extend(done.is_err().then_some(at));
         result = result.and(done);
     }
     result

@@ -290,6 +290,13 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// Bytes that inodes say are stored: anything, in a damaged volume.
+    fn total_bytes(&self) -> u64 {
+        self.inodes.values().fold(0, |sum, inode| sum.saturating_add(inode.stored_bytes))
+    }
+}
+
 /// Entries, link counts, parents, orphans.
 fn check_names(tree: &Tree, report: &mut FsckReport) -> Names {
     let (mut names, mut links): (Names, BTreeMap<u64, (u32, u32)>) = Default::default();
@@ -384,7 +391,7 @@ async fn check_content(
     let inner = &volume.0;
     let files = tree.inodes.iter().filter(|(_, inode)| inode.data_id != 0);
     let owners: Vec<(u64, u64)> = files.map(|(ino, inode)| (inode.data_id, *ino)).collect();
-    let total_bytes = tree.inodes.values().map(|inode| inode.stored_bytes).sum();
+    let total_bytes = tree.total_bytes();
     let unit = inner.layout.block_bytes();
     for (data_id, ino) in owners {
         let mut block = 0;

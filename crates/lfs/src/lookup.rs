@@ -6,7 +6,7 @@
 //!
 //! Locks: the state lock in turn; none across a wait.
 
-use crate::btree::{Cursor, Found};
+use crate::btree::{Cursor, Found, InOrder};
 use crate::format::corrupt;
 use crate::format::extent::{Source, UNWRITTEN};
 use crate::format::item::Item;
@@ -100,7 +100,19 @@ impl Inner {
         data_id: u64,
         block: u64,
     ) -> Result<Piece> {
-        if let Some(found) = self.tree.floor(root, Key::Extent(data_id, block)).await?
+        self.piece_in_order(root, data_id, block, &mut InOrder::default()).await
+    }
+
+    /// The same for who asks for one after the other, in the order of keys.
+    pub(crate) async fn piece_in_order(
+        &self,
+        root: &TreeRoot,
+        data_id: u64,
+        block: u64,
+        order: &mut InOrder,
+    ) -> Result<Piece> {
+        let key = Key::Extent(data_id, block);
+        if let Some(found) = self.tree.floor_in_order(root, key, order).await?
             && let Some(piece) = self.decode(&found, data_id, block)?
         {
             return Ok(piece);

@@ -5,7 +5,7 @@
 //! and names follow a budget that changes.
 //!
 //! Invariant: V11 what is claimed is what is in use, but for a little; of changes it is the most that there
-//! were, for they come back with the next checkpoint.
+//! were, for they come back with the next checkpoint; what a pass of the cleaner takes goes with it.
 //! Lock: none; told without the state lock.
 
 use crate::state::State;
@@ -31,8 +31,10 @@ const OVERLAY_BYTES: u64 = 900;
 /// What is in use under the state lock, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// Changes, those that are frozen and what the cleaner is about to change included.
+    /// Changes, those that are frozen included.
     changes: u64,
+    /// What the cleaner is about to change, and copies with.
+    cleaning: u64,
     names: u64,
 }
 
@@ -102,8 +104,8 @@ impl State {
     /// What is in use.
     pub fn held(&self) -> Held {
         let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.bytes);
-        let changes = self.changes_bytes() + frozen + self.gathered_bytes;
-        Held { changes, names: self.cache.bytes() as u64 }
+        let (changes, names) = (self.changes_bytes() + frozen, self.cache.bytes() as u64);
+        Held { changes, cleaning: self.cleaning_bytes, names }
     }
 }
 
@@ -114,7 +116,7 @@ impl Inner {
         let Some((cache, claim)) = &memory.budget else { return };
         let nodes = self.tree.cache().used_bytes();
         let changes = memory.changes_most.fetch_max(held.changes, Ordering::Relaxed);
-        let changes = changes.max(held.changes);
+        let changes = changes.max(held.changes) + held.cleaning;
         let (all, budget) = (nodes as u64 + held.names + changes, cache.budget_bytes());
         let is_new = budget != memory.shared_of.swap(budget, Ordering::Relaxed);
         if !is_new && all.abs_diff(memory.told.load(Ordering::Relaxed)) < LITTLE {

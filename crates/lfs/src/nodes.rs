@@ -13,7 +13,7 @@
 //! Locks: [`VolumeStore`] takes the state lock to allocate; none across a wait.
 
 use crate::btree::{NodeStore, StoredNode};
-use crate::commit::write_all;
+use crate::commit::write_each;
 use crate::format::place::{Geometry, Place};
 use crate::layout::Layout;
 use crate::slots::read_at;
@@ -327,7 +327,12 @@ impl VolumeStore {
                 _ => writes.push((offset, bytes.to_vec())),
             }
         }
-        write_all(&self.device, writes, BioFlags::BACKGROUND).await
+        let mut failed = Vec::new();
+        let done = write_each(&self.device, writes, BioFlags::BACKGROUND, &mut failed).await;
+        if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
+            inner.writes_failed(&failed);
+        }
+        done
     }
 }
 

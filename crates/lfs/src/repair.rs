@@ -101,6 +101,7 @@ impl Inner {
         let offset = self.layout.device_offset(run.at);
         let write = || write_all(&self.device, vec![(offset, bytes.clone())], BioFlags::SYNC);
         if write().await.is_err() {
+            self.writes_failed(&[offset]);
             // One that fails once is no loss.
             write().await?;
         }
@@ -114,6 +115,9 @@ impl Inner {
         let at = self.layout.device_offset(Place::new(segment, 0));
         let zeros = vec![0; self.layout.align as usize];
         let done = write_all(&self.device, vec![(at, zeros)], BioFlags::SYNC).await;
+        if done.is_err() {
+            self.writes_failed(&[at]);
+        }
         self.state.lock().space.segments.give_back(segment);
         done.is_ok()
     }

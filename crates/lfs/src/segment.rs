@@ -14,7 +14,9 @@
 //! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be
 //! used again, and used again when that is done: nothing that somebody may want is discarded. W17 what has
 //! come free is taken before what was never written, unless it is discarded: writing where the image has its
-//! blocks costs the host less than finding blocks for it, and a thin image stays thin.
+//! blocks costs the host less than finding blocks for it, and a thin image stays thin. W18 a segment that a
+//! write to failed is taken when no other is free, as long as the volume is open: the same bad place is not
+//! met over and over.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -63,14 +65,30 @@ pub(crate) struct Segment {
     is_counted: bool,
     /// How often it was taken in this life: which filling it is.
     pub takes: u64,
+    /// A write to it failed in this life (W18).
+    has_failed: bool,
     pin: Pin,
 }
 
 impl Segment {
+    /// Content is there, and no nodes.
+    pub fn is_content(&self) -> bool {
+        matches!(self.stream, Stream::Data | Stream::Log)
+    }
+
     /// What is live in it is known, and nothing is on its way there.
     pub fn is_settled(&self) -> bool {
         self.is_counted && !self.is_touched && !self.is_new && self.in_flight == 0
     }
+}
+
+/// What there is in all segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Bytes that are live.
+    pub live: u64,
+    /// Segments of content that come free by themselves.
+    pub dead: u64,
 }
 
 /// What a checkpoint changes in a segment.
@@ -109,6 +127,8 @@ pub(crate) struct Segments {
     free: u64,
     /// Bytes of content that are live (W11).
     content_bytes: u64,
+    /// None: something has changed since.
+    known: Option<Known>,
     /// Where the search for a free segment goes on, so that a bad one is not found again at once (W17).
     next: u32,
     /// What comes free is discarded first.
@@ -129,12 +149,14 @@ impl Segments {
             is_new: false,
             is_counted: false,
             takes: 0,
+            has_failed: false,
             pin: Pin::default(),
         };
         Self {
             list: (0..count).map(segment).collect(),
             free: u64::from(count),
             content_bytes: 0,
+            known: None,
             next: 0,
             discards: false,
         }
@@ -170,7 +192,20 @@ impl Segments {
         Ok(())
     }
 
+    /// What there is in all segments.
+    pub fn known(&mut self) -> Known {
+        let comes = |this: &Segment| {
+            matches!(this.phase, Phase::Dead | Phase::Discarding) && this.is_content()
+        };
+        let list = &self.list;
+        *self.known.get_or_insert_with(|| Known {
+            live: list.iter().map(|this| this.live_bytes).sum(),
+            dead: list.iter().filter(|this| comes(this)).count() as u64,
+        })
+    }
+
     fn count_content(&mut self) {
+        self.known = None;
         let content = self.list.iter().filter(|this| this.stream != Stream::Tree);
         self.content_bytes = content.map(|this| this.live_bytes).sum();
     }
@@ -204,6 +239,7 @@ impl Segments {
         let Some(this) = self.list.get_mut(segment as usize) else { return };
         let old = std::mem::replace(&mut this.phase, phase);
         this.stream = stream;
+        self.known = self.known.filter(|_| phase == old);
         this.is_counted &= phase == old;
         self.free = self.free + u64::from(phase == Phase::Free) - u64::from(old == Phase::Free);
     }
@@ -211,8 +247,12 @@ impl Segments {
     /// Takes a free one.
     pub fn take(&mut self, stream: Stream) -> Result<u32> {
         let count = self.count();
-        let is_free = |s: &u32| self.list[*s as usize].phase == Phase::Free;
-        let Some(segment) = (0..count).map(|n| (self.next + n) % count).find(is_free) else {
+        let this = |s: &u32| &self.list[*s as usize];
+        let in_order = (0..count).map(|n| (self.next + n) % count);
+        let mut free = in_order.filter(|s| this(s).phase == Phase::Free);
+        // W18.
+        let sound = free.clone().find(|s| !this(s).has_failed);
+        let Some(segment) = sound.or_else(|| free.next()) else {
             return Err(Error::new(ErrorKind::NoSpace, "take segment", "none is free"));
         };
         self.next = (segment + 1) % count;
@@ -251,6 +291,12 @@ impl Segments {
     /// A tree segment, which is filled as long as there is a place.
     pub fn open_again(&mut self, segment: u32) {
         self.set(segment, Phase::Open, Stream::Tree);
+    }
+
+    /// A write to it failed (W18). False: that is known.
+    pub fn fail(&mut self, segment: u32) -> bool {
+        let this = self.list.get_mut(segment as usize);
+        this.is_some_and(|this| !std::mem::replace(&mut this.has_failed, true))
     }
 
     /// Nothing in it counts, and nothing ever did.
@@ -427,6 +473,13 @@ impl Segments {
         self.iter().filter_map(is_one).collect()
     }
 
+    /// So much is live there, whatever the tree has.
+    #[cfg(test)]
+    pub fn say_live(&mut self, segment: u32, bytes: u64) {
+        self.list[segment as usize].live_bytes = bytes;
+        self.known = None;
+    }
+
     /// It is to be discarded.
     #[cfg(test)]
     pub fn discard_soon(&mut self, segment: u32) {
@@ -442,23 +495,12 @@ impl Segments {
 }
 
 #[cfg(test)]
-mod tests {
+mod tests;
+
+#[cfg(test)]
+mod life {
+    use super::tests::{checkpoint, live, phase};
     use super::*;
-
-    fn live(segment: u32, bytes: i64) -> Deltas {
-        Deltas::from([(segment, Delta { bytes, youngest: 7 })])
-    }
-
-    fn phase(segments: &Segments, segment: u32) -> Phase {
-        segments.get(segment).unwrap().phase
-    }
-
-    fn checkpoint(segments: &mut Segments, deltas: Deltas, number: u64) -> Vec<Entry> {
-        let before = segments.snapshot();
-        let plan = segments.plan(&before, deltas, number, &|_| 0).unwrap();
-        segments.settle(&plan, number);
-        plan.entries
-    }
 
     /// W11 to W14: through the life of one segment.
     #[test]
@@ -483,103 +525,5 @@ mod tests {
         assert_eq!((segments.reclaim(4), segments.reclaim(5), segments.free()), (0, 1, 4));
         let before = segments.snapshot();
         assert!(segments.plan(&before, live(1, -1), 6, &|_| 0).is_err(), "W11");
-    }
-
-    /// What was written anew went on to places that the image had never had, though as much had been removed:
-    /// the host had to find blocks for all of it, and the image grew until it was full once.
-    #[test]
-    fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
-        let free_again = |discards: bool| {
-            let mut segments = Segments::new(8);
-            segments.discards = discards;
-            let take = |segments: &mut Segments| segments.take(Stream::Data).unwrap();
-            let taken: Vec<u32> = (0..4).map(|_| take(&mut segments)).collect();
-            assert_eq!(taken, [0, 1, 2, 3]);
-            [2, 1].into_iter().for_each(|segment| segments.seal(segment));
-            (1..3).for_each(|number| drop(checkpoint(&mut segments, Deltas::new(), number)));
-            (1..3).for_each(|number| drop(checkpoint(&mut segments, Deltas::new(), number + 2)));
-            segments.discarding().into_iter().for_each(|segment| segments.give_back(segment));
-            let first = take(&mut segments);
-            // It was bad: another one is tried.
-            segments.give_back(first);
-            [first, take(&mut segments), take(&mut segments)]
-        };
-        assert_eq!(free_again(false), [1, 2, 4], "W17");
-        assert_eq!(free_again(true), [4, 5, 6], "what is discarded has no blocks any more");
-    }
-
-    /// Records that were queued at a freeze got their place in a segment that the log took after it: the
-    /// table said that it was free, and the next life gave it out, with synced content in it.
-    #[test]
-    fn w11_what_is_taken_after_a_freeze_is_told_as_it_is() {
-        let mut segments = Segments::new(4);
-        let before = segments.snapshot();
-        let taken = segments.take(Stream::Log).unwrap();
-        let plan = segments.plan(&before, live(taken, 4096), 1, &|_| 0).unwrap();
-        let entry = plan.entries[taken as usize];
-        assert_eq!((entry.state, entry.live_bytes), (SegmentState::Open, 4096));
-        assert_eq!(entry.stream, Stream::Log);
-    }
-
-    /// A segment was sealed at a freeze, came free and was taken by the log before the checkpoint was
-    /// planned, which then called it dead under the log's head.
-    #[test]
-    fn w12_what_was_taken_again_does_not_die() {
-        let mut segments = Segments::new(4);
-        let taken = segments.take(Stream::Data).unwrap();
-        segments.seal(taken);
-        let before = segments.snapshot();
-        segments.give_back(taken);
-        while segments.take(Stream::Log).unwrap() != taken {}
-        segments.seal(taken);
-        let plan = segments.plan(&before, Deltas::new(), 1, &|_| 0).unwrap();
-        assert_eq!(plan.entries[taken as usize].state, SegmentState::Sealed);
-        assert!(plan.died().is_empty());
-    }
-
-    /// What was left over of a sealed segment was used, and while the checkpoint was made that was to count
-    /// it the segment passed for counted: the cleaner emptied it of all but that, and went on to take it for
-    /// damaged.
-    #[test]
-    fn k21_what_a_checkpoint_is_about_to_count_is_not_counted() {
-        let mut segments = Segments::new(4);
-        let taken = segments.take(Stream::Data).unwrap();
-        segments.seal(taken);
-        checkpoint(&mut segments, live(taken, 4096), 1);
-        let is_settled = |segments: &Segments| segments.get(taken).unwrap().is_settled();
-        assert!(is_settled(&segments));
-        segments.fly(taken, 1);
-        segments.fly(taken, -1);
-        let before = segments.snapshot();
-        assert!(!is_settled(&segments), "it is in no tree yet");
-        let plan = segments.plan(&before, live(taken, 4096), 2, &|_| 0).unwrap();
-        segments.settle(&plan, 2);
-        assert!(is_settled(&segments));
-        segments.fly(taken, 1);
-        checkpoint(&mut segments, Deltas::new(), 3);
-        segments.fly(taken, -1);
-        let before = segments.snapshot();
-        assert!(!is_settled(&segments), "it landed after the freeze before");
-        let plan = segments.plan(&before, live(taken, 4096), 4, &|_| 0).unwrap();
-        segments.settle(&plan, 4);
-        assert!(is_settled(&segments));
-    }
-
-    /// What was open when it was stored is sealed when it is loaded, and dies if nothing is there.
-    #[test]
-    fn what_a_crash_left_open_is_used_again() {
-        let mut segments = Segments::new(3);
-        let before = segments.take(Stream::Data).unwrap();
-        let entries = checkpoint(&mut segments, Deltas::new(), 1);
-        let mut segments = Segments::new(3);
-        segments.load(&entries, 1).unwrap();
-        segments.found(2, Stream::Log);
-        assert_eq!((phase(&segments, before), segments.free()), (Phase::Dead, 1));
-        checkpoint(&mut segments, Deltas::new(), 2);
-        assert_eq!((phase(&segments, 2), segments.free()), (Phase::Dead, 2));
-        checkpoint(&mut segments, Deltas::new(), 3);
-        assert_eq!(segments.free(), 3);
-        let more = [&entries[..], &entries[..1]].concat();
-        assert!(segments.load(&more, 1).is_err(), "entries of more segments than there are");
     }
 }

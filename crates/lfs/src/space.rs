@@ -337,6 +337,14 @@ impl Space {
         open.is_some()
     }
 
+    /// A write to this segment failed (W18): the cleaner fills it no further. False: that is known.
+    pub fn fail(&mut self, segment: u32) -> bool {
+        if let Some(open) = self.clean.take_if(|at| at.segment == segment) {
+            self.segments.seal(open.segment);
+        }
+        self.segments.fail(segment)
+    }
+
     /// A segment for the log, which goes on there.
     pub fn take_log(&mut self) -> Result<u32> {
         let taken = self.segments.take(Stream::Log)?;

@@ -241,8 +241,8 @@ pub(crate) struct State {
     pub tree_nodes: u64,
     /// Changes of content since the last freeze, and the bytes that they take in the tree, about.
     pub maps: (u64, u64),
-    /// What the cleaner has found live takes in memory, bytes.
-    pub gathered_bytes: u64,
+    /// What the cleaner has found live, and copies with, takes in memory, bytes.
+    pub cleaning_bytes: u64,
     /// Nothing is changed: the volume is open for reading.
     pub is_read_only: bool,
     /// The volume was closed: the newest slot says that nothing follows.
@@ -292,7 +292,7 @@ impl State {
             settled_bytes: 0,
             tree_nodes: 0,
             maps: (0, 0),
-            gathered_bytes: 0,
+            cleaning_bytes: 0,
             is_read_only: false,
             is_closed: false,
         }

@@ -1,6 +1,6 @@
 //! Several hands write the same blocks through the map of a file, each at its own pace: room, content, write,
 //! publish, in every order that a seed gives; beside them syncs, checkpoints and the cleaner. Whatever was
-//! fixed last, and published, counts, live and after a power cut.
+//! fixed last, and published, counts, live and after a power cut, at the end or in the midst.
 //!
 //! Files themselves keep two writes of a block from being on their way at once, so no workload of files asks
 //! this of the map; another front end of it may.
@@ -18,7 +18,7 @@ use forebay_block::{BioFlags, BioOp, DeviceRef, io};
 use forebay_crashtest::{Depth, Seen, Setup, Spot, Violation};
 use forebay_iomap::{Class, Commit, MapOps, Reservation, Written};
 use forebay_lfs::Volume;
-use forebay_sim::SimDisk;
+use forebay_sim::{PowerCut, SimDisk};
 use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,6 +27,8 @@ use std::time::Duration;
 const BLOCKS: u64 = 3;
 const HANDS: usize = 3;
 const STEPS: u64 = 60;
+/// Power cuts in the midst, about.
+const MIDST: u64 = 4;
 const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 
 /// What somebody is about to publish.
@@ -129,8 +131,21 @@ async fn open(disk: &SimDisk, setup: &Setup) -> Result<Volume> {
     Volume::open(&device, &world, &setup.options(&world)?).await
 }
 
-/// Makes the file, and what is done to it; the disk, and what may be there.
-async fn work(disk: &SimDisk, setup: &Setup) -> std::result::Result<(Past, Vec<u64>), String> {
+/// A moment: what a power cut may leave, and what may be there.
+struct Moment {
+    cut: PowerCut,
+    past: Past,
+    synced: Vec<u64>,
+}
+
+impl Moment {
+    fn now(disk: &SimDisk, table: &Table) -> Self {
+        Self { cut: disk.cut_now(), past: table.past.clone(), synced: table.synced.clone() }
+    }
+}
+
+/// Makes the file, and what is done to it; some moments, the last one at the end.
+async fn work(disk: &SimDisk, setup: &Setup) -> std::result::Result<Vec<Moment>, String> {
     let text = |e: forebay_base::Error| e.to_string();
     let volume = open(disk, setup).await.map_err(text)?;
     let (name, new) = (Name::new(b"f").map_err(text)?, NewInode::of(FileKind::File, 0o644));
@@ -150,8 +165,11 @@ async fn work(disk: &SimDisk, setup: &Setup) -> std::result::Result<(Past, Vec<u
     let mut rng = setup.seed ^ 0x07d;
     let mut draw = |n: u64| split_mix(&mut rng) % n;
     let mut hands: Vec<Hand> = (0..HANDS).map(|_| Hand::Idle).collect();
-    let running = Arc::new(AtomicUsize::new(0));
+    let (running, mut moments) = (Arc::new(AtomicUsize::new(0)), Vec::new());
     for _ in 0..STEPS {
+        if draw(STEPS / MIDST) == 0 {
+            moments.push(Moment::now(disk, &table));
+        }
         match draw(14) {
             0 => table.commit().await.map_err(text)?,
             n @ (1 | 2) => {
@@ -185,14 +203,15 @@ async fn work(disk: &SimDisk, setup: &Setup) -> std::result::Result<(Past, Vec<u
     if draw(2) == 0 {
         table.commit().await.map_err(text)?;
     }
-    Ok((table.past, table.synced))
+    moments.push(Moment::now(disk, &table));
+    Ok(moments)
 }
 
 /// Each block holds the newest content that was durable, or something newer.
 fn check_recovered(
     setup: &Setup,
     disk: &SimDisk,
-    (past, synced): &(Past, Vec<u64>),
+    Moment { past, synced, .. }: &Moment,
 ) -> std::result::Result<(), String> {
     let unit = setup.block_bytes as usize;
     let found = disk.world().run(async {
@@ -225,15 +244,17 @@ pub fn ordered(
     let blank = setup.blank().map_err(|e| violation(e.to_string()))?;
     let disk = blank.in_world(SimWorld::new(setup.seed));
     let done = disk.world().clone().run(work(&disk, setup));
-    let cut = disk.cut_now();
     disk.world().stop();
-    let past = done.map_err(violation)?;
+    let moments = done.map_err(violation)?;
     seen.counts.workloads += 1;
-    for state in cut.states(5).take(24) {
-        seen.counts.states += 1;
-        let recovered = state.mount(SimWorld::new(3));
-        check_recovered(setup, &recovered, &past)
-            .map_err(|what| violation(format!("{}: {what}", state.label)))?;
+    for (n, moment) in moments.iter().enumerate() {
+        let most = if n + 1 == moments.len() { 24 } else { 8 };
+        for state in moment.cut.states(5).take(most) {
+            seen.counts.states += 1;
+            let recovered = state.mount(SimWorld::new(3));
+            check_recovered(setup, &recovered, moment)
+                .map_err(|what| violation(format!("moment {n}, {}: {what}", state.label)))?;
+        }
     }
     Ok(())
 }

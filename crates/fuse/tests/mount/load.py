@@ -1,10 +1,10 @@
 """Writers whose mount is killed under them. usage: load.py WHAT FILE ACKNOWLEDGED, where WHAT is `sync` (records with
 fsync), `dsync` (O_DSYNC, direct), `over` (a file that is there is overwritten in no order, with fsync) or a journal
 mode of SQLite; what was acknowledged is written down in the file
-ACKNOWLEDGED, which is elsewhere. Ends with the first error, status 0 if that is
-what the mount of a dead process says. `load.py check WHAT FILE ACKNOWLEDGED`: says what
+ACKNOWLEDGED, which is elsewhere. Ends with the first error, status 0 if the mount is that of a dead process
+then, and it says what such mounts say. `load.py check WHAT FILE ACKNOWLEDGED`: says what
 of it is missing, with status 1."""
-import mmap, os, sqlite3, struct, sys
+import mmap, os, sqlite3, struct, sys, time
 
 SIZE = 4096
 
@@ -111,6 +111,19 @@ def check(what, name, acknowledged):
     print(last + 1)
 
 
+def is_dead(name):
+    """Whether nobody serves the mount: asked of a name that nobody has asked for, so that the kernel has no answer. Who
+    was under way when the process was killed may have been told EIO; of a process that serves that is a failure."""
+    for _ in range(500):
+        try:
+            os.stat(f"{name}.{os.getpid()}.{os.urandom(8).hex()}")
+        except OSError as e:
+            if e.errno in (2, 103, 107):
+                return e.errno != 2
+        time.sleep(0.01)
+    return False
+
+
 def main():
     if sys.argv[1] == "check":
         return check(*sys.argv[2:5])
@@ -123,9 +136,12 @@ def main():
         (write if what in ("sync", "dsync") else insert)(what, name, acknowledged)
     except sqlite3.Error as e:
         print(e)
+        sys.exit(0 if is_dead(name) else f"{what}: {e}, of a mount that is served")
     except OSError as e:
         # EIO of what was under way, ECONNABORTED, ENOTCONN.
-        sys.exit(0 if e.errno in (5, 103, 107) else f"{what}: {e}")
+        if e.errno not in (5, 103, 107):
+            sys.exit(f"{what}: {e}")
+        sys.exit(0 if is_dead(name) else f"{what}: {e}, of a mount that is served")
 
 
 main()

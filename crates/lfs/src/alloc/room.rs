@@ -9,7 +9,8 @@
 //!        or a whole segment ◀── left over
 //! ```
 //! Invariants: R21 a run lies within one segment. R22 what is left over has no neighbours that are left over,
-//! too: they are one run. R23 a segment of which nothing is in use goes back.
+//! too: they are one run. R23 a segment of which nothing is in use goes back. R24 what is left over of a
+//! segment that a write to failed is given out when there is nothing else (W18).
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -68,30 +69,56 @@ impl Sizes {
 }
 
 /// What is left over (R22), by address and by length.
-#[derive(Default)]
 struct Left {
+    /// Bytes of a segment.
+    segment: u64,
     runs: BTreeMap<u64, u64>,
-    lengths: BTreeSet<(u64, u64)>,
+    /// Those of segments that a write to failed come last (R24).
+    lengths: BTreeSet<(bool, u64, u64)>,
+    failed: BTreeSet<u64>,
     bytes: u64,
 }
 
 impl Left {
+    fn new(segment: u64) -> Self {
+        let (runs, lengths, failed) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        Self { segment, runs, lengths, failed, bytes: 0 }
+    }
+
+    fn key(&self, (at, len): Run) -> (bool, u64, u64) {
+        (self.failed.contains(&(at / self.segment)), len, at)
+    }
+
     fn remove(&mut self, at: u64) -> Option<Run> {
         let len = self.runs.remove(&at)?;
-        self.lengths.remove(&(len, at));
+        self.lengths.remove(&self.key((at, len)));
         self.bytes -= len;
         Some((at, len))
     }
 
     fn put(&mut self, (at, len): Run) {
         self.runs.insert(at, len);
-        self.lengths.insert((len, at));
+        self.lengths.insert(self.key((at, len)));
         self.bytes += len;
     }
 
+    /// First bytes of what is left over of a segment.
+    fn within(&self, segment: u64) -> Vec<u64> {
+        let first = segment * self.segment;
+        self.runs.range(first..first + self.segment).map(|(at, _)| *at).collect()
+    }
+
+    /// A write to this segment failed (R24).
+    fn fail(&mut self, segment: u64) {
+        let there = self.within(segment);
+        let there: Vec<Run> = there.into_iter().filter_map(|at| self.remove(at)).collect();
+        self.failed.insert(segment);
+        there.into_iter().for_each(|run| self.put(run));
+    }
+
     /// Adds a run; returns the one that it has become a part of, which stays here.
-    fn join(&mut self, (at, len): Run, segment: u64) -> Run {
-        let (mut start, mut end) = (at, at + len);
+    fn join(&mut self, (at, len): Run) -> Run {
+        let (segment, mut start, mut end) = (self.segment, at, at + len);
         let before = self.runs.range(..at).next_back().map(|(at, len)| (*at, *len));
         if let Some((before, len)) = before
             && before + len == at
@@ -109,13 +136,16 @@ impl Left {
         (start, end - start)
     }
 
-    /// The shortest run of at least `least`.
+    /// The shortest run of at least `least`, where no write failed.
     fn best(&self, least: u64) -> Option<Run> {
-        self.lengths.range((least, 0)..).next().map(|(len, at)| (*at, *len))
+        let sound = (false, least, 0)..(true, 0, 0);
+        self.lengths.range(sound).next().map(|(_, len, at)| (*at, *len))
     }
 
+    /// The longest where no write failed, or else of all.
     fn longest(&self) -> Option<Run> {
-        self.lengths.last().map(|(len, at)| (*at, *len))
+        let sound = self.lengths.range(..(true, 0, 0)).next_back();
+        sound.or_else(|| self.lengths.last()).map(|(_, len, at)| (*at, *len))
     }
 
     /// The first `bytes` bytes of a run that is here.
@@ -143,7 +173,7 @@ impl Room {
     /// Of a volume on which nothing is held.
     pub fn new(layout: &Layout) -> Self {
         let sizes = Sizes::of(layout);
-        let (left, windows) = (Left::default(), Windows::default());
+        let (left, windows) = (Left::new(sizes.segment), Windows::default());
         Self { sizes, left, pool: None, windows, stats: AllocStats::default() }
     }
 
@@ -190,7 +220,7 @@ impl Room {
         }
         if tail > 0 && space.has_segment() {
             let rest = self.more_from(space, tail)?;
-            self.left.join(rest, self.sizes.segment);
+            self.left.join(rest);
         }
         self.anything(space, want)
     }
@@ -249,9 +279,19 @@ impl Room {
         if tail > 0
             && let Ok(rest) = self.more_from(space, tail)
         {
-            self.left.join(rest, self.sizes.segment);
+            self.left.join(rest);
         }
         space.seal_data();
+    }
+
+    /// A write to this segment failed: nobody goes on there who can go elsewhere (R24).
+    pub fn fail(&mut self, space: &mut Space, segment: u32) {
+        self.left.fail(u64::from(segment));
+        if space.is_open(segment) {
+            self.seal_data(space);
+        }
+        // Some of that may be there.
+        self.return_all(space);
     }
 
     /// Bytes of a segment that are left over.
@@ -262,9 +302,7 @@ impl Room {
 
     /// What is left over of a segment goes with it.
     pub fn forget(&mut self, space: &mut Space, segment: u32) {
-        let first = u64::from(segment) * self.sizes.segment;
-        let runs = self.left.runs.range(first..first + self.sizes.segment);
-        for at in runs.map(|(at, _)| *at).collect::<Vec<u64>>() {
+        for at in self.left.within(u64::from(segment)) {
             if let Some((_, len)) = self.left.remove(at) {
                 space.segments.hold(segment, -(len as i64));
             }
@@ -273,7 +311,7 @@ impl Room {
 
     /// Takes a run back that is not in use any more, or never was.
     pub fn give_back(&mut self, space: &mut Space, run: Run) {
-        let (at, len) = self.left.join(run, self.sizes.segment);
+        let (at, len) = self.left.join(run);
         let place = self.sizes.place(at);
         let goes = if len == self.sizes.segment && !space.is_open(place.segment) {
             space.release(place.segment);

@@ -76,6 +76,21 @@ struct Who {
     now: Nanos,
 }
 
+impl Inner {
+    /// Writes failed at these offsets on the device: nothing more goes there that can go elsewhere (W18,
+    /// R24).
+    pub(crate) fn writes_failed(&self, offsets: &[u64]) {
+        for at in offsets.iter().filter_map(|at| self.layout.place_at(*at)) {
+            let mut state = self.state.lock();
+            let State { room, space, .. } = &mut *state;
+            if space.fail(at.segment) {
+                log::warn!("a write to segment {} failed: others are taken first", at.segment);
+                room.fail(space, at.segment);
+            }
+        }
+    }
+}
+
 impl State {
     /// Places that are not used after all.
     pub fn give_back(&mut self, layout: &Layout, places: &[Place]) {

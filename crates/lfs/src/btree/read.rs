@@ -93,7 +93,7 @@ impl Tree {
     }
 
     /// The same for who asks for one key behind the other (B46).
-    pub(super) async fn floor_in_order(
+    pub(crate) async fn floor_in_order(
         &self,
         root: &TreeRoot,
         key: Key,
@@ -176,7 +176,7 @@ const AHEAD_MOST: usize = 64;
 /// Where somebody was who asks for keys in order: where he goes from leaf to leaf, more and more of those
 /// that follow are read together.
 #[derive(Default)]
-pub(super) struct InOrder {
+pub(crate) struct InOrder {
     /// Behind the last leaf.
     high: Option<KeyBytes>,
     ahead: usize,

@@ -11,8 +11,9 @@
 //! ```
 //! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which does not die
 //! while it is on its way: each write holds the [`Flight`] until the device is done with it, whoever still
-//! waits for it. What is in memory at a time is bounded: of twice [`AHEAD_BYTES`] that are live, with what
-//! is read over, being read, and as much being written.
+//! waits for it. M35 what is read together is at most as many bytes as [`Inner::ahead_bytes`] says that are
+//! live, and as many that are read over, or that buffers of little content are larger by. Beside what is
+//! written the next is read: [`COPY_TIMES`] that is in memory at a time, with what is known of each piece.
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
@@ -32,8 +33,17 @@ use std::sync::{Arc, Weak};
 
 /// Bytes of a buffer, which one write takes, at most.
 const BUFFER_BYTES: u64 = MIB;
-/// Live bytes that are read at once, while as many are being written.
-pub(super) const AHEAD_BYTES: u64 = 2 * MIB;
+/// Live bytes that are read at once, while as many are being written: at most, at least, and the part of what
+/// changes may take in memory.
+const AHEAD_BYTES: u64 = 2 * MIB;
+const AHEAD_LEAST: u64 = 64 * KIB;
+const AHEAD_SHARE: u64 = 16;
+/// M35: twice live and read over, once written, once for pieces.
+pub(super) const COPY_TIMES: u64 = 6;
+/// Bytes that a piece of a round takes in memory, twice, with its sums.
+const PIECE_BYTES: u64 = 256;
+/// Bytes that a buffer takes at least.
+pub(super) const BUFFER_LEAST: u64 = 4 * KIB;
 /// What is dead between two runs that are read in one transfer, bytes at most.
 const GAP_BYTES: u64 = 16 * KIB;
 
@@ -86,8 +96,9 @@ impl Copied {
     }
 }
 
-/// What lies one behind the other where it goes.
+/// What lies one behind the other where it goes, and is read together.
 struct Part {
+    turn: u32,
     to: Place,
     /// In order.
     live: Vec<Live>,
@@ -108,11 +119,11 @@ async fn all(waiting: Waiting) -> Vec<Result<()>> {
 
 impl Inner {
     /// Reads, checks and writes (C42).
-    pub(super) async fn copy(&self, live: &[Live], flight: &Arc<Flight>) -> Result<Copied> {
+    pub(super) async fn copy(&self, live: Vec<Live>, flight: &Arc<Flight>) -> Result<Copied> {
         let parts = self.parts(live);
         let mut copied = Copied::default();
         let (mut writing, mut result) = (Waiting::new(), Ok(()));
-        let mut rest = at_once(&parts);
+        let mut rest = parts.chunk_by(|a, b| a.turn == b.turn);
         let mut next = match rest.next() {
             Some(some) => Some((some, self.read(some).await)),
             None => None,
@@ -138,28 +149,38 @@ impl Inner {
         result.map(|()| copied)
     }
 
+    /// Live bytes that are read together, at most (M35).
+    pub(super) fn ahead_bytes(&self) -> u64 {
+        (self.options.overlay_bytes / AHEAD_SHARE).clamp(AHEAD_LEAST, AHEAD_BYTES)
+    }
+
+    /// Pieces that are copied in one round, at most (M35).
+    pub(super) fn pieces_max(&self) -> u64 {
+        self.ahead_bytes() / PIECE_BYTES
+    }
+
+    /// Bytes of one transfer, at most.
+    fn longest(&self) -> u64 {
+        u64::from(self.device.limits().max_transfer).min(BUFFER_BYTES)
+    }
+
     /// Parts of at most a buffer, each in one segment.
-    fn parts(&self, live: &[Live]) -> Vec<Part> {
-        let unit = self.layout.block_bytes();
-        let longest = u64::from(self.device.limits().max_transfer).min(BUFFER_BYTES);
+    fn parts(&self, live: Vec<Live>) -> Vec<Part> {
+        let (unit, longest) = (self.layout.block_bytes(), self.longest());
         let mut parts: Vec<Part> = Vec::new();
-        let most = longest / unit;
-        let pieces = live.iter().flat_map(|live| {
-            let firsts = (0..live.blocks).step_by(most as usize);
-            firsts.map(move |skip| live.part(skip, most.min(live.blocks - skip), unit))
-        });
-        for live in pieces {
+        for live in live.into_iter().flat_map(|live| live.pieces(longest, unit)) {
             let bytes = live.blocks * unit;
             match parts.last_mut() {
                 Some(part)
-                    if part.to.segment == live.to.segment
+                    if part.turn == live.turn
+                        && part.to.segment == live.to.segment
                         && u64::from(part.to.offset) + part.bytes == u64::from(live.to.offset)
                         && part.bytes + bytes <= longest =>
                 {
                     part.bytes += bytes;
                     part.live.push(live);
                 }
-                _ => parts.push(Part { to: live.to, bytes, live: vec![live] }),
+                _ => parts.push(Part { turn: live.turn, to: live.to, bytes, live: vec![live] }),
             }
         }
         parts
@@ -170,9 +191,8 @@ impl Inner {
         if self.device.is_crowded() {
             self.device.room().await;
         }
-        let longest = u64::from(self.device.limits().max_transfer).min(BUFFER_BYTES);
         let (mut bios, mut reading) = (Vec::new(), Reading::default());
-        for span in spans(parts, self.layout.block_bytes(), longest) {
+        for span in spans(parts, self.layout.block_bytes(), self.longest()) {
             let (tx, rx) = oneshot();
             let end = Box::new(move |done: Completion| tx.send(done));
             let (offset, len) = (self.layout.device_offset(span.from), span.bytes);
@@ -193,12 +213,15 @@ impl Inner {
         flight: &Arc<Flight>,
         writing: &mut Waiting,
     ) {
-        let ((tx, rx), held) = (oneshot(), flight.clone());
+        let ((tx, rx), held, me) = (oneshot(), flight.clone(), self.me.clone());
+        let offset = self.layout.device_offset(part.to);
         let end = Box::new(move |Completion { data, result }| {
+            if let (Err(_), Some(inner)) = (&result, me.upgrade()) {
+                inner.writes_failed(&[offset]);
+            }
             drop((data, held));
             tx.send(result);
         });
-        let offset = self.layout.device_offset(part.to);
         let bio = Bio::new(BioOp::Write, offset, part.bytes, DataRef::Buf(buf), end);
         self.device.submit(bio.with_flags(BioFlags::BACKGROUND));
         writing.push(rx);
@@ -246,15 +269,40 @@ impl Inner {
     }
 }
 
-/// Parts that are read at once.
-fn at_once(parts: &[Part]) -> impl Iterator<Item = &[Part]> {
-    let mut bytes = 0;
-    parts.chunk_by(move |last, _| {
-        bytes += last.bytes;
-        let more = bytes < AHEAD_BYTES;
-        bytes *= u64::from(more);
-        more
-    })
+/// Content in the order of places: what of it is read together (M35), and that in the order of keys.
+pub(super) fn in_order(live: Vec<Live>, unit: u64, ahead: u64) -> Vec<Live> {
+    let mut ordered: Vec<Live> = Vec::with_capacity(live.len());
+    let (mut first, mut turn, mut bytes, mut over) = (0, 0, 0, 0);
+    let mut last: Option<(Place, u64)> = None;
+    for mut live in live.into_iter().flat_map(|live| live.pieces(ahead, unit)) {
+        let len = live.blocks * unit;
+        let mut beside = read_over(last, live.from, len);
+        if last.is_some() && (bytes + len > ahead || over + beside > ahead) {
+            ordered[first..].sort_unstable_by_key(|live| (live.data_id, live.block));
+            (first, turn, bytes, over) = (ordered.len(), turn + 1, 0, 0);
+            beside = read_over(None, live.from, len);
+        }
+        (bytes, over, live.turn) = (bytes + len, over + beside, turn);
+        last = Some((live.from, len));
+        ordered.push(live);
+    }
+    ordered[first..].sort_unstable_by_key(|live| (live.data_id, live.block));
+    ordered
+}
+
+/// Bytes that are read, or that a buffer has, beside a run that is read behind another one.
+fn read_over(last: Option<(Place, u64)>, from: Place, len: u64) -> u64 {
+    let of_its_own = BUFFER_LEAST.saturating_sub(len);
+    match last.filter(|(last, _)| last.segment == from.segment) {
+        // In a damaged volume they may overlap.
+        Some((last, len)) => {
+            match u64::from(from.offset).saturating_sub(u64::from(last.offset) + len) {
+                gap if gap <= GAP_BYTES => gap,
+                _ => of_its_own,
+            }
+        }
+        None => of_its_own,
+    }
 }
 
 /// What is read in one transfer.
@@ -321,6 +369,42 @@ mod tests {
     use forebay_base::world::World;
     use std::time::Duration;
 
+    /// M35: what lies between was read, too, as much as it was: with blocks of 512 bytes 66 MiB for 2 MiB
+    /// that are live, and nobody counted it.
+    #[test]
+    fn m35_what_is_read_over_is_bounded() {
+        const SEGMENT: u64 = 16 * MIB;
+        let ahead = 256 * KIB;
+        for (unit, apart) in [(512, 16 * KIB), (512, 64 * KIB), (4096, 20 * KIB), (4096, 4096)] {
+            let found = |n: u64| Live {
+                data_id: 1 + n % 7,
+                block: n,
+                blocks: 1,
+                birth: 1,
+                from: Place::new((n * apart / SEGMENT) as u32, (n * apart % SEGMENT) as u32),
+                sums: Vec::new(),
+                to: Place::new(0, 0),
+                turn: 0,
+            };
+            let ordered = in_order((0..3000).map(found).collect(), unit, ahead);
+            assert_eq!(ordered.len(), 3000);
+            let mut reads = 0;
+            for together in ordered.chunk_by(|a, b| a.turn == b.turn) {
+                let keys: Vec<_> = together.iter().map(|live| (live.data_id, live.block)).collect();
+                assert!(keys.is_sorted(), "in the order of keys");
+                let live = together.to_vec();
+                let bytes = live.len() as u64 * unit;
+                let part = Part { turn: 0, to: Place::new(0, 0), live, bytes };
+                let spans = spans(&[part], unit, BUFFER_BYTES);
+                let read: u64 = spans.iter().map(|span| span.bytes.max(BUFFER_LEAST)).sum();
+                assert!(bytes <= ahead && read <= bytes + ahead, "{unit}, {apart}: {read}");
+                reads += 1;
+            }
+            let all = 3000 * if apart - unit <= GAP_BYTES { apart } else { BUFFER_LEAST };
+            assert!(reads <= 2 + all / (ahead / 2), "{unit}, {apart}: {reads} times");
+        }
+    }
+
     /// Whoever waited for room went away while what was copied was on its way: the segment counted as one
     /// that nothing is on its way to, could die, and be somebody else's before the write came.
     #[test]
@@ -343,7 +427,7 @@ mod tests {
                 this.in_flight
             };
             let flight = Arc::new(Flight::new(inner, [to.segment].into()));
-            let part = Part { to, live: Vec::new(), bytes: 4096 };
+            let part = Part { turn: 0, to, live: Vec::new(), bytes: 4096 };
             let mut writing = Waiting::new();
             inner.write_part(&part, AlignedBuf::new(4096), &flight, &mut writing);
             drop((flight, writing));

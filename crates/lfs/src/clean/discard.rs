@@ -100,8 +100,11 @@ mod tests {
             inner.discard_freed().await;
             assert_eq!(phase(), Phase::Discarding, "the first one can still come");
             World::sleep(&**disk.world(), Duration::from_secs(1)).await;
+            assert_eq!(inner.coming_bytes(), inner.layout.segment_bytes(), "K24");
             inner.discard_freed().await;
             assert_eq!(phase(), Phase::Free);
+            // It was counted as about to come free, and as free, until the next checkpoint.
+            assert_eq!(inner.coming_bytes(), 0, "K24");
         });
         disk.world().stop();
     }

@@ -8,10 +8,11 @@
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
 use super::Hurry;
-use super::copy::{AHEAD_BYTES, Flight};
+use super::copy::{COPY_TIMES, Flight, in_order};
 use super::pick::Victims;
 use crate::admit::Growth;
 use crate::aops::CHANGE_BYTES;
+use crate::btree::InOrder;
 use crate::checkpoint::How;
 use crate::fault::Planted;
 use crate::format::change::Change;
@@ -62,6 +63,8 @@ pub(super) struct Live {
     pub sums: Vec<u32>,
     /// Where they are copied to.
     pub to: Place,
+    /// What has the same number is read together.
+    pub turn: u32,
 }
 
 impl Live {
@@ -81,6 +84,13 @@ impl Live {
         let (from, to) = (after(self.from), after(self.to));
         Self { block: self.block + skip, blocks, from, to, sums: sums.to_vec(), ..*self }
     }
+
+    /// The same in pieces of at most so many bytes.
+    pub fn pieces(self, bytes: u64, unit: u64) -> impl Iterator<Item = Self> {
+        let most = (bytes / unit).max(1);
+        let firsts = (0..self.blocks).step_by(most as usize);
+        firsts.map(move |skip| self.part(skip, most.min(self.blocks - skip), unit))
+    }
 }
 
 /// Room in the log, and nodes, that a round has for what it says; what is over goes back.
@@ -88,19 +98,6 @@ struct Ahead<'a> {
     inner: &'a Inner,
     cost: u64,
     growth: Growth,
-}
-
-/// What is read at a time, in the order of keys.
-fn in_order(mut live: Vec<Live>, unit: u64) -> Vec<Live> {
-    let (mut first, mut bytes) = (0, 0);
-    for at in 0..live.len() {
-        bytes += live[at].blocks * unit;
-        if bytes >= AHEAD_BYTES || at + 1 == live.len() {
-            live[first..=at].sort_unstable_by_key(|live| (live.data_id, live.block));
-            (first, bytes) = (at + 1, 0);
-        }
-    }
-    live
 }
 
 impl Ahead<'_> {
@@ -152,21 +149,31 @@ struct Doing {
 }
 
 impl Inner {
-    /// Moves what is live in these segments, one after the other; how many of them it emptied.
-    pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> Result<u64> {
+    /// Moves what is live in these segments, one after the other; how many of them it emptied, also if it
+    /// ended with an error.
+    pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> (u64, Result<()>) {
         let pins = {
             let state = self.state.lock();
             let pin = |segment: &u32| Some((*segment, state.space.segments.pin(*segment)?));
             victims.iter().filter_map(pin).collect()
         };
         let mut doing = Doing { pins, left: Left::default(), emptied: 0, gained: 0 };
+        let done = self.move_each(victims, hurry, &mut doing).await;
+        (doing.emptied, done)
+    }
+
+    async fn move_each(&self, victims: &Victims, hurry: Hurry, doing: &mut Doing) -> Result<()> {
         let gathered = self.gather(victims).await?;
+        // They are not emptied, and not picked again.
+        doing.left.bad.extend(gathered.wrong());
+        let ahead = gathered.copied_bytes(self.layout.block_bytes()).min(self.ahead_bytes());
+        self.note_cleaning(&gathered, COPY_TIMES * ahead);
         let (unit, mut at) = (self.layout.block_bytes(), 0);
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let mut most = (volume / ROUND_SHARE).clamp(unit, ROUND_BYTES);
         while at < gathered.len() {
             let began = self.world.now();
-            let live = gathered.some(at, most, unit);
+            let live = gathered.some(at, most, self.pieces_max(), unit);
             let count = live.len();
             match self.move_round(gathered.root, live, &mut doing.left).await? {
                 Moved::Done => at += count,
@@ -176,9 +183,9 @@ impl Inner {
                 }
                 Moved::NoRoom => break,
             }
-            self.done_with(&mut doing, gathered.segment(at));
+            self.done_with(doing, gathered.segment(at));
             self.cleaner.check_open()?;
-            if self.is_too_much() || self.is_waited_for(&doing) {
+            if self.is_too_much() || self.is_waited_for(doing) {
                 self.checkpoint_and_free(How::Log).await?;
                 doing.gained = 0;
                 self.cleaner.made_progress();
@@ -186,9 +193,9 @@ impl Inner {
             self.pause(hurry, began).await;
         }
         if at >= gathered.len() {
-            self.done_with(&mut doing, None);
+            self.done_with(doing, None);
         }
-        Ok(doing.emptied)
+        Ok(())
     }
 
     /// All is moved of the segments before `next`, as far as it could be: they may be used again when they
@@ -286,20 +293,27 @@ impl Inner {
         let given = {
             let mut state = self.state.lock();
             let there = live.iter().flat_map(|live| self.still_there(&state, live)).collect();
-            let ordered = in_order(there, self.layout.block_bytes());
+            let ordered = in_order(there, self.layout.block_bytes(), self.ahead_bytes());
             self.give_places(&mut state, ordered)
         };
+        drop(live);
         let Some(Given { live, flight, mut ahead }) = given else { return Ok(Moved::NoRoom) };
         let all: u64 = live.iter().map(|live| live.blocks).sum();
-        let copied = self.copy(&live, &flight).await?;
+        let copied = self.copy(live, &flight).await?;
         self.flush_all().await?;
         if self.log.failures() != failures {
             // What failed may have been of these.
             return Err(Error::new(ErrorKind::Io, "clean", "a write or flush failed meanwhile"));
         }
-        let mut gone = 0;
+        let (mut gone, mut said) = (0, Ok(()));
         for live in copied.live.chunks(SAY_AT_ONCE) {
-            gone += self.say(root, live.to_vec(), &mut ahead).await?;
+            match self.say(root, live.to_vec(), &mut ahead).await {
+                Ok(blocks) => gone += blocks,
+                Err(error) => {
+                    said = Err(error);
+                    break;
+                }
+            }
         }
         drop((flight, ahead));
         left.bad.extend(&copied.bad);
@@ -308,6 +322,7 @@ impl Inner {
         let mut turn = self.cleaner.turn.lock();
         turn.stats.bad_blocks += copied.bad_blocks;
         turn.stats.moved_bytes += gone * unit;
+        said?;
         turn.stats.overtaken_bytes += (all - gone - copied.bad_blocks) * unit;
         Ok(Moved::Done)
     }
@@ -337,22 +352,29 @@ impl Inner {
         }
     }
 
-    /// Of some blocks those that this tree has where they were.
+    /// Of some blocks those that this tree has where they were, in the order that they come in. They are
+    /// looked up in that of keys: each leaf is met once, and neighbours are read together.
     async fn still_in_tree(&self, root: &TreeRoot, live: &[Live]) -> Result<Vec<Live>> {
-        let (unit, mut still) = (self.layout.block_bytes(), Vec::new());
-        for live in live {
-            let mut at = 0;
+        let (unit, mut still, mut order) =
+            (self.layout.block_bytes(), Vec::new(), InOrder::default());
+        let mut by_key: Vec<usize> = (0..live.len()).collect();
+        by_key.sort_unstable_by_key(|n| (live[*n].data_id, live[*n].block));
+        for n in by_key {
+            let (live, mut at) = (&live[n], 0);
             while at < live.blocks {
                 let rest = live.part(at, live.blocks - at, unit);
-                let piece = self.piece_in_tree(root, rest.data_id, rest.block).await?;
+                let Live { data_id, block, .. } = rest;
+                let piece = self.piece_in_order(root, data_id, block, &mut order).await?;
                 let blocks = piece.blocks.min(rest.blocks);
                 if piece.at == Where::Run(rest.from) {
-                    still.push(rest.part(0, blocks, unit));
+                    still.push((n, rest.part(0, blocks, unit)));
                 }
                 at += blocks;
             }
         }
-        Ok(still)
+        // Parts of one keep theirs.
+        still.sort_by_key(|(n, _)| *n);
+        Ok(still.into_iter().map(|(_, live)| live).collect())
     }
 
     /// Places for copies, one behind the other, and room to say so; none if there is none for all of them.
@@ -491,7 +513,8 @@ mod tests {
                     false => victims.iter().take(half).copied().collect(),
                     true => victims.iter().skip(half).copied().collect(),
                 };
-                let emptied = inner.move_all(&part, Hurry::Now).await.unwrap();
+                let (emptied, done) = inner.move_all(&part, Hurry::Now).await;
+                done.unwrap();
                 assert_eq!(emptied, part.len() as u64);
                 let progress = inner.cleaner.turn.lock().progress - before;
                 assert_eq!(progress > 0, waits, "{progress} times");

@@ -6,12 +6,11 @@
 //! given to nobody any more; none is picked whose rest accepted content was counted on. K24 what is dead and
 //! comes free by checkpoints alone counts as free: nothing is moved for it.
 //!
-//! Lock: the state lock, then the turn; for a look at all segments, once for each checkpoint.
+//! Lock: the state lock, then the turn; for a look at all segments, if one has changed since.
 
 use super::gather::FOUND_BYTES;
-use super::{Hurry, Known, Turn};
-use crate::format::usage::Stream;
-use crate::segment::{Phase, Segment};
+use super::{Hurry, Turn};
+use crate::segment::{Known, Phase, Segment};
 use crate::space::Need;
 use crate::state::State;
 use crate::volume::Inner;
@@ -53,10 +52,6 @@ struct Levels {
     low: u64,
 }
 
-fn is_content(this: &Segment) -> bool {
-    matches!(this.stream, Stream::Data | Stream::Log)
-}
-
 impl State {
     /// Bytes that new content may take, what the cleaner counts on included.
     fn room_and_planned(&self) -> u64 {
@@ -66,36 +61,17 @@ impl State {
 }
 
 impl Inner {
-    /// What changes with checkpoints alone.
-    fn known(&self) -> Known {
-        let number = self.checkpoints.number();
-        let known = self.cleaner.turn.lock().known;
-        if known.number == number {
-            return known;
-        }
-        let state = self.state.lock();
-        let (mut live, mut dead) = (0, 0);
-        for (_, this) in state.space.segments.iter() {
-            live += this.live_bytes;
-            let comes = matches!(this.phase, Phase::Dead | Phase::Discarding) && is_content(this);
-            dead += u64::from(comes);
-        }
-        drop(state);
-        let known = Known { number, live, dead };
-        self.cleaner.turn.lock().known = known;
-        known
-    }
-
     fn levels(&self) -> Levels {
         let percent = u64::from(self.options.clean_percent.min(50));
         let (segments, bytes) = (u64::from(self.layout.segments), self.layout.segment_bytes());
         let most = segments * percent / 100 * bytes;
         let least = if percent > 0 { LOW_LEAST * bytes } else { 0 };
-        let room = self.state.lock().room_and_planned();
+        let mut state = self.state.lock();
+        let room = state.room_and_planned();
         if room >= most.max(least) {
             return Levels { room, coming: 0, low: most.max(least) };
         }
-        let Known { live, dead, .. } = self.known();
+        let Known { live, dead } = state.space.segments.known();
         let spare = (segments * bytes).saturating_sub(live) / SPARE_SHARE;
         Levels { room, coming: dead * bytes, low: most.min(spare).max(least) }
     }
@@ -202,7 +178,7 @@ impl Inner {
     /// Bytes that come free by checkpoints alone.
     #[cfg(test)]
     pub(crate) fn coming_bytes(&self) -> u64 {
-        self.known().dead * self.layout.segment_bytes()
+        self.state.lock().space.segments.known().dead * self.layout.segment_bytes()
     }
 
     /// What may be picked (K21), the best first.
@@ -218,7 +194,7 @@ impl Inner {
         let (number, now, mut found) = (self.checkpoints.merged(), state.next_sequence, Vec::new());
         let mut turn = self.cleaner.turn.lock();
         for (segment, this) in state.space.segments.iter() {
-            let counted = this.phase == Phase::Sealed && this.is_settled() && is_content(this);
+            let counted = this.phase == Phase::Sealed && this.is_settled() && this.is_content();
             let little = this.live_bytes > 0 && this.live_bytes <= most;
             if !counted || !little || this.held_bytes != state.room.left_of(segment) {
                 continue;
@@ -282,6 +258,7 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::usage::Stream;
     use crate::segment::Segments;
 
     /// A segment with a block that could not be read was left alone for all of that life, also when it had

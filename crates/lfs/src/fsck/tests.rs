@@ -69,6 +69,15 @@ fn names_that_do_not_go_together_are_found() {
     assert_eq!(path.as_deref(), Some(&b"/d/f"[..]));
 }
 
+/// Inodes may say of themselves what they like; the sum of it was more than there are numbers.
+#[test]
+fn what_inodes_say_is_summed_up_to_the_largest_number() {
+    let mut tree = healthy();
+    assert_eq!(tree.total_bytes(), 0);
+    tree.inodes.values_mut().for_each(|inode| inode.stored_bytes = u64::MAX / 2);
+    assert_eq!(tree.total_bytes(), u64::MAX);
+}
+
 /// The usage table is held against what the trees say, segment by segment; and no two pieces of data share a
 /// byte.
 #[test]

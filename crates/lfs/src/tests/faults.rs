@@ -146,6 +146,48 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
     }
 }
 
+/// The place of a write that failed was given out again at once, for what is left over goes first, and
+/// so does
+/// what has come free: write-outs met it again and again. W18, R24.
+#[test]
+fn a_place_that_takes_no_write_is_left_alone() {
+    let (none, keep) = (IoFlags::empty(), Privileges::Keep);
+    for (inline_max, flags) in [(0, none), (64 << 10, none), (0, IoFlags::DIRECT)] {
+        let setup = setup(inline_max);
+        let disk = setup.blank();
+        let mut model = vec![1; 4 * BLOCK];
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, file) = create(&volume, "f").await.unwrap();
+            write(&file, 0, &model).await.unwrap();
+            volume.syncfs().await.unwrap();
+            let at = offset_of(&volume, ino).await;
+            disk.inject(failing(BioOp::Write).within(at..at + BLOCK as u64).sticky());
+            for round in 0..1500 {
+                let (block, fill) = (round % 4, round as u8);
+                model[block * BLOCK..][..BLOCK].fill(fill);
+                let at = (block * BLOCK) as u64;
+                let again = |_| AlignedBuf::copy_of(&[fill; BLOCK]);
+                let mut wrote = false;
+                // One past the cache fails with its place.
+                for buf in (0..2).map(again) {
+                    wrote = wrote || file.write(at, buf, flags, keep).await.1.is_ok();
+                }
+                assert!(wrote, "round {round}: where it was tried again");
+                drop(file.sync(true).await);
+            }
+            synced_at_last(&file).await;
+            let failed = disk.fault_counts().failed;
+            assert!((1..4).contains(&failed), "{inline_max}: {failed} writes failed");
+            let number = volume.0.checkpoints.number();
+            assert!(number > 12, "{number}: segments come free all the time");
+        });
+        disk.world().stop();
+        disk.heal();
+        assert!(found(&setup, &disk.power_cut(1), "f") == model, "{inline_max}");
+    }
+}
+
 /// The same for content that nobody has any more: no opener can sync until it is written anew; and a file
 /// that is removed takes what is known of its loss along. Q2.
 #[test]

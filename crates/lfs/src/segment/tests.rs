@@ -1,0 +1,136 @@
+//! The life of segments, and which one is taken next.
+//!
+//! No locks.
+
+use super::*;
+
+pub(super) fn live(segment: u32, bytes: i64) -> Deltas {
+    Deltas::from([(segment, Delta { bytes, youngest: 7 })])
+}
+
+pub(super) fn phase(segments: &Segments, segment: u32) -> Phase {
+    segments.get(segment).unwrap().phase
+}
+
+pub(super) fn checkpoint(segments: &mut Segments, deltas: Deltas, number: u64) -> Vec<Entry> {
+    let before = segments.snapshot();
+    let plan = segments.plan(&before, deltas, number, &|_| 0).unwrap();
+    segments.settle(&plan, number);
+    plan.entries
+}
+
+/// What was written anew went on to places that the image had never had, though as much had been removed:
+/// the host had to find blocks for all of it, and the image grew until it was full once.
+#[test]
+fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
+    let free_again = |discards: bool| {
+        let mut segments = Segments::new(8);
+        segments.discards = discards;
+        let take = |segments: &mut Segments| segments.take(Stream::Data).unwrap();
+        let taken: Vec<u32> = (0..4).map(|_| take(&mut segments)).collect();
+        assert_eq!(taken, [0, 1, 2, 3]);
+        [2, 1].into_iter().for_each(|segment| segments.seal(segment));
+        (1..3).for_each(|number| drop(checkpoint(&mut segments, Deltas::new(), number)));
+        (1..3).for_each(|number| drop(checkpoint(&mut segments, Deltas::new(), number + 2)));
+        segments.discarding().into_iter().for_each(|segment| segments.give_back(segment));
+        let first = take(&mut segments);
+        // It was bad: another one is tried.
+        segments.give_back(first);
+        [first, take(&mut segments), take(&mut segments)]
+    };
+    assert_eq!(free_again(false), [1, 2, 4], "W17");
+    assert_eq!(free_again(true), [4, 5, 6], "what is discarded has no blocks any more");
+}
+
+/// A segment with a place that takes no write was given out again as soon as it was free, which is at
+/// once: W17 had it go first.
+#[test]
+fn w18_where_a_write_failed_is_taken_last() {
+    let mut segments = Segments::new(3);
+    let take = |segments: &mut Segments| {
+        let taken = segments.take(Stream::Data).unwrap();
+        segments.give_back(taken);
+        segments.next = 0;
+        taken
+    };
+    assert_eq!(take(&mut segments), 0);
+    assert!(segments.fail(0) && !segments.fail(0) && !segments.fail(9));
+    assert_eq!(take(&mut segments), 1, "W18");
+    assert!(segments.fail(1) && segments.fail(2));
+    assert_eq!(take(&mut segments), 0, "there is no other");
+}
+
+/// Records that were queued at a freeze got their place in a segment that the log took after it: the
+/// table said that it was free, and the next life gave it out, with synced content in it.
+#[test]
+fn w11_what_is_taken_after_a_freeze_is_told_as_it_is() {
+    let mut segments = Segments::new(4);
+    let before = segments.snapshot();
+    let taken = segments.take(Stream::Log).unwrap();
+    let plan = segments.plan(&before, live(taken, 4096), 1, &|_| 0).unwrap();
+    let entry = plan.entries[taken as usize];
+    assert_eq!((entry.state, entry.live_bytes), (SegmentState::Open, 4096));
+    assert_eq!(entry.stream, Stream::Log);
+}
+
+/// A segment was sealed at a freeze, came free and was taken by the log before the checkpoint was
+/// planned, which then called it dead under the log's head.
+#[test]
+fn w12_what_was_taken_again_does_not_die() {
+    let mut segments = Segments::new(4);
+    let taken = segments.take(Stream::Data).unwrap();
+    segments.seal(taken);
+    let before = segments.snapshot();
+    segments.give_back(taken);
+    while segments.take(Stream::Log).unwrap() != taken {}
+    segments.seal(taken);
+    let plan = segments.plan(&before, Deltas::new(), 1, &|_| 0).unwrap();
+    assert_eq!(plan.entries[taken as usize].state, SegmentState::Sealed);
+    assert!(plan.died().is_empty());
+}
+
+/// What was left over of a sealed segment was used, and while the checkpoint was made that was to count
+/// it the segment passed for counted: the cleaner emptied it of all but that, and went on to take it for
+/// damaged.
+#[test]
+fn k21_what_a_checkpoint_is_about_to_count_is_not_counted() {
+    let mut segments = Segments::new(4);
+    let taken = segments.take(Stream::Data).unwrap();
+    segments.seal(taken);
+    checkpoint(&mut segments, live(taken, 4096), 1);
+    let is_settled = |segments: &Segments| segments.get(taken).unwrap().is_settled();
+    assert!(is_settled(&segments));
+    segments.fly(taken, 1);
+    segments.fly(taken, -1);
+    let before = segments.snapshot();
+    assert!(!is_settled(&segments), "it is in no tree yet");
+    let plan = segments.plan(&before, live(taken, 4096), 2, &|_| 0).unwrap();
+    segments.settle(&plan, 2);
+    assert!(is_settled(&segments));
+    segments.fly(taken, 1);
+    checkpoint(&mut segments, Deltas::new(), 3);
+    segments.fly(taken, -1);
+    let before = segments.snapshot();
+    assert!(!is_settled(&segments), "it landed after the freeze before");
+    let plan = segments.plan(&before, live(taken, 4096), 4, &|_| 0).unwrap();
+    segments.settle(&plan, 4);
+    assert!(is_settled(&segments));
+}
+
+/// What was open when it was stored is sealed when it is loaded, and dies if nothing is there.
+#[test]
+fn what_a_crash_left_open_is_used_again() {
+    let mut segments = Segments::new(3);
+    let before = segments.take(Stream::Data).unwrap();
+    let entries = checkpoint(&mut segments, Deltas::new(), 1);
+    let mut segments = Segments::new(3);
+    segments.load(&entries, 1).unwrap();
+    segments.found(2, Stream::Log);
+    assert_eq!((phase(&segments, before), segments.free()), (Phase::Dead, 1));
+    checkpoint(&mut segments, Deltas::new(), 2);
+    assert_eq!((phase(&segments, 2), segments.free()), (Phase::Dead, 2));
+    checkpoint(&mut segments, Deltas::new(), 3);
+    assert_eq!(segments.free(), 3);
+    let more = [&entries[..], &entries[..1]].concat();
+    assert!(segments.load(&more, 1).is_err(), "entries of more segments than there are");
+}
