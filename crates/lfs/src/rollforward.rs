@@ -12,6 +12,8 @@
 //!
 //! No locks: nobody else has the volume.
 
+mod window;
+
 use crate::btree::Tree;
 use crate::fault::{NO_SECRET, Plant, Planted};
 use crate::format::change::Change;
@@ -30,15 +32,15 @@ use crate::segment::Phase;
 use crate::slots::read_at;
 use crate::state::State;
 use crate::volume::OpenOptions;
-use forebay_base::buf::AlignedBuf;
 use forebay_base::checksum::crc32c;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use window::Window;
 
-/// Bytes read at a time.
+/// Bytes of a region read at a time.
 const READ_BYTES: u64 = 128 << 10;
 /// How far behind a bad record something is looked for that calls it durable: groups of a MiB and what may be
 /// written ahead of a flush, with room to spare.
@@ -85,7 +87,7 @@ struct Walk<'a> {
     cut: bool,
     last: Head,
     records: u64,
-    buf: Option<(Place, AlignedBuf)>,
+    window: Window<'a>,
 }
 
 /// Applies the log of `superblock`'s checkpoint, whose state is `state`.
@@ -111,7 +113,7 @@ pub(crate) async fn roll_forward(
         cut: false,
         last: head,
         records: 0,
-        buf: None,
+        window: Window::new(device, layout),
     };
     walk.state.space.segments.found(superblock.log_head.segment, Stream::Log);
     walk.scan_headers().await?;
@@ -368,7 +370,7 @@ impl Walk<'_> {
         if at.segment >= layout.segments || left < RECORD_HEADER_BYTES as u64 {
             return Ok(None);
         }
-        let head = self.bytes(at, RECORD_HEADER_BYTES as u64).await?;
+        let head = self.window.bytes(at, RECORD_HEADER_BYTES as u64).await?;
         if !head.starts_with(&MAGIC.to_le_bytes()) {
             return Ok(None);
         }
@@ -378,27 +380,7 @@ impl Walk<'_> {
             Err(error) if error.kind() == ErrorKind::Unsupported => left.min(layout.max_record()),
             Err(_) => return Ok(None),
         };
-        self.bytes(at, len.min(left)).await.map(Some)
-    }
-
-    /// At least `len` bytes from `at` on, which lie in the segment.
-    async fn bytes(&mut self, at: Place, len: u64) -> Result<&[u8]> {
-        let end = u64::from(at.offset) + len;
-        let there = self.buf.as_ref().is_some_and(|(from, buf)| {
-            from.segment == at.segment
-                && from.offset <= at.offset
-                && end <= u64::from(from.offset) + buf.len() as u64
-        });
-        if !there {
-            let from = round_down(u64::from(at.offset), u64::from(self.layout.align));
-            let until = round_up(end.max(from + READ_BYTES), u64::from(self.layout.align));
-            let until = until.min(self.layout.segment_bytes());
-            let place = Place::new(at.segment, from as u32);
-            let offset = self.layout.device_offset(place);
-            self.buf = Some((place, read_at(self.device, offset, (until - from) as usize).await?));
-        }
-        let (from, buf) = self.buf.as_ref().expect("read above");
-        Ok(&buf[(at.offset - from.offset) as usize..])
+        self.window.bytes(at, len.min(left)).await.map(Some)
     }
 
     /// R12: the log ends at the head; is there anything later that says it should not?
