@@ -103,7 +103,7 @@ impl State {
     pub fn held(&self) -> Held {
         let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.bytes);
         let changes = self.changes_bytes() + frozen + self.gathered_bytes;
-        Held { changes, names: self.cache.bytes() as u64 }
+        Held { changes, names: self.names_bytes() as u64 }
     }
 }
 
