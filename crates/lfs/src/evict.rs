@@ -231,7 +231,9 @@ impl State {
         // Once round, with a second chance and a large directory's parts.
         let steps = if all { 3 * self.cache.ring.len() + 64 } else { STEPS };
         let kept_from = self.cache.kept_from();
-        self.tidy_windows();
+        if self.names_bytes() > self.cache.bytes_max {
+            self.tidy_windows();
+        }
         for _ in 0..steps {
             if self.names_bytes() <= self.cache.bytes_max {
                 break;

@@ -22,6 +22,7 @@ use crate::state::{Node, State};
 use crate::volume::Inner;
 use forebay_base::{Error, Result};
 use forebay_vfs::{DirEntry, Ino, rules};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -33,9 +34,15 @@ pub(crate) struct Part {
     root: TreeRoot,
     keys: Range<KeyBytes>,
     leaves: Vec<Leaf>,
+    /// The leaf that something was found in last.
+    last: Cell<usize>,
 }
 
 impl Part {
+    fn new(root: TreeRoot, keys: Range<KeyBytes>, leaves: Vec<Leaf>) -> Self {
+        Self { root, keys, leaves, last: Cell::new(0) }
+    }
+
     /// Reads the range from `from` on, up to `end` or to the end of the leaf that has about the last of `most`
     /// items, but not less than up to `least`. Leaves that have to be read are read so many more at a time.
     pub async fn read(
@@ -58,7 +65,7 @@ impl Part {
                 break;
             }
         }
-        Ok(Self { root, keys: from.to_bytes()..upto, leaves })
+        Ok(Self::new(root, from.to_bytes()..upto, leaves))
     }
 
     /// Reads an inode with what hangs on it but for entries, and those behind it, up to the first directory
@@ -90,7 +97,7 @@ impl Part {
             }
         }
         let upto = if last == ino { behind } else { Key::Entry(last, Cookie::FIRST) };
-        Ok(Self { root, keys: Key::Inode(ino).to_bytes()..upto.to_bytes(), leaves })
+        Ok(Self::new(root, Key::Inode(ino).to_bytes()..upto.to_bytes(), leaves))
     }
 
     /// Where it ends.
@@ -128,9 +135,17 @@ impl Part {
 
     /// What it has under a key.
     pub fn get(&self, key: Key) -> Option<&[u8]> {
-        let key = key.to_bytes();
-        let behind = self.leaves.partition_point(|leaf| leaf.first() <= key.as_slice());
-        self.leaves[..behind].last()?.get(key.as_slice())
+        let (key, last) = (key.to_bytes(), self.last.get());
+        let key = key.as_slice();
+        let begins = |n: usize| self.leaves.get(n).is_some_and(|leaf| leaf.first() <= key);
+        // Who goes on in order is in the same leaf, or in the next one.
+        let near = [last, last + 1].into_iter().find(|n| begins(*n) && !begins(n + 1));
+        let at = match near {
+            Some(at) => at,
+            None => self.leaves.partition_point(|leaf| leaf.first() <= key).checked_sub(1)?,
+        };
+        self.last.set(at);
+        self.leaves.get(at)?.get(key)
     }
 
     /// The part of it that has these keys.
@@ -139,7 +154,7 @@ impl Part {
         let leaves = self.leaves[from.saturating_sub(1)..].iter();
         let leaves = leaves.take_while(|leaf| leaf.first() < keys.end.as_slice());
         let leaves = leaves.map(|leaf| leaf.part(&keys)).filter(|leaf| leaf.len() > 0).collect();
-        Self { root: self.root, keys, leaves }
+        Self::new(self.root, keys, leaves)
     }
 }
 

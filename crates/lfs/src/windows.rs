@@ -113,9 +113,9 @@ impl State {
         Ok(true)
     }
 
-    /// Windows that are of no use go, all of them where nothing is to be kept.
+    /// Windows that are of no use go, all of them where there is no room for any.
     pub fn tidy_windows(&mut self) {
-        if self.cache.bytes_max < LEAF_BYTES {
+        if self.cache.bytes_max < self.windows.bytes() {
             self.windows = Windows::default();
         } else {
             let root = self.root;
