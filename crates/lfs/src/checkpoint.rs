@@ -458,6 +458,7 @@ impl Inner {
         }
         let mut state = self.state.lock();
         state.root = merged.root;
+        state.tidy_windows();
         state.tree_nodes = state.tree_nodes.saturating_add_signed(merged.nodes);
         state.space.settle_checkpoint(&plan, given_up, number);
         if let Some(frozen) = &mut state.frozen {

@@ -12,6 +12,7 @@ use crate::format::key::{Cookie, NameHash};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::rangeset::RangeSet;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry::Vacant;
 use std::ops::Range;
 
 /// What an entry says of its inode.
@@ -88,6 +89,14 @@ impl Directory {
         self.entries.insert(cookie.to_u64(), (name.into(), child));
     }
 
+    /// Puts one that was loaded, unless it is here.
+    pub fn load(&mut self, cookie: Cookie, name: &[u8], child: Child) {
+        if let Vacant(place) = self.entries.entry(cookie.to_u64()) {
+            place.insert((name.into(), child));
+            self.bytes += ENTRY_BYTES + name.len();
+        }
+    }
+
     /// Takes an entry out.
     pub fn remove(&mut self, cookie: Cookie) {
         self.forget(cookie.to_u64());
@@ -132,11 +141,22 @@ impl Directory {
             gone.remove(kept.clone());
         }
         for range in gone.iter() {
-            let inside: Vec<u64> = self.entries.range(range.clone()).map(|(c, _)| *c).collect();
-            inside.into_iter().for_each(|cookie| self.forget(cookie));
+            self.take_out(&range);
             self.known.remove(range);
         }
         before - self.bytes
+    }
+
+    /// Takes entries out: those at the front, as is the rule, all together.
+    fn take_out(&mut self, cookies: &Range<u64>) {
+        if self.entries.range(..cookies.start).next().is_none() {
+            let behind = self.entries.split_off(&cookies.end);
+            let gone = std::mem::replace(&mut self.entries, behind);
+            self.bytes -= gone.values().map(|(name, _)| ENTRY_BYTES + name.len()).sum::<usize>();
+        } else {
+            let inside: Vec<u64> = self.entries.range(cookies.clone()).map(|(c, _)| *c).collect();
+            inside.into_iter().for_each(|cookie| self.forget(cookie));
+        }
     }
 
     /// Nothing is here, nor known.

@@ -16,6 +16,7 @@ use crate::format::change::Change;
 use crate::format::key::Cookie;
 use crate::space::Need;
 use crate::state::{Node, State};
+use crate::windows::LEAF_BYTES;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Default bound, bytes.
@@ -25,17 +26,21 @@ const STEPS: usize = 64;
 /// Entries of a directory that go at a time.
 const ENTRIES_AT_ONCE: usize = 256;
 /// Inodes that a leaf of the tree has, about.
-const INODES_OF_LEAF: usize = 28;
+pub(crate) const INODES_OF_LEAF: usize = 28;
 /// Leaves that are read together for a listing, at most.
 const LISTED_LEAVES_MAX: usize = 32;
 /// Inodes of a listing lie close together where so many leaves have one of them.
 const LISTED_APART: usize = 16;
+/// Leaves of a window take a part of the bound, at most.
+const WINDOW_PART: usize = 16;
 /// Inodes that are loaded at a time, at most.
 const INODES_AT_ONCE: usize = 1024;
 /// Entries that a leaf of the tree has, about.
 const ENTRIES_OF_LEAF: usize = 64;
 /// Entries that are loaded at a time, at most, about.
-const ENTRIES_LOADED: usize = 2048;
+const ENTRIES_LOADED: usize = 4096;
+/// Leaves of a directory that are read while some of them are looked at, at most.
+const DIRECTORY_LEAVES_MAX: usize = 256;
 /// What an entry takes in memory, bytes, about.
 const ENTRY_BYTES: u64 = 128;
 
@@ -51,10 +56,8 @@ pub(crate) struct Cache {
     waiters: BTreeMap<u64, u32>,
     /// Numbers that nobody has, as the tree said, and when.
     nobody: BTreeMap<u64, u64>,
-    /// Behind what was loaded last, and how much that was: who goes on there goes in order.
+    /// Behind what was loaded last: who goes on there goes in order.
     next_ino: u64,
-    /// Inodes that are loaded with one that is missing, if that goes on.
-    ahead: usize,
 }
 
 /// How much of what lies beside something that is missing is loaded with it.
@@ -66,6 +69,15 @@ pub(crate) struct Ahead {
     pub leaves: usize,
     /// Of a directory: from there on it is in memory.
     pub end: Option<Cookie>,
+    /// Somebody goes through inodes in order: those that follow are kept as they are stored.
+    pub is_window: bool,
+    /// Leaves that are likely to be wanted next, and are read while what is missing is looked at.
+    pub meanwhile: usize,
+}
+
+/// Whether somebody goes on in order who looks at inode `ino`, and had all up to `next`.
+pub(crate) fn continues(ino: u64, next: u64) -> bool {
+    (next..next + INODES_OF_LEAF as u64).contains(&ino)
 }
 
 impl Ahead {
@@ -79,7 +91,7 @@ impl Ahead {
     pub fn of_listing(missing: usize, apart: u64) -> Self {
         let dense = apart <= (missing * INODES_OF_LEAF * LISTED_APART) as u64;
         let leaves = if dense { missing.clamp(1, LISTED_LEAVES_MAX) } else { 1 };
-        Self { items: INODES_OF_LEAF, leaves, end: None }
+        Self { items: INODES_OF_LEAF, leaves, end: None, is_window: false, meanwhile: 0 }
     }
 }
 
@@ -94,20 +106,20 @@ impl Cache {
             waiters: BTreeMap::new(),
             nobody: BTreeMap::new(),
             next_ino: 0,
-            ahead: 1,
         }
     }
 
     /// How much is loaded with an inode that is missing: nothing, but where that goes on where the last one
-    /// ended, a leaf of them, and twice as much each time.
-    pub fn inodes_ahead(&mut self, ino: u64) -> Ahead {
-        let goes_on = (self.next_ino..self.next_ino + INODES_OF_LEAF as u64).contains(&ino);
-        self.ahead = if goes_on { (self.ahead * 2).max(INODES_OF_LEAF) } else { 1 };
-        // They are used before they are let go for others.
-        let most = self.bytes_max / NODE_BYTES / 16;
-        self.ahead = self.ahead.clamp(1, most.clamp(1, INODES_AT_ONCE));
-        let leaves = if goes_on { 1 + self.ahead.div_ceil(INODES_OF_LEAF) } else { 1 };
-        Ahead { items: self.ahead, leaves, end: None }
+    /// ended, a leaf of them, and twice as much each time. `before`: as many are in the window that it follows.
+    pub fn inodes_ahead(&self, ino: u64, before: Option<usize>) -> Ahead {
+        let before = before.or_else(|| continues(ino, self.next_ino).then_some(0));
+        let most = INODES_OF_LEAF * (self.bytes_max / LEAF_BYTES / WINDOW_PART);
+        let items = before.map_or(1, |items| (2 * items).max(INODES_OF_LEAF));
+        let items = items.clamp(1, most.clamp(1, INODES_AT_ONCE));
+        let is_window = items > 1;
+        let leaves = if is_window { 1 + items.div_ceil(INODES_OF_LEAF) } else { 1 };
+        let meanwhile = if is_window { leaves } else { 0 };
+        Ahead { items, leaves, end: None, is_window, meanwhile }
     }
 
     /// So far inodes were loaded.
@@ -120,11 +132,13 @@ impl Cache {
     pub fn entries_ahead(&self, size: u64, loads: u32, end: Option<Cookie>) -> Ahead {
         let fits = size.saturating_mul(ENTRY_BYTES) <= self.bytes_max as u64 / 4;
         let items = match loads {
-            1.. if fits => (ENTRIES_OF_LEAF << loads.min(8)).min(ENTRIES_LOADED),
+            1.. if fits => (ENTRIES_OF_LEAF << (2 * loads.min(4))).min(ENTRIES_LOADED),
             _ => ENTRIES_OF_LEAF,
         };
         let leaves = if items == ENTRIES_OF_LEAF { 1 } else { 1 + items / ENTRIES_OF_LEAF };
-        Ahead { items, leaves, end }
+        let all = size as usize / ENTRIES_OF_LEAF + 1;
+        let meanwhile = if loads == 1 && fits { all.min(DIRECTORY_LEAVES_MAX) } else { 0 };
+        Ahead { items, leaves, end, is_window: false, meanwhile }
     }
 
     /// Bytes of what is in memory, about.
@@ -217,8 +231,11 @@ impl State {
         // Once round, with a second chance and a large directory's parts.
         let steps = if all { 3 * self.cache.ring.len() + 64 } else { STEPS };
         let kept_from = self.cache.kept_from();
+        if self.names_bytes() > self.cache.bytes_max {
+            self.tidy_windows();
+        }
         for _ in 0..steps {
-            if self.cache.bytes <= self.cache.bytes_max {
+            if self.names_bytes() <= self.cache.bytes_max {
                 break;
             }
             let Some(ino) = self.cache.ring.pop_front() else { break };

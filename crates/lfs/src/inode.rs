@@ -45,16 +45,43 @@ pub(crate) fn kind_of(kind: FileType) -> FileKind {
     }
 }
 
+/// What it is. A mode without a type does not decode.
+fn kind_of_inode(inode: &Inode) -> FileKind {
+    inode.file_type().map_or(FileKind::File, kind_of)
+}
+
+fn perm_of(inode: &Inode) -> u16 {
+    (inode.mode & 0o7777) as u16
+}
+
+fn attr_of(ino: Ino, inode: &Inode, allocated_bytes: u64) -> Attr {
+    Attr {
+        ino,
+        generation: 1,
+        kind: kind_of_inode(inode),
+        perm: perm_of(inode),
+        nlink: inode.nlink,
+        uid: inode.uid,
+        gid: inode.gid,
+        rdev: inode.rdev as u32,
+        size: inode.size,
+        allocated_bytes,
+        atime: timestamp(inode.atime),
+        mtime: timestamp(inode.mtime),
+        ctime: timestamp(inode.ctime),
+        btime: timestamp(inode.btime),
+    }
+}
+
 impl Node {
     /// What it is.
     pub fn kind(&self) -> FileKind {
-        // A mode without a type does not decode.
-        self.inode.file_type().map_or(FileKind::File, kind_of)
+        kind_of_inode(&self.inode)
     }
 
     /// Permission bits.
     pub fn perm(&self) -> u16 {
-        (self.inode.mode & 0o7777) as u16
+        perm_of(&self.inode)
     }
 
     /// A mode with other permission bits.
@@ -74,24 +101,18 @@ impl State {
 
     /// Attributes, with the size that is not written out yet.
     pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
-        let node = self.get(op, ino)?;
-        let Inode { uid, gid, nlink, rdev, size, .. } = node.inode;
-        Ok(Attr {
-            ino,
-            generation: 1,
-            kind: node.kind(),
-            perm: node.perm(),
-            nlink,
-            uid,
-            gid,
-            rdev: rdev as u32,
-            size: node.live_size().unwrap_or(size),
-            allocated_bytes: self.stored_bytes(node),
-            atime: timestamp(node.inode.atime),
-            mtime: timestamp(node.inode.mtime),
-            ctime: timestamp(node.inode.ctime),
-            btime: timestamp(node.inode.btime),
-        })
+        let node = match self.nodes.get(&ino.0) {
+            Some(node) => {
+                node.looked_at.set(true);
+                node
+            }
+            None => match self.in_window(ino.0) {
+                Some(inode) => return Ok(attr_of(ino, &inode, self.stored_of(&inode, inode.size))),
+                None => self.get(op, ino)?,
+            },
+        };
+        let attr = attr_of(ino, &node.inode, self.stored_bytes(node));
+        Ok(Attr { size: node.live_size().unwrap_or(attr.size), ..attr })
     }
 
     /// Times of an inode that a later sync has to write (S14).

@@ -4,7 +4,7 @@
 //! `space`, `pending`, `dir`, `items`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`,
 //! `repair` (how it becomes durable); [`btree`], `nodes`, `usage_table`, `checkpoint`, `clean` (how it gets
 //! into the copy-on-write tree, and room comes back); `slots`, `rollforward`, `open`, `volume` (how it is
-//! found again); `look`, `load`, `evict`, `memory`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`,
+//! found again); `look`, `load`, `evict`, `windows`, `memory`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`,
 //! `content`, `left`, `file`, `vfs` (what is asked of it); `digest`.
 //!
 //! In memory are changes that no checkpoint has merged yet, what is open, and as much of the names as a
@@ -102,6 +102,7 @@ mod tx;
 mod usage_table;
 mod vfs;
 mod volume;
+mod windows;
 
 pub use alloc::{AllocMode, AllocStats};
 pub use clean::{CleanStats, DEFAULT_PERCENT as CLEAN_PERCENT};

@@ -14,14 +14,17 @@
 
 use crate::checkpoint::How;
 use crate::dir::Child as Entered;
-use crate::evict::Ahead;
+use crate::evict::{Ahead, INODES_OF_LEAF};
 use crate::format::change::Change;
 use crate::format::key::{Cookie, Key, NameHash};
+use crate::format::superblock::TreeRoot;
 use crate::inode::kind_of;
 use crate::load;
 use crate::space::Need;
 use crate::state::{Node, State};
 use crate::volume::Inner;
+use crate::windows::LEAF_BYTES;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::rules::{self, At, Child, Seen};
 use forebay_vfs::{Attr, Ino, Timestamp};
@@ -105,7 +108,14 @@ impl Inner {
             let (tried, relief, held, waits) = {
                 let mut state = self.state.lock();
                 state.cache.bytes_max = self.memory.names_max();
-                let tried = op(&mut state, now);
+                let mut tried = op(&mut state, now);
+                while let Err(Stop::Missing(want)) = tried {
+                    match state.insert_from_window(want) {
+                        Ok(true) => tried = op(&mut state, now),
+                        Ok(false) => break,
+                        Err(error) => tried = Err(error.into()),
+                    }
+                }
                 match &tried {
                     Ok(_) => state.evict(),
                     Err(Stop::Missing(_)) if waiter.is_none() => {
@@ -210,19 +220,54 @@ impl Inner {
     async fn load_with(&self, want: Want, beside: Option<Ahead>) -> Result<()> {
         loop {
             let (root, ahead) = {
-                let mut state = self.state.lock();
+                let state = self.state.lock();
                 (state.root, beside.unwrap_or_else(|| state.ahead(want)))
             };
+            if let Want::Entries(dir, _) = want {
+                self.read_on(root, Key::Entry(dir, Cookie::FIRST), ahead.meanwhile);
+            }
             let part = load::read(&self.tree, root, want, ahead).await;
             let mut state = self.state.lock();
             if state.root != root {
                 // What was read may be of places that were used again.
                 continue;
             }
-            if state.insert_part(want, part?)? {
+            let part = part?;
+            let next = part.end();
+            let is_there = match ahead.is_window {
+                true => state.insert_window(want, part)?,
+                false => state.insert_part(want, part)?,
+            };
+            drop(state);
+            if is_there {
+                if let (Want::Inode(_), Ok(next)) = (want, Key::decode(next.as_slice())) {
+                    self.read_on(root, next, ahead.meanwhile);
+                }
                 return Ok(());
             }
         }
+    }
+}
+
+impl Inner {
+    /// Somebody goes through inodes in order, or through a directory: the leaves that he comes to next are
+    /// read meanwhile.
+    fn read_on(&self, root: TreeRoot, from: Key, leaves: usize) {
+        // They are looked at before they are let go for others.
+        let fits = 4 * leaves * LEAF_BYTES <= self.tree.cache().budget_bytes();
+        if leaves == 0 || !fits || self.is_reading_on.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let me = self.me.clone();
+        let task = async move {
+            let Some(inner) = me.upgrade() else { return };
+            if let Err(error) = inner.tree.read_ahead(&root, from, leaves).await {
+                // Whoever needs it finds out.
+                log::debug!("reading on in the tree: {error}");
+            }
+            inner.is_reading_on.store(false, Ordering::Release);
+        };
+        self.world.spawn("forebay-lfs ahead", Box::pin(task));
     }
 }
 
@@ -290,9 +335,12 @@ impl State {
     }
 
     /// How much is loaded with what is missing.
-    pub fn ahead(&mut self, want: Want) -> Ahead {
+    pub fn ahead(&self, want: Want) -> Ahead {
         match want {
-            Want::Inode(ino) => self.cache.inodes_ahead(ino),
+            Want::Inode(ino) => {
+                let before = self.windows.before(ino).map(|leaves| leaves * INODES_OF_LEAF);
+                self.cache.inodes_ahead(ino, before)
+            }
             Want::Entries(dir, cookie) => {
                 let (mut size, mut loads, mut end) = (0, 0, None);
                 if let Some(node) = self.nodes.get(&dir) {

@@ -104,7 +104,7 @@ impl State {
     /// What is in use.
     pub fn held(&self) -> Held {
         let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.bytes);
-        let (changes, names) = (self.changes_bytes() + frozen, self.cache.bytes() as u64);
+        let (changes, names) = (self.changes_bytes() + frozen, self.names_bytes() as u64);
         Held { changes, cleaning: self.cleaning_bytes, names }
     }
 }

@@ -51,8 +51,7 @@ impl Inner {
                 && state.space.is_short()
                 && log + content + data >= some();
             let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
-            let full = state.items.bytes() + 64 * state.items.len() + state.maps.1
-                >= self.options.overlay_bytes / 2;
+            let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
             let wanted = !state.is_closed && (long || short || full);
             (wanted, short)
         };

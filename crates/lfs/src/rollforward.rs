@@ -314,9 +314,15 @@ impl Walk<'_> {
         self.state.space.segments.found(held.at.segment, Stream::Log);
         let changes = record.changes(&layout.geometry).collect::<Result<Vec<_>>>()?;
         while let Some(want) = self.state.missing(&changes) {
+            if self.state.insert_from_window(want)? {
+                continue;
+            }
             let ahead = self.state.ahead(want);
             let part = load::read(self.tree, self.state.root, want, ahead).await?;
-            self.state.insert_part(want, part)?;
+            match ahead.is_window {
+                true => self.state.insert_window(want, part)?,
+                false => self.state.insert_part(want, part)?,
+            };
         }
         let resolve = |extent: &Extent<'_>| record.resolve(extent).map(Where::Run);
         for change in &changes {

@@ -33,6 +33,7 @@ use crate::left::Left;
 use crate::log::Pending;
 use crate::pending::{Overlay, Piece, Sums, Where};
 use crate::space::Space;
+use crate::windows::Windows;
 use forebay_base::{Error, Result};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -175,6 +176,8 @@ pub(crate) struct State {
     pub nodes: BTreeMap<u64, Box<Node>>,
     /// What of them stays there.
     pub cache: Cache,
+    /// Inodes that somebody goes through, as they are stored.
+    pub windows: Windows,
     /// How many inodes there are, in memory or not.
     pub inodes: u64,
     /// Changes of content since the last freeze, by data id.
@@ -258,6 +261,7 @@ impl State {
             room: Room::new(&layout),
             nodes: BTreeMap::new(),
             cache: Cache::new(),
+            windows: Windows::default(),
             inodes: 0,
             data: BTreeMap::new(),
             items: Items::default(),
@@ -387,7 +391,7 @@ impl State {
         }
         let gone = self.stored_bytes(self.nodes.get(&ino).ok_or_else(|| missing(ino))?);
         self.removed_bytes = self.removed_bytes.saturating_add(gone);
-        self.drop_data(data_id, sequence);
+        self.drop_data(ino, data_id, sequence);
         self.close_windows(ino);
         self.cut.remove(&ino);
         for lost in [Lost::Size, Lost::Run, Lost::Data] {
@@ -411,10 +415,10 @@ impl State {
     }
 
     /// Content is dead: what the tree has of it goes with the next checkpoint.
-    fn drop_data(&mut self, data_id: u64, sequence: u64) {
+    fn drop_data(&mut self, ino: u64, data_id: u64, sequence: u64) {
         self.owners.remove(&data_id);
         self.data.remove(&data_id);
-        if data_id != 0 && data_id < self.tree_data_ids {
+        if data_id != 0 && data_id < self.tree_data_ids && !self.has_nothing(ino, data_id) {
             let blocks = self.layout.geometry.max_blocks();
             self.put(data_id, 0, &Piece::hole(blocks, sequence));
         }
@@ -543,19 +547,6 @@ impl State {
         ranges
     }
 
-    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts twice, as far
-    /// as the file is long.
-    pub fn stored_bytes(&self, node: &Node) -> u64 {
-        let data_id = node.recorded.data_id;
-        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
-        let overlays = self.data.get(&data_id).into_iter().chain(frozen);
-        let block_bytes = self.layout.block_bytes();
-        let new = overlays.map(|overlay| overlay.stored_blocks() * block_bytes).sum::<u64>();
-        let size = node.live_size().unwrap_or(node.inode.size).max(node.inode.size);
-        let longest = size.div_ceil(block_bytes).saturating_mul(block_bytes);
-        node.recorded.stored_bytes.saturating_add(new).min(longest)
-    }
-
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
         self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
         let node = self.node(size.ino)?;
@@ -582,7 +573,7 @@ impl State {
         self.next_data_id = self.next_data_id.max(size.data_id.saturating_add(1));
         let gone = self.nodes.get(&size.ino).map_or(0, |node| self.stored_bytes(node));
         self.removed_bytes = self.removed_bytes.saturating_add(gone);
-        self.drop_data(dead, size.sequence);
+        self.drop_data(size.ino, dead, size.sequence);
         self.owners.insert(size.data_id, size.ino);
         self.node(size.ino)?.change(|inode| {
             (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);

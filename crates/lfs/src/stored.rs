@@ -12,8 +12,9 @@
 //! Locks: the state lock, and what the tree said after it; none across a wait.
 
 use crate::aops::FileOps;
+use crate::format::inode::Inode;
 use crate::pending::Where;
-use crate::state::State;
+use crate::state::{Node, State};
 use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
@@ -25,6 +26,34 @@ const TOLD_MAX: usize = 64;
 /// Blocks of one data that the tree was asked for: what of them is stored, the newest last.
 #[derive(Default)]
 pub(crate) struct Told(Mutex<(u64, Vec<Range<u64>>)>);
+
+impl State {
+    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts twice, as far
+    /// as the file is long.
+    pub fn stored_bytes(&self, node: &Node) -> u64 {
+        let size = node.live_size().unwrap_or(node.inode.size).max(node.inode.size);
+        self.stored_of(&node.recorded, size)
+    }
+
+    /// The same of what is recorded of an inode, if it is so long.
+    pub fn stored_of(&self, recorded: &Inode, size: u64) -> u64 {
+        let data_id = recorded.data_id;
+        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
+        let overlays = self.data.get(&data_id).into_iter().chain(frozen);
+        let block_bytes = self.layout.block_bytes();
+        let new = overlays.map(|overlay| overlay.stored_blocks() * block_bytes).sum::<u64>();
+        let longest = size.div_ceil(block_bytes).saturating_mul(block_bytes);
+        recorded.stored_bytes.saturating_add(new).min(longest)
+    }
+
+    /// Whether the tree has nothing of this content of an inode, nor will have: what is stored of each inode
+    /// is exactly what its extents have (E15 of fsck).
+    pub fn has_nothing(&self, ino: u64, data_id: u64) -> bool {
+        let node = self.nodes.get(&ino).filter(|node| node.recorded.data_id == data_id);
+        let frozen = self.frozen.as_ref().is_some_and(|f| f.data.contains_key(&data_id));
+        node.is_some_and(|node| node.recorded.stored_bytes == 0) && !frozen
+    }
+}
 
 impl Told {
     fn add(&self, data_id: u64, runs: Vec<Range<u64>>) {

@@ -30,6 +30,7 @@ mod superblock;
 mod tree;
 mod volume;
 mod when;
+mod windows;
 
 /// Seeds of `runs` runs.
 pub(crate) fn seeds(runs: u64) -> impl Iterator<Item = u64> {

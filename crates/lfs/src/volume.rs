@@ -203,6 +203,8 @@ pub(crate) struct Inner {
     pub cleaner: Cleaner,
     /// What has changed waits to be old enough for a checkpoint.
     pub is_ageing: AtomicBool,
+    /// Leaves are being read ahead of who goes through inodes in order.
+    pub is_reading_on: AtomicBool,
     /// Of what was removed, bytes: so much was to come free at once (W17).
     pub settling_bytes: AtomicU64,
     /// What is wrong with the log of a volume that is open for reading.
@@ -369,6 +371,7 @@ impl Volume {
             checkpoints,
             cleaner: Cleaner::new(),
             is_ageing: AtomicBool::new(false),
+            is_reading_on: AtomicBool::new(false),
             settling_bytes: AtomicU64::new(0),
             damage: found.damage,
             names: Remembered::default(),

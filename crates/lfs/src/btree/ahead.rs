@@ -2,8 +2,8 @@
 //! together.
 //!
 //! Invariants: B45 what is read ahead is verified as any node is (B21), and what cannot be had is left to who
-//! asks for it. B46 it is read only where it is not in the cache, and as much as is asked for, at most what
-//! one node of the level above leads to.
+//! asks for it. B46 it is read only where it is not in the cache, and as much as is asked for, whatever nodes
+//! of the level above lead to it.
 //!
 //! No locks.
 
@@ -31,20 +31,26 @@ struct Run {
 impl Tree {
     /// Brings up to `most` leaves into the cache, from the one on that `key` would be in.
     pub(crate) async fn read_ahead(&self, root: &TreeRoot, key: Key, most: usize) -> Result<()> {
-        let key = key.to_bytes();
-        let Some(mut link) = Link::root(root)? else { return Ok(()) };
-        while link.level > 1 {
+        let (mut key, mut left) = (key.to_bytes(), most);
+        while left > 0 {
+            let Some(mut link) = Link::root(root)? else { break };
+            while link.level > 1 {
+                let node = self.load(&link).await?;
+                let inner = node.node();
+                link = self.child(&link, &inner, inner.child_for(key.as_slice()))?;
+            }
+            if link.level == 0 {
+                break;
+            }
             let node = self.load(&link).await?;
-            let inner = node.node();
-            link = self.child(&link, &inner, inner.child_for(key.as_slice()))?;
-        }
-        if link.level == 0 {
-            return Ok(());
-        }
-        let node = self.load(&link).await?;
-        let first = node.node().child_for(key.as_slice());
-        for node in self.children_ahead(&link, &node, first..first + most).await? {
-            self.cache.insert(&node);
+            let first = node.node().child_for(key.as_slice());
+            for node in self.children_ahead(&link, &node, first..first + left).await? {
+                self.cache.insert(&node);
+            }
+            left -= left.min(node.node().len() - first);
+            // Those that follow are below the next node of that level (B46).
+            let Some(high) = link.high else { break };
+            key = high;
         }
         Ok(())
     }

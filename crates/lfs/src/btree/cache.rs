@@ -71,6 +71,11 @@ impl NodeCache {
         self.budget_bytes.store(bytes, Ordering::Relaxed);
     }
 
+    /// Its bound, bytes.
+    pub fn budget_bytes(&self) -> usize {
+        self.budget_bytes.load(Ordering::Relaxed)
+    }
+
     /// Bytes that it holds, those of the entries included.
     pub fn used_bytes(&self) -> usize {
         self.used_bytes.load(Ordering::Relaxed)

@@ -50,6 +50,32 @@ impl Leaf {
         self.items.len()
     }
 
+    /// The first key.
+    pub fn first(&self) -> &[u8] {
+        self.leaf.node().raw(self.items.start).map_or(&[], |(key, _)| key)
+    }
+
+    /// The value under a key.
+    pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
+        let node = self.leaf.node();
+        let at = node.search(key).ok().filter(|at| self.items.contains(at))?;
+        node.raw(at).map(|(_, value)| value)
+    }
+
+    /// The items of a range of keys.
+    pub fn part(&self, keys: &Range<KeyBytes>) -> Self {
+        let node = self.leaf.node();
+        let at = |key: &KeyBytes| match node.search(key.as_slice()) {
+            Ok(n) | Err(n) => n.clamp(self.items.start, self.items.end),
+        };
+        Self { leaf: self.leaf.clone(), items: at(&keys.start)..at(&keys.end) }
+    }
+
+    /// The first `count` alone are left.
+    pub fn truncate(&mut self, count: usize) {
+        self.items.end = self.items.end.min(self.items.start + count);
+    }
+
     /// Each of them.
     pub fn iter(&self) -> impl Iterator<Item = InLeaf<'_>> {
         let node = self.leaf.node();

@@ -275,3 +275,36 @@ fn w17_much_that_was_removed_comes_free_without_being_asked() {
     });
     disk.world().stop();
 }
+
+/// What is removed takes memory, too, until it is merged, and was counted as less than that when it was asked
+/// whether it is time for a checkpoint: it was begun when whoever removed had to wait for it.
+#[test]
+fn much_that_waits_in_memory_is_merged_before_anybody_waits() {
+    let disk = setup().blank();
+    disk.world().run(async {
+        let world: WorldRef = disk.world().clone();
+        let (checkpoint_age, overlay_bytes) = (Duration::ZERO, 256 << 10);
+        let options = OpenOptions { checkpoint_age, overlay_bytes, ..setup().options(&world) };
+        let (volume, _file) = open(&disk, options).await;
+        let text = |n: u32| format!("file{n}");
+        let new = NewInode::of(FileKind::File, 0o644);
+        for n in 0..900 {
+            let name = text(n);
+            volume.mknod(Ino::ROOT, Name::new(name.as_bytes()).unwrap(), &new).await.unwrap();
+        }
+        volume.checkpoint().await.unwrap();
+        let before = number(&volume);
+        let waits = || volume.0.state.lock().changes_bytes();
+        let mut n = 0;
+        while waits() < 140 << 10 {
+            let name = text(n);
+            volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.unwrap();
+            n += 1;
+        }
+        assert_eq!(number(&volume), before, "nobody had to wait");
+        volume.syncfs().await.unwrap();
+        disk.world().sleep(Duration::from_secs(1)).await;
+        assert!(number(&volume) > before && waits() < 100 << 10, "{} bytes wait", waits());
+    });
+    disk.world().stop();
+}

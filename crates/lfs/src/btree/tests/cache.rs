@@ -111,6 +111,23 @@ fn who_looks_in_order_has_leaves_read_together() {
     assert!(nodes < leaves / 2, "{nodes} nodes of {leaves} leaves");
 }
 
+/// B46: of what was asked for, what the next node of the level above leads to was left out, and then read leaf
+/// by leaf.
+#[test]
+fn b46_what_is_read_ahead_goes_on_below_the_next_parent() {
+    let (mut make, mut bench) = (Make(5), Bench::new(0));
+    let changes = batch(&mut make, Shape::LongExtents, 900, &bench.model);
+    bench.merge(&changes).unwrap();
+    assert!(bench.root.level > 1, "there are several parents of leaves");
+    let leaves = bench.model.len() / 8;
+    bench.tree.cache().set_budget(4 << 20);
+    let first = Key::decode(bench.model.keys().next().unwrap()).unwrap();
+    block_on(bench.tree.read_ahead(&bench.root, first, 2 * leaves)).unwrap();
+    bench.store.state.lock().reads = 0;
+    assert_eq!(bench.scan().unwrap(), bench.model);
+    assert_eq!(bench.store.state.lock().reads, 0, "all leaves were read");
+}
+
 fn all_places(bench: &Bench) -> Vec<[Place; 2]> {
     bench.store.state.lock().nodes.keys().map(|place| [*place; 2]).collect()
 }

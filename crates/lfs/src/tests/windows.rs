@@ -1,0 +1,169 @@
+//! Inodes that somebody goes through in order.
+//!
+//! No locks.
+
+use crate::volume::{CreateOptions, OpenOptions, Volume};
+use forebay_base::task::block_on;
+use forebay_base::world::{RealWorld, WorldRef, split_mix};
+use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_block::target::LogDevice;
+use forebay_block::{BioOp, DeviceRef, RamDevice};
+use forebay_cache::{Config, PageCache};
+use forebay_vfs::{
+    Attr, FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges, SetAttr, Timestamp,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const FILE: NewInode = NewInode::of(FileKind::File, 0o644);
+
+fn volume_on(device: DeviceRef, options: &OpenOptions) -> Volume {
+    let world: WorldRef = RealWorld::with_seed(1);
+    let create = CreateOptions {
+        segment_bytes: 1 << 20,
+        ..CreateOptions::new([1; 16], [3; 16], Timestamp::new(1, 0))
+    };
+    block_on(Volume::create(&device, &world, &create)).unwrap();
+    block_on(Volume::open(&device, &world, options)).unwrap()
+}
+
+fn make(volume: &Volume, n: u64) -> Ino {
+    let text = format!("file{n}");
+    block_on(volume.mknod(Ino::ROOT, Name::new(text.as_bytes()).unwrap(), &FILE)).unwrap().ino
+}
+
+fn attr(volume: &Volume, ino: Ino) -> Result<Attr> {
+    block_on(volume.getattr(ino))
+}
+
+/// Each inode that was looked at became an object, with an entry in three tables, and was let go again: at a
+/// million files in order that took several times as long as what was looked at. Q62: windows count.
+#[test]
+fn q62_who_goes_through_inodes_makes_no_objects_of_them() {
+    let options = OpenOptions { inode_cache_bytes: 2 << 20, ..OpenOptions::default() };
+    let volume = volume_on(Arc::new(RamDevice::new(128 << 20)), &options);
+    let inos: Vec<Ino> = (0..20_000).map(|n| make(&volume, n)).collect();
+    block_on(volume.checkpoint()).unwrap();
+    let state = || volume.0.state.lock();
+    let (mut objects, mut most) = (0, 0);
+    // The last ones are in memory since they were made.
+    for ino in &inos[..16_000] {
+        assert_eq!(attr(&volume, *ino).unwrap().ino, *ino);
+        objects += u64::from(state().nodes.contains_key(&ino.0));
+        most = most.max(state().windows.bytes());
+    }
+    assert!(objects < 16_000 / 50, "{objects} objects for 16,000 looks");
+    assert!((1..=(2 << 20) / 4 + 8 * 4352).contains(&most), "Q62: {most} bytes");
+    state().check_cache();
+    assert!(state().names_bytes() < 3 << 20, "{} bytes", state().names_bytes());
+}
+
+/// Q61: what has changed since the window was read is what is told, whether it was merged or not, and what is
+/// removed is gone.
+#[test]
+fn q61_what_is_in_a_window_is_what_was_recorded() {
+    for seed in crate::tests::seeds(6) {
+        let mut rng = seed;
+        let mut pick = |n: u64| split_mix(&mut rng) % n;
+        let inode_cache_bytes = [80_000, 150_000, 400_000][seed as usize % 3];
+        let options = OpenOptions { inode_cache_bytes, ..OpenOptions::default() };
+        let volume = volume_on(Arc::new(RamDevice::new(64 << 20)), &options);
+        let mut model: BTreeMap<u64, (u64, u16)> =
+            (0..1200).map(|n| (make(&volume, n).0, (n, 0o644))).collect();
+        let last = *model.keys().next_back().unwrap();
+        block_on(volume.checkpoint()).unwrap();
+        let mut seen = 0;
+        for _ in 0..60 {
+            let from = 1 + pick(last);
+            for ino in from..(from + 40 + pick(200)).min(last + 1) {
+                match (attr(&volume, Ino(ino)), model.get(&ino)) {
+                    (Ok(attr), Some((_, perm))) => assert_eq!(attr.perm, *perm, "seed {seed}"),
+                    (Err(error), None) => assert_eq!(error.kind(), ErrorKind::Stale),
+                    (Ok(attr), None) => assert_eq!(attr.ino, Ino::ROOT, "seed {seed}"),
+                    (Err(error), _) => panic!("seed {seed}: {ino}: {error}"),
+                }
+                seen += u64::from(volume.0.state.lock().in_window(ino).is_some());
+                let other = (ino.saturating_sub(3) + pick(8)).min(last);
+                let Some((n, perm)) = model.get_mut(&other).filter(|_| pick(9) == 0) else {
+                    continue;
+                };
+                if pick(3) == 0 {
+                    let text = format!("file{n}");
+                    let name = Name::new(text.as_bytes()).unwrap();
+                    block_on(volume.unlink(Ino::ROOT, name)).unwrap();
+                    model.remove(&other);
+                } else {
+                    *perm = 0o400 | pick(0o400) as u16;
+                    let set = SetAttr { perm: Some(*perm), ..SetAttr::default() };
+                    block_on(volume.setattr(Ino(other), &set)).unwrap();
+                }
+            }
+            if pick(6) == 0 {
+                block_on(volume.checkpoint()).unwrap();
+            }
+        }
+        assert!(seen > 100, "seed {seed}: {seen} were in a window");
+        volume.0.state.lock().check_cache();
+        block_on(volume.close()).unwrap();
+    }
+}
+
+/// Leaves behind those below the same parent were read one by one, and nothing was read before it was
+/// missing.
+#[test]
+fn inodes_in_order_are_read_together() {
+    let log = LogDevice::new(Arc::new(RamDevice::new(128 << 20)), 1 << 16);
+    let options = OpenOptions {
+        inode_cache_bytes: 8 << 20,
+        node_cache_bytes: 2 << 20,
+        ..OpenOptions::default()
+    };
+    let volume = volume_on(log.clone(), &options);
+    let inos: Vec<Ino> = (0..40_000).map(|n| make(&volume, n)).collect();
+    block_on(volume.checkpoint()).unwrap();
+    log.take();
+    inos.iter().for_each(|ino| assert!(attr(&volume, *ino).is_ok()));
+    let had = log.take().iter().filter(|record| record.op == BioOp::Read).count();
+    let leaves = 40_000 / 25;
+    assert!(had < leaves / 6, "{had} reads of about {leaves} leaves");
+}
+
+/// Each empty file that was removed left a hole for the next checkpoint to look for extents in: a million of
+/// them took 46 checkpoints, and most of the time.
+#[test]
+fn an_empty_file_leaves_nothing_to_the_tree_of_content() {
+    let device: DeviceRef = Arc::new(RamDevice::new(64 << 20));
+    let cache = PageCache::new(Config::with_budget(4 << 20), RealWorld::with_seed(1)).unwrap();
+    let options = OpenOptions { cache: Some(cache), ..OpenOptions::default() };
+    let volume = volume_on(device, &options);
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let name = |n: u64| format!("file{n}");
+    for n in 0..60 {
+        let text = name(n);
+        let name = Name::new(text.as_bytes()).unwrap();
+        let (_, file) = block_on(volume.create(Ino::ROOT, name, &FILE, both)).unwrap();
+        if n >= 40 {
+            let (none, keep) = (IoFlags::empty(), Privileges::Keep);
+            file.write_slice(0, &[n as u8; 9000], none, keep).unwrap();
+        }
+        if n >= 50 {
+            file.sync_here(true).unwrap();
+        }
+    }
+    block_on(volume.syncfs()).unwrap();
+    block_on(volume.checkpoint()).unwrap();
+    let told = || volume.0.state.lock().maps.0;
+    let remove = |from: u64, upto: u64| {
+        for n in from..upto {
+            let text = name(n);
+            block_on(volume.unlink(Ino::ROOT, Name::new(text.as_bytes()).unwrap())).unwrap();
+        }
+    };
+    remove(0, 40);
+    assert_eq!(told(), 0, "they had nothing");
+    remove(40, 60);
+    assert_eq!(told(), 20, "what was stored goes");
+    block_on(volume.checkpoint()).unwrap();
+    assert_eq!(volume.0.state.lock().content_bytes(), 0, "and comes free");
+    block_on(volume.close()).unwrap();
+}
