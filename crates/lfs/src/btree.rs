@@ -7,8 +7,8 @@
 //!   a reader:      root ──▶ get, floor, Cursor ──▶ NodeCache ──▶ NodeStore (first copy, else the second)
 //! ```
 //! Reading order: [`store`] (what the tree asks for, two copies), [`cache`], [`read`], [`write`](mod@write)
-//! (how nodes are filled; [`waiting`], with what), [`merge`](mod@merge), [`checkpoint`](mod@checkpoint), [`check`](mod@check),
-//! [`map`](mod@map) (an overlay's pieces as changes), [`device`].
+//! (how nodes are filled; with what: `waiting`), [`merge`](mod@merge), [`checkpoint`](mod@checkpoint),
+//! [`check`](mod@check), [`map`](mod@map) (an overlay's pieces as changes), [`device`].
 //!
 //! Invariants: B11 a node that a root leads to is never changed, and its places are given up only by the
 //! merge that replaces it: an old root reads as before until its places are used again. B12 an inner node's

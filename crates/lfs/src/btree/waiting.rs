@@ -148,7 +148,7 @@ mod tests {
             for _ in 0..200 {
                 let value = vec![pick(256) as u8; pick(90) as usize];
                 match pick(6) {
-                    0 | 1 | 2 => {
+                    0..=2 => {
                         high += 1;
                         waiting.push(&high.to_be_bytes(), &value);
                         list.push_back((high, value));
