@@ -7,8 +7,8 @@
 //!   a reader:      root ──▶ get, floor, Cursor ──▶ NodeCache ──▶ NodeStore (first copy, else the second)
 //! ```
 //! Reading order: [`store`] (what the tree asks for, two copies), [`cache`], [`read`], [`write`](mod@write)
-//! (how nodes are filled), [`merge`](mod@merge), [`checkpoint`](mod@checkpoint), [`check`](mod@check),
-//! [`map`](mod@map) (an overlay's pieces as changes), [`device`].
+//! (how nodes are filled; with what: `waiting`), [`merge`](mod@merge), [`checkpoint`](mod@checkpoint),
+//! [`check`](mod@check), [`map`](mod@map) (an overlay's pieces as changes), [`device`].
 //!
 //! Invariants: B11 a node that a root leads to is never changed, and its places are given up only by the
 //! merge that replaces it: an old root reads as before until its places are used again. B12 an inner node's
@@ -34,6 +34,7 @@ pub mod read;
 pub mod store;
 #[cfg(test)]
 mod tests;
+mod waiting;
 pub mod walk;
 pub mod write;
 
@@ -117,6 +118,11 @@ impl Link {
         let pointer = NodePointer { places, birth: root.birth, sum: root.sum };
         let (tree, level) = (root.tree, root.level);
         Ok(Some(Self { pointer, tree, level, low: KeyBytes::EMPTY, high: None, is_root: true }))
+    }
+
+    /// Whether `key` lies below it, if it is anywhere.
+    pub(crate) fn has(&self, key: &[u8]) -> bool {
+        self.low.as_slice() <= key && self.high.is_none_or(|high| key < high.as_slice())
     }
 
     /// To child `n` of the node that this leads to; none behind the last one.

@@ -466,18 +466,29 @@ pub(crate) async fn write_each(
     failed: &mut Vec<u64>,
 ) -> Result<()> {
     let longest = device.limits().max_transfer as usize;
-    let mut waiting = Vec::new();
+    let mut parts = Vec::new();
     for (offset, bytes) in writes {
-        let mut at = offset;
-        for part in bytes.chunks(longest) {
-            let (tx, rx) = oneshot::<Completion>();
-            let data = DataRef::Buf(AlignedBuf::copy_of(part));
-            let end = Box::new(move |done| tx.send(done));
-            let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
-            device.submit(bio.with_flags(flags));
-            waiting.push((at, rx));
-            at += part.len() as u64;
-        }
+        let part = |(n, part)| (offset + (n * longest) as u64, AlignedBuf::copy_of(part));
+        parts.extend(bytes.chunks(longest).enumerate().map(part));
+    }
+    write_bufs(device, parts, flags, failed).await
+}
+
+/// The same of what the device can write at once each.
+pub(crate) async fn write_bufs(
+    device: &DeviceRef,
+    writes: Vec<(u64, AlignedBuf)>,
+    flags: BioFlags,
+    failed: &mut Vec<u64>,
+) -> Result<()> {
+    let mut waiting = Vec::new();
+    for (offset, data) in writes {
+        let (tx, rx) = oneshot::<Completion>();
+        let len = data.len() as u64;
+        let end = Box::new(move |done| tx.send(done));
+        let bio = Bio::new(BioOp::Write, offset, len, DataRef::Buf(data), end);
+        device.submit(bio.with_flags(flags));
+        waiting.push((offset, rx));
     }
     let mut result = Ok(());
     for (at, rx) in waiting {

@@ -17,7 +17,7 @@ use forebay_cache::{Claim, PageCache};
 
 /// Shares of the budget: so many parts of it.
 const CHANGES_PART: u64 = 8;
-const NODES_PART: u64 = 4;
+const NODES_PART: u64 = 2;
 const NAMES_PART: u64 = 8;
 /// Most of the budget that is for changes, bytes.
 const CHANGES_MAX: u64 = 32 * MIB;

@@ -13,7 +13,7 @@
 //! Locks: [`VolumeStore`] takes the state lock to allocate; none across a wait.
 
 use crate::btree::{NodeStore, StoredNode};
-use crate::commit::write_each;
+use crate::commit::write_bufs;
 use crate::format::place::{Geometry, Place};
 use crate::layout::Layout;
 use crate::slots::read_at;
@@ -310,25 +310,31 @@ impl VolumeStore {
         read_at(&self.device, layout.device_offset(places[0]), count * len).await
     }
 
-    async fn write_nodes(&self, nodes: &[Arc<StoredNode>]) -> Result<()> {
+    async fn write_nodes(&self, nodes: Vec<Arc<StoredNode>>) -> Result<()> {
         let mut copies: Vec<(u64, &[u8])> = Vec::with_capacity(2 * nodes.len());
-        for node in nodes {
+        for node in &nodes {
             let places = node.places();
             copies.extend(places.map(|place| (self.layout.device_offset(place), node.bytes())));
         }
         copies.sort_unstable_by_key(|(offset, _)| *offset);
         // Neighbours go out in one transfer.
-        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (offset, bytes) in copies {
-            match writes.last_mut() {
-                Some((from, run)) if *from + run.len() as u64 == offset => {
-                    run.extend_from_slice(bytes);
-                }
-                _ => writes.push((offset, bytes.to_vec())),
+        let len = self.layout.geometry.node_bytes();
+        let most = (self.device.limits().max_transfer as usize / len).max(1);
+        let mut writes = Vec::new();
+        let mut rest = &copies[..];
+        while let [(offset, _), ..] = rest {
+            let next_to = |(n, (at, _)): &(usize, &(u64, &[u8]))| *at == offset + (n * len) as u64;
+            let count = rest.iter().enumerate().take(most).take_while(next_to).count();
+            let mut run = AlignedBuf::new(count * len);
+            for (to, (_, from)) in run.chunks_exact_mut(len).zip(rest) {
+                to.copy_from_slice(from);
             }
+            writes.push((*offset, run));
+            rest = &rest[count..];
         }
+        drop(nodes);
         let mut failed = Vec::new();
-        let done = write_each(&self.device, writes, BioFlags::BACKGROUND, &mut failed).await;
+        let done = write_bufs(&self.device, writes, BioFlags::BACKGROUND, &mut failed).await;
         if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
             inner.writes_failed(&failed);
         }
@@ -354,7 +360,7 @@ impl NodeStore for VolumeStore {
         Box::pin(std::future::ready(self.take()))
     }
 
-    fn write<'a>(&'a self, nodes: &'a [Arc<StoredNode>]) -> BoxFuture<'a, Result<()>> {
+    fn write(&self, nodes: Vec<Arc<StoredNode>>) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.write_nodes(nodes))
     }
 }

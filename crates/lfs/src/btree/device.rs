@@ -111,9 +111,9 @@ impl DeviceStore {
         done.data.into_buf().ok_or_else(gone)
     }
 
-    async fn write_nodes(&self, nodes: &[Arc<StoredNode>]) -> Result<()> {
+    async fn write_nodes(&self, nodes: Vec<Arc<StoredNode>>) -> Result<()> {
         let mut copies = Vec::with_capacity(2 * nodes.len());
-        for node in nodes {
+        for node in &nodes {
             for place in node.places() {
                 copies.push((self.offset(place)?, node.bytes()));
             }
@@ -161,7 +161,7 @@ impl NodeStore for DeviceStore {
         Box::pin(std::future::ready(self.take()))
     }
 
-    fn write<'a>(&'a self, nodes: &'a [Arc<StoredNode>]) -> BoxFuture<'a, Result<()>> {
+    fn write(&self, nodes: Vec<Arc<StoredNode>>) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.write_nodes(nodes))
     }
 }

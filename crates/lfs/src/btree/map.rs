@@ -7,13 +7,13 @@
 //! ```
 //! Invariants: B95 behind the changes, a block that a piece covers is what the piece says, and every other
 //! one is what it was. B96 extents do not overlap, if they did not before. B97 what no extent holds any
-//! more is told once, block by block. B98 in memory are one piece and two leaves: a hole, however long, is
+//! more is told once, block by block. B98 in memory are one piece and three leaves: a hole, however long, is
 //! gone through extent by extent.
 //!
 //! No locks.
 
 use super::checkpoint::{Change, Changes};
-use super::read::{Cursor, Found, InOrder};
+use super::read::{Found, InOrder};
 use super::{Tree, WHAT};
 use crate::format::extent::{ENCRYPTED, Extent, Source, Sums, UNWRITTEN};
 use crate::format::item::Item;
@@ -77,8 +77,8 @@ struct Rest {
 struct Current {
     data_id: u64,
     upto: u64,
-    /// Over the extents that begin in it.
-    old: Cursor,
+    /// Extents that begin in it, from this block on: those before are done.
+    next: u64,
     /// The next one of those.
     next_old: Option<Found>,
     new: VecDeque<(u64, Change)>,
@@ -91,6 +91,8 @@ pub struct MapChanges<'t, I: Iterator<Item = Piece>> {
     pieces: Peekable<I>,
     rest: Option<Rest>,
     current: Option<Current>,
+    /// The extent that begins where the next piece does, if it was met.
+    at_start: Option<Found>,
     order: InOrder,
     given_up: &'t mut (dyn FnMut(GivenUp) + Send),
 }
@@ -105,8 +107,8 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         given_up: &'t mut (dyn FnMut(GivenUp) + Send),
     ) -> Self {
         let pieces = pieces.peekable();
-        let order = InOrder::default();
-        Self { tree, root, pieces, rest: None, current: None, order, given_up }
+        let (rest, current, at_start, order) = (None, None, None, InOrder::default());
+        Self { tree, root, pieces, rest, current, at_start, order, given_up }
     }
 
     async fn next_change(&mut self) -> Result<Option<Change>> {
@@ -144,7 +146,9 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
             return Ok(());
         };
         let upto = from + u64::from(extent.blocks);
-        if id == data_id && from < block && upto > block {
+        if (id, from) == (data_id, block) {
+            self.at_start = Some(found);
+        } else if id == data_id && from < block && upto > block {
             self.rest = Some(Rest { found, data_id, from, upto });
         }
         Ok(())
@@ -181,11 +185,9 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
                 self.rest = Some(rest);
             }
         }
-        let ends = [piece.block, upto].map(|block| Key::Extent(piece.data_id, block));
-        let old = Cursor::new(ends[0], Some(ends[1]));
         let new = self.extents(&piece)?;
-        let data_id = piece.data_id;
-        self.current = Some(Current { data_id, upto, old, next_old: None, new });
+        let (data_id, next, next_old) = (piece.data_id, piece.block, self.at_start.take());
+        self.current = Some(Current { data_id, upto, next, next_old, new });
         Ok(())
     }
 
@@ -221,8 +223,11 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
     /// The next change within the piece: an old extent goes, or a new one comes, perhaps in its stead.
     async fn next_of_piece(&mut self) -> Result<Option<Change>> {
         let Some(current) = &mut self.current else { return Ok(None) };
-        if current.next_old.is_none() {
-            current.next_old = current.old.next(self.tree, &self.root).await?;
+        if current.next_old.is_none() && current.next < current.upto {
+            let keys = [current.next, current.upto].map(|at| Key::Extent(current.data_id, at));
+            let found = self.tree.next_in_order(&self.root, keys, &mut self.order).await?;
+            current.next = if found.is_some() { current.next } else { current.upto };
+            current.next_old = found;
         }
         let Some(found) = &current.next_old else {
             return Ok(current.new.pop_front().map(|(_, change)| change));
@@ -240,6 +245,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         };
         let (data_id, end) = (current.data_id, current.upto);
         let upto = from + u64::from(extent.blocks);
+        current.next = from + 1;
         let Some(found) = current.next_old.take() else { return Ok(change) };
         self.give_up(&found, from, upto.min(end))?;
         if upto > end {

@@ -117,7 +117,7 @@ impl NodeStore for MemStore {
         Box::pin(std::future::ready(Ok(self.allocate_now())))
     }
 
-    fn write<'a>(&'a self, nodes: &'a [Arc<StoredNode>]) -> BoxFuture<'a, Result<()>> {
-        Box::pin(std::future::ready(self.write_now(nodes)))
+    fn write(&self, nodes: Vec<Arc<StoredNode>>) -> BoxFuture<'_, Result<()>> {
+        Box::pin(std::future::ready(self.write_now(&nodes)))
     }
 }

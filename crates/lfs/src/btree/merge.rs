@@ -12,11 +12,10 @@
 
 use super::checkpoint::{Change, Changes};
 use super::store::StoredNode;
-use super::write::{Entry, FILL_PERCENT, Ledger, Writer};
+use super::write::{FILL_PERCENT, Ledger, Writer};
 use super::{Link, Tree, WHAT};
-use crate::format::item::MAX_VALUE_BYTES;
+use crate::format::refused;
 use crate::format::superblock::TreeRoot;
-use crate::format::{corrupt, refused};
 use forebay_base::Result;
 use std::sync::Arc;
 
@@ -87,6 +86,17 @@ impl Tree {
             return Ok(Merged { root: *old, changes, touched, replaced, written });
         }
         let mut writer = Writer::new(self, old.tree, birth, FILL_PERCENT, ledger);
+        let merged = self.merge_into(&mut writer, old, &mut stream).await;
+        // Also of what failed (B73).
+        writer.written_out().await.and(merged)
+    }
+
+    async fn merge_into(
+        &self,
+        writer: &mut Writer<'_>,
+        old: &TreeRoot,
+        stream: &mut Stream<'_>,
+    ) -> Result<Merged> {
         let mut touched = 0;
         let mut path: Vec<Frame> = Vec::new();
         let mut next = Link::root(old)?;
@@ -102,7 +112,7 @@ impl Tree {
                     }
                     let node = writer.open(&link).await?;
                     if link.level == 0 {
-                        merge_leaf(&mut writer, &link, &node, &mut stream).await?;
+                        merge_leaf(writer, &link, &node, stream).await?;
                     } else {
                         path.push(Frame { link, node, next: 0 });
                     }
@@ -118,7 +128,7 @@ impl Tree {
         }
         // Nothing of this is left but for a tree that had nothing.
         while let Some(change) = stream.take().await? {
-            put(&mut writer, &change).await?;
+            put(writer, &change).await?;
         }
         let root = writer.finish(old.since).await?;
         let (replaced, written) = writer.counts();
@@ -138,18 +148,23 @@ impl Tree {
     ) -> Result<Merged> {
         let mut stream = Stream::new(items).await?;
         let mut writer = Writer::new(self, tree, birth, fill_percent, ledger);
-        while let Some(change) = stream.take().await? {
-            put(&mut writer, &change).await?;
-        }
-        let root = writer.finish(since).await?;
+        let root = put_all(&mut writer, &mut stream, since).await;
+        let root = writer.written_out().await.and(root)?;
         let (replaced, written) = writer.counts();
         Ok(Merged { root, changes: stream.taken, touched: 0, replaced, written })
     }
 }
 
+async fn put_all(writer: &mut Writer<'_>, stream: &mut Stream<'_>, since: u64) -> Result<TreeRoot> {
+    while let Some(change) = stream.take().await? {
+        put(writer, &change).await?;
+    }
+    writer.finish(since).await
+}
+
 async fn put(writer: &mut Writer<'_>, change: &Change) -> Result<()> {
     match change.value() {
-        Some(value) => writer.item(Entry::new(change.key(), value)).await,
+        Some(value) => writer.item(change.key(), value).await,
         None => Ok(()),
     }
 }
@@ -161,24 +176,22 @@ async fn merge_leaf(
     leaf: &StoredNode,
     stream: &mut Stream<'_>,
 ) -> Result<()> {
-    let node = leaf.node();
-    for n in 0..node.len() {
-        let Some((key, value)) = node.raw(n) else { break };
-        if value.len() > MAX_VALUE_BYTES {
-            let text = format!("item {n} at {:?}: {} bytes", link.pointer.places, value.len());
-            return Err(corrupt(WHAT, text));
+    let (node, mut from) = (leaf.node(), 0);
+    while from < node.len() {
+        // What lies before the next change goes over as it is.
+        let (upto, is_changed) = match stream.next.as_ref().map(|next| node.search(next.key())) {
+            Some(Ok(n)) => (n, true),
+            Some(Err(n)) => (n, false),
+            None => (node.len(), false),
+        };
+        if upto > from {
+            writer.items(link, &node, from..upto).await?;
         }
-        while stream.has_below(Some(key)) {
-            if let Some(change) = stream.take().await? {
-                put(writer, &change).await?;
-            }
-        }
-        if stream.next.as_ref().is_some_and(|change| change.key() == key) {
-            if let Some(change) = stream.take().await? {
-                put(writer, &change).await?;
-            }
-        } else {
-            writer.item(Entry::new(key, value)).await?;
+        from = upto + usize::from(is_changed);
+        if upto < node.len()
+            && let Some(change) = stream.take().await?
+        {
+            put(writer, &change).await?;
         }
     }
     while stream.has_below(link.high.as_ref().map(|key| key.as_slice())) {

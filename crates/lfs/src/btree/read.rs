@@ -118,7 +118,7 @@ impl Tree {
         self.floor_in_order(root, key, &mut InOrder::default()).await
     }
 
-    /// The same for who asks for one key behind the other (B46).
+    /// The same for who asks for one key behind the other, of one root (B46).
     pub(crate) async fn floor_in_order(
         &self,
         root: &TreeRoot,
@@ -126,15 +126,58 @@ impl Tree {
         order: &mut InOrder,
     ) -> Result<Option<Found>> {
         let key = key.to_bytes();
-        let Some((link, leaf)) = self.leaf_of(root, key.as_slice(), order.ahead).await? else {
+        let Some((link, leaf)) = self.leaf_in_order(root, key.as_slice(), order).await? else {
             return Ok(None);
         };
-        order.note(&link);
         match leaf.node().search(key.as_slice()) {
-            Ok(at) => Ok(Some(Found { leaf, at })),
-            Err(0) => self.last_below(root, &link.low).await,
-            Err(n) => Ok(Some(Found { leaf, at: n - 1 })),
+            Ok(at) => Ok(Some(Found { leaf: leaf.clone(), at })),
+            Err(0) => {
+                let low = link.low;
+                self.last_below(root, &low).await
+            }
+            Err(n) => Ok(Some(Found { leaf: leaf.clone(), at: n - 1 })),
         }
+    }
+
+    /// The first item from one key on that is below the other, for who asks in order.
+    pub(super) async fn next_in_order(
+        &self,
+        root: &TreeRoot,
+        keys: [Key; 2],
+        order: &mut InOrder,
+    ) -> Result<Option<Found>> {
+        let [mut from, end] = keys.map(Key::to_bytes);
+        loop {
+            let Some((link, leaf)) = self.leaf_in_order(root, from.as_slice(), order).await? else {
+                return Ok(None);
+            };
+            let node = leaf.node();
+            let (Ok(at) | Err(at)) = node.search(from.as_slice());
+            if let Some((key, _)) = node.raw(at) {
+                let is_below = key < end.as_slice();
+                return Ok(is_below.then(|| Found { leaf: leaf.clone(), at }));
+            }
+            match link.high {
+                Some(high) if high < end => from = high,
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    /// The leaf that `key` is in, if it is anywhere: mostly the one that was asked for last.
+    async fn leaf_in_order<'o>(
+        &self,
+        root: &TreeRoot,
+        key: &[u8],
+        order: &'o mut InOrder,
+    ) -> Result<Option<&'o (Link, Arc<StoredNode>)>> {
+        if !order.at.as_ref().is_some_and(|(link, _)| link.has(key)) {
+            order.at = self.leaf_of(root, key, order.ahead).await?;
+            if let Some((link, _)) = order.at {
+                order.note(&link);
+            }
+        }
+        Ok(order.at.as_ref())
     }
 
     /// The leaf that `key` is in, if it is anywhere. `ahead`: so many leaves behind it are had with it, if it
@@ -203,6 +246,8 @@ const AHEAD_MOST: usize = 64;
 /// that follow are read together.
 #[derive(Default)]
 pub(crate) struct InOrder {
+    /// The last leaf.
+    at: Option<(Link, Arc<StoredNode>)>,
     /// Behind the last leaf.
     high: Option<KeyBytes>,
     ahead: usize,

@@ -34,8 +34,9 @@ pub trait NodeStore: Send + Sync {
     /// They stay taken until somebody gives them back. `NoSpace` if there are none.
     fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>>;
 
-    /// Writes both copies of each node; over when all of them are written, not flushed.
-    fn write<'a>(&'a self, nodes: &'a [Arc<StoredNode>]) -> BoxFuture<'a, Result<()>>;
+    /// Writes both copies of each node; over when all of them are written, not flushed. It goes on by itself
+    /// from the first poll on, as far as the device has room.
+    fn write(&self, nodes: Vec<Arc<StoredNode>>) -> BoxFuture<'_, Result<()>>;
 }
 
 /// A node that verified, and its bytes.
@@ -49,6 +50,11 @@ impl StoredNode {
     /// The node that `bytes` were opened as.
     pub(crate) fn new(bytes: &[u8], known: Verified) -> Self {
         Self { bytes: bytes.into(), known }
+    }
+
+    /// A node that was just made.
+    pub(crate) fn made(bytes: Box<[u8]>, known: Verified) -> Self {
+        Self { bytes, known }
     }
 
     /// The node.

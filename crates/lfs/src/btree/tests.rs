@@ -3,6 +3,7 @@
 //!
 //! No locks.
 
+mod beside;
 mod cache;
 mod content;
 mod crash;

@@ -13,28 +13,32 @@
 //!
 //! Invariants: B51 with items of up to a third of a node's room (I1), every node but the root uses at least
 //! a third of its room. B52 of the kept nodes at most one for each run of changed ones is opened, at each
-//! level. B53 in memory are, for each level, less than four nodes' worth, and one batch of new nodes. B54
+//! level. B53 in memory are, for each level, less than four nodes' worth, and
+//! two batches of new nodes, of which one is being written. B54
 //! all nodes below a root are written before it is given.
 //!
 //! No locks.
 
 use super::ahead::MergeAhead;
 use super::store::StoredNode;
+use super::waiting::Waiting;
 use super::{Link, Tree, WHAT, empty_root};
 use crate::format::item::MAX_VALUE_BYTES;
 use crate::format::key::{KeyBytes, MAX_KEY_BYTES};
 use crate::format::node::{
     ITEM_OVERHEAD_BYTES, MAX_LEVEL, NODE_HEADER_BYTES, Node, NodeBuilder, NodeHeader, NodePointer,
-    POINTER_BYTES,
+    POINTER_BYTES, Verified,
 };
 use crate::format::place::{Geometry, Place};
 use crate::format::superblock::TreeRoot;
 use crate::format::{corrupt, refused};
-use forebay_base::Result;
-use forebay_base::buf::AlignedBuf;
 use forebay_base::codec::Writer as Encoder;
-use std::collections::VecDeque;
+use forebay_base::task::BoxFuture;
+use forebay_base::{Error, Result};
+use std::future::{poll_fn, ready};
+use std::ops::Range;
 use std::sync::Arc;
+use std::task::Poll;
 
 /// Nodes written at a time.
 pub const BATCH_NODES: usize = 32;
@@ -62,79 +66,31 @@ pub struct Ledger {
     pub taken: Vec<[Place; 2]>,
 }
 
-/// Key and value of an extent of one block, or of a child, are kept without an allocation of their own: a
-/// merge goes over all items of each leaf that it changes.
-const SMALL_BYTES: usize = 60;
-
-/// Key and value in stored form.
-pub(super) struct Entry {
-    bytes: EntryBytes,
-    key_bytes: usize,
-}
-
-enum EntryBytes {
-    Small([u8; SMALL_BYTES], u8),
-    Large(Box<[u8]>),
-}
-
-impl Entry {
-    pub(super) fn new(key: &[u8], value: &[u8]) -> Self {
-        let len = key.len() + value.len();
-        let bytes = if len <= SMALL_BYTES {
-            let mut bytes = [0; SMALL_BYTES];
-            bytes[..key.len()].copy_from_slice(key);
-            bytes[key.len()..len].copy_from_slice(value);
-            EntryBytes::Small(bytes, len as u8)
-        } else {
-            EntryBytes::Large([key, value].concat().into_boxed_slice())
-        };
-        Self { bytes, key_bytes: key.len() }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            EntryBytes::Small(bytes, len) => &bytes[..usize::from(*len)],
-            EntryBytes::Large(bytes) => bytes,
-        }
-    }
-
-    /// A node's entry in its parent.
-    fn of_child(low: &KeyBytes, pointer: &NodePointer) -> Result<Self> {
-        let mut value = [0; POINTER_BYTES];
-        pointer.encode_into(&mut Encoder::new(WHAT, &mut value))?;
-        Ok(Self::new(low.as_slice(), &value))
-    }
-
-    fn key(&self) -> &[u8] {
-        &self.bytes()[..self.key_bytes]
-    }
-
-    fn value(&self) -> &[u8] {
-        &self.bytes()[self.key_bytes..]
-    }
-
-    fn cost(&self) -> usize {
-        ITEM_OVERHEAD_BYTES + self.bytes().len()
-    }
-}
-
 /// What waits at one level: first `held`, then `pending`.
 #[derive(Default)]
 struct Level {
     held: Option<Link>,
-    pending: VecDeque<Entry>,
-    pending_bytes: usize,
+    pending: Waiting,
 }
 
 impl Level {
-    fn push(&mut self, entry: Entry) {
-        self.pending_bytes += entry.cost();
-        self.pending.push_back(entry);
+    /// A child's entry.
+    fn push_child(&mut self, low: &KeyBytes, pointer: &NodePointer) -> Result<()> {
+        let mut value = [0; POINTER_BYTES];
+        pointer.encode_into(&mut Encoder::new(WHAT, &mut value))?;
+        self.pending.push(low.as_slice(), &value);
+        Ok(())
     }
 
     fn is_empty(&self) -> bool {
         self.held.is_none() && self.pending.is_empty()
     }
+}
+
+/// Nodes that are being written; those that will be cached.
+struct Writing<'t> {
+    done: BoxFuture<'t, Result<()>>,
+    cached: Vec<Arc<StoredNode>>,
 }
 
 /// See the module.
@@ -145,6 +101,8 @@ pub(super) struct Writer<'t> {
     fill_percent: usize,
     levels: Vec<Level>,
     batch: Vec<Arc<StoredNode>>,
+    /// The batch before is being written.
+    writing: Option<Writing<'t>>,
     /// A replaced leaf was in the cache: so will be the new ones.
     is_hot: bool,
     ledger: &'t mut Ledger,
@@ -161,7 +119,7 @@ impl<'t> Writer<'t> {
         fill_percent: usize,
         ledger: &'t mut Ledger,
     ) -> Self {
-        let (levels, batch) = (Vec::new(), Vec::new());
+        let (levels, batch, writing) = (Vec::new(), Vec::new(), None);
         let fill_percent = fill_percent.clamp(70, 100);
         let (is_hot, opened, written) = (false, 0, 0);
         let ahead = MergeAhead::default();
@@ -172,6 +130,7 @@ impl<'t> Writer<'t> {
             fill_percent,
             levels,
             batch,
+            writing,
             is_hot,
             ledger,
             ahead,
@@ -216,9 +175,29 @@ impl<'t> Writer<'t> {
     }
 
     /// The next item of a leaf.
-    pub(super) async fn item(&mut self, entry: Entry) -> Result<()> {
-        self.level(0)?.push(entry);
-        self.settle(0).await
+    pub(super) async fn item(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.level(0)?.pending.push(key, value);
+        self.settle_items().await
+    }
+
+    /// The next items: some of the leaf that `link` leads to, as they are.
+    pub(super) async fn items(
+        &mut self,
+        link: &Link,
+        leaf: &Node<'_>,
+        items: Range<usize>,
+    ) -> Result<()> {
+        let pushed = self.level(0)?.pending.push_items(leaf, items);
+        pushed.map_err(|n| too_long(link, leaf, n))?;
+        self.settle_items().await
+    }
+
+    async fn settle_items(&mut self) -> Result<()> {
+        let most = 2 * room_bytes(&self.tree.geometry);
+        match self.level(0)?.pending.cost() > most {
+            true => self.settle(0).await,
+            false => Ok(()),
+        }
     }
 
     /// The next thing is a node that stays as it is; nothing may wait below its level (see
@@ -227,11 +206,11 @@ impl<'t> Writer<'t> {
         let n = link.level;
         let least = self.least(n);
         let level = self.level(n)?;
-        if !level.pending.is_empty() && level.pending_bytes < least {
+        if !level.pending.is_empty() && level.pending.cost() < least {
             let node = self.open(&link).await?;
-            for entry in self.entries(&link, &node.node())? {
-                self.level(n)?.push(entry);
-            }
+            let mut all = std::mem::take(&mut self.level(n)?.pending);
+            self.take_entries(&link, &node.node(), &mut all)?;
+            self.level(n)?.pending = all;
             self.assert_little_waits(n);
             return self.settle(n).await;
         }
@@ -254,7 +233,7 @@ impl<'t> Writer<'t> {
     async fn drain(&mut self, n: u8) -> Result<bool> {
         let least = self.least(n);
         let level = self.level(n)?;
-        if !level.pending.is_empty() && level.pending_bytes < least {
+        if !level.pending.is_empty() && level.pending.cost() < least {
             if !self.borrow(n).await? {
                 return Ok(false);
             }
@@ -267,7 +246,8 @@ impl<'t> Writer<'t> {
     /// Holds back again the node that comes before all that is pending at level `n`: the last one below
     /// what waits at the next level that has anything. False if nothing comes before.
     async fn borrow(&mut self, n: u8) -> Result<bool> {
-        let first = self.level(n)?.pending.front().map(|entry| KeyBytes::copy_of(entry.key()));
+        let pending = &self.level(n)?.pending;
+        let first = (!pending.is_empty()).then(|| pending.low());
         while self.level(n)?.held.is_none() {
             let above = self.levels.iter().skip(usize::from(n) + 1);
             let Some(up) = above.zip(1..).find_map(|(level, up)| (!level.is_empty()).then_some(up))
@@ -280,11 +260,10 @@ impl<'t> Writer<'t> {
             }
             let g = self.tree.geometry;
             let level = self.level(at)?;
-            let Some(last) = level.pending.pop_back() else { return Ok(false) };
-            level.pending_bytes -= last.cost();
-            let (tree, low) = (self.owner, KeyBytes::copy_of(last.key()));
-            let pointer = NodePointer::decode(last.value(), &g)?;
-            let level = at - 1;
+            let Some((key, value)) = level.pending.last() else { return Ok(false) };
+            let (low, pointer) = (KeyBytes::copy_of(key), NodePointer::decode(value, &g)?);
+            level.pending.pop_last();
+            let (tree, level) = (self.owner, at - 1);
             let link = Link { pointer, tree, level, low, high: first, is_root: false };
             self.level(level)?.held = Some(link);
         }
@@ -304,39 +283,33 @@ impl<'t> Writer<'t> {
     async fn take_in_held(&mut self, n: u8) -> Result<()> {
         let Some(held) = self.level(n)?.held.take() else { return Ok(()) };
         let node = self.open(&held).await?;
-        let entries = self.entries(&held, &node.node())?;
-        let level = self.level(n)?;
-        for entry in entries.into_iter().rev() {
-            level.pending_bytes += entry.cost();
-            level.pending.push_front(entry);
-        }
+        let mut entries = Waiting::default();
+        self.take_entries(&held, &node.node(), &mut entries)?;
+        self.level(n)?.pending.put_before(entries);
         self.assert_little_waits(n);
         Ok(())
     }
 
     fn assert_little_waits(&self, n: u8) {
-        let waits = self.levels.get(usize::from(n)).map_or(0, |level| level.pending_bytes);
+        let waits = self.levels.get(usize::from(n)).map_or(0, |level| level.pending.cost());
         let room = room_bytes(&self.tree.geometry);
         debug_assert!(waits <= 4 * room, "{waits} bytes wait at level {n} (B53)");
         debug_assert!(self.batch.len() < BATCH_NODES, "a batch went out when it was full (B53)");
     }
 
-    /// What is in a node; the first child of an inner one gets its key back.
-    fn entries(&self, link: &Link, node: &Node<'_>) -> Result<Vec<Entry>> {
-        let raw = (0..node.len()).filter_map(|n| node.raw(n)).enumerate();
-        let mut out = Vec::with_capacity(node.len());
-        for (n, (key, value)) in raw {
-            let key = if n == 0 && link.level > 0 { link.low.as_slice() } else { key };
-            if link.level > 0 {
+    /// Puts what is in a node behind `out`; the first child of an inner one gets its key back.
+    fn take_entries(&self, link: &Link, node: &Node<'_>, out: &mut Waiting) -> Result<()> {
+        let mut from = 0;
+        if link.level > 0 {
+            for (_, value) in (0..node.len()).filter_map(|n| node.raw(n)) {
                 NodePointer::decode(value, &self.tree.geometry)?;
             }
-            if value.len() > MAX_VALUE_BYTES {
-                let text = format!("item {n} at {:?}: {} bytes", link.pointer.places, value.len());
-                return Err(corrupt(WHAT, text));
+            if let Some((_, value)) = node.raw(0) {
+                out.push(link.low.as_slice(), value);
+                from = 1;
             }
-            out.push(Entry::new(key, value));
         }
-        Ok(out)
+        out.push_items(node, from..node.len()).map_err(|n| too_long(link, node, n))
     }
 
     /// From this level up: nodes of the stated fill where more than two nodes' worth is pending.
@@ -345,11 +318,10 @@ impl<'t> Writer<'t> {
         let fill = room * self.fill_percent / 100;
         let mut n = from;
         while usize::from(n) < self.levels.len() {
-            while self.level(n)?.pending_bytes > 2 * room {
+            while self.level(n)?.pending.cost() > 2 * room {
                 self.emit_held(n)?;
                 let mut sum = 0;
-                let costs = self.level(n)?.pending.iter().map(Entry::cost);
-                let fits = costs.take_while(|cost| {
+                let fits = self.level(n)?.pending.costs().take_while(|cost| {
                     sum += cost;
                     sum <= fill
                 });
@@ -365,20 +337,21 @@ impl<'t> Writer<'t> {
     fn cut(&self, n: u8) -> Option<usize> {
         let level = self.levels.get(usize::from(n)).filter(|level| !level.pending.is_empty())?;
         let room = room_bytes(&self.tree.geometry);
-        if level.pending_bytes <= room {
+        let bytes = level.pending.cost();
+        if bytes <= room {
             return Some(level.pending.len());
         }
         let value = if n == 0 { MAX_VALUE_BYTES } else { POINTER_BYTES };
         let largest = ITEM_OVERHEAD_BYTES + MAX_KEY_BYTES + value;
-        let nodes = level.pending_bytes.div_ceil(room - largest / 2);
-        let target = level.pending_bytes / nodes;
+        let nodes = bytes.div_ceil(room - largest / 2);
+        let target = bytes / nodes;
         let mut sum = 0;
-        for (count, entry) in level.pending.iter().enumerate() {
+        for (count, cost) in level.pending.costs().enumerate() {
             // The cut nearest to the target: off by half an entry at most.
-            if count > 0 && (sum + entry.cost()).abs_diff(target) > sum.abs_diff(target) {
+            if count > 0 && (sum + cost).abs_diff(target) > sum.abs_diff(target) {
                 return Some(count);
             }
-            sum += entry.cost();
+            sum += cost;
         }
         Some(level.pending.len())
     }
@@ -388,28 +361,27 @@ impl<'t> Writer<'t> {
         let places = self.tree.store.allocate().await?;
         self.ledger.taken.push(places);
         let (geometry, seal) = (self.tree.geometry, self.tree.seal);
-        let mut bytes = AlignedBuf::new(geometry.node_bytes());
+        let owner = self.owner;
+        let mut bytes = vec![0; geometry.node_bytes()].into_boxed_slice();
         let mut builder = NodeBuilder::new(&mut bytes, n, geometry)?;
-        let mut low = KeyBytes::EMPTY;
-        for at in 0..count.max(1) {
-            let level = self.level(n)?;
-            let Some(entry) = level.pending.pop_front() else { break };
-            level.pending_bytes -= entry.cost();
-            let mut key = entry.key();
-            if at == 0 {
-                low = KeyBytes::copy_of(key);
-                key = if n > 0 { &[] } else { key };
-            }
-            if !builder.raw(key, entry.value())? {
-                return Err(refused(WHAT, format!("{count} entries are too many for a node")));
-            }
+        let pending = &mut self.level(n)?.pending;
+        let low = pending.low();
+        if !fill(&mut builder, pending, n, count.max(1))? {
+            return Err(refused(WHAT, format!("{count} entries are too many for a node")));
         }
-        let header = NodeHeader { places, owner: self.owner, birth: self.birth, level: n };
+        pending.drop_first(count.max(1));
+        let count = builder.len();
+        let header = NodeHeader { places, owner, birth: self.birth, level: n };
         let pointer = builder.finish(seal, header)?;
-        let known = Node::follow(&bytes, seal, &pointer, 0, self.owner, n, &geometry)?.verified();
-        self.batch.push(Arc::new(StoredNode::new(&bytes, known)));
+        debug_assert!(
+            Node::follow(&bytes, seal, &pointer, 0, owner, n, &geometry)
+                .is_ok_and(|node| node.len() == count),
+            "B21: it is what will be read"
+        );
+        let known = Verified::made(header, &pointer, count);
+        self.batch.push(Arc::new(StoredNode::made(bytes, known)));
         self.written += 1;
-        self.level(n + 1)?.push(Entry::of_child(&low, &pointer)?);
+        self.level(n + 1)?.push_child(&low, &pointer)?;
         if self.batch.len() >= BATCH_NODES {
             self.write_batch().await?;
         }
@@ -418,20 +390,34 @@ impl<'t> Writer<'t> {
 
     fn emit_held(&mut self, n: u8) -> Result<()> {
         let Some(held) = self.level(n)?.held.take() else { return Ok(()) };
-        self.level(n + 1)?.push(Entry::of_child(&held.low, &held.pointer)?);
-        Ok(())
+        self.level(n + 1)?.push_child(&held.low, &held.pointer)
     }
 
+    /// Begins to write what there is, when the batch before is written: meanwhile the next one is filled (B53).
     async fn write_batch(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
+        self.written_out().await?;
         if batch.is_empty() {
             return Ok(());
         }
-        self.tree.store.write(&batch).await?;
-        for node in batch.iter().filter(|node| self.is_hot || node.node().header.level > 0) {
-            self.tree.cache.insert(node);
+        let is_kept = |node: &&Arc<StoredNode>| self.is_hot || node.node().header.level > 0;
+        let cached = batch.iter().filter(is_kept).cloned().collect();
+        let mut done = self.tree.store.write(batch);
+        let early = poll_fn(|cx| Poll::Ready(done.as_mut().poll(cx))).await;
+        if let Poll::Ready(result) = early {
+            done = Box::pin(ready(result));
         }
+        self.writing = Some(Writing { done, cached });
         self.is_hot = false;
+        Ok(())
+    }
+
+    /// Waits for what is being written. After an error it is called, too: nothing of a merge that failed is
+    /// still on its way.
+    pub(super) async fn written_out(&mut self) -> Result<()> {
+        let Some(Writing { done, cached }) = self.writing.take() else { return Ok(()) };
+        done.await?;
+        cached.iter().for_each(|node| self.tree.cache.insert(node));
         Ok(())
     }
 
@@ -447,7 +433,7 @@ impl<'t> Writer<'t> {
             }
             let (least, room) = (self.least(n), room_bytes(&self.tree.geometry));
             let level = self.level(n)?;
-            let has_little = !level.pending.is_empty() && level.pending_bytes < least;
+            let has_little = !level.pending.is_empty() && level.pending.cost() < least;
             if has_little && self.borrow(n).await? {
                 self.take_in_held(n).await?;
             }
@@ -458,11 +444,13 @@ impl<'t> Writer<'t> {
                 set_root(&mut root, held, n);
             } else if is_top && level.held.is_none() && n > 0 && level.pending.len() == 1 {
                 // One child is no tree of its own: the child is the root.
-                let entry = level.pending.pop_front();
-                let g = &self.tree.geometry;
-                let child = entry.map(|e| NodePointer::decode(e.value(), g)).transpose()?;
+                let g = self.tree.geometry;
+                let level = self.level(n)?;
+                let child = level.pending.first().map(|(_, value)| NodePointer::decode(value, &g));
+                let child = child.transpose()?;
+                level.pending.drop_first(1);
                 set_root(&mut root, child, n - 1);
-            } else if is_top && level.held.is_none() && level.pending_bytes <= room {
+            } else if is_top && level.held.is_none() && level.pending.cost() <= room {
                 let count = level.pending.len();
                 self.emit_node(n, count).await?;
             } else {
@@ -470,6 +458,7 @@ impl<'t> Writer<'t> {
             }
         }
         self.write_batch().await?;
+        self.written_out().await?;
         debug_assert!(self.batch.is_empty(), "everything below a root is written (B54)");
         Ok(root)
     }
@@ -491,6 +480,22 @@ impl<'t> Writer<'t> {
         }
         Ok(&mut self.levels[n])
     }
+}
+
+/// The first entries as those of a node; the first key of an inner one is empty (B12). False: they do not fit.
+fn fill(builder: &mut NodeBuilder<'_>, pending: &Waiting, level: u8, count: usize) -> Result<bool> {
+    let (items, mut lens) = pending.first_items(count);
+    if level == 0 {
+        return builder.items(items, lens);
+    }
+    let first = pending.first().map_or(&[][..], |(_, value)| value);
+    let skip = lens.next().map_or(0, usize::from);
+    Ok(builder.raw(&[], first)? && builder.items(&items[skip..], lens)?)
+}
+
+fn too_long(link: &Link, node: &Node<'_>, n: usize) -> Error {
+    let bytes = node.raw(n).map_or(0, |(_, value)| value.len());
+    corrupt(WHAT, format!("item {n} at {:?}: {bytes} bytes", link.pointer.places))
 }
 
 fn set_root(root: &mut TreeRoot, pointer: Option<NodePointer>, level: u8) {

@@ -20,6 +20,7 @@ use super::{corrupt, refused, unsupported};
 use forebay_base::codec::{Reader, Writer};
 use forebay_base::{Error, ErrorKind, Result};
 use std::cmp::Ordering;
+use std::ops::Range;
 
 /// Bytes of a header.
 pub const NODE_HEADER_BYTES: usize = 64;
@@ -33,7 +34,8 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"fbnd");
 const WHAT: &str = "tree node";
 const VERSION: u8 = 1;
 const SUM_AT: usize = 4;
-const ITEM_HEADER_BYTES: usize = 3;
+/// Lengths of key and value, before them.
+pub(crate) const ITEM_HEADER_BYTES: usize = 3;
 /// Bytes that an item takes beside its key and value: lengths, and its offset.
 pub const ITEM_OVERHEAD_BYTES: usize = ITEM_HEADER_BYTES + 2;
 
@@ -108,6 +110,14 @@ pub(crate) struct Verified {
     header: NodeHeader,
     sum: u32,
     count: usize,
+}
+
+impl Verified {
+    /// Of a node of `count` items that was just made (B21).
+    pub(crate) fn made(header: NodeHeader, pointer: &NodePointer, count: usize) -> Self {
+        debug_assert_eq!((header.places, header.birth), (pointer.places, pointer.birth));
+        Self { header, sum: pointer.sum, count }
+    }
 }
 
 impl<'a> Node<'a> {
@@ -237,9 +247,22 @@ impl<'a> Node<'a> {
         }
         let offset = self.bytes.get(NODE_HEADER_BYTES + 2 * n..)?.first_chunk().copied()?;
         let item = self.bytes.get(usize::from(u16::from_le_bytes(offset))..)?;
-        let ([key, low, high], rest) = item.split_first_chunk()?;
-        let (key, rest) = rest.split_at_checked(usize::from(*key))?;
-        Some((key, rest.get(..usize::from(u16::from_le_bytes([*low, *high])))?))
+        split_item(item)
+    }
+
+    /// Some items as they are stored, one behind the other (T2).
+    pub(crate) fn stored(&self, items: Range<usize>) -> &'a [u8] {
+        let offset = |n: usize| {
+            let offset = self.bytes.get(NODE_HEADER_BYTES + 2 * n..)?.first_chunk().copied()?;
+            Some(usize::from(u16::from_le_bytes(offset)))
+        };
+        let last = items.end.min(self.count).checked_sub(1).filter(|last| *last >= items.start);
+        let bytes = last.and_then(|last| {
+            let (key, value) = self.raw(last)?;
+            let end = offset(last)? + ITEM_HEADER_BYTES + key.len() + value.len();
+            self.bytes.get(offset(items.start)?..end)
+        });
+        bytes.unwrap_or_default()
     }
 
     /// Item `n` of a leaf.
@@ -282,6 +305,18 @@ impl<'a> Node<'a> {
             Err(n) => n.saturating_sub(1),
         }
     }
+}
+
+/// Key and value of the item that bytes begin with.
+fn split_item(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let ([key, low, high], rest) = bytes.split_first_chunk()?;
+    let (key, rest) = rest.split_at_checked(usize::from(*key))?;
+    Some((key, rest.get(..usize::from(u16::from_le_bytes([*low, *high])))?))
+}
+
+/// The same of bytes that were stored as items; nothing for others.
+pub(crate) fn item_at(bytes: &[u8]) -> (&[u8], &[u8]) {
+    split_item(bytes).unwrap_or_default()
 }
 
 fn at_place(e: &Error, at: Place) -> Error {
@@ -366,6 +401,39 @@ impl<'b> NodeBuilder<'b> {
         w.bytes("value", value)?;
         self.offsets.push(self.end as u16);
         self.end += w.position();
+        self.last.0[..key.len()].copy_from_slice(key);
+        self.last.1 = key.len();
+        Ok(true)
+    }
+
+    /// Adds items in stored form, one behind the other, each as long as `lens` says; all of them are in order,
+    /// and such as this level has. False if there is no room.
+    pub(crate) fn items(&mut self, bytes: &[u8], lens: impl Iterator<Item = u16>) -> Result<bool> {
+        let offsets_before = self.offsets.len();
+        let (mut at, mut last) = (0, 0);
+        for len in lens {
+            self.offsets.push((self.end + at) as u16);
+            (last, at) = (at, at + usize::from(len));
+        }
+        let is_all = at == bytes.len();
+        let offsets = 2 * (self.offsets.len() - offsets_before);
+        let room = self.bytes.len() - NODE_HEADER_BYTES - 2 * offsets_before - self.end;
+        if !is_all || offsets + bytes.len() > room {
+            self.offsets.truncate(offsets_before);
+            return if is_all { Ok(false) } else { Err(refused(WHAT, "items of other lengths")) };
+        }
+        if bytes.is_empty() {
+            return Ok(true);
+        }
+        let (first, _) = item_at(bytes);
+        if offsets_before > 0 && &self.last.0[..self.last.1] >= first || first.is_empty() {
+            self.offsets.truncate(offsets_before);
+            return Err(refused(WHAT, format!("item {first:02x?} cannot come next")));
+        }
+        let start = NODE_HEADER_BYTES + self.end;
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
+        let (key, _) = item_at(&bytes[last..]);
         self.last.0[..key.len()].copy_from_slice(key);
         self.last.1 = key.len();
         Ok(true)

@@ -110,7 +110,7 @@ fn store(bench: &Bench, level: u8, entries: &[(&[u8], &[u8])]) -> NodePointer {
     let pointer = builder.finish(seal(), header).unwrap();
     let node = Node::open(&bytes, seal(), places[0], &geometry()).unwrap();
     let known = node.verified();
-    block_on(bench.store.write(&[Arc::new(StoredNode::new(&bytes, known))])).unwrap();
+    block_on(bench.store.write(vec![Arc::new(StoredNode::new(&bytes, known))])).unwrap();
     pointer
 }
 

@@ -1,0 +1,77 @@
+//! Nodes are written while the next ones are made, and none when a merge is over.
+//!
+//! No locks.
+
+use super::work::{Shape, batch};
+use super::{Bench, geometry};
+use crate::btree::store::{NodeStore, StoredNode};
+use crate::btree::{Ledger, NodeCache, Tree, write::BATCH_NODES};
+use crate::format::place::Place;
+use crate::fuzz::make::{Make, seal};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::{BoxFuture, block_on, yield_now};
+use forebay_base::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Writes that take some polls, and places that run out.
+struct Slow {
+    store: Arc<super::MemStore>,
+    flying: AtomicUsize,
+    /// Nodes that were made while others were written.
+    meanwhile: AtomicUsize,
+    left: AtomicUsize,
+}
+
+impl NodeStore for Slow {
+    fn read(&self, place: Place) -> BoxFuture<'_, Result<AlignedBuf>> {
+        self.store.read(place)
+    }
+
+    fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>> {
+        let flying = self.flying.load(Ordering::Relaxed);
+        self.meanwhile.fetch_add(usize::from(flying > 0), Ordering::Relaxed);
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            let error = Error::new(ErrorKind::NoSpace, "allocate", "told to fail");
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        self.store.allocate()
+    }
+
+    fn write(&self, nodes: Vec<Arc<StoredNode>>) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let flying = self.flying.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(flying, 0, "B53: one batch at a time");
+            assert!(nodes.len() <= BATCH_NODES, "B53");
+            for _ in 0..3 {
+                yield_now().await;
+            }
+            let done = self.store.write(nodes).await;
+            self.flying.fetch_sub(1, Ordering::Relaxed);
+            done
+        })
+    }
+}
+
+/// A merge waited for each batch before it made the next; and one that fails must not leave writes behind,
+/// for the places are given to others. B53, B73.
+#[test]
+fn b53_b73_nodes_are_made_while_others_are_written_and_none_is_left_behind() {
+    let (mut make, mut bench) = (Make(3), Bench::new(0));
+    let changes = batch(&mut make, Shape::LongExtents, 900, &bench.model);
+    bench.merge(&changes).unwrap();
+    let more = batch(&mut make, Shape::LongExtents, 900, &bench.model);
+    for left in [usize::MAX, 2 * BATCH_NODES + 3, BATCH_NODES + 1] {
+        let fork = bench.fork();
+        let [flying, meanwhile] = [0, 0].map(AtomicUsize::new);
+        let left_then = AtomicUsize::new(left);
+        let slow = Arc::new(Slow { store: fork.store.clone(), flying, meanwhile, left: left_then });
+        let cache = Arc::new(NodeCache::new(0));
+        let tree = Tree::new(slow.clone(), cache, geometry(), seal());
+        let (mut ledger, mut stream) = (Ledger::default(), more.iter().cloned());
+        let done = block_on(tree.merge(&fork.root, &mut stream, fork.birth + 1, &mut ledger));
+        assert_eq!(done.is_ok(), left == usize::MAX, "{left}: {done:?}");
+        assert_eq!(slow.flying.load(Ordering::Relaxed), 0, "B73: {left}");
+        assert!(slow.meanwhile.load(Ordering::Relaxed) > 0, "{left}: nothing was made meanwhile");
+    }
+}
