@@ -110,8 +110,9 @@ impl Engine {
     /// A queue of the calling thread, if the engine has such a thing and the thread has none
     /// yet. While it lives, what this thread submits to devices of the engine completes in its
     /// `reap` (save held write-back, see [`BlockDevice::submit`](crate::BlockDevice::submit)); so the
-    /// thread must not block on such a request, only on `execute`, `read_into` and `write_from` of a device. Call `flush` before each wait. Dropping it waits for what
-    /// is in flight. The kernel may interrupt system calls of such a thread (EINTR): repeat them.
+    /// thread must not block on such a request, only on `execute`, `read_into` and `write_from` of a
+    /// device. Call `flush` before each wait. Dropping it waits for what is in flight. The kernel may
+    /// interrupt system calls of such a thread (EINTR): repeat them.
     pub fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
         self.0.ring.as_ref()?.attach()
     }

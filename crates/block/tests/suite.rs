@@ -167,8 +167,8 @@ fn long_lists(device: &DeviceRef) {
     }
 }
 
-/// A thread that waits for its own queue with epoll, as an event loop does. Somebody reads the disk meanwhile:
-/// write-back is held then, and whoever makes room for it carries it out.
+/// A thread that waits for its own queue with epoll, as an event loop does. Somebody reads the disk
+/// meanwhile: write-back is held then, and whoever makes room for it carries it out.
 fn event_loop(device: &DeviceRef) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|s| {

@@ -110,7 +110,7 @@ impl Cache {
     }
 
     /// How much is loaded with an inode that is missing: nothing, but where that goes on where the last one
-    /// ended, a leaf of them, and twice as much each time. `before`: as many are in the window that it follows.
+    /// ended, a leaf of them, and twice as much each time. `before`: as many are in the one that it follows.
     pub fn inodes_ahead(&self, ino: u64, before: Option<usize>) -> Ahead {
         let before = before.or_else(|| continues(ino, self.next_ino).then_some(0));
         let most = INODES_OF_LEAF * (self.bytes_max / LEAF_BYTES / WINDOW_PART);

@@ -4,8 +4,8 @@
 //! `space`, `pending`, `dir`, `items`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`,
 //! `repair` (how it becomes durable); [`btree`], `nodes`, `usage_table`, `checkpoint`, `clean` (how it gets
 //! into the copy-on-write tree, and room comes back); `slots`, `rollforward`, `open`, `volume` (how it is
-//! found again); `look`, `load`, `evict`, `windows`, `memory`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`,
-//! `content`, `left`, `file`, `vfs` (what is asked of it); `digest`.
+//! found again); `look`, `load`, `evict`, `windows`, `memory`, `lookup`, `inode`, `namei`, `attr`, `aops`,
+//! `staging`, `content`, `left`, `file`, `vfs` (what is asked of it); `digest`.
 //!
 //! In memory are changes that no checkpoint has merged yet, what is open, and as much of the names as a
 //! bound of bytes allows; for all else the tree is asked.

@@ -43,8 +43,9 @@ impl Part {
         Self { root, keys, leaves, last: Cell::new(0) }
     }
 
-    /// Reads the range from `from` on, up to `end` or to the end of the leaf that has about the last of `most`
-    /// items, but not less than up to `least`. Leaves that have to be read are read so many more at a time.
+    /// Reads the range from `from` on, up to `end` or to the end of the leaf that has about the last of
+    /// `most` items, but not less than up to `least`. Leaves that have to be read are read so many more at
+    /// a time.
     pub async fn read(
         tree: &Tree,
         root: TreeRoot,

@@ -6,8 +6,8 @@
 //! ```
 //! Invariants: B71 when [`checkpoint`] is over without an error, every node below the new roots is written,
 //! in both copies; it is durable after a flush. B72 until then, and if it fails or is dropped, the old
-//! roots read as before: nothing of them is overwritten. B73 when it is over, with an error too, no node is on
-//! its way to the device any more.
+//! roots read as before: nothing of them is overwritten. B73 when it is over, with an error too, no node is
+//! on its way to the device any more.
 //!
 //! No locks.
 

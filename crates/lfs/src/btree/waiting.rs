@@ -1,8 +1,8 @@
 //! Items that wait to be made nodes of: in stored form, one behind the other, so that those of a leaf that no
 //! change touches go over as they lie there.
 //!
-//! Invariants: B56 what waits can be the items of a node: each key is above the one before, no value is longer
-//! than one may be. B57 [`Waiting::cost`] is what a node's room is counted in.
+//! Invariants: B56 what waits can be the items of a node: each key is above the one before, no value is
+//! longer than one may be. B57 [`Waiting::cost`] is what a node's room is counted in.
 //!
 //! No locks.
 

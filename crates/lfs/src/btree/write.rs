@@ -393,7 +393,8 @@ impl<'t> Writer<'t> {
         self.level(n + 1)?.push_child(&held.low, &held.pointer)
     }
 
-    /// Begins to write what there is, when the batch before is written: meanwhile the next one is filled (B53).
+    /// Begins to write what there is, when the batch before is written: meanwhile the next one is filled
+    /// (B53).
     async fn write_batch(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
         self.written_out().await?;
@@ -482,7 +483,8 @@ impl<'t> Writer<'t> {
     }
 }
 
-/// The first entries as those of a node; the first key of an inner one is empty (B12). False: they do not fit.
+/// The first entries as those of a node; the first key of an inner one is empty (B12). False: they do not
+/// fit.
 fn fill(builder: &mut NodeBuilder<'_>, pending: &Waiting, level: u8, count: usize) -> Result<bool> {
     let (items, mut lens) = pending.first_items(count);
     if level == 0 {

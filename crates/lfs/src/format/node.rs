@@ -406,8 +406,8 @@ impl<'b> NodeBuilder<'b> {
         Ok(true)
     }
 
-    /// Adds items in stored form, one behind the other, each as long as `lens` says; all of them are in order,
-    /// and such as this level has. False if there is no room.
+    /// Adds items in stored form, one behind the other, each as long as `lens` says; all are in order, and
+    /// such as this level has. False if there is no room.
     pub(crate) fn items(&mut self, bytes: &[u8], lens: impl Iterator<Item = u16>) -> Result<bool> {
         let offsets_before = self.offsets.len();
         let (mut at, mut last) = (0, 0);

@@ -122,3 +122,85 @@ impl<'a> Window<'a> {
         self.next = Some(Coming { from, done });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::place::{Geometry, Seal};
+    use forebay_base::task::block_on;
+    use forebay_block::target::error::{ErrorDevice, Fault};
+    use forebay_block::{BioOp, BlockDevice, RamDevice};
+    use std::sync::Arc;
+
+    const SEGMENT: u64 = 8 * MIB;
+    const DATA_START: u64 = 16 * KIB;
+
+    fn layout() -> Layout {
+        let (geometry, seal) = (Geometry::with_segment_shift(23), Seal::new(&[1; 16]));
+        Layout { geometry, seal, nonce: [1; 16], data_start: DATA_START, segments: 2, align: 512 }
+    }
+
+    /// A device on which each 8 bytes say where they are; reads of these bytes fail.
+    fn device(bad: Option<(u64, u64)>) -> DeviceRef {
+        let ram = RamDevice::new(DATA_START + 2 * SEGMENT);
+        let all: Vec<u8> = (0..ram.size() / 8).flat_map(|n| (8 * n).to_le_bytes()).collect();
+        ram.write_from(0, &all, BioFlags::empty()).unwrap();
+        let device = ErrorDevice::new(Arc::new(ram));
+        let ops = vec![BioOp::Read];
+        bad.map(|_| device.arm(Fault { ops, range: bad, ..Fault::default() }));
+        device
+    }
+
+    /// Goes through a segment by records of so many bytes, up to `end`: the lengths of the parts.
+    fn walk(window: &mut Window<'_>, record: u64, end: u64) -> Vec<u64> {
+        let mut parts: Vec<(u32, u64)> = Vec::new();
+        for offset in (0..end / record).map(|n| n * record) {
+            let at = Place::new(1, offset as u32);
+            let bytes = block_on(window.bytes(at, record)).unwrap()[..record as usize].to_vec();
+            let there = DATA_START + SEGMENT + offset;
+            assert_eq!(bytes[..8], there.to_le_bytes(), "at {offset}");
+            assert_eq!(bytes[bytes.len() - 8..], (there + record - 8).to_le_bytes(), "at {offset}");
+            let (from, len) =
+                window.have.as_ref().map(|(at, buf)| (at.offset, buf.len() as u64)).unwrap();
+            if parts.last().is_none_or(|last| last.0 != from) {
+                parts.push((from, len));
+            }
+        }
+        parts.into_iter().map(|(_, len)| len).collect()
+    }
+
+    /// The story: each part was of 128 KiB, waited for, and read again from the record on that went past it:
+    /// a log of large records was read twice.
+    #[test]
+    fn r15_r16_parts_follow_one_another_and_grow() {
+        let (device, layout) = (device(None), layout());
+        let mut window = Window::new(&device, layout);
+        assert_eq!(walk(&mut window, 4096, 128 * KIB), [128 * KIB], "R16: the first one is short");
+        assert!(window.next.is_none(), "R16: a short log has nothing read ahead");
+        let record = 72 * KIB;
+        let parts = walk(&mut window, record, 6 * MIB);
+        assert!(
+            parts.iter().skip(5).all(|len| (MIB..MIB + record).contains(len)),
+            "R16: {parts:?}"
+        );
+        let kept = parts.len() as u64 * record;
+        assert!(
+            parts.iter().sum::<u64>() <= 7 * MIB + kept,
+            "R15: nothing is read twice: {parts:?}"
+        );
+        assert!(window.next.is_some(), "R16: the next one is on its way");
+        assert_eq!(window.part_bytes, PART_MAX);
+    }
+
+    #[test]
+    fn r17_what_is_bad_behind_the_end_is_nobodys_concern() {
+        for end in [64 * KIB, 3 * MIB] {
+            let bad = DATA_START + SEGMENT + end;
+            let (device, layout) = (device(Some((bad, 512))), layout());
+            let mut window = Window::new(&device, layout);
+            walk(&mut window, 4096, end);
+            let at = Place::new(1, end as u32);
+            assert!(block_on(window.bytes(at, 512)).is_err(), "R17: who needs it is told");
+        }
+    }
+}

@@ -111,8 +111,8 @@ fn who_looks_in_order_has_leaves_read_together() {
     assert!(nodes < leaves / 2, "{nodes} nodes of {leaves} leaves");
 }
 
-/// B46: of what was asked for, what the next node of the level above leads to was left out, and then read leaf
-/// by leaf.
+/// B46: of what was asked for, what the next node of the level above leads to was left out, and then read
+/// leaf by leaf.
 #[test]
 fn b46_what_is_read_ahead_goes_on_below_the_next_parent() {
     let (mut make, mut bench) = (Make(5), Bench::new(0));
