@@ -66,6 +66,16 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
 ];
 
 /// Runs `NAME [flags]` as the command line gives them and returns the exit code: 0 when the
+/// What `bench` takes, and what it can run.
+fn usage() -> String {
+    let names = BENCHES.iter().map(|(name, text, _)| format!("\n  {name:9} {text}"));
+    let names: String = names.collect();
+    format!(
+        "{USAGE}\nNAME is one of:{names}\n  {:9} all of them, and what they say of each behaviour",
+        "all"
+    )
+}
+
 /// bench ran (bars missed or not), 1 when a part of it failed, 2 for arguments that make no sense.
 pub fn run(args: Vec<String>) -> i32 {
     if args.first().is_some_and(|arg| arg == worker::WORKER) {
@@ -73,6 +83,10 @@ pub fn run(args: Vec<String>) -> i32 {
     }
     if args.first().is_some_and(|arg| arg == empty::EMPTY) {
         return empty::serve(&args[1..]);
+    }
+    if args.iter().any(|arg| arg == "-h" || arg == "--help") {
+        println!("{}", usage());
+        return 0;
     }
     let options = match Options::parse(&args) {
         Ok(options) => options,
@@ -87,9 +101,7 @@ pub fn run(args: Vec<String>) -> i32 {
     let all = |name: &str| options.name == "all" && !options.without.iter().any(|w| w == name);
     let chosen: Vec<_> = BENCHES.iter().filter(|b| b.0 == options.name || all(b.0)).collect();
     if chosen.is_empty() {
-        eprintln!("bench: no bench is called `{}`\n{USAGE}\nNAME is one of:", options.name);
-        BENCHES.iter().for_each(|(name, text, _)| eprintln!("  {name:9} {text}"));
-        eprintln!("  {:9} all of them, and what they say of each behaviour", "all");
+        eprintln!("bench: no bench is called `{}`\n{}", options.name, usage());
         return 2;
     }
     let machine = machine::describe(&options.dir);

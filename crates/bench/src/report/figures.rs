@@ -87,7 +87,7 @@ pub const VOLUMES: &[Fact] = &[
     ("volume", "sustained_vs_fresh_xfs_on_loop", "the same of XFS on a loop"),
     ("volume", "sustained_steady_vs_xfs", "steady rate over that of XFS"),
     ("volume", "sustained_bytes_per_byte", "bytes written per byte changed there"),
-    ("volume", "sustained_longest_seconds", "longest window there, s"),
+    ("volume", "sustained_longest_seconds", "longest write there, s"),
     ("volume", "create_at_many_vs_few", "names: create at a million, over ten thousand"),
     ("volume", "stat_at_many_vs_few", "look up in order"),
     ("volume", "unlink_at_many_vs_few", "remove in order"),
