@@ -65,7 +65,6 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),
 ];
 
-/// Runs `NAME [flags]` as the command line gives them and returns the exit code: 0 when the
 /// What `bench` takes, and what it can run.
 fn usage() -> String {
     let names = BENCHES.iter().map(|(name, text, _)| format!("\n  {name:9} {text}"));
@@ -75,6 +74,8 @@ fn usage() -> String {
         "all"
     )
 }
+
+/// Runs `NAME [flags]` as the command line gives them and returns the exit code: 0 when the
 
 /// bench ran (bars missed or not), 1 when a part of it failed, 2 for arguments that make no sense.
 pub fn run(args: Vec<String>) -> i32 {
