@@ -76,7 +76,6 @@ fn usage() -> String {
 }
 
 /// Runs `NAME [flags]` as the command line gives them and returns the exit code: 0 when the
-
 /// bench ran (bars missed or not), 1 when a part of it failed, 2 for arguments that make no sense.
 pub fn run(args: Vec<String>) -> i32 {
     if args.first().is_some_and(|arg| arg == worker::WORKER) {
