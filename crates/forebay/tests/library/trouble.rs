@@ -253,7 +253,7 @@ fn a_full_file_that_was_closed_is_found_again_with_its_data() {
     let dir = Dir::new("full-again");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
-    let cache = cache(16 << 20);
+    let cache = roomy();
     let path = small.0.join("sparse");
     let file = open(&cache, &path, 8 << 20);
     let data: Vec<u8> = (0..(3usize << 19)).map(|i| (i % 251) as u8).collect();
@@ -325,7 +325,7 @@ fn what_a_raw_file_had_to_tell_is_told_to_who_opens_it_next() {
     let small = Small::mount(&dir);
     let ballast = small.0.join("ballast");
     std::fs::write(&ballast, vec![1; 1 << 20]).unwrap();
-    let cache = cache(16 << 20);
+    let cache = roomy();
     let path = small.0.join("sparse");
     let file = open(&cache, &path, 8 << 20);
     file.write_at(&vec![3; 3 << 19], 0).unwrap();
