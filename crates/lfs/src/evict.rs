@@ -77,7 +77,7 @@ pub(crate) struct Ahead {
 
 /// Whether somebody goes on in order who looks at inode `ino`, and had all up to `next`.
 pub(crate) fn continues(ino: u64, next: u64) -> bool {
-    (next..next + INODES_OF_LEAF as u64).contains(&ino)
+    (next..next.saturating_add(INODES_OF_LEAF as u64)).contains(&ino)
 }
 
 impl Ahead {

@@ -10,7 +10,7 @@
 use crate::btree::read::Leaf;
 use crate::btree::{Cursor, Tree};
 use crate::dir::{COOKIES_END, Child};
-use crate::evict::{Ahead, continues};
+use crate::evict::{Ahead, INODES_OF_LEAF, continues};
 use crate::format::corrupt;
 use crate::format::item::Item;
 use crate::format::key::{Cookie, Key, KeyBytes};
@@ -74,7 +74,9 @@ impl Part {
     async fn read_inodes(tree: &Tree, root: TreeRoot, ino: u64, most: usize) -> Result<Self> {
         let behind = Key::Entry(ino, Cookie::FIRST);
         let end = if most > 1 { Key::Extent(0, 0) } else { behind };
-        let farthest = ino + 4 * most as u64;
+        let farthest = ino.saturating_add(4 * most as u64);
+        // Of large ones not as many: it is leaves that a window keeps (Q62).
+        let leaves_most = 1 + most.div_ceil(INODES_OF_LEAF);
         let (mut leaves, mut cursor) = (Vec::new(), Cursor::new(Key::Inode(ino), Some(end)));
         let (mut last, mut inodes) = (ino, 0);
         while let Some(mut leaf) = cursor.leaf(tree, &root).await? {
@@ -82,6 +84,7 @@ impl Part {
             for item in leaf.iter() {
                 match Key::decode(item.raw().0)? {
                     Key::Inode(next) if inodes == most || next > farthest => is_over = true,
+                    Key::Inode(_) if inodes > 0 && leaves.len() >= leaves_most => is_over = true,
                     Key::Inode(next) => (last, inodes) = (next, inodes + 1),
                     Key::Entry(..) => is_over = true,
                     _ => {}
@@ -131,7 +134,7 @@ impl Part {
 
     /// Whether an inode is the next one behind it, or close to that.
     pub fn is_followed_by(&self, ino: u64) -> bool {
-        continues(ino, self.last_ino() + 1)
+        continues(ino, self.last_ino().saturating_add(1))
     }
 
     /// What it has under a key.

@@ -77,7 +77,11 @@ impl State {
     /// An inode that no object was made of, if it is in a window (Q61).
     pub fn in_window(&self, ino: u64) -> Option<Inode> {
         let key = Key::Inode(ino);
-        let part = self.windows.find(key).filter(|part| *part.root() == self.root)?;
+        // What was never given out is nobody's, whatever an image says.
+        let part = self
+            .windows
+            .find(key)
+            .filter(|part| *part.root() == self.root && ino < self.next_ino)?;
         let value = part.get(key)?;
         if self.changed(key).is_some() {
             return None;
@@ -108,7 +112,7 @@ impl State {
         if !self.insert_part(want, part.part(keys))? {
             return Ok(false);
         }
-        self.cache.loaded_to(part.last_ino() + 1);
+        self.cache.loaded_to(part.last_ino().saturating_add(1));
         self.windows.put(ino, part);
         Ok(true)
     }
