@@ -5,13 +5,14 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: package run test check unit fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup requires bench clean help
+.PHONY: package run test check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup requires bench clean help
 
 help:
 	@echo "make run        the main job on a real file system image, with numbers; then quick benches and their page"
 	@echo "make test       everything: house checks, unit and integration tests, shuttle, clients, benches"
 	@echo "make check      format, clippy, layers, tidy, deps, rustdoc"
 	@echo "make unit       cargo test of the whole workspace"
+	@echo "make fuzz       the decoders of foreign bytes, by cargo-fuzz from the kept corpus"
 	@echo "make fsx        seeded runs against a model: 1,000 for each map, 50 on each engine; fsx-long: ten times as many"
 	@echo "make crash      100,000 crash states of volumes"
 	@echo "make shuttle    concurrency tests of the folio state machine"
@@ -37,6 +38,9 @@ check: setup
 
 unit: setup
 	scripts/test-all unit
+
+fuzz: setup
+	scripts/test-all fuzz
 
 fsx: setup
 	scripts/test-all fsx

@@ -1,5 +1,6 @@
 //! What the parser is tried with: functions that take any bytes. `cargo test` drives them over the kept
-//! corpus in `fuzz/corpus` and over changes of it; with the feature `fuzz` a coverage-guided fuzzer can.
+//! corpus in `fuzz/corpus` and over changes of it; with the feature `fuzz` so does cargo-fuzz (`fuzz/` beside
+//! `crates/`), guided by coverage.
 //!
 //! Invariants: Z1 a target never panics; its error is `Corrupt` or `Protocol`. Z2 what a target takes lies
 //! within what it was given, and parsing it again gives the same.

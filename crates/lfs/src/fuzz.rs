@@ -1,7 +1,7 @@
 //! What the decoders are tried with: a function for each, which takes any bytes, and the means to make bytes
 //! that get far: valid structures from a seed ([`make`], [`make_tree`]) and changes of them whose checksums
 //! are put in order again ([`mutate`]). `cargo test` drives them over the kept corpus in
-//! `fuzz/corpus`; with the feature `fuzz` a coverage-guided fuzzer can.
+//! `fuzz/corpus`; with the feature `fuzz` so does cargo-fuzz (`fuzz/` beside `crates/`), guided by coverage.
 //!
 //! Invariants: Z1 a target never panics; its error is `Corrupt` or `Unsupported`. Z2 what a target takes
 //! encodes to the bytes that it was given.

@@ -1,0 +1,4 @@
+//! `change` of the stored form.
+#![no_main]
+
+forebay_fuzz::stored!("change");

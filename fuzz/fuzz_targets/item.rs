@@ -1,0 +1,4 @@
+//! `item` of the stored form.
+#![no_main]
+
+forebay_fuzz::stored!("item");

@@ -1,0 +1,4 @@
+//! `node` of the stored form.
+#![no_main]
+
+forebay_fuzz::stored!("node");

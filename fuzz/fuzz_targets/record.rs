@@ -1,0 +1,4 @@
+//! `record` of the stored form.
+#![no_main]
+
+forebay_fuzz::stored!("record");

@@ -1,0 +1,4 @@
+//! `segment` of the stored form.
+#![no_main]
+
+forebay_fuzz::stored!("segment");

@@ -1,0 +1,4 @@
+//! `summary` of the stored form.
+#![no_main]
+
+forebay_fuzz::stored!("summary");

@@ -1,0 +1,4 @@
+//! `superblock` of the stored form.
+#![no_main]
+
+forebay_fuzz::stored!("superblock");
