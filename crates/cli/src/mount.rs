@@ -22,6 +22,7 @@ use crate::failure::{Failure, Outcome, status};
 use crate::volume::at;
 use crate::{doctor, live, mounts, output, signals};
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
 use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
@@ -54,6 +55,10 @@ pub struct MountArgs {
     #[arg(short = 'o', long = "options", value_name = "OPTIONS", value_delimiter = ',')]
     #[arg(long_help = words::HELP)]
     pub options: Vec<String>,
+    /// What the kernel's page cache may keep, as `-o kernel_cache=`, which it overrules
+    #[arg(long, value_name = "WHAT",
+          value_parser = PossibleValuesParser::new(["never", "small", "always"]))]
+    pub kernel_cache: Option<String>,
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,
@@ -93,6 +98,9 @@ pub fn watchdog(args: &WatchdogArgs) -> Outcome {
 /// Runs the command and gives its exit status.
 pub fn mount(args: &MountArgs) -> Outcome<u8> {
     let mut wanted = Wanted::parse(&args.options)?;
+    if let Some(what) = &args.kernel_cache {
+        wanted.fuse.kernel_cache = what.parse()?;
+    }
     wanted.live = args.live.or(wanted.live);
     live::options(&wanted.live)?;
     let volume = absolute(&args.volume)?;

@@ -250,3 +250,27 @@ fn by_the_names_of_helpers() {
     place.mount("ro");
     assert_eq!(std::fs::read(place.mnt("f")).unwrap(), b"x");
 }
+
+/// The option and the word of the same name; the option overrules, and what makes no sense is refused by name.
+#[test]
+fn what_the_kernel_may_cache_is_an_option_too() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(64 << 20);
+    let shown = || place.folder.ok(&["stat", "mnt"]);
+    for (words, wanted) in [
+        (&["--kernel-cache", "never"][..], "kernel_cache never"),
+        (&["-o", "kernel_cache=never", "--kernel-cache=always"], "kernel_cache always"),
+        (&["-o", "kernel_cache=never"], "kernel_cache never"),
+        (&[], "kernel_cache small"),
+    ] {
+        place.folder.ok(&[&["mount", "vol", "mnt"], words].concat());
+        assert!(shown().contains(wanted), "{words:?}: {}", shown());
+        place.umount();
+    }
+    let out = place.folder.forebay(&["mount", "vol", "mnt", "--kernel-cache", "some"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && said.contains("--kernel-cache"), "{said}");
+    assert!(!place.is_mounted());
+}
