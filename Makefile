@@ -11,7 +11,7 @@ help:
 	@echo "make run        the main job on a real file system image, with numbers; then quick benches and their page"
 	@echo "make test       everything: house checks, unit and integration tests, shuttle, clients, benches"
 	@echo "make check      format, clippy, layers, tidy, deps, rustdoc"
-	@echo "make unit       cargo test of the whole workspace"
+	@echo "make unit       cargo test of all crates but those of volumes (make crash)"
 	@echo "make fuzz       the decoders of foreign bytes, by cargo-fuzz from the kept corpus"
 	@echo "make fsx        seeded runs against a model: 1,000 for each map, 50 on each engine; fsx-long: ten times as many"
 	@echo "make crash      100,000 crash states of volumes"

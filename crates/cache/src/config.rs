@@ -7,9 +7,6 @@ use crate::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Largest block, bytes: a block never spans frames.
-pub const MAX_BLOCK: u32 = FRAME_SIZE as u32;
-
 /// Bytes that a dirty folio costs beside its slot: its entries by index and by age.
 pub(crate) const DIRTY_FOLIO_BYTES: u64 = 72;
 /// Ghosts and queues, bytes for each folio descriptor.

@@ -1,9 +1,9 @@
 //! `forebay crash-test`: volumes on a simulated disk in memory, whose power goes everywhere.
 
 use crate::args::CrashTestArgs;
-use crate::failure::{Outcome, status};
+use crate::failure::{Failure as Refusal, Outcome, status};
 use crate::output;
-use forebay_crashtest::{Failure, Options, Progress, Summary, campaign};
+use forebay_crashtest::{Failure, Options, Progress, Spot, Summary, campaign, missing_step};
 use serde_json::json;
 use std::time::Duration;
 
@@ -28,6 +28,9 @@ pub fn crash_test(args: &CrashTestArgs) -> Outcome<u8> {
         spot: args.at.clone(),
         ..Options::default()
     };
+    if let Some((step, steps)) = missing_step(&options) {
+        return Err(Refusal::usage(format!("--steps: no step {step}, the workload has {steps}")));
+    }
     // A panic is a violation, and is told with it.
     std::panic::set_hook(Box::new(|_| ()));
     let mut last = (0, Duration::ZERO);
@@ -45,8 +48,22 @@ pub fn crash_test(args: &CrashTestArgs) -> Outcome<u8> {
     if let Some(failure) = summary.failure.as_ref().filter(|_| !args.json) {
         tell(failure);
     }
+    if summary.failure.is_none() {
+        looked(args, &summary)?;
+    }
     output::line(if args.json { in_json(args, &summary) } else { in_words(&summary) });
     Ok(if summary.failure.is_some() { status::FAILED } else { status::OK })
+}
+
+/// That nothing was found says something only if it was looked for.
+fn looked(args: &CrashTestArgs, summary: &Summary) -> Outcome {
+    match &args.at {
+        Some(spot) if *spot != Spot::Running && summary.counts.cuts == 0 => Err(Refusal::usage(
+            format!("--at {spot}: these steps have no such moment, or other writes pending then"),
+        )),
+        _ if summary.counts.workloads == 0 => Err(Refusal::new("no workload could be carried out")),
+        _ => Ok(()),
+    }
 }
 
 /// What was found, and how to see it again.

@@ -64,15 +64,25 @@ fn a_mistake_is_found_in_few_steps_and_repeats() {
     assert_eq!(status, Some(1), "{command}: {again}");
     assert_eq!(line(&again, "violation at "), line(&out, "violation at "), "{command}");
     let plain: Vec<&str> = words[..words.len() - 2].to_vec();
-    let (clean, _, status) = text(&folder.forebay(&plain));
-    assert_eq!(status, Some(0), "{plain:?}: {clean}");
+    let (clean, err, status) = text(&folder.forebay(&plain));
+    // Where a flush is waited for, the same moment may not come.
+    let is_elsewhere = status == Some(2) && err.contains("have no such moment");
+    assert!(status == Some(0) || is_elsewhere, "{plain:?}: {clean}{err}");
 }
 
 #[test]
 fn nonsense_is_refused() {
     let folder = Folder::new();
-    for words in [&["--at", "1:+"][..], &["--plant", "x"], &["--seconds", "0"]] {
+    for (words, said) in [
+        (&["--at", "1:+"][..], "--steps"),
+        (&["--plant", "x"], "--plant"),
+        (&["--seconds", "0"], "--seconds"),
+        (&["--case", "1", "--steps", "0,999"], "no step 999"),
+        (&["--case", "1", "--steps", "0", "--at", "99999:+"], "no such moment"),
+        (&["--case", "1", "--steps", "0", "--at", "0:++++++++++"], "no such moment"),
+    ] {
         let words: Vec<&str> = ["crash-test"].iter().chain(words).copied().collect();
-        assert_eq!(folder.forebay(&words).status.code(), Some(2), "{words:?}");
+        let (out, err, status) = text(&folder.forebay(&words));
+        assert!(status == Some(2) && err.contains(said), "{words:?}: {out}{err}");
     }
 }

@@ -211,6 +211,15 @@ pub fn campaign(options: &Options, progress: &mut dyn FnMut(Progress)) -> Summar
     Summary { counts: total.seen.counts, distinct: total.seen.distinct(), time, failure }
 }
 
+/// The first of the steps asked for that the workload does not have, and how many it has.
+pub fn missing_step(options: &Options) -> Option<(usize, usize)> {
+    let (number, keep) = (options.case?, options.steps.as_ref()?);
+    let case = Case::new(options.seed, number, options.plant);
+    let steps = Bases::default().of(&case).ok()?;
+    let steps = case.script(&steps, None).ops.len();
+    keep.iter().find(|step| **step >= steps).map(|step| (*step, steps))
+}
+
 fn as_it_is(options: &Options, case: &Case, keep: &[usize], violation: Violation) -> Failure {
     let base = Bases::default().of(case);
     let ops = base.map(|base| case.script(&base, Some(keep)).ops).unwrap_or_default();

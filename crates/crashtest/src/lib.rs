@@ -28,7 +28,7 @@ mod shrink;
 mod told;
 mod verdict;
 
-pub use campaign::{Options, Progress, Summary, campaign};
+pub use campaign::{Options, Progress, Summary, campaign, missing_step};
 pub use case::{Bases, Case, Kind};
 pub use counts::{Counts, Seen};
 pub use crowding::crowding;

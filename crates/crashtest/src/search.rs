@@ -165,7 +165,7 @@ pub fn search(
     Ok(())
 }
 
-/// Looks at one spot.
+/// Looks at one spot. If there is no such moment, or other writes are pending there, no cut is counted.
 ///
 /// # Errors
 /// The violation, if it is there.
@@ -178,12 +178,16 @@ pub fn look_at(
     let mut search = Search::begin(subject, depth, seen)?;
     let (Spot::Cut(n, ..) | Spot::Killed(n)) = spot else { return Ok(()) };
     let Some(cut) = search.ran.cuts.get(*n).cloned() else { return Ok(()) };
+    let fates: Vec<Fate> = match spot {
+        Spot::Cut(_, letters, _) => letters.chars().filter_map(Fate::from_letter).collect(),
+        _ => vec![],
+    };
+    if matches!(spot, Spot::Cut(..)) && fates.len() != cut.pending() {
+        return Ok(());
+    }
     seen.counts.cuts += 1;
     match spot {
-        Spot::Cut(n, letters, then) => {
-            let fates: Vec<Fate> = letters.chars().filter_map(Fate::from_letter).collect();
-            search.state(*n, &cut, &cut.state(&fates), Some(*then), seen)
-        }
+        Spot::Cut(n, _, then) => search.state(*n, &cut, &cut.state(&fates), Some(*then), seen),
         _ => search.killed(*n, &cut, seen),
     }
 }

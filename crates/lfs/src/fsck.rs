@@ -38,6 +38,8 @@ pub enum FindingKind {
     Slot,
     /// One copy of a tree node is bad. The other one stands for it.
     Copy,
+    /// A tree node holds less than it is to hold. Nothing is missing.
+    Underfull,
     /// A part of a tree cannot be had, or is not what it should be.
     Tree,
     /// What is said to be stored, by the usage table or by an inode, is not what the trees store.
@@ -51,9 +53,9 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// Nothing is lost: what is stored twice is there once.
+    /// Nothing is lost.
     pub fn is_harmless(self) -> bool {
-        matches!(self, Self::Slot | Self::Copy)
+        matches!(self, Self::Slot | Self::Copy | Self::Underfull)
     }
 }
 
@@ -81,7 +83,7 @@ pub struct Finding {
 pub struct FsckProgress {
     /// Bytes of content that were checked.
     pub done_bytes: u64,
-    /// Bytes of content that there are, about.
+    /// Bytes of content that inodes of the last checkpoint say there are: what the log brought is not in it.
     pub total_bytes: u64,
 }
 
@@ -208,7 +210,7 @@ async fn check_trees(
         for problem in found.problems {
             let (kind, at) = match &problem {
                 Problem::Copy(at, _) => (FindingKind::Copy, *at),
-                Problem::Underfull(at, _) => (FindingKind::Copy, at[0]),
+                Problem::Underfull(at, _) => (FindingKind::Underfull, at[0]),
                 Problem::Twice(at) => (FindingKind::Tree, *at),
                 Problem::Lost { places: at, .. } | Problem::Item(at, _) => {
                     (FindingKind::Tree, at[0])

@@ -170,13 +170,14 @@ impl Segments {
             let text = format!("{} entries of {} segments", entries.len(), self.list.len());
             return Err(corrupt("usage table", text));
         }
-        for (segment, entry) in self.list.iter_mut().zip(entries) {
+        for (at, (segment, entry)) in self.list.iter_mut().zip(entries).enumerate() {
             segment.phase = match entry.state {
                 SegmentState::Free | SegmentState::Reserved => Phase::Free,
                 SegmentState::Open | SegmentState::Sealed => Phase::Sealed,
                 SegmentState::Dead | SegmentState::Discarding => Phase::Dead,
                 SegmentState::Bad => {
-                    return Err(crate::format::unsupported("usage table", "a bad segment"));
+                    let text = format!("segment {at} is bad");
+                    return Err(crate::format::unsupported("usage table", text));
                 }
             };
             segment.is_counted = entry.state == SegmentState::Sealed;

@@ -22,6 +22,7 @@ const EXTENTS_BAR: f64 = 1.05;
 const FAIRNESS_BAR: f64 = 1.2;
 const SHARE_BAR: f64 = 0.9;
 const WASTE_BAR: f64 = 0.04;
+const SMALL_BAR: f64 = 0.95;
 
 /// The worst of ours over all cells that ran.
 #[derive(Default)]
@@ -182,7 +183,11 @@ pub fn disk(
         compare(&outcome, "disk", shape, report);
         outcome.add_notes(report, &prefix, "ours");
         let ratio = outcome.ratio_of("reserve", "interleaved", per_second);
-        report.ratio(&format!("{prefix}_reserve_vs_interleaved"), ratio);
+        let name = format!("{prefix}_reserve_vs_interleaved");
+        match shape.request < super::REQUEST {
+            true => report.ratio_with_bar(&name, ratio, Good::AtLeast, SMALL_BAR),
+            false => report.ratio(&name, ratio),
+        }
         let read = median(&all.values("reserve", "cold_read"))
             / median(&all.values("interleaved", "cold_read"));
         report.ratio(&format!("{prefix}_cold_read_vs_interleaved"), read);

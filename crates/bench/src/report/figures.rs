@@ -1,4 +1,4 @@
-//! Which figures the README shows whatever they are, and what they mean, for people.
+//! Which figures docs/figures.md shows whatever they are, and what they mean, for people.
 //!
 //! Invariant: R4 a figure is in here once. What missed its goal is shown in any case (R2), so nothing hangs
 //! on being in here but a name that people understand, and "not run" where it was not.
@@ -83,7 +83,11 @@ pub const VOLUMES: &[Fact] = &[
         "sustained_refused",
         "overwriting at random, 80 % full, 8 GiB: runs that were refused",
     ),
-    ("volume", "sustained_vs_fresh", "the same: steady rate over that of an empty volume"),
+    (
+        "volume",
+        "sustained_vs_fresh",
+        "the same: steady rate over that of the first half of what was free",
+    ),
     ("volume", "sustained_vs_fresh_xfs_on_loop", "the same of XFS on a loop"),
     ("volume", "sustained_steady_vs_xfs", "steady rate over that of XFS"),
     ("volume", "sustained_bytes_per_byte", "bytes written per byte changed there"),
@@ -102,26 +106,27 @@ pub const VOLUMES: &[Fact] = &[
         "MiB over the budget of 256 MiB with all of them touched",
     ),
     ("volume", "recovery_seconds_per_gib", "seconds of recovery per GiB of log"),
-    ("volume", "full_failures", "filled by four writers, emptied, 200 rounds: failures"),
+    ("volume", "full_failures", "filled by four writers, emptied, round after round: failures"),
     ("volume", "full_space_missing_percent", "% of the space that did not come back"),
-    ("alloc", "extents_per_request", "runs per 2 MiB direct write of 10 writers"),
+    ("alloc", "extents_per_request", "runs per 2 MiB direct write, worst cell"),
     ("alloc", "tail_waste_share", "tail waste"),
     ("alloc", "fairness_max_over_min", "fairness, most over least"),
     (
         "alloc",
         "reserve_vs_interleaved_disk",
-        "`reserve` over `interleaved` on the disk, 10 writers of 2 MiB",
+        "`reserve` over `interleaved` on the disk, writers of 2 MiB, worst cell",
     ),
     ("alloc", "disk_append4k_reserve_vs_interleaved", "64 jobs that append 4 KiB"),
+    ("alloc", "small_writes_vs_interleaved", "4 KiB writers beside readers, worst cell"),
     (
         "alloc",
         "reserve_vs_interleaved_fragment_cost",
-        "on a device where a gap costs 1 ms, writers in waves",
+        "on a device where a gap costs 1 ms, the cell farthest below what is expected",
     ),
     ("mount", "mount_read_j1_vs_empty", "cached 4 KiB reads, 1 thread, over an empty FUSE server"),
-    ("mount", "mount_read_jcpus_vs_empty", "the same, 2 threads"),
+    ("mount", "mount_read_jcpus_vs_empty", "the same, a thread for each CPU"),
     ("mount", "mount_read_j1_vs_xfs", "the same, 1 thread, over XFS, which the kernel caches"),
-    ("mount", "mount_read_jcpus_vs_xfs", "the same, 2 threads"),
+    ("mount", "mount_read_jcpus_vs_xfs", "the same, a thread for each CPU"),
     ("mount", "mount_sync_vs_xfs", "4 KiB writes, each with fsync, 1 job, over XFS on a loop"),
     ("mount", "mount_sync16_vs_xfs", "the same, 16 jobs"),
     ("mount", "mount_random_vs_xfs", "random 4 KiB writes until synced, over XFS on a loop"),

@@ -68,11 +68,6 @@ impl Age {
         self.ghosts.take(id, index)
     }
 
-    /// Bytes of the ghosts of so many folios.
-    pub fn ghost_bytes(slots: usize) -> u64 {
-        slots.max(8) as u64 * 2 * size_of::<u64>() as u64
-    }
-
     /// Ghosts held, for statistics.
     pub fn ghosts(&self) -> u64 {
         self.ghosts.count

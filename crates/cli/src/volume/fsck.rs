@@ -8,7 +8,7 @@ use crate::args::FsckArgs;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::progress::Progress;
-use forebay::{Finding, FsckReport, Volume};
+use forebay::{Finding, FindingKind, FsckReport, Volume};
 use forebay_base::units::format_size;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -18,14 +18,22 @@ pub fn fsck(args: &FsckArgs) -> Outcome {
     let mut progress = Progress::new();
     let report = Volume::fsck(&args.volume, &mut |now| {
         progress.say(|| {
-            let (done, total) = (format_size(now.done_bytes), format_size(now.total_bytes));
-            format!("checked {done} of {total}")
+            let done = format_size(now.done_bytes);
+            // What inodes say is stored leaves out what the log has brought since.
+            match now.total_bytes >= now.done_bytes {
+                true => format!("checked {done} of {}", format_size(now.total_bytes)),
+                false => format!("checked {done}"),
+            }
         });
     });
     drop(progress);
     let report = report?;
     for finding in &report.findings {
-        let note = if finding.kind.is_harmless() { " (another copy stands for it)" } else { "" };
+        let note = match finding.kind {
+            FindingKind::Slot | FindingKind::Copy => " (another copy stands for it)",
+            FindingKind::Underfull => " (nothing is missing)",
+            _ => "",
+        };
         eprintln!("forebay: {}: {}{note}", place(&args.volume, finding), finding.text);
     }
     let damage = report.findings.iter().filter(|finding| !finding.kind.is_harmless()).count();

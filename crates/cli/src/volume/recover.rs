@@ -65,7 +65,10 @@ fn open_somehow(args: &RecoverArgs, report: &mut Report) -> Outcome<OpenVolume> 
     let mut opened = open(&args.volume, Access::Read, &Which::default());
     for passed_over in 1..=CHECKPOINTS {
         let why = match &opened {
-            Err(failure) if failure.status == status::DAMAGED => failure.message.clone(),
+            // Damage, or a part that the device does not give. What else it may be, the older ones say again.
+            Err(failure) if matches!(failure.status, status::DAMAGED | status::FAILED) => {
+                failure.message.clone()
+            }
             Err(_) => return opened,
             Ok(volume) if volume.pid.is_some() => return opened,
             Ok(volume) => match block_on(volume.fs.readdir(Ino::ROOT, Cookie::START, 1)) {

@@ -17,10 +17,6 @@ use super::{MAX_EXTENT_BLOCKS, corrupt, refused};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// Bytes of an extent without its sums.
-pub const EXTENT_BYTES: usize = 48;
-/// The same of the short form.
-pub const SHORT_EXTENT_BYTES: usize = 20;
 /// In the word behind the place, where else stored bytes are: it is the short form, the rest is the number of
 /// blocks and, from bit 16 on, the sum algorithm.
 const SHORT: u32 = 1 << 31;

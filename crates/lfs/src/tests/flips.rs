@@ -142,8 +142,13 @@ fn read_all(volume: &Volume) -> Result<Found> {
 
 /// It is damage that is told, and where it is: which bytes of what, or which place on the device.
 fn says_where(error: &Error) -> bool {
+    let text = error.to_string();
+    let names = |what: &str| {
+        let mut behind = text.match_indices(what).map(|(at, _)| &text[at + what.len()..]);
+        behind.any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
     let placed =
-        error.range().is_some() || error.to_string().contains(|c: char| c.is_ascii_digit());
+        error.range().is_some() || ["slot ", "segment ", "segment: "].into_iter().any(names);
     error.kind() == ErrorKind::Corrupt && placed
 }
 
