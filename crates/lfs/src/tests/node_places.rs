@@ -81,7 +81,7 @@ fn n14_the_segment_that_a_node_could_not_be_written_to_is_the_one_left_alone() {
                 usage_nodes(entries.len() as u32, layout.geometry, layout.seal).await.unwrap();
             let per = layout.geometry.segment_bytes() >> layout.geometry.node_shift;
             assert!((8..u64::from(per)).contains(&count));
-            let place = |n: u32| Place::new(n / per, n % per << layout.geometry.node_shift);
+            let place = |n: u32| Place::new(n / per, (n % per) << layout.geometry.node_shift);
             let pair = |n: u32| [place(11 * per - 4 + n), place(20 * per + n)];
             let places: Vec<[Place; 2]> = (0..count as u32).map(pair).collect();
             let at = layout.device_offset(Place::new(bad, if bad == 10 { 15 << 12 } else { 0 }));
