@@ -219,8 +219,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Writes all places at once, each as one bio or as few as the device takes. `failed`: which of these did,
-    /// is added there.
+    /// Writes all places at once, each as one bio or as few as the device takes. `failed`: which of these
+    /// did, is added there.
     async fn write_places(
         &self,
         kept: &Arc<Kept>,

@@ -435,7 +435,8 @@ impl Space {
         self.fruitless = (self.fruitless + 1).min(FRUITLESS_MOST);
     }
 
-    /// A segment for nodes in the stead of one that a write to failed, if one is free that nobody was promised.
+    /// A segment for nodes in the stead of one that a write to failed, if one is free that nobody was
+    /// promised.
     pub fn add_sound(&mut self) -> bool {
         if !self.may_open_owed() {
             return false;

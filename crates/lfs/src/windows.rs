@@ -3,8 +3,8 @@
 //! more than the look. Whoever changes one has it made into an object, without reading anything.
 //!
 //! Invariants: Q61 what is found in a window is what all records say: it is of the newest tree, and nothing
-//! has changed since. Q62 there are few windows, which count as names, and hold at most a quarter of the bound
-//! of names: of more the oldest go.
+//! has changed since. Q62 there are few windows, which count as names, and hold at most a quarter of the
+//! bound of names: of more the oldest go.
 //!
 //! No locks: the volume's state lock covers it.
 

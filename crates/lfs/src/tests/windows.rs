@@ -75,8 +75,8 @@ fn with_xattrs(device: DeviceRef, files: u64, bytes: usize) -> (Volume, Vec<Ino>
 }
 
 /// A window went on for as many inodes as fill so many leaves if they are small: of large ones it was many
-/// times its part of the bound. Q62: what windows hold is counted and bounded, and they are of use still: what
-/// was read ahead is looked at.
+/// times its part of the bound. Q62: what windows hold is counted and bounded, and they are of use
+/// still: what was read ahead is looked at.
 #[test]
 fn q62_a_window_of_large_inodes_ends_at_its_leaves() {
     let log = LogDevice::new(Arc::new(RamDevice::new(128 << 20)), 1 << 16);
