@@ -6,9 +6,9 @@
 //! ```
 //! Invariants: R15 a part begins where the last one ended, and a record that lies in two is put together, so
 //! that no byte is read twice, and few are copied. R16 the first part is short and each is twice as long as
-//! the one before, to [`PART_MAX`]: a short log costs little. Of a long one [`AHEAD`] parts are on their way at
-//! most, asked for some at a time: the device is kept busy, and seldom woken. R17 what cannot be
-//! read ahead is left to who needs it: a bad sector behind the end of the log is nobody's concern.
+//! the one before, to [`PART_MAX`]: a short log costs little. Of a long one [`AHEAD`] parts are on their way
+//! at most, asked for some at a time: the device is kept busy, and seldom woken. R17 what cannot be read
+//! ahead is left to who needs it: a bad sector behind the end of the log is nobody's concern.
 
 use crate::format::place::Place;
 use crate::layout::Layout;
