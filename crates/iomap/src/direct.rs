@@ -185,10 +185,9 @@ impl MappedFile {
             sums: if summed { sums(place) } else { Vec::new() },
         };
         let written: Vec<Written> = kept.reservation.places().iter().map(written).collect();
-        let done = self.write_places(&kept, range, src, flags, covered).await;
-        if done.is_err() {
-            kept.reservation.places().iter().for_each(|place| self.ops.write_failed(place));
-        }
+        let mut failed = Vec::new();
+        let done = self.write_places(&kept, range, src, (flags, covered), &mut failed).await;
+        failed.iter().for_each(|place| self.ops.write_failed(place));
         done?;
         let _uncut = self.mapping.bounds.uncut();
         let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
@@ -220,14 +219,15 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Writes all places at once, each as one bio or as few as the device takes.
+    /// Writes all places at once, each as one bio or as few as the device takes. `failed`: which of these
+    /// did, is added there.
     async fn write_places(
         &self,
         kept: &Arc<Kept>,
         range: &Range<u64>,
         src: &mut Source<'_>,
-        flags: BioFlags,
-        covered: bool,
+        (flags, covered): (BioFlags, bool),
+        failed: &mut Vec<Place>,
     ) -> Result<()> {
         let device = self.device();
         let tail = self.ops.unit().max(device.limits().logical_block) as usize;
@@ -246,7 +246,9 @@ impl MappedFile {
             && aligned
             && let [piece] = &pieces[..]
         {
-            return device.write_from(piece.device_offset, bytes, flags);
+            let done = device.write_from(piece.device_offset, bytes, flags);
+            failed.extend(done.is_err().then(|| piece.clone()));
+            return done;
         }
         if let Source::Owned(buf) = src
             && aligned
@@ -257,6 +259,7 @@ impl MappedFile {
             if let Some(back) = done.data.into_buf() {
                 **buf = back;
             }
+            failed.extend(done.result.is_err().then(|| piece.clone()));
             return done.result;
         }
         let copied = !aligned || matches!(src, Source::Slice(_));
@@ -274,7 +277,8 @@ impl MappedFile {
             }
         };
         let parted = PartedBuf::new(whole);
-        let result = write_parts(&**device, &parted, kept, &pieces, range.start, flags).await;
+        let to = (&pieces[..], range.start);
+        let result = write_parts(&**device, &parted, kept, to, flags, failed).await;
         if let Source::Owned(buf) = src
             && !copied
             && let Some(back) = parted.into_buf()
@@ -310,14 +314,15 @@ fn gone() -> Error {
     Error::new(ErrorKind::Shutdown, "write directly", "the device went away")
 }
 
-/// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all.
+/// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all. `failed`:
+/// those that did are added there.
 async fn write_parts(
     device: &dyn BlockDevice,
     buf: &PartedBuf,
     kept: &Arc<Kept>,
-    pieces: &[Place],
-    base: u64,
+    (pieces, base): (&[Place], u64),
     flags: BioFlags,
+    failed: &mut Vec<Place>,
 ) -> Result<()> {
     if device.is_crowded() {
         device.room().await;
@@ -334,12 +339,14 @@ async fn write_parts(
         });
         let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
         bios.push(bio.with_flags(flags));
-        waiting.push(rx);
+        waiting.push((piece, rx));
     }
     device.submit_batch(&mut bios);
     let mut result = Ok(());
-    for rx in waiting {
-        result = result.and(rx.await.unwrap_or_else(|| Err(gone())));
+    for (piece, rx) in waiting {
+        let done = rx.await.unwrap_or_else(|| Err(gone()));
+        failed.extend(done.is_err().then(|| piece.clone()));
+        result = result.and(done);
     }
     result
 }

@@ -17,7 +17,7 @@
 //! Locks: the state lock, held by the caller; what is arriving and dirty is counted without.
 
 use crate::format::MAX_EXTENT_BLOCKS;
-use crate::format::place::Geometry;
+use crate::format::place::{Geometry, Place};
 use crate::format::usage::USAGE_BYTES;
 use crate::space::{Beside, Need};
 use crate::state::{MAP_ITEM_BYTES, State};
@@ -162,6 +162,16 @@ impl State {
         let nodes = self.checkpoint_nodes(Growth::default());
         self.space.need_nodes(nodes, self.spare_nodes());
         self.space.least_nodes(self.least_nodes());
+    }
+
+    /// Two places for a node. Where one of them would be in a segment that a write to failed, another segment
+    /// is taken (N14), as long as what overwrites has one, too.
+    pub fn take_node(&mut self) -> Result<[Place; 2]> {
+        while self.space.nodes.lacks_sound()
+            && self.has_over_room(2 * self.layout.segment_bytes())
+            && self.space.add_sound()
+        {}
+        self.space.take_node()
     }
 
     fn beside(&self, growth: Growth) -> Beside {

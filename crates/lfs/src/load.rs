@@ -119,6 +119,11 @@ impl Part {
         self.leaves.len()
     }
 
+    /// Bytes of memory that these take, about.
+    pub fn bytes(&self) -> usize {
+        self.leaves.iter().map(Leaf::memory_bytes).sum()
+    }
+
     /// Whether all that there is of a key is in it.
     pub fn covers(&self, key: &KeyBytes) -> bool {
         self.keys.contains(key)

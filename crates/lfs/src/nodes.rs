@@ -8,7 +8,8 @@
 //! ```
 //! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not overwritten. N12
 //! the copies of a node lie in different segments. N13 a segment without a node, and with none in limbo, is
-//! free.
+//! free. N14 places of a segment that a write to failed in this life are given out when there are no others
+//! (W18). They count as room all the same: what was promised by them is kept.
 //!
 //! Locks: [`VolumeStore`] takes the state lock to allocate; none across a wait.
 
@@ -31,6 +32,8 @@ struct Slots {
     /// Bit set: free.
     free: Vec<u64>,
     left: u32,
+    /// A write to it failed in this life (N14).
+    has_failed: bool,
 }
 
 /// Places for nodes. See the module.
@@ -78,24 +81,25 @@ impl NodeSlots {
         if second >= pairs {
             return 0;
         }
-        let mut left: Vec<(u32, u64)> =
-            self.segments.iter().map(|(n, slots)| (*n, u64::from(slots.left))).collect();
-        let at = |n: Option<u32>| left.iter().position(|(segment, _)| Some(*segment) == n);
+        let known = self.segments.iter().map(|(n, slots)| (*n, u64::from(slots.left), slots));
+        let mut left: Vec<(u32, u64, bool)> =
+            known.map(|(n, left, slots)| (n, left, !slots.has_failed)).collect();
+        let at = |n: Option<u32>| left.iter().position(|(segment, ..)| Some(*segment) == n);
         let mut current = self.current.map(at);
         let mut more = 0;
         while pairs > 0 {
             let emptiest = |not: [Option<usize>; 2]| {
                 let others = (0..left.len()).filter(|n| left[*n].1 > 0 && !not.contains(&Some(*n)));
-                others.max_by_key(|n| left[*n].1)
+                others.max_by_key(|n| (left[*n].2, left[*n].1))
             };
-            let filled = |n: Option<usize>| n.filter(|n| left[*n].1 > 0);
+            let filled = |n: Option<usize>| n.filter(|n| left[*n].1 > 0 && left[*n].2);
             let first = filled(current[0]).or_else(|| emptiest([current[1], None]));
             let first = first.or_else(|| emptiest([None, None]));
             let second = filled(current[1].filter(|n| Some(*n) != first));
             let second = second.or_else(|| emptiest([first, None]));
             let (Some(a), Some(b)) = (first, second) else {
                 more += 1;
-                left.push((u32::MAX, u64::from(self.per_segment())));
+                left.push((u32::MAX, u64::from(self.per_segment()), true));
                 continue;
             };
             let taken = left[a].1.min(left[b].1).min(pairs);
@@ -113,9 +117,27 @@ impl NodeSlots {
         if !per.is_multiple_of(64) {
             free[(per / 64) as usize] = (1 << (per % 64)) - 1;
         }
-        if self.segments.insert(segment, Slots { free, left: per }).is_none() {
+        let slots = Slots { free, left: per, has_failed: false };
+        if self.segments.insert(segment, slots).is_none() {
             self.left += u64::from(per);
         }
+    }
+
+    /// A write to this segment failed (N14), if nodes lie there.
+    pub fn fail(&mut self, segment: u32) {
+        if let Some(slots) = self.segments.get_mut(&segment) {
+            slots.has_failed = true;
+        }
+    }
+
+    /// Whether one of the next copies goes to a segment that a write to failed, if there is no other one.
+    pub fn lacks_sound(&self) -> bool {
+        let with_room = |failed: bool| {
+            let these = self.segments.values();
+            these.filter(move |slots| slots.left > 0 && slots.has_failed == failed).count()
+        };
+        let failed = with_room(true);
+        failed > 0 && with_room(false) < 2
     }
 
     /// The segment, and the one that lacks most: the two copies cannot go there. None: they can.
@@ -131,7 +153,7 @@ impl NodeSlots {
         Some([self.slot(first)?, self.slot(second)?])
     }
 
-    /// The segment for a copy: the one that is being filled, else the emptiest.
+    /// The segment for a copy: the one that is being filled, else the emptiest (N14).
     fn side(&self, n: usize, not: Option<u32>) -> Option<u32> {
         let has_room = |segment: &u32| {
             Some(*segment) != not && self.segments.get(segment).is_some_and(|s| s.left > 0)
@@ -140,10 +162,13 @@ impl NodeSlots {
             let others = self.segments.iter().filter(|(segment, _)| {
                 has_room(segment) && (n == 1 || self.current[1] != Some(**segment))
             });
-            others.max_by_key(|(_, slots)| slots.left).map(|(segment, _)| *segment)
+            let by_room = |(_, slots): &(&u32, &Slots)| (!slots.has_failed, slots.left);
+            others.max_by_key(by_room).map(|(segment, _)| *segment)
         };
         let any = || self.segments.keys().copied().find(has_room);
-        self.current[n].filter(has_room).or_else(emptiest).or_else(any)
+        let is_sound = |n: &u32| self.segments.get(n).is_some_and(|slots| !slots.has_failed);
+        let filled = self.current[n].filter(|n| has_room(n) && is_sound(n));
+        filled.or_else(emptiest).or_else(any)
     }
 
     fn slot(&mut self, segment: u32) -> Option<Place> {
@@ -211,11 +236,12 @@ impl NodeSlots {
         self.limbo.iter().for_each(|place| *gone.entry(place.segment).or_default() += 1);
         let with_room = self.segments.iter().filter(|(_, slots)| slots.left > 0);
         let empty = |(segment, slots): (&u32, &Slots)| {
-            (slots.left + gone.get(segment).copied().unwrap_or(0), *segment)
+            let left = slots.left + gone.get(segment).copied().unwrap_or(0);
+            (slots.has_failed, left, *segment)
         };
-        let mut fullest: Vec<(u32, u32)> = with_room.map(empty).collect();
+        let mut fullest: Vec<(bool, u32, u32)> = with_room.map(empty).collect();
         fullest.sort_unstable();
-        if let [(_, first), (_, second), ..] = fullest[..] {
+        if let [(.., first), (.., second), ..] = fullest[..] {
             self.current = [Some(first), Some(second)];
         }
     }
@@ -282,7 +308,7 @@ impl VolumeStore {
         }
         let closed = || Error::new(ErrorKind::Shutdown, "allocate", "the volume is not open");
         let inner = self.inner.get().and_then(Weak::upgrade).ok_or_else(closed)?;
-        let places = inner.state.lock().space.take_node()?;
+        let places = inner.state.lock().take_node()?;
         Ok(places)
     }
 
@@ -310,21 +336,19 @@ impl VolumeStore {
         read_at(&self.device, layout.device_offset(places[0]), count * len).await
     }
 
-    async fn write_nodes(&self, nodes: Vec<Arc<StoredNode>>) -> Result<()> {
-        let mut copies: Vec<(u64, &[u8])> = Vec::with_capacity(2 * nodes.len());
-        for node in &nodes {
-            let places = node.places();
-            copies.extend(places.map(|place| (self.layout.device_offset(place), node.bytes())));
-        }
-        copies.sort_unstable_by_key(|(offset, _)| *offset);
-        // Neighbours go out in one transfer.
-        let len = self.layout.geometry.node_bytes();
+    /// Neighbours go out in one transfer, within a segment: if one fails, that is the segment where (N14).
+    fn in_runs(&self, copies: &[(u64, &[u8])]) -> Vec<(u64, AlignedBuf)> {
+        let (layout, len) = (&self.layout, self.layout.geometry.node_bytes());
         let most = (self.device.limits().max_transfer as usize / len).max(1);
-        let mut writes = Vec::new();
-        let mut rest = &copies[..];
+        let left = |offset: u64| {
+            let at = layout.place_at(offset).map_or(0, |at| u64::from(at.offset));
+            (layout.segment_bytes() - at) as usize / len
+        };
+        let (mut writes, mut rest) = (Vec::new(), copies);
         while let [(offset, _), ..] = rest {
             let next_to = |(n, (at, _)): &(usize, &(u64, &[u8]))| *at == offset + (n * len) as u64;
-            let count = rest.iter().enumerate().take(most).take_while(next_to).count();
+            let most = most.min(left(*offset));
+            let count = rest.iter().enumerate().take(most).take_while(next_to).count().max(1);
             let mut run = AlignedBuf::new(count * len);
             for (to, (_, from)) in run.chunks_exact_mut(len).zip(rest) {
                 to.copy_from_slice(from);
@@ -332,6 +356,17 @@ impl VolumeStore {
             writes.push((*offset, run));
             rest = &rest[count..];
         }
+        writes
+    }
+
+    async fn write_nodes(&self, nodes: Vec<Arc<StoredNode>>) -> Result<()> {
+        let mut copies: Vec<(u64, &[u8])> = Vec::with_capacity(2 * nodes.len());
+        for node in &nodes {
+            let places = node.places();
+            copies.extend(places.map(|place| (self.layout.device_offset(place), node.bytes())));
+        }
+        copies.sort_unstable_by_key(|(offset, _)| *offset);
+        let writes = self.in_runs(&copies);
         drop(nodes);
         let mut failed = Vec::new();
         let done = write_bufs(&self.device, writes, BioFlags::BACKGROUND, &mut failed).await;
@@ -430,6 +465,9 @@ mod tests {
                     let place = taken.swap_remove(pick(taken.len() as u64) as usize);
                     slots.give_back([place]);
                 }
+            }
+            for _ in 0..pick(3) {
+                slots.fail(pick(6) as u32);
             }
             let (pairs, mut added) = (1 + pick(40), 0);
             let told = slots.segments_for(pairs);

@@ -61,6 +61,7 @@ pub(crate) struct Found {
 
 /// A record that may not count.
 struct Held {
+    /// Header and changes; content that came with it was verified, and is not wanted again.
     bytes: Vec<u8>,
     at: Place,
     sequence: u64,
@@ -253,14 +254,14 @@ impl Walk<'_> {
             predecessor: header.sum,
             ..head
         };
-        let bytes = bytes[..header.length as usize].to_vec();
+        let bytes = bytes[..record.head_bytes()].to_vec();
         Ok(Some(Held { bytes, at, sequence: fields.sequence, head: behind }))
     }
 
     /// Holds a valid record, and applies what is known to be durable.
     async fn advance(&mut self, held: Held) -> Result<()> {
         let layout = self.layout;
-        let record = open_record(&held.bytes, &layout, held.at, self.options.plant)?;
+        let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
         self.durable = self.durable.max(record.header.fields.durable_through);
         let mut next = None;
         for change in record.changes(&layout.geometry) {
@@ -310,7 +311,7 @@ impl Walk<'_> {
     /// Applies a record, when all that it changes is in memory.
     async fn apply(&mut self, held: &Held) -> Result<()> {
         let layout = self.layout;
-        let record = open_record(&held.bytes, &layout, held.at, self.options.plant)?;
+        let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
         self.state.space.segments.found(held.at.segment, Stream::Log);
         let changes = record.changes(&layout.geometry).collect::<Result<Vec<_>>>()?;
         while let Some(want) = self.state.missing(&changes) {
@@ -346,7 +347,7 @@ impl Walk<'_> {
             return Ok(true);
         }
         let layout = self.layout;
-        let record = open_record(&held.bytes, &layout, held.at, self.options.plant)?;
+        let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
         let mut runs = Vec::new();
         for change in record.changes(&layout.geometry) {
             if let Change::Map(_, _, extent) = change?

@@ -76,6 +76,11 @@ impl Segment {
         matches!(self.stream, Stream::Data | Stream::Log)
     }
 
+    /// A write to it failed in this life (W18).
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
     /// What is live in it is known, and nothing is on its way there.
     pub fn is_settled(&self) -> bool {
         self.is_counted && !self.is_touched && !self.is_new && self.in_flight == 0
@@ -245,20 +250,35 @@ impl Segments {
         self.free = self.free + u64::from(phase == Phase::Free) - u64::from(old == Phase::Free);
     }
 
+    /// The free ones, as they are taken.
+    fn free_in_order(&self) -> impl Iterator<Item = u32> {
+        let count = self.count();
+        let in_order = (0..count).map(move |n| (self.next + n) % count);
+        in_order.filter(|s| self.list[*s as usize].phase == Phase::Free)
+    }
+
     /// Takes a free one.
     pub fn take(&mut self, stream: Stream) -> Result<u32> {
-        let count = self.count();
-        let this = |s: &u32| &self.list[*s as usize];
-        let in_order = (0..count).map(|n| (self.next + n) % count);
-        let mut free = in_order.filter(|s| this(s).phase == Phase::Free);
-        // W18.
-        let sound = free.clone().find(|s| !this(s).has_failed);
-        let Some(segment) = sound.or_else(|| free.next()) else {
+        if let Some(segment) = self.take_sound(stream) {
+            return Ok(segment);
+        }
+        let Some(segment) = self.free_in_order().next() else {
             return Err(Error::new(ErrorKind::NoSpace, "take segment", "none is free"));
         };
-        self.next = (segment + 1) % count;
-        self.taken(segment, stream);
+        self.take_free(segment, stream);
         Ok(segment)
+    }
+
+    /// Takes a free one that no write to failed (W18).
+    pub fn take_sound(&mut self, stream: Stream) -> Option<u32> {
+        let segment = self.free_in_order().find(|s| !self.list[*s as usize].has_failed)?;
+        self.take_free(segment, stream);
+        Some(segment)
+    }
+
+    fn take_free(&mut self, segment: u32, stream: Stream) {
+        self.next = (segment + 1) % self.count();
+        self.taken(segment, stream);
     }
 
     /// Takes one that is dead in the newest checkpoint: for who writes there when another one is durable.

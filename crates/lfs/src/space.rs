@@ -342,6 +342,7 @@ impl Space {
         if let Some(open) = self.clean.take_if(|at| at.segment == segment) {
             self.segments.seal(open.segment);
         }
+        self.nodes.fail(segment);
         self.segments.fail(segment)
     }
 
@@ -434,11 +435,24 @@ impl Space {
         self.fruitless = (self.fruitless + 1).min(FRUITLESS_MOST);
     }
 
+    /// A segment for nodes in the stead of one that a write to failed, if one is free that nobody was
+    /// promised.
+    pub fn add_sound(&mut self) -> bool {
+        if !self.may_open_owed() {
+            return false;
+        }
+        let taken = self.segments.take_sound(Stream::Tree);
+        taken.inspect(|segment| self.nodes.add(*segment)).is_some()
+    }
+
     /// Two places for a node, and segments for them if there are none.
     pub fn take_node(&mut self) -> Result<[Place; 2]> {
         while self.nodes.wants_segment() {
             let segment = self.segments.take(Stream::Tree)?;
             self.nodes.add(segment);
+            if self.segments.get(segment).is_some_and(Segment::has_failed) {
+                self.nodes.fail(segment);
+            }
         }
         self.nodes_taken += 1;
         let none = || Error::new(ErrorKind::NoSpace, "allocate", "no place for a node");
@@ -474,8 +488,12 @@ impl Space {
 
     /// The same for what was accepted before ([`Self::owed_room`]).
     pub fn take_owed(&mut self, bytes: u64) -> Result<(Place, u64)> {
-        let may_open = self.owed_room() - self.data_left() >= self.layout.segment_bytes();
+        let may_open = self.may_open_owed();
         self.take_run(bytes, may_open)
+    }
+
+    fn may_open_owed(&self) -> bool {
+        self.owed_room() - self.data_left() >= self.layout.segment_bytes()
     }
 
     fn take_run(&mut self, bytes: u64, may_open: bool) -> Result<(Place, u64)> {

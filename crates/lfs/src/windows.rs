@@ -3,7 +3,8 @@
 //! more than the look. Whoever changes one has it made into an object, without reading anything.
 //!
 //! Invariants: Q61 what is found in a window is what all records say: it is of the newest tree, and nothing
-//! has changed since. Q62 there are few windows, each a part of the bound of names, and they count as that.
+//! has changed since. Q62 there are few windows, which count as names, and hold at most a quarter of the
+//! bound of names: of more the oldest go.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -20,8 +21,10 @@ use std::collections::VecDeque;
 
 /// Windows, at most: as many may go through files at the same time.
 const WINDOWS: usize = 4;
+/// Of the bound of names all windows together take such a part, at most (Q62).
+const ALL_PART: usize = 4;
 
-/// What a leaf takes in memory, bytes.
+/// What a leaf takes in memory, bytes, about.
 pub(crate) const LEAF_BYTES: usize = 4096 + ENTRY_BYTES;
 
 /// See the module.
@@ -29,13 +32,14 @@ pub(crate) const LEAF_BYTES: usize = 4096 + ENTRY_BYTES;
 pub(crate) struct Windows {
     /// The oldest first.
     list: VecDeque<Part>,
-    leaves: usize,
+    /// Of all of them.
+    bytes: usize,
 }
 
 impl Windows {
     /// Bytes that they keep in memory, about: some of it is among the cached nodes as well.
     pub fn bytes(&self) -> usize {
-        self.leaves * LEAF_BYTES
+        self.bytes
     }
 
     /// A window more: in the stead of the one that it goes on from, else of the oldest.
@@ -43,10 +47,19 @@ impl Windows {
         let before = self.list.iter().position(|there| there.is_followed_by(ino));
         let full = (self.list.len() >= WINDOWS).then_some(0);
         if let Some(gone) = before.or(full).and_then(|at| self.list.remove(at)) {
-            self.leaves -= gone.leaves();
+            self.bytes -= gone.bytes();
         }
-        self.leaves += part.leaves();
+        self.bytes += part.bytes();
         self.list.push_back(part);
+    }
+
+    /// The oldest go until they hold at most so many bytes.
+    fn shrink(&mut self, bytes_max: usize) {
+        while self.bytes > bytes_max
+            && let Some(gone) = self.list.pop_front()
+        {
+            self.bytes -= gone.bytes();
+        }
     }
 
     /// Leaves of the window that somebody who looks at this inode next has gone through.
@@ -63,7 +76,7 @@ impl Windows {
     fn keep(&mut self, root: &TreeRoot) {
         if self.list.iter().any(|part| part.root() != root) {
             self.list.retain(|part| part.root() == root);
-            self.leaves = self.list.iter().map(Part::leaves).sum();
+            self.bytes = self.list.iter().map(Part::bytes).sum();
         }
     }
 }
@@ -112,18 +125,18 @@ impl State {
         if !self.insert_part(want, part.part(keys))? {
             return Ok(false);
         }
-        self.cache.loaded_to(part.last_ino().saturating_add(1));
+        let last = part.last_ino();
         self.windows.put(ino, part);
+        self.tidy_windows();
+        // One that there is no room for is gone again.
+        let is_there = self.windows.find(Key::Inode(last)).is_some();
+        self.cache.loaded_to(if is_there { last } else { ino }.saturating_add(1));
         Ok(true)
     }
 
-    /// Windows that are of no use go, all of them where there is no room for any.
+    /// Windows that are of no use go, and those that there is no room for (Q62).
     pub fn tidy_windows(&mut self) {
-        if self.cache.bytes_max < self.windows.bytes() {
-            self.windows = Windows::default();
-        } else {
-            let root = self.root;
-            self.windows.keep(&root);
-        }
+        self.windows.keep(&self.root);
+        self.windows.shrink(self.cache.bytes_max / ALL_PART);
     }
 }

@@ -153,7 +153,8 @@ impl NodeCache {
     }
 }
 
-fn cost(node: &StoredNode) -> usize {
+/// Bytes of memory that a node takes, about.
+pub(super) fn cost(node: &StoredNode) -> usize {
     node.bytes().len() + ENTRY_BYTES
 }
 

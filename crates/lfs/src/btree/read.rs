@@ -6,6 +6,7 @@
 //!
 //! No locks.
 
+use super::cache::cost;
 use super::store::StoredNode;
 use super::{Link, Tree};
 use crate::format::corrupt;
@@ -48,6 +49,11 @@ impl Leaf {
     /// How many items there are.
     pub fn len(&self) -> usize {
         self.items.len()
+    }
+
+    /// Bytes of memory that its node takes, about.
+    pub fn memory_bytes(&self) -> usize {
+        cost(&self.leaf)
     }
 
     /// The first key.

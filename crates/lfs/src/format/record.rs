@@ -263,6 +263,20 @@ impl<'a> Record<'a> {
         Ok(Self { header, body, payload, payload_verifies })
     }
 
+    /// A record that [`open`](Self::open) has seen, of which `bytes` are the first [`Self::head_bytes`].
+    pub fn reopen(bytes: &'a [u8], at: Place, geometry: &Geometry) -> Result<Self> {
+        let header = RecordHeader::peek(bytes, at, geometry)?;
+        let mut r = Reader::new(WHAT, bytes);
+        r.bytes("header", RECORD_HEADER_BYTES)?;
+        let body = r.bytes("changes", header.body_bytes as usize)?;
+        Ok(Self { header, body, payload: &[], payload_verifies: false })
+    }
+
+    /// Bytes of header and changes.
+    pub fn head_bytes(&self) -> usize {
+        RECORD_HEADER_BYTES + self.body.len()
+    }
+
     /// [`open`](Self::open), with every change and the payload looked at.
     pub fn decode(bytes: &'a [u8], seal: Seal, at: Place, geometry: &Geometry) -> Result<Self> {
         let this = Self::open(bytes, seal, at, geometry)?;
@@ -300,7 +314,7 @@ impl<'a> Record<'a> {
         let known = !matches!(self.header.fields.kind, RecordKind::Unknown(_));
         let body = if known { self.body } else { &[] };
         let reader = Reader::new("changes of a log record", body);
-        Walk { reader, geometry, payload: self.payload.len() as u64 }
+        Walk { reader, geometry, payload: u64::from(self.header.payload_bytes) }
     }
 
     /// The content that came with the record, verified.

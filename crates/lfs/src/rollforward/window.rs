@@ -1,9 +1,14 @@
-//! The log as recovery reads it: part after part of a segment, the next one on its way meanwhile.
+//! The log as recovery reads it: part after part of a segment, the next ones on their way meanwhile.
 //!
-//! Invariants: R15 a part begins where the last one ended; what is left of that stays in front of it, so
-//! that no byte is read twice. R16 the first part is short and each is twice as long as the one before, to
-//! [`PART_MAX`]: a short log costs little, and of a long one the device is kept busy. R17 what cannot be
-//! read ahead is left to who needs it: a bad sector behind the end of the log is nobody's concern.
+//! ```text
+//!   ── joint ──▶├──── the part in hand ────┤── coming ──┤── coming ──┤── ...
+//!   end of the part before, and what a record that begins there has of this one
+//! ```
+//! Invariants: R15 a part begins where the last one ended, and a record that lies in two is put together, so
+//! that no byte is read twice, and few are copied. R16 the first part is short and each is twice as long as
+//! the one before, to [`PART_MAX`]: a short log costs little. Of a long one [`AHEAD`] parts are on their way
+//! at most, asked for some at a time: the device is kept busy, and seldom woken. R17 what cannot be read
+//! ahead is left to who needs it: a bad sector behind the end of the log is nobody's concern.
 
 use crate::format::place::Place;
 use crate::layout::Layout;
@@ -13,13 +18,17 @@ use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::{OneReceiver, oneshot};
 use forebay_base::units::{KIB, MIB, round_down, round_up};
 use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
+use std::collections::VecDeque;
 
 const PART_FIRST: u64 = 128 * KIB;
 const PART_MAX: u64 = MIB;
+/// Parts of a long log that are on their way, at most; more are asked for when one is left.
+const AHEAD: usize = 4;
 
 /// A part that was asked for.
 struct Coming {
     from: Place,
+    bytes: u64,
     done: OneReceiver<Completion>,
 }
 
@@ -27,57 +36,84 @@ struct Coming {
 pub(super) struct Window<'a> {
     device: &'a DeviceRef,
     layout: Layout,
+    /// The part in hand.
     have: Option<(Place, AlignedBuf)>,
-    next: Option<Coming>,
+    /// From a place before it on, up to a place in it; or nothing.
+    joint: (Place, Vec<u8>),
+    /// Each begins where the one before ends.
+    coming: VecDeque<Coming>,
     part_bytes: u64,
+}
+
+fn after(at: Place, bytes: u64) -> Place {
+    Place::new(at.segment, at.offset + bytes as u32)
 }
 
 impl<'a> Window<'a> {
     pub fn new(device: &'a DeviceRef, layout: Layout) -> Self {
-        Self { device, layout, have: None, next: None, part_bytes: PART_FIRST }
+        let (joint, coming) = ((Place::new(0, 0), Vec::new()), VecDeque::new());
+        Self { device, layout, have: None, joint, coming, part_bytes: PART_FIRST }
     }
 
     /// At least `len` bytes from `at` on, which lie in the segment.
     pub async fn bytes(&mut self, at: Place, len: u64) -> Result<&[u8]> {
-        while self.kept(at).is_none_or(|kept| (kept.len() as u64) < len) {
-            let goes_on = self.kept(at).is_some();
+        while self.covered(at).is_none_or(|covered| covered < len) {
+            let goes_on = self.covered(at).is_some();
             if !goes_on || !self.take_next(at).await {
                 self.read(at, len, goes_on).await?;
             }
-            if goes_on {
+            if goes_on || self.part_bytes == PART_MAX {
                 self.begin_next();
             }
         }
-        Ok(self.kept(at).unwrap_or_default())
+        Ok(self.kept(at, len as usize))
     }
 
-    /// What there is from `at` on; none if that is beyond what there is.
-    fn kept(&self, at: Place) -> Option<&[u8]> {
-        let (from, buf) = self.have.as_ref()?;
-        let skip = at.offset.checked_sub(from.offset)?;
-        buf.get(skip as usize..).filter(|_| from.segment == at.segment)
+    /// How much there is from `at` on; none if that is beyond what there is.
+    fn covered(&self, at: Place) -> Option<u64> {
+        let (from, end) = (self.have.as_ref()?.0, self.end_of_have()?);
+        let is_in_have = (from.offset..=end.offset).contains(&at.offset);
+        let is_there = at.segment == end.segment && is_in_have || self.joint_at(at).is_some();
+        is_there.then(|| u64::from(end.offset - at.offset))
+    }
+
+    /// Where a place is in the joint.
+    fn joint_at(&self, at: Place) -> Option<usize> {
+        let (from, bytes) = &self.joint;
+        let skip = at.offset.checked_sub(from.offset)? as usize;
+        (at.segment == from.segment && skip < bytes.len()).then_some(skip)
+    }
+
+    /// What there is from `at` on: all of the part in hand, or so much of two.
+    fn kept(&mut self, at: Place, len: usize) -> &[u8] {
+        let Some((from, buf)) = &self.have else { return &[] };
+        if let Some(skip) = at.offset.checked_sub(from.offset) {
+            return buf.get(skip as usize..).unwrap_or_default();
+        }
+        let Some(skip) = self.joint_at(at) else { return &[] };
+        let (start, bytes) = &mut self.joint;
+        let missing = (skip + len).saturating_sub(bytes.len());
+        let in_have = start.offset as usize + bytes.len() - from.offset as usize;
+        bytes.extend_from_slice(buf.get(in_have..in_have + missing).unwrap_or_default());
+        &bytes[skip..]
     }
 
     fn end_of_have(&self) -> Option<Place> {
-        let (from, buf) = self.have.as_ref()?;
-        Some(Place::new(from.segment, from.offset + buf.len() as u32))
+        self.have.as_ref().map(|(from, buf)| after(*from, buf.len() as u64))
     }
 
-    /// Puts the part that is coming behind what is there from `at` on (R15). False: there is none.
+    /// Takes the part that is coming in hand; what is there from `at` on stays in front of it (R15). False:
+    /// there is none.
     async fn take_next(&mut self, at: Place) -> bool {
-        let Some(Coming { from, done }) = self.next.take() else { return false };
+        let Some(Coming { from, done, .. }) = self.coming.pop_front() else { return false };
         if self.end_of_have() != Some(from) {
             return false;
         }
         let part = done.await.filter(|done| done.result.is_ok());
         let Some(part) = part.and_then(|done| done.data.into_buf()) else { return false };
-        let Some((have, buf)) = &self.have else { return false };
-        let start = round_down(u64::from(at.offset), u64::from(self.layout.align)) as u32;
-        let rest = buf.get((start - have.offset) as usize..).unwrap_or_default();
-        let mut joined = AlignedBuf::new(rest.len() + part.len());
-        joined[..rest.len()].copy_from_slice(rest);
-        joined[rest.len()..].copy_from_slice(&part);
-        self.have = Some((Place::new(at.segment, start), joined));
+        let rest = self.kept(at, (from.offset - at.offset) as usize).to_vec();
+        self.joint = (at, rest);
+        self.have = Some((from, part));
         true
     }
 
@@ -86,7 +122,9 @@ impl<'a> Window<'a> {
         let align = u64::from(self.layout.align);
         let from = round_down(u64::from(at.offset), align);
         let needed = round_up(u64::from(at.offset) + len, align);
-        self.part_bytes = if goes_on { self.longer() } else { PART_FIRST };
+        if goes_on {
+            self.part_bytes = self.longer();
+        }
         let until = needed.max(round_up(from + self.part_bytes, align));
         let ends = [until, needed].map(|end| end.min(self.layout.segment_bytes()));
         let place = Place::new(at.segment, from as u32);
@@ -96,7 +134,8 @@ impl<'a> Window<'a> {
             read = read_at(self.device, offset, (ends[1] - from) as usize).await;
         }
         self.have = Some((place, read?));
-        self.next = None;
+        self.joint.1.clear();
+        self.coming.clear();
         Ok(())
     }
 
@@ -104,22 +143,31 @@ impl<'a> Window<'a> {
         (2 * self.part_bytes).min(PART_MAX)
     }
 
-    /// Asks for what follows in the segment, if it is not asked for (R16).
+    /// Asks for what follows in the segment, if too little of it is asked for (R16).
     fn begin_next(&mut self) {
-        let Some(from) = self.end_of_have() else { return };
-        let left = self.layout.segment_bytes() - u64::from(from.offset);
-        if left == 0 || self.next.as_ref().is_some_and(|next| next.from == from) {
+        let Some(end) = self.end_of_have() else { return };
+        if self.coming.len() > 1 || self.coming.front().is_some_and(|next| next.from != end) {
             return;
         }
-        self.part_bytes = self.longer();
-        let bytes = self.part_bytes.min(left);
-        let (tx, done) = oneshot();
-        let end = Box::new(move |done: Completion| tx.send(done));
-        let (data, offset) =
-            (DataRef::Buf(AlignedBuf::new(bytes as usize)), self.layout.device_offset(from));
-        let bio = Bio::new(BioOp::Read, offset, bytes, data, end);
-        self.device.submit(bio.with_flags(BioFlags::SYNC));
-        self.next = Some(Coming { from, done });
+        let mut from = self.coming.back().map_or(end, |last| after(last.from, last.bytes));
+        let mut bios = Vec::new();
+        loop {
+            let most = if self.part_bytes == PART_MAX { AHEAD } else { 1 };
+            let left = self.layout.segment_bytes() - u64::from(from.offset);
+            if self.coming.len() >= most || left == 0 {
+                break;
+            }
+            self.part_bytes = self.longer();
+            let bytes = self.part_bytes.min(left);
+            let (tx, done) = oneshot();
+            let end = Box::new(move |done: Completion| tx.send(done));
+            let data = DataRef::Buf(AlignedBuf::new(bytes as usize));
+            let bio = Bio::new(BioOp::Read, self.layout.device_offset(from), bytes, data, end);
+            bios.push(bio.with_flags(BioFlags::SYNC));
+            self.coming.push_back(Coming { from, bytes, done });
+            from = after(from, bytes);
+        }
+        self.device.submit_batch(&mut bios);
     }
 }
 
@@ -176,20 +224,45 @@ mod tests {
         let (device, layout) = (device(None), layout());
         let mut window = Window::new(&device, layout);
         assert_eq!(walk(&mut window, 4096, 128 * KIB), [128 * KIB], "R16: the first one is short");
-        assert!(window.next.is_none(), "R16: a short log has nothing read ahead");
+        assert!(window.coming.is_empty(), "R16: a short log has nothing read ahead");
         let record = 72 * KIB;
         let parts = walk(&mut window, record, 6 * MIB);
-        assert!(
-            parts.iter().skip(5).all(|len| (MIB..MIB + record).contains(len)),
-            "R16: {parts:?}"
-        );
-        let kept = parts.len() as u64 * record;
-        assert!(
-            parts.iter().sum::<u64>() <= 7 * MIB + kept,
-            "R15: nothing is read twice: {parts:?}"
-        );
-        assert!(window.next.is_some(), "R16: the next one is on its way");
+        let doubled = [128, 256, 512].map(|kib| kib * KIB);
+        assert!(parts.starts_with(&doubled), "R16: {parts:?}");
+        assert!(parts.iter().skip(3).all(|len| *len == MIB), "R16: {parts:?}");
+        assert!(parts.iter().sum::<u64>() <= 7 * MIB, "R15: nothing is read twice: {parts:?}");
+        assert!((1..=AHEAD).contains(&window.coming.len()), "R16: the next ones are on their way");
         assert_eq!(window.part_bytes, PART_MAX);
+        // The log goes on in another segment: it is a long one.
+        assert_eq!(block_on(window.bytes(Place::new(0, 512), 512)).unwrap().len() as u64, MIB);
+        assert_eq!(window.coming.len(), AHEAD, "R16");
+    }
+
+    /// R15: records that lie in three parts, and such as are asked for again, longer; a part that cannot be
+    /// read between them.
+    #[test]
+    fn r15_records_in_several_parts_are_put_together() {
+        for bad in [None, Some((DATA_START + SEGMENT + 5 * MIB / 2, 512))] {
+            let (device, layout) = (device(bad), layout());
+            let mut window = Window::new(&device, layout);
+            walk(&mut window, 4096, 256 * KIB);
+            let mut at = 256 * KIB;
+            for record in [40, 8, 1500, 300, 64, 2800, 16].map(|kib| kib * KIB + 8) {
+                let place = Place::new(1, at as u32);
+                for len in [8, record / 2, record] {
+                    let there = block_on(window.bytes(place, len)).map(<[u8]>::to_vec);
+                    let from = DATA_START + SEGMENT + at;
+                    let is_bad = bad.is_some_and(|(bad, n)| bad < from + len && from < bad + n);
+                    assert_eq!(there.is_err(), is_bad, "R17: {at}, {len}");
+                    for (n, word) in there.unwrap_or_default()[..].chunks_exact(8).enumerate() {
+                        let value = DATA_START + SEGMENT + at + 8 * n as u64;
+                        assert_eq!(word, value.to_le_bytes(), "at {at}, {len}");
+                    }
+                    assert!(window.coming.len() <= AHEAD, "R16");
+                }
+                at += record;
+            }
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
-fn failing(op: BioOp) -> FaultRule {
+pub fn failing(op: BioOp) -> FaultRule {
     FaultRule::on(op, Fault::Fail(ErrorKind::Io))
 }
 
@@ -45,7 +45,7 @@ async fn offset_of_block(volume: &Volume, ino: Ino, block: u64) -> u64 {
 }
 
 /// What a file has after this crash; it and the rest is sound.
-fn found(setup: &Setup, disk: &SimDisk, name: &str) -> Vec<u8> {
+pub fn found(setup: &Setup, disk: &SimDisk, name: &str) -> Vec<u8> {
     let report = check(&disk.in_world(SimWorld::new(3)));
     let worst = report.findings.iter().find(|finding| finding.kind != FindingKind::Slot);
     assert!(worst.is_none(), "{worst:?}");

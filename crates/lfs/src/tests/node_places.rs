@@ -1,0 +1,114 @@
+//! Places of nodes that take no write.
+//!
+//! No locks.
+
+use crate::checkpoint::root_of;
+use crate::format::place::Place;
+use crate::format::superblock::FILES_TREE;
+use crate::format::usage::Segment;
+use crate::tests::faults::{failing, found};
+use crate::tests::reuse::{create, open, setup, write};
+use crate::usage_table::usage_nodes;
+use crate::volume::Volume;
+use forebay_base::IoFlags;
+use forebay_base::buf::AlignedBuf;
+use forebay_block::BioOp;
+use forebay_vfs::{FileSystem, Privileges, SetAttr};
+
+const BLOCK: usize = 4096;
+
+/// A place of a node that took no write was given out again with the next free ones of its segment: every
+/// second or third checkpoint met it, and failed. N14. Both copies, one after the other.
+#[test]
+fn n14_a_place_of_a_node_that_takes_no_write_is_left_alone() {
+    for copy in [0, 1] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (_, file) = create(&volume, "f").await.unwrap();
+            write(&file, 0, &[0; BLOCK]).await.unwrap();
+            let mut inos = Vec::new();
+            for n in 0..200 {
+                inos.push(create(&volume, &format!("file{n}")).await.unwrap().0);
+            }
+            volume.checkpoint().await.unwrap();
+            let root = root_of(&volume.0.checkpoints.superblock(), FILES_TREE).unwrap();
+            let bad: Place = root.places.unwrap()[copy];
+            let at = volume.0.layout.device_offset(bad);
+            disk.inject(failing(BioOp::Write).within(at..at + BLOCK as u64).sticky());
+            let mut failed = 0;
+            for round in 1..=20u16 {
+                write(&file, 0, &[round as u8; BLOCK]).await.unwrap();
+                for ino in inos.iter().step_by(40) {
+                    let set = SetAttr { perm: Some(0o600 | round), ..SetAttr::default() };
+                    volume.setattr(*ino, &set).await.unwrap();
+                }
+                failed += u32::from(volume.checkpoint().await.is_err());
+            }
+            assert!((1..=2).contains(&failed), "{copy}: {failed} of 20 checkpoints failed");
+            volume.checkpoint().await.unwrap();
+            for ino in inos.iter().step_by(40) {
+                assert_eq!(volume.getattr(*ino).await.unwrap().perm, 0o600 | 20);
+            }
+            file.sync(true).await.unwrap();
+        });
+        disk.world().stop();
+        disk.heal();
+        assert_eq!(found(&setup, &disk.power_cut(1), "f"), [20; BLOCK], "{copy}");
+    }
+}
+
+/// Segments that a write to failed.
+fn failed_segments(volume: &Volume) -> Vec<u32> {
+    let state = volume.0.state.lock();
+    let failed = state.space.segments.iter().filter(|(_, segment)| segment.has_failed());
+    failed.map(|(segment, _)| segment).collect()
+}
+
+/// Nodes at the end of a segment and those at the start of the next one went out in one transfer: if the
+/// second segment did not take it, the first one was left alone from then on. N14.
+#[test]
+fn n14_the_segment_that_a_node_could_not_be_written_to_is_the_one_left_alone() {
+    for bad in [10, 11] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (inner, layout) = (&volume.0, volume.0.layout);
+            let entries = vec![Segment::FREE; 8 * 3 * 64];
+            let count =
+                usage_nodes(entries.len() as u32, layout.geometry, layout.seal).await.unwrap();
+            let per = layout.geometry.segment_bytes() >> layout.geometry.node_shift;
+            assert!((8..u64::from(per)).contains(&count));
+            let place = |n: u32| Place::new(n / per, (n % per) << layout.geometry.node_shift);
+            let pair = |n: u32| [place(11 * per - 4 + n), place(20 * per + n)];
+            let places: Vec<[Place; 2]> = (0..count as u32).map(pair).collect();
+            let at = layout.device_offset(Place::new(bad, if bad == 10 { 15 << 12 } else { 0 }));
+            disk.inject(failing(BioOp::Write).within(at..at + BLOCK as u64).sticky());
+            assert!(inner.write_usage(&entries, &places, 9).await.is_err());
+            assert_eq!(failed_segments(&volume), [bad]);
+        });
+        disk.world().stop();
+    }
+}
+
+/// One bio of a direct write to several segments failed: all of these were left alone from then on. R24.
+#[test]
+fn r24_of_a_direct_write_the_segment_that_failed_is_left_alone() {
+    const LEN: usize = 160 << 10;
+    for nth in [1, 2, 3] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (_, file) = create(&volume, "f").await.unwrap();
+            disk.inject(failing(BioOp::Write).nth(nth));
+            let write = || file.write(0, AlignedBuf::new(LEN), IoFlags::DIRECT, Privileges::Keep);
+            assert!(write().await.1.is_err(), "the {nth}th bio of it failed");
+            assert_eq!(failed_segments(&volume).len(), 1, "{nth}");
+            write().await.1.unwrap();
+        });
+        disk.world().stop();
+    }
+}
