@@ -62,11 +62,15 @@ pub struct CreateVolume {
     pub checksums: bool,
     /// Make it even if there is something already, which is lost.
     pub force: bool,
+    /// An image keeps the blocks that its host has given it: of one that was written before, each write
+    /// finds its block. Else it is made sparse.
+    pub keep_blocks: bool,
 }
 
 impl Default for CreateVolume {
     fn default() -> Self {
-        Self { size: None, block_size: 4096, segment_size: None, checksums: true, force: false }
+        let (size, segment_size, force, keep_blocks) = Default::default();
+        Self { size, block_size: 4096, segment_size, checksums: true, force, keep_blocks }
     }
 }
 
@@ -119,7 +123,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Makes an empty volume in a file, which is made if need be and stays sparse, or on a block device.
+    /// Makes an empty volume in a file, which is made if need be and sparse, or on a block device.
     /// Errors: `Exists` if there is a volume, or anything else, and `options.force` does not say that it may
     /// go; `Busy` if somebody has it open; `InvalidInput` for sizes that do not go together.
     pub fn create(path: impl AsRef<Path>, options: &CreateVolume) -> Result<()> {
@@ -366,7 +370,8 @@ fn make_on(
     };
     making.check(size)?;
     if !is_block {
-        device.truncate(0)?;
+        // What is left of the old content is as good as anything: see docs/format.md on discarded blocks.
+        device.truncate(if options.keep_blocks { size.min(device.size()) } else { 0 })?;
         device.grow(size)?;
     }
     block_on(forebay_lfs::Volume::create(&any, &RealWorld::new(), &making))?;

@@ -114,13 +114,13 @@ impl EndRead {
             let end = first + sums.len() as u32;
             *index == piece.index && *first < piece.blocks.end && piece.blocks.start < end
         };
+        let mut block_bytes = [0; FRAME_SIZE];
+        let bytes = &mut block_bytes[..mapping.block_size() as usize];
         for (index, first, sums) in self.sums.iter().filter(mine) {
             let folio = self.cache.lock_folio(mapping, *index);
             let folio = folio.expect("a folio with blocks being read is not evicted (F4)");
             for (block, &sum) in (*first..).zip(sums.iter()) {
                 let (frame, at) = folio.place(block);
-                let mut bytes = [0; FRAME_SIZE];
-                let bytes = &mut bytes[..mapping.block_size() as usize];
                 self.cache.arena().copy_out(frame, at, bytes);
                 if crc32c(bytes) != sum {
                     let range = mapping.range_of(*index, Blocks { start: block, end: block + 1 });

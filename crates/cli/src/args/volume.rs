@@ -11,7 +11,7 @@ pub struct CreateArgs {
     /// Image file to make, or block device
     #[arg(value_name = "VOLUME")]
     pub volume: PathBuf,
-    /// Bytes of the image, which stays sparse [default: what the file or the device has]
+    /// Bytes of the image, which is made sparse [default: what the file or the device has]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
     /// Bytes of a block, 512 to 4k
@@ -27,6 +27,9 @@ pub struct CreateArgs {
     /// Make it even if there is something already, which is lost
     #[arg(long)]
     pub force: bool,
+    /// The image keeps the blocks that it has: of a file that was written before
+    #[arg(long)]
+    pub keep_blocks: bool,
 }
 
 /// `forebay ls`

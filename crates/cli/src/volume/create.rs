@@ -22,8 +22,8 @@ pub fn create(args: &CreateArgs) -> Outcome {
         None => None,
     };
     let checksums = args.checksum == "crc32c";
-    let options =
-        CreateVolume { size: args.size, block_size, segment_size, checksums, force: args.force };
+    let (size, force, keep_blocks) = (args.size, args.force, args.keep_blocks);
+    let options = CreateVolume { size, block_size, segment_size, checksums, force, keep_blocks };
     match Volume::create(&args.volume, &options) {
         Ok(()) => {}
         Err(e) if e.kind() == ErrorKind::Exists => {

@@ -60,6 +60,43 @@ fn nothing_is_made_over_what_is_there() {
     }
 }
 
+/// A bench wrote its images first, so that nobody would pay for blocks that the host has to give, and `create`
+/// made ours sparse again.
+#[test]
+fn an_image_keeps_its_blocks_if_asked_to() {
+    let dir = Dir::new("volume-keeps");
+    let path = dir.path("v");
+    let keeping = |size| {
+        let size = Some(size);
+        CreateVolume { size, force: true, keep_blocks: true, ..CreateVolume::default() }
+    };
+    let stored = || std::fs::metadata(&path).unwrap().blocks() * 512;
+    let cache = cache(8 << 20);
+    // A volume with content, in an image that is written to its end.
+    make(&path, 16 << 20);
+    let volume = open(&cache, &path);
+    volume.write("/old", &vec![0x5a; 4 << 20]).unwrap();
+    volume.close().unwrap();
+    let content = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &content).unwrap();
+    assert_eq!(stored(), 16 << 20);
+    // As large, smaller, and larger: what is added is a hole.
+    for (size, least) in [(16 << 20, 16 << 20), (12 << 20, 12 << 20), (24 << 20, 12 << 20)] {
+        Volume::create(&path, &keeping(size)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().size(), size);
+        assert!(stored() >= least && stored() < least + (2 << 20), "{} of {size}", stored());
+        let volume = open(&cache, &path);
+        assert_eq!(volume.read_dir("/").unwrap().count(), 0, "what was there is gone");
+        volume.write("/new", &vec![0xa5; 2 << 20]).unwrap();
+        volume.close().unwrap();
+        let volume = open(&cache, &path);
+        assert_eq!(volume.read("/new").unwrap(), vec![0xa5; 2 << 20]);
+        volume.close().unwrap();
+    }
+    Volume::create(&path, &CreateVolume { keep_blocks: false, ..keeping(24 << 20) }).unwrap();
+    assert!(stored() < 4 << 20, "sparse: {}", stored());
+}
+
 #[test]
 fn names_are_as_those_of_the_host() {
     let dir = Dir::new("volume-names");
@@ -251,7 +288,8 @@ fn volumes_of_all_kinds() {
         let path = dir.path(&format!("{n}"));
         let size = Some(8 << 20);
         let segment_size = Some(128 << 10);
-        let options = CreateVolume { size, block_size, segment_size, checksums, force: false };
+        let options =
+            CreateVolume { size, block_size, segment_size, checksums, ..CreateVolume::default() };
         Volume::create(&path, &options).unwrap();
         let cache = cache(8 << 20);
         let options = VolumeOptions { direct_io, ..VolumeOptions::default() };
