@@ -27,7 +27,6 @@ use crate::proto::reply::{Body, InitOut};
 use crate::proto::request::{Header, InitIn, Op, Request};
 use crate::serve::{Answer, Core, Outcome, Served, Undo, errno_of};
 use crate::watchdog::Alive;
-use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
@@ -35,6 +34,7 @@ use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result, io_flusher};
 use forebay_vfs::{Beside, Ino};
 use readers::Readers;
+use requests::Own;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -342,7 +342,7 @@ impl Shared {
     /// The work of a reader thread.
     fn read_all(self: &Arc<Self>) {
         io_flusher::mark_thread();
-        let (mut incoming, mut out) = (Incoming::new(), AlignedBuf::new(PAYLOAD_MAX));
+        let (mut incoming, mut own) = (Incoming::new(), Own::new());
         loop {
             self.payload.room();
             let listens = self.readers.listen();
@@ -350,7 +350,7 @@ impl Shared {
             drop(listens);
             match read {
                 Ok(Read::Message) => {
-                    let take = AssertUnwindSafe(|| self.take(&mut incoming, &mut out));
+                    let take = AssertUnwindSafe(|| self.take(&mut incoming, &mut own));
                     if catch_unwind(take).is_err() {
                         log::error!("a request panicked and was answered EIO");
                     }
@@ -370,7 +370,7 @@ impl Shared {
     }
 
     /// Answers a message, or sees to it that it is answered.
-    fn take(self: &Arc<Self>, incoming: &mut Incoming, out: &mut AlignedBuf) {
+    fn take(self: &Arc<Self>, incoming: &mut Incoming, own: &mut Own) {
         let header = match Header::parse(incoming.head()) {
             Ok(header) => header,
             Err(e) => return log::error!("{} bytes of /dev/fuse: {e}", incoming.len),
@@ -390,7 +390,7 @@ impl Shared {
                 let core = self.core.read();
                 match &*core {
                     None => drop(self.device.reply(header.unique, ENOTCONN, &[])),
-                    Some(core) => self.serve(core, header, code, incoming, out),
+                    Some(core) => self.serve(core, header, code, incoming, own),
                 }
             }
         }

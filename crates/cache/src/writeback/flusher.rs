@@ -438,10 +438,8 @@ mod beside {
             dirt.uncached.store(if uncached { 1 << 40 } else { 0 }, Ordering::SeqCst);
             domain.queue().look_by(1, 0);
             let look = domain.queue().due(1, 1 << 40).expect("it asked");
-            let (mut slots, mut flush_slot) = (Slots::default(), FutureSlot::default());
-            file.clone().flush(&mut flush_slot);
-            let mut flush = Flush::default();
-            flush.under_way.push((flush_slot, domain.hold(look.hand)));
+            let (mut slots, mut flush) = (Slots::default(), Flush::default());
+            flush.add(domain.hold(look.hand), |slot| file.clone().flush(slot));
             let mut round =
                 Round { cache: &cache, domain: &domain, at: (0, 0), issued: 0, slots: &mut slots };
             world.run(async {
@@ -451,7 +449,7 @@ mod beside {
                     round.write(&look, pass(Which::All, CHUNK), 0, &mut flush).await;
                 }
             });
-            assert!(flush.under_way.is_empty() && file.flushed.load(Ordering::SeqCst));
+            assert!(flush.len() == 0 && file.flushed.load(Ordering::SeqCst));
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::handles::Handle;
 use crate::inodes::Mark;
 use crate::ioctl::MODE_CACHED;
 use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
-use crate::proto::reply::Body;
+use crate::proto::reply::{Body, ENTRY_OUT_BYTES};
 use crate::proto::request::Header;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags, RenameFlags};
@@ -38,7 +38,7 @@ impl Core {
         match found {
             Ok(attr) => Ok(self.entry(&attr, seen)),
             Err(e) if e.kind() == ErrorKind::NotFound && !name.starts_with(b".") => {
-                let mut body = Body::new();
+                let mut body = Body::with_capacity(ENTRY_OUT_BYTES);
                 body.no_entry_out(LONG);
                 Ok(Outcome::body(body))
             }

@@ -35,7 +35,13 @@ pub(super) fn check(name: &[u8], value: &[u8]) -> Result<()> {
 impl Core {
     /// The attribute of an inode, if it has one.
     async fn own_policy(&self, ino: Ino) -> Option<Vec<u8>> {
-        match self.fs.getxattr(ino, name()).await {
+        // Nearly all have none at all: a list of nothing is no error that somebody has to word.
+        let value = match self.fs.listxattr(ino).await {
+            Ok(names) if !names.iter().any(|n| **n == *POLICY_ATTRIBUTE.as_bytes()) => return None,
+            Ok(_) => self.fs.getxattr(ino, name()).await,
+            Err(e) => Err(e),
+        };
+        match value {
             Ok(value) => Some(value),
             Err(e) if e.kind() == ErrorKind::NoAttribute => None,
             Err(e) => {

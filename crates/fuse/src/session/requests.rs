@@ -8,14 +8,29 @@
 
 use super::Shared;
 use super::waiting::{By, Owed};
-use crate::device::Incoming;
+use crate::device::{Incoming, PAYLOAD_MAX};
 use crate::handles::Handle;
 use crate::proto::consts::opcode;
 use crate::proto::request::{Header, Op, Request};
 use crate::serve::{Core, Outcome, Work, errno_of};
 use forebay_base::buf::AlignedBuf;
+use forebay_base::task::FutureSlot;
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
+
+/// What a reader thread keeps from one message to the next.
+pub(super) struct Own {
+    /// Where a read goes that it carries out itself.
+    out: AlignedBuf,
+    /// Room for a request: most are answered at their first poll, so it is used again.
+    request: FutureSlot<Outcome>,
+}
+
+impl Own {
+    pub fn new() -> Self {
+        Self { out: AlignedBuf::new(PAYLOAD_MAX), request: FutureSlot::default() }
+    }
+}
 
 impl Shared {
     pub(super) fn serve(
@@ -24,17 +39,17 @@ impl Shared {
         header: Header,
         code: u32,
         incoming: &mut Incoming,
-        out: &mut AlignedBuf,
+        own: &mut Own,
     ) {
         let work = match code {
-            opcode::READ => self.read(core, &header, incoming, out),
+            opcode::READ => self.read(core, &header, incoming, &mut own.out),
             opcode::WRITE => self.write(core, &header, incoming),
             opcode::FSYNC | opcode::FSYNCDIR => self.sync(core, &header, incoming),
             _ => Ok(Some(Work::Other(incoming.whole()))),
         };
         match work {
             Ok(None) => {}
-            Ok(Some(work)) => self.start(core, header.unique, work),
+            Ok(Some(work)) => self.start(core, header.unique, work, &mut own.request),
             Err(e) => self.refuse(&header, &e),
         }
     }
@@ -127,8 +142,15 @@ impl Shared {
     }
 
     /// Polls once; what has to wait goes on as a background task.
-    fn start(self: &Arc<Self>, core: &Arc<Core>, unique: u64, work: Work) {
+    fn start(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        unique: u64,
+        work: Work,
+        slot: &mut FutureSlot<Outcome>,
+    ) {
         let bytes = work.bytes();
-        self.run(core, unique, bytes, Box::pin(core.clone().serve(work)));
+        slot.put(core.clone().serve(work));
+        self.run(core, unique, bytes, slot);
     }
 }

@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::proto::consts::{InitFlags, opcode};
 use crate::proto::request::InitIn;
 use crate::serve::Outcome;
-use forebay_base::task::block_on;
+use forebay_base::task::{FutureSlot, block_on};
 use forebay_base::world::RealWorld;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::mem::MemFs;
@@ -312,22 +312,26 @@ fn a1_a2_requests_that_wait_are_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
     let core = session.shared.core.read().clone().unwrap();
     let (sender, wakers) = std::sync::mpsc::channel();
-    let waits = |at_once| Box::pin(Waits { wakers: sender.clone(), polled: false, at_once });
-    session.shared.run(&core, 1, 10, waits(true));
+    let mut slot = FutureSlot::default();
+    let mut run = |unique, at_once| {
+        slot.put(Waits { wakers: sender.clone(), polled: false, at_once });
+        session.shared.run(&core, unique, 10, &mut slot);
+    };
+    run(1, true);
     assert_eq!(kernel.reply(), (1, (3, Vec::new())), "woken in the first poll");
     drop(wakers.recv().unwrap());
     // It is answered a little before it is over.
     while session.shared.lock().tasks != 0 {
         std::thread::yield_now();
     }
-    session.shared.run(&core, 2, 10, waits(false));
+    run(2, false);
     assert_eq!(session.shared.lock().tasks, 1);
     let waker = wakers.recv().unwrap();
     assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 0, "it has not been answered yet");
     waker.wake_by_ref();
     waker.wake();
     assert_eq!(kernel.reply(), (2, (3, Vec::new())));
-    session.shared.run(&core, 3, 10, waits(false));
+    run(3, false);
     drop(wakers.recv().unwrap());
     // It was dropped, and answered EIO, though it could have gone on.
     assert_eq!(kernel.reply(), (3, (3, Vec::new())), "nobody can wake it, so it looks again");

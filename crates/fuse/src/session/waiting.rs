@@ -15,8 +15,9 @@
 
 use super::Shared;
 use crate::serve::{Core, Outcome};
-use forebay_base::task::BoxFuture;
+use forebay_base::task::{BoxFuture, FutureSlot};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -146,22 +147,23 @@ impl Drop for Owed {
 }
 
 impl Shared {
-    /// Polls a request once; if it has to wait, it goes on when it is woken. `bytes`: what it holds
-    /// meanwhile.
+    /// Polls a request that was put into the slot, once; if it has to wait, it goes on when it is woken, and
+    /// takes the slot's memory along. `bytes`: what it holds meanwhile.
     pub(super) fn run(
         self: &Arc<Self>,
         core: &Arc<Core>,
         unique: u64,
         bytes: u64,
-        mut request: BoxFuture<'static, Outcome>,
+        slot: &mut FutureSlot<Outcome>,
     ) {
         // Its buffers may be there after the first poll.
         let held = self.payload.hold(bytes);
         let parking = Parking::new(self, By::Task);
         let waker = Waker::from(parking.clone());
-        if let Poll::Ready(outcome) = request.as_mut().poll(&mut Context::from_waker(&waker)) {
+        if let Poll::Ready(outcome) = Pin::new(&mut *slot).poll(&mut Context::from_waker(&waker)) {
             return self.finish(core, unique, outcome);
         }
+        let request = std::mem::take(slot);
         let owed = Owed::new(self, core, unique);
         parking.park(Box::pin(async move {
             let outcome = request.await;
