@@ -37,7 +37,7 @@ impl Core {
         };
         match found {
             Ok(attr) => Ok(self.entry(&attr, seen)),
-            Err(e) if e.kind() == ErrorKind::NotFound && !name.starts_with(b".") => {
+            Err(e) if e.kind() == ErrorKind::NotFound && !matches!(name, b"." | b"..") => {
                 let mut body = Body::with_capacity(ENTRY_OUT_BYTES);
                 body.no_entry_out(LONG);
                 Ok(Outcome::body(body))

@@ -139,8 +139,10 @@ fn r2_u1_every_request_is_answered() {
     assert_eq!(kernel.ask(opcode::LOOKUP, 77, b"x\0").0, 116, "stale");
     assert_eq!(kernel.ask(opcode::READ, 1, &[9; 40]).0, 9, "no such handle");
     assert_eq!(kernel.ask(opcode::LOOKUP, 1, &[&[b'x'; 256][..], b"\0"].concat()).0, 36);
-    let (errno, body) = kernel.ask(opcode::LOOKUP, 1, b"none\0");
-    assert_eq!((errno, body.len(), &body[..8]), (0, 128, &[0; 8][..]), "there is no such name");
+    for missing in [&b"none\0"[..], b".none\0", b"...\0"] {
+        let (errno, body) = kernel.ask(opcode::LOOKUP, 1, missing);
+        assert_eq!((errno, body.len(), &body[..8]), (0, 128, &[0; 8][..]), "no such name");
+    }
     // No answer: a forget, an interrupt; the next answer is the next question's.
     kernel.send(opcode::FORGET, 1, 1, &[1, 0, 0, 0, 0, 0, 0, 0]);
     kernel.send(opcode::INTERRUPT, 1, 0, &[5, 0, 0, 0, 0, 0, 0, 0]);
