@@ -1,4 +1,4 @@
-//! `database`: pgbench on a mount while a backup of ten times the cache runs beside it, against XFS on a loop
+//! `database`: pgbench on a mount while a backup of ten times the cache (five times in `brief`) runs beside it, against XFS on a loop
 //! device in a memory cgroup of the same size.
 //!
 //! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
