@@ -1,5 +1,5 @@
-//! `database`: pgbench on a mount while a backup of ten times the cache (five times in `brief`) runs beside it, against XFS on a loop
-//! device in a memory cgroup of the same size.
+//! `database`: pgbench on a mount while a backup of ten times the cache (five times in `brief`) runs beside
+//! it, against XFS on a loop device in a memory cgroup of the same size.
 //!
 //! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
 //! outside both limits, measured while pgbench's clients are connected, with all of what they share; each

@@ -69,7 +69,8 @@ fn a_browser_shows_numbers_that_change_and_complains_of_nothing() {
     // What is cached is drawn: the first quarter of the strip and not the last, and the bar above.
     let painted = "(() => { const c = document.querySelector('#files canvas'), w = c.width, h = c.height; \
                    const d = c.getContext('2d').getImageData(0, 0, w, h).data; \
-                   const at = x => Array.from({ length: h }, (_, y) => d[4 * (y * w + x) + 3]).some(a => a > 0); \
+                   const at = x => Array.from({ length: h }, (_, y) => d[4 * (y * w + x) + 3]) \
+                     .some(alpha => alpha > 0); \
                    return [at(Math.floor(w * 0.1)), at(Math.floor(w * 0.9))]; })()";
     assert_eq!(browser.value(painted), serde_json::json!([true, false]));
     let bar = "[...document.querySelectorAll('#bar span')].some(part => part.offsetWidth > 0)";
