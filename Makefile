@@ -8,7 +8,7 @@ export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 .PHONY: package run test check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup requires bench clean help
 
 help:
-	@echo "make run        the main job on a real file system image, with numbers; then quick benches and their page"
+	@echo "make run        the main job: an image served to real clients, a volume, a mount, a database beside a backup; quick benches and their page"
 	@echo "make test       everything: house checks, unit and integration tests, shuttle, clients, benches"
 	@echo "make check      format, clippy, layers, tidy, deps, rustdoc"
 	@echo "make unit       cargo test of all crates but those of volumes (make crash)"
@@ -58,7 +58,7 @@ mount: setup
 	scripts/test-all mount
 
 mount-long: setup
-	FOREBAY_MOUNT_FSX_OPS=330000 FOREBAY_MOUNT_KILLS=200 FOREBAY_MOUNT_BARS=1 FOREBAY_MOUNT_PG_KILLS=50 scripts/test-all mount
+	FOREBAY_STEP_LIMIT=20000 FOREBAY_MOUNT_FSX_OPS=380000 FOREBAY_MOUNT_KILLS=200 FOREBAY_MOUNT_BARS=1 FOREBAY_MOUNT_PG_KILLS=50 scripts/test-all mount
 
 clients: setup
 	scripts/test-all main-job

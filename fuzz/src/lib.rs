@@ -22,7 +22,7 @@ pub fn run(target: Target, data: &[u8], kinds: &[ErrorKind]) {
     }
 }
 
-/// A decoder of the stored form: inputs whose checksums are right mostly, so that what lies behind them is reached.
+/// A decoder of the stored form: inputs whose checksums are right mostly, so that what is behind is reached.
 #[macro_export]
 macro_rules! stored {
     ($name:literal) => {

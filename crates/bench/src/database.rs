@@ -1,5 +1,5 @@
-//! `database`: pgbench on a mount while a backup of ten times the cache runs beside it, against XFS on a loop
-//! device in a memory cgroup of the same size.
+//! `database`: pgbench on a mount while a backup of ten times the cache (five times in `brief`) runs beside
+//! it, against XFS on a loop device in a memory cgroup of the same size.
 //!
 //! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
 //! outside both limits, measured while pgbench's clients are connected, with all of what they share; each
@@ -121,6 +121,8 @@ const SETTLING: u64 = 1;
 const BRIEF: &str = "brief";
 /// A run is judged from so many seconds beside the backup and so many rounds on.
 const SECONDS_MIN: u64 = 20;
+/// The fewest beside the backup that can be asked for.
+const SECONDS_LEAST: u64 = 5;
 const ROUNDS_MIN: usize = 3;
 /// And where the backup reads so much of its pace.
 const PACE_SHARE_MIN: f64 = 0.9;
@@ -171,14 +173,6 @@ fn prepare(options: &Options) -> Result<Setting> {
     let cache = options.size_or(64 * MIB, 256 * MIB);
     // 15 MB each, with its index, and 30 MB for the rest: about 65 % of the cache.
     let scale = u32::try_from((cache * 65 / 100_000_000).saturating_sub(22) / 15).unwrap_or(1);
-    let beside = options.seconds.map(|seconds| seconds as u64);
-    let seconds = match (beside, options.quick) {
-        (None, true) => (1, 2),
-        (beside, _) => {
-            let beside = beside.unwrap_or(SECONDS_MIN).max(5);
-            ((beside / 2).max(3), beside)
-        }
-    };
     let folder = options.dir.join(format!("forebay-bench-database-{}", std::process::id()));
     let fail = |e| Error::from_io("make", e).with_path(folder.clone());
     std::fs::create_dir(&folder).map_err(fail)?;
@@ -189,7 +183,7 @@ fn prepare(options: &Options) -> Result<Setting> {
         // In a few seconds no more than a part of it is read.
         backup: cache * if brief { 5 } else { 10 },
         pace: if options.quick { 100_000_000 } else { 200_000_000 },
-        seconds,
+        seconds: lengths(options),
         rounds: options.rounds_or(1, ROUNDS_MIN),
         brief,
         bin,
@@ -197,7 +191,23 @@ fn prepare(options: &Options) -> Result<Setting> {
     })
 }
 
+/// Seconds of pgbench alone, and beside the backup.
+fn lengths(options: &Options) -> (u64, u64) {
+    if options.seconds.is_none() && options.quick {
+        return (1, 2);
+    }
+    let beside = options.seconds.map_or(SECONDS_MIN, |seconds| seconds as u64).max(SECONDS_LEAST);
+    ((beside / 2).max(3), beside)
+}
+
+/// What is to be said where fewer seconds were asked for than are taken.
+fn lengthened(options: &Options) -> Option<String> {
+    let few = options.seconds.filter(|seconds| *seconds < SECONDS_LEAST as f64)?;
+    Some(format!("database: --seconds {few}: {SECONDS_LEAST} were taken, the fewest"))
+}
+
 fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
+    lengthened(options).into_iter().for_each(|line| report.note(line));
     let size = setting.backup + 8 * setting.cache + 1024 * MIB;
     let how = Mounting::new(size, setting.cache, &options.aio);
     let ours = Mounted::new(&options.dir, "database", how);
@@ -529,6 +539,22 @@ mod tests {
     }
 
     /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
+    /// `--seconds 2` was five, and nobody said so.
+    #[test]
+    fn fewer_seconds_than_are_taken_are_said() {
+        let of = |quick: bool, seconds: Option<f64>| {
+            let mut options = Options::parse(&["database".into()]).unwrap();
+            (options.quick, options.seconds) = (quick, seconds);
+            (lengths(&options), lengthened(&options))
+        };
+        assert_eq!(of(true, None), ((1, 2), None));
+        assert_eq!(of(false, None), ((10, 20), None));
+        assert_eq!(of(false, Some(5.0)), ((3, 5), None));
+        let (taken, said) = of(false, Some(2.0));
+        assert_eq!(taken, (3, 5));
+        assert!(said.is_some_and(|line| line.contains("--seconds 2: 5 were taken")));
+    }
+
     /// `make run` was judged by one round of two seconds.
     #[test]
     fn a_slow_backup_and_a_short_run_are_not_judged_and_say_so() {

@@ -16,7 +16,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
 use forebay_base::units::{format_size, parse_size};
 use forebay_crashtest::{Planted, Spot};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A page cache that its owner sizes and steers, over disk images and volumes, for programs, NBD and mounts.
 #[derive(Parser, Debug)]
@@ -225,6 +225,17 @@ pub struct Which {
     pub pid: Option<u32>,
 }
 
+impl Which {
+    /// Refuses options beside a mount, whose process is meant already.
+    pub fn none_beside(&self, command: &str, dir: &Path) -> Outcome {
+        if self.control.is_none() && self.pid.is_none() {
+            return Ok(());
+        }
+        let text = format!("{command}: --control or --pid beside {}", dir.display());
+        Err(Failure::usage(text).hint("a mount says which process is meant"))
+    }
+}
+
 /// `forebay stat`
 #[derive(Args, Debug)]
 pub struct StatArgs {
@@ -309,7 +320,7 @@ pub struct FincoreArgs {
     #[command(flatten)]
     pub which: Which,
     /// Look into the kernel's page cache instead
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["control", "pid"])]
     pub kernel: bool,
     /// List the resident ranges
     #[arg(long, conflicts_with = "kernel")]

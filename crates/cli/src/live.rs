@@ -15,20 +15,29 @@ pub struct LiveArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http: Option<String>,
     /// Allow an --http address that others can reach: they see names of files and how they are used
-    #[arg(long, requires = "http")]
+    #[arg(long)]
     pub http_insecure: bool,
 }
 
 impl LiveArgs {
-    /// These, or where they say nothing the others.
+    /// These, and what they do not say by the others: each for itself.
     pub fn or(&self, other: Self) -> Self {
-        if self.http.is_some() { self.clone() } else { other }
+        Self {
+            http: self.http.clone().or(other.http),
+            http_insecure: self.http_insecure || other.http_insecure,
+        }
     }
 }
 
 /// What of the command line can be wrong, before anything is opened.
 pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
-    let Some(text) = &args.http else { return Ok(None) };
+    let Some(text) = &args.http else {
+        return match args.http_insecure {
+            true => Err(Failure::usage("--http-insecure without an address")
+                .hint("`--http ADDRESS:PORT`, in fstab `http=`")),
+            false => Ok(None),
+        };
+    };
     let options = Options::parse(text, args.http_insecure).map_err(|e| {
         Failure::usage(format!("--{e}"))
             .hint("an address as 127.0.0.1:8080; or `--http-insecure` if others shall watch")
@@ -64,4 +73,32 @@ pub fn answer(board: &Board) -> Result<Value, Refusal> {
 pub fn metrics(board: &Board) -> Result<Value, Refusal> {
     let text = board.metrics();
     text.map(Value::from).ok_or_else(|| Refusal::new("failed", "this process is ending"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::status;
+
+    fn args(http: Option<&str>, http_insecure: bool) -> LiveArgs {
+        LiveArgs { http: http.map(str::to_string), http_insecure }
+    }
+
+    /// The word `http_insecure` was dropped beside `--http`, and did nothing without an address.
+    #[test]
+    fn each_is_taken_from_where_it_is_said() {
+        let (ours, theirs) = (Some("0.0.0.0:1"), Some("0.0.0.0:2"));
+        for (line, words, wanted) in [
+            (args(ours, false), args(None, true), args(ours, true)),
+            (args(None, true), args(theirs, false), args(theirs, true)),
+            (args(ours, false), args(theirs, false), args(ours, false)),
+            (args(None, false), args(theirs, true), args(theirs, true)),
+        ] {
+            let both = line.or(words);
+            assert_eq!((&both.http, both.http_insecure), (&wanted.http, wanted.http_insecure));
+            assert_eq!(options(&both).is_ok(), wanted.http_insecure, "{both:?}");
+        }
+        assert!(options(&args(None, false)).unwrap().is_none());
+        assert_eq!(options(&args(None, true)).unwrap_err().status, status::USAGE);
+    }
 }

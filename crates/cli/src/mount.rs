@@ -28,7 +28,7 @@ use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_base::{Error, ErrorKind};
 use forebay_fuse::watchdog::{self, Watchdog};
-use forebay_fuse::{MountKind, Options, Session};
+use forebay_fuse::{KernelCache, MountKind, Options, Session};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -56,8 +56,7 @@ pub struct MountArgs {
     #[arg(long_help = words::HELP)]
     pub options: Vec<String>,
     /// What the kernel's page cache may keep, as `-o kernel_cache=`, which it overrules
-    #[arg(long, value_name = "WHAT",
-          value_parser = PossibleValuesParser::new(["never", "small", "always"]))]
+    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(KernelCache::WORDS))]
     pub kernel_cache: Option<String>,
     /// Stay in the foreground
     #[arg(short, long)]
@@ -133,12 +132,12 @@ fn check(volume: &Path, dir: &Path) -> Outcome {
     if !dir.is_dir() {
         return Err(Failure::usage(format!("{shown}: not a directory")));
     }
+    if dir == Path::new("/") {
+        return Err(Failure::usage("/: not on the root directory"));
+    }
     if volume.starts_with(dir) {
         let text = format!("{shown}: the mount would hide its own image, {}", volume.display());
         return Err(Failure::usage(text).hint("mount it on a directory beside the image"));
-    }
-    if dir == Path::new("/") {
-        return Err(Failure::usage("/: not on the root directory"));
     }
     Ok(())
 }

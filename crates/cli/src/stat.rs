@@ -14,7 +14,10 @@ use std::time::{Duration, Instant};
 pub fn stat(args: &StatArgs) -> Outcome {
     match &args.path {
         None => process(Client::find(&args.which)?, args),
-        Some(word) if Path::new(word).is_dir() => process(Client::of_mount(Path::new(word))?, args),
+        Some(word) if Path::new(word).is_dir() => {
+            args.which.none_beside("stat", Path::new(word))?;
+            process(Client::of_mount(Path::new(word))?, args)
+        }
         Some(_) if args.budget || args.prometheus || args.watch.is_some() => {
             let text = "stat: --budget, --prometheus and --watch are about a process";
             Err(Failure::usage(text).hint("name a mount, or none of them"))
@@ -231,7 +234,10 @@ fn split(words: &[TuneWord]) -> Outcome<Split<'_>> {
 pub fn tune(args: &TuneArgs) -> Outcome {
     let (dirs, settings) = split(&args.words)?;
     let mut client = match dirs {
-        Some(dir) => Client::of_mount(dir)?,
+        Some(dir) => {
+            args.which.none_beside("tune", dir)?;
+            Client::of_mount(dir)?
+        }
         None => Client::find(&args.which)?,
     };
     for (name, value) in &settings {

@@ -115,6 +115,53 @@ fn a_file_system_lives_on_it() {
     device.run("umount", &["mnt"]);
 }
 
+/// `fincore IMAGE` said that no running process has it open. And which way it is made is said.
+#[test]
+fn what_of_its_image_is_cached_is_shown() {
+    if !may_run() {
+        return;
+    }
+    let folder = Folder::new();
+    image(&folder, "disk", 64 << 20);
+    image(&folder, "other", 1 << 20);
+    let device = Device::new(folder, &["disk"]);
+    let resident = || {
+        let found = device.folder.ok(&["fincore", "disk", "--json"]);
+        let found: Value = serde_json::from_str(&found).expect("JSON");
+        assert_eq!(found["total_blocks"], 16384);
+        found["resident_blocks"].as_u64().expect("a number")
+    };
+    device.folder.ok(&["tune", "--drop-clean", "--pid", &device.pid.as_raw_pid().to_string()]);
+    let before = resident();
+    let from = format!("if={}", device.path);
+    device.run("dd", &[&from, "of=/dev/null", "iflag=direct", "bs=1M", "count=8", "skip=32"]);
+    assert!(resident() >= before + 2048, "8 MiB and what was read ahead: {}", resident());
+    let said = device.folder.refused(3, &["fincore", "other"]);
+    assert!(said.contains("no running process"), "{said}");
+    let said = stderr(&device.folder.forebay(&["attach", "other", "--cache-size", "64M"]));
+    assert!(said.contains("is a loop device over a mount"), "{said}");
+    let list: Value = serde_json::from_str(&device.folder.ok(&["list", "--json"])).expect("JSON");
+    let other = device.folder.path("other").display().to_string();
+    let row = list.as_array().expect("a list").iter().find(|row| row.to_string().contains(&other));
+    device.folder.ok(&["detach", row.expect("listed")["where"].as_str().expect("a path")]);
+}
+
+/// `-P` has the kernel look for partitions (not each kernel knows tables of them); without it it does not.
+#[test]
+fn partitions_are_looked_for_if_asked() {
+    if !may_run() {
+        return;
+    }
+    for (words, looks) in [(&["disk"][..], "0"), (&["disk", "-P"], "1")] {
+        let folder = Folder::new();
+        image(&folder, "disk", 64 << 20);
+        let device = Device::new(folder, words);
+        let found = attribute(&device.path, "loop/partscan").expect("the system has it");
+        assert_eq!(found.trim(), looks, "{words:?}");
+        device.folder.ok(&["detach", &device.path]);
+    }
+}
+
 /// Many requests at a time, each read back with its checksum, on a file in a volume.
 #[test]
 fn fio_verifies_what_it_wrote() {

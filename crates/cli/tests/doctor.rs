@@ -51,9 +51,12 @@ fn in_a_container_it_says_what_to_use_instead() {
     let fuse = of("fuse");
     assert_eq!(fuse["level"], "note");
     let advice = fuse["advice"].as_str().unwrap();
-    for word in ["--device /dev/fuse", "--cap-add SYS_ADMIN", "forebay export", "library"] {
+    for word in
+        ["--device /dev/fuse", "--cap-add SYS_ADMIN", "apparmor=unconfined", "forebay export"]
+    {
         assert!(advice.contains(word), "{advice}");
     }
+    assert!(advice.contains("library"), "{advice}");
     assert!(of("loop")["advice"].as_str().unwrap().contains("forebay umount"));
     assert_eq!(done.status.code(), Some(0), "it works, by other means");
     let mut outside = folder.command(&["doctor"]);
@@ -63,4 +66,21 @@ fn in_a_container_it_says_what_to_use_instead() {
         text.contains("/dev/fuse can be opened") && text.contains("/dev/loop-control"),
         "{text}"
     );
+}
+
+/// Root in a container with the device and without the right to mount was told that fusermount3 does it.
+#[test]
+fn without_the_right_to_mount_the_helper_has_none_either() {
+    if !common::place::may_run() {
+        return;
+    }
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--bounding-set=-sys_admin", env!("CARGO_BIN_EXE_forebay"), "doctor", "--json"]);
+    command.env("container", "podman");
+    let done = common::output(command);
+    let found: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    let fuse = found.as_array().expect("a list").iter().find(|f| f["what"] == "fuse");
+    let fuse = fuse.expect("a row");
+    assert_eq!(fuse["level"], "note", "{fuse}");
+    assert!(fuse["text"].as_str().unwrap().contains("not allowed"), "{fuse}");
 }

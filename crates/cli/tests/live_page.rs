@@ -66,11 +66,13 @@ fn a_browser_shows_numbers_that_change_and_complains_of_nothing() {
     let made = "document.querySelectorAll('td img, td script').length";
     assert_eq!(browser.value(made), 0);
     assert_eq!(browser.value("typeof window.broken"), "undefined");
-    // What is cached is drawn: the first quarter of the strip, and the bar above.
-    let painted = "(() => { const c = document.querySelector('#files canvas'); \
-                   const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; \
-                   return d.some(byte => byte > 0); })()";
-    assert_eq!(browser.value(painted), true);
+    // What is cached is drawn: the first quarter of the strip and not the last, and the bar above.
+    let painted = "(() => { const c = document.querySelector('#files canvas'), w = c.width, h = c.height; \
+                   const d = c.getContext('2d').getImageData(0, 0, w, h).data; \
+                   const at = x => Array.from({ length: h }, (_, y) => d[4 * (y * w + x) + 3]) \
+                     .some(alpha => alpha > 0); \
+                   return [at(Math.floor(w * 0.1)), at(Math.floor(w * 0.9))]; })()";
+    assert_eq!(browser.value(painted), serde_json::json!([true, false]));
     let bar = "[...document.querySelectorAll('#bar span')].some(part => part.offsetWidth > 0)";
     assert_eq!(browser.value(bar), true);
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
@@ -93,6 +95,22 @@ fn ask(uri: &str, request: &str) -> String {
     answer
 }
 
+/// Those of front ends were `untyped`, without `_total`, and all with one and the same help.
+fn metrics_say_what_they_are(text: &str, front: &str, count: usize) {
+    let mut helps = std::collections::BTreeSet::new();
+    for line in text.lines().filter(|line| line.starts_with("# TYPE")) {
+        let (name, kind) = line[7..].split_once(' ').unwrap();
+        assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+        assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+        if name.starts_with(&format!("forebay_{front}_")) {
+            let head = format!("# HELP {name} ");
+            let help = text.lines().find_map(|line| line.strip_prefix(&head)).expect(name);
+            assert!(help.len() > 5 && helps.insert(help.to_string()), "{name}: {help}");
+        }
+    }
+    assert_eq!(helps.len(), count, "{helps:?}");
+}
+
 #[test]
 fn the_address_answers_who_is_meant_and_nobody_else() {
     let folder = Folder::new();
@@ -108,6 +126,7 @@ fn the_address_answers_who_is_meant_and_nobody_else() {
         text.lines().filter(|l| l.starts_with("# TYPE")).map(str::to_string).collect()
     };
     assert_eq!(names(&metrics), names(&said), "stat --prometheus says the same");
+    metrics_say_what_they_are(&metrics, "nbd", 19);
     for name in ["forebay_budget_bytes ", "forebay_nbd_connections ", "forebay_flush_seconds_sum "]
     {
         assert!(metrics.contains(name), "{name}: {metrics}");
@@ -160,6 +179,7 @@ fn p3_a_mount_is_watched_and_its_image_is_free_afterwards() {
     assert!(view["files"][0]["volume"].as_str().unwrap().ends_with("/vol"), "{view}");
     let top = folder.ok(&["top", "--once", "mnt"]);
     assert!(top.contains("/dir/new"), "{top}");
+    metrics_say_what_they_are(&folder.ok(&["stat", "mnt", "--prometheus"]), "mount", 2);
     // One who has asked and does not read the answer.
     let mut silent = TcpStream::connect(&address).unwrap();
     write!(silent, "GET /live.json HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();

@@ -251,7 +251,7 @@ fn by_the_names_of_helpers() {
     assert_eq!(std::fs::read(place.mnt("f")).unwrap(), b"x");
 }
 
-/// The option and the word of the same name; the option overrules, and what makes no sense is refused by name.
+/// The option and the word of the same name; the option overrules, what makes no sense is refused by name.
 #[test]
 fn what_the_kernel_may_cache_is_an_option_too() {
     if !may_run() {

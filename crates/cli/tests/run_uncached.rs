@@ -144,6 +144,27 @@ fn what_it_is_given_is_uncached_and_then_as_before() {
     lab.end();
 }
 
+/// `--direct`: its openings begin past the cache, and what they read is not kept.
+#[test]
+fn what_it_starts_is_direct() {
+    if !may_run() {
+        return;
+    }
+    let lab = Lab::new("kernel_cache=never");
+    let counter = || {
+        let stat = lab.place.folder.ok(&["stat", "mnt", "--json"]);
+        let stat: Value = serde_json::from_str(&stat).expect("JSON");
+        stat["stats"]["direct_read_bytes"].as_u64().expect("a number")
+    };
+    let (before, line) = (counter(), "dd if=mnt/file of=/dev/null bs=64k status=none");
+    lab.place.folder.ok(&["run", "--direct", "--on", "mnt", "--", "sh", "-ec", line]);
+    assert_eq!(counter() - before, LEN as u64);
+    assert_eq!(lab.resident("file"), 0);
+    lab.run(line);
+    assert_eq!(counter() - before, LEN as u64, "uncached is another mode");
+    lab.end();
+}
+
 /// Beside it others are cached; a policy of a file's own counts more; and when it was killed it is over.
 #[test]
 fn others_are_not_affected() {

@@ -170,6 +170,17 @@ impl Notifier {
         self.0.waiting.wake_all();
     }
 
+    /// Counts a notice that the kernel has answered. Gives how many have gone.
+    fn told(&self, notice: &Notice, unknown: bool) -> u64 {
+        let mut state = self.lock();
+        state.gone += 1;
+        if let Notice::Prune(_) = notice {
+            state.pruning = false;
+            state.no_prune |= unknown;
+        }
+        state.gone
+    }
+
     /// The thread's work, until [`Notifier::close`].
     pub(crate) fn run(&self, device: &Device) {
         loop {
@@ -188,33 +199,42 @@ impl Notifier {
                 state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
-            let refused = tell(device, &notice);
-            let mut state = self.lock();
-            state.gone += 1;
-            if let Notice::Prune(_) = notice {
-                state.pruning = false;
-                state.no_prune |= refused;
-            }
-            let gone = state.gone;
-            drop(state);
+            let unknown = tell(device, &notice);
+            let gone = self.told(&notice, unknown);
             let done = |number: &u64| if *number > gone { Pick::Skip } else { Pick::Wake };
             self.0.waiting.wake_matching(done);
         }
     }
 }
 
+/// What the kernel's answer to a notice means (V2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// It is done, or not cached or in use: then there is nothing to forget.
+    Done,
+    /// The kernel does not know such a notice.
+    Unknown,
+    /// Anything else.
+    Failed(Errno),
+}
+
+fn meaning(answer: Result<(), Errno>) -> Answer {
+    match answer {
+        Ok(()) => Answer::Done,
+        Err(Errno::NOENT | Errno::NOTEMPTY | Errno::BUSY | Errno::NODEV) => Answer::Done,
+        Err(Errno::NOTDIR) => Answer::Done,
+        Err(Errno::INVAL | Errno::NOSYS) => Answer::Unknown,
+        Err(e) => Answer::Failed(e),
+    }
+}
+
 /// True: the kernel does not know such a notice.
 fn tell(device: &Device, notice: &Notice) -> bool {
-    match device.notify(&notice.encode()) {
-        // Not cached, or in use: there is nothing to forget (V2).
-        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::BUSY | Errno::NODEV) => false,
-        Err(Errno::NOTDIR) => false,
-        Err(Errno::INVAL | Errno::NOSYS) => true,
-        Err(e) => {
-            log::warn!("the kernel refused {notice:?}: {e}");
-            false
-        }
+    let answer = meaning(device.notify(&notice.encode()));
+    if let Answer::Failed(e) = answer {
+        log::warn!("the kernel refused {notice:?}: {e}");
     }
+    answer == Answer::Unknown
 }
 
 #[cfg(test)]
@@ -251,8 +271,28 @@ mod tests {
     /// V2: a kernel that does not know a kind of notice is not asked again.
     #[test]
     fn v2_what_the_kernel_does_not_know_is_no_error() {
-        let null = std::fs::File::options().read(true).open("/dev/null").unwrap();
-        assert!(!tell(&Device::new(null.into()), &inode(1)), "EBADF is not about the notice");
+        let nothing_to_forget = [Errno::NOENT, Errno::NOTEMPTY, Errno::BUSY, Errno::NODEV];
+        for errno in nothing_to_forget.into_iter().chain([Errno::NOTDIR]) {
+            assert_eq!(meaning(Err(errno)), Answer::Done, "{errno}");
+        }
+        assert_eq!(meaning(Ok(())), Answer::Done);
+        for errno in [Errno::INVAL, Errno::NOSYS] {
+            assert_eq!(meaning(Err(errno)), Answer::Unknown, "{errno}");
+        }
+        assert_eq!(meaning(Err(Errno::BADF)), Answer::Failed(Errno::BADF), "not of the notice");
+        // The next one is asked after an ordinary answer, and none after that of a kernel without.
+        let notifier = Notifier::default();
+        for (unknown, can) in [(false, true), (true, false)] {
+            notifier.try_prune(|| vec![1]);
+            let notice = notifier.lock().queue.pop_front().expect("it is queued");
+            notifier.told(&notice, unknown);
+            assert_eq!(notifier.can_prune(), can);
+        }
+        notifier.try_prune(|| vec![1]);
+        assert!(notifier.queued().is_empty(), "not asked again");
+        let notifier = Notifier::default();
+        notifier.told(&inode(1), true);
+        assert!(notifier.can_prune(), "another kind of notice");
     }
 
     /// V3

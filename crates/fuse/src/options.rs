@@ -25,22 +25,23 @@ pub enum KernelCache {
 pub const SMALL_BYTES: u64 = 128 << 10;
 
 impl KernelCache {
-    /// Its words on a command line.
+    /// Its words on a command line, in the order of the values.
     pub const WORDS: [&'static str; 3] = ["never", "small", "always"];
+    const ALL: [Self; 3] = [Self::Never, Self::Small, Self::Always];
+
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        Self::WORDS[self as usize]
+    }
 }
 
 impl FromStr for KernelCache {
     type Err = Error;
     fn from_str(word: &str) -> Result<Self> {
-        match word {
-            "never" => Ok(Self::Never),
-            "small" => Ok(Self::Small),
-            "always" => Ok(Self::Always),
-            _ => {
-                let text = format!("`{word}`: never, small or always");
-                Err(Error::new(ErrorKind::InvalidInput, "kernel cache", text))
-            }
-        }
+        Self::ALL.into_iter().find(|value| value.word() == word).ok_or_else(|| {
+            let text = format!("`{word}`: never, small or always");
+            Error::new(ErrorKind::InvalidInput, "kernel cache", text)
+        })
     }
 }
 

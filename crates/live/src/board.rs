@@ -67,7 +67,7 @@ pub struct View {
     /// What is in the cache.
     pub picture: Picture,
     /// Numbers of the front end.
-    pub front: Vec<crate::source::Counter>,
+    pub front: Vec<crate::source::Number>,
     /// What is wrong.
     pub health: Result<(), String>,
 }
@@ -191,7 +191,7 @@ impl Inner {
             engine: source.engine(),
             point: self.points.back().cloned().unwrap_or_default(),
             picture: source.picture(self.turn),
-            front: source.front().map_or_else(Vec::new, |front| front.counters()),
+            front: source.front().map_or_else(Vec::new, |front| front.numbers()),
             health: source.health(),
         };
         self.turn = self.turn.wrapping_add(1);

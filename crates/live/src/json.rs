@@ -15,7 +15,7 @@ pub fn view(view: &View) -> Value {
     let stats: Map<String, Value> =
         view.point.stats.fields().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
     let front: Map<String, Value> =
-        view.front.iter().map(|(n, v)| ((*n).to_string(), (*v).into())).collect();
+        view.front.iter().map(|n| (n.name.to_string(), n.value.into())).collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
@@ -143,6 +143,7 @@ fn short(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::Number;
 
     #[test]
     fn cells_are_digits() {
@@ -198,7 +199,7 @@ mod tests {
             engine: "io_uring".into(),
             point: Point::default(),
             picture,
-            front: vec![("late_requests", full); 64],
+            front: vec![Number::counter("late_requests", "", full); 64],
             health: Err("no".into()),
         };
         let text = super::view(&view).to_string();

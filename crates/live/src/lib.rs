@@ -31,7 +31,7 @@ pub mod source;
 
 pub use board::Board;
 pub use server::{Bound, Options, Server};
-pub use source::{CacheSource, Counter, FrontEnd, Source};
+pub use source::{CacheSource, FrontEnd, Number, Source};
 
 /// The page: text, style and script in one, and nothing from elsewhere.
 pub const PAGE: &str = include_str!("page.html");

@@ -4,7 +4,7 @@
 //! counter's name ends in `_total`, a time is in seconds, an amount in bytes, blocks or a count of
 //! something.
 
-use crate::source::Source;
+use crate::source::{Number, Source};
 use forebay::latency::{BUCKETS, Taken, bound_nanos};
 use std::fmt::Write;
 
@@ -51,9 +51,9 @@ pub fn text(source: &dyn Source, uptime_seconds: f64) -> String {
     let help = "Bytes written for each byte that was dirty.";
     one("forebay_write_amplification_ratio", "gauge", help, stats.write_amplification());
     if let Some(front) = source.front() {
-        for (field, value) in front.counters() {
-            let (name, scale) = (front_name(front.name(), field), scale_of(field));
-            one(&name, "untyped", "Of the front end.", value as f64 / scale);
+        for number in front.numbers() {
+            let (name, kind) = front_name(front.name(), &number);
+            one(&name, kind, number.help, number.value as f64 / scale_of(number.name));
         }
         out.push_str(&front.more_metrics());
     }
@@ -90,11 +90,13 @@ fn cache_name(field: &str) -> (String, &'static str, f64) {
     (format!("forebay_{base}_total"), "counter", scale_of(field))
 }
 
-fn front_name(what: &str, field: &str) -> String {
+/// Name and type.
+fn front_name(what: &str, number: &Number) -> (String, &'static str) {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     let what: String = what.chars().map(plain).collect();
-    let field: String = field.chars().map(plain).collect();
-    format!("forebay_{what}_{}", field.replace("_nanos", "_seconds"))
+    let field: String = number.name.chars().map(plain).collect();
+    let name = format!("forebay_{what}_{}", field.replace("_nanos", "_seconds"));
+    if number.counts { (format!("{name}_total"), "counter") } else { (name, "gauge") }
 }
 
 /// A histogram: counts below each bound, their number and sum.
@@ -126,8 +128,11 @@ mod tests {
             "a b"
         }
 
-        fn counters(&self) -> Vec<crate::Counter> {
-            vec![("poll_nanos", 1_500_000_000)]
+        fn numbers(&self) -> Vec<Number> {
+            vec![
+                Number::counter("poll_nanos", "CPU time.", 1_500_000_000),
+                Number::gauge("clients", "Now.", 3),
+            ]
         }
     }
 
@@ -159,7 +164,12 @@ mod tests {
             assert_eq!(typed.1 == "counter", name.ends_with("_total"), "{line}");
         }
         assert!(text.contains("what=\"a\\\"b\""), "labels are escaped");
-        assert!(text.contains("forebay_a_b_poll_seconds 1.5\n"), "{text}");
+        let counts = "# HELP forebay_a_b_poll_seconds_total CPU time.\n\
+                      # TYPE forebay_a_b_poll_seconds_total counter\n\
+                      forebay_a_b_poll_seconds_total 1.5\n";
+        assert!(text.contains(counts), "{text}");
+        assert!(text.contains("# TYPE forebay_a_b_clients gauge\nforebay_a_b_clients 3\n"));
+        assert!(!text.contains("untyped"));
         assert!(text.contains("forebay_hits_blocks_total 0\n"));
         assert!(text.contains("forebay_read_wait_seconds_bucket{le=\"+Inf\"} 0\n"));
         assert!(text.contains("forebay_throttled_seconds_total 0\n"));

@@ -4,8 +4,30 @@ use forebay::latency::Taken;
 use forebay::{Cache, Picture, Stats};
 use std::sync::Arc;
 
-/// A number of the front end: name with its unit at the end, value so far.
-pub type Counter = (&'static str, u64);
+/// A number of the front end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Number {
+    /// With its unit at the end.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub help: &'static str,
+    /// It only grows while the process lives; else it goes up and down.
+    pub counts: bool,
+    /// Now.
+    pub value: u64,
+}
+
+impl Number {
+    /// One that only grows.
+    pub fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
+        Self { name, help, counts: true, value }
+    }
+
+    /// One that goes up and down.
+    pub fn gauge(name: &'static str, help: &'static str, value: u64) -> Self {
+        Self { name, help, counts: false, value }
+    }
+}
 
 /// Who answers. Called once a second at most, from one thread at a time; nothing of it waits for I/O.
 pub trait Source: Send + Sync + 'static {
@@ -37,7 +59,7 @@ pub trait FrontEnd: Send + Sync + 'static {
     fn name(&self) -> &str;
 
     /// Its numbers.
-    fn counters(&self) -> Vec<Counter>;
+    fn numbers(&self) -> Vec<Number>;
 
     /// More lines for [`crate::metrics`], with their types.
     fn more_metrics(&self) -> String {

@@ -1,5 +1,6 @@
-//! The backup: `tar` of ten times the cache into a pipe, over and over, no faster than it is allowed to be:
-//! what reads the pipe keeps the pace, so that no backup is faster than another. It is ended on drop.
+//! The backup: `tar` of ten times the cache (five times in `brief`) into a pipe, over and over, no faster
+//! than it is allowed to be: what reads the pipe keeps the pace, so that no backup is faster than another. It
+//! is ended on drop.
 //!
 //! Invariant: B1 a backup that fails, or that reads nothing, is an error: a database beside it would be as
 //! fast as alone.

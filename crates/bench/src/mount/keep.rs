@@ -1,7 +1,6 @@
 //! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by what
 //! programs do: small files opened, read and closed again and again, random and sequential reads and random
-//! writes of a large one; and how much of the large one is then held twice. The default is the mode that
-//! loses nowhere and wins somewhere.
+//! writes of a large one; and how much of the large one is then held twice.
 //!
 //! All modes serve one volume, in turns, each time mounted anew and warmed. The large file
 //! stays open from its warming to the end of its slices; the small ones are opened by each read, as that is

@@ -42,6 +42,10 @@ pub fn lines(found: &[Value]) -> Vec<String> {
     lines
 }
 
+/// Columns of the bench `database`.
+const COLUMNS: [&str; 5] =
+    ["xfs", "xfs-tar-apart", "xfs-direct-reader", "forebay", "forebay-uncached"];
+
 /// A table of the columns of the bench `database`, and its pictures.
 fn database(found: &[Value]) -> Vec<String> {
     let Some(own) = found.iter().find(|value| value["bench"] == "database") else {
@@ -49,6 +53,13 @@ fn database(found: &[Value]) -> Vec<String> {
     };
     let mut lines = Vec::new();
     for (load, title) in [("select", "pgbench -S"), ("tpcb", "pgbench, TPC-B")] {
+        let number = |column: &str, metric: &str| {
+            row(found, "database", column, &format!("{load}_{metric}"))
+        };
+        if COLUMNS.iter().all(|column| number(column, "tps_alone").is_none()) {
+            lines.push(format!("{title:18}  not run"));
+            continue;
+        }
         lines.push(format!(
             "{title:18} {:>8} {:>8} {:>9} {:>9} {:>7} {:>7}  CPU %: {:>4} {:>6} {:>7} {:>7}",
             "tps",
@@ -62,10 +73,13 @@ fn database(found: &[Value]) -> Vec<String> {
             "forebay",
             "machine"
         ));
-        for column in ["xfs", "xfs-tar-apart", "xfs-direct-reader", "forebay", "forebay-uncached"] {
-            let number = |metric: &str| row(found, "database", column, &format!("{load}_{metric}"));
-            let Some(alone) = number("tps_alone") else { continue };
-            let text = |metric: &str| number(metric).map_or("-".into(), |v| format!("{v:.0}"));
+        for column in COLUMNS {
+            let Some(alone) = number(column, "tps_alone") else {
+                lines.push(format!("{column:18}  not run"));
+                continue;
+            };
+            let text =
+                |metric: &str| number(column, metric).map_or("-".into(), |v| format!("{v:.0}"));
             lines.push(format!(
                 "{column:18} {alone:>8.0} {:>8} {:>9} {:>9} {:>6}% {:>7}         {:>4} {:>6} {:>7} {:>7}",
                 text("tps_beside"),
@@ -179,7 +193,14 @@ mod tests {
             [row("xfs", "select_tps_alone", 44000.0), row("xfs", "select_tps_beside", 7000.0)];
         let notes = ["xfs @@@|...", "database: others used 3 %"];
         let lines = lines(&[json!({ "bench": "database", "rows": rows, "notes": notes })]);
-        assert_eq!(lines.len(), 4, "two heads, a column, a picture: {lines:?}");
+        // S1. Columns that had not run were passed over, under heads with nothing below.
+        let head = |line: &&String| line.contains("CPU %");
+        assert_eq!(lines.iter().filter(head).count(), 1, "{lines:?}");
+        for (at, column) in COLUMNS.iter().enumerate().skip(1) {
+            assert_eq!(lines[at + 1], format!("{column:18}  not run"));
+        }
+        assert_eq!(lines[6], format!("{:18}  not run", "pgbench, TPC-B"));
+        assert_eq!(lines.len(), 8, "a head, five columns, the other load, a picture: {lines:?}");
         assert!(lines[1].starts_with("xfs") && lines[1].contains("44000     7000"), "{lines:?}");
         assert!(lines.iter().all(|line| line.len() < 120), "{lines:?}");
     }

@@ -4,6 +4,7 @@
 mod check;
 
 use check::{check_page, check_ratios, check_rows, names, no_program, ran, row};
+use forebay_bench::report::screen;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -12,18 +13,24 @@ fn run(name: &str) -> Value {
 }
 
 fn run_in(name: &str, dir: &Path) -> Value {
+    run_part(name, &[], dir)
+}
+
+fn run_part(name: &str, more: &[&str], dir: &Path) -> Value {
     std::fs::create_dir_all(dir).unwrap();
     let (json, html) = (dir.join("result.json"), dir.join("page.html"));
     let path = |path: &Path| path.to_str().unwrap().to_string();
     let (folder, json_path, html_path) = (path(dir), path(&json), path(&html));
     let mut args = vec![name, "--quick", "--dir", &folder, "--json", &json_path];
     args.extend(["--html", &html_path]);
+    args.extend(more);
     bench(&args);
     let text = std::fs::read_to_string(&json).unwrap();
     check_page(name, &html, &serde_json::from_str(&text).unwrap());
     let page = std::fs::read_to_string(&html).unwrap();
     bench(&["report", "--json", &json_path, "--html", &html_path]);
     assert_eq!(std::fs::read_to_string(&html).unwrap(), page, "saved JSON makes the same page");
+    bench(&["report", "--screen", "--json", &json_path]);
     std::fs::remove_file(&json).unwrap();
     std::fs::remove_file(&html).unwrap();
     let left: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().map(|e| e.path()).collect();
@@ -409,6 +416,38 @@ fn database_reports_every_column() {
     assert_eq!(json["plots"].as_array().unwrap().len(), 2, "a picture of each load");
     let notes = json["notes"].as_array().unwrap();
     assert!(notes.iter().any(|note| note.as_str().unwrap().contains("fsck")), "{notes:?}");
+}
+
+/// The minute of `make run`, and what it shows of it.
+#[test]
+fn the_brief_database_is_shown_on_the_screen() {
+    let dir = PathBuf::from(format!("/var/tmp/forebay-quick-brief-{}", std::process::id()));
+    let json = run_part("database", &["--part", "brief"], &dir);
+    std::fs::remove_dir(&dir).unwrap();
+    if no_program(&json) {
+        return;
+    }
+    let lines = screen::lines(std::slice::from_ref(&json));
+    let heads: Vec<usize> = (0..lines.len()).filter(|at| lines[*at].contains("CPU %")).collect();
+    let [select, tpcb] = heads[..] else { panic!("two tables: {lines:?}") };
+    for (head, load) in [(select, "select"), (tpcb, "tpcb")] {
+        for (below, column) in
+            ["xfs", "xfs-tar-apart", "xfs-direct-reader", "forebay", "forebay-uncached"]
+                .into_iter()
+                .enumerate()
+        {
+            let line = &lines[head + 1 + below];
+            assert!(line.starts_with(column), "{column}: {lines:?}");
+            // For sceptics there are lookups alone.
+            let left_out =
+                load == "tpcb" && ["xfs-tar-apart", "xfs-direct-reader"].contains(&column);
+            assert_eq!(line.ends_with("not run"), left_out, "{lines:?}");
+            if !left_out {
+                let beside = row(&json, column, &format!("{load}_tps_beside"));
+                assert!(line.contains(&format!(" {beside:.0} ")), "{beside}: {line}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -38,12 +38,13 @@ use forebay_vfs::disk::{self, Disk};
 use forebay_vfs::{Export, FileSystem, Timestamp};
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use target::{Live, Target};
+use target::{Live, ResidencyOf, Target};
 
 /// Smallest `--cache-size`, bytes, and the least of it that is left for data.
 const CACHE_MIN: u64 = 32 * MIB;
@@ -84,11 +85,18 @@ pub fn attach(args: &AttachArgs) -> Outcome<u8> {
     Ok(match daemon::start()? {
         Started::Failed(status) => status,
         Started::Serves(device) => {
+            tell(&device);
             output::line(device);
-            log::info!("a loop device over a mount with one file");
             status::OK
         }
     })
+}
+
+/// Says by which way the device is made; its name alone is on standard output.
+fn tell(device: &str) {
+    let mut err = std::io::stderr().lock();
+    // It is served whether or not somebody reads that.
+    let _ = writeln!(err, "forebay: {device} is a loop device over a mount with one file");
 }
 
 fn check(args: &AttachArgs) -> Outcome {
@@ -104,6 +112,9 @@ struct Source {
     export: Arc<dyn Export>,
     volume: Option<Volume>,
     shown: String,
+    /// Device and inode number of an image; a file of a volume has none on the host.
+    identity: Option<(u64, u64)>,
+    residency: ResidencyOf,
 }
 
 fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
@@ -117,8 +128,15 @@ fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
         let path = image(Path::new(&args.image))?;
         let options = RawOptions { read_only, direct_io, ..RawOptions::default() };
         let file = cache.open_raw(&path, &options)?;
-        let export = file.export_live(mode);
-        return Ok(Source { export, volume: None, shown: path.display().to_string() });
+        let shown = path.display().to_string();
+        let meta = std::fs::metadata(&path).map_err(|e| Failure::io(shown.clone(), &e))?;
+        return Ok(Source {
+            export: file.export_live(mode),
+            volume: None,
+            shown,
+            identity: Some((meta.dev(), meta.ino())),
+            residency: Box::new(move || Ok(file.residency(0, file.size()))),
+        });
     };
     let path = image(&path)?;
     let options = VolumeOptions { read_only, direct_io, ..VolumeOptions::default() };
@@ -126,11 +144,13 @@ fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
     let shown = format!("{}:{}", path.display(), String::from_utf8_lossy(&inside));
     let mut how = OpenOptions::new();
     let opened = how.read(true).write(!read_only).open(&volume, OsStr::from_bytes(&inside));
-    let export = opened.and_then(|file| file.export_live(mode)).map_err(|e| {
+    let opened = opened.and_then(|file| Ok((file.export_live(mode)?, file)));
+    let (export, file) = opened.map_err(|e| {
         let failure = Failure::from(e);
         Failure { message: format!("{shown}: {}", failure.message), ..failure }
     })?;
-    Ok(Source { export, volume: Some(volume), shown })
+    let residency = Box::new(move || file.residency(0, file.size()?));
+    Ok(Source { export, volume: Some(volume), shown, identity: None, residency })
 }
 
 /// The cache's settings and the front end's; together they use `--cache-size`.
@@ -224,20 +244,25 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
         size: source.export.info().size,
         read_only: args.cache.read_only,
         front_bytes: how.memory_bound(),
+        identity: source.identity,
+        residency: source.residency,
     });
     let control = ControlServer::start(args.control.as_deref(), target.clone());
     let control = control.map_err(|e| e.hint("without one there is no `detach`"))?;
     watch_signals(target.clone(), control.path().to_path_buf())?;
     match args.daemon {
         true => daemon::ready(&shown)?,
-        false => output::announce(std::slice::from_ref(&shown)),
+        false => {
+            tell(&shown);
+            output::announce(std::slice::from_ref(&shown));
+        }
     }
     let ending = session.wait();
     log::info!("{shown} is gone");
     target.over();
     let synced = ending.sync();
     ending.release();
-    let Source { export, volume, shown } = source;
+    let Source { export, volume, shown, .. } = source;
     drop(export);
     let closed = volume.map_or(Ok(()), Volume::close);
     let stopped = cache.shutdown();

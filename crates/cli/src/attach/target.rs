@@ -9,7 +9,7 @@ use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use crate::live;
 use crate::volume::at;
-use forebay::{Cache, LiveMode};
+use forebay::{Cache, LiveMode, Residency};
 use forebay_base::units::parse_size;
 use forebay_block::loopdev::FileLoop;
 use forebay_live::Board;
@@ -35,7 +35,14 @@ pub struct Live {
     pub read_only: bool,
     /// All memory of the front end, bytes at most.
     pub front_bytes: u64,
+    /// Device and inode number of an image; a file of a volume has none on the host.
+    pub identity: Option<(u64, u64)>,
+    /// What of it is in the cache.
+    pub residency: ResidencyOf,
 }
+
+/// What of a file is in the cache. It holds the file.
+pub type ResidencyOf = Box<dyn Fn() -> forebay::Result<Residency> + Send + Sync>;
 
 /// See the module.
 pub struct Target {
@@ -108,6 +115,14 @@ impl Live {
             _ => self.cache.tune(name, value),
         }
     }
+
+    fn residency(&self, identity: (u64, u64)) -> Result<Value, Refusal> {
+        if self.identity != Some(identity) {
+            return Err(Refusal::new("not-found", "this process does not serve that file"));
+        }
+        let found = (self.residency)().map_err(|e| answers::refusal(&e))?;
+        Ok(answers::residency(&self.shown, &found))
+    }
 }
 
 impl ControlTarget for Target {
@@ -128,9 +143,7 @@ impl ControlTarget for Target {
                 Err(e) => Err(answers::refusal(&e)),
             },
             Request::DropClean => Ok(live.cache.drop_clean().into()),
-            Request::Residency(..) => {
-                Err(Refusal::new("not-found", "this process does not serve that file"))
-            }
+            Request::Residency(device, ino) => live.residency((device, ino)),
             Request::Extents(..) | Request::Volume(..) => Err(at::not_open()),
             Request::Detach => Err(answers::no_device()),
             Request::Sync => Err(answers::no_mount()),

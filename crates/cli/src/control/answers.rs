@@ -79,7 +79,7 @@ pub fn residency(name: &str, r: &Residency) -> Value {
 }
 
 /// Counters as an object.
-pub fn numbers(fields: Vec<(&'static str, u64)>) -> Map<String, Value> {
+pub fn numbers(fields: impl IntoIterator<Item = (&'static str, u64)>) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_string(), value.into())).collect()
 }
 

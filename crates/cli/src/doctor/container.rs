@@ -33,15 +33,20 @@ pub fn container() -> Finding {
     }
 }
 
-/// Whether this process may mount by itself.
-fn may_mount() -> bool {
+/// Whether mounting is in a set of this process's capabilities: what it has (`CapEff:`), or what anything
+/// that it starts can have (`CapBnd:`).
+fn may_mount(set: &str) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(set));
     let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
     bits >> CAP_SYS_ADMIN & 1 == 1
 }
 
+/// Whether the helper is there, and may have what it needs.
 fn helper() -> bool {
+    if !may_mount("CapBnd:") {
+        return false;
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join("fusermount3").exists())
 }
@@ -56,14 +61,17 @@ pub fn fuse() -> Finding {
             "/dev/fuse is there, but mounts need Linux 6.6",
             "`forebay export` and the library work",
         ),
-        Ok(_) if may_mount() => Finding::ok("fuse", "/dev/fuse can be opened: `forebay mount`"),
+        Ok(_) if may_mount("CapEff:") => {
+            Finding::ok("fuse", "/dev/fuse can be opened: `forebay mount`")
+        }
         Ok(_) if helper() => Finding::ok("fuse", "/dev/fuse, by fusermount3: `forebay mount`"),
         Ok(_) => Finding::note(
             "fuse",
             "/dev/fuse is there, but mounting is not allowed",
             match inside {
                 true => {
-                    "start the container with --cap-add SYS_ADMIN; or serve by `forebay export`"
+                    "start the container with --cap-add SYS_ADMIN (where AppArmor is, also \
+                     --security-opt apparmor=unconfined); or serve by `forebay export`"
                 }
                 false => "install fuse3 for fusermount3, or be root",
             },
@@ -76,7 +84,8 @@ pub fn fuse() -> Finding {
 fn without(e: ErrorKind, inside: bool) -> &'static str {
     match (e, inside) {
         (_, true) => {
-            "start the container with --device /dev/fuse --cap-add SYS_ADMIN for mounts; \
+            "start the container with --device /dev/fuse --cap-add SYS_ADMIN for mounts \
+             (where AppArmor is, also --security-opt apparmor=unconfined); \
              without, `forebay export` serves files of volumes over NBD, and the library opens them"
         }
         (ErrorKind::NotFound, false) => {

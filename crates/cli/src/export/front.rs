@@ -8,6 +8,7 @@ use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use forebay::RowSource;
 use forebay_base::ErrorKind;
+use forebay_live::Number;
 use forebay_nbd::{Server, ServerConfig, TlsIdentity, TlsMode};
 use forebay_vfs::Export;
 use std::sync::Arc;
@@ -144,28 +145,30 @@ fn clamped(bytes: u64) -> usize {
 pub struct Numbers(Arc<Server>);
 
 impl Front for Numbers {
-    fn counters(&self) -> Vec<(&'static str, u64)> {
+    fn numbers(&self) -> Vec<Number> {
         let stats = self.0.stats();
+        let (now, so_far) = (Number::gauge, Number::counter);
+        let cut_off = stats.dropped.iter().map(|(_, n)| n).sum();
         vec![
-            ("connections", stats.connections as u64),
-            ("accepted", stats.accepted),
-            ("reads", stats.requests[0]),
-            ("writes", stats.requests[1]),
-            ("flushes", stats.requests[3]),
-            ("trims", stats.requests[4]),
-            ("read_bytes", stats.bytes_read),
-            ("write_bytes", stats.bytes_written),
-            ("errors", stats.errors),
-            ("late_requests", stats.late),
-            ("loop_turns", stats.turns),
-            ("loop_sleeps", stats.sleeps),
-            ("poll_hits", stats.poll_hits),
-            ("poll_misses", stats.poll_misses),
-            ("poll_nanos", stats.poll_nanos),
-            ("receive_calls", stats.receives),
-            ("send_calls", stats.sends),
-            ("clients_cut_off", stats.dropped.iter().map(|(_, n)| n).sum()),
-            ("memory_peak_bytes", stats.memory_peak as u64),
+            now("connections", "Connections, handshakes included.", stats.connections as u64),
+            so_far("accepted", "Connections that were accepted.", stats.accepted),
+            so_far("reads", "Requests to read.", stats.requests[0]),
+            so_far("writes", "Requests to write.", stats.requests[1]),
+            so_far("flushes", "Requests to flush.", stats.requests[3]),
+            so_far("trims", "Requests to trim.", stats.requests[4]),
+            so_far("read_bytes", "Bytes sent in answers to reads.", stats.bytes_read),
+            so_far("write_bytes", "Bytes taken from writes.", stats.bytes_written),
+            so_far("errors", "Requests answered with an error.", stats.errors),
+            so_far("late_requests", "Requests not answered at once.", stats.late),
+            so_far("loop_turns", "Turns of the event loops.", stats.turns),
+            so_far("loop_sleeps", "Turns that began with a sleep.", stats.sleeps),
+            so_far("poll_hits", "Looks around that found work.", stats.poll_hits),
+            so_far("poll_misses", "Looks around that found none.", stats.poll_misses),
+            so_far("poll_nanos", "CPU time of looking around.", stats.poll_nanos),
+            so_far("receive_calls", "System calls that received.", stats.receives),
+            so_far("send_calls", "System calls that sent.", stats.sends),
+            so_far("clients_cut_off", "Clients that were cut off.", cut_off),
+            now("memory_peak_bytes", "Most memory of requests so far.", stats.memory_peak as u64),
         ]
     }
 

@@ -11,7 +11,7 @@ use crate::volume::{at, extents};
 use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode, Volume};
 use forebay_base::units::parse_size;
 use forebay_live::metrics::label;
-use forebay_live::{Board, CacheSource, FrontEnd, Server};
+use forebay_live::{Board, CacheSource, FrontEnd, Number, Server};
 use forebay_vfs::FileSystem;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -19,8 +19,8 @@ use std::time::Instant;
 
 /// Numbers of the part that talks to clients.
 pub trait Front: Send + Sync + 'static {
-    /// Counters by name.
-    fn counters(&self) -> Vec<(&'static str, u64)>;
+    /// What it counts.
+    fn numbers(&self) -> Vec<Number>;
     /// Longest look around before a sleep, microseconds; 0 is off.
     fn poll_us(&self) -> u64;
     /// Changes it live.
@@ -75,8 +75,8 @@ impl FrontEnd for Watched {
         "nbd"
     }
 
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.0.upgrade().map_or_else(Vec::new, |target| target.front.counters())
+    fn numbers(&self) -> Vec<Number> {
+        self.0.upgrade().map_or_else(Vec::new, |target| target.front.numbers())
     }
 
     fn more_metrics(&self) -> String {
@@ -100,7 +100,8 @@ impl Target {
         let mut stat = answers::stat(&self.cache, self.start);
         stat["page"] = self.page.get().cloned().into();
         stat["exports"] = self.served.iter().map(|s| self.export(s)).collect();
-        stat["nbd"] = answers::numbers(self.front.counters()).into();
+        let numbers = self.front.numbers().into_iter().map(|n| (n.name, n.value));
+        stat["nbd"] = answers::numbers(numbers).into();
         stat
     }
 

@@ -14,7 +14,7 @@ use forebay::{Cache, Volume};
 use forebay_base::task::block_on;
 use forebay_base::units::parse_size;
 use forebay_fuse::{KernelCache, MountKind};
-use forebay_live::{Board, CacheSource, FrontEnd};
+use forebay_live::{Board, CacheSource, FrontEnd, Number};
 use forebay_vfs::{FileSystem, Ino};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -66,9 +66,12 @@ impl FrontEnd for Watched {
         "mount"
     }
 
-    fn counters(&self) -> Vec<(&'static str, u64)> {
+    fn numbers(&self) -> Vec<Number> {
         let (known, open) = (self.0)();
-        vec![("inodes_known", known as u64), ("open_files", open as u64)]
+        vec![
+            Number::gauge("inodes_known", "Inodes that the kernel knows.", known as u64),
+            Number::gauge("open_files", "What the kernel has open.", open as u64),
+        ]
     }
 }
 
@@ -112,17 +115,12 @@ impl Live {
         let mut stat = answers::stat(&self.cache, start);
         let (direct, reason) = self.volume.direct_io();
         let (known, open) = (self.figures)();
-        let kernel_cache = match self.kernel_cache {
-            KernelCache::Never => "never",
-            KernelCache::Small => "small",
-            KernelCache::Always => "always",
-        };
         stat["mounts"] = json!([{
             "dir": self.dir.display().to_string(),
             "volume": self.volume.path().display().to_string(),
             "kind": match self.kind { MountKind::Block => "block", MountKind::Plain => "plain" },
             "read_only": self.volume.read_only(),
-            "kernel_cache": kernel_cache,
+            "kernel_cache": self.kernel_cache.word(),
             "direct_io": direct,
             "direct_io_reason": reason,
             "inodes_known": known,
