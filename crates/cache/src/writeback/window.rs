@@ -272,8 +272,8 @@ mod tests {
         }
     }
 
-    /// The story: while the flushes of 64 small files waited for the device, each step of the write-out beside
-    /// them polled all of them: half of what the flusher did was that.
+    /// The story: while the flushes of 64 small files waited for the device, each step of the write-out
+    /// beside them polled all of them: half of what the flusher did was that.
     #[test]
     fn w6_a_flush_is_polled_when_it_was_woken() {
         let world = SimWorld::new(1);

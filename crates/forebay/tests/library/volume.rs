@@ -60,8 +60,8 @@ fn nothing_is_made_over_what_is_there() {
     }
 }
 
-/// A bench wrote its images first, so that nobody would pay for blocks that the host has to give, and `create`
-/// made ours sparse again.
+/// A bench wrote its images first, so that nobody would pay for blocks that the host has to give, and
+/// `create` made ours sparse again.
 #[test]
 fn an_image_keeps_its_blocks_if_asked_to() {
     let dir = Dir::new("volume-keeps");
