@@ -247,7 +247,7 @@ impl MappedFile {
             && let [piece] = &pieces[..]
         {
             let done = device.write_from(piece.device_offset, bytes, flags);
-            failed.extend(done.is_err().then(|| piece.clone()));
+            failed.extend(is_bad(&done).then(|| piece.clone()));
             return done;
         }
         if let Source::Owned(buf) = src
@@ -259,7 +259,7 @@ impl MappedFile {
             if let Some(back) = done.data.into_buf() {
                 **buf = back;
             }
-            failed.extend(done.result.is_err().then(|| piece.clone()));
+            failed.extend(is_bad(&done.result).then(|| piece.clone()));
             return done.result;
         }
         let copied = !aligned || matches!(src, Source::Slice(_));
@@ -310,6 +310,11 @@ async fn write_piece(
     rx.await.unwrap_or_else(|| Completion { data: DataRef::None, result: Err(gone()) })
 }
 
+/// Whether a write says that its place is bad: want of room below says nothing of it.
+fn is_bad(done: &Result<()>) -> bool {
+    done.as_ref().is_err_and(|error| error.kind() != ErrorKind::NoSpace)
+}
+
 fn gone() -> Error {
     Error::new(ErrorKind::Shutdown, "write directly", "the device went away")
 }
@@ -345,7 +350,7 @@ async fn write_parts(
     let mut result = Ok(());
     for (piece, rx) in waiting {
         let done = rx.await.unwrap_or_else(|| Err(gone()));
-        failed.extend(done.is_err().then(|| piece.clone()));
+        failed.extend(is_bad(&done).then(|| piece.clone()));
         result = result.and(done);
     }
     result

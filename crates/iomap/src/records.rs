@@ -17,6 +17,7 @@ use crate::file::MappedFile;
 use crate::ops::{MapOps, Place, Reservation, Written};
 use crate::published::publishable_size;
 use crate::writeout::{Captured, Ticket};
+use forebay_base::ErrorKind;
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
@@ -305,8 +306,11 @@ impl Work {
                 log::warn!("write-out failed: {error}");
                 // The error first: a writer that is refused for it says why. Dirty again before the places
                 // go back: dirt is what room is counted by.
+                let is_bad = error.kind() != ErrorKind::NoSpace;
                 mapping.errseq.set(error);
-                self.written[range].iter().for_each(|written| ops.write_failed(&written.place));
+                for written in self.written[range].iter().filter(|_| is_bad) {
+                    ops.write_failed(&written.place);
+                }
                 end_write(cache, mapping, pieces, false);
             }
         }

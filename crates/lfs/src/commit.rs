@@ -424,6 +424,12 @@ fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
 }
 
 /// As [`write_each`], one after the other, on this thread if the device lets it: for a caller that blocks.
+/// Whether a write says that its place is bad. A host that has no room for it says nothing of the place:
+/// another one, where nothing was written yet, is worse.
+pub(crate) fn is_bad(done: &Result<()>) -> bool {
+    done.as_ref().is_err_and(|error| error.kind() != ErrorKind::NoSpace)
+}
+
 async fn write_here(
     device: &DeviceRef,
     writes: Vec<(u64, Vec<u8>)>,
@@ -441,7 +447,7 @@ async fn write_here(
             device.execute(bio.with_flags(flags));
             let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
             let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
-            failed.extend(done.is_err().then_some(at));
+            failed.extend(is_bad(&done).then_some(at));
             done?;
             at += part.len() as u64;
         }
@@ -494,7 +500,7 @@ pub(crate) async fn write_bufs(
     for (at, rx) in waiting {
         let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
         let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
-        failed.extend(done.is_err().then_some(at));
+        failed.extend(is_bad(&done).then_some(at));
         result = result.and(done);
     }
     result

@@ -293,14 +293,15 @@ impl State {
         if !is_there && !self.nodes.contains_key(&wanted) {
             self.cache.nobody(wanted);
         }
-        self.cache.loaded_to(last + 1);
+        self.cache.loaded_to(last.saturating_add(1));
         Ok(())
     }
 
     /// Inserts an inode that is not in memory (Q22).
     fn insert_inode(&mut self, found: Option<Assembly>) {
         let Some((ino, node)) = found.map(Assembly::finish) else { return };
-        if self.nodes.contains_key(&ino) {
+        // What was never given out is nobody's, whatever an image says.
+        if self.nodes.contains_key(&ino) || ino >= self.next_ino {
             return;
         }
         if node.inode.data_id != 0 {

@@ -57,9 +57,10 @@ impl Wake for Bell {
     }
 
     fn wake_by_ref(self: &std::sync::Arc<Self>) {
-        // In this order: who finds the second looks for the first.
+        // In this order: who finds the second looks for the first. The second is an exchange, so that who finds
+        // another bell's finds this one's, too.
         self.rung.store(true, Ordering::Release);
-        self.home.rung.store(true, Ordering::Release);
+        self.home.rung.swap(true, Ordering::AcqRel);
         let waiter = self.home.waiter.lock().take();
         if let Some(waiter) = waiter {
             waiter.wake();
@@ -125,7 +126,7 @@ impl<'a> Flush<'a> {
         begin(&mut slot.flush);
         // The first poll (W6).
         slot.bell.rung.store(true, Ordering::Release);
-        self.home.rung.store(true, Ordering::Release);
+        self.home.rung.swap(true, Ordering::AcqRel);
         self.under_way.push((slot, held));
     }
 

@@ -18,6 +18,7 @@
 //! Locks: the state lock, when a flight ends; none across a wait.
 
 use super::moves::Live;
+use crate::commit::is_bad;
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::Place;
 use crate::slots::read_at;
@@ -216,7 +217,7 @@ impl Inner {
         let ((tx, rx), held, me) = (oneshot(), flight.clone(), self.me.clone());
         let offset = self.layout.device_offset(part.to);
         let end = Box::new(move |Completion { data, result }| {
-            if let (Err(_), Some(inner)) = (&result, me.upgrade()) {
+            if let (true, Some(inner)) = (is_bad(&result), me.upgrade()) {
                 inner.writes_failed(&[offset]);
             }
             drop((data, held));

@@ -43,6 +43,8 @@ pub(super) struct Window<'a> {
     /// Each begins where the one before ends.
     coming: VecDeque<Coming>,
     part_bytes: u64,
+    /// The segment in which not all that was asked for ahead could be read.
+    bad_ahead: Option<u32>,
 }
 
 fn after(at: Place, bytes: u64) -> Place {
@@ -52,7 +54,7 @@ fn after(at: Place, bytes: u64) -> Place {
 impl<'a> Window<'a> {
     pub fn new(device: &'a DeviceRef, layout: Layout) -> Self {
         let (joint, coming) = ((Place::new(0, 0), Vec::new()), VecDeque::new());
-        Self { device, layout, have: None, joint, coming, part_bytes: PART_FIRST }
+        Self { device, layout, have: None, joint, coming, part_bytes: PART_FIRST, bad_ahead: None }
     }
 
     /// At least `len` bytes from `at` on, which lie in the segment.
@@ -62,7 +64,7 @@ impl<'a> Window<'a> {
             if !goes_on || !self.take_next(at).await {
                 self.read(at, len, goes_on).await?;
             }
-            if goes_on || self.part_bytes == PART_MAX {
+            if (goes_on || self.part_bytes == PART_MAX) && self.bad_ahead != Some(at.segment) {
                 self.begin_next();
             }
         }
@@ -122,7 +124,7 @@ impl<'a> Window<'a> {
         let align = u64::from(self.layout.align);
         let from = round_down(u64::from(at.offset), align);
         let needed = round_up(u64::from(at.offset) + len, align);
-        if goes_on {
+        if goes_on && self.bad_ahead != Some(at.segment) {
             self.part_bytes = self.longer();
         }
         let until = needed.max(round_up(from + self.part_bytes, align));
@@ -131,6 +133,8 @@ impl<'a> Window<'a> {
         let offset = self.layout.device_offset(place);
         let mut read = read_at(self.device, offset, (ends[0] - from) as usize).await;
         if read.is_err() && ends[1] < ends[0] {
+            // Each record from here to there would ask for it again: no more than a little from now on.
+            (self.part_bytes, self.bad_ahead) = (PART_FIRST, Some(at.segment));
             read = read_at(self.device, offset, (ends[1] - from) as usize).await;
         }
         self.have = Some((place, read?));
@@ -274,6 +278,9 @@ mod tests {
             walk(&mut window, 4096, end);
             let at = Place::new(1, end as u32);
             assert!(block_on(window.bytes(at, 512)).is_err(), "R17: who needs it is told");
+            // It was asked for again with each record: megabytes of it, and as many failures.
+            let is_careful = window.coming.is_empty() && window.part_bytes == PART_FIRST;
+            assert!(is_careful && window.bad_ahead == Some(1), "R17: little is asked for ahead");
         }
     }
 }

@@ -10,9 +10,10 @@ use crate::tests::faults::{failing, found};
 use crate::tests::reuse::{create, open, setup, write};
 use crate::usage_table::usage_nodes;
 use crate::volume::Volume;
-use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
+use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
+use forebay_sim::{Fault, FaultRule};
 use forebay_vfs::{FileSystem, Privileges, SetAttr};
 
 const BLOCK: usize = 4096;
@@ -108,6 +109,40 @@ fn r24_of_a_direct_write_the_segment_that_failed_is_left_alone() {
             assert!(write().await.1.is_err(), "the {nth}th bio of it failed");
             assert_eq!(failed_segments(&volume).len(), 1, "{nth}");
             write().await.1.unwrap();
+        });
+        disk.world().stop();
+    }
+}
+
+/// A host without room was taken for bad places: each checkpoint that failed for it took two more segments,
+/// where nothing had been written yet, so that what the host had given already came last. Also for content
+/// and the log.
+#[test]
+fn n14_w18_a_host_without_room_makes_no_place_bad() {
+    for kind in [ErrorKind::NoSpace, ErrorKind::Io] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, file) = create(&volume, "f").await.unwrap();
+            for way in 0..3u8 {
+                disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(kind)).sticky());
+                // By the cache or past it, with a sync; then the nodes of a checkpoint.
+                let (at, flags) = (u64::from(way) << 20, [IoFlags::empty(), IoFlags::DIRECT]);
+                let bytes = AlignedBuf::copy_of(&[way + 1; BLOCK]);
+                let flags = flags[usize::from(way == 1)];
+                let written = file.write(at, bytes, flags, Privileges::Keep).await.1;
+                let synced =
+                    if way < 2 { file.sync(true).await } else { volume.checkpoint().await };
+                assert!(written.is_err() || synced.is_err(), "{kind:?}, {way}: nothing failed");
+                disk.heal();
+                let _told = file.sync(true).await;
+                file.sync(true).await.unwrap();
+                volume.checkpoint().await.unwrap();
+            }
+            let failed = failed_segments(&volume);
+            assert_eq!(failed.is_empty(), kind == ErrorKind::NoSpace, "{kind:?}: {failed:?}");
+            assert!(volume.getattr(ino).await.is_ok());
         });
         disk.world().stop();
     }
