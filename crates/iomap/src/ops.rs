@@ -288,9 +288,9 @@ pub trait MapOps: Send + Sync {
     /// fail, may run in a device's completion.
     fn publish(&self, reservation: &Reservation, written: &[Written], size: u64);
 
-    /// A write to a place of a reservation, or to a part of it, failed, and not for want of room below; it goes back later: another one may
-    /// be given out in its stead. Of places that were written together each is told. May be called where a
-    /// bio ends.
+    /// A write to a place of a reservation, or to a part of it, failed, and not for want of room below; it
+    /// goes back later: another one may be given out in its stead. Of places that were written together each
+    /// is told. May be called where a bio ends.
     fn write_failed(&self, _place: &Place) {}
 
     /// The size that [`MapOps::publish`] was last told, where the map keeps one.

@@ -81,8 +81,9 @@ impl Lingering {
     }
 
     /// Looks at up to `most` of `whole`'s but `besides`, each once; `look` says whether one goes. Where not
-    /// all are asked for, the second that stays is the last. Not the first: one file is closed for each round,
-    /// as a rule the one with the highest number, and the hand would keep step with it and never come round.
+    /// all are asked for, the second that stays is the last. Not the first: one file is closed for each
+    /// round, as a rule the one with the highest number, and the hand would keep step with it and never come
+    /// round.
     fn look_round<S>(
         whole: &mut S,
         of: impl Fn(&mut S) -> &mut Self,

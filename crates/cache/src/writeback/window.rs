@@ -57,8 +57,8 @@ impl Wake for Bell {
     }
 
     fn wake_by_ref(self: &std::sync::Arc<Self>) {
-        // In this order: who finds the second looks for the first. The second is an exchange, so that who finds
-        // another bell's finds this one's, too.
+        // In this order: who finds the second looks for the first. The second is an exchange, so that who
+        // finds another bell's finds this one's, too.
         self.rung.store(true, Ordering::Release);
         self.home.rung.swap(true, Ordering::AcqRel);
         let waiter = self.home.waiter.lock().take();
