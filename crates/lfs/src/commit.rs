@@ -423,13 +423,13 @@ fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
     }
 }
 
-/// As [`write_each`], one after the other, on this thread if the device lets it: for a caller that blocks.
 /// Whether a write says that its place is bad. A host that has no room for it says nothing of the place:
 /// another one, where nothing was written yet, is worse.
 pub(crate) fn is_bad(done: &Result<()>) -> bool {
     done.as_ref().is_err_and(|error| error.kind() != ErrorKind::NoSpace)
 }
 
+/// As [`write_each`], one after the other, on this thread if the device lets it: for a caller that blocks.
 async fn write_here(
     device: &DeviceRef,
     writes: Vec<(u64, Vec<u8>)>,
