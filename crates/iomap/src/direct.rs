@@ -4,7 +4,7 @@
 //! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
 
 use crate::file::{MappedFile, Source, Target};
-use crate::ops::{Class, Place, Reservation, Written};
+use crate::ops::{Class, Place, Reservation, Written, is_bad};
 use crate::published::publishable_size;
 use crate::writeout::Ticket;
 use forebay_base::buf::{AlignedBuf, DataRef, PartedBuf};
@@ -308,11 +308,6 @@ async fn write_piece(
     let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
     device.submit(bio.with_flags(flags));
     rx.await.unwrap_or_else(|| Completion { data: DataRef::None, result: Err(gone()) })
-}
-
-/// Whether a write says that its place is bad: want of room below says nothing of it.
-fn is_bad(done: &Result<()>) -> bool {
-    done.as_ref().is_err_and(|error| error.kind() != ErrorKind::NoSpace)
 }
 
 fn gone() -> Error {

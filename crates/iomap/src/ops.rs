@@ -19,9 +19,9 @@
 //! O6 reserving waits before anything is captured: a wait for room holds no block in write-out.
 //! O7 to map waits for no reservation to end: who holds one may ask where something is.
 
-use forebay_base::Result;
 use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
+use forebay_base::{ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
 use std::any::Any;
 use std::future::Future;
@@ -208,6 +208,12 @@ impl<T: Unpin> Future for MapFuture<'_, T> {
             Self::Later(future) => future.as_mut().poll(cx),
         }
     }
+}
+
+/// Whether a write says that its place is bad. A host that has no room for it says nothing of the place:
+/// another one, where nothing was written yet, is worse.
+pub fn is_bad(done: &Result<()>) -> bool {
+    done.as_ref().is_err_and(|error| error.kind() != ErrorKind::NoSpace)
 }
 
 /// Where a file's bytes are.

@@ -14,10 +14,9 @@
 //! both at a time, so nobody waits there. The one of the kept ones is a leaf.
 
 use crate::file::MappedFile;
-use crate::ops::{MapOps, Place, Reservation, Written};
+use crate::ops::{MapOps, Place, Reservation, Written, is_bad};
 use crate::published::publishable_size;
 use crate::writeout::{Captured, Ticket};
-use forebay_base::ErrorKind;
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
@@ -294,6 +293,7 @@ impl Work {
         let Owner { cache, mapping, ops, reservation, .. } = owner;
         let range = self.bios[token as usize].pieces.clone();
         let pieces = &self.pieces[range.clone()];
+        let is_bad = is_bad(&result);
         match result {
             Ok(()) => {
                 let uncut = mapping.bounds.uncut();
@@ -306,7 +306,6 @@ impl Work {
                 log::warn!("write-out failed: {error}");
                 // The error first: a writer that is refused for it says why. Dirty again before the places
                 // go back: dirt is what room is counted by.
-                let is_bad = error.kind() != ErrorKind::NoSpace;
                 mapping.errseq.set(error);
                 for written in self.written[range].iter().filter(|_| is_bad) {
                     ops.write_failed(&written.place);

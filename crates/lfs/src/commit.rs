@@ -19,6 +19,7 @@ use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::oneshot;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef, flush_here};
+use forebay_iomap::ops::is_bad;
 use std::time::Duration;
 
 /// Bytes of a group, about.
@@ -421,12 +422,6 @@ fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
         // The mark itself need not be told of.
         ctl.declared = ctl.durable.sequence - 1;
     }
-}
-
-/// Whether a write says that its place is bad. A host that has no room for it says nothing of the place:
-/// another one, where nothing was written yet, is worse.
-pub(crate) fn is_bad(done: &Result<()>) -> bool {
-    done.as_ref().is_err_and(|error| error.kind() != ErrorKind::NoSpace)
 }
 
 /// As [`write_each`], one after the other, on this thread if the device lets it: for a caller that blocks.

@@ -18,7 +18,6 @@
 //! Locks: the state lock, when a flight ends; none across a wait.
 
 use super::moves::Live;
-use crate::commit::is_bad;
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::Place;
 use crate::slots::read_at;
@@ -29,6 +28,7 @@ use forebay_base::task::{OneReceiver, oneshot};
 use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, Completion};
+use forebay_iomap::ops::is_bad;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
