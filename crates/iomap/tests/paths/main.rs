@@ -9,6 +9,7 @@ mod dirty_exact;
 mod dirty_more;
 mod domain;
 mod ends;
+mod fair;
 mod gates;
 mod held;
 mod lab;
