@@ -8,4 +8,5 @@ mod fsx;
 mod known;
 mod lab;
 mod manners;
+mod mapped;
 mod rules;
