@@ -16,6 +16,7 @@
 
 mod campaign;
 mod case;
+mod clients;
 mod counts;
 mod crowding;
 mod replacing;
@@ -30,6 +31,7 @@ mod verdict;
 
 pub use campaign::{Options, Progress, Summary, campaign, missing_step};
 pub use case::{Bases, Case, Kind};
+pub use clients::{Act, Change, ChangeKind, Clients, FileHistory, Grounds, Span, Step, attempt_clients};
 pub use counts::{Counts, Seen};
 pub use crowding::crowding;
 pub use forebay_lfs::fault::Planted;
