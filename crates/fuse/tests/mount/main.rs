@@ -9,4 +9,5 @@ mod killed;
 mod known;
 mod lab;
 mod manners;
+mod mapped;
 mod rules;
