@@ -7,6 +7,7 @@
 #![expect(dead_code, reason = "each test file uses its part")]
 
 pub mod browser;
+pub mod lab;
 pub mod nbd;
 pub mod place;
 pub mod volume;
