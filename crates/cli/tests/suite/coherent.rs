@@ -2,80 +2,22 @@
 //! others see, whatever the kernel's cache may keep. `FOREBAY_FSX_OPS` sets the operations of each run
 //! (default 1500), `FOREBAY_SEED` the first seed.
 
-use crate::common::Folder;
-use forebay::{
-    Cache, CacheConfig, CreateVolume, ExportMode, OpenOptions, Volume, VolumeFile, VolumeOptions,
-};
+use crate::common::lab::Lab;
+use crate::common::place::may_run;
+use forebay::{ExportMode, OpenOptions, Volume, VolumeFile};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
-use forebay_base::world::RealWorld;
-use forebay_fuse::mount::unmount;
-use forebay_fuse::{KernelCache, Options, Session};
+use forebay_fuse::KernelCache;
 use forebay_vfs::Export;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 const MODES: [KernelCache; 3] = [KernelCache::Never, KernelCache::Small, KernelCache::Always];
-
-fn may_run() -> bool {
-    let root = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-    let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
-    assert!(root || allowed, "mounts need root and /dev/fuse");
-    root
-}
-
-/// A volume that is open here and mounted; it ends with its test.
-struct Lab {
-    volume: Volume,
-    thread: Option<JoinHandle<()>>,
-    folder: Folder,
-}
-
-impl Lab {
-    fn new(kernel_cache: KernelCache) -> Self {
-        let folder = Folder::new();
-        let image = folder.path("vol");
-        let making = CreateVolume { size: Some(256 << 20), ..CreateVolume::default() };
-        Volume::create(&image, &making).unwrap();
-        // Smaller than what is used, so that things leave the cache, too.
-        let cache = Cache::new(CacheConfig { budget: 24 << 20, ..CacheConfig::default() }).unwrap();
-        let volume = Volume::open(&cache, &image, &VolumeOptions::default()).unwrap();
-        let mnt = folder.path("mnt");
-        std::fs::create_dir(&mnt).unwrap();
-        let options = Options { kernel_cache, ..Options::default() };
-        let mounted = forebay_fuse::mount(&mnt, &options).expect("a mount; root and /dev/fuse");
-        let world = RealWorld::new();
-        let session = Session::start(mounted, volume.to_mount(), world, &options).unwrap();
-        let thread = std::thread::spawn(move || {
-            let ending = session.wait();
-            let synced = ending.sync();
-            ending.finish(&synced);
-            synced.expect("everything is durable");
-        });
-        Self { volume, thread: Some(thread), folder }
-    }
-
-    fn mnt(&self, name: &str) -> PathBuf {
-        self.folder.path("mnt").join(name)
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        let _ = unmount(&self.folder.path("mnt"), true);
-        let joined = self.thread.take().map(JoinHandle::join);
-        if !std::thread::panicking() {
-            assert!(matches!(joined, Some(Ok(()))), "the session ends well");
-        }
-    }
-}
 
 fn both(volume: &Volume, name: &str) -> VolumeFile {
     OpenOptions::new().read(true).write(true).create(true).open(volume, name).unwrap()

@@ -35,6 +35,7 @@ mod mount_flags;
 mod mount_options;
 mod mount_rules;
 mod offset_and_limit;
+mod other_users;
 mod read_only;
 mod run_command;
 mod run_uncached;
