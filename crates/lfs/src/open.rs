@@ -14,19 +14,19 @@
 
 use crate::btree::{Cursor, Tree};
 use crate::checkpoint::root_of;
-use crate::format::corrupt;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, USAGE_TREE};
 use crate::format::usage::{Segment as Entry, Stream};
+use crate::format::{MAX_DATA_ID, corrupt};
 use crate::items;
 use crate::layout::Layout;
 use crate::log::Head;
 use crate::rollforward::{Found, roll_forward};
 use crate::segment::Phase;
 use crate::state::State;
-use crate::volume::OpenOptions;
+use crate::volume::{COUNT_MAX, OpenOptions};
 use forebay_base::{Error, Result};
 use forebay_block::DeviceRef;
 
@@ -69,11 +69,17 @@ pub(crate) async fn find(
     state.space.segments.load(&entries, newest.checkpoint)?;
     let usage = find_nodes(tree, newest, older, &mut state).await?;
     let is_clean = newest.state & STATE_CLEAN != 0;
-    let found = if is_clean {
+    let mut found = if is_clean {
         Found { state, head: head_of(newest), records: 0, damage: None }
     } else {
         roll_forward(device, tree, newest, state, options).await?
     };
+    if let Err(error) = check_counters(&found.state) {
+        if !options.read_only {
+            return Err(error);
+        }
+        found.damage.get_or_insert(error);
+    }
     Ok(Opened { found, usage, is_clean })
 }
 
@@ -89,6 +95,16 @@ pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
                 "{segments} segments, and {known} in the usage table: at most {most} are believed"
             ),
         )),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it would make
+/// a volume that no later opening takes.
+fn check_counters(state: &State) -> Result<()> {
+    let State { next_ino, next_data_id, next_sequence, .. } = *state;
+    match next_ino.max(next_sequence) > COUNT_MAX || next_data_id > MAX_DATA_ID {
+        true => Err(corrupt("log", "a record has a number that is out of range")),
         false => Ok(()),
     }
 }

@@ -21,6 +21,7 @@ mod window;
 use crate::btree::Tree;
 use crate::fault::{NO_SECRET, Plant, Planted};
 use crate::format::change::Change;
+use crate::format::corrupt;
 use crate::format::extent::{Extent, Source};
 use crate::format::place::{Place, Seal};
 use crate::format::record::{MAGIC, RECORD_HEADER_BYTES, Record, RecordHeader};
@@ -35,7 +36,7 @@ use crate::pending::Where;
 use crate::segment::Phase;
 use crate::slots::read_at;
 use crate::state::State;
-use crate::volume::OpenOptions;
+use crate::volume::{COUNT_MAX, OpenOptions};
 use evidence::Evidence;
 use forebay_base::checksum::crc32c;
 use forebay_base::units::round_up;
@@ -151,6 +152,10 @@ impl Walk<'_> {
                 continue;
             }
             if let Some(header) = self.header_of(segment).await? {
+                if header.generation.max(header.first_sequence) > COUNT_MAX {
+                    let text = format!("the numbers of segment {segment} are out of range");
+                    return Err(corrupt("log segment header", text));
+                }
                 self.headers.entry(header.first_sequence).or_default().push(header);
             }
         }

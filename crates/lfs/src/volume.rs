@@ -434,14 +434,17 @@ impl Volume {
     }
 }
 
-/// What counts up does not get so far by itself, and could overflow when it goes on.
+/// Numbers that count up do not get so far by themselves, and could overflow when they go on.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
+
+/// Refuses a slot with a number above [`COUNT_MAX`].
 fn check_numbers(superblock: &Superblock) -> Result<()> {
     let Superblock { checkpoint, generation, log_sequence, next_sequence, .. } = *superblock;
     let Superblock { inode_count, next_ino, next_data_id, next_tree, .. } = *superblock;
     let numbers = [checkpoint, generation, log_sequence, next_sequence];
     let more = [inode_count, next_ino, next_data_id, next_tree];
     match numbers.iter().chain(&more).max() {
-        Some(most) if *most > 1 << 62 => {
+        Some(most) if *most > COUNT_MAX => {
             Err(corrupt("superblock slot", "a number that counts up is out of range"))
         }
         _ => Ok(()),

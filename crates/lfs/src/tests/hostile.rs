@@ -3,9 +3,15 @@
 //!
 //! No locks.
 
+use crate::format::change::Change;
 use crate::format::place::{Geometry, Place};
-use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
+use crate::format::record::{RecordBuilder, RecordFields, RecordKind};
+use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::format::superblock::{FILES_TREE, SLOT_BYTES, SLOTS, Superblock, slot_offsets};
+use crate::fuzz::make::Make;
 use crate::grow::grow;
+use crate::layout::Layout;
+use crate::log::Head;
 use crate::nodes::NodeSlots;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
@@ -157,4 +163,76 @@ fn segment_of_nodes_without_a_node_takes_no_map() {
     assert_eq!(nodes.map_bytes(), 1 << 15, "of one segment");
     assert_eq!(nodes.release().len(), (1 << 16) - 1);
     assert_eq!(nodes.used(), 1);
+}
+
+/// Records and headers of the log had numbers near the largest there are. They were applied, and the next
+/// checkpoint wrote a slot with them, which no opening takes: the volume was gone.
+#[test]
+fn log_with_numbers_out_of_range_is_not_replayed_for_writing() {
+    for in_header in [false, true] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            create(&volume, "f").await.unwrap();
+            volume.syncfs().await.unwrap();
+            let (head, layout) = (volume.0.log.ctl.lock().head, volume.0.layout);
+            let free = volume.0.state.lock().space.take_log().unwrap();
+            let at = Place::new(head.segment.unwrap(), head.offset);
+            match in_header {
+                true => {
+                    disk.poke(layout.device_offset(Place::new(free, 0)), &far_header(free, &layout))
+                }
+                false => disk.poke(layout.device_offset(at), &far_record(at, &head, &layout)),
+            }
+        });
+        disk.world().stop();
+        let disk = disk.in_world(SimWorld::new(2));
+        let before = disk.content_digest();
+        disk.world().run(async {
+            let error = open(&setup, &disk).await.err().expect("out of range");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            assert!(error.to_string().contains("out of range"), "{error}");
+        });
+        disk.world().stop();
+        assert_eq!(disk.content_digest(), before, "nothing was written");
+        let report = check(&disk.in_world(SimWorld::new(3)));
+        assert!(!report.is_clean(), "{report:?}");
+    }
+}
+
+/// A record that makes an inode with the last number but one.
+fn far_record(at: Place, head: &Head, layout: &Layout) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK];
+    let mut builder = RecordBuilder::new(&mut bytes, at, layout.geometry).unwrap();
+    let inode = Make(1).inode();
+    builder.change(&Change::CreateInode(u64::MAX - 1, inode, &[])).unwrap();
+    let fields = RecordFields {
+        kind: RecordKind::Changes,
+        tree: FILES_TREE,
+        sequence: head.sequence,
+        generation: head.generation,
+        predecessor: head.predecessor,
+        durable_through: head.sequence - 1,
+    };
+    let length = builder.finish(layout.seal, fields, 512).unwrap().length;
+    bytes.truncate(length as usize);
+    bytes
+}
+
+/// The header of a segment of the last generation there is.
+fn far_header(segment: u32, layout: &Layout) -> Vec<u8> {
+    let header = SegmentHeader {
+        segment,
+        generation: u64::MAX,
+        first_sequence: 1 << 20,
+        previous: None,
+        first_record: layout.first_record(),
+        predecessor: 0,
+        key_id: 0,
+        object_tag: 0,
+    };
+    let mut bytes = vec![0; 512];
+    header.encode_into(layout.seal, &layout.geometry, &mut bytes[..SEGMENT_HEADER_BYTES]).unwrap();
+    bytes
 }

@@ -138,7 +138,7 @@ async fn has(volume: &Volume, name: &str) -> bool {
 /// A synced write, and a group behind it that was not flushed when the power went: of that the first record
 /// is lost, and the second one is there, and says that the write was durable. One block of the write had gone
 /// bad. Recovery looked for what calls the lost record durable, and for nothing else: it took the bad block
-/// for the end of the log, and dropped a synced write of three blocks without a word.
+/// for the end of the log, and dropped a synced write of three blocks without a word (R12, R20).
 #[test]
 fn synced_write_with_bad_block_is_kept_when_a_later_record_calls_it_durable() {
     let ended = ended(true, false);
@@ -187,7 +187,7 @@ fn read_only_open_of_damaged_log_has_all_records_before_the_damage() {
 }
 
 /// A sector behind the end of the log could not be read, and the volume did not open for writing: the search
-/// for records that call the end durable read 9 MiB in one piece. At the end itself it is the same: nothing
+/// for records that call the end durable read 9 MiB in one piece (R21). At the end itself it is the same: nothing
 /// that can be read says that anything was there.
 #[test]
 fn unreadable_sector_behind_the_log_opens_for_writing() {
@@ -209,7 +209,7 @@ fn unreadable_sector_behind_the_log_opens_for_writing() {
 }
 
 /// The end of the log cannot be read, and neither can a sector that may hold a record that calls it durable:
-/// the volume does not open for writing, and says why. For reading it opens, and says what may be missing.
+/// the volume does not open for writing, and says why (R18). For reading it opens, and says what may be missing.
 #[test]
 fn unreadable_log_end_and_unreadable_evidence_opens_for_reading_only() {
     let ended = ended(true, false);
@@ -260,5 +260,54 @@ fn last_write_with_unreadable_block_is_kept_only_if_durable() {
             assert_eq!(blocks_of_f(&volume).await, wanted);
         });
         ended.disk.world().stop();
+    }
+}
+
+/// The log goes on in another segment: at its own choice, or after a flush that failed, in a younger
+/// generation. The header of that segment is gone, or cannot be read, in both copies. The search did not look
+/// at a segment without a header: all records there were dropped, and the volume opened for writing (R19).
+#[test]
+fn log_segment_without_a_header_opens_for_reading_only() {
+    for (repaired, unreadable) in [(false, false), (false, true), (true, true)] {
+        let setup = data_in_runs();
+        let disk = setup.blank();
+        let (layout, segment) = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let first = head(&volume).segment;
+            create(&volume, "before").await.unwrap();
+            volume.syncfs().await.unwrap();
+            if repaired {
+                disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
+                create(&volume, "fails").await.unwrap();
+                volume.syncfs().await.unwrap_err();
+            }
+            let mut n = 0;
+            while n < 2 || head(&volume).segment == first {
+                create(&volume, &format!("{n:0200}")).await.unwrap();
+                volume.syncfs().await.unwrap();
+                n += 1;
+            }
+            for n in 0..3 {
+                create(&volume, &format!("behind {n}")).await.unwrap();
+                volume.syncfs().await.unwrap();
+            }
+            disk.world().sleep(Duration::from_millis(50)).await;
+            (volume.0.layout, head(&volume).segment)
+        });
+        disk.world().stop();
+        let disk = disk.in_world(SimWorld::new(2));
+        let at = layout.device_offset(Place::new(segment, 0));
+        match unreadable {
+            false => disk.poke(at, &[0; 2 * SECTOR as usize]),
+            true => {
+                let rule = FaultRule::on(BioOp::Read, Fault::Fail(ErrorKind::Io));
+                disk.inject(rule.within(at..at + 2 * SECTOR).sticky());
+            }
+        }
+        let opened = disk.world().run(open(&setup, &disk));
+        let error = opened.err().unwrap_or_else(|| panic!("{repaired}, {unreadable}: it opens"));
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{repaired}, {unreadable}: {error}");
+        assert!(error.to_string().contains("says it was durable"), "{error}");
+        disk.world().stop();
     }
 }
