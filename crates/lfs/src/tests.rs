@@ -20,6 +20,7 @@ mod late;
 mod left;
 mod limits;
 mod log;
+mod log_end;
 mod many;
 mod names;
 mod node_places;
