@@ -68,6 +68,23 @@ fn stat_and_tune_find_a_mount() {
     assert!(!folder.path("sock").exists(), "it goes with the mount");
 }
 
+/// A script that unmounts and mounts again found the control socket of the mount before: umount(2) returned
+/// while the process still had to join its threads and end its watchdog, and only then removed the socket.
+#[test]
+fn control_socket_after_umount_returns_is_gone() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(64 << 20);
+    for round in 0..5 {
+        place.mount("control=sock");
+        assert!(place.folder.path("sock").exists());
+        // The call itself: the end of umount(8) would give the process some time.
+        forebay_fuse::mount::unmount(&place.folder.path("mnt"), false).unwrap();
+        assert!(!place.folder.path("sock").exists(), "round {round}: umount(2) has returned");
+    }
+}
+
 /// How much of a file on a mount is cached, and that `--drop-clean` evicts it.
 #[test]
 fn fincore_of_a_file_on_a_mount() {

@@ -9,11 +9,12 @@
 //! A dropped operation may have happened or not, until the requests that it had on their way have ended.
 //! Nothing else may be harmed by it.
 //!
-//! Reading order: `plan`, `history`, `names`, `log`, `client`, `run`, `search`.
+//! Reading order: `plan`, `history`, `names`, `log`, `client`, `ground`, `run`, `search`.
 
 mod client;
 mod drop;
 mod file;
+mod ground;
 mod history;
 mod log;
 mod names;
@@ -21,6 +22,5 @@ mod plan;
 mod run;
 mod search;
 
-pub use history::{Change, FileHistory, Kind as ChangeKind, Span};
-pub use plan::{Act, Step};
-pub use search::{Clients, Grounds, attempt as attempt_clients};
+pub(crate) use ground::Ground;
+pub(crate) use search::{carry_out, draw_dropped, draw_several, list_steps};

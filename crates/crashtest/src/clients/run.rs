@@ -7,13 +7,13 @@
 
 use super::client::{Client, DIRECTORY, Site, all_names, path};
 use super::file::{IMAGE, Opened};
-use super::history::{FileHistory, Span, fill};
-use super::log::{Log, Past, Synced};
+use super::ground::IMAGE_BYTES;
+use super::history::Span;
+use super::log::{Changed, Log, Past, Synced};
 use super::names::{At, Names, Orders};
 use super::plan::Step;
-use crate::setup::Setup;
+use crate::setup::{Base, Setup};
 use forebay_base::IoFlags;
-use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Arc as SharedArc;
 use forebay_base::task::WaitQueue;
@@ -23,30 +23,14 @@ use forebay_cache::PageCache;
 use forebay_iomap::MappedFile;
 use forebay_iomap::identity::Identity;
 use forebay_lfs::Volume;
-use forebay_sim::{CrashState, Fate, PowerCut, SimConfig, SimDisk};
-use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges};
-use std::collections::BTreeMap;
+use forebay_sim::{PowerCut, SimDisk};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Steps of the world in one run, at most (M1).
 const STEPS_MAX: u64 = 400_000;
-/// Bytes of a raw image.
-pub const IMAGE_BYTES: u64 = 64 << 10;
-/// Patterns of what files begin with.
-const FIRST_IDS: u8 = 240;
-
-/// What a run begins with.
-pub struct Ground {
-    /// The disk.
-    pub disk: CrashState,
-    /// Its names.
-    pub names: BTreeMap<At, u64>,
-    /// Its files: pattern and size.
-    pub files: BTreeMap<u64, (u8, u64)>,
-}
-
 /// What came of a run.
 pub struct Ran {
     /// Every moment; the last one is behind everything.
@@ -64,74 +48,15 @@ fn text(error: forebay_base::Error) -> String {
     error.to_string()
 }
 
-impl Ground {
-    /// A volume with two directories and four files, everything durable.
-    ///
-    /// # Errors
-    /// What the volume says.
-    pub fn volume(setup: &Setup) -> Result<Self, forebay_base::Error> {
-        let disk = setup.blank()?;
-        let world = disk.world().clone();
-        let device: DeviceRef = Arc::new(disk.clone());
-        let asked: WorldRef = world.clone();
-        let options = setup.options(&asked)?;
-        let (mut names, mut files) = (BTreeMap::new(), BTreeMap::new());
-        let made = world.run(async {
-            let volume = Volume::open(&device, &asked, &options).await?;
-            let new = NewInode::of(FileKind::Directory, 0o755);
-            let dirs = [Ino::ROOT, volume.mkdir(Ino::ROOT, Name::new(DIRECTORY)?, &new).await?.ino];
-            for (n, at) in (0..).zip([(0, 0), (0, 1), (1, 0), (1, 2)]) {
-                let (id, size) = (FIRST_IDS + n, [9_001, 700, 16_384, 0][usize::from(n)]);
-                let mut buf = AlignedBuf::new(size);
-                fill(id, 0, &mut buf);
-                let (new, full) = (NewInode::of(FileKind::File, 0o644), path(at));
-                let name = Name::new(&full[full.len() - 1..])?;
-                let dir = dirs[usize::from(at.0)];
-                let made = volume.create(dir, name, &new, OpenFlags::WRITE).await?;
-                if size > 0 {
-                    made.1.write(0, buf, IoFlags::empty(), Privileges::Keep).await.1?;
-                }
-                names.insert(at, made.0.ino.0);
-                files.insert(made.0.ino.0, (id, size as u64));
-            }
-            volume.close().await
-        });
-        world.stop();
-        made.map(|()| Self { disk: all_kept(&disk), names, files })
-    }
-
-    /// A raw image full of one pattern.
-    pub fn image(setup: &Setup) -> Self {
-        let config =
-            SimConfig { size: IMAGE_BYTES, sector: setup.sector, ..SimConfig::default() };
-        let disk = SimDisk::new(SimWorld::new(setup.seed), config);
-        let mut bytes = vec![0; IMAGE_BYTES as usize];
-        fill(FIRST_IDS, 0, &mut bytes);
-        disk.poke(0, &bytes);
-        let files = BTreeMap::from([(IMAGE, (FIRST_IDS, IMAGE_BYTES))]);
-        Self { disk: all_kept(&disk), names: BTreeMap::new(), files }
-    }
-
-    fn histories(&self) -> BTreeMap<u64, FileHistory> {
-        let of = |(ino, (id, size)): (&u64, &(u8, u64))| (*ino, FileHistory::new(*id, *size));
-        self.files.iter().map(of).collect()
-    }
-}
-
-fn all_kept(disk: &SimDisk) -> CrashState {
-    let cut = disk.cut_now();
-    cut.state(&vec![Fate::Whole; cut.pending()])
-}
-
 /// Carries the steps out.
 ///
 /// # Errors
 /// What was wrong while it ran.
-pub fn run(setup: &Setup, ground: &Ground, is_volume: bool, steps: &[Step]) -> Outcome {
+pub fn run(setup: &Setup, base: &Base, is_volume: bool, steps: &[(usize, Step)]) -> Outcome {
     let world = SimWorld::new(setup.seed ^ 0xc11e);
     world.set_step_limit(STEPS_MAX);
-    let disk = ground.disk.mount(world.clone());
-    let log = Arc::new(Log::new(&disk, ground.histories()));
+    let disk = base.disk.mount(world.clone());
+    let log = Arc::new(Log::new(&disk, base.ground.histories()));
     disk.record_cuts();
     let life = Life { setup, steps, disk: &disk, log: &log };
     let done = catch_unwind(AssertUnwindSafe(|| {
@@ -155,7 +80,7 @@ pub fn run(setup: &Setup, ground: &Ground, is_volume: bool, steps: &[Step]) -> O
     let mut cuts = disk.take_cuts();
     cuts.push(disk.cut_now());
     let past = log.take();
-    let first = Names { entries: ground.names.clone(), ..Names::default() };
+    let first = Names { entries: base.ground.names.clone(), ..Names::default() };
     let orders = Orders::of(past.names.clone(), first)?;
     Ok(Ran { cuts, past, orders })
 }
@@ -163,7 +88,7 @@ pub fn run(setup: &Setup, ground: &Ground, is_volume: bool, steps: &[Step]) -> O
 /// One run.
 struct Life<'a> {
     setup: &'a Setup,
-    steps: &'a [Step],
+    steps: &'a [(usize, Step)],
     disk: &'a SimDisk,
     log: &'a Arc<Log>,
 }
@@ -187,17 +112,9 @@ impl Life<'_> {
         }
         self.check_budget(options.cache.as_ref())?;
         self.check_files(&volume, &site).await?;
-        let full = self.log.look(|past| past.full > 0);
         drop(site);
-        let begin = self.log.begin(usize::MAX, "closing".into(), |_| super::log::Changed::Nothing).0;
-        match volume.close().await {
-            Err(error) if full || error.kind() == forebay_base::ErrorKind::NoSpace => {
-                log::debug!("a full volume does not close: {error}");
-                return Ok(());
-            }
-            done => done.map_err(|e| format!("closing: {e}"))?,
-        }
-        self.all_synced(begin);
+        let begin = self.log.begin(usize::MAX, "closing".into(), |_| Changed::Nothing).0;
+        self.all_synced(begin, volume.close().await);
         Ok(())
     }
 
@@ -219,18 +136,17 @@ impl Life<'_> {
         }
         self.check_budget(Some(&cache))?;
         self.check_content(&opened, block).await?;
-        let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| super::log::Changed::Nothing).0;
-        file.sync(&handle).await.map_err(|e| format!("the last sync: {e}"))?;
-        self.all_synced(begin);
+        let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| Changed::Nothing).0;
+        self.all_synced(begin, file.sync(&handle).await);
         Ok(())
     }
 
     /// Runs all clients, interleaved by the seed, until the last one is done.
     async fn clients(&self, site: &Site, opened: Option<&Opened>) {
-        let count = self.steps.iter().map(|step| step.client + 1).max().unwrap_or(0);
+        let count = self.steps.iter().map(|(_, step)| step.client + 1).max().unwrap_or(0);
         let (left, done) = (Arc::new(AtomicUsize::new(count)), Arc::new(WaitQueue::new()));
         for n in 0..count {
-            let own = self.steps.iter().cloned().enumerate().filter(|(_, step)| step.client == n);
+            let own = self.steps.iter().filter(|(_, step)| step.client == n).cloned();
             let own: Vec<(usize, Step)> = own.collect();
             let client = Client { site: site.clone(), opened: opened.cloned() };
             let (left, done) = (left.clone(), done.clone());
@@ -244,9 +160,11 @@ impl Life<'_> {
         done.wait_until(|| (left.load(Ordering::Acquire) == 0).then_some(())).await;
     }
 
-    fn all_synced(&self, begin: u64) {
-        self.log.end(usize::MAX, super::log::Changed::Nothing, true, |past| {
-            past.syncs.push(Synced { of: None, begin, end: past.clock });
+    /// The last sync of all, or the closing, is over.
+    fn all_synced(&self, begin: u64, done: forebay_base::Result<()>) {
+        self.log.end(usize::MAX, Changed::Nothing, true, |past| match done {
+            Ok(()) => past.syncs.push(Synced { of: None, begin, end: past.clock }),
+            Err(error) => past.note_failed(error.kind(), || format!("at the end: {error}")),
         });
     }
 
@@ -266,7 +184,9 @@ impl Life<'_> {
         for at in letters {
             let full = path(at);
             let name = Name::new(&full[full.len() - 1..]).map_err(text)?;
-            let Ok(attr) = volume.lookup(site.dirs[usize::from(at.0)], name).await else { continue };
+            let Ok(attr) = volume.lookup(site.dirs[usize::from(at.0)], name).await else {
+                continue;
+            };
             let file = volume.open(attr.ino, OpenFlags::READ).await.map_err(text)?;
             self.check_content(&Opened::File(volume.clone(), file), site.block).await?;
         }

@@ -1,16 +1,22 @@
 //! Names: looking up, making, removing, renaming.
 //!
+//! Invariants: R3 `CREATE` opens only a file that it has made itself. The kernel checks permissions on what
+//! it has looked up; between that and the request another interface of the process may have made a file.
+//!
 //! No locks.
 
 use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags};
 use crate::handles::Handle;
 use crate::inodes::Mark;
 use crate::ioctl::MODE_CACHED;
-use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
+use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID, open};
 use crate::proto::reply::{Body, ENTRY_OUT_BYTES};
 use crate::proto::request::Header;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags, RenameFlags};
+
+/// How often a `CREATE` whose name is taken and free again is tried.
+const CREATE_TRIES: usize = 16;
 
 /// What is made, by whom.
 fn new_inode(header: &Header, kind: FileKind, mode: u32, rdev: u32) -> NewInode {
@@ -166,6 +172,8 @@ impl Core {
         Outcome { answer: Answer::Body(body), undo }
     }
 
+    /// Makes a file and opens it (R3). If the name has been taken since the kernel looked, the kernel has
+    /// not checked the caller's rights to that file: ESTALE makes it look again, once, and check.
     pub(super) async fn create(
         &self,
         header: &Header,
@@ -173,11 +181,24 @@ impl Core {
         (flags, mode, kill): (u32, u32, u32),
     ) -> Result<Outcome> {
         let new = new_inode(header, FileKind::File, mode, 0);
-        let how = open_flags(flags, keeps(kill));
-        let seen = self.epoch();
-        let made = self.fs.create(Ino(header.node), Name::new(name)?, &new, how).await;
-        let (attr, file) = made?;
-        Ok(self.made(header, (attr, seen), file, flags).await)
+        let how = open_flags(flags, keeps(kill)) | OpenFlags::EXCLUSIVE;
+        let (dir, name) = (Ino(header.node), Name::new(name)?);
+        for _ in 0..CREATE_TRIES {
+            let seen = self.epoch();
+            match self.fs.create(dir, name, &new, how).await {
+                Ok((attr, file)) => return Ok(self.made(header, (attr, seen), file, flags).await),
+                Err(e) if e.kind() != ErrorKind::Exists || flags & open::EXCL != 0 => {
+                    return Err(e);
+                }
+                Err(_) => match self.fs.lookup(dir, name).await {
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
+                    found => {
+                        return found.and_then(|_| fail(ErrorKind::Stale, "create", "it exists"));
+                    }
+                },
+            }
+        }
+        fail(ErrorKind::Stale, "create", "it comes and goes")
     }
 
     /// Tells the kernel of an opening of what was just made in the directory that was asked.
@@ -219,5 +240,66 @@ impl Core {
     pub(super) async fn opendir(&self, node: Ino) -> Result<Outcome> {
         let file = self.fs.open(node, OpenFlags::READ).await?;
         Ok(self.opened(file, (0, MODE_CACHED, FOpen::empty()), None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use crate::proto::consts::{opcode, open};
+    use crate::serve::Work;
+    use forebay_base::IoFlags;
+    use forebay_base::buf::AlignedBuf;
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use forebay_vfs::mem::MemFs;
+    use forebay_vfs::{FileSystem, Privileges};
+    use std::sync::Arc;
+
+    const EEXIST: i32 = 17;
+    const ESTALE: i32 = 116;
+
+    /// What a user is answered who asks to create `f` in the root directory: an errno, 0 for an opening.
+    fn create_as(core: &Arc<Core>, uid: u32, flags: u32) -> i32 {
+        let mut message = vec![0; 40];
+        message[4..8].copy_from_slice(&opcode::CREATE.to_le_bytes());
+        message[16] = 1;
+        message[24..28].copy_from_slice(&uid.to_le_bytes());
+        for word in [flags, 0o644, 0, 0] {
+            message.extend_from_slice(&word.to_le_bytes());
+        }
+        message.extend_from_slice(b"f\0");
+        let len = message.len() as u32;
+        message[..4].copy_from_slice(&len.to_le_bytes());
+        match block_on(core.clone().serve(Work::Other(message))).answer {
+            Answer::Errno(errno) => errno,
+            _ => 0,
+        }
+    }
+
+    /// The kernel found no such name and asked to create it; meanwhile the library made a file of root's
+    /// there. The user was answered with an opening of that file, which the kernel had not checked, and
+    /// `O_TRUNC` emptied it.
+    #[test]
+    fn create_that_meets_a_file_answers_estale_and_opens_nothing() {
+        let fs = Arc::new(MemFs::default());
+        let options = Options::default();
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+        let name = Name::new(b"f").unwrap();
+        let new = NewInode::of(FileKind::File, 0o600);
+        let made = block_on(core.fs.create(Ino::ROOT, name, &new, OpenFlags::WRITE));
+        let (_, file) = made.unwrap();
+        let secret = AlignedBuf::copy_of(b"secret");
+        block_on(file.write(0, secret, IoFlags::empty(), Privileges::Keep)).1.unwrap();
+        for flags in [0, open::RDWR, open::RDWR | open::TRUNC] {
+            assert_eq!(create_as(&core, 1000, flags), ESTALE, "flags {flags:o}");
+        }
+        assert_eq!(create_as(&core, 1000, open::RDWR | open::EXCL), EEXIST);
+        assert_eq!((core.handles.len(), core.inodes.len()), (0, 0), "the kernel was told nothing");
+        assert_eq!(block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().size, 6, "nothing was cut");
+        block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();
+        assert_eq!(create_as(&core, 1000, open::RDWR | open::TRUNC), 0, "the name is free");
+        assert_eq!(block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().uid, 1000);
     }
 }
