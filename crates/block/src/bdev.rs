@@ -145,12 +145,29 @@ pub async fn io<D: BlockDevice + ?Sized>(
     data: DataRef,
     flags: BioFlags,
 ) -> Completion {
+    io_owned(device, op, offset, len, data, flags, ()).await
+}
+
+/// [`io`] for a caller that may be dropped while the request is in flight: the bio keeps `owned`, and lets
+/// go of it before the caller learns that the request is over.
+pub async fn io_owned<D: BlockDevice + ?Sized>(
+    device: &D,
+    op: BioOp,
+    offset: u64,
+    len: u64,
+    data: DataRef,
+    flags: BioFlags,
+    owned: impl Send + 'static,
+) -> Completion {
     if device.is_crowded() {
         device.room().await;
     }
     let (tx, rx) = oneshot();
-    let bio = Bio::new(op, offset, len, data, Box::new(move |done| tx.send(done)));
-    device.submit(bio.with_flags(flags));
+    let end = Box::new(move |done| {
+        drop(owned);
+        tx.send(done);
+    });
+    device.submit(Bio::new(op, offset, len, data, end).with_flags(flags));
     rx.await.unwrap_or_else(gone)
 }
 

@@ -15,7 +15,7 @@ pub mod ram;
 mod sys;
 pub mod target;
 
-pub use bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_here, io};
+pub use bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_here, io, io_owned};
 pub use bio::{Bio, BioFlags, BioOp, Completion, EndBio};
 pub use engine::{Aio, Engine};
 pub use file::{DirectIo, FileDevice, FileIdentity, FileOptions, FileStamp};

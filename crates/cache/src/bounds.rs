@@ -203,14 +203,21 @@ pub struct Exclusive<'a> {
     range: Range<u64>,
 }
 
-impl Exclusive<'_> {
+/// Proof that blocks are held exclusively.
+pub trait HoldsBlocks {
     /// The bytes of the blocks.
-    pub fn range(&self) -> Range<u64> {
+    fn range(&self) -> Range<u64>;
+}
+
+impl HoldsBlocks for Exclusive<'_> {
+    fn range(&self) -> Range<u64> {
         self.range.clone()
     }
+}
 
-    fn covers_block_of(&self, at: u64) -> bool {
-        is_aligned(at, self.bounds.block) || self.range.contains(&at)
+impl HoldsBlocks for Held {
+    fn range(&self) -> Range<u64> {
+        self.range.clone()
     }
 }
 
@@ -267,11 +274,13 @@ pub struct Resize<'a> {
 impl Resize<'_> {
     /// Moves the size. `held` is what the caller holds of the file: the block of the old end, and the
     /// one of the new end if that is lower.
-    pub fn move_to(&self, size: u64, held: Option<&Exclusive<'_>>) {
+    pub fn move_to(&self, size: u64, held: Option<&dyn HoldsBlocks>) {
         let (old, block) = (self.bounds.size(), self.bounds.block);
         let aligned = is_aligned(old, block) && (size >= old || is_aligned(size, block));
+        let covers = |range: &Range<u64>, at| is_aligned(at, block) || range.contains(&at);
         let holds = held
-            .is_some_and(|h| h.covers_block_of(old) && (size >= old || h.covers_block_of(size)));
+            .map(HoldsBlocks::range)
+            .is_some_and(|held| covers(&held, old) && (size >= old || covers(&held, size)));
         assert!(
             aligned && size >= old || holds,
             "E2: the size moves under its block: {old} {size}"

@@ -58,6 +58,6 @@ pub use folio::guard::{FolioRead, FolioWrite, FramePool};
 pub use mapping::{Mapping, Untold};
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
 pub use memory::claim::Claim;
-pub use memory::private::{ErrorShare, Permit, Row, RowSource};
+pub use memory::private::{ErrorShare, OwnedPermit, Permit, Row, RowSource};
 pub use stats::Stats;
 pub use writeback::{WriteOut, WriteOutPass, errseq, flusher, stable};

@@ -4,9 +4,9 @@
 //! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
 
 use crate::file::{MappedFile, Source, Target};
-use crate::ops::{Class, Place, Reservation, Written, is_bad};
+use crate::inflight::InFlight;
+use crate::ops::{Class, Place, Written};
 use crate::published::publishable_size;
-use crate::writeout::Ticket;
 use forebay_base::buf::{AlignedBuf, DataRef, PartedBuf};
 use forebay_base::checksum::{crc32c, crc32c_append};
 use forebay_base::task::oneshot;
@@ -14,29 +14,18 @@ use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
 use forebay_cache::State;
-use forebay_cache::bounds::{Arriving, Exclusive, Held};
+use forebay_cache::bounds::{Arriving, Exclusive, HoldsBlocks};
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::WriteOutPass;
-use forebay_cache::writeback::unflushed::Epoch;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Room for a run that is about to be written past the cache.
-pub(crate) struct Room {
-    kept: Arc<Kept>,
+/// A run that is about to be written past the cache, with its places.
+pub(crate) struct Run {
+    pub flight: InFlight,
     /// Bytes of a unit of the map and the device.
     unit: u64,
     sums: bool,
-}
-
-/// What each bio on its way holds, too, for the task that waits for it may be dropped. Let go in this order.
-pub(crate) struct Kept {
-    /// O3.
-    reservation: Reservation,
-    /// E4.
-    _held: Arc<Held>,
-    /// Its number among the write-outs.
-    _ticket: Ticket,
 }
 
 impl MappedFile {
@@ -109,21 +98,19 @@ impl MappedFile {
         }
         // Whole blocks: the exclusive range is (E3).
         self.evict_for_direct(&held.range()).await?;
-        let epoch = self.mapping.unflushed.epoch();
         Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
         // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-        let (held, room) = self.reserve_run(range, held).await;
-        let room = room?;
+        let run = self.reserve_run(range, held).await?;
         // From here on its ticket says so.
         drop(arriving.take());
-        self.write_reserved(room, range, src, bio_flags, false).await?;
-        if !durable {
-            self.remember_unpinned(epoch);
+        let flight = self.write_reserved(run, range, src, bio_flags).await?;
+        if durable {
+            flight.durable();
         }
-        // Who is on his way to a place below may wait for the range.
-        drop(held);
+        // A writer to a place below may wait for the range.
+        drop(flight);
         if durable && !self.ops.fua_suffices() {
             self.publish_upto(range.end, src.blocking()).await?;
             // As any flush: if it fails, it fails for all that was written before it.
@@ -132,47 +119,27 @@ impl MappedFile {
         Ok(true)
     }
 
-    /// Bytes that nobody holds were written, or zeroed, since `epoch` was sampled: a flush that fails
-    /// from now on, or has failed meanwhile, cannot be made good.
-    pub(crate) fn remember_unpinned(&self, epoch: Epoch) {
-        if !self.mapping.unflushed.completed(epoch, None, Default::default) {
-            self.mapping.poison("a flush failed beside a write that is not held any more");
-        }
-    }
-
-    /// Room for a range that is held exclusively: from then on the bios hold it, too. May wait for others to
-    /// make some, who may need private memory for that: not for a caller that has a permit.
-    pub(crate) async fn reserve_run(
-        &self,
-        range: &Range<u64>,
-        held: Exclusive<'_>,
-    ) -> (Arc<Held>, Result<Room>) {
-        let held = Arc::new(held.keep(&self.mapping));
+    /// Places for a range that is held exclusively. May wait for others to make some, who may need private
+    /// memory for that: not for a caller that has a permit.
+    pub(crate) async fn reserve_run(&self, range: &Range<u64>, held: Exclusive<'_>) -> Result<Run> {
+        let mut flight = InFlight::new(self, held, range.clone());
         let limits = self.ops.limits();
         let unit = u64::from(limits.unit.max(self.device().limits().logical_block));
-        let ticket = Ticket::new(&self.mapping, range.clone());
         let whole = range.start..round_up(range.end, unit);
-        let room = match self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await {
-            Ok(reservation) => {
-                let kept = Kept { reservation, _held: held.clone(), _ticket: ticket };
-                Ok(Room { kept: Arc::new(kept), unit, sums: limits.sums })
-            }
-            Err(error) => Err(error),
-        };
-        (held, room)
+        let places = self.ops.reserve(std::slice::from_ref(&whole), Class::Direct).await?;
+        flight.reservation = Some(places);
+        Ok(Run { flight, unit, sums: limits.sums })
     }
 
-    /// Writes a range that is held exclusively to its room, and publishes it. `covered`: the caller has a
-    /// permit for copies of it.
+    /// Writes a run to its places, and publishes it. Returns what is still held of it.
     pub(crate) async fn write_reserved(
         &self,
-        room: Room,
+        run: Run,
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: BioFlags,
-        covered: bool,
-    ) -> Result<()> {
-        let Room { kept, unit, sums: summed } = room;
+    ) -> Result<Arc<InFlight>> {
+        let Run { mut flight, unit, sums: summed } = run;
         let sequence = self.ops.sequence();
         let sums = |place: &Place| {
             let from = (place.offset - range.start) as usize;
@@ -184,15 +151,40 @@ impl MappedFile {
             sequence,
             sums: if summed { sums(place) } else { Vec::new() },
         };
-        let written: Vec<Written> = kept.reservation.places().iter().map(written).collect();
-        let mut failed = Vec::new();
-        let done = self.write_places(&kept, range, src, (flags, covered), &mut failed).await;
-        failed.iter().for_each(|place| self.ops.write_failed(place));
-        done?;
+        let written: Vec<Written> = flight.places().iter().map(written).collect();
+        let pieces = self.pieces_of(&flight);
+        let (len, tail) = (src.bytes().len(), unit as usize);
+        let is_copied = match &*src {
+            Source::Owned(_) => !len.is_multiple_of(tail),
+            Source::Slice(_) => pieces.len() > 1 || !len.is_multiple_of(tail),
+        };
+        if is_copied && flight.permit.is_none() {
+            let permit = self.cache.private(len.next_multiple_of(tail) as u64).await;
+            flight.permit = Some(permit.keep(&self.cache));
+        }
+        let flight = flight.share();
+        self.write_places(&flight, (&pieces, range.start), src, tail, flags).await?;
         let _uncut = self.mapping.bounds.uncut();
         let size = publishable_size(&self.cache, &self.mapping, &*self.ops);
-        self.ops.publish(&kept.reservation, &written, size);
-        Ok(())
+        if let Some(reservation) = &flight.reservation {
+            self.ops.publish(reservation, &written, size);
+        }
+        flight.done();
+        Ok(flight)
+    }
+
+    /// The places of a run, in pieces that the device takes.
+    fn pieces_of(&self, flight: &InFlight) -> Vec<Place> {
+        let longest = u64::from(self.device().limits().max_transfer);
+        let cut = |place: &Place| {
+            let place = place.clone();
+            (0..place.len).step_by(longest as usize).map(move |skip| Place {
+                offset: place.offset + skip,
+                len: longest.min(place.len - skip),
+                device_offset: place.device_offset + skip,
+            })
+        };
+        flight.places().iter().flat_map(cut).collect()
     }
 
     /// Writes dirt out and drops what is cached of the range, which is held exclusively.
@@ -219,56 +211,41 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Writes all places at once, each as one bio or as few as the device takes. `failed`: which of these
-    /// did, is added there.
+    /// Writes all pieces at once, each as one bio. `tail`: the last one is padded with zeros to a multiple of
+    /// this, where the file ends within it. The first byte of `src` belongs at `base`.
     async fn write_places(
         &self,
-        kept: &Arc<Kept>,
-        range: &Range<u64>,
+        flight: &Arc<InFlight>,
+        (pieces, base): (&[Place], u64),
         src: &mut Source<'_>,
-        (flags, covered): (BioFlags, bool),
-        failed: &mut Vec<Place>,
+        tail: usize,
+        flags: BioFlags,
     ) -> Result<()> {
         let device = self.device();
-        let tail = self.ops.unit().max(device.limits().logical_block) as usize;
-        let longest = u64::from(device.limits().max_transfer);
-        let pieces = kept.reservation.places().iter().flat_map(|place| {
-            (0..place.len).step_by(longest as usize).map(move |skip| Place {
-                offset: place.offset + skip,
-                len: longest.min(place.len - skip),
-                device_offset: place.device_offset + skip,
-            })
-        });
-        let pieces: Vec<Place> = pieces.collect();
         let len = src.bytes().len();
         let aligned = len.is_multiple_of(tail);
         if let Source::Slice(bytes) = src
             && aligned
-            && let [piece] = &pieces[..]
+            && let [piece] = pieces
         {
             let done = device.write_from(piece.device_offset, bytes, flags);
-            failed.extend(is_bad(&done).then(|| piece.clone()));
+            flight.wrote(piece, &done);
             return done;
         }
         if let Source::Owned(buf) = src
             && aligned
-            && let [piece] = &pieces[..]
+            && let [piece] = pieces
         {
             let data = DataRef::Buf(std::mem::replace(*buf, AlignedBuf::new(0)));
-            let done = write_piece(&**device, data, kept, piece, flags).await;
+            let done = write_piece(&**device, data, flight, piece, flags).await;
             if let Some(back) = done.data.into_buf() {
                 **buf = back;
             }
-            failed.extend(is_bad(&done.result).then(|| piece.clone()));
             return done.result;
         }
-        let copied = !aligned || matches!(src, Source::Slice(_));
-        let _permit = match copied && !covered {
-            true => Some(self.cache.private(len.next_multiple_of(tail) as u64).await),
-            false => None,
-        };
+        let is_lent = aligned && !src.blocking();
         let whole = match src {
-            Source::Owned(buf) if aligned => std::mem::replace(*buf, AlignedBuf::new(0)),
+            Source::Owned(buf) if is_lent => std::mem::replace(*buf, AlignedBuf::new(0)),
             _ => {
                 // The last block of a file that ends within it is padded with zeros.
                 let mut padded = AlignedBuf::new(len.next_multiple_of(tail));
@@ -277,10 +254,9 @@ impl MappedFile {
             }
         };
         let parted = PartedBuf::new(whole);
-        let to = (&pieces[..], range.start);
-        let result = write_parts(&**device, &parted, kept, to, flags, failed).await;
+        let result = write_parts(&**device, &parted, flight, (pieces, base), flags).await;
         if let Source::Owned(buf) = src
-            && !copied
+            && is_lent
             && let Some(back) = parted.into_buf()
         {
             **buf = back;
@@ -289,20 +265,21 @@ impl MappedFile {
     }
 }
 
-/// Writes one piece, of which the bio holds what its writer has.
+/// Writes one piece; its bio owns what its writer has taken.
 async fn write_piece(
     device: &dyn BlockDevice,
     data: DataRef,
-    kept: &Arc<Kept>,
+    flight: &Arc<InFlight>,
     piece: &Place,
     flags: BioFlags,
 ) -> Completion {
     if device.is_crowded() {
         device.room().await;
     }
-    let ((tx, rx), holder) = (oneshot(), kept.clone());
-    let end = Box::new(move |done| {
-        drop(holder);
+    let ((tx, rx), flight, place) = (oneshot(), flight.clone(), piece.clone());
+    let end = Box::new(move |done: Completion| {
+        flight.wrote(&place, &done.result);
+        drop(flight);
         tx.send(done);
     });
     let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
@@ -314,15 +291,13 @@ fn gone() -> Error {
     Error::new(ErrorKind::Shutdown, "write directly", "the device went away")
 }
 
-/// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all. `failed`:
-/// those that did are added there.
+/// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all.
 async fn write_parts(
     device: &dyn BlockDevice,
     buf: &PartedBuf,
-    kept: &Arc<Kept>,
+    flight: &Arc<InFlight>,
     (pieces, base): (&[Place], u64),
     flags: BioFlags,
-    failed: &mut Vec<Place>,
 ) -> Result<()> {
     if device.is_crowded() {
         device.room().await;
@@ -331,22 +306,21 @@ async fn write_parts(
     for piece in pieces {
         let (tx, rx) = oneshot();
         let data = buf.part((piece.offset - base) as usize, piece.len as usize);
-        // The part goes before whoever waits learns that it is over.
-        let holder = kept.clone();
+        let (flight, place) = (flight.clone(), piece.clone());
+        // The part goes before the task that waits learns that it is over.
         let end = Box::new(move |Completion { data, result }| {
-            drop((data, holder));
+            flight.wrote(&place, &result);
+            drop((data, flight));
             tx.send(result);
         });
         let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
         bios.push(bio.with_flags(flags));
-        waiting.push((piece, rx));
+        waiting.push(rx);
     }
     device.submit_batch(&mut bios);
     let mut result = Ok(());
-    for (piece, rx) in waiting {
-        let done = rx.await.unwrap_or_else(|| Err(gone()));
-        failed.extend(is_bad(&done).then(|| piece.clone()));
-        result = result.and(done);
+    for rx in waiting {
+        result = result.and(rx.await.unwrap_or_else(|| Err(gone())));
     }
     result
 }

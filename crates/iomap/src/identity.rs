@@ -1,13 +1,13 @@
 //! The map of a raw image: a byte of the file is the same byte of the device.
 
 use crate::ops::{
-    Class, Commit, Extent, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
+    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
 };
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, flush_here, io};
+use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, flush_here, io, io_owned};
 use std::ops::Range;
 
 /// Longest run of zeros written at once where the device cannot zero, bytes.
@@ -24,20 +24,23 @@ impl Identity {
         Self { device }
     }
 
-    async fn device_zero(&self, op: BioOp, range: &Range<u64>, flags: BioFlags) -> Result<()> {
-        let len = range.end - range.start;
-        io(&*self.device, op, range.start, len, DataRef::None, flags).await.result
-    }
-
-    async fn zero_range(&self, range: Range<u64>, keep: bool, fast_only: bool) -> Result<()> {
+    async fn zero_range(
+        &self,
+        range: Range<u64>,
+        keep: bool,
+        fast_only: bool,
+        owned: BioOwned,
+    ) -> Result<()> {
         let block = u64::from(self.device.limits().logical_block);
         let range = range.start..round_up(range.end, block);
         let mut flags = BioFlags::SYNC | BioFlags::FAST_ONLY;
         if keep {
             flags |= BioFlags::NO_UNMAP;
         }
-        let fast = self.device_zero(BioOp::WriteZeroes, &range, flags).await;
-        match fast {
+        let (op, len) = (BioOp::WriteZeroes, range.end - range.start);
+        let data = DataRef::None;
+        let fast = io_owned(&*self.device, op, range.start, len, data, flags, owned.clone()).await;
+        match fast.result {
             Err(e) if e.kind() == ErrorKind::Unsupported && !fast_only => {}
             other => return other,
         }
@@ -45,7 +48,8 @@ impl Identity {
         while at < range.end {
             let len = ZERO_CHUNK.min(range.end - at);
             let data = DataRef::Buf(AlignedBuf::new(len as usize));
-            io(&*self.device, BioOp::Write, at, len, data, BioFlags::SYNC).await.result?;
+            let (op, flags) = (BioOp::Write, BioFlags::SYNC);
+            io_owned(&*self.device, op, at, len, data, flags, owned.clone()).await.result?;
             at += len;
         }
         Ok(())
@@ -115,16 +119,22 @@ impl MapOps for Identity {
         range: Range<u64>,
         keep_allocated: bool,
         fast_only: bool,
+        owned: BioOwned,
     ) -> BoxFuture<'_, Result<()>> {
-        Box::pin(self.zero_range(range, keep_allocated, fast_only))
+        Box::pin(self.zero_range(range, keep_allocated, fast_only, owned))
     }
 
     fn can_grow(&self) -> bool {
         self.device.can_grow()
     }
 
-    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { self.device.truncate(size) })
+    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
+        // One system call on this thread: no request of it is in a queue.
+        Box::pin(async move {
+            let done = self.device.truncate(size);
+            drop(owned);
+            done
+        })
     }
 
     fn can_zero(&self) -> (bool, bool) {

@@ -3,8 +3,8 @@
 //! here, the answer above.
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
-//! `fill` and `read` (in), `write`, `writeout` and `records` (out), `direct`, `uncached`, `sync`, `zero`,
-//! `resize`, `discard`, `seek`, then the two mappings: [`identity`] and [`remap`].
+//! `fill` and `read` (in), `write`, `writeout` and `records` (out), `inflight`, `direct`, `uncached`, `sync`,
+//! `zero`, `resize`, `discard`, `seek`, then the two mappings: [`identity`] and [`remap`].
 #![forbid(unsafe_code)]
 
 mod admitted;
@@ -13,6 +13,7 @@ mod discard;
 pub mod file;
 mod fill;
 pub mod identity;
+mod inflight;
 pub mod ops;
 mod published;
 mod read;
@@ -30,6 +31,6 @@ mod zero;
 
 pub use file::{Handle, MappedFile, Source, Target};
 pub use ops::{
-    Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation, Sums,
-    Written,
+    BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
+    Sums, Written,
 };

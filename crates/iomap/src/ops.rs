@@ -88,6 +88,11 @@ pub enum Class {
     Direct,
 }
 
+/// What an operation has taken of its file: each bio that changes the device keeps a clone until it ends,
+/// because the task that waits for the operation may be dropped while the device has the request in its
+/// queue.
+pub type BioOwned = Arc<dyn Any + Send + Sync>;
+
 /// Takes back places that were not published.
 pub trait GiveBack: Send + Sync {
     /// They are free again.
@@ -322,11 +327,14 @@ pub trait MapOps: Send + Sync {
 
     /// Makes a run read as zeros and gives its space back unless `keep_allocated`. The run is a
     /// multiple of the unit save at the end of file; the caller holds it exclusively. Takes a sequence.
+    /// Each bio that changes the device keeps `owned`; a map that changes in memory alone does so in one
+    /// step, before or after which the task may be dropped.
     fn zero(
         &self,
         range: Range<u64>,
         keep_allocated: bool,
         fast_only: bool,
+        owned: BioOwned,
     ) -> BoxFuture<'_, Result<()>>;
 
     /// Whether [`MapOps::grow`] and [`MapOps::truncate`] can work.
@@ -341,8 +349,8 @@ pub trait MapOps: Send + Sync {
 
     /// Cuts the file off at `size`, which is lower than the size it has: what lies behind is gone. The caller
     /// holds all of it exclusively, from the block of `size` on, and writes that block again if `size`
-    /// lies within it. Takes a sequence.
-    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>>;
+    /// lies within it. Takes a sequence. `owned` as for [`MapOps::zero`].
+    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>>;
 
     /// Whether `zero` is faster than writing zeros, and whether it gives space back.
     fn can_zero(&self) -> (bool, bool);

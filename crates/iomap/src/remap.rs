@@ -10,8 +10,8 @@
 //! Lock: one, a leaf.
 
 use crate::ops::{
-    Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation, Sums,
-    Written,
+    BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
+    Sums, Written,
 };
 use forebay_base::buf::DataRef;
 use forebay_base::sync::{Arc, Mutex};
@@ -367,7 +367,13 @@ impl MapOps for Remap {
         })
     }
 
-    fn zero(&self, range: Range<u64>, _keep: bool, _fast: bool) -> BoxFuture<'_, Result<()>> {
+    fn zero(
+        &self,
+        range: Range<u64>,
+        _keep: bool,
+        _fast: bool,
+        _owned: BioOwned,
+    ) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             self.wait().await;
             let mut state = self.shared.state.lock();
@@ -391,7 +397,7 @@ impl MapOps for Remap {
         Ok(())
     }
 
-    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+    fn truncate(&self, size: u64, _owned: BioOwned) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             self.wait().await;
             let first = size.div_ceil(self.shared.unit);

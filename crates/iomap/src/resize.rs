@@ -4,14 +4,13 @@
 use crate::admitted::Ahead;
 use crate::file::MappedFile;
 use crate::fill::FillMode;
-use crate::taken::Taken;
+use crate::inflight::InFlight;
 use crate::write::Obstacle;
-use crate::writeout::Ticket;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
-use forebay_cache::bounds::{Arriving, Exclusive, Resize};
+use forebay_cache::bounds::{Arriving, Exclusive, Held, HoldsBlocks, Resize};
 use std::ops::Range;
 
 /// Where a write goes.
@@ -35,7 +34,7 @@ pub(crate) struct Again<'a> {
 /// A size that was moved ahead of what may fail, or be dropped: it comes back unless that is done.
 struct Moved<'a, 'b> {
     resize: &'b Resize<'a>,
-    held: &'b Exclusive<'a>,
+    held: &'b Held,
     back: Option<u64>,
 }
 
@@ -46,10 +45,6 @@ impl Drop for Moved<'_, '_> {
         }
     }
 }
-
-/// What a truncate holds: everything from its block on, a number among the write-outs, the dirt of the
-/// block of the new end. Let go in the opposite order.
-type Cut<'a> = (Exclusive<'a>, Ticket, Option<Taken<'a>>);
 
 impl MappedFile {
     /// The range that a write goes to, with the file grown to hold it. An append takes its range
@@ -143,7 +138,7 @@ impl MappedFile {
             false => Some(self.hold_end(size).await),
         };
         self.ops.grow(to)?;
-        resize.move_to(to, held.as_ref());
+        resize.move_to(to, held.as_ref().map(|held| held as _));
         Ok(())
     }
 
@@ -221,42 +216,35 @@ impl MappedFile {
         let mapping = &*self.mapping;
         let (size, block) = (self.size(), mapping.block_size());
         let first = round_down(to, block);
-        let (held, _ticket, edge) = self.hold_cut(to, first).await?;
+        let mut flight = self.hold_cut(to, first).await?;
         let cut = round_up(to, block)..u64::MAX >> 1;
-        let mut dirt = Taken::new(self);
         self.each_idle(&cut, |folio, blocks| {
-            dirt.take(folio, blocks);
+            flight.replaced.take(folio, blocks);
             let clean = folio.runs(blocks, |t, s, g| !t.bits(s, State::Writing, g));
             clean.into_iter().for_each(|run| folio.discard(run));
         })
         .await;
-        let epoch = mapping.unflushed.epoch();
-        resize.move_to(to, Some(&held));
-        // Before the dirt comes back.
-        let mut moved = Moved { resize, held: &held, back: Some(size) };
-        self.ops.truncate(to).await?;
+        let flight = flight.share();
+        resize.move_to(to, Some(flight.held()));
+        let mut moved = Moved { resize, held: flight.held(), back: Some(size) };
+        self.ops.truncate(to, flight.owned()).await?;
         moved.back = None;
-        drop(moved);
-        self.remember_unpinned(epoch);
-        dirt.drop_dirt();
-        self.each_idle(&cut, |folio, blocks| folio.discard(blocks)).await;
-        if edge.is_some() {
+        if !flight.kept_back.is_empty() {
             self.zero_tail(to);
         }
-        drop(edge);
         self.opened_end.store(u64::MAX, Ordering::Relaxed);
+        flight.done();
         Ok(())
     }
 
     /// Holds everything from the block of the new end on. If the end lies within it, that block is in
-    /// the cache, dirty and in our hands: its tail is zeroed there and written (E1). The ticket is issued
-    /// before any dirt is taken, and outlives it: a sync that does not find the dirt waits.
-    async fn hold_cut(&self, to: u64, first: u64) -> Result<Cut<'_>> {
+    /// the cache, dirty and kept back: its tail is zeroed there and written (E1).
+    async fn hold_cut(&self, to: u64, first: u64) -> Result<InFlight> {
         let mapping = &*self.mapping;
         let all = first..u64::MAX >> 1;
         if to == first {
             let held = mapping.bounds.exclusive(all.clone()).await;
-            return Ok((held, Ticket::new(&self.mapping, all), None));
+            return Ok(InFlight::new(self, held, all));
         }
         let edge = first..first + mapping.block_size();
         self.ops.admit_edge(mapping.block_size())?;
@@ -264,19 +252,18 @@ impl MappedFile {
         let _admitted = self.arriving(mapping.block_size());
         loop {
             let held = mapping.bounds.exclusive(all.clone()).await;
-            let ticket = Ticket::new(&self.mapping, all.clone());
-            let mut taken = None;
+            let mut flight = InFlight::new(self, held, all.clone());
             self.each_idle(&edge, |folio, blocks| {
                 if folio.all(State::Uptodate, blocks) {
                     folio.mark_dirty(blocks, false);
-                    taken.insert(Taken::new(self)).take(folio, blocks);
+                    flight.kept_back.take(folio, blocks);
                 }
             })
             .await;
-            if taken.is_some() {
-                return Ok((held, ticket, taken));
+            if !flight.kept_back.is_empty() {
+                return Ok(flight);
             }
-            drop((ticket, held));
+            drop(flight);
             self.fill_block(mapping.folio_index(first), edge.clone(), FillMode::default()).await?;
         }
     }

@@ -1,29 +1,27 @@
-//! Dirt taken out of the hands of write-out while something else happens to its place: it is dirty again
-//! afterwards, or gone. The caller holds the range exclusively, so that no new dirt appears. What no flush
-//! has made durable goes with it: until its place is told to be free it can be had from the cache.
+//! Dirty blocks taken away from write-out while an operation changes their place: afterwards they are dirty
+//! again, or gone. The caller holds the range exclusively, so that no new dirty block appears. What no flush
+//! has made durable is taken with them: until its place is free the cache can still supply it.
 
 use crate::file::MappedFile;
 use forebay_cache::folio::Blocks;
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::writeback::{WritePiece, untake};
-use forebay_cache::{FolioWrite, State};
+use forebay_cache::{FolioWrite, Mapping, PageCache, State};
 use std::ops::Range;
 
-/// Blocks taken; dirty on drop.
-pub(crate) struct Taken<'a> {
-    file: &'a MappedFile,
-    pieces: Vec<WritePiece>,
-}
+/// Blocks taken.
+#[derive(Default)]
+pub(crate) struct Taken(Vec<WritePiece>);
 
-impl<'a> Taken<'a> {
-    /// Nothing taken.
-    pub fn new(file: &'a MappedFile) -> Self {
-        Self { file, pieces: Vec::new() }
+impl Taken {
+    /// No block was taken.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Takes what is dirty of the blocks, none of which is in write-out, and what is kept for the next flush.
     pub fn take(&mut self, folio: &FolioWrite<'_>, blocks: Blocks) {
-        folio.begin_write(blocks, DirtyTracking::Block, &mut self.pieces);
+        folio.begin_write(blocks, DirtyTracking::Block, &mut self.0);
         let kept = folio.runs(blocks, |table, slot, group| {
             table.bits(slot, State::Unflushed, group) & !table.bits(slot, State::Writing, group)
         });
@@ -32,21 +30,17 @@ impl<'a> Taken<'a> {
             while start < run.end {
                 let piece = folio.take(Blocks { start, end: run.end });
                 start = piece.blocks.end;
-                self.pieces.push(piece);
+                self.0.push(piece);
             }
         }
     }
 
-    /// What was taken is not wanted any more.
-    pub fn drop_dirt(mut self) {
-        let pieces = std::mem::take(&mut self.pieces);
-        untake(&self.file.cache, &self.file.mapping, &pieces, false);
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        untake(&self.file.cache, &self.file.mapping, &self.pieces, true);
+    /// Gives the blocks back: dirty again, or dropped.
+    pub fn give_back(&mut self, cache: &PageCache, mapping: &Mapping, dirty: bool) {
+        let pieces = std::mem::take(&mut self.0);
+        if !pieces.is_empty() {
+            untake(cache, mapping, &pieces, dirty);
+        }
     }
 }
 

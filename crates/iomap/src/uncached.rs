@@ -30,6 +30,7 @@ use forebay_base::units::{round_down, round_up};
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::BioFlags;
 use forebay_cache::FolioWrite;
+use forebay_cache::bounds::HoldsBlocks;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::strategy::UncachedStrategy;
@@ -247,20 +248,18 @@ impl MappedFile {
         }
         let whole = round_down(run.start, block)..round_up(run.end, block).min(size);
         self.evict_for_direct(&held.range()).await?;
-        let epoch = self.mapping.unflushed.epoch();
-        let (held, room) = self.reserve_run(&whole, held).await;
-        let room = match room {
+        let mut places = match self.reserve_run(&whole, held).await {
             // The file has grown for it.
             Err(error) if error.kind() == ErrorKind::NoSpace && ahead.covers(&run) => {
                 return Ok(Once::NoPlaces);
             }
-            room => room?,
+            places => places?,
         };
         ahead.placed(&run, block);
         let len = whole.end - whole.start;
         // The buffer, padded copies of it, and one part of an edge.
         let bytes = 2 * len + block;
-        let (edges, _permit) = loop {
+        let (edges, permit) = loop {
             // Before the permit: to say where they are may need one, too.
             let edges = self.edges(&run, &whole).await?;
             if let Some(permit) = self.cache.try_private(bytes) {
@@ -270,6 +269,7 @@ impl MappedFile {
             drop(edges);
             drop(self.cache.private(bytes).await);
         };
+        places.flight.permit = Some(permit.keep(&self.cache));
         Counters::add(&self.cache.counters.uncached_write_bytes, run.end - run.start);
         let mut data = AlignedBuf::new(len as usize);
         for edge in edges {
@@ -278,9 +278,7 @@ impl MappedFile {
         let bytes = &src.bytes()[(run.start - base) as usize..(run.end - base) as usize];
         data[(run.start - whole.start) as usize..][..bytes.len()].copy_from_slice(bytes);
         let mut from = if src.blocking() { Source::Slice(&data) } else { Source::Owned(&mut data) };
-        self.write_reserved(room, &whole, &mut from, BioFlags::SYNC, true).await?;
-        self.remember_unpinned(epoch);
-        drop(held);
+        self.write_reserved(places, &whole, &mut from, BioFlags::SYNC).await?;
         Ok(Once::Written)
     }
 

@@ -2,10 +2,9 @@
 //! dropped from it and zeroed on the device, with the range held exclusively (D4, L7).
 
 use crate::file::{MappedFile, Source, ZeroFlags};
-use crate::taken::Taken;
+use crate::inflight::InFlight;
 use crate::uncached::Passing;
 use crate::write::Beyond;
-use crate::writeout::Ticket;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::State;
@@ -78,25 +77,21 @@ impl MappedFile {
         if range.end > size || (range.end != size && !is_aligned(range.end, mapping.block_size())) {
             return Ok(false);
         }
-        let _ticket = Ticket::new(&self.mapping, range.clone());
-        // Dirt is taken so that nobody writes it out meanwhile, and comes back if the device fails.
-        let mut taken = Taken::new(self);
+        let mut flight = InFlight::new(self, held, range.clone());
+        // Dirty blocks are taken so that no pass writes them out meanwhile; they come back if the device
+        // fails.
         self.each_idle(&range, |folio, blocks| {
-            taken.take(folio, blocks);
+            flight.replaced.take(folio, blocks);
             // What is clean goes now: a write-out of its whole folio would bring it back.
             for clean in folio.runs(blocks, |t, s, g| !t.bits(s, State::Writing, g)) {
                 folio.discard(clean);
             }
         })
         .await;
-        let epoch = mapping.unflushed.epoch();
-        let done = self.ops.zero(range.clone(), flags.keep_allocated, flags.fast_only).await;
-        // Also when it failed: part of it may have happened.
-        self.remember_unpinned(epoch);
-        done?;
-        taken.drop_dirt();
-        self.each_idle(&range, |folio, blocks| folio.discard(blocks)).await;
-        drop(held);
+        let flight = flight.share();
+        let (keep, fast_only) = (flags.keep_allocated, flags.fast_only);
+        self.ops.zero(range, keep, fast_only, flight.owned()).await?;
+        flight.done();
         Ok(true)
     }
 }

@@ -30,7 +30,8 @@ use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
 use forebay_iomap::{
-    Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation, Written,
+    BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
+    Written,
 };
 use forebay_vfs::Ino;
 use std::ops::Range;
@@ -518,7 +519,14 @@ impl MapOps for FileOps {
         self.inner.upgrade().map(|inner| inner.log.failures())
     }
 
-    fn zero(&self, range: Range<u64>, _keep: bool, _fast: bool) -> BoxFuture<'_, Result<()>> {
+    /// One record, appended in one step: no request of the device belongs to it.
+    fn zero(
+        &self,
+        range: Range<u64>,
+        _keep: bool,
+        _fast: bool,
+        _owned: BioOwned,
+    ) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let inner = self.inner()?;
             let unit = u64::from(self.unit);
@@ -543,7 +551,7 @@ impl MapOps for FileOps {
         Ok(())
     }
 
-    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+    fn truncate(&self, size: u64, _owned: BioOwned) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move { self.inner()?.with_room(|state| self.cut(state, size)).await })
     }
 

@@ -75,6 +75,26 @@ impl Drop for Permit<'_> {
     }
 }
 
+impl<'a> Permit<'a> {
+    /// The same for a request that may outlive the task that waits for it.
+    pub fn keep(self, cache: &'a forebay_base::sync::Arc<PageCache>) -> OwnedPermit {
+        assert!(std::ptr::eq(self.cache, &**cache), "a permit of the same cache");
+        OwnedPermit { bytes: std::mem::ManuallyDrop::new(self).bytes, cache: cache.clone() }
+    }
+}
+
+/// [`Permit`], of a cache that it keeps alive.
+pub struct OwnedPermit {
+    cache: forebay_base::sync::Arc<PageCache>,
+    bytes: u64,
+}
+
+impl Drop for OwnedPermit {
+    fn drop(&mut self) {
+        drop(Permit { cache: &self.cache, bytes: self.bytes });
+    }
+}
+
 impl PageCache {
     /// Bytes that open files take beside their blocks.
     pub fn file_bytes(&self) -> u64 {

@@ -6,7 +6,9 @@ use forebay_base::Result;
 use forebay_base::task::BoxFuture;
 use forebay_block::{DeviceRef, MapRuns};
 use forebay_iomap::remap::{Image, Remap};
-use forebay_iomap::{Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written};
+use forebay_iomap::{
+    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
+};
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -75,8 +77,14 @@ impl MapOps for Committed {
             Ok(())
         })
     }
-    fn zero(&self, range: Range<u64>, keep: bool, fast: bool) -> BoxFuture<'_, Result<()>> {
-        self.map.zero(range, keep, fast)
+    fn zero(
+        &self,
+        range: Range<u64>,
+        keep: bool,
+        fast: bool,
+        owned: BioOwned,
+    ) -> BoxFuture<'_, Result<()>> {
+        self.map.zero(range, keep, fast, owned)
     }
     fn can_grow(&self) -> bool {
         self.map.can_grow()
@@ -84,8 +92,8 @@ impl MapOps for Committed {
     fn grow(&self, size: u64) -> Result<()> {
         self.map.grow(size)
     }
-    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
-        self.map.truncate(size)
+    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
+        self.map.truncate(size, owned)
     }
     fn can_zero(&self) -> (bool, bool) {
         self.map.can_zero()

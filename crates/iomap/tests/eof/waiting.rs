@@ -6,7 +6,9 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::task::BoxFuture;
 use forebay_base::world::World;
 use forebay_block::{DeviceRef, MapRuns};
-use forebay_iomap::{Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written};
+use forebay_iomap::{
+    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
+};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,10 +60,16 @@ impl MapOps for Waiting {
     fn fua_suffices(&self) -> bool {
         self.map.fua_suffices()
     }
-    fn zero(&self, range: Range<u64>, keep: bool, fast: bool) -> BoxFuture<'_, Result<()>> {
+    fn zero(
+        &self,
+        range: Range<u64>,
+        keep: bool,
+        fast: bool,
+        owned: BioOwned,
+    ) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             self.wait().await;
-            self.map.zero(range, keep, fast).await
+            self.map.zero(range, keep, fast, owned).await
         })
     }
     fn can_grow(&self) -> bool {
@@ -70,10 +78,10 @@ impl MapOps for Waiting {
     fn grow(&self, size: u64) -> Result<()> {
         self.map.grow(size)
     }
-    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             self.wait().await;
-            self.map.truncate(size).await
+            self.map.truncate(size, owned).await
         })
     }
     fn can_zero(&self) -> (bool, bool) {

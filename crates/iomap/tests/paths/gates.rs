@@ -6,7 +6,9 @@ use forebay_base::task::{BoxFuture, WaitQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioOp, BlockDevice, Completion, DeviceRef, Limits, MapRuns};
 use forebay_cache::PageCache;
-use forebay_iomap::{Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written};
+use forebay_iomap::{
+    BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
+};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -122,10 +124,16 @@ impl MapOps for Gated {
     fn fua_suffices(&self) -> bool {
         self.map.fua_suffices()
     }
-    fn zero(&self, range: Range<u64>, keep: bool, fast: bool) -> BoxFuture<'_, Result<()>> {
+    fn zero(
+        &self,
+        range: Range<u64>,
+        keep: bool,
+        fast: bool,
+        owned: BioOwned,
+    ) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             self.zero.pass().await?;
-            self.map.zero(range, keep, fast).await
+            self.map.zero(range, keep, fast, owned).await
         })
     }
     fn can_grow(&self) -> bool {
@@ -134,10 +142,10 @@ impl MapOps for Gated {
     fn grow(&self, size: u64) -> Result<()> {
         self.map.grow(size)
     }
-    fn truncate(&self, size: u64) -> BoxFuture<'_, Result<()>> {
+    fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             self.truncate.pass().await?;
-            self.map.truncate(size).await
+            self.map.truncate(size, owned).await
         })
     }
     fn can_zero(&self) -> (bool, bool) {

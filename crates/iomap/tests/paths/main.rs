@@ -8,6 +8,7 @@ mod dirty;
 mod dirty_exact;
 mod dirty_more;
 mod domain;
+mod dropped;
 mod ends;
 mod gates;
 mod held;

@@ -187,7 +187,7 @@ fn o1_o2_the_later_content_stays_whatever_ends_last() {
         assert_eq!(found.device_offset, Some(two.places()[0].device_offset));
         let old = map.reserve(std::slice::from_ref(&block), Class::Sync).await.unwrap();
         let before = map.sequence();
-        map.zero(block.clone(), false, false).await.unwrap();
+        map.zero(block.clone(), false, false, Arc::new(())).await.unwrap();
         map.publish(&old, &written(&old, before), 0);
         assert_eq!(map.map(block.clone()).await.unwrap().device_offset, None);
         drop((one, two, old, found));

@@ -1,0 +1,132 @@
+//! What an operation has taken of a file while the device may carry out its requests: one value, owned by
+//! the operation and by each of its bios.
+//!
+//! ```text
+//!   take: range, ticket, dirty blocks, places, memory
+//!     └──share──▶ operation ──────────clone──────────▶ bio, bio, ..
+//!                   │ ends, or is dropped                │ completes, or is destroyed
+//!                   └───────────────┬────────────────────┘
+//!                                   ▼ after the last of them
+//!         remember what no flush covers; give back: dirty blocks, places, memory, ticket, range
+//! ```
+//! Whoever waits for an operation may stop waiting at any time, and the device does not know of it: a
+//! request in its queue still runs. So nothing is released before the last bio has ended.
+//!
+//! Invariants: T1 while a request that changes the device may run, its range is held and its ticket counts.
+//! T2 blocks that were taken are dropped only if the operation says that it is done; otherwise they are
+//! dirty again. T3 they are given back before the ticket ends, and the ticket ends before the range is free.
+//!
+//! No locks of its own.
+
+use crate::file::MappedFile;
+use crate::ops::{BioOwned, MapOps, Place, Reservation, is_bad};
+use crate::taken::Taken;
+use crate::writeout::Ticket;
+use forebay_base::Result;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_cache::bounds::{Exclusive, Held, HoldsBlocks};
+use forebay_cache::writeback::unflushed::Epoch;
+use forebay_cache::{Mapping, OwnedPermit, PageCache};
+use std::ops::Range;
+
+/// See the module. Fields are released in this order (T3).
+pub(crate) struct InFlight {
+    /// Dirty blocks that the operation replaces.
+    pub replaced: Taken,
+    /// Dirty blocks that it keeps back meanwhile: dirty again whatever becomes of it.
+    pub kept_back: Taken,
+    /// Places for what it writes.
+    pub reservation: Option<Reservation>,
+    /// Private memory that its bios use.
+    pub permit: Option<OwnedPermit>,
+    _ticket: Ticket,
+    held: Held,
+    /// Failed flushes when the first request was about to be submitted; none: no request was.
+    epoch: Option<Epoch>,
+    is_done: AtomicBool,
+    is_durable: AtomicBool,
+    ops: std::sync::Arc<dyn MapOps>,
+    mapping: Arc<Mapping>,
+    cache: Arc<PageCache>,
+}
+
+impl InFlight {
+    /// An operation of `file` that changes bytes of `range`, whose blocks it holds. From here on a sync
+    /// waits for it.
+    pub fn new(file: &MappedFile, held: Exclusive<'_>, range: Range<u64>) -> Self {
+        Self {
+            replaced: Taken::default(),
+            kept_back: Taken::default(),
+            reservation: None,
+            permit: None,
+            _ticket: Ticket::new(&file.mapping, range),
+            held: held.keep(&file.mapping),
+            epoch: None,
+            is_done: AtomicBool::new(false),
+            is_durable: AtomicBool::new(false),
+            ops: file.ops.clone(),
+            mapping: file.mapping.clone(),
+            cache: file.cache.clone(),
+        }
+    }
+
+    /// The range that it holds.
+    pub fn held(&self) -> &Held {
+        &self.held
+    }
+
+    /// Requests are about to be submitted: from here on its bios own it, too.
+    pub fn share(mut self) -> std::sync::Arc<Self> {
+        self.epoch = Some(self.mapping.unflushed.epoch());
+        std::sync::Arc::new(self)
+    }
+
+    /// For the requests that the map submits.
+    pub fn owned(self: &std::sync::Arc<Self>) -> BioOwned {
+        self.clone()
+    }
+
+    /// The operation has succeeded: what it replaces is dropped.
+    pub fn done(&self) {
+        self.is_done.store(true, Ordering::Release);
+    }
+
+    /// What it has written is durable, or the caller flushes it: no later flush answers for it.
+    pub fn durable(&self) {
+        self.is_durable.store(true, Ordering::Release);
+    }
+
+    /// The places of [`InFlight::reservation`].
+    pub fn places(&self) -> &[Place] {
+        self.reservation.as_ref().map_or(&[], Reservation::places)
+    }
+
+    /// A write of `place` is over.
+    pub fn wrote(&self, place: &Place, result: &Result<()>) {
+        if is_bad(result) {
+            self.ops.write_failed(place);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        debug_assert!(
+            self.mapping.is_exclusive(&self.held.range()),
+            "T3: the range is held to the end"
+        );
+        // Also after a failure, for part of it may have happened: bytes that no frame holds were written or
+        // zeroed. A flush that fails from now on, or has failed since `epoch`, cannot be made good.
+        if let Some(epoch) = self.epoch
+            && !self.is_durable.load(Ordering::Acquire)
+            && !self.mapping.unflushed.completed(epoch, None, Default::default)
+        {
+            self.mapping.poison("a flush failed while a write was in flight that no frame holds");
+        }
+        // T2.
+        let is_dirty = !self.is_done.load(Ordering::Acquire);
+        self.replaced.give_back(&self.cache, &self.mapping, is_dirty);
+        self.kept_back.give_back(&self.cache, &self.mapping, true);
+    }
+}
