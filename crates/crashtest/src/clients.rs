@@ -13,6 +13,7 @@
 
 mod client;
 mod drop;
+mod early;
 mod file;
 mod ground;
 mod history;

@@ -385,3 +385,6 @@ fn atoms(changes: &[&Change], range: &Range<u64>, more: Vec<u64>) -> Vec<Range<u
     borders.dedup();
     borders.windows(2).map(|pair| pair[0]..pair[1]).collect()
 }
+
+#[cfg(test)]
+mod tests;

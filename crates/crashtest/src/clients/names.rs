@@ -300,3 +300,65 @@ fn rename(names: &mut Names, (from, to): (At, At), how: How, begin: u64) -> Answ
     }
     Ok(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(act: NameAct, begin: u64, end: u64, answer: Option<Answer>) -> NameOp {
+        NameOp { act, begin, latest: end, answer }
+    }
+
+    fn names(entries: &[(At, u64)]) -> Names {
+        Names { entries: entries.iter().copied().collect(), ..Names::default() }
+    }
+
+    const A: At = (0, 0);
+    const B: At = (0, 1);
+
+    fn found(orders: &Orders, synced: u64, now: u64, entries: &[(At, u64)]) -> bool {
+        let found = entries.iter().copied().collect();
+        let prefixes = orders.prefixes(synced, now);
+        prefixes.iter().any(|names| names.are(&found, |ino| orders.is_known(ino)))
+    }
+
+    /// L2: a rename is found done or not, never half, and done once it is synced.
+    #[test]
+    fn rename_half_done_or_undone_after_sync_is_found() {
+        let rename = op(NameAct::Rename(A, B, How::Replace), 10, 12, Some(Ok(0)));
+        let orders = Orders::of(vec![rename], names(&[(A, 5), (B, 6)])).unwrap();
+        assert!(found(&orders, 3, 20, &[(A, 5), (B, 6)]));
+        assert!(found(&orders, 3, 20, &[(B, 5)]));
+        assert!(!found(&orders, 3, 20, &[(A, 5)]));
+        assert!(!found(&orders, 3, 20, &[]));
+        assert!(!found(&orders, 15, 20, &[(A, 5), (B, 6)]));
+        assert!(!found(&orders, 3, 9, &[(B, 5)]));
+    }
+
+    /// L1: overlapping operations may be in either order, others not.
+    #[test]
+    fn answers_without_an_order_are_found() {
+        let unlink = |begin, end| op(NameAct::Unlink(A), begin, end, Some(Ok(0)));
+        let look = |begin, end, answer| op(NameAct::Lookup(A), begin, end, Some(answer));
+        for (end, answer, is_right) in [
+            (15, Ok(5), true),
+            (15, Err(ErrorKind::NotFound), true),
+            (11, Ok(5), false),
+            (11, Err(ErrorKind::NotFound), true),
+        ] {
+            let orders = Orders::of(vec![unlink(10, end), look(13, 17, answer)], names(&[(A, 5)]));
+            assert_eq!(orders.is_ok(), is_right, "{end} {answer:?}");
+        }
+        assert!(Orders::of(vec![unlink(1, 2), unlink(3, 4)], names(&[(A, 5)])).is_err());
+    }
+
+    /// A dropped creation may have made a file or not; its inode is one that no client knows.
+    #[test]
+    fn dropped_creation_may_be_there_or_not() {
+        let create = op(NameAct::Create(B, true), 10, 12, None);
+        let orders = Orders::of(vec![create], names(&[(A, 5)])).unwrap();
+        assert!(found(&orders, 15, 20, &[(A, 5)]));
+        assert!(found(&orders, 15, 20, &[(A, 5), (B, 9)]));
+        assert!(!found(&orders, 15, 20, &[(A, 5), (B, 5)]));
+    }
+}

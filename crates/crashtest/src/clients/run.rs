@@ -6,6 +6,7 @@
 //! No locks across a wait.
 
 use super::client::{Client, DIRECTORY, Site, all_names, path};
+use super::early::EarlyRelease;
 use super::file::{IMAGE, Opened};
 use super::ground::IMAGE_BYTES;
 use super::history::Span;
@@ -20,9 +21,10 @@ use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, WorldRef};
 use forebay_block::DeviceRef;
 use forebay_cache::PageCache;
-use forebay_iomap::MappedFile;
 use forebay_iomap::identity::Identity;
+use forebay_iomap::{MapOps, MappedFile};
 use forebay_lfs::Volume;
+use forebay_lfs::fault::Planted;
 use forebay_sim::{PowerCut, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -124,7 +126,11 @@ impl Life<'_> {
         let options = self.setup.options(&asked).map_err(text)?;
         let cache = options.cache.ok_or("a cache is needed")?;
         let device: DeviceRef = Arc::new(self.disk.clone());
-        let (map, block) = (Arc::new(Identity::new(device)), self.setup.block_bytes);
+        let (identity, block) = (Identity::new(device), self.setup.block_bytes);
+        let map: Arc<dyn MapOps> = match self.setup.plant {
+            Some(Planted::RangeReleasedEarly) => Arc::new(EarlyRelease(identity)),
+            _ => Arc::new(identity),
+        };
         let file = MappedFile::new(&cache, map, block, IMAGE_BYTES, false).map_err(text)?;
         let handle = Arc::new(file.open_handle());
         let opened = Opened::Image(file.clone(), handle.clone());
