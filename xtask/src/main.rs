@@ -13,6 +13,7 @@ mod mutants;
 mod mutants_build;
 mod mutants_find;
 mod mutants_run;
+mod named;
 mod requires;
 mod source;
 mod tidy;

@@ -45,6 +45,7 @@ pub mod latency;
 pub mod mapping;
 pub mod memory;
 pub mod picture;
+mod ranges;
 pub mod rangeset;
 pub mod stats;
 pub mod strategy;

@@ -413,3 +413,71 @@ fn whoever_waits_for_a_fill_or_a_write_out_is_woken() {
         lab.end();
     });
 }
+
+/// Two halves of a range and the range as a whole, which one thread waits for and gives up: each is held
+/// alone, every waiter is woken, and what arrives behind the waiting whole is granted after it.
+#[test]
+fn exclusive_ranges_are_granted_by_arrival_also_behind_a_dropped_wait() {
+    const HALF: u64 = 4096;
+    check(|| {
+        let lab = Lab::new();
+        let users: Arc<[AtomicU8; 2]> = Arc::default();
+        // 1: the whole is in the queue. 2: it was granted, or given up.
+        let whole = Arc::new(AtomicU8::new(0));
+        let half = |index: u64, users: Arc<[AtomicU8; 2]>, whole: Arc<AtomicU8>| -> Task {
+            Box::new(move |lab| {
+                for _ in 0..2 {
+                    let behind = whole.load(Ordering::SeqCst) == 1;
+                    let wanted = index * HALF..(index + 1) * HALF;
+                    let _held = block_on(lab.mapping.bounds.exclusive(wanted));
+                    assert!(!behind || whole.load(Ordering::SeqCst) == 2, "it came later");
+                    let user = &users[index as usize];
+                    assert_eq!(user.fetch_add(1, Ordering::SeqCst), 0, "held twice");
+                    thread::yield_now();
+                    user.fetch_sub(1, Ordering::SeqCst);
+                }
+            })
+        };
+        let take_whole =
+            |give_up: bool, users: Arc<[AtomicU8; 2]>, flag: Option<Arc<AtomicU8>>| -> Task {
+                Box::new(move |lab| {
+                    let say = |value| {
+                        if let Some(flag) = &flag {
+                            flag.store(value, Ordering::SeqCst);
+                        }
+                    };
+                    let mut taking = Box::pin(lab.mapping.bounds.exclusive(0..2 * HALF));
+                    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+                    let polled = taking.as_mut().poll(&mut cx);
+                    if polled.is_pending() {
+                        say(1);
+                        thread::yield_now();
+                        if give_up {
+                            say(2);
+                            return;
+                        }
+                    }
+                    let _held = match polled {
+                        std::task::Poll::Ready(held) => held,
+                        std::task::Poll::Pending => block_on(taking),
+                    };
+                    say(2);
+                    users.iter().for_each(|user| {
+                        assert_eq!(user.fetch_add(1, Ordering::SeqCst), 0, "held twice");
+                    });
+                    thread::yield_now();
+                    users.iter().for_each(|user| user.store(0, Ordering::SeqCst));
+                })
+            };
+        together(
+            &lab,
+            vec![
+                half(0, users.clone(), whole.clone()),
+                half(1, users.clone(), whole.clone()),
+                take_whole(false, users.clone(), Some(whole)),
+                take_whole(true, users, None),
+            ],
+        );
+        lab.end();
+    });
+}

@@ -27,6 +27,7 @@ mod overwrite;
 pub(crate) mod reuse;
 mod setup;
 mod summary;
+mod sums_off;
 mod superblock;
 mod tree;
 mod volume;

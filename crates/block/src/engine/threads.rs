@@ -89,6 +89,11 @@ impl Pool {
         }
     }
 
+    /// The count of what the engine has accepted.
+    pub(crate) fn room(&self) -> &Arc<Room> {
+        &self.shared.room
+    }
+
     /// Ends a request that was submitted to the engine.
     pub(crate) fn end(&self, request: Boxed) {
         end(request);

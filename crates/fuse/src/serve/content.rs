@@ -124,9 +124,11 @@ impl Core {
         done.map(|done| self.wrote(&handle, &io, &done))
     }
 
-    /// How the kernel shall treat an opening that its cache has nothing to do with.
+    /// How the kernel shall treat an opening that its cache has nothing to do with. What it has cached of the
+    /// file stays, pages that other programs have mapped among it: each change drops what it makes stale.
     pub(super) fn direct_fopen(&self) -> FOpen {
-        FOpen::DIRECT_IO | FOpen::PARALLEL_DIRECT_WRITES | FOpen::NOFLUSH
+        let direct = FOpen::DIRECT_IO | FOpen::PARALLEL_DIRECT_WRITES;
+        direct | FOpen::KEEP_CACHE | FOpen::NOFLUSH
     }
 
     /// How the kernel shall treat an opening in this mode: what is not for the cache is not for its own.
@@ -358,7 +360,9 @@ mod tests {
         let large = Attr { size: SMALL_BYTES + 1, ..small };
         let fifo = Attr { kind: FileKind::Fifo, ..small };
         let kept = |core: &Core, attr, flags| {
-            core.fopen(attr, flags, MODE_CACHED).contains(FOpen::KEEP_CACHE)
+            let fopen = core.fopen(attr, flags, MODE_CACHED);
+            assert!(fopen.contains(FOpen::KEEP_CACHE), "an opening drops nothing");
+            !fopen.contains(FOpen::DIRECT_IO)
         };
         let c = &small_files;
         assert!(kept(c, &small, 0) && !kept(c, &large, 0) && !kept(c, &fifo, 0));
@@ -367,6 +371,6 @@ mod tests {
         assert!(!kept(&core(KernelCache::Never), &small, 0));
         let always = core(KernelCache::Always);
         let uncached = always.fopen(&small, 0, crate::ioctl::MODE_UNCACHED);
-        assert!(!uncached.contains(FOpen::KEEP_CACHE), "it would stay in the kernel's instead");
+        assert!(uncached.contains(FOpen::DIRECT_IO), "it would stay in the kernel's instead");
     }
 }

@@ -29,6 +29,13 @@ fn keeps(kill: u32) -> bool {
     kill & OPEN_KILL_SUIDGID == 0
 }
 
+/// An inode that loses a name.
+struct Held {
+    file: OpenFileRef,
+    /// It has no other name.
+    is_last: bool,
+}
+
 impl Core {
     pub(super) async fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Outcome> {
         let seen = self.epoch();
@@ -102,19 +109,25 @@ impl Core {
         Ok(Outcome::body(body))
     }
 
-    /// Holds on to what `name` denotes if that is its last name: the kernel may still use it by number, as
-    /// a working directory or by an `O_PATH` descriptor.
-    async fn hold(&self, dir: Ino, name: Name<'_>) -> Option<OpenFileRef> {
+    /// Holds what `name` denotes if the kernel knows it: it may still use an inode without a name by number,
+    /// as a working directory or by an `O_PATH` descriptor. Also if there are other names, which may go
+    /// before this one does.
+    async fn hold(&self, dir: Ino, name: Name<'_>) -> Option<Held> {
         let attr = self.fs.lookup(dir, name).await.ok()?;
-        let last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
-        match last && self.inodes.knows(attr.ino) {
-            true => self.fs.open(attr.ino, OpenFlags::empty()).await.ok(),
+        let is_last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
+        match self.inodes.knows(attr.ino) {
+            true => {
+                let file = self.fs.open(attr.ino, OpenFlags::empty()).await.ok()?;
+                Some(Held { file, is_last })
+            }
             false => None,
         }
     }
 
-    fn keep_held(&self, held: Option<OpenFileRef>) {
-        if let Some(file) = held {
+    /// Keeps what was held when its name went, unless it has another one.
+    async fn keep_held(&self, held: Option<Held>) {
+        let Some(Held { file, is_last }) = held else { return };
+        if is_last || self.fs.getattr(file.ino()).await.is_ok_and(|attr| attr.nlink == 0) {
             self.inodes.keep(file);
         }
     }
@@ -126,7 +139,7 @@ impl Core {
             true => self.fs.rmdir(dir, name).await?,
             false => self.fs.unlink(dir, name).await?,
         }
-        self.keep_held(held);
+        self.keep_held(held).await;
         Ok(Outcome::done())
     }
 
@@ -144,7 +157,7 @@ impl Core {
             false => None,
         };
         self.fs.rename(dir, name, new_dir, new_name, flags).await?;
-        self.keep_held(held);
+        self.keep_held(held).await;
         Ok(Outcome::done())
     }
 
@@ -301,5 +314,28 @@ mod tests {
         block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();
         assert_eq!(create_as(&core, 1000, open::RDWR | open::TRUNC), 0, "the name is free");
         assert_eq!(block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().uid, 1000);
+    }
+
+    /// Two programs removed the two names of a file at the same time, in two directories. Each found another
+    /// name, so neither kept the inode, and a third that had it as `O_PATH` descriptor got ESTALE.
+    #[test]
+    fn inode_whose_names_go_at_the_same_time_is_kept() {
+        let options = Options::default();
+        let fs = Arc::new(MemFs::default());
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+        let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());
+        let new = NewInode::of(FileKind::File, 0o600);
+        let ino = block_on(core.fs.mknod(Ino::ROOT, a, &new)).unwrap().ino;
+        block_on(core.fs.link(ino, Ino::ROOT, b)).unwrap();
+        core.inodes.told(ino);
+        // The steps of both removals, alternated.
+        let held = [a, b].map(|name| (name, block_on(core.hold(Ino::ROOT, name))));
+        for (name, held) in held {
+            block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();
+            block_on(core.keep_held(held));
+        }
+        assert_eq!(block_on(core.fs.getattr(ino)).map(|attr| attr.nlink).ok(), Some(0));
+        core.inodes.forgot(ino, 1);
+        assert!(block_on(core.fs.getattr(ino)).is_err(), "until the kernel has forgotten it");
     }
 }

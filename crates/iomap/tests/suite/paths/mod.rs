@@ -1,0 +1,25 @@
+//! The paths through a mapped file, one behaviour per test, in a simulated world: uncached I/O,
+//! dirty tracking, sync and errors, stable writes, `NOWAIT`. Names such as `u1` are the promises
+//! that docs/behaviours.md lists.
+
+mod ageing;
+mod crowd;
+mod dirty;
+mod dirty_exact;
+mod dirty_more;
+mod domain;
+mod dropped;
+mod ends;
+mod fair;
+mod gates;
+mod held;
+mod lab;
+mod lost;
+mod nowait;
+mod published;
+mod reads;
+mod room;
+mod stable;
+mod strategies;
+mod sync;
+mod uncached;
