@@ -308,7 +308,7 @@ impl FileHistory {
             let is_ahead = SIZES_MOVE_FIRST
                 && c.grows()
                 && c.range.end > atom.start
-                && !is_over(c)
+                && c.end >= instant
                 && (c.end == NEVER || !span.crashed);
             let moves = match c.kind {
                 Kind::Write | Kind::Truncate => c.range.start >= atom.end || is_ahead,

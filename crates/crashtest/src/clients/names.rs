@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub const NAME_OPS_MAX: usize = 64;
 /// States of one run, at most; a run with more of them is given up as not judged.
 const STATES_MAX: usize = 20_000;
-/// Inodes above this number stand for those of creations that nobody got an answer of.
+/// Inodes above this number stand for those of creations without an answer.
 const UNKNOWN: u64 = 1 << 40;
 
 /// A name: directory 0 (the root) or 1, and a letter.
@@ -205,7 +205,7 @@ impl Orders {
 }
 
 impl Names {
-    /// Whether these are the names that were found: what nobody got an answer of may have any new inode.
+    /// Whether these are the names that were found: a file whose creation has no answer may have any new inode.
     pub fn are(&self, found: &BTreeMap<At, u64>, is_known: impl Fn(u64) -> bool) -> bool {
         let mut bound = BTreeMap::new();
         self.entries.len() == found.len()
@@ -226,7 +226,7 @@ fn created(op: &NameOp) -> Option<u64> {
     }
 }
 
-/// What an operation does, and answers. `number` stands for an inode that nobody was told.
+/// What an operation does, and answers. `number` stands for the inode of a creation without an answer.
 fn apply(names: &mut Names, op: &NameOp, number: u64, known: &BTreeSet<u64>) -> Answer {
     let seen = op.answer.and_then(Result::ok);
     match op.act {
@@ -264,7 +264,7 @@ fn apply(names: &mut Names, op: &NameOp, number: u64, known: &BTreeSet<u64>) -> 
     }
 }
 
-/// The inode at a name. One that nobody was told of becomes known by being seen.
+/// The inode at a name. That of a creation without an answer becomes known by being seen.
 fn there(names: &mut Names, at: At, seen: Option<u64>, known: &BTreeSet<u64>) -> Answer {
     let ino = *names.entries.get(&at).ok_or(ErrorKind::NotFound)?;
     match seen {
