@@ -1,14 +1,14 @@
-//! Source files that no module names compile nowhere, and their tests run nowhere. Test programs: one for
-//! each crate.
+//! Source files that no module names compile nowhere, and their tests run nowhere. Test programs:
+//! one for each crate.
 //!
-//! A file below `src/` or in a folder of `tests/` must be named by a `mod` line of its parent, or by a
-//! `#[path]` of its test program.
+//! A file below `src/` or in a folder of `tests/` must be named by a `mod` line of its parent, or
+//! by a `#[path]` of its test program.
 
 use crate::Findings;
 use std::path::Path;
 
-/// Test programs besides the suite of a crate: an allocator, a compiler flag or the state of a process is
-/// theirs alone.
+/// Test programs in addition to the suite of a crate: an allocator, a compiler flag or the state of
+/// a process is theirs alone.
 const PROGRAMS: &[&str] = &[
     "crates/base/tests/io_flusher.rs",
     "crates/base/tests/pool.rs",

@@ -51,6 +51,8 @@ pub fn check(root: &Path) -> Findings {
     }
     ratchet.finish(&mut findings);
     findings.extend(crate::invariants::check(root, &files));
+    findings.extend(crate::language::check(root));
+    findings.extend(crate::subjects::check(root));
     findings
 }
 
