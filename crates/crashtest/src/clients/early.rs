@@ -1,5 +1,5 @@
-//! An injected fault: a raw image whose zeroing releases its range before its request has ended, once the
-//! task that waits for it is dropped.
+//! An injected fault: a raw image whose zeroing releases its range before its request has ended,
+//! once the task that waits for it is dropped.
 //!
 //! No locks.
 

@@ -1,15 +1,16 @@
 //! The history of one file's content: which operation changed which bytes, from when to when.
 //!
-//! Each change puts a pattern of its own over its range ([`stamp`]), so a byte names the change that
-//! wrote it. A clock counts the begins and ends of operations. A change takes effect at one instant
-//! per block, after its begin. An acknowledged change took effect before its end. A change that was
-//! dropped or that failed at `latest` takes effect or not, by block, also later; but not after another
-//! change of the block that began after `latest` was acknowledged.
+//! Each change puts a pattern of its own over its range ([`stamp`]), so a byte names the change
+//! that wrote it. A clock counts the begins and ends of operations. A change takes effect at one
+//! instant per block, after its begin. An acknowledged change took effect before its end. A
+//! change that was dropped or that failed at `latest` takes effect or not, by block, also later;
+//! but not after another change of the block that began after `latest` was acknowledged.
 //!
-//! Invariants: history.C1 a read shows each block as it was at one instant of the read. history.C2 after
-//! a crash each block is as it was at one instant that is not before the newest sync of the file that
-//! was acknowledged. history.C3 a size that is found is one that some order of the changes explains.
-//! history.C4 zeros below the size are zeros that a change wrote, or a gap that a change left.
+//! Invariants: history.C1 a read shows each block as it was at one instant of the read.
+//! history.C2 after a crash each block is as it was at one instant that is not before the newest
+//! sync of the file that was acknowledged. history.C3 a size that is found is one that some
+//! order of the changes explains. history.C4 zeros below the size are zeros that a change wrote,
+//! or a gap that a change left.
 //!
 //! No locks.
 
@@ -40,8 +41,9 @@ pub fn fill(id: u8, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// The end of file moves before the bytes of a growing write are there: readers see zeros until it ends, and
-/// for good if it is dropped or fails. To be false once sizes move behind their bytes.
+/// The end of file moves before the bytes of a growing write are there: readers see zeros until
+/// it ends, and for good if it is dropped or fails. To be false once sizes move behind their
+/// bytes.
 const SIZES_MOVE_FIRST: bool = true;
 
 /// How a change moves the end of file.
@@ -186,7 +188,8 @@ impl FileHistory {
         }
     }
 
-    /// Whether a read of so many bytes shows a state of the span, and ends where the file may have ended.
+    /// Whether a read of so many bytes shows a state of the span, and ends where the file may
+    /// have ended.
     ///
     /// # Errors
     /// What is wrong.

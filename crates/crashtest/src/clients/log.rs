@@ -49,8 +49,8 @@ pub struct Past {
     pub syncs: Vec<Synced>,
     /// Operations that were dropped while they waited.
     pub dropped: u64,
-    /// Operations that failed after others had been dropped: what a dropped task has on its way counts as
-    /// failed, for all that waits for it.
+    /// Operations that failed after others had been dropped: what a dropped task has on its way
+    /// counts as failed, for all that waits for it.
     pub failed: u64,
     /// Operations that found no space.
     pub full: u64,
@@ -99,8 +99,8 @@ impl Log {
         })
     }
 
-    /// It is over; `end` says what came of it. If it is not settled, it has happened, or it happens before
-    /// the end of what begins later.
+    /// It is over; `end` says what came of it. If it is not settled, it has happened, or it
+    /// happens before the end of what begins later.
     pub fn end(&self, step: usize, changed: Changed, settled: bool, end: impl FnOnce(&mut Past)) {
         let steps = self.disk.world().steps();
         self.tick(|past| {

@@ -1,4 +1,5 @@
-//! What the clients of a run do: drawn from the seed, every step by itself, so that steps can be left out.
+//! What the clients of a run do: drawn from the seed, every step by itself, so that steps can be
+//! left out.
 //!
 //! No locks.
 

@@ -1,7 +1,8 @@
-//! Several clients on one volume, or on one raw image: one run, with every moment at which the power may go.
+//! Several clients on one volume, or on one raw image: one run, with every moment at which the
+//! power may go.
 //!
-//! Invariants: run.M1 an operation ends within a bounded number of steps of the world, and the world is never
-//! stuck while one has not ended. run.M2 the cache stays within its budget.
+//! Invariants: run.M1 an operation ends within a bounded number of steps of the world, and the
+//! world is never stuck while one has not ended. run.M2 the cache stays within its budget.
 //!
 //! No locks across a wait.
 
@@ -27,6 +28,7 @@ use forebay_lfs::Volume;
 use forebay_lfs::fault::Planted;
 use forebay_sim::{PowerCut, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,18 +63,11 @@ pub fn run(setup: &Setup, base: &Base, is_volume: bool, steps: &[(usize, Step)])
     let log = Arc::new(Log::new(&disk, base.ground.histories()));
     disk.record_cuts();
     let life = Life { setup, steps, disk: &disk, log: &log };
-    let done = catch_unwind(AssertUnwindSafe(|| {
-        world.run(async {
-            match is_volume {
-                true => life.volume().await,
-                false => life.image().await,
-            }
-        })
-    }));
-    // A world that is stuck, or at no end, names the operations that wait (M1).
-    let done = done.unwrap_or_else(|cause| {
-        let said = cause.downcast_ref::<String>().map_or("a panic", String::as_str);
-        Err(format!("{said}; not ended: {}", log.running()))
+    let done = bounded(&world, &log, async {
+        match is_volume {
+            true => life.volume().await,
+            false => life.image().await,
+        }
     });
     world.stop();
     if let Some(what) = log.take_wrong() {
@@ -85,6 +80,18 @@ pub fn run(setup: &Setup, base: &Base, is_volume: bool, steps: &[(usize, Step)])
     let first = Names { entries: base.ground.names.clone(), ..Names::default() };
     let orders = Orders::of(past.names.clone(), first)?;
     Ok(Ran { cuts, past, orders })
+}
+
+/// Runs a life. A world that is stuck, or at no end, names the operations that wait (M1).
+fn bounded(
+    world: &SimWorld,
+    log: &Log,
+    life: impl Future<Output = Result<(), String>>,
+) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(|| world.run(life))).unwrap_or_else(|cause| {
+        let said = cause.downcast_ref::<String>().map_or("a panic", String::as_str);
+        Err(format!("{said}; not ended: {}", log.running()))
+    })
 }
 
 /// One run.
@@ -211,5 +218,37 @@ impl Life<'_> {
             let checked = file.check_read((0, len), &bytes, block, span);
             checked.map_err(|what| format!("#{} at the end: {what}", opened.ino()))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::task::yield_now;
+    use forebay_sim::SimConfig;
+    use std::collections::BTreeMap;
+
+    fn running() -> (Arc<SimWorld>, Log) {
+        let world = SimWorld::new(1);
+        world.set_step_limit(1_000);
+        let log = Log::new(&SimDisk::new(world.clone(), SimConfig::default()), BTreeMap::new());
+        log.begin(3, "Sync(true) of #4".into(), |_| Changed::Nothing);
+        (world, log)
+    }
+
+    /// M1: both report the operation that waits.
+    #[test]
+    fn operation_that_waits_for_ever_is_named() {
+        let (world, log) = running();
+        let stuck = bounded(&world, &log, std::future::pending()).unwrap_err();
+        assert!(stuck.contains("stuck") && stuck.contains("step 3: Sync(true) of #4"), "{stuck}");
+        let (world, log) = running();
+        let endless = async {
+            loop {
+                yield_now().await;
+            }
+        };
+        let what = bounded(&world, &log, endless).unwrap_err();
+        assert!(what.contains("livelock") && what.contains("Sync(true) of #4"), "{what}");
     }
 }

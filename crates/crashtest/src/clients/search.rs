@@ -1,8 +1,8 @@
-//! One workload of several clients: every moment at which the power may go, what the disk may have kept, and
-//! whether what is recovered is something that the histories allow.
+//! One workload of several clients: every moment at which the power may go, what the disk may
+//! have kept, and whether what is recovered is something that the histories allow.
 //!
-//! Invariants: search.X1 what is looked at depends on the workload alone. search.X2 a state is counted once
-//! for each moment; what reads the same is recovered once in a workload.
+//! Invariants: search.X1 what is looked at depends on the workload alone. search.X2 a state is
+//! counted once for each moment; what reads the same is recovered once in a workload.
 //!
 //! No locks.
 
@@ -28,7 +28,7 @@ use std::rc::Rc;
 /// All subsets of up to so many pending writes.
 const ALL_UPTO: usize = 4;
 /// Crash states of a moment, about. There are many moments, and most states of one read the same.
-const STATES: u64 = 16;
+const STATES: u64 = 9;
 /// Recoveries that are remembered.
 const MEMO_MAX: usize = 400;
 

@@ -1,7 +1,8 @@
-//! Several clients at once on one volume, and operations that are dropped while they wait: the power goes at
-//! each write and flush.
+//! Several clients at once on one volume, and operations that are dropped while they wait: the
+//! power goes at each write and flush.
 //!
-//! `FOREBAY_CLIENT_SEEDS` sets the number of seeds of each test, `FOREBAY_SEED` the first. No locks.
+//! `FOREBAY_CLIENT_SEEDS` sets the number of seeds of each test, `FOREBAY_SEED` the first. No
+//! locks.
 
 use crate::from_env;
 use forebay_crashtest::{

@@ -54,7 +54,7 @@ fn block_of_two_instants_is_found() {
 /// A dropped write may be there or not; but not over one that began later and was acknowledged.
 #[test]
 fn dropped_write_over_later_one_is_found() {
-    let dropped = given_up(over(3, Kind::Zero, 0..512, 10, 12));
+    let dropped = given_up(over(ZEROS, Kind::Zero, 0..512, 10, 12));
     let file = file(vec![dropped, over(4, Kind::Write, 0..512, 14, 16)]);
     for (id, to) in [(200, 14), (ZEROS, 14), (4, 20)] {
         let found = if id == ZEROS { vec![0; 512] } else { bytes(id, 0..512) };
@@ -79,7 +79,8 @@ fn older_read_after_newer_is_found() {
     file.check(0, &old, 512, crashed(2, 20)).unwrap();
 }
 
-/// C3, C4: a size is explained by an order, and does not cover bytes that an acknowledged write has not left.
+/// C3, C4: a size is explained by an order, and does not cover bytes that an acknowledged write
+/// has not left.
 #[test]
 fn size_without_bytes_is_found() {
     let file = file(vec![
