@@ -6,6 +6,7 @@
 //! No locks.
 
 use crate::class::{CLASSES, Class, ONE_STEP, TWO_STEPS, of_round};
+use crate::clients::Ground;
 use crate::crowding::crowding;
 use crate::replacing::replacing;
 use crate::script::Script;
@@ -42,6 +43,12 @@ pub enum Kind {
     Replacing,
     /// A volume that is nearly full is cleaned.
     Crowded,
+    /// Several clients of one volume.
+    Clients,
+    /// The same, and operations are dropped.
+    Dropped,
+    /// The same on a raw image.
+    DroppedOnImage,
 }
 
 /// A workload.
@@ -97,6 +104,10 @@ impl Case {
             Kind::Names | Kind::Content => Script::make(setup, setup.seed, &base.fs, setup.steps),
             Kind::Replacing => Script::of(setup, &base.fs, replacing(setup.seed)),
             Kind::Crowded => Script::of(setup, &base.fs, crowding(setup.seed)),
+            // They have steps of their own.
+            Kind::Clients | Kind::Dropped | Kind::DroppedOnImage => {
+                Script::of(setup, &base.fs, Vec::new())
+            }
         };
         let Some(keep) = keep else { return whole };
         let ops: Vec<Op> = keep.iter().filter_map(|at| whole.ops.get(*at).cloned()).collect();
@@ -173,6 +184,8 @@ enum Begin {
     Empty,
     Furnished,
     Crowded,
+    Clients,
+    Image,
 }
 
 impl Bases {
@@ -194,6 +207,8 @@ impl Bases {
         let begin = match case.kind {
             Kind::Single(_) | Kind::Pair(_) => Begin::Furnished,
             Kind::Crowded => Begin::Crowded,
+            Kind::Clients | Kind::Dropped => Begin::Clients,
+            Kind::DroppedOnImage => Begin::Image,
             _ => Begin::Empty,
         };
         let key = (plain.block_bytes, plain.sector, plain.volume_bytes, begin);
@@ -204,6 +219,8 @@ impl Bases {
             Begin::Empty => Base::empty(&plain)?,
             Begin::Furnished => Base::furnished(&plain)?,
             Begin::Crowded => Base::crowded(&plain)?,
+            Begin::Clients => Ground::volume(&plain)?,
+            Begin::Image => Ground::image(&plain),
         };
         let base = Rc::new(base);
         self.0.insert(key, base.clone());

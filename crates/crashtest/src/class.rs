@@ -10,6 +10,7 @@
 //! No locks.
 
 use crate::case::{self, Case, Kind};
+use crate::clients;
 use crate::counts::Seen;
 use crate::search::{Depth, Spot, Subject, Violation, look_at, search};
 use crate::setup::{Base, Setup};
@@ -50,13 +51,18 @@ const fn of_one_client(name: &'static str, weight: u64, draw: fn(u64) -> (Kind, 
     Class { name, weight, draw, carry_out: one_client, steps: one_client_steps }
 }
 
+/// A class of several clients.
+const fn of_several(name: &'static str, weight: u64, draw: fn(u64) -> (Kind, Setup)) -> Class {
+    Class { name, weight, draw, carry_out: clients::carry_out, steps: clients::list_steps }
+}
+
 /// Index of the class of runs of one step.
 pub const ONE_STEP: usize = 0;
 /// Index of the class of runs of two steps.
 pub const TWO_STEPS: usize = 1;
 
 /// Classes that there are.
-pub const COUNT: usize = 8;
+pub const COUNT: usize = 10;
 
 /// All classes. The first two are drawn by number: three and two runs of each round.
 pub static CLASSES: [Class; COUNT] = [
@@ -68,6 +74,8 @@ pub static CLASSES: [Class; COUNT] = [
     of_one_client("content", 2, case::draw_content),
     of_one_client("content-failing", 1, case::draw_content_failing),
     of_one_client("crowded", 1, case::draw_crowded),
+    of_several("several-clients", 2, clients::draw_several),
+    of_several("dropped-futures", 2, clients::draw_dropped),
 ];
 
 /// Rounds in which each class is drawn as often as its weight says.

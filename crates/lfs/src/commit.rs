@@ -36,6 +36,10 @@ impl Inner {
     pub(crate) async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
         let entered = self.log.failures();
         let early = self.plant.has(Planted::AckBeforeFlush);
+        let ticket = match self.plant.has(Planted::JoinedCommit) {
+            true => self.log.ticket_in_progress().map_or(ticket, |joined| joined.min(ticket)),
+            false => ticket,
+        };
         loop {
             match self.log.wait_for(ticket, || self.log.step(ticket, entered, early)).await {
                 Step::Done(result) => {
@@ -47,7 +51,8 @@ impl Inner {
                     return result;
                 }
                 Step::Write => {
-                    let turn = WriteTurn::new(self.log.clone(), ticket);
+                    let mut turn = WriteTurn::new(self.log.clone(), ticket);
+                    turn.forgets = self.plant.has(Planted::ForgottenGroup);
                     self.write_group(turn, here).await;
                 }
                 Step::Flush(groups) => {

@@ -26,7 +26,6 @@ use forebay_base::{ErrorKind, Result};
 use forebay_block::bdev::{BlockDevice, Limits, MapRuns};
 use forebay_block::bio::{Bio, BioFlags, BioOp};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// One request as the disk saw it.
@@ -219,12 +218,6 @@ impl SimDisk {
         if state.in_flight.is_empty() {
             state.log.clear();
         }
-    }
-
-    /// Numbers of requests: the oldest one in flight, and the next one. Equal: none is in flight.
-    pub fn requests(&self) -> Range<u64> {
-        let state = self.0.state.lock();
-        state.in_flight.keys().next().copied().unwrap_or(state.next_id)..state.next_id
     }
 
     /// How many completed writes a power cut could lose.

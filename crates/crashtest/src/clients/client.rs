@@ -137,11 +137,10 @@ impl Client {
         let settled = matches!(done, Some(Ok(_)));
         log.end(of.step, changed, settled, |past| match &done {
             Some(Ok(_)) => past.happened(changed),
-            Some(Err(error)) if error.kind() == ErrorKind::NoSpace => past.full += 1,
-            Some(Err(error)) if !is_answer(error.kind()) => {
-                past.note_wrong(format!("step {}, {text}: {error}", of.step));
+            Some(Err(error)) if is_answer(error.kind()) => {}
+            Some(Err(error)) => {
+                past.note_failed(error.kind(), || format!("step {}, {text}: {error}", of.step));
             }
-            Some(Err(_)) => {}
             None => past.dropped += 1,
         });
         (done, changed, begin)
@@ -166,9 +165,8 @@ impl Client {
             answer.is_some_and(|answer| answer.is_ok()),
             |past| match answer {
                 // It may have happened or not.
-                Some(Err(ErrorKind::NoSpace)) => past.full += 1,
                 Some(Err(kind)) if !is_answer(kind) => {
-                    past.note_wrong(format!("step {}, {text}: {kind:?}", of.step));
+                    past.note_failed(kind, || format!("step {}, {text}: {kind:?}", of.step));
                 }
                 Some(answer) => {
                     // An inode that lost its last name meanwhile.

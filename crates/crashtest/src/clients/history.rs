@@ -1,14 +1,16 @@
 //! The history of one file's content: which operation changed which bytes, from when to when.
 //!
-//! Each change puts a pattern of its own over its range ([`stamp`]), so a byte names the change that
-//! wrote it. A clock counts the begins and ends of operations. A change takes effect at one instant
-//! per block, after its begin. An acknowledged change took effect before its end. A dropped or failed
-//! change may have taken effect until `latest`, or never, per block.
+//! Each change puts a pattern of its own over its range ([`stamp`]), so a byte names the change
+//! that wrote it. A clock counts the begins and ends of operations. A change takes effect at one
+//! instant per block, after its begin. An acknowledged change took effect before its end. A
+//! change that was dropped or that failed at `latest` takes effect or not, by block, also later;
+//! but not after another change of the block that began after `latest` was acknowledged.
 //!
-//! Invariants: history.C1 a read shows each block as it was at one instant of the read. history.C2 after
-//! a crash each block is as it was at one instant that is not before the newest sync of the file that
-//! was acknowledged. history.C3 a size that is found is one that some order of the changes explains.
-//! history.C4 zeros below the size are zeros that a change wrote, or a gap that a change left.
+//! Invariants: history.C1 a read shows each block as it was at one instant of the read.
+//! history.C2 after a crash each block is as it was at one instant that is not before the newest
+//! sync of the file that was acknowledged. history.C3 a size that is found is one that some
+//! order of the changes explains. history.C4 zeros below the size are zeros that a change wrote,
+//! or a gap that a change left.
 //!
 //! No locks.
 
@@ -39,6 +41,11 @@ pub fn fill(id: u8, offset: u64, bytes: &mut [u8]) {
     }
 }
 
+/// The end of file moves before the bytes of a growing write are there: readers see zeros until
+/// it ends, and for good if it is dropped or fails. To be false once sizes move behind their
+/// bytes.
+const SIZES_MOVE_FIRST: bool = true;
+
 /// How a change moves the end of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -67,7 +74,7 @@ pub struct Change {
     pub begin: u64,
     /// When it has taken effect for certain.
     pub end: u64,
-    /// After this time it takes no effect any more.
+    /// It takes no effect after the end of a change that began after this time.
     pub latest: u64,
     /// Its end says that its bytes are durable.
     pub durable: bool,
@@ -181,7 +188,8 @@ impl FileHistory {
         }
     }
 
-    /// Whether a read of so many bytes shows a state of the span, and ends where the file may have ended.
+    /// Whether a read of so many bytes shows a state of the span, and ends where the file may
+    /// have ended.
     ///
     /// # Errors
     /// What is wrong.
@@ -232,7 +240,13 @@ impl FileHistory {
             .chain(self.changes.iter().map(|c| c.begin + 1))
             .filter(|at| (span.from.max(FIRST + 1)..=span.to).contains(at))
             .collect();
-        let atoms = atoms(&mine, &range);
+        let mut borders = Vec::new();
+        for id in mine.iter().filter(|c| !c.is_placed()).map(|c| c.id) {
+            // Where an append without a place may begin and end.
+            let differ = bytes.windows(2).zip(range.start + 1..);
+            borders.extend(differ.filter(|(b, _)| (b[0] == id) != (b[1] == id)).map(|(_, at)| at));
+        }
+        let atoms = atoms(&mine, &range, borders);
         // The changes that hold the bytes of an atom; `None`: nothing was ever written there.
         let held: Vec<Vec<Option<&Change>>> = atoms
             .iter()
@@ -294,10 +308,15 @@ impl FileHistory {
         let is_gap = by.is_none_or(|by| by.kind == Kind::Truncate);
         let since = by.map_or(0, |by| by.begin);
         let leaves = |c: &Change| {
+            let is_ahead = SIZES_MOVE_FIRST
+                && c.grows()
+                && c.range.end > atom.start
+                && c.end >= instant
+                && (c.end == NEVER || !span.crashed);
             let moves = match c.kind {
-                Kind::Write => c.range.start >= atom.end,
-                Kind::Truncate => c.range.start >= atom.end,
-                Kind::Append | Kind::Zero => false,
+                Kind::Write | Kind::Truncate => c.range.start >= atom.end || is_ahead,
+                Kind::Append => is_ahead,
+                Kind::Zero => false,
             };
             moves && c.begin < instant && c.latest > since
         };
@@ -356,15 +375,19 @@ impl FileHistory {
     }
 }
 
-/// The parts of a range between the borders of the changes.
-fn atoms(changes: &[&Change], range: &Range<u64>) -> Vec<Range<u64>> {
+/// The parts of a range between the borders of the changes, and more borders.
+fn atoms(changes: &[&Change], range: &Range<u64>, more: Vec<u64>) -> Vec<Range<u64>> {
     let mut borders: Vec<u64> = changes
         .iter()
         .flat_map(|c| [c.range.start, c.range.end])
         .chain([range.start, range.end])
+        .chain(more)
         .map(|at| at.clamp(range.start, range.end))
         .collect();
     borders.sort_unstable();
     borders.dedup();
     borders.windows(2).map(|pair| pair[0]..pair[1]).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! What the clients of a run have done so far: the histories, one clock, and what waits for its end.
+//! What the clients of a run have done so far: the histories, and one clock.
 //!
 //! Invariant: log.U1 a moment of the disk carries the time of the last begin or end before it.
 //!
@@ -6,6 +6,7 @@
 
 use super::history::{Change, FileHistory, NEVER};
 use super::names::{Answer, NameAct, NameOp};
+use forebay_base::ErrorKind;
 use forebay_base::sync::Mutex;
 use forebay_sim::SimDisk;
 use std::collections::BTreeMap;
@@ -48,10 +49,11 @@ pub struct Past {
     pub syncs: Vec<Synced>,
     /// Operations that were dropped while they waited.
     pub dropped: u64,
+    /// Operations that failed after others had been dropped: what a dropped task has on its way
+    /// counts as failed, for all that waits for it.
+    pub failed: u64,
     /// Operations that found no space.
     pub full: u64,
-    /// Dropped and failed operations, until the requests that were on their way have ended: their last number.
-    open: Vec<(u64, Changed)>,
     running: BTreeMap<usize, (String, u64)>,
     wrong: Option<String>,
 }
@@ -76,13 +78,7 @@ impl Log {
     fn tick<T>(&self, happens: impl FnOnce(&mut Past) -> T) -> T {
         let mut past = self.past.lock();
         past.clock += 1;
-        let (now, oldest) = (past.clock, self.disk.requests().start);
-        for (last, what) in std::mem::take(&mut past.open) {
-            match oldest >= last {
-                true => past.close(what, now),
-                false => past.open.push((last, what)),
-            }
-        }
+        let now = past.clock;
         let done = happens(&mut past);
         drop(past);
         self.disk.tag_cuts(now);
@@ -103,10 +99,10 @@ impl Log {
         })
     }
 
-    /// It is over; `end` says what came of it. Unless it is settled, it may take effect until the requests
-    /// that are on their way have ended.
+    /// It is over; `end` says what came of it. If it is not settled, it has happened, or it
+    /// happens before the end of what begins later.
     pub fn end(&self, step: usize, changed: Changed, settled: bool, end: impl FnOnce(&mut Past)) {
-        let (steps, last) = (self.disk.world().steps(), self.disk.requests().end);
+        let steps = self.disk.world().steps();
         self.tick(|past| {
             if let Some((what, since)) = past.running.remove(&step)
                 && steps - since > OP_STEPS_MAX
@@ -114,7 +110,7 @@ impl Log {
                 past.note_wrong(format!("{what} took {} steps", steps - since));
             }
             if !settled {
-                past.open.push((last, changed));
+                past.close(changed, past.clock);
             }
             end(past);
         });
@@ -152,6 +148,15 @@ impl Past {
     /// Keeps the first thing that was wrong.
     pub fn note_wrong(&mut self, what: String) {
         self.wrong.get_or_insert(what);
+    }
+
+    /// An operation failed. Before any was dropped, that is wrong.
+    pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
+        match kind {
+            ErrorKind::NoSpace => self.full += 1,
+            ErrorKind::Io | ErrorKind::Shutdown if self.dropped > 0 => self.failed += 1,
+            _ => self.note_wrong(what()),
+        }
     }
 
     /// A change of a file begins.

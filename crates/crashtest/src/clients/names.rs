@@ -1,12 +1,13 @@
 //! The history of the names of a volume: every order of the operations that explains all answers.
 //!
-//! Operations on names take effect one after the other, each at an instant between its begin and its
-//! end. Which order it was is not known where they overlap, so all orders are followed that give the
-//! answers that the clients got. After a crash the names are those of a prefix of such an order.
+//! Operations on names take effect one after the other, each at an instant between its begin and
+//! its end. Which order it was is not known where they overlap, so all orders are followed that
+//! give the answers that the clients got. After a crash the names are those of a prefix of such
+//! an order.
 //!
-//! Invariants: names.L1 the answers of all operations have one order (linearizability). names.L2 after a
-//! crash the names are those of a prefix that holds every operation that ended before the begin of an
-//! acknowledged sync, and none that had not begun.
+//! Invariants: names.L1 the answers of all operations have one order (linearizability). names.L2
+//! after a crash the names are those of a prefix that holds every operation that ended before
+//! the begin of an acknowledged sync, and none that had not begun.
 //!
 //! Memory: one state for each set of operations that may be the first ones.
 //!
@@ -20,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub const NAME_OPS_MAX: usize = 64;
 /// States of one run, at most; a run with more of them is given up as not judged.
 const STATES_MAX: usize = 20_000;
-/// Inodes above this number stand for those of creations that nobody got an answer of.
+/// Inodes from this number on stand for those of creations without an answer.
 const UNKNOWN: u64 = 1 << 40;
 
 /// A name: directory 0 (the root) or 1, and a letter.
@@ -73,7 +74,8 @@ pub struct NameOp {
 pub struct Names {
     /// Inodes by their names.
     pub entries: BTreeMap<At, u64>,
-    /// By inode: what was written before this time precedes the rename that put it in another's place.
+    /// By inode: what was written before this time precedes the rename that put it in another's
+    /// place.
     pub floors: BTreeMap<u64, u64>,
 }
 
@@ -180,8 +182,8 @@ impl Orders {
         )
     }
 
-    /// The names that may be found when the power went at `now`, after a sync that began at `synced` was
-    /// acknowledged (L2).
+    /// The names that may be found when the power went at `now`, after a sync that began at
+    /// `synced` was acknowledged (L2).
     pub fn prefixes(&self, synced: u64, now: u64) -> Vec<&Names> {
         let (mut needed, mut begun) = (0, 0);
         for (n, op) in self.ops.iter().enumerate() {
@@ -205,13 +207,14 @@ impl Orders {
 }
 
 impl Names {
-    /// Whether these are the names that were found: what nobody got an answer of may have any new inode.
+    /// Whether these are the names that were found: a file whose creation has no answer may have
+    /// any new inode.
     pub fn are(&self, found: &BTreeMap<At, u64>, is_known: impl Fn(u64) -> bool) -> bool {
         let mut bound = BTreeMap::new();
         self.entries.len() == found.len()
             && self.entries.iter().zip(found).all(|((at, ino), (there, seen))| {
                 at == there
-                    && match *ino > UNKNOWN {
+                    && match *ino >= UNKNOWN {
                         true => !is_known(*seen) && *bound.entry(*ino).or_insert(*seen) == *seen,
                         false => ino == seen,
                     }
@@ -226,7 +229,8 @@ fn created(op: &NameOp) -> Option<u64> {
     }
 }
 
-/// What an operation does, and answers. `number` stands for an inode that nobody was told.
+/// What an operation does, and answers. `number` stands for the inode of a creation without an
+/// answer.
 fn apply(names: &mut Names, op: &NameOp, number: u64, known: &BTreeSet<u64>) -> Answer {
     let seen = op.answer.and_then(Result::ok);
     match op.act {
@@ -264,11 +268,11 @@ fn apply(names: &mut Names, op: &NameOp, number: u64, known: &BTreeSet<u64>) -> 
     }
 }
 
-/// The inode at a name. One that nobody was told of becomes known by being seen.
+/// The inode at a name. That of a creation without an answer becomes known by being seen.
 fn there(names: &mut Names, at: At, seen: Option<u64>, known: &BTreeSet<u64>) -> Answer {
     let ino = *names.entries.get(&at).ok_or(ErrorKind::NotFound)?;
     match seen {
-        Some(seen) if ino > UNKNOWN && !known.contains(&seen) => {
+        Some(seen) if ino >= UNKNOWN && !known.contains(&seen) => {
             names.entries.values_mut().filter(|other| **other == ino).for_each(|o| *o = seen);
             Ok(seen)
         }
@@ -299,4 +303,66 @@ fn rename(names: &mut Names, (from, to): (At, At), how: How, begin: u64) -> Answ
         names.floors.insert(moved, begin);
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(act: NameAct, begin: u64, end: u64, answer: Option<Answer>) -> NameOp {
+        NameOp { act, begin, latest: end, answer }
+    }
+
+    fn names(entries: &[(At, u64)]) -> Names {
+        Names { entries: entries.iter().copied().collect(), ..Names::default() }
+    }
+
+    const A: At = (0, 0);
+    const B: At = (0, 1);
+
+    fn found(orders: &Orders, synced: u64, now: u64, entries: &[(At, u64)]) -> bool {
+        let found = entries.iter().copied().collect();
+        let prefixes = orders.prefixes(synced, now);
+        prefixes.iter().any(|names| names.are(&found, |ino| orders.is_known(ino)))
+    }
+
+    /// L2: a rename is found done or not, never half, and done once it is synced.
+    #[test]
+    fn rename_half_done_or_undone_after_sync_is_found() {
+        let rename = op(NameAct::Rename(A, B, How::Replace), 10, 12, Some(Ok(0)));
+        let orders = Orders::of(vec![rename], names(&[(A, 5), (B, 6)])).unwrap();
+        assert!(found(&orders, 3, 20, &[(A, 5), (B, 6)]));
+        assert!(found(&orders, 3, 20, &[(B, 5)]));
+        assert!(!found(&orders, 3, 20, &[(A, 5)]));
+        assert!(!found(&orders, 3, 20, &[]));
+        assert!(!found(&orders, 15, 20, &[(A, 5), (B, 6)]));
+        assert!(!found(&orders, 3, 9, &[(B, 5)]));
+    }
+
+    /// L1: overlapping operations may be in either order, others not.
+    #[test]
+    fn answers_without_an_order_are_found() {
+        let unlink = |begin, end| op(NameAct::Unlink(A), begin, end, Some(Ok(0)));
+        let look = |begin, end, answer| op(NameAct::Lookup(A), begin, end, Some(answer));
+        for (end, answer, is_right) in [
+            (15, Ok(5), true),
+            (15, Err(ErrorKind::NotFound), true),
+            (11, Ok(5), false),
+            (11, Err(ErrorKind::NotFound), true),
+        ] {
+            let orders = Orders::of(vec![unlink(10, end), look(13, 17, answer)], names(&[(A, 5)]));
+            assert_eq!(orders.is_ok(), is_right, "{end} {answer:?}");
+        }
+        assert!(Orders::of(vec![unlink(1, 2), unlink(3, 4)], names(&[(A, 5)])).is_err());
+    }
+
+    /// A dropped creation may have made a file or not; its inode is one that no client knows.
+    #[test]
+    fn dropped_creation_may_be_there_or_not() {
+        let create = op(NameAct::Create(B, true), 10, 12, None);
+        let orders = Orders::of(vec![create], names(&[(A, 5)])).unwrap();
+        assert!(found(&orders, 15, 20, &[(A, 5)]));
+        assert!(found(&orders, 15, 20, &[(A, 5), (B, 9)]));
+        assert!(!found(&orders, 15, 20, &[(A, 5), (B, 5)]));
+    }
 }

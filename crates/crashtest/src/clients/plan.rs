@@ -1,4 +1,5 @@
-//! What the clients of a run do: drawn from the seed, every step by itself, so that steps can be left out.
+//! What the clients of a run do: drawn from the seed, every step by itself, so that steps can be
+//! left out.
 //!
 //! No locks.
 
@@ -87,18 +88,33 @@ pub struct Draw {
 pub fn steps(draw: &Draw) -> Vec<Step> {
     let mut rng = draw.seed ^ 0xc11e;
     let mut names = 0;
+    let mut again: Option<(usize, Act)> = None;
     let step = |n: usize| {
         let client = match n < draw.clients {
             true => n,
             false => pick(&mut rng, draw.clients as u64) as usize,
         };
-        let act = act(draw, n < draw.clients, &mut rng, &mut names);
-        let (drop, polls) = (pick(&mut rng, draw.drops.max(1)), pick(&mut rng, 8) as u32);
-        let late = pick(&mut rng, 2) == 0;
+        // A client that gave an operation up tries something else with the same range.
+        let next = again.take().filter(|_| pick(&mut rng, 2) == 0);
+        let (client, act) = match next {
+            Some(next) => next,
+            None => (client, act(draw, n < draw.clients, &mut rng, &mut names)),
+        };
+        let (drop, late) = (pick(&mut rng, draw.drops.max(1)), pick(&mut rng, 3) == 0);
+        // Most operations wait only a few times.
+        let polls = [0, 0, 0, 0, 1, 1, 2, 5][pick(&mut rng, 8) as usize];
         let dropped = (draw.drops > 0 && drop == 0).then_some(Drop { polls, late });
+        again = dropped.and_then(|_| write_over(&act, draw.unit)).map(|act| (client, act));
         Step { client, act, dropped }
     };
     (0..draw.steps).map(step).collect()
+}
+
+/// A write past the cache of the range that an operation changes.
+fn write_over(act: &Act, unit: u64) -> Option<Act> {
+    let (Act::Write(start, len, _) | Act::Zero(start, len, _)) = *act else { return None };
+    let flags = IoFlags::DIRECT | IoFlags::FALLBACK | IoFlags::DSYNC;
+    Some(Act::Write(start / unit * unit, len.next_multiple_of(unit).min(4 * unit), flags))
 }
 
 fn pick(rng: &mut u64, n: u64) -> u64 {

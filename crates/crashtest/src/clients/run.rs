@@ -1,52 +1,40 @@
-//! Several clients on one volume, or on one raw image: one run, with every moment at which the power may go.
+//! Several clients on one volume, or on one raw image: one run, with every moment at which the
+//! power may go.
 //!
-//! Invariants: run.M1 an operation ends within a bounded number of steps of the world, and the world is never
-//! stuck while one has not ended. run.M2 the cache stays within its budget.
+//! Invariants: run.M1 an operation ends within a bounded number of steps of the world, and the
+//! world is never stuck while one has not ended. run.M2 the cache stays within its budget.
 //!
 //! No locks across a wait.
 
 use super::client::{Client, DIRECTORY, Site, all_names, path};
+use super::early::EarlyRelease;
 use super::file::{IMAGE, Opened};
-use super::history::{FileHistory, Span, fill};
-use super::log::{Log, Past, Synced};
+use super::ground::IMAGE_BYTES;
+use super::history::Span;
+use super::log::{Changed, Log, Past, Synced};
 use super::names::{At, Names, Orders};
 use super::plan::Step;
-use crate::setup::Setup;
+use crate::setup::{Base, Setup};
 use forebay_base::IoFlags;
-use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Arc as SharedArc;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, WorldRef};
 use forebay_block::DeviceRef;
 use forebay_cache::PageCache;
-use forebay_iomap::MappedFile;
 use forebay_iomap::identity::Identity;
+use forebay_iomap::{MapOps, MappedFile};
 use forebay_lfs::Volume;
-use forebay_sim::{CrashState, Fate, PowerCut, SimConfig, SimDisk};
-use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges};
-use std::collections::BTreeMap;
+use forebay_lfs::fault::Planted;
+use forebay_sim::{PowerCut, SimDisk};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Steps of the world in one run, at most (M1).
 const STEPS_MAX: u64 = 400_000;
-/// Bytes of a raw image.
-pub const IMAGE_BYTES: u64 = 64 << 10;
-/// Patterns of what files begin with.
-const FIRST_IDS: u8 = 240;
-
-/// What a run begins with.
-pub struct Ground {
-    /// The disk.
-    pub disk: CrashState,
-    /// Its names.
-    pub names: BTreeMap<At, u64>,
-    /// Its files: pattern and size.
-    pub files: BTreeMap<u64, (u8, u64)>,
-}
-
 /// What came of a run.
 pub struct Ran {
     /// Every moment; the last one is behind everything.
@@ -64,87 +52,22 @@ fn text(error: forebay_base::Error) -> String {
     error.to_string()
 }
 
-impl Ground {
-    /// A volume with two directories and four files, everything durable.
-    ///
-    /// # Errors
-    /// What the volume says.
-    pub fn volume(setup: &Setup) -> Result<Self, forebay_base::Error> {
-        let disk = setup.blank()?;
-        let world = disk.world().clone();
-        let device: DeviceRef = Arc::new(disk.clone());
-        let asked: WorldRef = world.clone();
-        let options = setup.options(&asked)?;
-        let (mut names, mut files) = (BTreeMap::new(), BTreeMap::new());
-        let made = world.run(async {
-            let volume = Volume::open(&device, &asked, &options).await?;
-            let new = NewInode::of(FileKind::Directory, 0o755);
-            let dirs = [Ino::ROOT, volume.mkdir(Ino::ROOT, Name::new(DIRECTORY)?, &new).await?.ino];
-            for (n, at) in (0..).zip([(0, 0), (0, 1), (1, 0), (1, 2)]) {
-                let (id, size) = (FIRST_IDS + n, [9_001, 700, 16_384, 0][usize::from(n)]);
-                let mut buf = AlignedBuf::new(size);
-                fill(id, 0, &mut buf);
-                let (new, full) = (NewInode::of(FileKind::File, 0o644), path(at));
-                let name = Name::new(&full[full.len() - 1..])?;
-                let dir = dirs[usize::from(at.0)];
-                let made = volume.create(dir, name, &new, OpenFlags::WRITE).await?;
-                if size > 0 {
-                    made.1.write(0, buf, IoFlags::empty(), Privileges::Keep).await.1?;
-                }
-                names.insert(at, made.0.ino.0);
-                files.insert(made.0.ino.0, (id, size as u64));
-            }
-            volume.close().await
-        });
-        world.stop();
-        made.map(|()| Self { disk: all_kept(&disk), names, files })
-    }
-
-    /// A raw image full of one pattern.
-    pub fn image(setup: &Setup) -> Self {
-        let config = SimConfig { size: IMAGE_BYTES, sector: setup.sector, ..SimConfig::default() };
-        let disk = SimDisk::new(SimWorld::new(setup.seed), config);
-        let mut bytes = vec![0; IMAGE_BYTES as usize];
-        fill(FIRST_IDS, 0, &mut bytes);
-        disk.poke(0, &bytes);
-        let files = BTreeMap::from([(IMAGE, (FIRST_IDS, IMAGE_BYTES))]);
-        Self { disk: all_kept(&disk), names: BTreeMap::new(), files }
-    }
-
-    fn histories(&self) -> BTreeMap<u64, FileHistory> {
-        let of = |(ino, (id, size)): (&u64, &(u8, u64))| (*ino, FileHistory::new(*id, *size));
-        self.files.iter().map(of).collect()
-    }
-}
-
-fn all_kept(disk: &SimDisk) -> CrashState {
-    let cut = disk.cut_now();
-    cut.state(&vec![Fate::Whole; cut.pending()])
-}
-
 /// Carries the steps out.
 ///
 /// # Errors
 /// What was wrong while it ran.
-pub fn run(setup: &Setup, ground: &Ground, is_volume: bool, steps: &[Step]) -> Outcome {
+pub fn run(setup: &Setup, base: &Base, is_volume: bool, steps: &[(usize, Step)]) -> Outcome {
     let world = SimWorld::new(setup.seed ^ 0xc11e);
     world.set_step_limit(STEPS_MAX);
-    let disk = ground.disk.mount(world.clone());
-    let log = Arc::new(Log::new(&disk, ground.histories()));
+    let disk = base.disk.mount(world.clone());
+    let log = Arc::new(Log::new(&disk, base.ground.histories()));
     disk.record_cuts();
     let life = Life { setup, steps, disk: &disk, log: &log };
-    let done = catch_unwind(AssertUnwindSafe(|| {
-        world.run(async {
-            match is_volume {
-                true => life.volume().await,
-                false => life.image().await,
-            }
-        })
-    }));
-    // A world that is stuck, or at no end, names the operations that wait (M1).
-    let done = done.unwrap_or_else(|cause| {
-        let said = cause.downcast_ref::<String>().map_or("a panic", String::as_str);
-        Err(format!("{said}; not ended: {}", log.running()))
+    let done = bounded(&world, &log, async {
+        match is_volume {
+            true => life.volume().await,
+            false => life.image().await,
+        }
     });
     world.stop();
     if let Some(what) = log.take_wrong() {
@@ -154,15 +77,27 @@ pub fn run(setup: &Setup, ground: &Ground, is_volume: bool, steps: &[Step]) -> O
     let mut cuts = disk.take_cuts();
     cuts.push(disk.cut_now());
     let past = log.take();
-    let first = Names { entries: ground.names.clone(), ..Names::default() };
+    let first = Names { entries: base.ground.names.clone(), ..Names::default() };
     let orders = Orders::of(past.names.clone(), first)?;
     Ok(Ran { cuts, past, orders })
+}
+
+/// Runs a life. A world that is stuck, or at no end, names the operations that wait (M1).
+fn bounded(
+    world: &SimWorld,
+    log: &Log,
+    life: impl Future<Output = Result<(), String>>,
+) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(|| world.run(life))).unwrap_or_else(|cause| {
+        let said = cause.downcast_ref::<String>().map_or("a panic", String::as_str);
+        Err(format!("{said}; not ended: {}", log.running()))
+    })
 }
 
 /// One run.
 struct Life<'a> {
     setup: &'a Setup,
-    steps: &'a [Step],
+    steps: &'a [(usize, Step)],
     disk: &'a SimDisk,
     log: &'a Arc<Log>,
 }
@@ -186,18 +121,9 @@ impl Life<'_> {
         }
         self.check_budget(options.cache.as_ref())?;
         self.check_files(&volume, &site).await?;
-        let full = self.log.look(|past| past.full > 0);
         drop(site);
-        let begin =
-            self.log.begin(usize::MAX, "closing".into(), |_| super::log::Changed::Nothing).0;
-        match volume.close().await {
-            Err(error) if full || error.kind() == forebay_base::ErrorKind::NoSpace => {
-                log::debug!("a full volume does not close: {error}");
-                return Ok(());
-            }
-            done => done.map_err(|e| format!("closing: {e}"))?,
-        }
-        self.all_synced(begin);
+        let begin = self.log.begin(usize::MAX, "closing".into(), |_| Changed::Nothing).0;
+        self.all_synced(begin, volume.close().await);
         Ok(())
     }
 
@@ -207,7 +133,11 @@ impl Life<'_> {
         let options = self.setup.options(&asked).map_err(text)?;
         let cache = options.cache.ok_or("a cache is needed")?;
         let device: DeviceRef = Arc::new(self.disk.clone());
-        let (map, block) = (Arc::new(Identity::new(device)), self.setup.block_bytes);
+        let (identity, block) = (Identity::new(device), self.setup.block_bytes);
+        let map: Arc<dyn MapOps> = match self.setup.plant {
+            Some(Planted::RangeReleasedEarly) => Arc::new(EarlyRelease(identity)),
+            _ => Arc::new(identity),
+        };
         let file = MappedFile::new(&cache, map, block, IMAGE_BYTES, false).map_err(text)?;
         let handle = Arc::new(file.open_handle());
         let opened = Opened::Image(file.clone(), handle.clone());
@@ -219,19 +149,17 @@ impl Life<'_> {
         }
         self.check_budget(Some(&cache))?;
         self.check_content(&opened, block).await?;
-        let begin =
-            self.log.begin(usize::MAX, "the last sync".into(), |_| super::log::Changed::Nothing).0;
-        file.sync(&handle).await.map_err(|e| format!("the last sync: {e}"))?;
-        self.all_synced(begin);
+        let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| Changed::Nothing).0;
+        self.all_synced(begin, file.sync(&handle).await);
         Ok(())
     }
 
     /// Runs all clients, interleaved by the seed, until the last one is done.
     async fn clients(&self, site: &Site, opened: Option<&Opened>) {
-        let count = self.steps.iter().map(|step| step.client + 1).max().unwrap_or(0);
+        let count = self.steps.iter().map(|(_, step)| step.client + 1).max().unwrap_or(0);
         let (left, done) = (Arc::new(AtomicUsize::new(count)), Arc::new(WaitQueue::new()));
         for n in 0..count {
-            let own = self.steps.iter().cloned().enumerate().filter(|(_, step)| step.client == n);
+            let own = self.steps.iter().filter(|(_, step)| step.client == n).cloned();
             let own: Vec<(usize, Step)> = own.collect();
             let client = Client { site: site.clone(), opened: opened.cloned() };
             let (left, done) = (left.clone(), done.clone());
@@ -245,9 +173,11 @@ impl Life<'_> {
         done.wait_until(|| (left.load(Ordering::Acquire) == 0).then_some(())).await;
     }
 
-    fn all_synced(&self, begin: u64) {
-        self.log.end(usize::MAX, super::log::Changed::Nothing, true, |past| {
-            past.syncs.push(Synced { of: None, begin, end: past.clock });
+    /// The last sync of all, or the closing, is over.
+    fn all_synced(&self, begin: u64, done: forebay_base::Result<()>) {
+        self.log.end(usize::MAX, Changed::Nothing, true, |past| match done {
+            Ok(()) => past.syncs.push(Synced { of: None, begin, end: past.clock }),
+            Err(error) => past.note_failed(error.kind(), || format!("at the end: {error}")),
         });
     }
 
@@ -288,5 +218,37 @@ impl Life<'_> {
             let checked = file.check_read((0, len), &bytes, block, span);
             checked.map_err(|what| format!("#{} at the end: {what}", opened.ino()))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_base::task::yield_now;
+    use forebay_sim::SimConfig;
+    use std::collections::BTreeMap;
+
+    fn running() -> (Arc<SimWorld>, Log) {
+        let world = SimWorld::new(1);
+        world.set_step_limit(1_000);
+        let log = Log::new(&SimDisk::new(world.clone(), SimConfig::default()), BTreeMap::new());
+        log.begin(3, "Sync(true) of #4".into(), |_| Changed::Nothing);
+        (world, log)
+    }
+
+    /// M1: both report the operation that waits.
+    #[test]
+    fn operation_that_waits_for_ever_is_named() {
+        let (world, log) = running();
+        let stuck = bounded(&world, &log, std::future::pending()).unwrap_err();
+        assert!(stuck.contains("stuck") && stuck.contains("step 3: Sync(true) of #4"), "{stuck}");
+        let (world, log) = running();
+        let endless = async {
+            loop {
+                yield_now().await;
+            }
+        };
+        let what = bounded(&world, &log, endless).unwrap_err();
+        assert!(what.contains("livelock") && what.contains("Sync(true) of #4"), "{what}");
     }
 }

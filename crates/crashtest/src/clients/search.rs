@@ -1,30 +1,34 @@
-//! One workload of several clients: every moment at which the power may go, what the disk may have kept, and
-//! whether what is recovered is something that the histories allow.
+//! One workload of several clients: every moment at which the power may go, what the disk may
+//! have kept, and whether what is recovered is something that the histories allow.
 //!
-//! Invariants: search.X1 what is looked at depends on the workload and the depth, nothing else. search.X2 a
-//! state is counted once for each moment; what reads the same is recovered once in a workload.
+//! Invariants: search.X1 what is looked at depends on the workload alone. search.X2 a state is
+//! counted once for each moment; what reads the same is recovered once in a workload.
 //!
 //! No locks.
 
 use super::client::{all_names, path};
 use super::file::IMAGE;
+use super::ground::IMAGE_BYTES;
 use super::history::{FileHistory, Span};
 use super::names::At;
 use super::plan::{Draw, Step, steps};
-use super::run::{Ground, IMAGE_BYTES, Ran, run};
+use super::run::{Ran, run};
+use crate::case::{Case, Kind};
+use crate::class::Part;
 use crate::counts::Seen;
 use crate::search::{Spot, Violation};
-use crate::setup::Setup;
+use crate::setup::{Base, Setup};
 use crate::verdict::{Checked, Found, Recoveries};
 use forebay_base::sim_world::SimWorld;
+use forebay_base::world::split_mix;
 use forebay_sim::{CrashState, Fate, PowerCut};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 /// All subsets of up to so many pending writes.
-const ALL_UPTO: usize = 6;
-/// Crash states of a moment, at most.
-const STATES: usize = 80;
+const ALL_UPTO: usize = 4;
+/// Crash states of a moment, about. There are many moments, and most states of one read the same.
+const STATES: u64 = 9;
 /// Recoveries that are remembered.
 const MEMO_MAX: usize = 400;
 
@@ -40,26 +44,14 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Two or three clients of one volume.
-    pub fn several(seed: u64) -> Self {
-        let setup = Setup { near_end: false, discard: false, ..Setup::with_content(seed) };
-        Self::on(setup, true, 0)
-    }
-
-    /// The same, and operations are dropped; on a volume or on a raw image.
-    pub fn dropped(seed: u64) -> Self {
-        let plain = Setup { near_end: false, discard: false, ..Setup::with_content(seed) };
-        match seed % 2 {
-            0 => Self::on(plain, true, 3),
-            _ => {
-                let sector = if seed % 8 == 1 { 4096 } else { 512 };
-                let block_bytes = plain.block_bytes.max(sector);
-                Self::on(Setup { sector, block_bytes, ..plain }, false, 3)
-            }
-        }
-    }
-
-    fn on(setup: Setup, is_volume: bool, drops: u64) -> Self {
+    /// As the kind of the workload says.
+    pub fn of(case: &Case) -> Self {
+        let setup = case.setup.clone();
+        let (is_volume, drops) = match case.kind {
+            Kind::Clients => (true, 0),
+            Kind::Dropped => (true, 3),
+            _ => (false, 3),
+        };
         let unit = u64::from(if is_volume { setup.block_bytes } else { setup.sector });
         let bytes = if is_volume { setup.file_bytes } else { IMAGE_BYTES };
         let (seed, clients) = (setup.seed, 2 + (setup.seed >> 3) as usize % 2);
@@ -70,32 +62,6 @@ impl Clients {
     /// Its steps.
     pub fn steps(&self) -> Vec<Step> {
         steps(&self.draw)
-    }
-}
-
-/// What workloads of several clients begin with, made once.
-#[derive(Default)]
-pub struct Grounds(HashMap<(u32, u32, u64, bool), Rc<Ground>>);
-
-impl Grounds {
-    /// Of this workload.
-    ///
-    /// # Errors
-    /// What the volume says.
-    pub fn of(&mut self, clients: &Clients) -> Checked<Rc<Ground>> {
-        let setup = &clients.setup;
-        let key = (setup.block_bytes, setup.sector, setup.volume_bytes, clients.is_volume);
-        if let Some(ground) = self.0.get(&key) {
-            return Ok(ground.clone());
-        }
-        let plain = Setup { seed: 1, plant: None, inline_max: 0, ..setup.clone() };
-        let ground = match clients.is_volume {
-            true => Ground::volume(&plain).map_err(|e| format!("no volume to begin with: {e}"))?,
-            false => Ground::image(&plain),
-        };
-        let ground = Rc::new(ground);
-        self.0.insert(key, ground.clone());
-        Ok(ground)
     }
 }
 
@@ -110,22 +76,49 @@ struct Search<'a> {
     recoveries: Recoveries,
 }
 
+/// A volume that two or three clients use.
+pub fn draw_several(seed: u64) -> (Kind, Setup) {
+    (Kind::Clients, Setup { near_end: false, discard: false, ..Setup::with_content(seed) })
+}
+
+/// The same, and operations are dropped; on a volume or on a raw image.
+pub fn draw_dropped(seed: u64) -> (Kind, Setup) {
+    let (_, plain) = draw_several(seed);
+    if seed.is_multiple_of(2) {
+        return (Kind::Dropped, plain);
+    }
+    let sector = if seed % 8 == 1 { 4096 } else { 512 };
+    (Kind::DroppedOnImage, Setup { sector, block_bytes: plain.block_bytes.max(sector), ..plain })
+}
+
+fn chosen(clients: &Clients, keep: Option<&[usize]>) -> Vec<(usize, Step)> {
+    let all = clients.steps().into_iter().enumerate();
+    all.filter(|(n, _)| keep.is_none_or(|keep| keep.contains(n))).collect()
+}
+
+/// The steps of a workload as text.
+pub fn list_steps(case: &Case, _: &Base, keep: Option<&[usize]>) -> Vec<String> {
+    chosen(&Clients::of(case), keep).iter().map(|(n, step)| format!("{n}: {step:?}")).collect()
+}
+
 /// Carries the steps out, and looks at all moments, or at one spot, until `stop` says so.
 ///
 /// # Errors
 /// The violation.
-pub fn attempt(
-    clients: &Clients,
-    ground: &Ground,
-    steps: &[Step],
-    spot: Option<&Spot>,
+pub fn carry_out(
+    case: &Case,
+    base: &Base,
+    Part { keep, spot }: Part<'_>,
     seen: &mut Seen,
     stop: &dyn Fn(&Seen) -> bool,
 ) -> Result<(), Violation> {
     let running = |what| Violation { spot: Spot::Running, what };
-    let ran = run(&clients.setup, ground, clients.is_volume, steps).map_err(running)?;
+    let clients = &Clients::of(case);
+    let steps = chosen(clients, keep);
+    let ran = run(&clients.setup, base, clients.is_volume, &steps).map_err(running)?;
     seen.counts.workloads += 1;
     seen.counts.syncs += ran.past.syncs.len() as u64;
+    seen.counts.syncs_failed += ran.past.failed;
     seen.counts.full += u64::from(ran.past.full > 0);
     let (disks, found, judged) = (HashMap::new(), HashMap::new(), HashMap::new());
     let recoveries = Recoveries::default();
@@ -144,7 +137,9 @@ pub fn attempt(
     }
     for (n, cut) in cuts.iter().enumerate() {
         seen.counts.cuts += 1;
-        for state in cut.states(ALL_UPTO).take(STATES) {
+        let (states, mut draw) = (cut.states(ALL_UPTO), clients.setup.seed ^ (n as u64) << 32);
+        let count = states.len() as u64;
+        for state in states.filter(|_| split_mix(&mut draw) % count.max(STATES) < STATES) {
             search.state(n, cut, &state, seen)?;
         }
         if stop(seen) {
