@@ -34,7 +34,9 @@ mod verdict;
 pub use campaign::{Options, Progress, Summary, campaign, missing_step};
 pub use case::{Bases, Case, Kind};
 pub use class::{CLASSES, Class, by_name as class_by_name};
-pub use clients::{Act, Change, ChangeKind, Clients, FileHistory, Grounds, Span, Step, attempt_clients};
+pub use clients::{
+    Act, Change, ChangeKind, Clients, FileHistory, Grounds, Span, Step, attempt_clients,
+};
 pub use counts::{ClassCounts, Counts, Seen};
 pub use crowding::crowding;
 pub use forebay_lfs::fault::Planted;
