@@ -6,24 +6,18 @@ mod common;
 
 use common::lab::Lab;
 use common::place::may_run;
-use forebay::{
-    Cache, CacheConfig, CreateVolume, ExportMode, OpenOptions, Volume, VolumeFile, VolumeOptions,
-};
+use forebay::{ExportMode, OpenOptions, Volume, VolumeFile};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
-use forebay_base::world::RealWorld;
-use forebay_fuse::mount::unmount;
-use forebay_fuse::{KernelCache, Options, Session};
+use forebay_fuse::KernelCache;
 use forebay_vfs::Export;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 const MODES: [KernelCache; 3] = [KernelCache::Never, KernelCache::Small, KernelCache::Always];
 
