@@ -61,7 +61,8 @@ pub struct PageCache {
     /// Frames on each age queue; index by queue.
     pub(crate) queued: [AtomicI64; 3],
     pub(crate) waits: Box<[WaitQueue]>,
-    pub(crate) frame_wait: WaitQueue,
+    /// With the number of frames wanted; none for a folio descriptor.
+    pub(crate) frame_wait: WaitQueue<usize>,
     /// Tasks that wait for frames or folio descriptors.
     pub(crate) starved: AtomicU32,
     /// Requests that wait for private memory.
@@ -137,7 +138,7 @@ impl PageCache {
             reclaim_turn: Mutex::new(()),
             queued: [const { AtomicI64::new(0) }; 3],
             waits: (0..WAIT_QUEUES).map(|_| WaitQueue::new()).collect(),
-            frame_wait: WaitQueue::new(),
+            frame_wait: WaitQueue::with_keys(),
             starved: AtomicU32::new(0),
             private_wait: WaitQueue::new(),
             files: CounterRef::default(),

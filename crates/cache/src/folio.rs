@@ -6,6 +6,7 @@ pub mod guard;
 pub mod index;
 mod lookup;
 pub mod owners;
+mod pool;
 pub mod table;
 
 pub use owners::Label;

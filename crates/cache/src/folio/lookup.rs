@@ -46,7 +46,7 @@ impl PageCache {
         if let Some(slot) = self.index.find(&self.table, mapping.id, index) {
             self.prefetch(slot, offset);
             self.table.lock(slot);
-            let folio = FolioWrite { cache: self, mapping, slot, index };
+            let folio = FolioWrite::of_lock(self, mapping, slot, index);
             if self.table.key(slot) == (mapping.id, index) {
                 return Some(folio);
             }
@@ -72,7 +72,7 @@ impl PageCache {
                 .find(&self.table, mapping.id, index)
                 .or_else(|| self.index.find_locked(&self.table, mapping.id, index))?;
             self.table.lock(slot);
-            let folio = FolioWrite { cache: self, mapping, slot, index };
+            let folio = FolioWrite::of_lock(self, mapping, slot, index);
             if self.table.key(slot) == (mapping.id, index) {
                 return Some(folio);
             }
