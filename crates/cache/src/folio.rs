@@ -9,5 +9,6 @@ pub mod owners;
 mod pool;
 pub mod table;
 
+pub use lookup::fault_in_for_writing;
 pub use owners::Label;
 pub use table::{Blocks, Layout, STATES, Slot, State, Table};
