@@ -56,7 +56,7 @@ pub const ONE_STEP: usize = 0;
 pub const TWO_STEPS: usize = 1;
 
 /// Classes that there are.
-pub const COUNT: usize = 8;
+pub const COUNT: usize = 17;
 
 /// All classes. The first two are drawn by number: three and two runs of each round.
 pub static CLASSES: [Class; COUNT] = [
@@ -68,6 +68,15 @@ pub static CLASSES: [Class; COUNT] = [
     of_one_client("content", 2, case::draw_content),
     of_one_client("content-failing", 1, case::draw_content_failing),
     of_one_client("crowded", 1, case::draw_crowded),
+    of_one_client("no-sums", 2, case::draw_no_sums),
+    of_one_client("flags", 2, case::draw_flags),
+    of_one_client("decay", 2, case::draw_decay),
+    of_one_client("host-full", 1, case::draw_host_full),
+    of_one_client("late-writes", 1, case::draw_late_writes),
+    of_one_client("third-lives", 1, case::draw_third_lives),
+    of_one_client("growing", 1, case::draw_growing),
+    of_one_client("older-checkpoint", 1, case::draw_older),
+    of_one_client("large", 1, case::draw_large),
 ];
 
 /// Rounds in which each class is drawn as often as its weight says.

@@ -15,6 +15,7 @@
 //! No layer depends on this crate. Locks: `campaign` says.
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod campaign;
 mod case;
 mod class;
@@ -31,10 +32,13 @@ mod shrink;
 mod told;
 mod verdict;
 
+pub use bounds::Usage;
 pub use campaign::{Options, Progress, Summary, campaign, missing_step};
 pub use case::{Bases, Case, Kind};
 pub use class::{CLASSES, Class, by_name as class_by_name};
-pub use clients::{Act, Change, ChangeKind, Clients, FileHistory, Grounds, Span, Step, attempt_clients};
+pub use clients::{
+    Act, Change, ChangeKind, Clients, FileHistory, Grounds, Span, Step, attempt_clients,
+};
 pub use counts::{ClassCounts, Counts, Seen};
 pub use crowding::crowding;
 pub use forebay_lfs::fault::Planted;

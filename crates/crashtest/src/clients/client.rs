@@ -160,19 +160,25 @@ impl Client {
         let done = Dropping::new(work, of.dropped).await;
         let answer: Option<Answer> =
             done.as_ref().map(|done| done.as_ref().map(|ino| *ino).map_err(Error::kind));
-        log.end(of.step, changed, answer.is_some_and(|answer| answer.is_ok()), |past| match answer {
-            // It may have happened or not.
-            Some(Err(ErrorKind::NoSpace)) => past.full += 1,
-            Some(Err(kind)) if !is_answer(kind) => {
-                past.note_wrong(format!("step {}, {text}: {kind:?}", of.step));
-            }
-            Some(answer) => {
-                // An inode that lost its last name meanwhile.
-                let gone = |kind| if kind == ErrorKind::Stale { ErrorKind::NotFound } else { kind };
-                past.answered(changed, answer.map_err(gone));
-            }
-            None => past.dropped += 1,
-        });
+        log.end(
+            of.step,
+            changed,
+            answer.is_some_and(|answer| answer.is_ok()),
+            |past| match answer {
+                // It may have happened or not.
+                Some(Err(ErrorKind::NoSpace)) => past.full += 1,
+                Some(Err(kind)) if !is_answer(kind) => {
+                    past.note_wrong(format!("step {}, {text}: {kind:?}", of.step));
+                }
+                Some(answer) => {
+                    // An inode that lost its last name meanwhile.
+                    let gone =
+                        |kind| if kind == ErrorKind::Stale { ErrorKind::NotFound } else { kind };
+                    past.answered(changed, answer.map_err(gone));
+                }
+                None => past.dropped += 1,
+            },
+        );
         answer.and_then(|answer| answer.ok())
     }
 
@@ -218,9 +224,8 @@ impl Client {
             How::Exchange => RenameFlags::EXCHANGE,
         };
         let (dir, new_dir) = (self.dir(from), self.dir(to));
-        let rename = async {
-            volume.rename(dir, name(from), new_dir, name(to), flags).await.map(|()| 0)
-        };
+        let rename =
+            async { volume.rename(dir, name(from), new_dir, name(to), flags).await.map(|()| 0) };
         self.names(of, text, NameAct::Rename(from, to, how), rename).await;
     }
 
@@ -243,7 +248,8 @@ impl Client {
         let change = Change { len, ..Change::begun(id, kind, range, 0) };
         let text = format!("{text} of #{ino}");
         let begin = |past: &mut super::log::Past| past.change(ino, change);
-        let (done, changed, _) = self.operation(of, text, begin, opened.write(at, buf, flags)).await;
+        let (done, changed, _) =
+            self.operation(of, text, begin, opened.write(at, buf, flags)).await;
         let Some(Ok(range)) = done else { return };
         self.site.log.look(|past| {
             let Some(change) = past.changed(changed) else { return };

@@ -262,7 +262,10 @@ impl FileHistory {
             })
             .collect();
         let story = self.story(&range, |c| c.begin < span.to);
-        Err(format!("block {range:?} is as at no instant of {span:?}: {}\n{story}", shown.join("; ")))
+        Err(format!(
+            "block {range:?} is as at no instant of {span:?}: {}\n{story}",
+            shown.join("; ")
+        ))
     }
 
     /// Whether an atom may hold what a change left there, at an instant.

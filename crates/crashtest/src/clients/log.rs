@@ -90,7 +90,12 @@ impl Log {
     }
 
     /// The operation of a step begins.
-    pub fn begin(&self, step: usize, what: String, change: impl FnOnce(&mut Past) -> Changed) -> (u64, Changed) {
+    pub fn begin(
+        &self,
+        step: usize,
+        what: String,
+        change: impl FnOnce(&mut Past) -> Changed,
+    ) -> (u64, Changed) {
         let steps = self.disk.world().steps();
         self.tick(|past| {
             past.running.insert(step, (what, steps));

@@ -124,7 +124,9 @@ impl Orders {
                 before[number].push(at);
             }
             if orders.states.len() > STATES_MAX {
-                return Err(format!("more than {STATES_MAX} prefixes: too many dropped operations"));
+                return Err(format!(
+                    "more than {STATES_MAX} prefixes: too many dropped operations"
+                ));
             }
             at += 1;
         }
@@ -172,7 +174,10 @@ impl Orders {
             _ => format!("  {op:?} (explained)"),
         };
         let ops: Vec<String> = self.ops.iter().enumerate().map(line).collect();
-        format!("no order of the operations on names explains the answers; {names:?}\n{}", ops.join("\n"))
+        format!(
+            "no order of the operations on names explains the answers; {names:?}\n{}",
+            ops.join("\n")
+        )
     }
 
     /// The names that may be found when the power went at `now`, after a sync that began at `synced` was

@@ -102,8 +102,7 @@ impl Ground {
 
     /// A raw image full of one pattern.
     pub fn image(setup: &Setup) -> Self {
-        let config =
-            SimConfig { size: IMAGE_BYTES, sector: setup.sector, ..SimConfig::default() };
+        let config = SimConfig { size: IMAGE_BYTES, sector: setup.sector, ..SimConfig::default() };
         let disk = SimDisk::new(SimWorld::new(setup.seed), config);
         let mut bytes = vec![0; IMAGE_BYTES as usize];
         fill(FIRST_IDS, 0, &mut bytes);
@@ -189,7 +188,8 @@ impl Life<'_> {
         self.check_files(&volume, &site).await?;
         let full = self.log.look(|past| past.full > 0);
         drop(site);
-        let begin = self.log.begin(usize::MAX, "closing".into(), |_| super::log::Changed::Nothing).0;
+        let begin =
+            self.log.begin(usize::MAX, "closing".into(), |_| super::log::Changed::Nothing).0;
         match volume.close().await {
             Err(error) if full || error.kind() == forebay_base::ErrorKind::NoSpace => {
                 log::debug!("a full volume does not close: {error}");
@@ -219,7 +219,8 @@ impl Life<'_> {
         }
         self.check_budget(Some(&cache))?;
         self.check_content(&opened, block).await?;
-        let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| super::log::Changed::Nothing).0;
+        let begin =
+            self.log.begin(usize::MAX, "the last sync".into(), |_| super::log::Changed::Nothing).0;
         file.sync(&handle).await.map_err(|e| format!("the last sync: {e}"))?;
         self.all_synced(begin);
         Ok(())
@@ -266,7 +267,9 @@ impl Life<'_> {
         for at in letters {
             let full = path(at);
             let name = Name::new(&full[full.len() - 1..]).map_err(text)?;
-            let Ok(attr) = volume.lookup(site.dirs[usize::from(at.0)], name).await else { continue };
+            let Ok(attr) = volume.lookup(site.dirs[usize::from(at.0)], name).await else {
+                continue;
+            };
             let file = volume.open(attr.ino, OpenFlags::READ).await.map_err(text)?;
             self.check_content(&Opened::File(volume.clone(), file), site.block).await?;
         }

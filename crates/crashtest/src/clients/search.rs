@@ -221,7 +221,12 @@ impl Search<'_> {
         for prefix in prefixes.iter().filter(|prefix| prefix.are(&names, is_known)) {
             let content = found.files.values().try_for_each(|(ino, content)| {
                 let floor = prefix.floors.get(ino).copied().unwrap_or(0);
-                self.content(*ino, content, u64::from(self.clients.setup.block_bytes), (floor, time))
+                self.content(
+                    *ino,
+                    content,
+                    u64::from(self.clients.setup.block_bytes),
+                    (floor, time),
+                )
             });
             match content {
                 Ok(()) => return Ok(()),
@@ -231,14 +236,24 @@ impl Search<'_> {
         let may = || prefixes.iter().map(|names| format!("{:?}", names.entries));
         Err(why.unwrap_or_else(|| {
             let may: Vec<String> = may().take(8).collect();
-            format!("at {time}, synced at {synced}: the names are {names:?}, may be {}", may.join(" or "))
+            format!(
+                "at {time}, synced at {synced}: the names are {names:?}, may be {}",
+                may.join(" or ")
+            )
         }))
     }
 
     /// The content of one file, which was there before `floor`.
-    fn content(&self, ino: u64, bytes: &[u8], block: u64, (floor, time): (u64, u64)) -> Checked<()> {
+    fn content(
+        &self,
+        ino: u64,
+        bytes: &[u8],
+        block: u64,
+        (floor, time): (u64, u64),
+    ) -> Checked<()> {
         let past = &self.ran.past;
-        let of = |sync: &&super::log::Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
+        let of =
+            |sync: &&super::log::Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
         let synced = past.syncs.iter().filter(of).map(|sync| sync.begin).max().unwrap_or(0);
         let span = Span { from: synced.max(floor), to: time + 1, crashed: true };
         let unknown = FileHistory::default();

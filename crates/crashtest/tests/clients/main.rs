@@ -15,11 +15,7 @@ fn seeds(runs: u64) -> Range<u64> {
     first..first + from_env("FOREBAY_CLIENT_SEEDS").unwrap_or(runs)
 }
 
-fn search(
-    clients: &Clients,
-    grounds: &mut Grounds,
-    seen: &mut Seen,
-) -> Result<(), Violation> {
+fn search(clients: &Clients, grounds: &mut Grounds, seen: &mut Seen) -> Result<(), Violation> {
     let ground = grounds.of(clients).expect("something to begin with");
     attempt_clients(clients, &ground, &clients.steps(), None, seen, &|_| false)
 }
