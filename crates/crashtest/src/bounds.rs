@@ -56,17 +56,6 @@ impl Bounds {
         }
     }
 
-    /// Of a volume that was closed nothing that is on its way to the disk is left.
-    ///
-    /// # Errors
-    /// Something is.
-    pub fn check_closed(&self, volume: &Volume) -> Result<(), String> {
-        match volume.memory_in_use() {
-            [.., 0] => Ok(()),
-            [.., staged] => Err(format!("closed, and {staged} bytes of records are in memory")),
-        }
-    }
-
     /// Before a step.
     pub fn start(&self, disk: &SimDisk) -> (u64, u64) {
         (disk.world().steps(), disk.requests().end)

@@ -68,15 +68,13 @@ pub enum Planted {
     OlderGivenUp,
     /// Recovery goes on in the segment where the log ended.
     TailReused,
-    /// Content that has gone out in a record stays in memory.
-    StagedKept,
     /// A commit that failed is tried again until it works.
     RetriesForever,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 27] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -103,7 +101,6 @@ impl Planted {
         Self::GrownFromOlder,
         Self::OlderGivenUp,
         Self::TailReused,
-        Self::StagedKept,
         Self::RetriesForever,
     ];
 
@@ -136,7 +133,6 @@ impl Planted {
             Self::GrownFromOlder => "grown-from-older",
             Self::OlderGivenUp => "older-given-up",
             Self::TailReused => "tail-reused",
-            Self::StagedKept => "staged-kept",
             Self::RetriesForever => "retries-forever",
         }
     }

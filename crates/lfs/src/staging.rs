@@ -106,9 +106,6 @@ impl Staging {
 
     /// These bytes are not looked for here any more.
     pub fn forget(&self, range: &Range<u64>) {
-        if self.plant.has(Planted::StagedKept) {
-            return;
-        }
         let mut area = self.area.lock();
         area.pinned.retain(|_, bytes| bytes.strong_count() > 0);
         let Some((start, (_, left))) = area.runs.range_mut(..=range.start).next_back() else {

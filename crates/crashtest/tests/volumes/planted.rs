@@ -48,7 +48,6 @@ fn class_of(fault: Planted) -> Option<&'static str> {
         Planted::GrownFromOlder => "growing",
         Planted::OlderGivenUp => "older-checkpoint",
         Planted::TailReused => "late-writes",
-        Planted::StagedKept => "content",
         _ => return None,
     })
 }
