@@ -17,6 +17,7 @@
 //! No layer depends on this crate. Locks: `campaign` says.
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod campaign;
 mod case;
 mod class;
@@ -33,6 +34,7 @@ mod shrink;
 mod told;
 mod verdict;
 
+pub use bounds::Usage;
 pub use campaign::{Options, Progress, Summary, campaign, missing_step};
 pub use case::{Bases, Case, Kind};
 pub use class::{CLASSES, Class, Part, by_name as class_by_name};

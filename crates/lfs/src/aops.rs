@@ -182,7 +182,8 @@ impl FileOps {
             Where::Staged(at) => Some(at),
         };
         let blocks = (skip + len).div_ceil(unit) as usize;
-        let summed = self.sums && at.is_some();
+        let skipped = inner.plant.has(Planted::SkippedSum);
+        let summed = self.sums && at.is_some() && !skipped;
         let sums = if summed { piece.own_sums().get(..blocks).map(Arc::from) } else { None };
         let device_offset = at.map(|at| at + skip);
         Extent { offset: range.start, len, device_offset, sums, pin }

@@ -87,6 +87,10 @@ impl VolumeFile {
         privileges: Privileges,
     ) -> Result<Wrote> {
         flags.check(true)?;
+        let flags = match self.inner.plant.has(Planted::DsyncWithoutCommit) {
+            true => flags - IoFlags::DSYNC - IoFlags::SYNC,
+            false => flags,
+        };
         let (content, handle) = self.content("write", OpenFlags::WRITE)?;
         let append = flags.contains(IoFlags::APPEND);
         let first = if append { content.file.size() } else { offset };

@@ -38,6 +38,13 @@ pub(crate) struct Held {
     names: u64,
 }
 
+impl Held {
+    /// Changes, what the cleaner holds, names; bytes.
+    pub fn parts(&self) -> [u64; 3] {
+        [self.changes, self.cleaning, self.names]
+    }
+}
+
 /// See the module.
 pub(crate) struct Memory {
     budget: Option<(Arc<PageCache>, std::sync::Arc<Claim>)>,

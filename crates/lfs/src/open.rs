@@ -14,6 +14,7 @@
 
 use crate::btree::{Cursor, Tree};
 use crate::checkpoint::root_of;
+use crate::fault::{Plant, Planted};
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
@@ -198,7 +199,7 @@ async fn find_nodes(
 impl Opened {
     /// Prepares the state for a life of its own: a generation of its own, and a fresh segment of the log.
     /// What was dead in the checkpoint before `newest`, too, was free then, and is what was left for this.
-    pub fn prepare(&mut self, device: &DeviceRef, newest: u64) -> Result<()> {
+    pub fn prepare(&mut self, device: &DeviceRef, newest: u64, plant: Plant) -> Result<()> {
         if let Some(damage) = &self.found.damage {
             let text = format!("{damage}; it can be opened for reading");
             let error = Error::new(damage.kind(), "open", text);
@@ -214,6 +215,9 @@ impl Opened {
         state.next_sequence = state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
         head.previous = head.segment.or(head.previous);
         state.space.segments.reclaim(newest);
+        if plant.has(Planted::TailReused) && head.segment.is_some() {
+            return Ok(());
+        }
         fresh_head(state, head)
     }
 }

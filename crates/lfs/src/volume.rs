@@ -320,7 +320,7 @@ impl Volume {
         let slots = (&superblock, older.as_ref());
         let mut opened = find(device, &parts.tree, slots, layout, options).await?;
         if !options.read_only {
-            opened.prepare(device, superblock.checkpoint)?;
+            opened.prepare(device, superblock.checkpoint, options.plant)?;
         }
         let is_clean = opened.is_clean;
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
