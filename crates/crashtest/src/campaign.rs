@@ -83,6 +83,7 @@ impl Summary {
 
 /// How far it is.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "one value a second; counts of each class are in it")]
 pub enum Progress {
     /// So far, since then.
     Running(Counts, Duration),
