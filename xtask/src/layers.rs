@@ -73,6 +73,7 @@ const BELOW_CRASHTEST: &[&str] = &[
     "forebay-base",
     "forebay-block",
     "forebay-cache",
+    "forebay-iomap",
     "forebay-vfs",
     "forebay-lfs",
     "forebay-sim",
@@ -106,7 +107,7 @@ const RULES: &[Rule] = &[
     rule("forebay-live", &["forebay-base", "forebay"], SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),
-    rule("forebay-crashtest", BELOW_CRASHTEST, &["forebay-iomap"], true),
+    rule("forebay-crashtest", BELOW_CRASHTEST, &[], true),
     rule("forebay-cli", BELOW_CLI, SIM, true),
     rule("xtask", &[], &[], false),
 ];

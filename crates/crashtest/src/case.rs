@@ -49,7 +49,7 @@ pub enum Kind {
     Clients,
     /// The same, and operations are dropped.
     Dropped,
-    /// The same on a raw image.
+    /// Operations on a raw image, some of them dropped.
     DroppedOnImage,
 }
 

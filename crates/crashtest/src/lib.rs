@@ -10,9 +10,9 @@
 //!
 //! Several *clients* at once, and dropped operations, have histories instead of a script.
 //!
-//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`, `crowding` and
-//! `case`, which say what workloads there are; `clients`; `class`, the table of what a campaign draws; `campaign`,
-//! `shrink`.
+//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`,
+//! `crowding` and `case`, which say what workloads there are; `clients`; `class`, the table of what
+//! a campaign draws; `campaign`, `shrink`.
 //!
 //! No layer depends on this crate. Locks: `campaign` says.
 #![forbid(unsafe_code)]

@@ -58,7 +58,7 @@ pub enum Planted {
     JoinedCommit,
     /// Two concurrent appends may get the same range.
     AppendRangeTwice,
-    /// A writer publishes the size up to its own end, with the bytes of another one below it missing.
+    /// A writer publishes the size up to its own end: bytes of another one below it are missing.
     SizeOfOneWriter,
     /// A dropped task takes the records of its group with it, and later groups count as complete.
     ForgottenGroup,
