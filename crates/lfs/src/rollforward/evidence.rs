@@ -34,7 +34,7 @@ const SEGMENTS_MAX: usize = 256;
 /// Units of the device that the search passes over because they cannot be read.
 const UNREAD_MAX: u32 = 64;
 
-/// See the module.
+/// What the search found.
 #[derive(Default)]
 pub(super) struct Evidence {
     /// Every record up to this one was durable.

@@ -203,7 +203,10 @@ fn r21_unreadable_sector_behind_the_log_opens_for_writing() {
         ended.cannot_read(ended.at(Place::new(ended.end.segment, offset)));
         ended.disk.world().run(async {
             let volume = ended.open().await.unwrap_or_else(|e| panic!("{offset}: {e}"));
-            assert!(has(&volume, &"h".repeat(255)).await, "{offset}: all of the log was applied");
+            assert!(
+                has(&volume, &"h".repeat(255)).await,
+                "R21: {offset}: all of the log was applied"
+            );
             assert_eq!(blocks_of_f(&volume).await, [Some(2); BLOCKS]);
             volume.close().await.unwrap();
         });
