@@ -4,11 +4,12 @@
 //!   newest slot > trees (names, usage, places of nodes) > clean? ─ no ─▶ roll forward > flush > checkpoint
 //!                                                           └─ yes ─▶ slot: a new generation
 //! ```
-//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is flushed,
-//! and in a checkpoint, first. O12 a generation is never used twice: it is above every one that a slot or a
-//! segment tells, and a slot tells of it before anything is written in it. O13 a volume that is opened for
-//! reading is not written to. O14 memory and reads follow from what the image really has: entries of the
-//! usage table, nodes, records. What a slot claims is held against the usage table first.
+//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is
+//! flushed, and in a checkpoint, first. O12 a generation is never used twice: it is above every one
+//! that a slot or a segment tells, and a slot tells of it before anything is written in it. O13 a
+//! volume that is opened for reading is not written to. O14 memory and reads follow from what the
+//! image really has: entries of the usage table, nodes, records. What a slot claims is held against
+//! the usage table first.
 //!
 //! No locks: opening has the volume to itself.
 
@@ -84,8 +85,9 @@ pub(crate) async fn find(
     Ok(Opened { found, usage, is_clean })
 }
 
-/// Refuses a slot that claims many more segments than its usage table has entries (O14). A growth adds
-/// segments that no table has yet: as many as there are, or [`GROWTH_SEGMENTS_MAX`] if that is more.
+/// Refuses a slot that claims many more segments than its usage table has entries (O14). A growth
+/// adds segments that no table has yet: as many as there are, or [`GROWTH_SEGMENTS_MAX`] if that is
+/// more.
 pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
     let known = entries as u64;
     let most = known + known.max(GROWTH_SEGMENTS_MAX);
@@ -100,8 +102,8 @@ pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
     }
 }
 
-/// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it would make
-/// a volume that no later opening takes.
+/// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it
+/// would make a volume that no later opening takes.
 fn check_counters(state: &State) -> Result<()> {
     let State { next_ino, next_data_id, next_sequence, .. } = *state;
     match next_ino.max(next_sequence) > COUNT_MAX || next_data_id > MAX_DATA_ID {

@@ -49,6 +49,7 @@ mod volume_copy;
 mod volume_create;
 mod volume_damage;
 mod volume_grow;
+mod volume_hostile;
 mod volume_kill_9;
 mod volume_on_device;
 mod volume_open_elsewhere;
