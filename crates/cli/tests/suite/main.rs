@@ -34,6 +34,7 @@ mod mount_ends;
 mod mount_flags;
 mod mount_options;
 mod mount_rules;
+mod mount_writes;
 mod offset_and_limit;
 mod other_users;
 mod read_only;
