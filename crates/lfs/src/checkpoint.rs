@@ -255,15 +255,8 @@ impl Inner {
         done
     }
 
-    async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
-        if self.checkpoints.is_closing() {
-            return self.write_last_slot().await;
-        }
-        // What is open for reading is not written (O13).
-        if self.options.read_only {
-            let text = "the volume is open for reading";
-            return Err(Error::new(ErrorKind::ReadOnly, "checkpoint", text));
-        }
+    /// What [`Inner::checkpoint_in_turn`] attempts.
+    pub(crate) async fn attempt(&self, how: How) -> Result<()> {
         let free = || {
             let mut state = self.state.lock();
             state.drop_shadow();

@@ -32,7 +32,7 @@ const OVERLAY_BYTES: u64 = 900;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
     /// Changes, those that are frozen included.
-    changes: u64,
+    pub changes: u64,
     /// What the cleaner is about to change, and copies with.
     cleaning: u64,
     names: u64,
