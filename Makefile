@@ -5,16 +5,18 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: package run test check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup requires bench clean help
+.PHONY: package run quick test test-long check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup setup-long requires bench clean help
 
 help:
 	@echo "make run        the main job: an image served to real clients, a volume, a mount, a database beside a backup; quick benches and their page"
-	@echo "make test       everything: house checks, unit and integration tests, shuttle, clients, benches"
+	@echo "make quick      the inner loop: format, clippy, house checks, unit tests, short model tests, 2,000 crash states"
+	@echo "make test       every class of check, in the size of a run for each change: some 20 minutes"
+	@echo "make test-long  the same at length, with a new seed, and fuzzing, mutants, static packages: many hours"
 	@echo "make check      format, clippy, layers, tidy, deps, rustdoc"
 	@echo "make unit       cargo test of all crates but those of volumes (make crash)"
 	@echo "make fuzz       the decoders of foreign bytes, by cargo-fuzz from the kept corpus"
-	@echo "make fsx        seeded runs against a model: 1,000 for each map, 50 on each engine; fsx-long: ten times as many"
-	@echo "make crash      100,000 crash states of volumes"
+	@echo "make fsx        seeded runs against a model: 300 for each map, 15 on each engine; fsx-long: 10,000 and 500"
+	@echo "make crash      tests of volumes, 50,000 crash states"
 	@echo "make shuttle    concurrency tests of the folio state machine"
 	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
 	@echo "make package    a static binary and a Debian package, in dist of the target folder"
@@ -23,6 +25,9 @@ help:
 setup:
 	@scripts/setup
 
+setup-long:
+	@scripts/setup --long
+
 build: setup
 	$(CARGO) build --release --locked --package forebay-cli
 	$(CARGO) build --release --locked --package forebay --example volume_survives
@@ -30,8 +35,14 @@ build: setup
 run: build
 	scripts/main-job --binary $(TARGET)/release/forebay --html $(TARGET)/report.html
 
+quick: setup
+	scripts/test-all quick
+
 test: setup
 	scripts/test-all
+
+test-long: setup-long
+	scripts/test-all --long
 
 check: setup
 	scripts/test-all check
@@ -39,14 +50,14 @@ check: setup
 unit: setup
 	scripts/test-all unit
 
-fuzz: setup
-	scripts/test-all fuzz
+fuzz: setup-long
+	scripts/test-all --long fuzz
 
 fsx: setup
 	scripts/test-all fsx
 
 fsx-long: setup
-	FOREBAY_FSX_RUNS=10000 scripts/test-all fsx
+	scripts/test-all --long fsx
 
 crash: setup
 	scripts/test-all crash
@@ -58,7 +69,7 @@ mount: setup
 	scripts/test-all mount
 
 mount-long: setup
-	FOREBAY_STEP_LIMIT=20000 FOREBAY_MOUNT_FSX_OPS=380000 FOREBAY_MOUNT_KILLS=200 FOREBAY_MOUNT_BARS=1 FOREBAY_MOUNT_PG_KILLS=50 scripts/test-all mount
+	scripts/test-all --long mount
 
 clients: setup
 	scripts/test-all main-job

@@ -105,7 +105,7 @@ impl Facts {
             let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             // `mod.rs` and `tests.rs` say nothing: the folder does.
             let stem = match stem.as_str() {
-                "mod" | "lib" | "main" => crate::tidy::folder_name(path),
+                "mod" | "lib" | "main" => crate::named::folder_name(path),
                 _ => stem,
             };
             for id in defined_in(text) {

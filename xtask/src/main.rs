@@ -5,6 +5,7 @@
 
 mod deps;
 mod invariants;
+mod language;
 mod layers;
 mod lineage;
 mod lineage_text;
@@ -13,8 +14,10 @@ mod mutants;
 mod mutants_build;
 mod mutants_find;
 mod mutants_run;
+mod named;
 mod requires;
 mod source;
+mod subjects;
 mod tidy;
 
 use std::path::PathBuf;
@@ -24,7 +27,10 @@ const USAGE: &str = "usage: cargo xtask CHECK...
 
   layers     the direction of dependencies between the crates, and where unsafe is forbidden
   tidy       lengths of files and functions, headers, characters, forbidden words, lost files,
-             numbered invariants that nothing asserts or tests
+             numbered invariants that nothing asserts or tests, language, subjects of commits
+  language   the rules of language alone: refused words and identifiers, long sentences and lines,
+             doc comments that only refer elsewhere; with --record it writes the counts of old
+             violations, which may only shrink
   deps       licences, duplicate versions, a reason for every dependency
   requires   the programs and devices that tests and benches need, and which of them are missing;
              with FOREBAY_ALLOW_SKIP=1 missing ones are named and are no finding
@@ -51,8 +57,10 @@ fn main() -> ExitCode {
     }
     let (flags, names): (Vec<String>, Vec<String>) =
         words.into_iter().partition(|word| word.starts_with("--"));
-    let only_check = flags.iter().any(|flag| flag == "--check");
-    if let Some(flag) = flags.iter().find(|flag| *flag != "--check") {
+    let given = |wanted: &str| flags.iter().any(|flag| flag == wanted);
+    let (only_check, records) = (given("--check"), given("--record"));
+    if let Some(flag) = flags.iter().find(|flag| !["--check", "--record"].contains(&flag.as_str()))
+    {
         eprintln!("xtask: no flag `{flag}`\n{USAGE}");
         return ExitCode::from(2);
     }
@@ -72,6 +80,8 @@ fn main() -> ExitCode {
             let findings = match *check {
                 "layers" => layers::check(&root),
                 "tidy" => tidy::check(&root),
+                "language" if records => language::record(&root),
+                "language" => language::check(&root),
                 "deps" => deps::check(&root),
                 "lineage" => lineage::check(&root, only_check || name == "all"),
                 "requires" => requires::check(&root),

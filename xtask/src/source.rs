@@ -30,6 +30,31 @@ pub fn blank_literals(text: &str) -> String {
     out
 }
 
+/// A comment or a string literal.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Literal {
+    /// Where it starts, from 1.
+    pub line: usize,
+    /// The text as it stands, with its slashes or quotes.
+    pub text: String,
+}
+
+/// Comments and string literals, in their order.
+pub fn literals(text: &str) -> Vec<Literal> {
+    let chars: Vec<char> = text.chars().collect();
+    let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
+    while at < chars.len() {
+        let end = literal_end(&chars, at).max(at + 1);
+        let text: String = chars[at..end].iter().collect();
+        let newlines = text.matches('\n').count();
+        if end > at + 1 && !text.starts_with('\'') {
+            found.push(Literal { line, text });
+        }
+        (line, at) = (line + newlines, end);
+    }
+    found
+}
+
 /// Where the comment or literal that starts at `at` ends; `at` itself if none starts there.
 fn literal_end(chars: &[char], at: usize) -> usize {
     let next = chars.get(at + 1).copied();

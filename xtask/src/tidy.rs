@@ -1,5 +1,5 @@
-//! House rules on source text: lengths with a ratchet, headers, characters, forbidden words,
-//! files that no module names. (Numbered invariants: [`crate::invariants`].)
+//! House rules on source text: lengths with a ratchet, headers, characters, forbidden words.
+//! (Files that no module names: [`crate::named`]; numbered invariants: [`crate::invariants`].)
 //!
 //! The ratchet: `xtask/exceptions.txt` names the files and functions that are over the limit and
 //! how long they were. They may shrink and not grow, and an entry that is no longer needed is a
@@ -46,11 +46,13 @@ pub fn check(root: &Path) -> Findings {
         check_text(&name, &text, &mut findings);
         if name.ends_with(".rs") {
             check_rust(&name, &text, &mut ratchet, &mut findings);
-            check_named(root, path, &name, &mut findings);
+            crate::named::check(root, path, &name, &mut findings);
         }
     }
     ratchet.finish(&mut findings);
     findings.extend(crate::invariants::check(root, &files));
+    findings.extend(crate::language::check(root));
+    findings.extend(crate::subjects::check(root));
     findings
 }
 
@@ -153,38 +155,6 @@ fn check_rust(name: &str, text: &str, ratchet: &mut Ratchet, findings: &mut Find
             findings.push(format!("{place}: a library does not print, it logs"));
         }
     }
-}
-
-/// Every file below `src/` is named by a `mod` line of its parent; else it compiles nowhere.
-fn check_named(root: &Path, path: &Path, name: &str, findings: &mut Findings) {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let inside = name.contains("/src/") && !name.contains("/src/bin/");
-    if !inside || matches!(stem.as_str(), "lib" | "main" | "build") {
-        return;
-    }
-    let (module, folder) = match stem.as_str() {
-        "mod" => (folder_name(path), path.parent().and_then(Path::parent)),
-        _ => (stem, path.parent()),
-    };
-    let Some(folder) = folder else { return };
-    let above = folder.parent().map(|p| p.join(format!("{}.rs", base(folder))));
-    let parents = ["lib.rs", "main.rs", "mod.rs"].map(|f| folder.join(f));
-    let declared = parents.into_iter().chain(above).filter(|p| p.starts_with(root)).any(|p| {
-        let text = std::fs::read_to_string(p).unwrap_or_default();
-        text.lines().any(|l| l.trim_end().ends_with(&format!("mod {module};")))
-    });
-    if !declared {
-        findings.push(format!("{name}: no `mod {module};` names it, so it is compiled nowhere"));
-    }
-}
-
-/// Name of the folder that a file lies in.
-pub fn folder_name(path: &Path) -> String {
-    path.parent().map(base).unwrap_or_default()
-}
-
-fn base(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The recorded exceptions: what, and how many lines it may have.

@@ -1,6 +1,8 @@
 //! From submission to completion a write allocates nothing, once it is warm: whoever writes out to
 //! make memory free must not need memory for it. Alone in its file: it counts for its process.
 
+#[path = "suite/common/mod.rs"]
+#[expect(dead_code, reason = "shared with the suite")]
 mod common;
 
 use common::{engines, path};

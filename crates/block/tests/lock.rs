@@ -4,6 +4,8 @@
 //! else holds this file", because the system had not yet taken the dead process's io_uring
 //! down, which still held the file.
 
+#[path = "suite/common/mod.rs"]
+#[expect(dead_code, reason = "shared with the suite")]
 mod common;
 
 use common::path;

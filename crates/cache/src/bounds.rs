@@ -1,4 +1,4 @@
-//! The end of a file, and the ranges of it that somebody holds exclusively.
+//! The end of a file, and the ranges of it that are held exclusively.
 //!
 //! ```text
 //!              grow(to > size)                               shrink(to < size)
@@ -8,7 +8,7 @@
 //!      ├── refused: no room ◀─────┤                         ├── failed: size and dirt come back ◀──┤
 //!      └── room made, size moved ◀┘                         └── storage cut, dirt dropped ◀────────┘
 //! ```
-//! One [`Resize`] at a time: it is the only way to move the size. There are two ends. The *size* is where the
+//! One [`Resize`] at a time, by arrival: it is the only way to move the size. There are two ends. The *size* is where the
 //! cache and storage end: fills, writers and write-out go by it. The *visible size* is what readers see, and
 //! what is made recoverable. A write that makes the file longer keeps its `Resize` until its bytes are there:
 //! it moves the size before its bytes and the visible size after them. If it fails, or is dropped, the bytes
@@ -29,26 +29,23 @@
 //! E9 between the look at a size that is to be published and its publication the file does not become
 //!    shorter: a truncate waits for who publishes, and then cuts what is published.
 //!
-//! Whoever waits for a range is woken when that range has become free, not whenever some range has: of those
-//! who are to take the same blocks, one after the other.
+//! Exclusive ranges are granted by arrival: a request waits behind an older one that wants a part of its
+//! range, held or not ([`crate::ranges`]). A buffered write or a fill waits for ranges that are held only.
+//! No deadlock: the holder of a range takes no second one of the file and does not wait for [`Resize`], nor
+//! for an operation that waits for either. A [`Resize`] is taken before a range, and none while one is held.
 //!
-//! Locks: `held` and `resizing` are leaves; `held` is also taken below the list of those who
-//! wait. `publishing` is taken above the map's own, and never while a folio is locked.
+//! Locks: those of the ranges are leaves. `publishing` is taken above the map's own, and never while a
+//! folio is locked.
 
 use crate::mapping::Mapping;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use forebay_base::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
-use forebay_base::task::{Pick, WaitQueue};
+use crate::ranges::Ranges;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::{Arc, RwLock, RwLockReadGuard};
 use forebay_base::units::{is_aligned, round_down, round_up};
-use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What somebody waits for.
-struct Want {
-    range: Range<u64>,
-    /// To hold it; otherwise to see that nobody does.
-    takes: bool,
-}
+/// The range of [`Bounds::resizing`] that stands for the size.
+const SIZE: Range<u64> = 0..1;
 
 /// See the module.
 pub struct Bounds {
@@ -57,12 +54,10 @@ pub struct Bounds {
     visible: AtomicU64,
     /// Times the file became shorter.
     cuts: AtomicU64,
-    resizing: AtomicBool,
-    resize_wait: WaitQueue,
-    /// Start to end: they are disjoint (E3).
-    held: Mutex<BTreeMap<u64, u64>>,
-    held_count: AtomicU64,
-    held_wait: WaitQueue<Want>,
+    /// The right to move the size: one range, always the same.
+    resizing: Ranges,
+    /// Whole blocks (E3).
+    held: Ranges,
     /// Shared by those who publish the size, taken alone by who makes the file shorter (E9).
     publishing: RwLock<()>,
 }
@@ -75,11 +70,8 @@ impl Bounds {
             size: AtomicU64::new(size),
             visible: AtomicU64::new(size),
             cuts: AtomicU64::new(0),
-            resizing: AtomicBool::new(false),
-            resize_wait: WaitQueue::new(),
-            held: Mutex::default(),
-            held_count: AtomicU64::new(0),
-            held_wait: WaitQueue::with_keys(),
+            resizing: Ranges::default(),
+            held: Ranges::default(),
             publishing: RwLock::new(()),
         }
     }
@@ -115,51 +107,27 @@ impl Bounds {
     /// states of the folio change (E4).
     #[inline]
     pub fn is_exclusive(&self, range: &Range<u64>) -> bool {
-        self.held_count.load(Ordering::SeqCst) != 0 && self.overlaps(range)
+        !self.held.is_idle() && self.held.is_held(&self.rounded(range))
     }
 
-    fn overlaps(&self, range: &Range<u64>) -> bool {
-        overlap(&self.held.lock(), &self.rounded(range))
-    }
-
-    /// Takes the blocks of a range for exclusive use, if nobody holds one of them.
+    /// Takes the blocks of a range for exclusive use, unless one of them is held or an older request
+    /// waits for it.
     pub fn try_exclusive(&self, range: Range<u64>) -> Option<Exclusive<'_>> {
         let range = self.rounded(&range);
-        let mut held = self.held.lock();
-        if overlap(&held, &range) {
-            return None;
-        }
-        debug_assert!(!range.is_empty(), "E3: whole blocks");
-        held.insert(range.start, range.end);
-        self.held_count.fetch_add(1, Ordering::SeqCst);
-        Some(Exclusive { bounds: self, range })
+        self.held.try_take(&range).then(|| Exclusive { bounds: self, range })
     }
 
-    /// Takes the blocks of a range for exclusive use; waits for those who hold one of them.
+    /// Takes the blocks of a range for exclusive use, behind older requests for one of them. Not for a
+    /// task that holds a range of the file.
     pub async fn exclusive(&self, range: Range<u64>) -> Exclusive<'_> {
-        let want = Want { range: self.rounded(&range), takes: true };
-        self.held_wait.wait_for(want, || self.try_exclusive(range.clone())).await
+        let range = self.rounded(&range);
+        self.held.take(&range).await;
+        Exclusive { bounds: self, range }
     }
 
-    /// Waits until nobody holds a block of `range`.
+    /// Waits until no block of `range` is held.
     pub async fn wait_not_exclusive(&self, range: Range<u64>) {
-        let want = Want { range: self.rounded(&range), takes: false };
-        self.held_wait.wait_for(want, || (!self.overlaps(&range)).then_some(())).await;
-    }
-
-    /// The blocks of `freed` are not held any more: wakes who waited for that. Who is left out hears of it
-    /// from whoever holds a block of his range then.
-    fn wake(&self, freed: &Range<u64>) {
-        self.held_wait.wake_matching(|Want { range, takes }| {
-            if range.start >= freed.end || freed.start >= range.end || self.overlaps(range) {
-                Pick::Skip
-            } else if *takes && range.start <= freed.start && freed.end <= range.end {
-                // It takes all that has become free.
-                Pick::WakeAndStop
-            } else {
-                Pick::Wake
-            }
-        });
+        self.held.wait_not_held(&self.rounded(&range)).await;
     }
 
     /// As long as it is kept the file does not become shorter: from before the look at a size until that is
@@ -168,21 +136,16 @@ impl Bounds {
         self.publishing.read()
     }
 
-    /// The right to move the size; waits for whoever has it.
+    /// The right to move the size, behind older requests for it. Not for a task that holds a range.
     pub async fn resize(&self) -> Resize<'_> {
-        let free = || !self.resizing.swap(true, Ordering::AcqRel);
-        self.resize_wait.wait_until(|| free().then(|| Resize { bounds: self })).await
+        self.resizing.take(&SIZE).await;
+        Resize { bounds: self }
     }
 
     /// The same if it can be had at once.
     pub fn try_resize(&self) -> Option<Resize<'_>> {
-        (!self.resizing.swap(true, Ordering::AcqRel)).then(|| Resize { bounds: self })
+        self.resizing.try_take(&SIZE).then(|| Resize { bounds: self })
     }
-}
-
-/// Whether one of the ranges, which are disjoint, has a byte of `range`.
-fn overlap(held: &BTreeMap<u64, u64>, range: &Range<u64>) -> bool {
-    held.range(..range.end).next_back().is_some_and(|(_, &end)| end > range.start)
 }
 
 /// A range held exclusively, whole blocks; given back on drop.
@@ -232,12 +195,7 @@ impl Drop for Held {
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
-        let mut held = self.bounds.held.lock();
-        let end = held.remove(&self.range.start);
-        assert_eq!(end, Some(self.range.end), "E3: registered once, alone");
-        self.bounds.held_count.fetch_sub(1, Ordering::SeqCst);
-        drop(held);
-        self.bounds.wake(&self.range);
+        self.bounds.held.release(&self.range);
     }
 }
 
@@ -277,14 +235,14 @@ impl Resize<'_> {
 
 impl Drop for Resize<'_> {
     fn drop(&mut self) {
-        self.bounds.resizing.store(false, Ordering::Release);
-        self.bounds.resize_wait.wake_all();
+        self.bounds.resizing.release(&SIZE);
     }
 }
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use forebay_base::sync::atomic::AtomicBool;
     use forebay_base::task::block_on;
     use std::future::Future;
 
@@ -345,6 +303,72 @@ mod tests {
         drop(elsewhere);
         assert_eq!(woken.0.load(Ordering::Relaxed) - before, 3);
         assert!(wide.as_mut().poll(&mut cx).is_ready());
+    }
+
+    /// The story: a truncate waited for ever behind direct writes. Each of them overlapped the one
+    /// before, so some block was always held, and writes that came later took what became free.
+    #[test]
+    fn range_behind_a_waiting_wider_one_waits_its_turn() {
+        let bounds = Bounds::new(4096, 1 << 20);
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let first = bounds.try_exclusive(0..4096).unwrap();
+        let mut wide = Box::pin(bounds.exclusive(0..1 << 20));
+        assert!(wide.as_mut().poll(&mut cx).is_pending());
+        let mut later = Box::pin(bounds.exclusive(8192..12288));
+        assert!(later.as_mut().poll(&mut cx).is_pending(), "it came after the wide range");
+        assert!(bounds.try_exclusive(8192..8193).is_none(), "it neither waits nor goes ahead");
+        let elsewhere = bounds.try_exclusive(1 << 20..2 << 20);
+        assert!(elsewhere.is_some(), "a range that does not overlap does not wait");
+        // A buffered write or a fill waits only for blocks that are held, not for those wanted.
+        let mut writer = Box::pin(bounds.wait_not_exclusive(8192..8193));
+        assert!(writer.as_mut().poll(&mut cx).is_ready());
+        drop(first);
+        assert!(later.as_mut().poll(&mut cx).is_pending(), "the wide range is next");
+        let std::task::Poll::Ready(held) = wide.as_mut().poll(&mut cx) else {
+            panic!("the wide range has waited for all before it")
+        };
+        assert!(later.as_mut().poll(&mut cx).is_pending());
+        drop(held);
+        assert!(later.as_mut().poll(&mut cx).is_ready());
+    }
+
+    /// A task that is dropped while it waits, woken already or not, wakes those behind it.
+    #[test]
+    fn range_wait_dropped_wakes_those_behind_it() {
+        for chosen in [false, true] {
+            let bounds = Bounds::new(4096, 1 << 20);
+            let woken = std::sync::Arc::new(Count::default());
+            let waker = std::task::Waker::from(woken.clone());
+            let mut cx = std::task::Context::from_waker(&waker);
+            let mut noop = std::task::Context::from_waker(std::task::Waker::noop());
+            let first = bounds.try_exclusive(0..4096).unwrap();
+            let mut wide = Box::pin(bounds.exclusive(0..1 << 20));
+            assert!(wide.as_mut().poll(&mut noop).is_pending());
+            let mut later = Box::pin(bounds.exclusive(8192..12288));
+            assert!(later.as_mut().poll(&mut cx).is_pending(), "behind the wide range");
+            if chosen {
+                drop(first);
+            }
+            assert_eq!(woken.0.load(Ordering::Relaxed), 0);
+            drop(wide);
+            assert!(woken.0.load(Ordering::Relaxed) > 0, "nothing stands before it any more");
+            assert!(later.as_mut().poll(&mut cx).is_ready());
+        }
+    }
+
+    /// The right to move the size goes by arrival, too: an append that came later took it each time
+    /// when a truncate had been woken and not polled yet.
+    #[test]
+    fn resize_goes_to_the_request_that_waits_longest() {
+        let bounds = Bounds::new(4096, 0);
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let first = block_on(bounds.resize());
+        let mut truncate = Box::pin(bounds.resize());
+        assert!(truncate.as_mut().poll(&mut cx).is_pending());
+        drop(first);
+        let mut append = Box::pin(bounds.resize());
+        assert!(append.as_mut().poll(&mut cx).is_pending(), "the truncate came first");
+        assert!(truncate.as_mut().poll(&mut cx).is_ready());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex, thread};
 use forebay_base::task::block_on;
 use forebay_base::world::RealWorld;
-use forebay_cache::folio::Blocks;
+use forebay_cache::folio::{Blocks, Layout, Table};
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::writeback::{WritePiece, end_fill, end_write};
 use forebay_cache::{Config, FolioWrite, FramePool, Mapping, PageCache, State};
@@ -411,5 +411,103 @@ fn whoever_waits_for_a_fill_or_a_write_out_is_woken() {
             ],
         );
         lab.end();
+    });
+}
+
+/// Two halves of a range and the range as a whole, which one thread waits for and gives up: each is held
+/// alone, every waiter is woken, and what arrives behind the waiting whole is granted after it.
+#[test]
+fn exclusive_ranges_are_granted_by_arrival_also_behind_a_dropped_wait() {
+    const HALF: u64 = 4096;
+    check(|| {
+        let lab = Lab::new();
+        let users: Arc<[AtomicU8; 2]> = Arc::default();
+        // 1: the whole is in the queue. 2: it was granted, or given up.
+        let whole = Arc::new(AtomicU8::new(0));
+        let half = |index: u64, users: Arc<[AtomicU8; 2]>, whole: Arc<AtomicU8>| -> Task {
+            Box::new(move |lab| {
+                for _ in 0..2 {
+                    let behind = whole.load(Ordering::SeqCst) == 1;
+                    let wanted = index * HALF..(index + 1) * HALF;
+                    let _held = block_on(lab.mapping.bounds.exclusive(wanted));
+                    assert!(!behind || whole.load(Ordering::SeqCst) == 2, "it came later");
+                    let user = &users[index as usize];
+                    assert_eq!(user.fetch_add(1, Ordering::SeqCst), 0, "held twice");
+                    thread::yield_now();
+                    user.fetch_sub(1, Ordering::SeqCst);
+                }
+            })
+        };
+        let take_whole =
+            |give_up: bool, users: Arc<[AtomicU8; 2]>, flag: Option<Arc<AtomicU8>>| -> Task {
+                Box::new(move |lab| {
+                    let say = |value| {
+                        if let Some(flag) = &flag {
+                            flag.store(value, Ordering::SeqCst);
+                        }
+                    };
+                    let mut taking = Box::pin(lab.mapping.bounds.exclusive(0..2 * HALF));
+                    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+                    let polled = taking.as_mut().poll(&mut cx);
+                    if polled.is_pending() {
+                        say(1);
+                        thread::yield_now();
+                        if give_up {
+                            say(2);
+                            return;
+                        }
+                    }
+                    let _held = match polled {
+                        std::task::Poll::Ready(held) => held,
+                        std::task::Poll::Pending => block_on(taking),
+                    };
+                    say(2);
+                    users.iter().for_each(|user| {
+                        assert_eq!(user.fetch_add(1, Ordering::SeqCst), 0, "held twice");
+                    });
+                    thread::yield_now();
+                    users.iter().for_each(|user| user.store(0, Ordering::SeqCst));
+                })
+            };
+        together(
+            &lab,
+            vec![
+                half(0, users.clone(), whole.clone()),
+                half(1, users.clone(), whole.clone()),
+                take_whole(false, users.clone(), Some(whole)),
+                take_whole(true, users, None),
+            ],
+        );
+        lab.end();
+    });
+}
+
+/// Two tasks that lock a free slot by a stale hint, while its memory is given back, and one that uses the
+/// slot after that. The story: the lock word became zero under a holder, whose unlocking then locked the
+/// slot for ever.
+#[test]
+fn lock_of_a_slot_given_back_under_a_late_locker_is_free_and_exclusive() {
+    check(|| {
+        let table = Arc::new(Table::new(Layout::new(FOLIO), 3).unwrap());
+        let holders = Arc::new(AtomicU8::new(0));
+        let visit = |table: &Table, holders: &AtomicU8| {
+            table.lock(3);
+            assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+            thread::yield_now();
+            holders.fetch_sub(1, Ordering::SeqCst);
+            table.unlock(3);
+        };
+        // It was used before.
+        visit(&table, &holders);
+        let late: Vec<_> = (0..2)
+            .map(|_| {
+                let (table, holders) = (table.clone(), holders.clone());
+                thread::spawn(move || visit(&table, &holders))
+            })
+            .collect();
+        table.forget_above(2, 4);
+        visit(&table, &holders);
+        late.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(table.try_lock(3), "the lock is held for ever");
     });
 }

@@ -359,6 +359,9 @@ pub struct CrashTestArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Runs of this class alone
+    #[arg(long, value_name = "NAME", conflicts_with = "case", value_parser = class)]
+    pub class: Option<usize>,
     /// This workload alone
     #[arg(long, value_name = "N", conflicts_with_all = ["seconds", "states"])]
     pub case: Option<u64>,
@@ -383,6 +386,13 @@ fn steps(text: &str) -> Result<Steps, String> {
     }
     let steps = text.split(',').map(|place| place.parse().map_err(|_| "numbers with commas"));
     Ok(Steps(steps.collect::<Result<_, _>>()?))
+}
+
+fn class(text: &str) -> Result<usize, String> {
+    forebay_crashtest::class_by_name(text).ok_or_else(|| {
+        let names = forebay_crashtest::CLASSES.iter().map(|class| class.name);
+        format!("one of {}", names.collect::<Vec<_>>().join(", "))
+    })
 }
 
 fn planted(text: &str) -> Result<Planted, String> {
@@ -470,6 +480,7 @@ mod tests {
             "forebay crash-test --case 1 --steps 1,x",
             "forebay crash-test --case 1 --steps 1 --at 3",
             "forebay crash-test --case 1 --seconds 3",
+            "forebay crash-test --class no-such-class",
             "forebay crash-test --plant no-such-mistake",
         ] {
             assert!(parse(line).is_err(), "{line}");

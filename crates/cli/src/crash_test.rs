@@ -3,7 +3,9 @@
 use crate::args::CrashTestArgs;
 use crate::failure::{Failure as Refusal, Outcome, status};
 use crate::output;
-use forebay_crashtest::{Failure, Options, Progress, Spot, Summary, campaign, missing_step};
+use forebay_crashtest::{
+    Counts, Failure, Options, Progress, Spot, Summary, campaign, missing_step,
+};
 use serde_json::json;
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ pub fn crash_test(args: &CrashTestArgs) -> Outcome<u8> {
         states: args.states,
         jobs: args.jobs.map_or(cpus, usize::from),
         plant: args.plant,
+        class: args.class,
         case: args.case,
         steps: args.steps.as_ref().map(|steps| steps.0.clone()),
         spot: args.at.clone(),
@@ -88,7 +91,7 @@ fn in_words(summary: &Summary) -> String {
     format!(
         "{verdict}: {} workloads, {} cuts, {} crash states, {} recovered, {} distinct results, \
          {:.0} states/s; {} second lives, {} kills; lost {}, torn {}, reordered {}, cut again {}, \
-         failed writes {}, failed flushes {}; {} syncs held, {} refused",
+         failed writes {}, failed flushes {}; {} syncs held, {} refused; classes: {}",
         counts.workloads,
         counts.cuts,
         counts.states,
@@ -105,7 +108,16 @@ fn in_words(summary: &Summary) -> String {
         counts.flushes_failed,
         counts.syncs,
         counts.syncs_failed,
+        in_classes(&counts),
     )
+}
+
+/// Of each class: runs, crash states, recoveries.
+fn in_classes(counts: &Counts) -> String {
+    let all = counts.by_class().map(|(name, of)| {
+        format!("{name} {} ({} states, {} recovered)", of.drawn, of.states, of.recovered)
+    });
+    all.collect::<Vec<_>>().join(", ")
 }
 
 fn in_json(args: &CrashTestArgs, summary: &Summary) -> String {
@@ -125,6 +137,11 @@ fn in_json(args: &CrashTestArgs, summary: &Summary) -> String {
     });
     for (name, count) in summary.counts.named() {
         all[name] = json!(count);
+    }
+    for (name, of) in summary.counts.by_class() {
+        all["classes"][name] = json!({
+            "drawn": of.drawn, "states": of.states, "recovered": of.recovered,
+        });
     }
     all.to_string()
 }

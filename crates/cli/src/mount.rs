@@ -151,7 +151,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let opened = open(&cache, volume, wanted)?;
     let fs = opened.to_mount();
     let target = Target::new();
-    let control = start_control(wanted, &target)?;
+    let mut control = start_control(wanted, &target)?;
     how.control = control.as_ref().map(|control| control.path().to_path_buf());
     let mounted = forebay_fuse::mount(dir, &how).map_err(not_mounted)?;
     let (kind, number) = (mounted.kind, mounted.number);
@@ -199,6 +199,10 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     // The image is free before umount(2) returns (P3).
     drop(cache);
     let done = synced.and(closed).and(stopped);
+    // So is the control socket: a command finds either this process or none.
+    if let Some(control) = &mut control {
+        control.close();
+    }
     ending.finish(&done);
     watchdog.stop();
     done.map(|()| status::OK).map_err(|e| {

@@ -32,6 +32,8 @@ pub struct Options {
     pub jobs: usize,
     /// The mistake to make, for tests of the test.
     pub plant: Option<Planted>,
+    /// Runs of this class alone: an index of [`crate::CLASSES`].
+    pub class: Option<usize>,
     /// This workload alone.
     pub case: Option<u64>,
     /// Of that one these steps alone.
@@ -50,6 +52,7 @@ impl Default for Options {
             states: None,
             jobs: 1,
             plant: None,
+            class: None,
             case: None,
             steps: None,
             spot: None,
@@ -131,6 +134,9 @@ impl Shared<'_> {
         let mut openings = HashSet::new();
         while let Some(number) = self.next() {
             let case = Case::new(options.seed, number, options.plant);
+            if options.class.is_some_and(|class| class != case.class) {
+                continue;
+            }
             let mut seen = Seen { openings: std::mem::take(&mut openings), ..Seen::default() };
             let result = match bases.of(&case) {
                 Ok(base) => {
@@ -151,6 +157,7 @@ impl Shared<'_> {
                 }
             };
             openings = std::mem::take(&mut seen.openings);
+            seen.belongs_to(case.class);
             let mut total = lock(&self.total);
             total.seen.add(seen);
             if let Err(violation) = result {
@@ -216,18 +223,18 @@ pub fn missing_step(options: &Options) -> Option<(usize, usize)> {
     let (number, keep) = (options.case?, options.steps.as_ref()?);
     let case = Case::new(options.seed, number, options.plant);
     let steps = Bases::default().of(&case).ok()?;
-    let steps = case.script(&steps, None).ops.len();
+    let steps = (case.class().steps)(&case, &steps, None).len();
     keep.iter().find(|step| **step >= steps).map(|step| (*step, steps))
 }
 
 fn as_it_is(options: &Options, case: &Case, keep: &[usize], violation: Violation) -> Failure {
     let base = Bases::default().of(case);
-    let ops = base.map(|base| case.script(&base, Some(keep)).ops).unwrap_or_default();
+    let steps = base.map(|base| (case.class().steps)(case, &base, Some(keep)));
     Failure {
         seed: options.seed,
         case: case.number,
         keep: keep.to_vec(),
-        steps: ops.iter().map(|op| format!("{op:?}")).collect(),
+        steps: steps.unwrap_or_default(),
         steps_before: keep.len(),
         setup: format!("{:?}", case.setup),
         violation,

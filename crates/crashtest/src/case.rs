@@ -5,6 +5,8 @@
 //!
 //! No locks.
 
+use crate::class::{CLASSES, Class, ONE_STEP, TWO_STEPS, of_round};
+use crate::clients::Ground;
 use crate::crowding::crowding;
 use crate::replacing::replacing;
 use crate::script::Script;
@@ -41,6 +43,12 @@ pub enum Kind {
     Replacing,
     /// A volume that is nearly full is cleaned.
     Crowded,
+    /// Several clients of one volume.
+    Clients,
+    /// The same, and operations are dropped.
+    Dropped,
+    /// The same on a raw image.
+    DroppedOnImage,
 }
 
 /// A workload.
@@ -48,6 +56,8 @@ pub enum Kind {
 pub struct Case {
     /// Its number.
     pub number: u64,
+    /// Its class: an index of [`CLASSES`].
+    pub class: usize,
     /// What it does.
     pub kind: Kind,
     /// How.
@@ -60,20 +70,29 @@ impl Case {
         let mut draw = seed ^ number.rotate_left(20);
         let drawn = split_mix(&mut draw);
         let (round, within) = (number / ROUND, number % ROUND);
-        let (kind, setup) = match within {
+        let (class, (kind, setup)) = match within {
             0..SINGLES_OF_ROUND => {
                 let single = round * SINGLES_OF_ROUND + within;
                 let at = single.wrapping_mul(SINGLE_STRIDE).wrapping_add(seed) % SINGLES;
-                (Kind::Single(at), short_setup(seed.wrapping_add(single / SINGLES), drawn))
+                let setup = short_setup(seed.wrapping_add(single / SINGLES), drawn);
+                (ONE_STEP, (Kind::Single(at), setup))
             }
             SINGLES_OF_ROUND..LONG => {
                 let pair = round * (LONG - SINGLES_OF_ROUND) + within - SINGLES_OF_ROUND;
                 let at = pair.wrapping_mul(PAIR_STRIDE).wrapping_add(seed) % PAIRS;
-                (Kind::Pair(at), short_setup(drawn, drawn))
+                (TWO_STEPS, (Kind::Pair(at), short_setup(drawn, drawn)))
             }
-            _ => long(seed.wrapping_add(round)),
+            _ => {
+                let (class, seed) = of_round(seed, round);
+                (class, (CLASSES[class].draw)(seed))
+            }
         };
-        Self { number, kind, setup: Setup { plant, ..setup } }
+        Self { number, class, kind, setup: Setup { plant, ..setup } }
+    }
+
+    /// Its class.
+    pub fn class(&self) -> &'static Class {
+        &CLASSES[self.class]
     }
 
     /// Its steps, or those of them that are named by their place.
@@ -85,6 +104,10 @@ impl Case {
             Kind::Names | Kind::Content => Script::make(setup, setup.seed, &base.fs, setup.steps),
             Kind::Replacing => Script::of(setup, &base.fs, replacing(setup.seed)),
             Kind::Crowded => Script::of(setup, &base.fs, crowding(setup.seed)),
+            // They have steps of their own.
+            Kind::Clients | Kind::Dropped | Kind::DroppedOnImage => {
+                Script::of(setup, &base.fs, Vec::new())
+            }
         };
         let Some(keep) = keep else { return whole };
         let ops: Vec<Op> = keep.iter().filter_map(|at| whole.ops.get(*at).cloned()).collect();
@@ -117,16 +140,34 @@ fn short_setup(number: u64, seed: u64) -> Setup {
     }
 }
 
-fn long(seed: u64) -> (Kind, Setup) {
-    match seed % 7 {
-        0 => (Kind::Names, Setup::from_seed(seed)),
-        1 => (Kind::Names, Setup::from_seed(seed).failing()),
-        2 => (Kind::Replacing, Setup::with_content(seed)),
-        3 => (Kind::Content, Setup::with_content(seed).failing()),
-        4 => (Kind::Content, large_sectors(Setup::with_content(seed))),
-        5 => (Kind::Crowded, Setup::crowded(seed)),
-        _ => (Kind::Content, Setup::with_content(seed)),
-    }
+/// Runs of one and two steps are drawn by number.
+pub(crate) fn draw_none(seed: u64) -> (Kind, Setup) {
+    (Kind::Single(seed % SINGLES), short_setup(seed, seed))
+}
+
+pub(crate) fn draw_names(seed: u64) -> (Kind, Setup) {
+    (Kind::Names, Setup::from_seed(seed))
+}
+
+pub(crate) fn draw_names_failing(seed: u64) -> (Kind, Setup) {
+    (Kind::Names, Setup::from_seed(seed).failing())
+}
+
+pub(crate) fn draw_replacing(seed: u64) -> (Kind, Setup) {
+    (Kind::Replacing, Setup::with_content(seed))
+}
+
+pub(crate) fn draw_content(seed: u64) -> (Kind, Setup) {
+    let setup = Setup::with_content(seed);
+    (Kind::Content, if seed % 3 == 1 { large_sectors(setup) } else { setup })
+}
+
+pub(crate) fn draw_content_failing(seed: u64) -> (Kind, Setup) {
+    (Kind::Content, Setup::with_content(seed).failing())
+}
+
+pub(crate) fn draw_crowded(seed: u64) -> (Kind, Setup) {
+    (Kind::Crowded, Setup::crowded(seed))
 }
 
 fn large_sectors(setup: Setup) -> Setup {
@@ -143,6 +184,8 @@ enum Begin {
     Empty,
     Furnished,
     Crowded,
+    Clients,
+    Image,
 }
 
 impl Bases {
@@ -164,6 +207,8 @@ impl Bases {
         let begin = match case.kind {
             Kind::Single(_) | Kind::Pair(_) => Begin::Furnished,
             Kind::Crowded => Begin::Crowded,
+            Kind::Clients | Kind::Dropped => Begin::Clients,
+            Kind::DroppedOnImage => Begin::Image,
             _ => Begin::Empty,
         };
         let key = (plain.block_bytes, plain.sector, plain.volume_bytes, begin);
@@ -174,6 +219,8 @@ impl Bases {
             Begin::Empty => Base::empty(&plain)?,
             Begin::Furnished => Base::furnished(&plain)?,
             Begin::Crowded => Base::crowded(&plain)?,
+            Begin::Clients => Ground::volume(&plain)?,
+            Begin::Image => Ground::image(&plain),
         };
         let base = Rc::new(base);
         self.0.insert(key, base.clone());

@@ -4,6 +4,7 @@
 //!
 //! No locks.
 
+use crate::class;
 use crate::run::Ran;
 use forebay_sim::CrashState;
 use std::collections::HashSet;
@@ -11,6 +12,17 @@ use std::ops::AddAssign;
 
 /// Results remembered.
 const DIGESTS_MAX: usize = 2_000_000;
+
+/// What was seen of one class of runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClassCounts {
+    /// Runs.
+    pub drawn: u64,
+    /// Crash states of them.
+    pub states: u64,
+    /// Recoveries that were carried out.
+    pub recovered: u64,
+}
 
 /// Numbers that add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,6 +60,8 @@ pub struct Counts {
     pub syncs: u64,
     /// Syncs that were told of a failure.
     pub syncs_failed: u64,
+    /// Of each class, in the order of [`class::CLASSES`].
+    pub classes: [ClassCounts; class::COUNT],
 }
 
 impl Counts {
@@ -74,6 +88,13 @@ impl Counts {
     }
 }
 
+impl Counts {
+    /// Of each class, by its name.
+    pub fn by_class(&self) -> impl Iterator<Item = (&'static str, ClassCounts)> {
+        class::CLASSES.iter().map(|class| class.name).zip(self.classes)
+    }
+}
+
 impl AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
         self.workloads += other.workloads;
@@ -92,6 +113,11 @@ impl AddAssign for Counts {
         self.cleaned += other.cleaned;
         self.syncs += other.syncs;
         self.syncs_failed += other.syncs_failed;
+        for (all, other) in self.classes.iter_mut().zip(other.classes) {
+            all.drawn += other.drawn;
+            all.states += other.states;
+            all.recovered += other.recovered;
+        }
     }
 }
 
@@ -116,6 +142,12 @@ impl Seen {
     pub fn add(&mut self, other: Self) {
         self.counts += other.counts;
         other.digests.into_iter().for_each(|digest| self.digest(digest));
+    }
+
+    /// All that was seen was seen of one run of this class.
+    pub fn belongs_to(&mut self, class: usize) {
+        let Counts { states, recovered, .. } = self.counts;
+        self.counts.classes[class] = ClassCounts { drawn: 1, states, recovered };
     }
 
     fn digest(&mut self, digest: u64) {

@@ -8,14 +8,19 @@
 //! recovery reads alike it makes the same of, so that is *told* only once. A *campaign* is
 //! many of these on several threads; what fails is made short.
 //!
+//! Several *clients* at once, and dropped operations, have histories instead of a script.
+//!
 //! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`, `crowding` and
-//! `case`, which say what workloads there are; `campaign`, `shrink`.
+//! `case`, which say what workloads there are; `clients`; `class`, the table of what a campaign draws; `campaign`,
+//! `shrink`.
 //!
 //! No layer depends on this crate. Locks: `campaign` says.
 #![forbid(unsafe_code)]
 
 mod campaign;
 mod case;
+mod class;
+mod clients;
 mod counts;
 mod crowding;
 mod replacing;
@@ -30,7 +35,8 @@ mod verdict;
 
 pub use campaign::{Options, Progress, Summary, campaign, missing_step};
 pub use case::{Bases, Case, Kind};
-pub use counts::{Counts, Seen};
+pub use class::{CLASSES, Class, Part, by_name as class_by_name};
+pub use counts::{ClassCounts, Counts, Seen};
 pub use crowding::crowding;
 pub use forebay_lfs::fault::Planted;
 pub use replacing::replacing;

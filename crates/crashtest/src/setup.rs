@@ -2,6 +2,7 @@
 //!
 //! No locks.
 
+use crate::clients::Ground;
 use crate::crowding;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
@@ -176,6 +177,8 @@ pub struct Base {
     pub disk: CrashState,
     /// What the volume on it holds.
     pub fs: MemFs,
+    /// What several clients know of it.
+    pub(crate) ground: Ground,
 }
 
 impl Base {
@@ -184,7 +187,8 @@ impl Base {
     /// # Errors
     /// What the making says.
     pub fn empty(setup: &Setup) -> Result<Self, Error> {
-        Ok(Self { disk: all_kept(&setup.blank()?), fs: MemFs::default() })
+        let disk = all_kept(&setup.blank()?);
+        Ok(Self { disk, fs: MemFs::default(), ground: Ground::default() })
     }
 
     /// A few files and directories, everything durable.
@@ -222,11 +226,11 @@ impl Base {
             volume.close().await
         });
         world.stop();
-        made.map(|()| Self { disk: all_kept(&disk), fs })
+        made.map(|()| Self { disk: all_kept(&disk), fs, ground: Ground::default() })
     }
 }
 
-fn all_kept(disk: &SimDisk) -> CrashState {
+pub(crate) fn all_kept(disk: &SimDisk) -> CrashState {
     let cut = disk.cut_now();
     cut.state(&vec![Fate::Whole; cut.pending()])
 }

@@ -5,8 +5,9 @@
 //! No locks.
 
 use crate::case::{Bases, Case};
+use crate::class::Part;
 use crate::counts::Seen;
-use crate::search::{Depth, Spot, Subject, Violation, look_at, search};
+use crate::search::{Spot, Violation};
 use crate::setup::Base;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -62,14 +63,9 @@ pub fn attempt(
     seen: &mut Seen,
     stop: &dyn Fn(&Seen) -> bool,
 ) -> Result<(), Violation> {
-    let result = catch_unwind(AssertUnwindSafe(|| {
-        let script = case.script(base, keep);
-        let subject = Subject { setup: &case.setup, base, script: &script };
-        match spot {
-            Some(spot) => look_at(subject, Depth::FULL, spot, seen),
-            None => search(subject, Depth::FULL, seen, stop),
-        }
-    }));
+    let carry_out = case.class().carry_out;
+    let part = Part { keep, spot };
+    let result = catch_unwind(AssertUnwindSafe(|| carry_out(case, base, part, seen, stop)));
     result.unwrap_or_else(|cause| {
         let text = cause.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
@@ -96,7 +92,7 @@ pub fn shrink(seed: u64, case: &Case, violation: Violation, patience: Duration) 
     let Ok(base) = bases.of(case) else {
         return name(case, Vec::new(), Vec::new(), 0, violation);
     };
-    let whole = case.script(&base, None).ops.len();
+    let whole = (case.class().steps)(case, &base, None).len();
     let (mut keep, mut worst): (Vec<usize>, _) = ((0..whole).collect(), violation);
     let mut chunk = (whole / 2).max(1);
     loop {
@@ -116,8 +112,7 @@ pub fn shrink(seed: u64, case: &Case, violation: Violation, patience: Duration) 
         chunk /= 2;
     }
     fewer_losses(case, &base, &keep, &mut worst, &late);
-    let script = case.script(&base, Some(&keep));
-    let steps = script.ops.iter().map(|op| format!("{op:?}")).collect();
+    let steps = (case.class().steps)(case, &base, Some(&keep));
     name(case, keep, steps, whole, worst)
 }
 

@@ -5,7 +5,7 @@
 //! The writer's own allocations are left out, here and nowhere else: it lists what it dirties, and may be
 //! made to wait, or be refused; a write-out may not. A flush may allocate; the write-outs after it may not.
 
-#[path = "common/engines.rs"]
+#[path = "suite/common/engines.rs"]
 mod engines;
 
 use engines::engine;

@@ -12,9 +12,9 @@
 //! completion is certified in one of some thousands).
 #![cfg(shuttle)]
 
-#[path = "eof/driver.rs"]
+#[path = "suite/eof/driver.rs"]
 mod driver;
-#[path = "eof/history.rs"]
+#[path = "suite/eof/history.rs"]
 mod history;
 #[path = "shuttle/nth.rs"]
 mod nth;

@@ -439,6 +439,10 @@ impl MapOps for FileOps {
         let (data_id, published, regrow) = (node.inode.data_id, node.published(), node.regrow);
         let size = match (inner.plant.has(Planted::SizeBeforeData), node.live_size()) {
             (true, Some(live)) => live,
+            (_, Some(live)) if inner.plant.has(Planted::SizeOfOneWriter) => {
+                let ends = written.iter().map(|w| w.place.offset + w.place.len);
+                size.max(ends.max().unwrap_or(0).min(live))
+            }
             _ => size,
         };
         let grown = (size > published && self.is_of(node)).then(|| Size {

@@ -1,15 +1,16 @@
 //! Group commit: whoever needs a record durable writes the group and flushes, on its own thread.
 //!
-//! Invariants, beside those of [`crate::log`]: K11 a group goes out with FUA, without a flush behind it,
-//! only when everything before it, the runs that its records point at included, is flushed. K12 a promise of
-//! room is settled when its record is laid out.
+//! Invariants, in addition to those of [`crate::log`]: K11 a group goes out with FUA, without a flush behind
+//! it, only when everything before it, the runs that its records point at included, is flushed. K12 a promise
+//! of room is settled when its record is laid out. K13 on a volume without sums a record is written only when
+//! the runs that it names are flushed: recovery could not tell that they are missing.
 //!
 //! Locks: `ctl` and the state lock in turn, never both; none across a wait.
 
 use crate::admit::Growth;
 use crate::batch::Batch;
 use crate::fault::Planted;
-use crate::format::place::Place;
+use crate::format::place::{Place, SumAlgorithm};
 use crate::format::record::RecordKind;
 use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
@@ -35,6 +36,10 @@ impl Inner {
     pub(crate) async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
         let entered = self.log.failures();
         let early = self.plant.has(Planted::AckBeforeFlush);
+        let ticket = match self.plant.has(Planted::JoinedCommit) {
+            true => self.log.ticket_in_progress().map_or(ticket, |joined| joined.min(ticket)),
+            false => ticket,
+        };
         loop {
             match self.log.wait_for(ticket, || self.log.step(ticket, entered, early)).await {
                 Step::Done(result) => {
@@ -46,7 +51,8 @@ impl Inner {
                     return result;
                 }
                 Step::Write => {
-                    let turn = WriteTurn::new(self.log.clone(), ticket);
+                    let mut turn = WriteTurn::new(self.log.clone(), ticket);
+                    turn.forgets = self.plant.has(Planted::ForgottenGroup);
                     self.write_group(turn, here).await;
                 }
                 Step::Flush(groups) => {
@@ -96,18 +102,19 @@ impl Inner {
                 });
             }
         };
-        let (head, durable_through) = {
-            let ctl = self.log.ctl.lock();
-            (ctl.head, ctl.durable.sequence - 1)
-        };
         let has_runs = records.iter().any(|record| !record.runs.is_empty());
+        let head = self.log.ctl.lock().head;
         let (payloads, opened) = (Vec::new(), Vec::new());
-        let mut group = Group { records, payloads, head, cut: None, opened };
-        let laid_out = self.lay_out(&mut group, durable_through);
-        turn.group = Some(group);
-        let done = match laid_out {
+        turn.group = Some(Group { records, payloads, head, cut: None, opened });
+        let is_covered = has_runs && self.layout.geometry.sum == SumAlgorithm::None;
+        if is_covered && !self.cover_runs(here).await {
+            return turn.end(|ctl, group| ctl.groups.extend(group));
+        }
+        let durable_through = self.log.ctl.lock().durable.sequence - 1;
+        let group = turn.group.as_mut().expect("put there above");
+        let done = match self.lay_out(group, durable_through) {
             Ok(writes) => {
-                let fua = self.may_use_fua(has_runs);
+                let fua = self.may_use_fua(has_runs && !is_covered);
                 let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
                 let mut failed = Vec::new();
                 let written = match here && writes.len() == 1 {
@@ -146,6 +153,20 @@ impl Inner {
             self.log.wake_any();
         }
         self.trigger_checkpoint();
+    }
+
+    /// K13: flushes the runs of the records that are to be written next, and every group before them. False:
+    /// something failed, and a repair comes first.
+    async fn cover_runs(&self, here: bool) -> bool {
+        let free = || {
+            let mut ctl = self.log.ctl.lock();
+            (!std::mem::replace(&mut ctl.flushing, true)).then_some(ctl.groups.len())
+        };
+        let groups = self.log.wait_for(ANY, free).await;
+        let turn = FlushTurn::new(self.log.clone(), ANY);
+        self.flush_groups(turn, groups, here).await;
+        // Only the holder of the write turn ends a repair: a failure since the records were taken shows here.
+        !self.log.ctl.lock().repair
     }
 
     /// K11.

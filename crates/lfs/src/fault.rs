@@ -53,11 +53,21 @@ pub enum Planted {
     ForgedRecord,
     /// What a checkpoint replaces stays in what the inode says is stored.
     StoredBytesDrift,
+    /// A sync that begins while another client's flush is in progress waits for that flush alone.
+    JoinedCommit,
+    /// Two concurrent appends may get the same range.
+    AppendRangeTwice,
+    /// A writer publishes the size up to its own end, with the bytes of another one below it missing.
+    SizeOfOneWriter,
+    /// A dropped task takes the records of its group with it, and later groups count as complete.
+    ForgottenGroup,
+    /// A dropped zeroing of a raw image releases its range while its request is in flight.
+    RangeReleasedEarly,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 24] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -77,6 +87,11 @@ impl Planted {
         Self::DiscardAfterReuse,
         Self::ForgedRecord,
         Self::StoredBytesDrift,
+        Self::JoinedCommit,
+        Self::AppendRangeTwice,
+        Self::SizeOfOneWriter,
+        Self::ForgottenGroup,
+        Self::RangeReleasedEarly,
     ];
 
     /// Its name.
@@ -101,6 +116,11 @@ impl Planted {
             Self::DiscardAfterReuse => "discard-after-reuse",
             Self::ForgedRecord => "forged-record",
             Self::StoredBytesDrift => "stored-bytes-drift",
+            Self::JoinedCommit => "joined-commit",
+            Self::AppendRangeTwice => "append-range-twice",
+            Self::SizeOfOneWriter => "size-of-one-writer",
+            Self::ForgottenGroup => "forgotten-group",
+            Self::RangeReleasedEarly => "range-released-early",
         }
     }
 

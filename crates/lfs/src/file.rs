@@ -11,7 +11,7 @@ use crate::space::Need;
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::task::{BoxFuture, block_on};
+use forebay_base::task::{BoxFuture, block_on, yield_now};
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_iomap::file::ZeroFlags;
@@ -101,6 +101,10 @@ impl VolumeFile {
             None => buf,
         };
         let (mut rounds, mut place) = (0, None);
+        if append && self.inner.plant.has(Planted::AppendRangeTwice) {
+            yield_now().await;
+            place = Some(first..first + len as u64);
+        }
         let range = loop {
             let again = match &mut source {
                 Source::Owned(buf) => Source::Owned(buf),

@@ -5,14 +5,17 @@
 //! ```
 //! Invariants: X11 whatever is left of these steps, the volume has the old size or the new one, with
 //! everything in it: slots of either size name the same trees and the same log. X12 the old slots at the
-//! end are given up only when slots of the new size are durable in two places.
+//! end are given up only when slots of the new size are durable in two places. X13 a growth is no larger than
+//! the next opening believes (O14).
 //!
 //! No locks: the volume is not open.
 
 use crate::format::features::Access;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock};
 use crate::info::VolumeInfo;
+use crate::open::{check_growth, usage_entries};
 use crate::slots;
+use crate::volume::{OpenOptions, Parts, align_of};
 use forebay_base::buf::DataRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
@@ -27,7 +30,8 @@ fn invalid<T>(text: String) -> Result<T> {
 
 /// Makes the volume on a device as large as `bytes`, and the device itself if it is smaller and can grow;
 /// without a size, as large as the device. What it was and what it is. `InvalidInput` for a size that is no
-/// larger by a segment at least, or for more segments than a volume can have.
+/// larger by a segment at least, for more segments than a volume can have, and for more than the next
+/// opening believes.
 pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
     let (old, _) = slots::read_newest(device).await?;
     if let Access::ReadOnly(why) = old.access()? {
@@ -35,6 +39,15 @@ pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo,
     }
     let bytes = bytes.unwrap_or(device.size());
     let new = larger(&old, bytes)?;
+    let parts = Parts::of(device, &old, align_of(device), &OpenOptions::default());
+    let known = usage_entries(&parts.tree, &old).await?.len();
+    if check_growth(known, new.segment_count).is_err() {
+        let segments = new.segment_count;
+        return invalid(format!(
+            "{segments} segments are too many more than {known} at once: grow it in several steps, and \
+             open it for writing after each"
+        ));
+    }
     if device.size() < bytes {
         device.grow(bytes)?;
     }

@@ -220,6 +220,12 @@ impl Log {
         None
     }
 
+    /// What the flush in progress covers at most.
+    pub fn ticket_in_progress(&self) -> Option<u64> {
+        let ctl = self.ctl.lock();
+        ctl.flushing.then_some(ctl.written_ticket)
+    }
+
     /// Waits until `check` gives a value: for `ticket`, or for [`ANY`] turn to end.
     pub async fn wait_for<T>(&self, ticket: u64, check: impl FnMut() -> Option<T> + Unpin) -> T {
         self.wait.wait_for(ticket, check).await
@@ -305,6 +311,8 @@ impl Due {
 pub(crate) struct WriteTurn {
     log: Arc<Log>,
     pub group: Option<Group>,
+    /// [`crate::fault::Planted::ForgottenGroup`].
+    pub forgets: bool,
     mine: u64,
     over: bool,
 }
@@ -312,7 +320,7 @@ pub(crate) struct WriteTurn {
 impl WriteTurn {
     /// Of a log whose `writing` was set for it, by who waits for `mine`.
     pub fn new(log: Arc<Log>, mine: u64) -> Self {
-        Self { log, group: None, mine, over: false }
+        Self { log, group: None, forgets: false, mine, over: false }
     }
 
     /// Ends it; `then` takes the group.
@@ -334,6 +342,10 @@ impl Drop for WriteTurn {
         }
         let mut ctl = self.log.ctl.lock();
         ctl.writing = false;
+        if self.forgets {
+            drop(ctl);
+            return self.log.wait.wake_all();
+        }
         if let Some(mut group) = self.group.take() {
             // Its write may be on the way still: the segments stay taken.
             group.opened.clear();

@@ -65,6 +65,12 @@ impl NodeSlots {
         self.segments.len() as u64 * u64::from(self.per_segment()) - self.left
     }
 
+    /// Bytes of the maps of slots.
+    #[cfg(test)]
+    pub fn map_bytes(&self) -> usize {
+        self.segments.values().map(|slots| slots.free.len() * 8).sum()
+    }
+
     /// Whether nodes lie in a segment.
     #[cfg(test)]
     pub fn has_segment(&self, segment: u32) -> bool {
@@ -113,13 +119,20 @@ impl NodeSlots {
     /// A segment more, all of it free.
     pub fn add(&mut self, segment: u32) {
         let per = self.per_segment();
-        let mut free = vec![u64::MAX; per.div_ceil(64) as usize];
-        if !per.is_multiple_of(64) {
-            free[(per / 64) as usize] = (1 << (per % 64)) - 1;
-        }
-        let slots = Slots { free, left: per, has_failed: false };
+        let slots = Slots { free: all_free(per), left: per, has_failed: false };
         if self.segments.insert(segment, slots).is_none() {
             self.left += u64::from(per);
+        }
+    }
+
+    /// A segment in which the usage table says that nodes lie. It takes memory for its slots when the first
+    /// node is [`found`](Self::found) there; until then nothing is allocated in it, and
+    /// [`release`](Self::release) removes it.
+    pub fn adopt(&mut self, segment: u32) {
+        let left = self.per_segment();
+        let slots = Slots { free: Vec::new(), left, has_failed: false };
+        if self.segments.insert(segment, slots).is_none() {
+            self.left += u64::from(left);
         }
     }
 
@@ -182,8 +195,11 @@ impl NodeSlots {
     }
 
     fn bit(&mut self, place: Place) -> Option<(&mut Slots, usize, u64)> {
-        let n = place.offset >> self.geometry.node_shift;
+        let (n, per) = (place.offset >> self.geometry.node_shift, self.per_segment());
         let slots = self.segments.get_mut(&place.segment)?;
+        if slots.free.is_empty() {
+            slots.free = all_free(per);
+        }
         Some((slots, (n / 64) as usize, 1 << (n % 64)))
     }
 
@@ -260,6 +276,15 @@ impl NodeSlots {
         }
         empty
     }
+}
+
+/// So many slots, a bit each, all free.
+fn all_free(slots: u32) -> Vec<u64> {
+    let mut free = vec![u64::MAX; slots.div_ceil(64) as usize];
+    if !slots.is_multiple_of(64) {
+        free[(slots / 64) as usize] = (1 << (slots % 64)) - 1;
+    }
+    free
 }
 
 /// Reads and writes nodes; allocates in the volume's space.

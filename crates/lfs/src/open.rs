@@ -7,28 +7,31 @@
 //! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is flushed,
 //! and in a checkpoint, first. O12 a generation is never used twice: it is above every one that a slot or a
 //! segment tells, and a slot tells of it before anything is written in it. O13 a volume that is opened for
-//! reading is not written to.
+//! reading is not written to. O14 memory and reads follow from what the image really has: entries of the
+//! usage table, nodes, records. What a slot claims is held against the usage table first.
 //!
-//! No locks: nobody else has the volume.
+//! No locks: opening has the volume to itself.
 
 use crate::btree::{Cursor, Tree};
 use crate::checkpoint::root_of;
-use crate::format::corrupt;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, USAGE_TREE};
 use crate::format::usage::{Segment as Entry, Stream};
+use crate::format::{MAX_DATA_ID, corrupt};
 use crate::items;
 use crate::layout::Layout;
 use crate::log::Head;
 use crate::rollforward::{Found, roll_forward};
 use crate::segment::Phase;
 use crate::state::State;
-use crate::volume::OpenOptions;
+use crate::volume::{COUNT_MAX, OpenOptions};
 use forebay_base::{Error, Result};
 use forebay_block::DeviceRef;
 
+/// Segments that one growth may add to any volume, whatever its size.
+const GROWTH_SEGMENTS_MAX: u64 = 1 << 20;
 /// More than one life draws.
 const UNRECORDED_BIRTHS: u64 = 1 << 32;
 
@@ -50,6 +53,9 @@ pub(crate) async fn find(
     options: &OpenOptions,
 ) -> Result<Opened> {
     let (newest, older) = slots;
+    // Before anything is allocated in proportion to what the slot claims.
+    let entries = usage_entries(tree, newest).await?;
+    check_growth(entries.len(), newest.segment_count)?;
     let mut state = State::new(layout);
     state.inodes = newest.inode_count;
     state.next_ino = newest.next_ino;
@@ -60,16 +66,47 @@ pub(crate) async fn find(
     let root = state.root;
     items::load_orphans(tree, &root, &mut state).await?;
     state.cache.bytes_max = options.inode_cache_bytes;
-    let entries = usage_entries(tree, newest).await?;
     state.space.segments.load(&entries, newest.checkpoint)?;
     let usage = find_nodes(tree, newest, older, &mut state).await?;
     let is_clean = newest.state & STATE_CLEAN != 0;
-    let found = if is_clean {
+    let mut found = if is_clean {
         Found { state, head: head_of(newest), records: 0, damage: None }
     } else {
         roll_forward(device, tree, newest, state, options).await?
     };
+    if let Err(error) = check_counters(&found.state) {
+        if !options.read_only {
+            return Err(error);
+        }
+        found.damage.get_or_insert(error);
+    }
     Ok(Opened { found, usage, is_clean })
+}
+
+/// Refuses a slot that claims many more segments than its usage table has entries (O14). A growth adds
+/// segments that no table has yet: as many as there are, or [`GROWTH_SEGMENTS_MAX`] if that is more.
+pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
+    let known = entries as u64;
+    let most = known + known.max(GROWTH_SEGMENTS_MAX);
+    match u64::from(segments) > most {
+        true => Err(corrupt(
+            "superblock slot",
+            format!(
+                "{segments} segments, and {known} in the usage table: at most {most} are believed"
+            ),
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it would make
+/// a volume that no later opening takes.
+fn check_counters(state: &State) -> Result<()> {
+    let State { next_ino, next_data_id, next_sequence, .. } = *state;
+    match next_ino.max(next_sequence) > COUNT_MAX || next_data_id > MAX_DATA_ID {
+        true => Err(corrupt("log", "a record has a number that is out of range")),
+        false => Ok(()),
+    }
 }
 
 /// Where the log of a checkpoint begins.
@@ -93,6 +130,10 @@ pub(crate) async fn usage_entries(tree: &Tree, superblock: &Superblock) -> Resul
         match (key, item) {
             (Key::Usage(first), Item::Usage(usage)) if first as usize == entries.len() => {
                 entries.extend(usage.iter());
+                if entries.len() > superblock.segment_count as usize {
+                    let text = format!("more entries than {} segments", superblock.segment_count);
+                    return Err(corrupt("usage table", text));
+                }
             }
             _ => return Err(corrupt("usage table", format!("{key:?} at {}", entries.len()))),
         }
@@ -110,7 +151,7 @@ async fn find_nodes(
 ) -> Result<Vec<[Place; 2]>> {
     let space = &mut state.space;
     for segment in space.segments.adopt_trees() {
-        space.nodes.add(segment);
+        space.nodes.adopt(segment);
     }
     let (mut count, mut usage) = (0, Vec::new());
     let roots = [FILES_TREE, USAGE_TREE].map(|tree| root_of(newest, tree));

@@ -3,23 +3,28 @@
 //! ```text
 //!   record N: a segment header of a younger generation begins with N ──▶ go on there
 //!             valid, of this generation, its predecessor's ────────────▶ hold; apply what is durable
-//!             else ──▶ the end, unless something later tells that N was durable: corruption
-//!   held at the end: out-of-line data is looked at; the first record whose data is bad is the end
+//!             else ──▶ the end, unless a later record calls N durable: corruption
+//!   held at the end: applied if a later record calls it durable, whatever its data is like; of the others
+//!   the first one whose out-of-line data is bad is the end
 //! ```
-//! Invariants: R11 a record is applied only behind all before it. R12 a record that something later calls
-//! durable is never taken for the tail. R13 what is read is not
-//! assumed flushed: whoever serves flushes first. R14 recovery changes nothing on the device.
+//! Invariants: R11 a record is applied only behind all before it. R12 a record that a later one calls
+//! durable is never taken for the tail, not even where its data is bad or the record between is lost: the
+//! search is in [`evidence`]. R13 what is read is not assumed flushed: the volume flushes before it serves.
+//! R14 recovery changes nothing on the device. R18 a place that cannot be read ends the log only if the
+//! search for evidence has read all the rest (`docs/crash-contract.md`).
 //!
-//! No locks: nobody else has the volume.
+//! No locks: recovery has the volume to itself.
 
+mod evidence;
 mod window;
 
 use crate::btree::Tree;
 use crate::fault::{NO_SECRET, Plant, Planted};
 use crate::format::change::Change;
+use crate::format::corrupt;
 use crate::format::extent::{Extent, Source};
 use crate::format::place::{Place, Seal};
-use crate::format::record::{MAGIC, RECORD_ALIGN, RECORD_HEADER_BYTES, Record, RecordHeader};
+use crate::format::record::{MAGIC, RECORD_HEADER_BYTES, Record, RecordHeader};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::Superblock;
 use crate::format::usage::Stream;
@@ -31,21 +36,17 @@ use crate::pending::Where;
 use crate::segment::Phase;
 use crate::slots::read_at;
 use crate::state::State;
-use crate::volume::OpenOptions;
+use crate::volume::{COUNT_MAX, OpenOptions};
+use evidence::Evidence;
 use forebay_base::checksum::crc32c;
-use forebay_base::units::{round_down, round_up};
+use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use window::Window;
 
-/// Bytes of a region read at a time.
-const READ_BYTES: u64 = 128 << 10;
-/// How far behind a bad record something is looked for that calls it durable: groups of a MiB and what may be
-/// written ahead of a flush, with room to spare.
-const SCAN_BYTES: u64 = 8 << 20;
-/// Bytes of records held before their data is looked at although it may be known durable further on.
+/// Bytes of records held without a record that calls them durable. The writer has at most three groups of
+/// about a MiB each that are not flushed (L6), so what is older than this was flushed.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
 /// What was found.
@@ -78,14 +79,18 @@ struct Walk<'a> {
     state: State,
     /// By the first sequence.
     headers: BTreeMap<u64, Vec<SegmentHeader>>,
+    /// Segments that may be the log's, and whose header cannot be read in either copy.
+    hidden: Vec<u32>,
     /// Where the next record is looked for.
     head: Head,
     held: VecDeque<Held>,
     held_bytes: usize,
     /// Every record up to this one is durable.
     durable: u64,
-    /// A held record's data was bad: nothing from it on counts.
-    cut: bool,
+    /// The bytes that recovery needs to judge the record at the head: a place, and how many.
+    asked: (Place, u64),
+    /// The segment that the log names as its next one, if no valid header was found there.
+    named: Option<u32>,
     last: Head,
     records: u64,
     window: Window<'a>,
@@ -107,11 +112,13 @@ pub(crate) async fn roll_forward(
         options,
         state,
         headers: BTreeMap::new(),
+        hidden: Vec::new(),
         head,
         held: VecDeque::new(),
         held_bytes: 0,
         durable: superblock.log_sequence.saturating_sub(1),
-        cut: false,
+        asked: (superblock.log_head, 0),
+        named: None,
         last: head,
         records: 0,
         window: Window::new(device, layout),
@@ -145,6 +152,10 @@ impl Walk<'_> {
                 continue;
             }
             if let Some(header) = self.header_of(segment).await? {
+                if header.generation.max(header.first_sequence) > COUNT_MAX {
+                    let text = format!("the numbers of segment {segment} are out of range");
+                    return Err(corrupt("log segment header", text));
+                }
                 self.headers.entry(header.first_sequence).or_default().push(header);
             }
         }
@@ -152,8 +163,8 @@ impl Walk<'_> {
     }
 
     /// What a segment begins with, from either copy.
-    async fn header_of(&self, segment: u32) -> Result<Option<SegmentHeader>> {
-        let layout = &self.layout;
+    async fn header_of(&mut self, segment: u32) -> Result<Option<SegmentHeader>> {
+        let (layout, mut unread) = (self.layout, 0);
         let copies = [0, layout.header_copy()];
         let len = round_up(SEGMENT_HEADER_BYTES as u64, u64::from(layout.align));
         let both = copies[1] as usize + len as usize;
@@ -165,6 +176,7 @@ impl Walk<'_> {
                 Err(_) => {
                     let there = layout.device_offset(Place::new(segment, copy));
                     let Ok(bytes) = read_at(self.device, there, len as usize).await else {
+                        unread += 1;
                         continue;
                     };
                     bytes.to_vec()
@@ -183,29 +195,115 @@ impl Walk<'_> {
                 Err(_) => {}
             }
         }
+        if unread == copies.len() {
+            self.hidden.push(segment);
+        }
         Ok(None)
     }
 
     async fn run(&mut self) -> Result<()> {
+        let unreadable = self.walk().await?;
+        let found = self.search(unreadable.is_some()).await?;
+        self.durable = self.durable.max(found.durable);
+        let end = self.end(unreadable, &found);
+        // Applied even if the log is damaged behind them: whoever opens the volume for reading has them.
+        self.apply_held(&found).await?;
+        end
+    }
+
+    /// Holds each record up to the end of the log. The error of the read, if the place behind the last
+    /// record cannot be read.
+    async fn walk(&mut self) -> Result<Option<Error>> {
         loop {
             let stale = self.options.plant.has(Planted::StaleTail) && self.next().await?.is_some();
             if !stale {
                 self.switch();
             }
-            let Some(held) = self.next().await? else { break };
-            self.advance(held).await?;
-            if self.cut {
-                return Ok(());
+            match self.next().await {
+                Ok(Some(held)) => self.advance(held).await?,
+                Ok(None) => return Ok(None),
+                Err(error) if is_unreadable(&error) => return Ok(Some(error)),
+                Err(error) => return Err(error),
             }
         }
-        self.look_behind().await?;
+    }
+
+    /// Whether the log may end at the head (R12, R18).
+    fn end(&self, unreadable: Option<Error>, found: &Evidence) -> Result<()> {
+        if let Some((place, sequence)) = found.refutes_end {
+            let (wanted, bad) = (self.head.sequence, self.head_place());
+            let text = format!(
+                "log record {wanted} at {bad:?} is bad; \
+                 record {sequence} at {place:?} says it was durable"
+            );
+            let (at, len) = (self.layout.device_offset(bad), self.layout.block_bytes());
+            return Err(Error::new(ErrorKind::Corrupt, "recover", text).with_range(at, len));
+        }
+        match (unreadable, &found.unread) {
+            (Some(error), _) => self.unreadable_end(self.head.sequence, &error, found),
+            (None, Some(error)) => {
+                let name = self.device.name();
+                log::warn!("{name}: a place behind the end of the log cannot be read: {error}");
+                Ok(())
+            }
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// The log ends at a place that cannot be read (R18): a warning where that is all that is missing, and
+    /// an error where a record that calls this place durable may be hidden, too, or where the volume is
+    /// opened for reading, whose user is told of all that may be missing.
+    fn unreadable_end(&self, sequence: u64, error: &Error, found: &Evidence) -> Result<()> {
+        let hidden = found.unread.is_some();
+        if !hidden && !self.options.read_only {
+            let name = self.device.name();
+            log::warn!("{name}: the log ends at a place that cannot be read: {error}");
+            return Ok(());
+        }
+        let text = match &found.unread {
+            Some(other) => format!(
+                "the log may go on at record {sequence}: its place cannot be read ({error}), \
+                 nor can one that may say that it was durable ({other})"
+            ),
+            None => {
+                format!("the log may go on at record {sequence}, which cannot be read: {error}")
+            }
+        };
+        let wrong = Error::new(ErrorKind::Io, "recover", text);
+        Err(match error.range() {
+            Some((offset, len)) => wrong.with_range(offset, len),
+            None => wrong,
+        })
+    }
+
+    /// Applies what is held at the end of the log: records that are known to be durable, and those behind
+    /// them whose data is good.
+    async fn apply_held(&mut self, found: &Evidence) -> Result<()> {
         while let Some(held) = self.held.pop_front() {
-            if !self.data_is_good(&held).await? {
-                return Ok(());
+            let is_durable = held.sequence <= self.durable;
+            match self.data_is_good(&held).await {
+                Ok(true) => {}
+                Ok(false) | Err(_) if is_durable => log::warn!(
+                    "{}: log record {} at {:?} was durable, and not all of its data is good",
+                    self.device.name(),
+                    held.sequence,
+                    held.at
+                ),
+                Ok(false) => return Ok(()),
+                Err(error) if is_unreadable(&error) => {
+                    return self.unreadable_end(held.sequence, &error, found);
+                }
+                Err(error) => return Err(error),
             }
             self.apply(&held).await?;
         }
         Ok(())
+    }
+
+    /// Where the next record would be.
+    fn head_place(&self) -> Place {
+        let segment = self.head.segment.or(self.head.previous).unwrap_or_default();
+        Place::new(segment, self.head.offset)
     }
 
     /// Goes on in a younger generation, if one begins here.
@@ -217,6 +315,7 @@ impl Walk<'_> {
             .filter(|header| header.predecessor == predecessor && header.generation > generation);
         if let Some(header) = younger.max_by_key(|header| header.generation) {
             self.head = enter(header, self.head);
+            self.named = None;
             self.state.space.segments.found(header.segment, Stream::Log);
         }
     }
@@ -279,6 +378,7 @@ impl Walk<'_> {
                 let place = header.segment == next && header.generation == generation;
                 place && header.predecessor == predecessor
             });
+            self.named = if header.is_some() { None } else { Some(next) };
             if let Some(header) = header.copied() {
                 self.head = enter(&header, self.head);
                 self.state.space.segments.found(header.segment, Stream::Log);
@@ -289,20 +389,14 @@ impl Walk<'_> {
         self.drain().await
     }
 
-    /// Applies held records from the front, while they are known to be durable, or too many.
+    /// Applies held records from the front, while they are known to be durable.
     async fn drain(&mut self) -> Result<()> {
         while let Some(held) = self.held.front() {
-            let durable = held.sequence <= self.durable;
-            if !durable && self.held_bytes <= HELD_BYTES_MAX {
+            if held.sequence > self.durable && self.held_bytes <= HELD_BYTES_MAX {
                 break;
             }
             let held = self.held.pop_front().expect("looked at it");
             self.held_bytes -= held.bytes.len();
-            if !durable && !self.data_is_good(&held).await? {
-                // What follows could still tell that it was durable; nothing so old is undone by a crash.
-                self.cut = true;
-                return Ok(());
-            }
             self.apply(&held).await?;
         }
         Ok(())
@@ -377,6 +471,7 @@ impl Walk<'_> {
         if at.segment >= layout.segments || left < RECORD_HEADER_BYTES as u64 {
             return Ok(None);
         }
+        self.asked = (at, RECORD_HEADER_BYTES as u64);
         let head = self.window.bytes(at, RECORD_HEADER_BYTES as u64).await?;
         if !head.starts_with(&MAGIC.to_le_bytes()) {
             return Ok(None);
@@ -387,82 +482,14 @@ impl Walk<'_> {
             Err(error) if error.kind() == ErrorKind::Unsupported => left.min(layout.max_record()),
             Err(_) => return Ok(None),
         };
+        self.asked = (at, len.min(left));
         self.window.bytes(at, len.min(left)).await.map(Some)
     }
+}
 
-    /// R12: the log ends at the head; is there anything later that says it should not?
-    async fn look_behind(&mut self) -> Result<()> {
-        let (wanted, generation) = (self.head.sequence, self.head.generation);
-        let mut from: Vec<Place> = Vec::new();
-        if let Some(segment) = self.head.segment {
-            from.push(Place::new(segment, self.head.offset));
-        }
-        let later = self.headers.range(wanted..).flat_map(|(_, headers)| headers);
-        let later = later.filter(|header| header.generation >= generation);
-        from.extend(later.map(|header| Place::new(header.segment, header.first_record)));
-        for start in from {
-            if let Some((place, sequence)) = self.tells_durable(start, wanted).await? {
-                let segment = self.head.segment.or(self.head.previous).unwrap_or_default();
-                let bad = Place::new(segment, self.head.offset);
-                let text = format!(
-                    "log record {wanted} at {bad:?} is bad; \
-                     record {sequence} at {place:?} says it was durable"
-                );
-                let (at, len) = (self.layout.device_offset(bad), self.layout.block_bytes());
-                let error = Error::new(ErrorKind::Corrupt, "recover", text);
-                return Err(error.with_range(at, len));
-            }
-        }
-        Ok(())
-    }
-
-    /// These bytes of a segment, read in steps.
-    async fn region(&self, segment: u32, range: Range<u64>) -> Result<Vec<u8>> {
-        let align = u64::from(self.layout.align);
-        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-        let mut at = round_down(range.start, align);
-        while at < range.end {
-            let until = round_up(range.end, align).min(at + READ_BYTES);
-            let offset = self.layout.device_offset(Place::new(segment, at as u32));
-            let part = read_at(self.device, offset, (until - at) as usize).await?;
-            bytes.extend_from_slice(&part[range.start.saturating_sub(at) as usize..]);
-            at = until;
-        }
-        Ok(bytes)
-    }
-
-    /// A record from `start` on, in its segment, that calls record `wanted` durable. Anybody's content may
-    /// lie there: the region is read once, whatever lengths are found in it, and what this version does not
-    /// know, of which only the sum of all that may belong to it could say whether it is one, calls nothing
-    /// durable.
-    async fn tells_durable(&mut self, start: Place, wanted: u64) -> Result<Option<(Place, u64)>> {
-        let (layout, segment) = (self.layout, self.layout.segment_bytes());
-        let first = round_up(u64::from(start.offset), u64::from(RECORD_ALIGN));
-        let end = segment.min(u64::from(start.offset) + SCAN_BYTES);
-        if first >= end {
-            return Ok(None);
-        }
-        // The last one may begin right before the end.
-        let until = segment.min(end + layout.max_record());
-        let there = self.region(start.segment, first..until).await?;
-        let mut at = first;
-        while at < end {
-            let place = Place::new(start.segment, at as u32);
-            let bytes = &there[(at - first) as usize..];
-            let mut step = RECORD_ALIGN;
-            if RecordHeader::peek(bytes, place, &layout.geometry).is_ok()
-                && let Ok(record) = Record::open(bytes, layout.seal, place, &layout.geometry)
-            {
-                let fields = record.header.fields;
-                if fields.sequence > wanted && fields.durable_through >= wanted {
-                    return Ok(Some((place, fields.sequence)));
-                }
-                step = record.header.length;
-            }
-            at += u64::from(step);
-        }
-        Ok(None)
-    }
+/// Whether a read failed for its place: Linux says EIO, and of a bad medium also ENODATA.
+fn is_unreadable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::NoAttribute)
 }
 
 /// The record at `at`, if one is there.

@@ -221,18 +221,20 @@ impl Drop for Inner {
 }
 
 /// How the trees of a volume are reached.
-struct Parts {
-    tree: Tree,
+pub(crate) struct Parts {
+    pub tree: Tree,
     store: std::sync::Arc<VolumeStore>,
 }
 
 impl Parts {
-    fn of(
+    /// Of a volume whose device has blocks of `align` bytes.
+    pub fn of(
         device: &DeviceRef,
         superblock: &Superblock,
-        layout: Layout,
+        align: u32,
         options: &OpenOptions,
     ) -> Self {
+        let layout = Layout::of(superblock, align);
         let store = std::sync::Arc::new(VolumeStore::new(device.clone(), layout));
         let cache = std::sync::Arc::new(NodeCache::new(options.node_cache_bytes));
         let tree = Tree::new(store.clone(), cache, superblock.geometry, layout.seal);
@@ -244,7 +246,8 @@ impl Parts {
 #[derive(Clone)]
 pub struct Volume(pub(crate) std::sync::Arc<Inner>);
 
-fn align_of(device: &DeviceRef) -> u32 {
+/// Bytes that groups of records on this device are padded to.
+pub(crate) fn align_of(device: &DeviceRef) -> u32 {
     let limits = device.limits();
     limits.logical_block.max(limits.physical_block).clamp(512, 4096)
 }
@@ -275,7 +278,7 @@ impl Volume {
             is_clean: true,
         };
         let options = OpenOptions::default();
-        let parts = Parts::of(device, &superblock, layout, &options);
+        let parts = Parts::of(device, &superblock, layout.align, &options);
         let volume = Self::assemble(device, world, &options, (&superblock, opened), parts).await?;
         volume.0.checkpoint(How::Fresh).await?;
         // Every slot says the same: nothing follows.
@@ -313,7 +316,7 @@ impl Volume {
             return Err(Error::new(ErrorKind::Unsupported, "open", text));
         }
         let layout = Layout::of(&superblock, align_of(device));
-        let parts = Parts::of(device, &superblock, layout, options);
+        let parts = Parts::of(device, &superblock, layout.align, options);
         let slots = (&superblock, older.as_ref());
         let mut opened = find(device, &parts.tree, slots, layout, options).await?;
         if !options.read_only {
@@ -431,14 +434,17 @@ impl Volume {
     }
 }
 
-/// What counts up does not get so far by itself, and could overflow when it goes on.
+/// Numbers that count up do not get so far by themselves, and could overflow when they go on.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
+
+/// Refuses a slot with a number above [`COUNT_MAX`].
 fn check_numbers(superblock: &Superblock) -> Result<()> {
     let Superblock { checkpoint, generation, log_sequence, next_sequence, .. } = *superblock;
     let Superblock { inode_count, next_ino, next_data_id, next_tree, .. } = *superblock;
     let numbers = [checkpoint, generation, log_sequence, next_sequence];
     let more = [inode_count, next_ino, next_data_id, next_tree];
     match numbers.iter().chain(&more).max() {
-        Some(most) if *most > 1 << 62 => {
+        Some(most) if *most > COUNT_MAX => {
             Err(corrupt("superblock slot", "a number that counts up is out of range"))
         }
         _ => Ok(()),

@@ -31,9 +31,9 @@ use std::sync::Arc;
 const SMALL_READ: usize = 64 << 10;
 /// A late read up to this many bytes is copied into a chunk: cheaper than a slice of its own.
 const COPY_MAX: usize = 16 << 10;
-/// What a late request costs beside its data, bytes: the futures of export, cache and map, a bio and its
-/// lists, and what rounding its buffer to whole pages adds. Measured: `cli/tests/memory_limit.rs` holds the
-/// memory of the process against it.
+/// What a late request costs in addition to its data, bytes: the futures of export, cache and map, a bio
+/// and its lists, and what rounding its buffer to whole pages adds. Measured:
+/// `cli/tests/suite/memory_limit.rs` holds the memory of the process against it.
 const OVERHEAD: usize = 8 << 10;
 /// Memory of zeros that an export may write instead of zeroing, bytes.
 const ZEROS_MAX: usize = 256 << 10;

@@ -265,7 +265,8 @@ impl Beside {
         telling(&self.0, &*observer, changes, op).await
     }
 
-    /// What `name` denotes; and that inode, held, if it is known and this is its last name (Z4).
+    /// What `name` denotes; and that inode, held, if the mount knows it (Z4): another interface may remove
+    /// its other names before this one goes.
     async fn hold(
         &self,
         observer: &dyn Observer,
@@ -273,12 +274,16 @@ impl Beside {
         name: Name<'_>,
     ) -> (Option<Attr>, Option<OpenFileRef>) {
         let Ok(attr) = self.0.fs.lookup(dir, name).await else { return (None, None) };
-        let last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
-        let held = match last && observer.knows(attr.ino) {
+        let held = match observer.knows(attr.ino) {
             true => self.0.fs.open(attr.ino, OpenFlags::empty()).await.ok(),
             false => None,
         };
         (Some(attr), held)
+    }
+
+    /// Whether an inode that was held while a name of it went has no other name.
+    async fn has_no_name(&self, file: &OpenFileRef) -> bool {
+        self.0.fs.getattr(file.ino()).await.is_ok_and(|attr| attr.nlink == 0)
     }
 
     /// Removes a name by `op`.
@@ -295,12 +300,11 @@ impl Beside {
         changes.extend(attr.map(|attr| Change::Attributes(attr.ino)));
         let mut owed = Owed::begin(&self.0, &*observer, changes).await;
         let done = op.await;
-        if let (Ok(()), Some(file)) = (&done, held) {
-            // Not if it has got another name meanwhile: the kernel counts it as gone.
-            let ino = file.ino();
-            if self.0.fs.getattr(ino).await.is_ok_and(|attr| attr.nlink == 0) {
-                owed.changes[0] = entry(Some(ino));
-            }
+        if let (Ok(()), Some(file)) = (&done, held)
+            && self.has_no_name(&file).await
+        {
+            // The kernel counts it as gone.
+            owed.changes[0] = entry(Some(file.ino()));
             observer.keep(file);
         }
         owed.paid().await;
@@ -320,7 +324,9 @@ impl Beside {
         let also: Vec<Ino> = moved.into_iter().chain(there).map(|attr| attr.ino).collect();
         let kept = async {
             let done = op.await;
-            if let (Ok(()), Some(file)) = (&done, held.filter(|_| flags.is_empty())) {
+            if let (Ok(()), Some(file)) = (&done, held.filter(|_| flags.is_empty()))
+                && self.has_no_name(&file).await
+            {
                 observer.keep(file);
             }
             done
@@ -331,16 +337,54 @@ impl Beside {
     /// Opens by `op`, which may cut the content of `ino`.
     async fn opening<T>(
         &self,
-        ino: Option<Ino>,
+        ino: Ino,
         flags: OpenFlags,
         op: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        match (self.0.observer(), ino) {
-            (Some(observer), Some(ino)) if flags.contains(OpenFlags::TRUNCATE) => {
+        match self.0.observer() {
+            Some(observer) if flags.contains(OpenFlags::TRUNCATE) => {
                 let all = Change::content(ino, 0, u64::MAX);
                 telling(&self.0, &*observer, vec![all], op).await
             }
             _ => op.await,
+        }
+    }
+
+    /// Creates a file, or opens and truncates the one that is there. The mount has to be told of a
+    /// truncation by the inode before it is made, and a program may make or remove that file at any time. So
+    /// this creates only what is new, and truncates only by number.
+    async fn making_empty(
+        &self,
+        dir: Ino,
+        name: Name<'_>,
+        new: &NewInode,
+        flags: OpenFlags,
+    ) -> Result<(Attr, OpenFileRef)> {
+        loop {
+            let op = self.0.fs.create(dir, name, new, flags | OpenFlags::EXCLUSIVE);
+            match self.names(&[(dir, name)], &[], op).await {
+                Err(e)
+                    if e.kind() == ErrorKind::Exists && !flags.contains(OpenFlags::EXCLUSIVE) => {}
+                made => return made,
+            }
+            let there = match self.0.fs.lookup(dir, name).await {
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                there => there?,
+            };
+            if there.kind != FileKind::File {
+                // Nothing to truncate, or nothing that can be opened so.
+                let keeping = flags - OpenFlags::TRUNCATE;
+                match self.0.fs.create(dir, name, new, keeping).await {
+                    Ok((attr, _)) if attr.kind == FileKind::File => continue,
+                    opened => return opened,
+                }
+            }
+            let op = self.0.fs.open(there.ino, flags);
+            match self.opening(there.ino, flags, op).await {
+                Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {}
+                Err(e) => return Err(e),
+                Ok(file) => return Ok((self.0.fs.getattr(there.ino).await?, file)),
+            }
         }
     }
 
@@ -354,10 +398,10 @@ impl Beside {
         let op = self.0.fs.create(dir, name, new, flags);
         let made = match self.0.observer() {
             None => op.await,
-            Some(_) => {
-                let there = self.0.fs.lookup(dir, name).await.ok().map(|attr| attr.ino);
-                self.names(&[(dir, name)], &[], self.opening(there, flags, op)).await
+            Some(_) if flags.contains(OpenFlags::TRUNCATE) => {
+                self.making_empty(dir, name, new, flags).await
             }
+            Some(_) => self.names(&[(dir, name)], &[], op).await,
         };
         made.map(|(attr, file)| (attr, self.file(file)))
     }
@@ -512,7 +556,7 @@ impl FileSystem for Beside {
 
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>> {
         Box::pin(async move {
-            let file = self.opening(Some(ino), flags, self.0.fs.open(ino, flags)).await?;
+            let file = self.opening(ino, flags, self.0.fs.open(ino, flags)).await?;
             Ok(self.file(file))
         })
     }

@@ -2,6 +2,7 @@
 //! the figures of a quick run on a busy machine mean nothing.
 
 mod check;
+mod loop_memory;
 
 use check::{check_page, check_ratios, check_rows, names, no_program, ran, row};
 use forebay_bench::report::screen;

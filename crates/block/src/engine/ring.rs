@@ -1,15 +1,27 @@
 //! One io_uring, driven by one thread, with the table of what the kernel has in hand.
 //!
 //! Invariants: N1 a request is in exactly one place: waiting, or in the table from before its
-//! entry is pushed until its answer is taken. N2 what is in the table when the ring goes away is
-//! leaked, never freed: the kernel may still write to it. Background requests hold at
-//! most [`BACKGROUND_MAX`] slots: the queue sees to that (its J3).
+//! entry is pushed until its answer is taken. N2 a request that the kernel may still work on when
+//! the ring goes away neither ends nor is freed before the kernel has let go of the ring
+//! ([`Remains`]). Background requests hold at most [`BACKGROUND_MAX`] slots: the queue sees to
+//! that (its J3).
+//!
+//! When a call on the ring fails for good the ring is taken apart ([`Ring::dismantle`]). Requests
+//! that the kernel has not consumed are carried out by threads. Those under way end with an error:
+//! their answers are lost, and a flush that is repeated may hide an error. They end after the kernel
+//! has dropped its last reference to the ring. Closing the descriptor does not wait for that, so
+//! the ring registers the writing end of a pipe, which the kernel closes as the last step.
 
 use super::queue::Queue;
-use super::request::{Boxed, Call, Next, guarded};
+use super::request::{Boxed, Call, Class, Next, Request, end, guarded};
+use super::room::Room;
+use forebay_base::{Error, ErrorKind};
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 /// Entries of the submission queue.
 const ENTRIES: u32 = 256;
@@ -25,7 +37,7 @@ pub(crate) const NOT_A_REQUEST: u64 = u64::MAX;
 /// Best effort, lowest level (see ioprio_set(2)): for background requests.
 const BACKGROUND_PRIO: u16 = (2 << 13) | 7;
 
-/// What came out of the ring; to be dealt with while the ring is not borrowed.
+/// What came out of a ring; to be dealt with while the ring is not borrowed.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) over: Vec<Boxed>,
@@ -51,6 +63,12 @@ pub(crate) struct Ring {
     table: Vec<Option<Boxed>>,
     free: Vec<u32>,
     in_flight: usize,
+    /// Entries pushed so far, and the `user_data` of the last ones: what the kernel has not consumed is
+    /// among these.
+    pushed: usize,
+    recent: Box<[u64; ENTRIES as usize]>,
+    /// At its end when the kernel has let go of the ring (N2).
+    gone: Option<OwnedFd>,
     queue: Queue,
     /// Over before they came to the kernel.
     failed: Vec<Boxed>,
@@ -106,15 +124,35 @@ impl Ring {
         if !ring.params().is_feature_nodrop() || !ring.params().is_feature_submit_stable() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
+        let (gone, kernels) = pipe_with(PipeFlags::CLOEXEC)?;
+        // The kernel keeps the writing end as long as it keeps the ring.
+        ring.submitter().register_files(&[kernels.as_raw_fd()])?;
         Ok(Self {
             ring,
             table: Vec::new(),
             free: Vec::new(),
             in_flight: 0,
+            pushed: 0,
+            recent: Box::new([NOT_A_REQUEST; ENTRIES as usize]),
+            gone: Some(gone),
             queue: Queue::new(BACKGROUND_MAX),
             failed: Vec::new(),
             answers: Vec::new(),
         })
+    }
+
+    /// The ring's descriptor stops being one of a ring: every call on it fails.
+    #[cfg(test)]
+    pub(crate) fn break_descriptor(fd: std::os::fd::RawFd) {
+        let null = std::fs::File::open("/dev/null").expect("it can be opened");
+        // SAFETY: both descriptors are open; the ring still closes the number that it has.
+        let done = unsafe { libc::dup2(null.as_raw_fd(), fd) };
+        assert_eq!(done, fd, "{}", io::Error::last_os_error());
+    }
+
+    /// Its number, for tests.
+    pub(crate) fn descriptor(&self) -> std::os::fd::RawFd {
+        self.ring.as_raw_fd()
     }
 
     /// Makes an eventfd readable when there is something to collect. (With deferred task work
@@ -151,12 +189,14 @@ impl Ring {
             let entry = entry(call, class.is_background()).user_data(u64::from(index));
             assert!(self.table[index as usize].is_none(), "N1: a free place of the table is free");
             self.table[index as usize] = Some(request);
-            self.push(&entry);
+            self.push(&entry, u64::from(index));
         }
     }
 
     /// Pushes an entry; there is room.
-    fn push(&mut self, entry: &squeue::Entry) {
+    fn push(&mut self, entry: &squeue::Entry, user_data: u64) {
+        self.recent[self.pushed % ENTRIES as usize] = user_data;
+        self.pushed += 1;
         // SAFETY: a request's entry points to memory that the table keeps until the answer (N1);
         // other entries point to none.
         let pushed = unsafe { self.ring.submission().push(entry) };
@@ -168,7 +208,7 @@ impl Ring {
         if self.ring.submission().is_full() {
             return false;
         }
-        self.push(&entry.user_data(NOT_A_REQUEST));
+        self.push(&entry.user_data(NOT_A_REQUEST), NOT_A_REQUEST);
         true
     }
 
@@ -244,9 +284,28 @@ impl Ring {
         count
     }
 
-    /// Gives up the requests that the kernel has not seen.
-    pub(crate) fn abandon(&mut self) -> Vec<Boxed> {
-        self.queue.drain().collect()
+    /// Takes a ring apart that does not work any more, and closes it. Returns the requests that the kernel
+    /// has not consumed, in order, and what ends the others (N2). What has been answered goes to `out`.
+    pub(crate) fn dismantle(
+        mut self,
+        room: &Arc<Room>,
+        out: &mut Outcome,
+    ) -> (Vec<Boxed>, Remains) {
+        self.collect(out);
+        let unseen = self.ring.submission().len().min(self.pushed);
+        let mut requests = Vec::new();
+        for number in self.pushed - unseen..self.pushed {
+            let user_data = self.recent[number % ENTRIES as usize];
+            if user_data != NOT_A_REQUEST {
+                let request = self.table[user_data as usize].take();
+                requests.push(request.expect("N1: it is in the table until it is answered"));
+            }
+        }
+        requests.extend(self.queue.drain());
+        let under_way: Vec<Boxed> = self.table.drain(..).flatten().collect();
+        self.in_flight = 0;
+        let gone = self.gone.take().expect("a ring is taken apart once");
+        (requests, Remains::new(under_way, gone, room.clone()))
     }
 }
 
@@ -255,6 +314,62 @@ impl Drop for Ring {
         if self.in_flight > 0 {
             log::error!("io_uring went away with {} requests in flight", self.in_flight);
             std::mem::forget(std::mem::take(&mut self.table));
+        }
+    }
+}
+
+/// Requests that were under way in a ring that broke. A request itself, for a thread that may block: it
+/// waits for the kernel to let go of the ring, and ends them with an error.
+pub(crate) struct Remains {
+    requests: Vec<Boxed>,
+    gone: OwnedFd,
+    is_over: bool,
+    room: Arc<Room>,
+}
+
+impl Remains {
+    pub(crate) fn new(requests: Vec<Boxed>, gone: OwnedFd, room: Arc<Room>) -> Self {
+        Self { requests, gone, is_over: false, room }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+}
+
+// SAFETY: it is not planned as a call, so the kernel is given nothing.
+unsafe impl Request for Remains {
+    fn class(&self) -> Class {
+        Class::Sync
+    }
+    fn plan(&mut self) -> Next {
+        Next::Blocking
+    }
+    fn call(&self) -> Call {
+        unreachable!("its plan is to block")
+    }
+    fn answer(&mut self, _: io::Result<usize>) -> Next {
+        Next::Over
+    }
+    fn run(&mut self) {
+        // Nothing is ever written: the pipe is at its end when the other end is closed.
+        while let Err(e) = poll(&mut [PollFd::new(&self.gone, PollFlags::IN)], None) {
+            assert_eq!(e, rustix::io::Errno::INTR, "waiting for the kernel to let go of a ring");
+        }
+        self.is_over = true;
+    }
+    fn fail(&mut self, _: Error) {}
+    fn end(mut self: Box<Self>) {
+        let requests = std::mem::take(&mut self.requests);
+        if !self.is_over {
+            log::error!("{} requests of a broken io_uring are given up", requests.len());
+            return std::mem::forget(requests);
+        }
+        for mut request in requests {
+            let text = "io_uring failed while the request was under way";
+            guarded(&mut request, (), |r| r.fail(Error::new(ErrorKind::Io, "request", text)));
+            end(request);
+            self.room.leave();
         }
     }
 }

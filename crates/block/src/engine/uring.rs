@@ -6,8 +6,9 @@
 //! flight when it ends.
 //!
 //! Invariants: U1 the thread sleeps only with the inbox empty and `sleeping` set; who then puts
-//! something in, wakes it. U2 it ends when the engine is closed and nothing is left. U3 no
-//! completion runs while a ring is borrowed or a lock is held (E2).
+//! something in, wakes it. U2 it ends when the engine is closed and nothing is left, or when its
+//! ring broke: threads take all requests then. U3 no completion runs while a ring is borrowed or
+//! a lock is held (E2).
 
 use super::request::{Boxed, Next, guarded};
 use super::ring::{Outcome, Ring};
@@ -42,6 +43,8 @@ pub(crate) struct Uring {
     id: u64,
     shared: Arc<Shared>,
     pool: Arc<Pool>,
+    #[cfg(test)]
+    descriptor: std::os::fd::RawFd,
 }
 
 thread_local! {
@@ -85,14 +88,27 @@ impl Uring {
             // The ring belongs to the thread that made it.
             match Ring::new() {
                 Ok(ring) => {
-                    let _ = tx.send(Ok(()));
+                    let _ = tx.send(Ok(ring.descriptor()));
                     run(&theirs, ring, &helper);
                 }
                 Err(e) => drop(tx.send(Err(e))),
             }
         })?;
-        rx.recv().map_err(|_| io::Error::other("the ring's thread died"))??;
-        Ok(Self { id, shared, pool })
+        let _descriptor = rx.recv().map_err(|_| io::Error::other("the ring's thread died"))??;
+        Ok(Self {
+            id,
+            shared,
+            pool,
+            #[cfg(test)]
+            descriptor: _descriptor,
+        })
+    }
+
+    /// Breaks the ring of this thread, or the shared one.
+    #[cfg(test)]
+    pub(crate) fn break_ring(&self) {
+        let local = local_ring(self.id).map(|ring| ring.borrow().descriptor());
+        Ring::break_descriptor(local.unwrap_or(self.descriptor));
     }
 
     /// Starts requests: on this thread's ring if it has one, else on the shared one.
@@ -149,7 +165,7 @@ impl Uring {
         LOCAL.with_borrow_mut(|all| all.push((self.id, ring.clone())));
         Some(Box::new(Local {
             id: self.id,
-            ring,
+            ring: Some(ring),
             ready,
             pool: self.pool.clone(),
             spare: Outcome::default(),
@@ -189,8 +205,10 @@ fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
         drop(inbox);
         ring.fill();
         if let Err(e) = ring.enter(1) {
-            give_up(shared, &mut ring, pool, &e);
-            return;
+            shared.inbox.lock().broken = true;
+            settle(&mut give_up(ring, pool, &e), pool);
+            let late = std::mem::take(&mut shared.inbox.lock().requests);
+            return late.into_iter().for_each(|request| pool.submit(request));
         }
         ring.collect(&mut out);
         shared.inbox.lock().sleeping = false;
@@ -202,14 +220,18 @@ fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
     }
 }
 
-/// The ring does not work any more: from now on the pool does.
-fn give_up(shared: &Shared, ring: &mut Ring, pool: &Pool, e: &io::Error) {
+/// The ring does not work any more. Requests that the kernel has not consumed go to threads, the others end
+/// with an error when the kernel has let go of them. Returns what had been answered, to be settled.
+fn give_up(ring: Ring, pool: &Pool, e: &io::Error) -> Outcome {
     log::error!("io_uring failed, its requests go to threads from now on: {e}");
-    let mut inbox = shared.inbox.lock();
-    inbox.broken = true;
-    let requests = std::mem::take(&mut inbox.requests);
-    drop(inbox);
-    requests.into_iter().chain(ring.abandon()).for_each(|request| pool.submit(request));
+    let mut out = Outcome::default();
+    let (unseen, remains) = ring.dismantle(pool.room(), &mut out);
+    unseen.into_iter().for_each(|request| pool.submit(request));
+    if !remains.is_empty() {
+        pool.room().enter();
+        pool.submit(Box::new(remains));
+    }
+    out
 }
 
 fn local_ring(id: u64) -> Option<Rc<RefCell<Ring>>> {
@@ -223,7 +245,8 @@ fn local_ring(id: u64) -> Option<Rc<RefCell<Ring>>> {
 /// The ring of one event-loop thread.
 struct Local {
     id: u64,
-    ring: Rc<RefCell<Ring>>,
+    /// None: it broke. What the thread submits goes to the shared ring or to threads then.
+    ring: Option<Rc<RefCell<Ring>>>,
     /// Readable when there is something to reap.
     ready: OwnedFd,
     pool: Arc<Pool>,
@@ -232,17 +255,30 @@ struct Local {
 
 impl Local {
     /// Hands over what waits; comes back soon if that did not work.
-    fn hand_over(&self, ring: &mut Ring) {
-        match ring.flush() {
+    fn hand_over(&mut self) {
+        let Some(ring) = &self.ring else { return };
+        let flushed = ring.borrow_mut().flush();
+        match flushed {
             Ok(true) => {}
             Ok(false) => signal(&self.ready),
-            Err(e) => self.give_up(ring, &e),
+            Err(e) => self.give_up(&e),
         }
     }
 
-    fn give_up(&self, ring: &mut Ring, e: &io::Error) {
-        log::error!("io_uring of this thread failed: {e}");
-        ring.abandon().into_iter().for_each(|request| self.pool.submit(request));
+    /// From now on the thread has no ring of its own.
+    fn detach(&mut self) -> Option<Rc<RefCell<Ring>>> {
+        let _ = LOCAL.try_with(|all| all.borrow_mut().retain(|(id, _)| *id != self.id));
+        self.ring.take()
+    }
+
+    fn give_up(&mut self, e: &io::Error) {
+        let ring = self.detach().and_then(Rc::into_inner);
+        let ring = ring.expect("only the queue and its thread's list keep a ring between calls");
+        let mut out = give_up(ring.into_inner(), &self.pool, e);
+        // They end in `reap`.
+        self.spare.over.append(&mut out.over);
+        self.spare.blocking.append(&mut out.blocking);
+        signal(&self.ready);
     }
 }
 
@@ -252,22 +288,24 @@ impl LocalQueue for Local {
     }
 
     fn flush(&mut self) {
-        self.hand_over(&mut self.ring.borrow_mut());
+        self.hand_over();
     }
 
     fn reap(&mut self) -> usize {
-        let (mut count, mut out) = (0, std::mem::take(&mut self.spare));
+        let mut count = 0;
         loop {
             // First: what comes later signals again.
             clear(&self.ready);
-            let mut ring = self.ring.borrow_mut();
-            self.hand_over(&mut ring);
-            let taken = ring.collect(&mut out);
-            drop(ring);
+            self.hand_over();
+            let mut out = std::mem::take(&mut self.spare);
+            let taken = match &self.ring {
+                Some(ring) => ring.borrow_mut().collect(&mut out),
+                None => out.over.len() + out.blocking.len(),
+            };
             settle(&mut out, &self.pool);
             count += taken;
+            self.spare = out;
             if taken == 0 {
-                self.spare = out;
                 return count;
             }
         }
@@ -277,19 +315,23 @@ impl LocalQueue for Local {
 impl Drop for Local {
     fn drop(&mut self) {
         // What completions submit from here on goes to the shared ring.
-        let _ = LOCAL.try_with(|all| all.borrow_mut().retain(|(id, _)| *id != self.id));
+        let Some(ring) = self.detach() else { return };
         loop {
-            let mut ring = self.ring.borrow_mut();
-            ring.fill();
-            if ring.is_idle() {
-                return;
-            }
-            if let Err(e) = ring.enter(1) {
-                return self.give_up(&mut ring, &e);
+            let entered = {
+                let mut ring = ring.borrow_mut();
+                ring.fill();
+                if ring.is_idle() {
+                    return;
+                }
+                ring.enter(1)
+            };
+            if let Err(e) = entered {
+                self.ring = Some(ring);
+                self.give_up(&e);
+                return settle(&mut self.spare, &self.pool);
             }
             let mut out = Outcome::default();
-            ring.collect(&mut out);
-            drop(ring);
+            ring.borrow_mut().collect(&mut out);
             settle(&mut out, &self.pool);
         }
     }

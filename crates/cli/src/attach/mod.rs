@@ -248,7 +248,7 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
         residency: source.residency,
     });
     let control = ControlServer::start(args.control.as_deref(), target.clone());
-    let control = control.map_err(|e| e.hint("without one there is no `detach`"))?;
+    let mut control = control.map_err(|e| e.hint("without one there is no `detach`"))?;
     watch_signals(target.clone(), control.path().to_path_buf())?;
     match args.daemon {
         true => daemon::ready(&shown)?,
@@ -267,6 +267,7 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
     let closed = volume.map_or(Ok(()), Volume::close);
     let stopped = cache.shutdown();
     let done = synced.and(closed).and(stopped);
+    control.close();
     ending.finish(&done);
     watchdog.stop();
     drop(control);

@@ -158,15 +158,24 @@ impl ControlServer {
     }
 }
 
-impl Drop for ControlServer {
-    fn drop(&mut self) {
+impl ControlServer {
+    /// Stops accepting and removes the socket, once: after that the path may be another process's. Answers
+    /// that are being written go on until the drop.
+    pub fn close(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
         self.shared.stop.store(true, Ordering::Release);
         // Wakes the accept loop, which then sees `stop`.
         let woken = UnixStream::connect(&self.path).is_ok();
         let _ = std::fs::remove_file(&self.path);
-        if let (true, Some(thread)) = (woken, self.thread.take()) {
+        if woken {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        self.close();
         // What has an answer gets it: who asked for the end is told that it comes.
         let mut sessions = self.shared.sessions();
         while sessions.answering > 0 {

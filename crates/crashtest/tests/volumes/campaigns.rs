@@ -4,7 +4,7 @@
 //! No locks.
 
 use crate::from_env;
-use forebay_crashtest::{Options, Planted, Spot, Summary, campaign};
+use forebay_crashtest::{Options, Planted, Spot, Summary, campaign, class_by_name};
 
 fn quietly(options: &Options) -> Summary {
     campaign(options, &mut |_| ())
@@ -16,9 +16,20 @@ fn many_states_and_nothing_wrong() {
     let wanted = from_env("FOREBAY_CRASH_STATES").unwrap_or(3_000);
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get());
     let seed = from_env("FOREBAY_SEED").unwrap_or(1);
-    let summary = quietly(&Options { states: Some(wanted), jobs, seed, ..Options::default() });
+    let class = std::env::var("FOREBAY_CRASH_CLASS").ok();
+    let class = class.map(|name| class_by_name(&name).expect("a class of that name"));
+    let options = Options { states: Some(wanted), jobs, seed, class, ..Options::default() };
+    let summary = quietly(&options);
     let (counts, distinct) = (summary.counts, summary.distinct);
     println!("{counts:?}, distinct {distinct}, {:.0} states/s", summary.rate());
+    for (name, of) in counts.by_class() {
+        println!(
+            "class {name}: {} drawn, {} states, {} recovered",
+            of.drawn, of.states, of.recovered
+        );
+        let all = class.is_none() && wanted >= 50_000;
+        assert!(of.drawn > 0 || !all, "no run of the class {name}");
+    }
     if let Some(failure) = summary.failure {
         panic!("forebay {}\n{failure:#?}", failure.command());
     }

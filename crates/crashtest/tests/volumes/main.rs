@@ -5,6 +5,7 @@
 //! `FOREBAY_CRASH_STATES` the states of the campaign. No locks.
 
 mod campaigns;
+mod clients;
 mod cuts;
 mod forged;
 mod orders;

@@ -3,11 +3,15 @@
 //!
 //! No locks.
 
+use crate::clients::{by_dropping, by_dropping_on_image, by_several, several};
 use crate::cuts::{KILLED, QUICK, crowded, every_cut, replaced};
 use crate::forged::forged;
 use crate::orders::ordered;
 use crate::storms::storm;
 use forebay_crashtest::{Depth, Planted, Seen, Setup, Violation};
+
+/// Each fault is found within so many states.
+const STATES_MAX: u64 = 100_000;
 
 /// How a mistake is looked for.
 struct Hunt {
@@ -37,6 +41,10 @@ const STORM: Hunt = Hunt {
 };
 const FAILING: Hunt = Hunt { setup: |seed| Setup::from_seed(seed).failing(), ..NAMES };
 const KILLS: Hunt = Hunt { depth: Depth { kills: 4, second_states: 24, ..KILLED }, ..NAMES };
+/// Two or three clients at once.
+const CLIENTS: Hunt = Hunt { setup: several, search: by_several, tries: 100, ..NAMES };
+/// The same, and operations are dropped.
+const DROPPED: Hunt = Hunt { search: by_dropping, ..CLIENTS };
 
 fn hunt(fault: Planted) -> Hunt {
     match fault {
@@ -57,6 +65,9 @@ fn hunt(fault: Planted) -> Hunt {
         Planted::ForgedRecord => Hunt { search: forged, ..CONTENT },
         Planted::LostDirtyBit => RUNS,
         Planted::HalfRename => NAMES,
+        Planted::JoinedCommit | Planted::AppendRangeTwice | Planted::SizeOfOneWriter => CLIENTS,
+        Planted::ForgottenGroup => DROPPED,
+        Planted::RangeReleasedEarly => Hunt { search: by_dropping_on_image, ..DROPPED },
     }
 }
 
@@ -71,6 +82,7 @@ fn find(fault: Planted) -> Result<(), String> {
         if let Err(violation) = search(&planted, depth, &mut seen) {
             let clean = search(&plain, depth, &mut Seen::default());
             let (what, states) = (violation.what, seen.counts.states);
+            assert!(states <= STATES_MAX, "{fault:?} was found after {states} states");
             let what: String = what.chars().take(120).collect();
             println!("{}: seed {seed}, {states} states: {what}", fault.name());
             return clean.map_err(|e| format!("{fault:?}: also without it: {e:?}"));

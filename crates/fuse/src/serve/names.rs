@@ -1,16 +1,22 @@
 //! Names: looking up, making, removing, renaming.
 //!
+//! Invariants: R3 `CREATE` opens only a file that it has made itself. The kernel checks permissions on what
+//! it has looked up; between that and the request another interface of the process may have made a file.
+//!
 //! No locks.
 
 use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags};
 use crate::handles::Handle;
 use crate::inodes::Mark;
 use crate::ioctl::MODE_CACHED;
-use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID};
+use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID, open};
 use crate::proto::reply::{Body, ENTRY_OUT_BYTES};
 use crate::proto::request::Header;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags, RenameFlags};
+
+/// How often a `CREATE` whose name is taken and free again is tried.
+const CREATE_TRIES: usize = 16;
 
 /// What is made, by whom.
 fn new_inode(header: &Header, kind: FileKind, mode: u32, rdev: u32) -> NewInode {
@@ -21,6 +27,13 @@ fn new_inode(header: &Header, kind: FileKind, mode: u32, rdev: u32) -> NewInode 
 /// Whether a truncation leaves set-id bits.
 fn keeps(kill: u32) -> bool {
     kill & OPEN_KILL_SUIDGID == 0
+}
+
+/// An inode that loses a name.
+struct Held {
+    file: OpenFileRef,
+    /// It has no other name.
+    is_last: bool,
 }
 
 impl Core {
@@ -96,19 +109,25 @@ impl Core {
         Ok(Outcome::body(body))
     }
 
-    /// Holds on to what `name` denotes if that is its last name: the kernel may still use it by number, as
-    /// a working directory or by an `O_PATH` descriptor.
-    async fn hold(&self, dir: Ino, name: Name<'_>) -> Option<OpenFileRef> {
+    /// Holds what `name` denotes if the kernel knows it: it may still use an inode without a name by number,
+    /// as a working directory or by an `O_PATH` descriptor. Also if there are other names, which may go
+    /// before this one does.
+    async fn hold(&self, dir: Ino, name: Name<'_>) -> Option<Held> {
         let attr = self.fs.lookup(dir, name).await.ok()?;
-        let last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
-        match last && self.inodes.knows(attr.ino) {
-            true => self.fs.open(attr.ino, OpenFlags::empty()).await.ok(),
+        let is_last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
+        match self.inodes.knows(attr.ino) {
+            true => {
+                let file = self.fs.open(attr.ino, OpenFlags::empty()).await.ok()?;
+                Some(Held { file, is_last })
+            }
             false => None,
         }
     }
 
-    fn keep_held(&self, held: Option<OpenFileRef>) {
-        if let Some(file) = held {
+    /// Keeps what was held when its name went, unless it has another one.
+    async fn keep_held(&self, held: Option<Held>) {
+        let Some(Held { file, is_last }) = held else { return };
+        if is_last || self.fs.getattr(file.ino()).await.is_ok_and(|attr| attr.nlink == 0) {
             self.inodes.keep(file);
         }
     }
@@ -120,7 +139,7 @@ impl Core {
             true => self.fs.rmdir(dir, name).await?,
             false => self.fs.unlink(dir, name).await?,
         }
-        self.keep_held(held);
+        self.keep_held(held).await;
         Ok(Outcome::done())
     }
 
@@ -138,7 +157,7 @@ impl Core {
             false => None,
         };
         self.fs.rename(dir, name, new_dir, new_name, flags).await?;
-        self.keep_held(held);
+        self.keep_held(held).await;
         Ok(Outcome::done())
     }
 
@@ -166,6 +185,8 @@ impl Core {
         Outcome { answer: Answer::Body(body), undo }
     }
 
+    /// Makes a file and opens it (R3). If the name has been taken since the kernel looked, the kernel has
+    /// not checked the caller's rights to that file: ESTALE makes it look again, once, and check.
     pub(super) async fn create(
         &self,
         header: &Header,
@@ -173,11 +194,24 @@ impl Core {
         (flags, mode, kill): (u32, u32, u32),
     ) -> Result<Outcome> {
         let new = new_inode(header, FileKind::File, mode, 0);
-        let how = open_flags(flags, keeps(kill));
-        let seen = self.epoch();
-        let made = self.fs.create(Ino(header.node), Name::new(name)?, &new, how).await;
-        let (attr, file) = made?;
-        Ok(self.made(header, (attr, seen), file, flags).await)
+        let how = open_flags(flags, keeps(kill)) | OpenFlags::EXCLUSIVE;
+        let (dir, name) = (Ino(header.node), Name::new(name)?);
+        for _ in 0..CREATE_TRIES {
+            let seen = self.epoch();
+            match self.fs.create(dir, name, &new, how).await {
+                Ok((attr, file)) => return Ok(self.made(header, (attr, seen), file, flags).await),
+                Err(e) if e.kind() != ErrorKind::Exists || flags & open::EXCL != 0 => {
+                    return Err(e);
+                }
+                Err(_) => match self.fs.lookup(dir, name).await {
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
+                    found => {
+                        return found.and_then(|_| fail(ErrorKind::Stale, "create", "it exists"));
+                    }
+                },
+            }
+        }
+        fail(ErrorKind::Stale, "create", "it comes and goes")
     }
 
     /// Tells the kernel of an opening of what was just made in the directory that was asked.
@@ -219,5 +253,89 @@ impl Core {
     pub(super) async fn opendir(&self, node: Ino) -> Result<Outcome> {
         let file = self.fs.open(node, OpenFlags::READ).await?;
         Ok(self.opened(file, (0, MODE_CACHED, FOpen::empty()), None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use crate::proto::consts::{opcode, open};
+    use crate::serve::Work;
+    use forebay_base::IoFlags;
+    use forebay_base::buf::AlignedBuf;
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use forebay_vfs::Privileges;
+    use forebay_vfs::mem::MemFs;
+    use std::sync::Arc;
+
+    const EEXIST: i32 = 17;
+    const ESTALE: i32 = 116;
+
+    /// What a user is answered who asks to create `f` in the root directory: an errno, 0 for an opening.
+    fn create_as(core: &Arc<Core>, uid: u32, flags: u32) -> i32 {
+        let mut message = vec![0; 40];
+        message[4..8].copy_from_slice(&opcode::CREATE.to_le_bytes());
+        message[16] = 1;
+        message[24..28].copy_from_slice(&uid.to_le_bytes());
+        for word in [flags, 0o644, 0, 0] {
+            message.extend_from_slice(&word.to_le_bytes());
+        }
+        message.extend_from_slice(b"f\0");
+        let len = message.len() as u32;
+        message[..4].copy_from_slice(&len.to_le_bytes());
+        match block_on(core.clone().serve(Work::Other(message))).answer {
+            Answer::Errno(errno) => errno,
+            _ => 0,
+        }
+    }
+
+    /// The kernel found no such name and asked to create it; meanwhile the library made a file of root's
+    /// there. The user was answered with an opening of that file, which the kernel had not checked, and
+    /// `O_TRUNC` emptied it.
+    #[test]
+    fn create_that_meets_a_file_answers_estale_and_opens_nothing() {
+        let fs = Arc::new(MemFs::default());
+        let options = Options::default();
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+        let name = Name::new(b"f").unwrap();
+        let new = NewInode::of(FileKind::File, 0o600);
+        let made = block_on(core.fs.create(Ino::ROOT, name, &new, OpenFlags::WRITE));
+        let (_, file) = made.unwrap();
+        let secret = AlignedBuf::copy_of(b"secret");
+        block_on(file.write(0, secret, IoFlags::empty(), Privileges::Keep)).1.unwrap();
+        for flags in [0, open::RDWR, open::RDWR | open::TRUNC] {
+            assert_eq!(create_as(&core, 1000, flags), ESTALE, "flags {flags:o}");
+        }
+        assert_eq!(create_as(&core, 1000, open::RDWR | open::EXCL), EEXIST);
+        assert_eq!((core.handles.len(), core.inodes.len()), (0, 0), "the kernel was told nothing");
+        assert_eq!(block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().size, 6, "nothing was cut");
+        block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();
+        assert_eq!(create_as(&core, 1000, open::RDWR | open::TRUNC), 0, "the name is free");
+        assert_eq!(block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().uid, 1000);
+    }
+
+    /// Two programs removed the two names of a file at the same time, in two directories. Each found another
+    /// name, so neither kept the inode, and a third that had it as `O_PATH` descriptor got ESTALE.
+    #[test]
+    fn inode_whose_names_go_at_the_same_time_is_kept() {
+        let options = Options::default();
+        let fs = Arc::new(MemFs::default());
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+        let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());
+        let new = NewInode::of(FileKind::File, 0o600);
+        let ino = block_on(core.fs.mknod(Ino::ROOT, a, &new)).unwrap().ino;
+        block_on(core.fs.link(ino, Ino::ROOT, b)).unwrap();
+        core.inodes.told(ino);
+        // The steps of both removals, alternated.
+        let held = [a, b].map(|name| (name, block_on(core.hold(Ino::ROOT, name))));
+        for (name, held) in held {
+            block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();
+            block_on(core.keep_held(held));
+        }
+        assert_eq!(block_on(core.fs.getattr(ino)).map(|attr| attr.nlink).ok(), Some(0));
+        core.inodes.forgot(ino, 1);
+        assert!(block_on(core.fs.getattr(ino)).is_err(), "until the kernel has forgotten it");
     }
 }

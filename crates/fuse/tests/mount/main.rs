@@ -2,10 +2,12 @@
 //!
 //! No locks.
 
-#[path = "../../../vfs/tests/host/adapter.rs"]
+#[path = "../../../vfs/tests/suite/host/adapter.rs"]
 mod adapter;
 mod fsx;
+mod killed;
 mod known;
 mod lab;
 mod manners;
+mod mapped;
 mod rules;

@@ -25,6 +25,8 @@ struct Mount {
     holds: AtomicBool,
     /// Telling takes for ever.
     stuck: AtomicBool,
+    /// What a program on the mount does when the next change is about to be made.
+    meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Observer for Mount {
@@ -58,6 +60,10 @@ impl Observer for Mount {
         Ticket(told.len() as u64)
     }
     fn room(&self) -> BoxFuture<'_, ()> {
+        let meanwhile = self.meanwhile.lock().take();
+        if let Some(act) = meanwhile {
+            act();
+        }
         Box::pin(std::future::ready(()))
     }
     fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()> {
@@ -197,6 +203,60 @@ fn z4_an_inode_without_a_name_is_kept() {
     assert_eq!(fs.observe(other.clone()).unwrap_err().kind(), ErrorKind::Busy);
     fs.forget();
     fs.observe(other).unwrap();
+}
+
+/// The library looked whether there was a file that its `create` would truncate, and found none. A program
+/// on the mount made one before the truncation, and the kernel kept its content.
+#[test]
+fn create_that_truncates_a_file_made_meanwhile_reports_its_content() {
+    let (fs, mount) = lab();
+    let new = NewInode::of(FileKind::File, 0o644);
+    let below = fs.inner().clone();
+    let act = move || {
+        let (_, file) =
+            block_on(below.create(Ino::ROOT, name("f"), &new, OpenFlags::WRITE)).unwrap();
+        file.write_slice(0, b"kept", IoFlags::empty(), Privileges::Keep).unwrap();
+    };
+    *mount.meanwhile.lock() = Some(Box::new(act));
+    let how = OpenFlags::WRITE | OpenFlags::TRUNCATE;
+    let (attr, _) = block_on(fs.create(Ino::ROOT, name("f"), &new, how)).unwrap();
+    assert_eq!(attr.size, 0);
+    assert!(mount.meanwhile.lock().is_none());
+    let told = mount.told.lock();
+    assert!(told.contains(&Change::content(attr.ino, 0, u64::MAX)), "{told:?}");
+    assert_eq!(mount.over.lock().len(), mount.about_to.lock().len());
+    assert_eq!(mount.waited.lock().pop(), Some(told.len() as u64));
+}
+
+/// Two names of one inode went at the same time, one by the mount and one here. Both found another name, so
+/// neither kept the inode, and a program that had it as `O_PATH` descriptor got ESTALE.
+#[test]
+fn unlink_of_the_last_but_one_name_keeps_the_inode_if_the_other_went_meanwhile() {
+    let (fs, mount) = lab();
+    let new = NewInode::of(FileKind::File, 0o644);
+    let root = Ino::ROOT;
+    let make = |first, second| {
+        let ino = block_on(fs.mknod(root, name(first), &new)).unwrap().ino;
+        block_on(fs.link(ino, root, name(second))).unwrap();
+        let below = fs.inner().clone();
+        let act = move || block_on(below.unlink(Ino::ROOT, name(second))).unwrap();
+        *mount.meanwhile.lock() = Some(Box::new(act));
+        ino
+    };
+    let removed = make("a", "b");
+    block_on(fs.unlink(root, name("a"))).unwrap();
+    assert_eq!(block_on(fs.getattr(removed)).map(|attr| attr.nlink).ok(), Some(0), "unlink");
+    block_on(fs.mknod(root, name("over"), &new)).unwrap();
+    let replaced = make("c", "d");
+    block_on(fs.rename(root, name("over"), root, name("c"), RenameFlags::empty())).unwrap();
+    assert_eq!(block_on(fs.getattr(replaced)).map(|attr| attr.nlink).ok(), Some(0), "rename");
+    let kept: Vec<Ino> = mount.kept.lock().iter().map(|file| file.ino()).collect();
+    assert_eq!(kept, [removed, replaced]);
+    // What has a name left is not kept.
+    let ino = block_on(fs.mknod(root, name("x"), &new)).unwrap().ino;
+    block_on(fs.link(ino, root, name("y"))).unwrap();
+    block_on(fs.unlink(root, name("x"))).unwrap();
+    assert_eq!(mount.kept.lock().len(), 2);
 }
 
 /// Z2: the mount, which is being told, may be answering a request for the same names and files.

@@ -1,0 +1,233 @@
+//! Rings that break while requests are under way. The break is real: the descriptor of the ring is
+//! replaced by one of another file, so that the kernel refuses each further call.
+
+use super::request::{Boxed, Call, Class, Next, Request};
+use super::ring::Remains;
+use super::room::Room;
+use super::threads::Pool;
+use super::{Aio, Engine};
+use forebay_base::{Error, Result};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Reads from a pipe into which nothing is written: in the kernel's hands until it is cancelled.
+    Stuck,
+    /// A flush, which is over at once.
+    Quick,
+}
+
+struct One {
+    name: usize,
+    kind: Kind,
+    pipe: Arc<(OwnedFd, OwnedFd)>,
+    file: Arc<File>,
+    bytes: Box<[u8; 16]>,
+    list: Box<libc::iovec>,
+    result: Result<()>,
+    done: Sender<(usize, Result<()>)>,
+}
+
+// SAFETY: the list points to memory of the request's own; the channel is the only way out.
+unsafe impl Send for One {}
+
+// SAFETY: descriptors, list and memory live as long as the request.
+unsafe impl Request for One {
+    fn class(&self) -> Class {
+        Class::Sync
+    }
+    fn plan(&mut self) -> Next {
+        self.list.iov_base = self.bytes.as_mut_ptr().cast();
+        self.list.iov_len = self.bytes.len();
+        Next::Call
+    }
+    fn call(&self) -> Call {
+        match self.kind {
+            Kind::Stuck => {
+                let fd = self.pipe.0.as_raw_fd();
+                Call::Read { fd, iovs: &raw const *self.list, count: 1, pos: u64::MAX }
+            }
+            Kind::Quick => Call::Sync { fd: self.file.as_raw_fd(), data_only: true },
+        }
+    }
+    fn answer(&mut self, outcome: io::Result<usize>) -> Next {
+        if let Err(e) = outcome {
+            self.result = Err(Error::from_io("request", e));
+        }
+        Next::Over
+    }
+    fn run(&mut self) {
+        assert_eq!(self.kind, Kind::Quick, "what is in the kernel's hands is not begun again");
+    }
+    fn fail(&mut self, error: Error) {
+        self.result = Err(error);
+    }
+    fn end(self: Box<Self>) {
+        let _ = self.done.send((self.name, self.result));
+    }
+}
+
+struct Bench {
+    engine: Engine,
+    pipe: Arc<(OwnedFd, OwnedFd)>,
+    file: Arc<File>,
+    done: Sender<(usize, Result<()>)>,
+    ended: Receiver<(usize, Result<()>)>,
+}
+
+impl Bench {
+    /// None: the system has no io_uring, and the tests may be skipped.
+    fn new() -> Option<Self> {
+        let engine = match Engine::new(Aio::IoUring) {
+            Ok(engine) => engine,
+            Err(e) => {
+                let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+                assert!(allowed, "this test requires io_uring: {e}");
+                return None;
+            }
+        };
+        let pipe = Arc::new(rustix::pipe::pipe().unwrap());
+        let file = Arc::new(File::open("/proc/self/exe").unwrap());
+        let (done, ended) = channel();
+        Some(Self { engine, pipe, file, done, ended })
+    }
+
+    fn submit(&self, kind: Kind, names: std::ops::Range<usize>) {
+        let make = |name| {
+            let list = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+            let (pipe, file) = (self.pipe.clone(), self.file.clone());
+            let (bytes, list, done) = (Box::default(), Box::new(list), self.done.clone());
+            Box::new(One { name, kind, pipe, file, bytes, list, result: Ok(()), done }) as Boxed
+        };
+        self.engine.submit(names.map(make), Aio::Auto);
+    }
+
+    fn break_ring(&self) {
+        self.engine.0.ring.as_ref().expect("an engine of io_uring").break_ring();
+    }
+
+    /// The results of all requests, in order of their names. `turn` does the work of an event loop.
+    fn results(&self, count: usize, mut turn: impl FnMut()) -> Vec<Result<()>> {
+        let mut all: Vec<Option<Result<()>>> = (0..count).map(|_| None).collect();
+        // A guard against waiting for ever: what does not end in this time never does.
+        let mut patience = 3000;
+        while all.iter().any(Option::is_none) {
+            turn();
+            match self.ended.recv_timeout(Duration::from_millis(10)) {
+                Ok((name, result)) => {
+                    assert!(all[name].replace(result).is_none(), "E1: request {name} ended twice");
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    patience -= 1;
+                    let lost = all.iter().filter(|result| result.is_none()).count();
+                    assert!(patience > 0, "E1: {lost} of {count} requests never end");
+                }
+                Err(RecvTimeoutError::Disconnected) => unreachable!("the bench has a sender"),
+            }
+        }
+        all.into_iter().flatten().collect()
+    }
+}
+
+/// What is expected of requests 0..4 stuck in the kernel and 4..16 quick.
+fn check(results: &[Result<()>]) {
+    for (name, result) in results.iter().enumerate() {
+        assert_eq!(result.is_err(), name < 4, "request {name}: {result:?}");
+    }
+}
+
+/// The story: the kernel refused a call on a ring. Requests that had been pushed or were under way stayed
+/// in its table; their bios never ended, so fsync and close waited for ever.
+#[test]
+fn shared_ring_broken_ends_each_request_and_goes_on_with_threads() {
+    let Some(bench) = Bench::new() else { return };
+    bench.submit(Kind::Stuck, 0..4);
+    // The kernel has the first four when the fifth is over.
+    bench.submit(Kind::Quick, 4..5);
+    let first = bench.ended.recv().unwrap();
+    assert_eq!(first.0, 4);
+    bench.done.send(first).unwrap();
+    bench.break_ring();
+    bench.submit(Kind::Quick, 5..8);
+    check(&bench.results(8, || {}));
+    bench.submit(Kind::Quick, 0..16);
+    assert!(bench.results(16, || {}).iter().all(Result::is_ok), "threads serve what comes later");
+    assert!(!bench.engine.is_crowded());
+}
+
+/// The same of the ring of an event loop, which must not wait for it.
+#[test]
+fn local_ring_broken_ends_each_request_and_goes_on_without_it() {
+    let Some(bench) = Bench::new() else { return };
+    let mut queue = bench.engine.attach_thread().expect("a ring of this thread");
+    bench.submit(Kind::Stuck, 0..4);
+    bench.submit(Kind::Quick, 4..5);
+    let first = loop {
+        queue.flush();
+        queue.reap();
+        if let Ok(first) = bench.ended.try_recv() {
+            break first;
+        }
+    };
+    bench.done.send(first).unwrap();
+    bench.break_ring();
+    bench.submit(Kind::Quick, 5..8);
+    let results = bench.results(8, || {
+        queue.flush();
+        queue.reap();
+    });
+    check(&results);
+    // No call of the loop is needed any more: another ring, or threads, take what this thread submits.
+    bench.submit(Kind::Quick, 0..16);
+    assert!(bench.results(16, || {}).iter().all(Result::is_ok));
+    drop(queue);
+}
+
+/// A ring that is dropped with its thread's queue while it is broken.
+#[test]
+fn local_ring_broken_and_dropped_ends_each_request() {
+    let Some(bench) = Bench::new() else { return };
+    let mut queue = bench.engine.attach_thread().expect("a ring of this thread");
+    bench.submit(Kind::Stuck, 0..4);
+    queue.flush();
+    bench.break_ring();
+    bench.submit(Kind::Quick, 4..8);
+    drop(queue);
+    check(&bench.results(8, || {}));
+}
+
+/// The kernel may write to memory of a request until it has let go of the ring: until then the request does
+/// not end, and its memory is kept.
+#[test]
+fn remains_of_a_ring_end_when_the_kernel_has_let_go() {
+    let Some(bench) = Bench::new() else { return };
+    let list = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let request = One {
+        name: 0,
+        kind: Kind::Stuck,
+        pipe: bench.pipe.clone(),
+        file: bench.file.clone(),
+        bytes: Box::default(),
+        list: Box::new(list),
+        result: Ok(()),
+        done: bench.done.clone(),
+    };
+    let (gone, kernels) = rustix::pipe::pipe().unwrap();
+    let room = Arc::new(Room::default());
+    (0..2).for_each(|_| room.enter());
+    let pool = Pool::with_workers(room.clone(), 1, |work| {
+        std::thread::Builder::new().spawn(work).map(drop)
+    });
+    let pool = pool.unwrap();
+    pool.submit(Box::new(Remains::new(vec![Box::new(request)], gone, room)));
+    // Behind it on the only worker: that one waits for the kernel.
+    assert!(bench.ended.try_recv().is_err());
+    drop(kernels);
+    assert!(bench.results(1, || {})[0].is_err());
+}

@@ -1,0 +1,212 @@
+//! What a loop device promises, of a device over a file: eligibility for direct I/O, requests that
+//! complete once, limits that come from below, sparse files. Ids are those of the checklist.
+
+use crate::common::{Rng, engines, is_root, path, pattern, requires};
+use forebay_base::ErrorKind;
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::task::block_on;
+use forebay_block::{
+    Aio, Bio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDevice, FileOptions, io,
+};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// A loop device with sectors of its own size; detached when dropped.
+struct Sectors(PathBuf, PathBuf);
+
+impl Sectors {
+    fn new(name: &str, sector: u32) -> Option<Self> {
+        let backing = path(name);
+        std::fs::File::create(&backing).unwrap().set_len(16 << 20).unwrap();
+        let mut command = Command::new("losetup");
+        command.args(["--find", "--show", "--sector-size", &sector.to_string()]).arg(&backing);
+        let out = command.output().ok().filter(|out| out.status.success())?;
+        Some(Self(String::from_utf8_lossy(&out.stdout).trim().into(), backing))
+    }
+
+    fn stable(&self, on: bool) -> std::io::Result<()> {
+        let name = self.0.file_name().unwrap().to_string_lossy().into_owned();
+        let file = Path::new("/sys/block").join(name).join("queue/stable_writes");
+        std::fs::write(file, if on { "1" } else { "0" })
+    }
+}
+
+impl Drop for Sectors {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+        let _ = std::fs::remove_file(&self.1);
+    }
+}
+
+fn open(path: &Path, options: &FileOptions) -> forebay_base::Result<Arc<FileDevice>> {
+    FileDevice::open(path, options, &Engine::new(Aio::Threads).unwrap())
+}
+
+fn with_sectors(name: &str, sector: u32) -> Option<Sectors> {
+    if !requires("root, to attach loop devices", is_root()) {
+        return None;
+    }
+    let made = Sectors::new(name, sector);
+    requires("a free loop device", made.is_some()).then(|| made.unwrap())
+}
+
+/// A block that is smaller than what direct I/O needs: buffered and saying so, and an error where
+/// direct I/O was demanded.
+#[test]
+fn l1_a_block_too_small_for_direct_io_is_named() {
+    let Some(below) = with_sectors("l1-sectors", 4096) else { return };
+    let small = FileOptions { logical_block: 512, ..Default::default() };
+    let (on, why) = open(&below.0, &small).unwrap().direct_io();
+    assert!(!on && why.contains("4096") && why.contains("512"), "{why}");
+    let forced = FileOptions { direct_io: DirectIo::On, ..small };
+    let error = open(&below.0, &forced).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("4096"), "{error}");
+    // The offset: a multiple of what direct I/O needs, or none of it.
+    let shifted = FileOptions { offset: 512, ..Default::default() };
+    let (on, why) = open(&below.0, &shifted).unwrap().direct_io();
+    assert!(!on && why.contains("offset 512"), "{why}");
+    assert!(open(&below.0, &FileOptions::default()).unwrap().direct_io().0);
+}
+
+/// Good and bad requests of all kinds, some of them while the gate is closed for a switch, the
+/// device dropped while they are on their way: each is completed once.
+#[test]
+fn l4_every_request_completes_exactly_once() {
+    for (aio, engine) in engines() {
+        let options = FileOptions { create_size: Some(4 << 20), ..Default::default() };
+        let name = path(&format!("l4-{aio}"));
+        let device = FileDevice::open(&name, &options, &engine).unwrap();
+        let block = u64::from(device.limits().logical_block);
+        let counts: Arc<Vec<AtomicU32>> = Arc::new((0..600).map(|_| AtomicU32::new(0)).collect());
+        let failed = Arc::new(AtomicU32::new(0));
+        let mut rng = Rng(7);
+        let mut wrong = 0;
+        std::thread::scope(|scope| {
+            let switching = device.clone();
+            scope.spawn(move || {
+                for mode in [DirectIo::Off, DirectIo::Auto].into_iter().cycle().take(20) {
+                    switching.set_direct_io(mode).unwrap();
+                }
+            });
+            for i in 0..counts.len() {
+                let (op, offset, len, bad) = match rng.below(6) {
+                    0 => (BioOp::Read, 0, 8192, false),
+                    1 => (BioOp::Flush, 0, 0, false),
+                    2 => (BioOp::WriteZeroes, 2 << 20, 8192, false),
+                    3 => (BioOp::Write, 4 << 20, 4096, true),
+                    4 => (BioOp::Read, block / 2, 4096, true),
+                    _ => (BioOp::Write, rng.below(512) * 4096, 4096, false),
+                };
+                wrong += u32::from(bad);
+                let data = match op {
+                    BioOp::Read | BioOp::Write => DataRef::Buf(pattern(len as usize, i as u64)),
+                    _ => DataRef::None,
+                };
+                let (counts, failed) = (counts.clone(), failed.clone());
+                let done = Box::new(move |c: forebay_block::Completion| {
+                    failed.fetch_add(u32::from(c.result.is_err()), Ordering::Relaxed);
+                    counts[i].fetch_add(1, Ordering::Release);
+                });
+                device.submit(Bio::new(op, offset, len, data, done));
+            }
+        });
+        drop(device);
+        let all = || counts.iter().all(|c| c.load(Ordering::Acquire) > 0);
+        while !all() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(engine);
+        assert!(counts.iter().all(|c| c.load(Ordering::Acquire) == 1));
+        assert_eq!(failed.load(Ordering::Relaxed), wrong);
+    }
+}
+
+/// Logical and physical block come from the device below, and are not 512 by decree: a device
+/// with sectors of 4 KiB shows them, and one with 512 shows those.
+#[test]
+fn l13_block_sizes_come_from_below() {
+    for sector in [512, 4096] {
+        let Some(below) = with_sectors(&format!("l13-{sector}"), sector) else { return };
+        for direct_io in [DirectIo::Off, DirectIo::On] {
+            let options = FileOptions { direct_io, ..Default::default() };
+            let device = open(&below.0, &options).unwrap();
+            let limits = device.limits();
+            assert_eq!(limits.logical_block, sector, "{direct_io}");
+            assert!(limits.physical_block >= sector);
+            let data = DataRef::Buf(pattern(512, 1));
+            let odd = io(&*device, BioOp::Write, 512, 512, data, BioFlags::empty());
+            assert_eq!(block_on(odd).result.is_ok(), sector == 512, "{direct_io}");
+        }
+    }
+}
+
+/// The need for stable writes of what lies below is the device's own while it is direct, also when
+/// that is switched, and already while it is about to be; a page cache between them copies.
+#[test]
+fn x1_the_need_for_stable_writes_is_inherited() {
+    let Some(below) = with_sectors("x1", 512) else { return };
+    for on in [true, false] {
+        let set = below.stable(on);
+        if !requires(&format!("stable_writes of a loop device: {set:?}"), set.is_ok()) {
+            return;
+        }
+        let options = FileOptions { direct_io: DirectIo::On, ..Default::default() };
+        let device = open(&below.0, &options).unwrap();
+        let need = || device.limits().stable_writes;
+        assert_eq!(need().required, on, "{}", need().reason);
+        device.set_direct_io(DirectIo::Off).unwrap();
+        assert!(!need().required && need().reason.contains("page cache"));
+        device.announce_direct_io(DirectIo::On);
+        assert_eq!(need().required, on, "what begins now is under way when it is switched");
+        device.set_direct_io(DirectIo::On).unwrap();
+        assert_eq!(need().required, on);
+    }
+}
+
+/// A sparse file takes random writes at depth 16, each into a hole, with the system calls made
+/// from the submitting thread (io_uring) and from workers: what was written is there, the rest is
+/// zeros, and the file is as long as before.
+#[test]
+fn l14_a_sparse_file_takes_random_writes_at_depth() {
+    for (aio, engine) in engines() {
+        let options = FileOptions { create_size: Some(64 << 20), ..Default::default() };
+        let name = path(&format!("l14-{aio}"));
+        let device = FileDevice::open(&name, &options, &engine).unwrap();
+        let mut rng = Rng(3);
+        let mut written = std::collections::BTreeSet::new();
+        for round in 0..40u64 {
+            let left = Arc::new(AtomicU32::new(16));
+            for _ in 0..16 {
+                let at = rng.below(16384);
+                written.insert(at);
+                let left = left.clone();
+                let done = Box::new(move |c: forebay_block::Completion| {
+                    c.result.unwrap();
+                    left.fetch_sub(1, Ordering::Release);
+                });
+                let data = DataRef::Buf(pattern(4096, at));
+                device.submit(Bio::new(BioOp::Write, at * 4096, 4096, data, done));
+            }
+            while left.load(Ordering::Acquire) > 0 {
+                std::thread::yield_now();
+            }
+            if round % 10 == 0 {
+                crate::common::plain(&*device, BioOp::Flush, 0, 0).unwrap();
+            }
+        }
+        let mut back = AlignedBuf::new(4096);
+        for at in 0..16384 {
+            device.read_into(at * 4096, &mut back).unwrap();
+            let right =
+                if written.contains(&at) { pattern(4096, at) } else { AlignedBuf::new(4096) };
+            assert!(back[..] == right[..], "block {at}");
+        }
+        assert_eq!(std::fs::metadata(&name).unwrap().len(), 64 << 20);
+        drop(device);
+        std::fs::remove_file(name).unwrap();
+    }
+}

@@ -1,0 +1,55 @@
+//! Tests of the program `forebay`: one topic per module.
+//!
+//! No locks.
+
+#[path = "../../../vfs/tests/suite/host/adapter.rs"]
+mod adapter;
+mod alloc;
+mod attach;
+#[path = "../../../nbd/tests/suite/common/behind.rs"]
+mod behind;
+mod cache_size;
+#[path = "../../../nbd/tests/suite/common/certificates.rs"]
+mod certificates;
+mod coherent;
+mod common;
+mod control_socket;
+mod crash_test;
+mod doctor;
+mod export_serves;
+mod fincore;
+mod generated;
+mod help_matches_docs;
+mod hostile_trims;
+mod kill_9;
+mod killed_client;
+#[path = "../../../fuse/tests/mount/known.rs"]
+mod known;
+mod live_page;
+mod memory_limit;
+mod mount;
+mod mount_boot;
+mod mount_control;
+mod mount_ends;
+mod mount_flags;
+mod mount_options;
+mod mount_rules;
+mod offset_and_limit;
+mod other_users;
+mod read_only;
+mod run_command;
+mod run_uncached;
+mod second_process;
+mod second_signal;
+mod several_exports;
+mod sigterm;
+mod top;
+mod tune_and_stat;
+mod volume_copy;
+mod volume_create;
+mod volume_damage;
+mod volume_grow;
+mod volume_kill_9;
+mod volume_on_device;
+mod volume_open_elsewhere;
+mod wrong_options;

@@ -1,0 +1,54 @@
+//! The rules of the contract on a mounted volume: each case of `vfs::check::suite`, and random operations
+//! beside a file system in memory, through the kernel.
+
+use crate::adapter::HostFs;
+use crate::common::place::{Place, may_run};
+use forebay_vfs::ManualClock;
+use forebay_vfs::check::compare;
+use forebay_vfs::check::suite::{Subject, cases};
+use forebay_vfs::mem::{MemFs, MemOptions};
+use std::sync::Arc;
+
+#[test]
+fn the_rules_hold_on_a_mounted_volume() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(512 << 20);
+    place.mount("");
+    let mut broken = Vec::new();
+    for case in cases().iter().filter(|case| !case.needs_clock) {
+        if let Some(why) = crate::known::left_out(case.name) {
+            eprintln!("not asked for {}: {why}", case.name);
+            continue;
+        }
+        let subject = Subject { fs: Arc::new(HostFs::new(&place.mnt(""), case.name)), clock: None };
+        let run = std::panic::AssertUnwindSafe(|| (case.run)(&subject));
+        match std::panic::catch_unwind(run) {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => broken.push(format!("{}: {e}", case.name)),
+            Err(_) => broken.push(format!("{}: see above", case.name)),
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+    place.umount();
+}
+
+#[test]
+fn a_mounted_volume_agrees() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(512 << 20);
+    place.mount("");
+    let first = std::env::var("FOREBAY_SEED").map_or(1, |text| text.parse().expect("a number"));
+    for seed in first..first + 3 {
+        let clock = Arc::new(ManualClock::default());
+        let ours = MemFs::new(MemOptions { clock: clock.clone(), ..MemOptions::default() });
+        let theirs = HostFs::new(&place.mnt(""), &seed.to_string());
+        let report = compare(&ours, &theirs, &crate::known::config(clock), seed, 1000);
+        let report = report.unwrap_or_else(|mismatch| panic!("seed {seed}: {mismatch}"));
+        assert!(report.done * 4 > report.ops, "most operations do nothing: {report:?}");
+    }
+    place.umount();
+}

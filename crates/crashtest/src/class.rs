@@ -1,0 +1,141 @@
+//! The classes of a campaign: what each kind of run is called, how often a campaign draws it, and how it
+//! draws and carries out one run.
+//!
+//! A new class is one row of [`CLASSES`]. What it counts stands in [`crate::Counts::classes`] at the same
+//! index.
+//!
+//! Invariants: class.Q1 within [`cycle`] consecutive rounds each class of long runs is drawn as often as its
+//! weight says. class.Q2 the seed of a run does not depend on the position of its class in the table.
+//!
+//! No locks.
+
+use crate::case::{self, Case, Kind};
+use crate::clients;
+use crate::counts::Seen;
+use crate::search::{Depth, Spot, Subject, Violation, look_at, search};
+use crate::setup::{Base, Setup};
+use forebay_base::world::split_mix;
+
+/// What of a run is carried out.
+#[derive(Clone, Copy, Default)]
+pub struct Part<'a> {
+    /// The steps at these positions; none: all.
+    pub keep: Option<&'a [usize]>,
+    /// This spot alone; none: every state of every moment.
+    pub spot: Option<&'a Spot>,
+}
+
+/// Carries a run out until `stop` says so.
+pub type CarryOut =
+    fn(&Case, &Base, Part<'_>, &mut Seen, &dyn Fn(&Seen) -> bool) -> Result<(), Violation>;
+
+/// The steps of a run as text, all of them or those at the positions given.
+pub type Steps = fn(&Case, &Base, Option<&[usize]>) -> Vec<String>;
+
+/// One kind of run.
+pub struct Class {
+    /// In the summary.
+    pub name: &'static str,
+    /// Of how many rounds of a cycle the long run is of this class; 0: it is drawn otherwise.
+    pub weight: u64,
+    /// Draws a run from a seed.
+    pub draw: fn(u64) -> (Kind, Setup),
+    /// Carries it out.
+    pub carry_out: CarryOut,
+    /// Lists its steps.
+    pub steps: Steps,
+}
+
+/// A class of one client whose steps are those of [`Case::script`].
+const fn of_one_client(name: &'static str, weight: u64, draw: fn(u64) -> (Kind, Setup)) -> Class {
+    Class { name, weight, draw, carry_out: one_client, steps: one_client_steps }
+}
+
+/// A class of several clients.
+const fn of_several(name: &'static str, weight: u64, draw: fn(u64) -> (Kind, Setup)) -> Class {
+    Class { name, weight, draw, carry_out: clients::carry_out, steps: clients::list_steps }
+}
+
+/// Index of the class of runs of one step.
+pub const ONE_STEP: usize = 0;
+/// Index of the class of runs of two steps.
+pub const TWO_STEPS: usize = 1;
+
+/// Classes that there are.
+pub const COUNT: usize = 10;
+
+/// All classes. The first two are drawn by number: three and two runs of each round.
+pub static CLASSES: [Class; COUNT] = [
+    of_one_client("one-step", 0, case::draw_none),
+    of_one_client("two-steps", 0, case::draw_none),
+    of_one_client("names", 1, case::draw_names),
+    of_one_client("names-failing", 1, case::draw_names_failing),
+    of_one_client("replacing", 1, case::draw_replacing),
+    of_one_client("content", 2, case::draw_content),
+    of_one_client("content-failing", 1, case::draw_content_failing),
+    of_one_client("crowded", 1, case::draw_crowded),
+    of_several("several-clients", 2, clients::draw_several),
+    of_several("dropped-futures", 2, clients::draw_dropped),
+];
+
+/// Rounds in which each class is drawn as often as its weight says.
+pub fn cycle() -> u64 {
+    CLASSES.iter().map(|class| class.weight).sum()
+}
+
+/// The class of the long run of a round, and the seed of that run (class.Q1, class.Q2).
+pub fn of_round(seed: u64, round: u64) -> (usize, u64) {
+    let mut drawn = seed.wrapping_add(round);
+    let mut left = drawn % cycle();
+    for (at, class) in CLASSES.iter().enumerate() {
+        if left < class.weight {
+            return (at, split_mix(&mut drawn));
+        }
+        left -= class.weight;
+    }
+    unreachable!("the remainder is below the sum of the weights")
+}
+
+/// The index of the class of this name.
+pub fn by_name(name: &str) -> Option<usize> {
+    CLASSES.iter().position(|class| class.name == name)
+}
+
+fn one_client(
+    case: &Case,
+    base: &Base,
+    part: Part<'_>,
+    seen: &mut Seen,
+    stop: &dyn Fn(&Seen) -> bool,
+) -> Result<(), Violation> {
+    let script = case.script(base, part.keep);
+    let subject = Subject { setup: &case.setup, base, script: &script };
+    match part.spot {
+        Some(spot) => look_at(subject, Depth::FULL, spot, seen),
+        None => search(subject, Depth::FULL, seen, stop),
+    }
+}
+
+fn one_client_steps(case: &Case, base: &Base, keep: Option<&[usize]>) -> Vec<String> {
+    case.script(base, keep).ops.iter().map(|op| format!("{op:?}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// class.Q1, and names are distinct.
+    #[test]
+    fn cycle_draws_each_class_by_its_weight() {
+        let mut drawn = [0; COUNT];
+        for round in 100..100 + 3 * cycle() {
+            drawn[of_round(7, round).0] += 1;
+        }
+        for (class, drawn) in CLASSES.iter().zip(drawn) {
+            assert_eq!(drawn, 3 * class.weight, "{}", class.name);
+        }
+        for (at, class) in CLASSES.iter().enumerate() {
+            assert_eq!(by_name(class.name), Some(at));
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The oracle finds what is wrong, and nothing else.
+
+use super::*;
+
+fn over(id: u8, kind: Kind, range: Range<u64>, begin: u64, end: u64) -> Change {
+    Change { end, latest: end, ..Change::begun(id, kind, range, begin) }
+}
+
+fn given_up(change: Change) -> Change {
+    Change { latest: change.end, end: NEVER, ..change }
+}
+
+fn bytes(id: u8, range: Range<u64>) -> Vec<u8> {
+    range.map(|at| stamp(id, at)).collect()
+}
+
+fn file(changes: Vec<Change>) -> FileHistory {
+    let mut file = FileHistory::new(200, 1024);
+    file.changes.extend(changes);
+    file
+}
+
+fn crashed(from: u64, to: u64) -> Span {
+    Span { from, to, crashed: true }
+}
+
+/// C2: before the sync either content may be found, after it only the new one.
+#[test]
+fn write_synced_is_not_found_undone() {
+    let file = file(vec![over(3, Kind::Write, 0..512, 10, 12)]);
+    let (old, new) = (bytes(200, 0..512), bytes(3, 0..512));
+    for found in [&old, &new] {
+        file.check(0, found, 512, crashed(5, 20)).unwrap();
+    }
+    file.check(0, &new, 512, crashed(14, 20)).unwrap();
+    assert!(file.check(0, &old, 512, crashed(14, 20)).is_err());
+    // Not before it began, and no other bytes at all.
+    assert!(file.check(0, &new, 512, crashed(5, 9)).is_err());
+    assert!(file.check(0, &bytes(9, 0..512), 512, crashed(5, 20)).is_err());
+}
+
+/// C2: a block is old or new as a whole, where two writes fill its halves one after the other.
+#[test]
+fn block_of_two_instants_is_found() {
+    let file =
+        file(vec![over(3, Kind::Write, 0..256, 10, 12), over(4, Kind::Write, 256..512, 13, 15)]);
+    let mixed = |a, b| [bytes(a, 0..256), bytes(b, 256..512)].concat();
+    for (a, b) in [(200, 200), (3, 200), (3, 4)] {
+        file.check(0, &mixed(a, b), 512, crashed(2, 20)).unwrap();
+    }
+    assert!(file.check(0, &mixed(200, 4), 512, crashed(2, 20)).is_err());
+}
+
+/// A dropped write may be there or not; but not over one that began later and was acknowledged.
+#[test]
+fn dropped_write_over_later_one_is_found() {
+    let dropped = given_up(over(ZEROS, Kind::Zero, 0..512, 10, 12));
+    let file = file(vec![dropped, over(4, Kind::Write, 0..512, 14, 16)]);
+    for (id, to) in [(200, 14), (ZEROS, 14), (4, 20)] {
+        let found = if id == ZEROS { vec![0; 512] } else { bytes(id, 0..512) };
+        file.check(0, &found, 512, crashed(2, to)).unwrap();
+    }
+    let live = Span { from: 18, to: 20, crashed: false };
+    assert!(file.check(0, &[0; 512], 512, live).is_err());
+    assert!(file.check(0, &[0; 512], 512, crashed(17, 20)).is_err());
+}
+
+/// C1: what one read has shown, the next one does not take back.
+#[test]
+fn older_read_after_newer_is_found() {
+    let mut file = file(vec![Change::begun(3, Kind::Write, 0..512, 10)]);
+    let (old, new) = (bytes(200, 0..512), bytes(3, 0..512));
+    let span = |from, to| Span { from, to, crashed: false };
+    file.check(0, &old, 512, span(11, 13)).unwrap();
+    file.check(0, &new, 512, span(14, 16)).unwrap();
+    file.note_read(0, &new, 512, 16);
+    assert!(file.check(0, &old, 512, span(17, 18)).is_err());
+    // A crash may: it is not acknowledged.
+    file.check(0, &old, 512, crashed(2, 20)).unwrap();
+}
+
+/// C3, C4: a size is explained by an order, and does not cover bytes that an acknowledged write
+/// has not left.
+#[test]
+fn size_without_bytes_is_found() {
+    let file = file(vec![
+        over(3, Kind::Write, 1024..2048, 10, 12),
+        over(ZEROS, Kind::Truncate, 512..NEVER, 20, 22),
+    ]);
+    for size in [1024, 1536, 2048] {
+        file.check_size(size, crashed(2, 15)).unwrap();
+    }
+    assert!(file.check_size(2049, crashed(2, 15)).is_err());
+    assert!(file.check_size(1024, crashed(14, 15)).is_err());
+    file.check_size(512, crashed(14, 25)).unwrap();
+    assert!(file.check_size(2048, crashed(24, 25)).is_err());
+    let lost = [bytes(200, 0..1024), vec![0; 512]].concat();
+    assert!(file.check(0, &lost, 512, crashed(2, 15)).is_err());
+}
+
+/// Two acknowledged appends have two ranges.
+#[test]
+fn append_range_given_twice_is_found() {
+    let once = |at: u64| over(4, Kind::Append, at..at + 100, 11, 14);
+    let with = |at| file(vec![over(3, Kind::Append, 1024..1100, 10, 13), once(at)]);
+    with(1100).check_append(2).unwrap();
+    assert!(with(1024).check_append(2).is_err());
+}

@@ -1,0 +1,210 @@
+//! What the clients of a run have done so far: the histories, and one clock.
+//!
+//! Invariant: log.U1 a moment of the disk carries the time of the last begin or end before it.
+//!
+//! Lock: one, never across a wait.
+
+use super::history::{Change, FileHistory, NEVER};
+use super::names::{Answer, NameAct, NameOp};
+use forebay_base::ErrorKind;
+use forebay_base::sync::Mutex;
+use forebay_sim::SimDisk;
+use std::collections::BTreeMap;
+
+/// Steps of the world from the begin of an operation to its end, at most.
+pub const OP_STEPS_MAX: u64 = 60_000;
+
+/// A sync that was acknowledged: of one inode or of all, and when.
+#[derive(Debug, Clone, Copy)]
+pub struct Synced {
+    /// `None`: of everything.
+    pub of: Option<u64>,
+    /// Begin.
+    pub begin: u64,
+    /// End.
+    pub end: u64,
+}
+
+/// What an operation changes.
+#[derive(Debug, Clone, Copy)]
+pub enum Changed {
+    /// A file: its inode, and the number of the change.
+    Content(u64, usize),
+    /// Names: the number of the operation.
+    Names(usize),
+    /// Nothing.
+    Nothing,
+}
+
+/// Everything that is known of a run.
+#[derive(Default)]
+pub struct Past {
+    /// The time.
+    pub clock: u64,
+    /// By inode.
+    pub files: BTreeMap<u64, FileHistory>,
+    /// In the order of their begins.
+    pub names: Vec<NameOp>,
+    /// Acknowledged syncs.
+    pub syncs: Vec<Synced>,
+    /// Operations that were dropped while they waited.
+    pub dropped: u64,
+    /// Operations that failed after others had been dropped: what a dropped task has on its way
+    /// counts as failed, for all that waits for it.
+    pub failed: u64,
+    /// Operations that found no space.
+    pub full: u64,
+    running: BTreeMap<usize, (String, u64)>,
+    wrong: Option<String>,
+}
+
+/// See the module.
+pub struct Log {
+    past: Mutex<Past>,
+    disk: SimDisk,
+}
+
+impl Log {
+    /// Of a run on this disk that begins with these files.
+    pub fn new(disk: &SimDisk, files: BTreeMap<u64, FileHistory>) -> Self {
+        // The files come first.
+        let past = Past { files, clock: 1, ..Past::default() };
+        let log = Self { past: Mutex::new(past), disk: disk.clone() };
+        log.tick(|_| ());
+        log
+    }
+
+    /// The next instant, and what happens at it (U1).
+    fn tick<T>(&self, happens: impl FnOnce(&mut Past) -> T) -> T {
+        let mut past = self.past.lock();
+        past.clock += 1;
+        let now = past.clock;
+        let done = happens(&mut past);
+        drop(past);
+        self.disk.tag_cuts(now);
+        done
+    }
+
+    /// The operation of a step begins.
+    pub fn begin(
+        &self,
+        step: usize,
+        what: String,
+        change: impl FnOnce(&mut Past) -> Changed,
+    ) -> (u64, Changed) {
+        let steps = self.disk.world().steps();
+        self.tick(|past| {
+            past.running.insert(step, (what, steps));
+            (past.clock, change(past))
+        })
+    }
+
+    /// It is over; `end` says what came of it. If it is not settled, it has happened, or it
+    /// happens before the end of what begins later.
+    pub fn end(&self, step: usize, changed: Changed, settled: bool, end: impl FnOnce(&mut Past)) {
+        let steps = self.disk.world().steps();
+        self.tick(|past| {
+            if let Some((what, since)) = past.running.remove(&step)
+                && steps - since > OP_STEPS_MAX
+            {
+                past.note_wrong(format!("{what} took {} steps", steps - since));
+            }
+            if !settled {
+                past.close(changed, past.clock);
+            }
+            end(past);
+        });
+    }
+
+    /// Whether something is wrong.
+    pub fn is_wrong(&self) -> bool {
+        self.past.lock().wrong.is_some()
+    }
+
+    /// What was wrong first.
+    pub fn take_wrong(&self) -> Option<String> {
+        self.past.lock().wrong.take()
+    }
+
+    /// The operations that have not ended.
+    pub fn running(&self) -> String {
+        let past = self.past.lock();
+        let lines = past.running.iter().map(|(step, (what, _))| format!("step {step}: {what}"));
+        lines.collect::<Vec<_>>().join("; ")
+    }
+
+    /// A look at the past.
+    pub fn look<T>(&self, look: impl FnOnce(&mut Past) -> T) -> T {
+        look(&mut self.past.lock())
+    }
+
+    /// All of it, at the end.
+    pub fn take(&self) -> Past {
+        std::mem::take(&mut self.past.lock())
+    }
+}
+
+impl Past {
+    /// Keeps the first thing that was wrong.
+    pub fn note_wrong(&mut self, what: String) {
+        self.wrong.get_or_insert(what);
+    }
+
+    /// An operation failed. Before any was dropped, that is wrong.
+    pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
+        match kind {
+            ErrorKind::NoSpace => self.full += 1,
+            ErrorKind::Io | ErrorKind::Shutdown if self.dropped > 0 => self.failed += 1,
+            _ => self.note_wrong(what()),
+        }
+    }
+
+    /// A change of a file begins.
+    pub fn change(&mut self, ino: u64, change: Change) -> Changed {
+        let changes = &mut self.files.entry(ino).or_default().changes;
+        changes.push(Change { begin: self.clock, ..change });
+        Changed::Content(ino, changes.len() - 1)
+    }
+
+    /// An operation on names begins.
+    pub fn name(&mut self, act: NameAct) -> Changed {
+        self.names.push(NameOp { act, begin: self.clock, latest: NEVER, answer: None });
+        Changed::Names(self.names.len() - 1)
+    }
+
+    /// A change has happened.
+    pub fn happened(&mut self, changed: Changed) {
+        let now = self.clock;
+        if let Some(change) = self.changed(changed) {
+            (change.end, change.latest) = (now, now);
+        }
+    }
+
+    /// An operation on names has its answer.
+    pub fn answered(&mut self, changed: Changed, answer: Answer) {
+        let now = self.clock;
+        if let Changed::Names(n) = changed {
+            (self.names[n].answer, self.names[n].latest) = (Some(answer), now);
+        }
+    }
+
+    /// The change, if it is one of content.
+    pub fn changed(&mut self, changed: Changed) -> Option<&mut Change> {
+        match changed {
+            Changed::Content(ino, n) => self.files.get_mut(&ino)?.changes.get_mut(n),
+            _ => None,
+        }
+    }
+
+    /// From now on it takes no effect any more.
+    pub fn close(&mut self, changed: Changed, now: u64) {
+        match changed {
+            Changed::Names(n) => self.names[n].latest = self.names[n].latest.min(now),
+            _ => {
+                if let Some(change) = self.changed(changed) {
+                    change.latest = change.latest.min(now);
+                }
+            }
+        }
+    }
+}

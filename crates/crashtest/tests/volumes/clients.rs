@@ -1,0 +1,77 @@
+//! Several clients at once on one volume, and operations that are dropped while they wait: the
+//! power goes at each write and flush.
+//!
+//! `FOREBAY_CLIENT_SEEDS` sets the number of seeds of each test, `FOREBAY_SEED` the first. No
+//! locks.
+
+use crate::from_env;
+use forebay_crashtest::{
+    Bases, CLASSES, Case, Depth, Kind, Part, Seen, Setup, Violation, class_by_name,
+};
+use std::ops::Range;
+
+fn seeds(runs: u64) -> Range<u64> {
+    let first = from_env("FOREBAY_SEED").unwrap_or(1);
+    first..first + from_env("FOREBAY_CLIENT_SEEDS").unwrap_or(runs)
+}
+
+fn case_of(class: &str, (kind, setup): (Kind, Setup)) -> Case {
+    Case { number: 0, class: class_by_name(class).expect("a class"), kind, setup }
+}
+
+fn draw(class: &str, seed: u64) -> (Kind, Setup) {
+    (CLASSES[class_by_name(class).expect("a class")].draw)(seed)
+}
+
+fn search(case: &Case, bases: &mut Bases, seen: &mut Seen) -> Result<(), Violation> {
+    let base = bases.of(case).expect("something to begin with");
+    (case.class().carry_out)(case, &base, Part::default(), seen, &|_| false)
+}
+
+/// The set-up of two or three clients.
+pub fn several(seed: u64) -> Setup {
+    draw("several-clients", seed).1
+}
+
+/// Several clients of one volume, for the injected faults.
+pub fn by_several(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Violation> {
+    let case = case_of("several-clients", (Kind::Clients, setup.clone()));
+    search(&case, &mut Bases::default(), seen)
+}
+
+/// The same, with dropped operations.
+pub fn by_dropping(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Violation> {
+    let case = case_of("dropped-futures", (Kind::Dropped, setup.clone()));
+    search(&case, &mut Bases::default(), seen)
+}
+
+/// The same on a raw image.
+pub fn by_dropping_on_image(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Violation> {
+    let case = case_of("dropped-futures", (Kind::DroppedOnImage, setup.clone()));
+    search(&case, &mut Bases::default(), seen)
+}
+
+/// Looks at runs of a class.
+fn look_at(class: &str, runs: u64) {
+    let (mut bases, mut seen, mut violations) = (Bases::default(), Seen::default(), 0);
+    let started = std::time::Instant::now();
+    for seed in seeds(runs) {
+        if let Err(violation) = search(&case_of(class, draw(class, seed)), &mut bases, &mut seen) {
+            violations += 1;
+            println!("seed {seed}: {}: {}", violation.spot, violation.what);
+        }
+    }
+    let rate = seen.counts.states as f64 / started.elapsed().as_secs_f64();
+    println!("{class}: {rate:.0} states/s, {}", seen.line());
+    assert_eq!(violations, 0, "violations");
+}
+
+#[test]
+fn several_clients_crashed_anywhere_keep_what_was_synced() {
+    look_at("several-clients", 30);
+}
+
+#[test]
+fn dropped_operations_crashed_anywhere_harm_nothing_else() {
+    look_at("dropped-futures", 30);
+}

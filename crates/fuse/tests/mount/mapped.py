@@ -1,0 +1,54 @@
+# Maps a file of so many MiB and touches each page; then other processes open it, so many times. The pages have
+# to be mapped still, and touching them again may cost no fault.
+import mmap, os, resource, sys
+
+path, size, opens = sys.argv[1], int(sys.argv[2]) << 20, int(sys.argv[3])
+with open(path, "wb") as file:
+    for _ in range(size >> 20):
+        file.write(b"x" * (1 << 20))
+
+
+def mapped_kib():
+    found = False
+    for line in open("/proc/self/smaps"):
+        if line.rstrip().endswith(path):
+            found = True
+        elif found and line.startswith("Rss:"):
+            return int(line.split()[1])
+
+
+def touch():
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    total = sum(view[0 : size : 4096])
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert total == ord("x") * (size // 4096), total
+    return after.ru_minflt - before.ru_minflt + after.ru_majflt - before.ru_majflt
+
+
+# Another process, made before anything is mapped: a fork would cost this one faults of its own.
+ask, answer = os.pipe(), os.pipe()
+if os.fork() == 0:
+    os.close(ask[1])
+    while n := os.read(ask[0], 8):
+        n = int.from_bytes(n, "little")
+        other = os.open(path, [os.O_RDONLY, os.O_RDWR][n % 2])
+        os.pread(other, 100, 4096 * n % size)
+        os.close(other)
+        os.write(answer[1], b"x")
+    os._exit(0)
+os.close(answer[1])
+file = open(path, "rb")
+view = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+touch()
+calm = touch()
+kib = mapped_kib()
+assert kib == size >> 10, kib
+for n in range(opens):
+    os.write(ask[1], n.to_bytes(8, "little"))
+    assert os.read(answer[0], 1) == b"x"
+    if n % 50 == 0 or n == opens - 1:
+        kib = mapped_kib()
+        assert kib == size >> 10, f"opening {n}: {kib} of {size >> 10} KiB are mapped still"
+again = touch()
+print(f"{opens} openings, {kib} KiB mapped, {again} faults (without openings {calm})")
+assert again < size >> 16, f"{again} faults, without openings {calm}"

@@ -1,0 +1,153 @@
+//! Ageing seen from outside: what counts as a touch, which queue gives first, and that uncached
+//! requests change neither.
+
+use super::lab::{Lab, NONE};
+use forebay_base::IoFlags;
+use forebay_base::world::split_mix;
+use forebay_cache::strategy::UncachedStrategy;
+use forebay_cache::{Config, FRAME_SIZE, State};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+const FOLIO: u64 = 65536;
+
+/// Folios promoted when everything that is clean is dropped: those touched again since they came.
+fn promoted_by_dropping(lab: &Lab) -> u64 {
+    let before = lab.cache.stats().promoted;
+    lab.cache.drop_clean();
+    lab.cache.stats().promoted - before
+}
+
+/// A pass over a file in pieces that are smaller than a folio touches each of its folios once: a frequency
+/// rises only when a block is touched that was touched before. Were it raised by each piece, every `dd`
+/// would promote what it passes.
+#[test]
+fn a_pass_in_small_pieces_is_one_touch() {
+    let folios = 8;
+    let cases = [(4096u64, false), (512, false), (700, false), (4096, true), (700, true)];
+    for (piece, writes) in cases {
+        for passes in 1..3u64 {
+            let lab = Lab::plain(4096);
+            lab.run(async {
+                for _ in 0..passes {
+                    for at in (0..folios * FOLIO).step_by(piece as usize) {
+                        let len = piece.min(folios * FOLIO - at) as usize;
+                        match writes {
+                            true => lab.write(at, &vec![1; len], NONE).await,
+                            false => drop(lab.read(at, len, NONE).await),
+                        }
+                    }
+                }
+                lab.sync().await.unwrap();
+                lab.sleep_ms(20).await;
+                let promoted = promoted_by_dropping(&lab);
+                let want = if passes == 1 { 0 } else { folios };
+                assert_eq!(promoted, want, "{passes} passes by {piece}, writes {writes}");
+            });
+        }
+    }
+}
+
+/// Numbers in an order that no readahead follows.
+fn shuffled(numbers: Range<u64>) -> Vec<u64> {
+    let (mut all, mut rng): (Vec<u64>, u64) = (numbers.collect(), 5);
+    for i in (1..all.len()).rev() {
+        all.swap(i, split_mix(&mut rng) as usize % (i + 1));
+    }
+    all
+}
+
+async fn read_folios(lab: &Lab, folios: Range<u64>, times: usize) {
+    for _ in 0..times {
+        for i in shuffled(folios.clone()) {
+            lab.read(i * FOLIO, FOLIO as usize, NONE).await;
+        }
+    }
+}
+
+fn folios_there(lab: &Lab, folios: Range<u64>) -> usize {
+    let blocks = lab.blocks(State::Uptodate);
+    folios.filter(|i| blocks.contains(&(i * FOLIO / 4096))).count()
+}
+
+/// The small queue keeps a tenth of the frames: up to that, what is new stays and what lies untouched
+/// in the main queue goes; above it, what is new goes and the main queue is left alone.
+#[test]
+fn the_small_queue_gives_above_a_tenth_and_the_main_queue_below() {
+    // What readahead brings beside it would make the small queue longer than the test thinks.
+    let config = Config { readahead_max: 0, ..Config::with_budget(16 << 20) };
+    let lab = Lab::new(config, 4096, Lab::sim(64 << 20));
+    lab.run(async {
+        let frames = lab.cache.stats().frames_total;
+        let percent = |n: u64| frames * n / 100 / (FOLIO / FRAME_SIZE as u64);
+        // Touched twice, and looked at by reclaim: into the main queue, where it gets cold.
+        let main = 0..percent(75);
+        read_folios(&lab, main.clone(), 2).await;
+        lab.cache.reclaim(1);
+        let in_main = folios_there(&lab, main.clone());
+        assert_eq!(lab.cache.stats().promoted, main.end, "all were promoted");
+        assert!(in_main > percent(25) as usize, "{in_main}");
+        let small = 200..200 + percent(8);
+        read_folios(&lab, small.clone(), 1).await;
+        lab.cache.reclaim(1);
+        assert_eq!(folios_there(&lab, small.clone()), small.clone().count(), "below its tenth");
+        let left = folios_there(&lab, main.clone());
+        assert!(left < in_main, "nothing was reclaimed: nothing tested");
+        let more = 300..300 + percent(30);
+        read_folios(&lab, more.clone(), 1).await;
+        lab.cache.reclaim(1);
+        assert_eq!(folios_there(&lab, main), left, "the main queue while the small one is long");
+        let new = folios_there(&lab, small.clone()) + folios_there(&lab, more.clone());
+        assert!(new < small.count() + more.count(), "nothing was reclaimed: nothing tested");
+    });
+}
+
+/// What happens to a cache under pressure after uncached requests have passed over what it holds, or
+/// after none has.
+async fn fate(lab: &Lab, passes: usize) -> (BTreeSet<u64>, [u64; 4]) {
+    // Some of it touched once, some twice, some often.
+    for (folios, times) in [(0..4, 1), (4..8, 2), (8..12, 4)] {
+        read_folios(lab, folios, times).await;
+    }
+    for pass in 0..passes as u64 {
+        for block in shuffled(0..12 * FOLIO / 8192) {
+            let at = block * 8192 + pass * 100;
+            lab.read(at, 4096, IoFlags::UNCACHED).await;
+            lab.write(at, &vec![pass as u8; 3000], IoFlags::UNCACHED).await;
+        }
+    }
+    lab.sync().await.unwrap();
+    let before = lab.cache.stats();
+    let mut stayed = BTreeSet::new();
+    for round in 0..6 {
+        read_folios(lab, 20 + round * 8..28 + round * 8, 1).await;
+        let there = (0..12).filter(|&i| folios_there(lab, i..i + 1) == 1);
+        stayed.extend(there.map(|i| round * 100 + i));
+    }
+    let after = lab.cache.stats();
+    let changes = [
+        after.promoted - before.promoted,
+        after.evicted_folios - before.evicted_folios,
+        after.ghost_hits - before.ghost_hits,
+        after.ghosts - before.ghosts,
+    ];
+    (stayed, changes)
+}
+
+/// The age of a folio is more than its referenced bits: a frequency, and a place in a queue. They cannot
+/// be seen; what becomes of the folios under pressure can, and it is the same with and without uncached
+/// requests before it.
+#[test]
+fn u1_uncached_requests_change_nothing_of_what_is_evicted_later() {
+    let lab = || Lab::new(Config::with_budget(2 << 20), 4096, Lab::sim(20 << 20));
+    for &strategy in UncachedStrategy::ALL {
+        let [alone, beside] = [0, 5].map(|passes| {
+            let lab = lab();
+            lab.cache.strategies.set_uncached(strategy);
+            lab.run(fate(&lab, passes))
+        });
+        assert_eq!(alone, beside, "{strategy}");
+        let [promoted, evicted, ..] = alone.1;
+        assert!(promoted > 0 && evicted > 8, "no pressure: the test tests nothing");
+    }
+}

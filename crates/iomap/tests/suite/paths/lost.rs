@@ -1,0 +1,474 @@
+//! Syncs that lied, and dirt that was lost on the way: docs/failure-protocol.md where several files, several
+//! syncs, or a truncate beside them are concerned.
+
+use super::gates::{Flushes, Gated};
+use super::lab::{Lab, NONE, both};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::FutureSlot;
+use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_block::{BioOp, DeviceRef};
+use forebay_cache::strategy::{DirtyTracking, UncachedStrategy};
+use forebay_cache::writeback::{Which, WriteOut, WriteOutPass};
+use forebay_cache::{Config, State};
+use forebay_iomap::file::Geometry;
+use forebay_iomap::identity::Identity;
+use forebay_iomap::remap::{Remap, RemapOptions};
+use forebay_iomap::{Handle, MappedFile, Source};
+use forebay_sim::{Fault, FaultRule};
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+
+const MIB: u64 = 1 << 20;
+/// Where the second file of a disk writes.
+const OTHER: u64 = MIB / 2;
+
+fn flush_fails() -> FaultRule {
+    FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io))
+}
+
+/// Another file on the same device object, and of the same domain.
+struct Other {
+    file: Arc<MappedFile>,
+    handle: Handle,
+}
+
+impl Other {
+    fn new(lab: &Lab) -> Self {
+        let ops = Arc::new(Identity::new(lab.file.device().clone()));
+        let geometry = Geometry { block_size: 4096, size: MIB, read_only: false };
+        let domain = lab.file.mapping.domain.clone();
+        let file = MappedFile::open_in(&lab.cache, domain, ops, geometry, None).unwrap();
+        let handle = file.open_handle();
+        Self { file, handle }
+    }
+
+    async fn write(&self, flags: IoFlags) {
+        let mut data = AlignedBuf::copy_of(&[9; 4096]);
+        self.file.write(&self.handle, OTHER, Source::Owned(&mut data), flags).await.unwrap();
+    }
+
+    async fn sync(&self) -> Result<()> {
+        self.file.sync(&self.handle).await
+    }
+}
+
+/// A lab whose flushes can be kept back.
+fn with_held_flushes() -> (Lab, Arc<Flushes>) {
+    let keep = OnceLock::new();
+    let lab = Lab::with_map(Config::with_budget(8 << 20), 4096, Lab::sim(MIB), MIB, |disk| {
+        let device = keep.get_or_init(|| Flushes::new(disk)).clone();
+        Arc::new(Identity::new(device as DeviceRef))
+    });
+    (lab, keep.into_inner().expect("set above"))
+}
+
+/// A lab on a map that moves blocks, can grow, and stops at gates.
+fn gated(config: Config) -> (Lab, Arc<Gated>) {
+    let keep = OnceLock::new();
+    let lab = Lab::with_map(config, 4096, Lab::sim(MIB), MIB / 2, |disk| {
+        let options = RemapOptions { grows: true, ..RemapOptions::default() };
+        keep.get_or_init(|| Gated::new(Remap::with_options(disk, 4096, options))).clone()
+    });
+    (lab, keep.into_inner().expect("set above"))
+}
+
+/// The bytes of a file block that the device holds durably.
+async fn durable(lab: &Lab, map: &Gated, at: u64, len: usize) -> Vec<u8> {
+    let extent = map.map.map(at / 4096 * 4096..at / 4096 * 4096 + 4096).await.unwrap();
+    let place = extent.device_offset.expect("written");
+    lab.disk.peek_durable(place + at % 4096, len)
+}
+
+/// Polls `a` until `b` is done, then drops it.
+async fn dropped_after<A>(a: impl Future<Output = A>, b: impl Future<Output = ()>) {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    std::future::poll_fn(move |cx| {
+        if b.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        assert!(a.as_mut().poll(cx).is_pending(), "over before it could be dropped");
+        Poll::Pending
+    })
+    .await;
+}
+
+/// A flush failed that was made for one file. Another file on the same device had written, too: its next
+/// sync flushed, that worked, and it said that all was durable.
+#[test]
+fn a_flush_that_fails_for_one_file_fails_the_syncs_of_the_others() {
+    for flags in [IoFlags::START_WRITEBACK, IoFlags::DIRECT] {
+        let lab = Lab::new(Config::with_budget(8 << 20), 4096, Lab::sim(MIB));
+        lab.run(async {
+            let other = Other::new(&lab);
+            lab.write(0, &[1; 4096], flags).await;
+            lab.sleep_ms(10).await;
+            other.write(NONE).await;
+            lab.disk.inject(flush_fails());
+            assert!(other.sync().await.is_err());
+            assert!(lab.sync().await.is_err(), "{flags:?}");
+            // What is held is written anew; what is not is never certified.
+            let healed = lab.sync().await;
+            assert_eq!(healed.is_ok(), flags == IoFlags::START_WRITEBACK);
+            if healed.is_ok() {
+                assert_eq!(lab.disk.peek_durable(0, 4096), [1; 4096]);
+            }
+            other.sync().await.unwrap();
+            assert_eq!(lab.disk.peek_durable(OTHER, 4096), [9; 4096]);
+        });
+    }
+}
+
+/// A file that has written nothing since its last good sync is not concerned.
+#[test]
+fn a_flush_that_fails_elsewhere_takes_nothing_from_who_has_written_nothing() {
+    let lab = Lab::new(Config::with_budget(8 << 20), 4096, Lab::sim(MIB));
+    lab.run(async {
+        let other = Other::new(&lab);
+        lab.write(0, &[1; 4096], NONE).await;
+        lab.sync().await.unwrap();
+        other.write(NONE).await;
+        lab.disk.inject(flush_fails());
+        assert!(other.sync().await.is_err());
+        lab.sync().await.unwrap();
+        // Written after it: that is not lost.
+        lab.write(4096, &[2; 4096], IoFlags::DIRECT).await;
+        lab.sync().await.unwrap();
+    });
+}
+
+/// The same while the file's own flush is under way, and with the news of the failure before and after that
+/// of its own success: the device has carried them out in whichever order.
+#[test]
+fn a_flush_that_worked_beside_one_that_failed_certifies_nothing() {
+    for failure_first in [true, false] {
+        let (lab, device) = with_held_flushes();
+        lab.run(async {
+            let other = Other::new(&lab);
+            lab.write(0, &[1; 4096], NONE).await;
+            other.write(NONE).await;
+            device.hold(true);
+            let news = async {
+                device.held(1).await;
+                let own = async {
+                    device.held(2).await;
+                    device.hold(false);
+                    // The other file's came first.
+                    if failure_first {
+                        device.fail(0);
+                        lab.sleep_ms(10).await;
+                        device.send(0);
+                    } else {
+                        device.send(1);
+                        lab.sleep_ms(10).await;
+                        device.fail(0);
+                    }
+                };
+                both(lab.sync(), own).await.0
+            };
+            let (others, own) = both(other.sync(), news).await;
+            assert!(others.is_err() && own.is_err(), "{failure_first}");
+            lab.sync().await.unwrap();
+            assert_eq!(lab.disk.peek_durable(0, 4096), [1; 4096]);
+        });
+    }
+}
+
+/// A write-out was on its way when a flush of another file failed, so it counted as failed, and nobody was
+/// told: the flusher wrote the block once more while the flush of the sync that had waited for it was under
+/// way, and the sync said OK though that flush had begun before.
+#[test]
+fn a_sync_hears_that_a_write_out_it_waited_for_counts_as_failed() {
+    let (lab, device) = with_held_flushes();
+    lab.run(async {
+        let other = Other::new(&lab);
+        other.write(IoFlags::START_WRITEBACK).await;
+        lab.sleep_ms(10).await;
+        lab.write(0, &[1; 4096], NONE).await;
+        lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Slow(5_000_000)));
+        let meanwhile = async {
+            lab.sleep_ms(1).await;
+            lab.disk.inject(flush_fails());
+            assert!(other.sync().await.is_err());
+            assert_eq!(lab.blocks(State::Writing).len(), 1, "it is still on its way");
+            device.hold(true);
+            device.held(1).await;
+            lab.sleep_ms(50).await;
+            assert!(lab.blocks(State::Dirty).is_empty(), "it was written once more");
+            assert_eq!(lab.disk.peek_durable(0, 4096)[0], Lab::old(0), "and is not durable");
+            device.hold(false);
+            device.send(0);
+        };
+        let (sync, ()) = both(lab.sync(), meanwhile).await;
+        assert!(sync.is_err());
+        lab.sync().await.unwrap();
+        assert_eq!(lab.disk.peek_durable(0, 4096), [1; 4096]);
+    });
+}
+
+/// On a map without FUA a durable direct write commits. That commit failed: the writer was told, and the
+/// next sync certified what the failed flush had dropped of all that was written before.
+#[test]
+fn a_failed_commit_of_a_durable_direct_write_is_a_failed_flush() {
+    let (lab, map) = gated(Config::with_budget(8 << 20));
+    lab.run(async {
+        lab.write(0, &[1; 4096], IoFlags::START_WRITEBACK).await;
+        lab.sleep_ms(10).await;
+        lab.disk.inject(flush_fails());
+        let direct = IoFlags::DIRECT | IoFlags::DSYNC;
+        assert!(lab.try_write(65536, &[2; 4096], direct).await.is_err());
+        assert!(lab.sync().await.is_err(), "it may have lost block 0");
+        lab.sync().await.unwrap();
+        assert_eq!(durable(&lab, &map, 0, 4096).await, [1; 4096]);
+        lab.write(65536, &[3; 4096], direct).await;
+        assert_eq!(durable(&lab, &map, 65536, 4096).await, [3; 4096]);
+    });
+}
+
+/// Dirt in the hands of a truncate was seen by no sync: it was not dirty, and no write-out was on its way.
+/// And when a sync waited for it, the dirt of the block of the new end, which comes back, was not written.
+#[test]
+fn a_sync_waits_for_a_truncate_and_writes_what_it_leaves() {
+    for fails in [None, Some(ErrorKind::Io)] {
+        let (lab, map) = gated(Config::with_budget(8 << 20));
+        lab.run(async {
+            // Once synced, so that the size is published and no sync has to look below it.
+            lab.sync().await.unwrap();
+            lab.write(0, &[7; 65536], NONE).await;
+            map.truncate.close();
+            map.truncate.fail(fails);
+            let synced = Cell::new(false);
+            let sync = async {
+                map.truncate.arrived(1).await;
+                let done = lab.sync().await;
+                synced.set(true);
+                done
+            };
+            let open = async {
+                map.truncate.arrived(1).await;
+                lab.sleep_ms(50).await;
+                assert!(!synced.get(), "a truncate has dirt in its hands");
+                map.truncate.open();
+            };
+            let (cut, (done, ())) = both(lab.file.set_len(100), both(sync, open)).await;
+            assert_eq!(cut.is_err(), fails.is_some());
+            done.unwrap();
+            assert_eq!(durable(&lab, &map, 0, 100).await, [7; 100]);
+            if fails.is_some() {
+                assert_eq!(durable(&lab, &map, 12 * 4096, 4096).await, [7; 4096]);
+            }
+        });
+    }
+}
+
+/// A trim that fails gives its dirt back: a sync that had waited for the trim did not write it.
+#[test]
+fn a_sync_writes_what_a_failed_trim_gives_back() {
+    let (lab, map) = gated(Config::with_budget(8 << 20));
+    lab.run(async {
+        lab.sync().await.unwrap();
+        lab.write(0, &[7; 65536], NONE).await;
+        map.zero.close();
+        map.zero.fail(Some(ErrorKind::Io));
+        let sync = async {
+            map.zero.arrived(1).await;
+            lab.sync().await
+        };
+        let open = async {
+            map.zero.arrived(1).await;
+            lab.sleep_ms(50).await;
+            map.zero.open();
+        };
+        let (trimmed, (done, ())) = both(lab.zero(0, 65536, false), both(sync, open)).await;
+        assert!(trimmed.is_err());
+        done.unwrap();
+        for block in 0..16 {
+            assert_eq!(durable(&lab, &map, block * 4096, 4096).await, [7; 4096]);
+        }
+    });
+}
+
+/// Where folios are written whole, a pass took all of a folio, and gave back what it had no room for: as
+/// dirt, also what was clean.
+#[test]
+fn a_pass_over_whole_folios_leaves_alone_what_it_has_no_room_for() {
+    let tracking = DirtyTracking::Folio;
+    let config = Config { dirty_tracking: tracking, ..Config::with_budget(8 << 20) };
+    let (lab, map) = gated(config);
+    lab.run(async {
+        lab.write(0, &[1; 4096], NONE).await;
+        map.reserve.close();
+        let meanwhile = async {
+            map.reserve.arrived(1).await;
+            // Room is asked for block 0. Block 1 becomes dirty, block 2 is read.
+            lab.write(4096, &[2; 4096], NONE).await;
+            lab.read(8192, 4096, NONE).await;
+            assert!(lab.blocks(State::Uptodate).contains(&2), "the test tests nothing");
+            map.reserve.open();
+        };
+        let (range, which, max_bytes) = (0..MIB, Which::All, u64::MAX);
+        let pass = WriteOutPass { range, which, max_bytes, sync: false };
+        let mut slot = FutureSlot::default();
+        lab.file.clone().write_out(pass, &mut slot);
+        let (issued, ()) = both(&mut slot, meanwhile).await;
+        assert_eq!((issued, lab.blocks(State::Dirty)), (4096, [1].into()), "block 2 was clean");
+        lab.sync().await.unwrap();
+        assert_eq!(durable(&lab, &map, 4096, 4096).await, [2; 4096]);
+    });
+}
+
+/// A write-out for which there is no room leaves what is clean of its folio clean, and says of the rest that
+/// it failed.
+#[test]
+fn without_room_what_is_dirty_has_failed_and_the_rest_stays_clean() {
+    for tracking in [DirtyTracking::Block, DirtyTracking::Folio] {
+        let config = Config { dirty_tracking: tracking, ..Config::with_budget(8 << 20) };
+        let (lab, map) = gated(config);
+        lab.run(async {
+            lab.read(0, 65536, NONE).await;
+            lab.write(4096, &[2; 4096], NONE).await;
+            map.reserve.fail(Some(ErrorKind::NoSpace));
+            assert_eq!(lab.sync().await.unwrap_err().kind(), ErrorKind::NoSpace);
+            assert_eq!(lab.blocks(State::Dirty), [1].into(), "{tracking}");
+            assert_eq!(lab.file.mapping.failed_bytes(), 4096);
+            map.reserve.fail(None);
+            while lab.sync().await.is_err() {}
+            assert_eq!(durable(&lab, &map, 4096, 4096).await, [2; 4096]);
+            assert_eq!(lab.file.mapping.failed_bytes(), 0);
+        });
+    }
+}
+
+/// Two syncs on one handle at once: the flush of the first failed, and told it. What it covered was written
+/// again, but not flushed, while the second one's flush, begun before that, was under way: and the second
+/// had nothing left to tell.
+#[test]
+fn two_syncs_on_one_handle_at_once_both_see_the_error() {
+    let lab = Lab::new(Config::with_budget(8 << 20), 4096, Lab::sim(MIB));
+    lab.run(async {
+        lab.write(0, &[1; 4096], NONE).await;
+        lab.disk.inject(flush_fails());
+        let slow = 1_000_000_000;
+        lab.disk.inject(FaultRule::on(BioOp::Flush, Fault::Slow(slow)));
+        let (first, second) = both(lab.sync(), lab.sync()).await;
+        assert_eq!(lab.file.mapping.failed_bytes(), 0, "not written again: the test tests nothing");
+        assert!(first.is_err() && second.is_err(), "{first:?} {second:?}");
+        lab.sync().await.unwrap();
+        assert_eq!(lab.disk.peek_durable(0, 4096), [1; 4096]);
+    });
+}
+
+/// A file whose flush was under way looked as if it owed nothing, and was let go of: the failure was
+/// nobody's.
+#[test]
+fn a_flush_under_way_is_owed() {
+    let (lab, device) = with_held_flushes();
+    lab.run(async {
+        let mapping = &lab.file.mapping;
+        lab.write(0, &[1; 4096], NONE).await;
+        assert!(!mapping.is_settled());
+        device.hold(true);
+        let looks = async {
+            device.held(1).await;
+            assert!(!mapping.is_settled(), "its outcome is not known");
+            device.hold(false);
+            device.send(0);
+        };
+        both(lab.sync(), looks).await.0.unwrap();
+        assert!(mapping.is_settled());
+    });
+}
+
+/// The task that had a flush made was dropped before the flush was over: its outcome was not observed, and
+/// what it covered was certified by the next one, for all files of the device.
+#[test]
+fn flush_whose_task_is_dropped_fails_its_files_if_the_device_fails_it() {
+    let (lab, device) = with_held_flushes();
+    lab.run(async {
+        let other = Other::new(&lab);
+        lab.write(0, &[1; 4096], NONE).await;
+        other.write(IoFlags::START_WRITEBACK).await;
+        lab.sleep_ms(10).await;
+        device.hold(true);
+        dropped_after(lab.sync(), device.held(1)).await;
+        device.hold(false);
+        device.fail(0);
+        lab.sleep_ms(1).await;
+        assert_eq!(lab.blocks(State::Dirty), [0].into());
+        assert!(lab.sync().await.is_err() && other.sync().await.is_err());
+        lab.sync().await.unwrap();
+        other.sync().await.unwrap();
+        assert_eq!(lab.disk.peek_durable(0, 4096), [1; 4096]);
+        assert_eq!(lab.disk.peek_durable(OTHER, 4096), [9; 4096]);
+    });
+}
+
+/// A flush whose task was dropped counted as failed whatever the device made of it: each sync of the file
+/// failed from then on if it had written bytes that no frame holds.
+#[test]
+fn flush_whose_task_is_dropped_works_if_the_device_carries_it_out() {
+    let (lab, device) = with_held_flushes();
+    lab.run(async {
+        lab.write(0, &[1; 4096], NONE).await;
+        lab.write(8192, &[2; 4096], IoFlags::DIRECT).await;
+        device.hold(true);
+        dropped_after(lab.sync(), device.held(1)).await;
+        device.hold(false);
+        device.send(0);
+        lab.sync().await.unwrap();
+        assert!(lab.file.mapping.is_settled());
+    });
+}
+
+/// A direct write that was refused for its alignment had made the file longer already.
+#[test]
+fn a_refused_direct_write_does_not_grow_the_file() {
+    let (lab, _map) = gated(Config::with_budget(8 << 20));
+    lab.run(async {
+        let size = lab.file.size();
+        for (at, len) in [(size + 100, 4096), (size - 100, 8192), (size + 4096, 4096 + 100)] {
+            let error = lab.try_write(at, &vec![1; len], IoFlags::DIRECT).await;
+            match error {
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unaligned),
+                // It may end where the file will.
+                Ok(done) => assert!(done == len && at % 4096 == 0),
+            }
+            let grown = if at % 4096 == 0 { at + len as u64 } else { size };
+            assert_eq!(lab.file.size(), grown, "{at} {len}");
+        }
+    });
+}
+
+/// A private write held its share of the private memory while it waited for room on the device. With enough
+/// of them nobody else came as far as to ask for room: a map that makes room with memory of that kind, or
+/// waits for several to ask, waited for ever.
+#[test]
+fn v1_no_private_write_waits_for_room_with_memory_in_its_hands() {
+    let (lab, map) = gated(Config::with_budget(4 << 20));
+    lab.cache.strategies.set_uncached(UncachedStrategy::Private);
+    let (writers, len) = (8u64, 32768);
+    lab.run(async {
+        map.reserve.close();
+        let write = |i: u64| {
+            let lab = &lab;
+            async move { lab.write(i * 65536 + 77, &vec![1; len], IoFlags::UNCACHED).await }
+        };
+        let mut all: Vec<_> = (0..writers).map(|i| Box::pin(write(i))).collect();
+        let all = std::future::poll_fn(|cx| {
+            all.retain_mut(|one| one.as_mut().poll(cx).is_pending());
+            if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        let room = async {
+            map.reserve.arrived(writers).await;
+            // Whoever makes room can have all of the memory.
+            drop(lab.cache.private(lab.cache.private_limit()).await);
+            map.reserve.open();
+        };
+        both(all, room).await;
+        for i in 0..writers {
+            assert_eq!(lab.read(i * 65536 + 77, len, NONE).await, vec![1; len]);
+        }
+    });
+}

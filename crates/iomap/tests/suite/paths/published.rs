@@ -1,0 +1,175 @@
+//! Maps that keep a size of their own: what a durable write or a sync leaves to be found after a crash (O5),
+//! what such a file shows when it grows after one (E1), and fills that are given up.
+
+use super::gates::Gated;
+use super::lab::{Lab, NONE, at_once, both};
+use forebay_base::IoFlags;
+use forebay_block::BioOp;
+use forebay_cache::{Config, State};
+use forebay_iomap::identity::Identity;
+use forebay_iomap::remap::{Remap, RemapOptions};
+use forebay_iomap::{MapOps, MappedFile, Target};
+use forebay_sim::{Fault, FaultRule};
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+
+const BLOCK: u64 = 4096;
+const DURABLE: [IoFlags; 2] = [IoFlags::DSYNC, IoFlags::DIRECT.union(IoFlags::DSYNC)];
+
+/// A file of no bytes on a map that keeps its size.
+fn growing() -> (Lab, forebay_base::sync::Arc<Remap>) {
+    let (mut map, size) = (None, 24 * BLOCK);
+    let config = Config::with_budget(8 << 20);
+    let lab = Lab::with_map(config, BLOCK as u32, Lab::sim(2 * size), size, |disk| {
+        let options = RemapOptions { grows: true, ..RemapOptions::default() };
+        let new = Remap::with_options(disk, BLOCK as u32, options);
+        map = Some(new.clone());
+        new
+    });
+    lab.run(async { lab.file.set_len(0).await.unwrap() });
+    (lab, map.expect("it was made"))
+}
+
+/// A durable write said Ok and its bytes were not found after a crash: a block that was dirty below the
+/// recoverable size, in the same folio, held the size back, nobody wrote it, and the sync gave up
+/// without a word.
+#[test]
+fn o5_a_durable_write_is_found_whatever_is_dirty_below() {
+    for flags in DURABLE {
+        let (lab, map) = growing();
+        lab.run(async {
+            lab.write(0, &[1; 8192], NONE).await;
+            lab.sync().await.unwrap();
+            assert_eq!(map.published_size(), Some(2 * BLOCK));
+            lab.write(0, &[2; 4096], NONE).await;
+            lab.write(2 * BLOCK, &[3; 4096], flags).await;
+            assert_eq!(map.published_size(), Some(3 * BLOCK), "{flags:?}");
+            assert!(lab.blocks(State::Dirty).contains(&0), "{flags:?}: it need not be written");
+            // And what is dirty beyond it is.
+            lab.write(3 * BLOCK + 7, &[4; 100], NONE).await;
+            lab.write(5 * BLOCK, &[5; 4096], flags).await;
+            assert_eq!(map.published_size(), Some(6 * BLOCK), "{flags:?}");
+        });
+    }
+}
+
+/// Nor did a write below what is dirty: the dirt that held the size back was behind it, in the same folio
+/// or in the next one.
+#[test]
+fn o5_a_durable_write_is_found_whatever_is_dirty_behind() {
+    for flags in DURABLE {
+        for (at, behind) in [(0, 8), (0, 20), (16, 20), (17, 18)] {
+            let (lab, map) = growing();
+            lab.run(async {
+                lab.write(behind * BLOCK, &[1; 4096], NONE).await;
+                lab.write(at * BLOCK, &[2; 4096], flags).await;
+                let published = map.published_size().unwrap();
+                assert_eq!(published, behind * BLOCK, "{flags:?} {at} {behind}");
+                assert!(lab.blocks(State::Dirty).contains(&behind), "it need not be written");
+            });
+        }
+    }
+}
+
+/// The same beside an append that was on its way to a place below: a direct durable write did not wait
+/// for it, and a buffered one not where some other block of the file could not be written at the time.
+#[test]
+fn o5_a_durable_write_waits_for_what_is_on_its_way_below() {
+    for flags in DURABLE {
+        for failing in [false, true] {
+            let (lab, map) = growing();
+            lab.run(async {
+                lab.write(0, &[1; 4096], NONE).await;
+                lab.sync().await.unwrap();
+                if failing {
+                    let fail = Fault::Fail(forebay_base::ErrorKind::Io);
+                    lab.disk.inject(FaultRule::on(BioOp::Write, fail));
+                    lab.write(0, &[2; 4096], IoFlags::START_WRITEBACK).await;
+                    lab.file.mapping.wait_write_outs().await;
+                    assert!(lab.file.mapping.is_failing());
+                    // Somebody else has been told: the openers below have nothing to hear.
+                    let told = lab.file.mapping.errseq.check_and_advance(&mut Default::default());
+                    assert!(told.is_some());
+                }
+                let bounds = &lab.file.mapping.bounds;
+                let held = bounds.try_exclusive(BLOCK..2 * BLOCK).unwrap();
+                let mut below = pin!(lab.write(BLOCK, &[3; 4096], NONE));
+                assert!(at_once(below.as_mut()).is_none());
+                assert_eq!((lab.file.end(), lab.file.size()), (2 * BLOCK, BLOCK));
+                // An opener that has been told of nothing.
+                let handle = lab.file.open_handle();
+                let durable = async {
+                    let mut data = forebay_base::buf::AlignedBuf::copy_of(&[4; 4096]);
+                    let source = forebay_iomap::Source::Owned(&mut data);
+                    lab.file.write(&handle, 2 * BLOCK, source, flags).await.unwrap();
+                    assert_eq!(map.published_size(), Some(3 * BLOCK), "{flags:?} {failing}");
+                };
+                let rest = async {
+                    lab.sleep_ms(10).await;
+                    drop(held);
+                    below.await;
+                };
+                both(durable, rest).await;
+            });
+        }
+    }
+}
+
+/// After a crash a file was cut in the middle of a block whose tail nobody had zeroed yet, or was
+/// shorter than what of it was mapped: as soon as it grew, old bytes showed where zeros belong.
+#[test]
+fn e1_a_file_that_grows_after_a_crash_shows_zeros_behind_its_end() {
+    for end in [0, 100, BLOCK, BLOCK + 100] {
+        for sparse_write in [false, true] {
+            let (lab, map) = growing();
+            lab.run(async {
+                lab.write(0, &[b'A'; 3 * 4096], NONE).await;
+                lab.sync().await.unwrap();
+                let file = MappedFile::new(&lab.cache, map.clone(), BLOCK as u32, end, false);
+                let (file, len) = (file.unwrap(), 4 * BLOCK);
+                let handle = file.open_handle();
+                if sparse_write {
+                    let source = forebay_iomap::Source::Slice(b"B");
+                    file.write(&handle, len - 1, source, NONE).await.unwrap();
+                } else {
+                    file.set_len(len).await.unwrap();
+                }
+                let mut want = vec![0; len as usize];
+                want[..end as usize].fill(b'A');
+                want[len as usize - 1] = if sparse_write { b'B' } else { 0 };
+                // From the cache, and from storage.
+                for _ in 0..2 {
+                    let mut all = forebay_base::buf::AlignedBuf::new(len as usize);
+                    file.read(&handle, 0, Target::Owned(&mut all), NONE).await.unwrap();
+                    assert!(all[..] == want[..], "end {end}, write {sparse_write}");
+                    file.sync(&handle).await.unwrap();
+                    lab.cache.drop_clean();
+                }
+                file.close_handle(&handle);
+            });
+        }
+    }
+}
+
+/// A read that was dropped while the map was asked left its blocks *reading* for ever: whoever came next
+/// waited for a fill that nobody carried out.
+#[test]
+fn a_fill_whose_task_is_dropped_holds_no_block() {
+    let keep: OnceLock<Arc<Gated>> = OnceLock::new();
+    let (config, size) = (Config::with_budget(8 << 20), 1 << 20);
+    let lab = Lab::with_map(config, BLOCK as u32, Lab::sim(size), size, |disk| {
+        keep.get_or_init(|| Gated::new(Arc::new(Identity::new(disk)))).clone()
+    });
+    lab.run(async {
+        keep.get().unwrap().tree.get_or_init(|| lab.cache.clone());
+        let held = lab.cache.try_private(lab.cache.private_limit()).unwrap();
+        let mut read = Box::pin(lab.read(0, 200_000, NONE));
+        assert!(at_once(read.as_mut()).is_none());
+        assert!(!lab.blocks(State::Reading).is_empty(), "the map is being asked");
+        drop(read);
+        assert!(lab.blocks(State::Reading).is_empty());
+        drop(held);
+        let want: Vec<u8> = (0..200_000).map(Lab::old).collect();
+        assert!(lab.read(0, 200_000, NONE).await == want);
+    });
+}

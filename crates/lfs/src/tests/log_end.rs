@@ -1,0 +1,313 @@
+//! The end of the log: what recovery takes for it, beside bad blocks and places that cannot be read.
+//!
+//! No locks.
+
+use crate::format::place::Place;
+use crate::format::record::RecordHeader;
+use crate::fsck::FindingKind;
+use crate::layout::Layout;
+use crate::pending::Where;
+use crate::tests::reuse::{check, create, open, setup, write};
+use crate::tests::setup::Setup;
+use crate::volume::{OpenOptions, Volume};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::{World, WorldRef};
+use forebay_base::{ErrorKind, IoFlags, Result};
+use forebay_block::{BioOp, DeviceRef};
+use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
+use std::sync::Arc;
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 3;
+const SECTOR: u64 = 512;
+
+/// A disk whose log ends with a synced write, and with what came behind it.
+struct Ended {
+    disk: SimDisk,
+    layout: Layout,
+    /// The middle block of the file `f`, bytes on the device.
+    block: u64,
+    /// The group of the synced write, and the group behind it.
+    synced: Place,
+    behind: Place,
+    end: Place,
+}
+
+fn data_in_runs() -> Setup {
+    Setup { volume_bytes: 4 << 20, ..setup(0) }
+}
+
+fn head(volume: &Volume) -> Place {
+    let head = volume.0.log.ctl.lock().head;
+    Place::new(head.segment.expect("something was written"), head.offset)
+}
+
+/// A file is written and synced; then two files are made, in one group of the log. `idle`: after that the log
+/// is idle, and its mark is written.
+fn ended(more: bool, idle: bool) -> Ended {
+    let setup = data_in_runs();
+    let disk = setup.blank();
+    let (layout, places) = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        file.sync(true).await.unwrap();
+        let synced = head(&volume);
+        for n in 0..BLOCKS {
+            write(&file, (n * BLOCK) as u64, &[2; BLOCK]).await.unwrap();
+        }
+        file.sync(true).await.unwrap();
+        let behind = head(&volume);
+        if more {
+            create(&volume, &"g".repeat(255)).await.unwrap();
+            create(&volume, &"h".repeat(255)).await.unwrap();
+            volume.syncfs().await.unwrap();
+        }
+        let end = head(&volume);
+        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let Where::Run(block) = volume.0.piece_at(data_id, 1).await.unwrap().0.at else {
+            panic!("the content lies in a run")
+        };
+        if idle {
+            disk.world().sleep(Duration::from_millis(50)).await;
+        }
+        (volume.0.layout, [synced, behind, end, block])
+    });
+    disk.world().stop();
+    let [synced, behind, end, block] = places;
+    assert!(synced.segment == behind.segment && behind.segment == end.segment, "{places:?}");
+    let block = layout.device_offset(block);
+    assert_eq!(disk.peek(block, BLOCK), [2; BLOCK]);
+    Ended { disk: disk.in_world(SimWorld::new(2)), layout, block, synced, behind, end }
+}
+
+impl Ended {
+    fn at(&self, place: Place) -> u64 {
+        self.layout.device_offset(place)
+    }
+
+    /// The first record behind the synced write was never written, the second one was.
+    fn lose_first_record_behind(&self) {
+        let at = self.at(self.behind);
+        let bytes = self.disk.peek(at, BLOCK);
+        let first = RecordHeader::peek(&bytes, self.behind, &self.layout.geometry).unwrap();
+        let second = self.behind.after(first.length).unwrap();
+        assert!(u64::from(first.length) >= SECTOR && second < self.end, "{first:?}");
+        let rest = self.disk.peek(self.at(second), BLOCK);
+        RecordHeader::peek(&rest, second, &self.layout.geometry).expect("a second record");
+        self.disk.poke(at, &[0; SECTOR as usize]);
+    }
+
+    /// Reads of this sector fail.
+    fn cannot_read(&self, at: u64) {
+        let rule = FaultRule::on(BioOp::Read, Fault::Fail(ErrorKind::Io));
+        self.disk.inject(rule.within(at..at + SECTOR).sticky());
+    }
+
+    async fn open(&self) -> Result<Volume> {
+        open(&data_in_runs(), &self.disk).await
+    }
+
+    async fn open_read_only(&self) -> Result<Volume> {
+        let device: DeviceRef = Arc::new(self.disk.clone());
+        let world: WorldRef = self.disk.world().clone();
+        let options = OpenOptions { read_only: true, ..data_in_runs().options(&world) };
+        Volume::open(&device, &world, &options).await
+    }
+}
+
+/// Each block of the file, or none where it cannot be read.
+async fn blocks_of_f(volume: &Volume) -> Vec<Option<u8>> {
+    let attr = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap();
+    let file = volume.open(attr.ino, OpenFlags::READ).await.unwrap();
+    let mut found = Vec::new();
+    for n in 0..attr.size.div_ceil(BLOCK as u64) {
+        let read = file.read(n * BLOCK as u64, AlignedBuf::new(BLOCK), IoFlags::empty()).await;
+        found.push(read.1.ok().map(|_| read.0[0]));
+    }
+    found
+}
+
+async fn has(volume: &Volume, name: &str) -> bool {
+    volume.lookup(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.is_ok()
+}
+
+/// A synced write, and a group behind it that was not flushed when the power went: of that the first record
+/// is lost, and the second one is there, and says that the write was durable. One block of the write had gone
+/// bad. Recovery looked for what calls the lost record durable, and for nothing else: it took the bad block
+/// for the end of the log, and dropped a synced write of three blocks without a word (R12, R20).
+#[test]
+fn synced_write_with_bad_block_is_kept_when_a_later_record_calls_it_durable() {
+    let ended = ended(true, false);
+    ended.lose_first_record_behind();
+    ended.disk.poke(ended.block, &[9; SECTOR as usize]);
+    ended.disk.world().run(async {
+        let volume = ended.open().await.expect("the log ends where a record is lost");
+        assert!(!has(&volume, &"g".repeat(255)).await && !has(&volume, &"h".repeat(255)).await);
+        assert_eq!(blocks_of_f(&volume).await, [Some(2), None, Some(2)]);
+        volume.close().await.unwrap();
+    });
+    ended.disk.world().stop();
+    let report = check(&ended.disk.in_world(SimWorld::new(3)));
+    let bad = report.findings.iter().filter(|finding| finding.kind == FindingKind::Content);
+    let named: Vec<_> = bad.map(|finding| finding.path.clone()).collect();
+    assert_eq!(named, [Some(b"/f".to_vec())], "fsck names the file: {report:?}");
+}
+
+/// Nothing calls the write durable: a bad block in it is what a power cut leaves of a write in flight.
+#[test]
+fn last_write_with_bad_block_is_dropped_when_no_record_calls_it_durable() {
+    let ended = ended(false, false);
+    ended.disk.poke(ended.block, &[9; SECTOR as usize]);
+    ended.disk.world().run(async {
+        let volume = ended.open().await.unwrap();
+        assert_eq!(blocks_of_f(&volume).await, [Some(1)]);
+    });
+    ended.disk.world().stop();
+}
+
+/// A record that is lost was durable, so the volume opens for reading only. What was held before it, waiting
+/// to be called durable, was left out there, although the same record says that it was.
+#[test]
+fn read_only_open_of_damaged_log_has_all_records_before_the_damage() {
+    let ended = ended(true, true);
+    ended.lose_first_record_behind();
+    ended.disk.poke(ended.block, &[9; SECTOR as usize]);
+    ended.disk.world().run(async {
+        let error = ended.open().await.err().expect("a durable record is lost");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        let volume = ended.open_read_only().await.unwrap();
+        assert!(volume.damage().is_some());
+        assert_eq!(blocks_of_f(&volume).await, [Some(2), None, Some(2)]);
+    });
+    ended.disk.world().stop();
+}
+
+/// A sector behind the end of the log could not be read, and the volume did not open for writing: the search
+/// for records that call the end durable read 9 MiB in one piece (R21). At the end itself it is the same: nothing
+/// that can be read says that anything was there.
+#[test]
+fn unreadable_sector_behind_the_log_opens_for_writing() {
+    let first = ended(true, false);
+    let segment = first.layout.segment_bytes() as u32;
+    let sectors = (first.end.offset..segment).step_by(SECTOR as usize);
+    let sectors: Vec<u32> = sectors.clone().take(20).chain(sectors.step_by(7)).collect();
+    for offset in sectors {
+        let ended = ended(true, false);
+        ended.cannot_read(ended.at(Place::new(ended.end.segment, offset)));
+        ended.disk.world().run(async {
+            let volume = ended.open().await.unwrap_or_else(|e| panic!("{offset}: {e}"));
+            assert!(has(&volume, &"h".repeat(255)).await, "{offset}: all of the log was applied");
+            assert_eq!(blocks_of_f(&volume).await, [Some(2); BLOCKS]);
+            volume.close().await.unwrap();
+        });
+        ended.disk.world().stop();
+    }
+}
+
+/// The end of the log cannot be read, and neither can a sector that may hold a record that calls it durable:
+/// the volume does not open for writing, and says why (R18). For reading it opens, and says what may be missing.
+#[test]
+fn unreadable_log_end_and_unreadable_evidence_opens_for_reading_only() {
+    let ended = ended(true, false);
+    ended.cannot_read(ended.at(ended.end));
+    ended.cannot_read(ended.at(ended.end) + 5 * SECTOR);
+    ended.disk.world().run(async {
+        let error = ended.open().await.err().expect("synced records may be hidden");
+        assert!(
+            error.kind() == ErrorKind::Io && error.to_string().contains("may go on"),
+            "{error}"
+        );
+        let volume = ended.open_read_only().await.unwrap();
+        assert!(volume.damage().is_some());
+        assert_eq!(blocks_of_f(&volume).await, [Some(2); BLOCKS]);
+    });
+    ended.disk.world().stop();
+}
+
+/// A record that cannot be read, and that the mark calls durable, is not the end (R12); nor is one that
+/// cannot be read in the middle of what can.
+#[test]
+fn unreadable_record_that_a_mark_calls_durable_opens_for_reading_only() {
+    for at_synced in [false, true] {
+        let ended = ended(true, true);
+        ended.cannot_read(ended.at(if at_synced { ended.synced } else { ended.behind }));
+        ended.disk.world().run(async {
+            let error = ended.open().await.err().expect("a durable record is lost");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            assert!(error.to_string().contains("says it was durable"), "{error}");
+            let volume = ended.open_read_only().await.unwrap();
+            assert!(volume.damage().is_some());
+        });
+        ended.disk.world().stop();
+    }
+}
+
+/// A block of the last write cannot be read. If nothing calls the write durable, that is the end of the log,
+/// as with a block that reads wrong; else the write is there, but for that block. The open was refused in
+/// the first case.
+#[test]
+fn last_write_with_unreadable_block_is_kept_only_if_durable() {
+    for idle in [false, true] {
+        let ended = ended(false, idle);
+        ended.cannot_read(ended.block);
+        ended.disk.world().run(async {
+            let volume = ended.open().await.unwrap_or_else(|e| panic!("{idle}: {e}"));
+            let wanted: &[_] = if idle { &[Some(2), None, Some(2)] } else { &[Some(1)] };
+            assert_eq!(blocks_of_f(&volume).await, wanted);
+        });
+        ended.disk.world().stop();
+    }
+}
+
+/// The log goes on in another segment: at its own choice, or after a flush that failed, in a younger
+/// generation. The header of that segment is gone, or cannot be read, in both copies. The search did not look
+/// at a segment without a header: all records there were dropped, and the volume opened for writing (R19).
+#[test]
+fn log_segment_without_a_header_opens_for_reading_only() {
+    for (repaired, unreadable) in [(false, false), (false, true), (true, true)] {
+        let setup = data_in_runs();
+        let disk = setup.blank();
+        let (layout, segment) = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let first = head(&volume).segment;
+            create(&volume, "before").await.unwrap();
+            volume.syncfs().await.unwrap();
+            if repaired {
+                disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
+                create(&volume, "fails").await.unwrap();
+                volume.syncfs().await.unwrap_err();
+            }
+            let mut n = 0;
+            while n < 2 || head(&volume).segment == first {
+                create(&volume, &format!("{n:0200}")).await.unwrap();
+                volume.syncfs().await.unwrap();
+                n += 1;
+            }
+            for n in 0..3 {
+                create(&volume, &format!("behind {n}")).await.unwrap();
+                volume.syncfs().await.unwrap();
+            }
+            disk.world().sleep(Duration::from_millis(50)).await;
+            (volume.0.layout, head(&volume).segment)
+        });
+        disk.world().stop();
+        let disk = disk.in_world(SimWorld::new(2));
+        let at = layout.device_offset(Place::new(segment, 0));
+        match unreadable {
+            false => disk.poke(at, &[0; 2 * SECTOR as usize]),
+            true => {
+                let rule = FaultRule::on(BioOp::Read, Fault::Fail(ErrorKind::Io));
+                disk.inject(rule.within(at..at + 2 * SECTOR).sticky());
+            }
+        }
+        let opened = disk.world().run(open(&setup, &disk));
+        let error = opened.err().unwrap_or_else(|| panic!("{repaired}, {unreadable}: it opens"));
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{repaired}, {unreadable}: {error}");
+        assert!(error.to_string().contains("says it was durable"), "{error}");
+        disk.world().stop();
+    }
+}

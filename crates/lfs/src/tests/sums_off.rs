@@ -1,0 +1,168 @@
+//! Volumes without checksums: no record lands before the data that it names, whatever the power loss keeps.
+//!
+//! No locks.
+
+use crate::tests::reuse::{create, open, setup};
+use crate::tests::setup::Setup;
+use crate::volume::{CreateOptions, Volume};
+use forebay_base::IoFlags;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::WorldRef;
+use forebay_block::{BioFlags, BioOp, DeviceRef};
+use forebay_sim::{SimConfig, SimDisk};
+use forebay_vfs::{OpenFileRef, Privileges, Timestamp};
+use std::sync::Arc;
+
+const BLOCK: usize = 4096;
+const FILE: usize = 3 * BLOCK;
+
+/// Ways to write a file and make it durable.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Route {
+    Buffered,
+    BufferedDsync,
+    Direct,
+    DirectDsync,
+    Uncached,
+}
+
+impl Route {
+    const ALL: [Self; 5] =
+        [Self::Buffered, Self::BufferedDsync, Self::Direct, Self::DirectDsync, Self::Uncached];
+
+    fn flags(self) -> IoFlags {
+        match self {
+            Self::Buffered => IoFlags::empty(),
+            Self::BufferedDsync => IoFlags::DSYNC,
+            Self::Direct => IoFlags::DIRECT,
+            Self::DirectDsync => IoFlags::DIRECT | IoFlags::DSYNC,
+            Self::Uncached => IoFlags::UNCACHED,
+        }
+    }
+
+    /// Overwrites the file, which is durable then.
+    async fn overwrite(self, file: &OpenFileRef, fill: u8) {
+        let buf = AlignedBuf::copy_of(&[fill; FILE]);
+        file.write(0, buf, self.flags(), Privileges::Keep).await.1.unwrap();
+        if !self.flags().contains(IoFlags::DSYNC) {
+            file.sync(true).await.unwrap();
+        }
+    }
+}
+
+/// A disk with an empty volume, everything durable.
+fn blank(setup: &Setup, sums: bool) -> SimDisk {
+    let world = SimWorld::new(1);
+    let config = SimConfig { size: setup.volume_bytes, ..SimConfig::default() };
+    let disk = SimDisk::new(world.clone(), config);
+    let device: DeviceRef = Arc::new(disk.clone());
+    let options = CreateOptions {
+        block_bytes: setup.block_bytes,
+        segment_bytes: 64 << 10,
+        sums,
+        ..CreateOptions::new([7; 16], [9; 16], Timestamp::new(1, 0))
+    };
+    let asked: WorldRef = world.clone();
+    world.run(Volume::create(&device, &asked, &options)).expect("space for a volume");
+    world.stop();
+    disk
+}
+
+/// Content of the file after a power loss left this disk.
+fn recovered(setup: &Setup, disk: &SimDisk) -> Vec<u8> {
+    let bytes = disk.world().run(async {
+        let volume = open(setup, disk).await.unwrap();
+        let (_, file) = create(&volume, "f").await.unwrap();
+        let (buf, done) = file.read(0, AlignedBuf::new(2 * FILE), IoFlags::empty()).await;
+        buf[..done.unwrap()].to_vec()
+    });
+    disk.world().stop();
+    bytes
+}
+
+/// Recovery finds the end of the log by its records, and takes data that a record names as it lies there if
+/// the volume has no sums. A record that was durable before its data made a synced block read as what the
+/// place held before: zeros here, bytes of another file in general (contract, point 2).
+#[test]
+fn power_loss_without_sums_keeps_old_or_new_blocks() {
+    let mut all_lost = 0;
+    for (route, fua) in Route::ALL.into_iter().flat_map(|route| [(route, false), (route, true)]) {
+        let setup = Setup { fua, ..setup(0) };
+        let disk = blank(&setup, false);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (_, file) = create(&volume, "f").await.unwrap();
+            Route::Buffered.overwrite(&file, 1).await;
+            disk.record_cuts();
+            disk.tag_cuts(1);
+            for fill in 2..4 {
+                route.overwrite(&file, fill).await;
+                disk.tag_cuts(u64::from(fill));
+            }
+        });
+        disk.world().stop();
+        let (mut states, mut lost) = (0, 0);
+        for cut in disk.take_cuts() {
+            for state in cut.states(6) {
+                (states, lost) = (states + 1, lost + usize::from(state.lost()));
+                let bytes = recovered(&setup, &state.mount(SimWorld::new(2)));
+                assert_eq!(bytes.len(), FILE, "{route:?}, fua {fua}");
+                let acked = cut.tag() as u8;
+                for (n, block) in bytes.chunks(BLOCK).enumerate() {
+                    let is_one_write = block.iter().all(|byte| *byte == block[0]);
+                    let allowed = is_one_write && (acked..=acked + 1).contains(&block[0]);
+                    let first = block[0];
+                    assert!(
+                        allowed,
+                        "{route:?}, fua {fua}, write {acked} acknowledged: block {n} begins with {first}"
+                    );
+                }
+            }
+        }
+        // Where every write has FUA nothing waits for a flush.
+        assert!(states > 4, "{route:?}, fua {fua}: {states} states");
+        all_lost += lost;
+    }
+    assert!(all_lost > 20, "{all_lost} states lost a write");
+}
+
+/// What a sync costs: flushes of the device, and writes with FUA.
+fn cost_of_sync(sums: bool, fua: bool, names_data: bool) -> (usize, usize) {
+    let setup = Setup { fua, ..setup(0) };
+    let disk = blank(&setup, sums);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (_, file) = create(&volume, "f").await.unwrap();
+        Route::Buffered.overwrite(&file, 1).await;
+        disk.clear_log();
+        match names_data {
+            true => Route::Buffered.overwrite(&file, 2).await,
+            false => {
+                let (_, other) = create(&volume, "g").await.unwrap();
+                other.sync(true).await.unwrap();
+            }
+        }
+    });
+    let log = disk.log();
+    disk.world().stop();
+    let flushes = log.iter().filter(|entry| entry.op == BioOp::Flush).count();
+    let is_fua = |op: BioOp, flags: BioFlags| op == BioOp::Write && flags.contains(BioFlags::FUA);
+    let fua_writes = log.iter().filter(|entry| is_fua(entry.op, entry.flags)).count();
+    (flushes, fua_writes)
+}
+
+/// The order costs one flush for each group that names data, and nothing for other groups or with sums. After
+/// that flush nothing is unflushed, so a device that offers FUA needs no second one.
+#[test]
+fn sync_without_sums_costs_one_flush_more_where_a_record_names_data() {
+    let (sums, fua, names_data) = (true, true, true);
+    assert_eq!(cost_of_sync(sums, fua, names_data), (1, 0), "write, flush");
+    assert_eq!(cost_of_sync(sums, !fua, names_data), (1, 0), "write, flush");
+    assert_eq!(cost_of_sync(!sums, fua, names_data), (1, 1), "flush, FUA write");
+    assert_eq!(cost_of_sync(!sums, !fua, names_data), (2, 0), "flush, write, flush");
+    for sums in [true, false] {
+        assert_eq!(cost_of_sync(sums, fua, !names_data), (0, 1), "FUA write");
+        assert_eq!(cost_of_sync(sums, !fua, !names_data), (1, 0), "write, flush");
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests of the simulated disk.
+//!
+//! No locks.
+
+mod crash;
+mod disk;
+mod workload;
