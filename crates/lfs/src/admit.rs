@@ -192,7 +192,7 @@ impl State {
                 let room = self.space.data_room() + held;
                 room.saturating_sub(self.dirt_weight(0) + self.edge_bytes())
             }
-            Need::Urgent | Need::Owed => self.space.owed_room() + held,
+            Need::Urgent | Need::Outstanding => self.space.owed_room() + held,
         }
     }
 

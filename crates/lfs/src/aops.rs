@@ -272,7 +272,7 @@ impl FileOps {
         let joined = content.joins.and_then(|_| state.queue.back()).map_or(0, |r| r.body.len());
         content.share = state.shares.contains_key(&key).then_some(key);
         // What is published was admitted when its room was reserved.
-        state.append_with(&changes, content, Need::Owed)?;
+        state.append_with(&changes, content, Need::Outstanding)?;
         let body = state.queue.back().map_or(0, |record| record.body.len() - joined);
         state.room.stats.record_bytes += body as u64;
         Ok(())

@@ -415,7 +415,7 @@ impl Inner {
             if record.cost == 0 {
                 // It was admitted once: nothing becomes durable any more if it is refused now.
                 record.cost = self.layout.cost(record.body.len() as u64, record.payload_bytes());
-                state.promise(record.cost, Need::Owed, Growth::default())?;
+                state.promise(record.cost, Need::Outstanding, Growth::default())?;
             }
         }
         for record in group.records.drain(..).rev() {

@@ -3,18 +3,19 @@
 //! ```text
 //! all free segments = promises of the log | nodes of a checkpoint | kept segments | accepted dirt | the rest
 //! ```
-//! Invariants: P11 promises of the log are kept: what is left of the open segment and what free segments
-//! surely take (see [`Layout::left`]) is at least the sum of all promises; but what was admitted before is
-//! counted without being refused ([`Need::Owed`]). P12 the last [`KEPT_SEGMENTS`] are not for data: one is
-//! for records of what makes room or ends work, so that the log goes on while two checkpoints make it
-//! shorter, and one for nobody but an opening, the mark of a checkpoint, and a log that failed. P13 beside
-//! them there is room for the nodes of a checkpoint, at most [`Space::need_nodes`] pairs: so that what makes
-//! room can be made durable. P14 beside all these there is room for dirt that was accepted: neither new
-//! content nor the log takes it. P15 data and the log leave one segment more to the cleaner, and while it
-//! cleans as many as it has counted on, and so does what was accepted before; it leaves all the others,
-//! unless without one of them it could not begin. P24 nodes are taken by checkpoints alone,
-//! and nothing is changed that the next ones would not have nodes for: what is new leaves those alone that a
-//! removal or a cut may need, and what makes room, or was accepted before, may have them.
+//! Invariants: P11 promises of the log are kept: what is left of the open segment and what free
+//! segments surely take (see [`Layout::left`]) is at least the sum of all promises; but what was
+//! admitted before is counted without being refused ([`Need::Outstanding`]). P12 the last
+//! [`KEPT_SEGMENTS`] are not for data: one is for records of what makes room or ends work, so that
+//! the log goes on while two checkpoints make it shorter, and one for nobody but an opening, the
+//! mark of a checkpoint, and a log that failed. P13 beside them there is room for the nodes of a
+//! checkpoint, at most [`Space::need_nodes`] pairs: so that what makes room can be made durable.
+//! P14 beside all these there is room for dirt that was accepted: neither new content nor the log
+//! takes it. P15 data and the log leave one segment more to the cleaner, and while it cleans as
+//! many as it has counted on, and so does what was accepted before; it leaves all the others,
+//! unless without one of them it could not begin. P24 nodes are taken by checkpoints alone, and
+//! nothing is changed that the next ones would not have nodes for: what is new leaves those alone
+//! that a removal or a cut may need, and what makes room, or was accepted before, may have them.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -42,7 +43,7 @@ pub(crate) enum Need {
     /// Makes room, or makes durable what was promised before.
     Urgent,
     /// Was admitted before, or nothing goes on without it: counted, and never refused.
-    Owed,
+    Outstanding,
 }
 
 /// What else wants room while the log does.
@@ -149,7 +150,7 @@ impl Space {
                 let dirt = self.dirt_segments(room.dirt + room.edges, room.held);
                 free.saturating_sub(own + self.kept_content() + dirt)
             }
-            Need::Urgent | Need::Owed => {
+            Need::Urgent | Need::Outstanding => {
                 let dirt = self.dirt_segments(room.dirt, room.held);
                 // Dirt cannot have what is kept for the log.
                 free.saturating_sub(dirt).max(own.min(free))
@@ -184,7 +185,7 @@ impl Space {
                 self.left_alone(kept, room.pairs + room.spare)
             }
             Need::Urgent => self.left_alone(0, room.pairs),
-            Need::Owed => 0,
+            Need::Outstanding => 0,
         };
         self.segments.free() < wanted
     }
@@ -193,7 +194,7 @@ impl Space {
     pub fn promise(&mut self, cost: u64, need: Need, room: &Beside) -> Result<()> {
         let is_full =
             self.lacks_nodes(need, room) || self.promised + cost > self.log_room(need, room);
-        if need != Need::Owed && is_full {
+        if need != Need::Outstanding && is_full {
             let text = format!("{cost} bytes of the log wanted");
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }

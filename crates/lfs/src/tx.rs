@@ -81,7 +81,7 @@ impl State {
     ) -> Result<u64> {
         self.check_writable("append")?;
         // What was accepted before has its bound with what is dirty.
-        if let Some(error) = self.overfull().filter(|_| need != Need::Owed).cloned() {
+        if let Some(error) = self.overfull().filter(|_| need != Need::Outstanding).cloned() {
             self.fate.is_refused = true;
             return Err(error);
         }
@@ -198,7 +198,7 @@ impl State {
     pub fn append_cut(&mut self, moves: bool) -> u64 {
         let cost = self.layout.cost(0, 0);
         let room = Beside { pairs: self.checkpoint_nodes(Growth::default()), ..Beside::default() };
-        let promised = self.space.promise(cost, Need::Owed, &room);
+        let promised = self.space.promise(cost, Need::Outstanding, &room);
         debug_assert!(promised.is_ok(), "what is owed is not refused");
         self.enqueue_mark(cost, Some(moves))
     }

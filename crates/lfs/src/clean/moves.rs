@@ -474,7 +474,7 @@ impl Inner {
             changes.push(Change::Map(live.data_id, live.block, extent));
         }
         // It was promised its room when it got its places.
-        state.append_with(&changes, Content::default(), Need::Owed)?;
+        state.append_with(&changes, Content::default(), Need::Outstanding)?;
         // It is there still, and not once more.
         state.fresh_bytes = state.fresh_bytes.saturating_sub(blocks * self.layout.block_bytes());
         Ok(blocks)

@@ -47,7 +47,7 @@ fn p12_the_last_segments_are_for_removing() {
     }
     assert!((32..64).contains(&urgent), "most of a segment: {urgent}");
     for _ in 0..30 {
-        space.promise(1024, Need::Owed, &room).unwrap();
+        space.promise(1024, Need::Outstanding, &room).unwrap();
     }
 }
 
