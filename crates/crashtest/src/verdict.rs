@@ -64,7 +64,8 @@ pub struct Past<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// Of a run, at a moment. What a run on a failing disk has recorded itself overrules the script.
+    /// Of a run, at a moment. What a run on a failing disk has recorded itself overrules the
+    /// script.
     pub fn new(script: &'a Script, ran: &'a Ran, progress: Progress) -> Self {
         let script = ran.script.as_ref().unwrap_or(script);
         let (syncs, stable) = (&ran.syncs[..progress.syncs], &ran.stable[..progress.stable]);
@@ -367,7 +368,10 @@ impl File<'_> {
             one_block(&found[start..end], start, &versions[from..]).map_err(|what| {
                 let sizes: Vec<usize> = versions.iter().map(|v| v.len()).collect();
                 let size = found.len();
-                format!("block at {start} of {size} bytes is of no version: {what}; sizes {sizes:?}, {from} too old")
+                format!(
+                    "block at {start} of {size} bytes is of no version: {what}; sizes {sizes:?}, \
+                     {from} too old"
+                )
             })?;
         }
         Ok(())

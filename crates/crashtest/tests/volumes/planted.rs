@@ -137,8 +137,9 @@ fn find_in_campaign(fault: Planted, class: &str) -> Result<(), String> {
 fn every_planted_mistake_is_found() {
     let only = std::env::var("FOREBAY_CRASH_FAULT").ok();
     let wanted = |fault: &Planted| only.as_ref().is_none_or(|only| only == fault.name());
-    let sought = Planted::ALL.into_iter().filter(wanted);
-    let missed: Vec<String> = sought.filter_map(|fault| find(fault).err()).collect();
+    let sought: Vec<Planted> = Planted::ALL.into_iter().filter(wanted).collect();
+    assert!(!sought.is_empty(), "no mistake has the name {only:?}");
+    let missed: Vec<String> = sought.into_iter().filter_map(|fault| find(fault).err()).collect();
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 

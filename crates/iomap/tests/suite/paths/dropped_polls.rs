@@ -1,5 +1,5 @@
-//! Every operation is dropped after each of its polls, on a map in place and on one that moves what is
-//! written: nothing stays locked or counted, nothing is lost, and nothing of it happens later.
+//! Every operation is dropped after each of its polls, on a map in place and on one that moves what
+//! is written: nothing stays locked or counted, nothing is lost, and nothing of it happens later.
 
 use super::lab::{Lab, NONE, both};
 use forebay_base::IoFlags;
@@ -202,7 +202,10 @@ fn drop_all(grows: bool) {
     let all = (0..4).flat_map(|seed| UncachedStrategy::ALL.iter().map(move |&s| (seed, s)));
     for (seed, strategy) in all {
         for op in Op::all(grows) {
-            let uses = matches!(op, Op::Read(f) | Op::Write(f, ..) | Op::Append(f) if f.contains(IoFlags::UNCACHED));
+            let uses = match op {
+                Op::Read(f) | Op::Write(f, ..) | Op::Append(f) => f.contains(IoFlags::UNCACHED),
+                _ => false,
+            };
             if strategy != UncachedStrategy::Ours && !uses {
                 continue;
             }
