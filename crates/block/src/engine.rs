@@ -80,11 +80,13 @@ struct Inner {
 
 impl Engine {
     /// Starts an engine. `Auto` never fails for lack of io_uring; [`Engine::kind`] tells what it
-    /// became and why. `IoUring` fails with `Unsupported` and the reason.
+    /// became and why. `IoUring` fails with `Unsupported` and the reason; any, if no thread can be
+    /// started.
     pub fn new(aio: Aio) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let room = Arc::new(Room::default());
-        let pool = Arc::new(Pool::new(room.clone()));
+        let pool = Pool::new(room.clone()).map_err(|e| Error::from_io("start I/O threads", e))?;
+        let pool = Arc::new(pool);
         let start = || Uring::new(NEXT.fetch_add(1, Ordering::Relaxed), pool.clone());
         let (ring, reason) = match aio {
             Aio::Threads => (None, "asked for".to_string()),

@@ -61,7 +61,8 @@ pub struct PageCache {
     /// Frames on each age queue; index by queue.
     pub(crate) queued: [AtomicI64; 3],
     pub(crate) waits: Box<[WaitQueue]>,
-    pub(crate) frame_wait: WaitQueue,
+    /// With the number of frames wanted; none for a folio descriptor.
+    pub(crate) frame_wait: WaitQueue<usize>,
     /// Tasks that wait for frames or folio descriptors.
     pub(crate) starved: AtomicU32,
     /// Requests that wait for private memory.
@@ -137,7 +138,7 @@ impl PageCache {
             reclaim_turn: Mutex::new(()),
             queued: [const { AtomicI64::new(0) }; 3],
             waits: (0..WAIT_QUEUES).map(|_| WaitQueue::new()).collect(),
-            frame_wait: WaitQueue::new(),
+            frame_wait: WaitQueue::with_keys(),
             starved: AtomicU32::new(0),
             private_wait: WaitQueue::new(),
             files: CounterRef::default(),
@@ -278,24 +279,18 @@ impl PageCache {
         };
         let folios = self.free_slots.lock().used() as u64;
         let slot_bytes = (self.sizes.layout.stride * 8) as u64;
-        let private = self.counters.private_bytes.load(Ordering::Relaxed);
+        let dirty_folios = self.dirty.dirty_folios();
         let line = |what: &str, now, bound| (what.to_string(), now, bound);
         let mut rows = vec![
             line("frames", used * FRAME_SIZE as u64, frames * FRAME_SIZE as u64),
             line("folio descriptors", folios * slot_bytes, slots * slot_bytes),
-            line("index", self.index.bytes(), self.index.bytes()),
+            line("index", self.index.bytes(), Index::bytes_for(slots as usize)),
+            // Taken as a whole, for the most that there may be.
             line("age queues and ghosts", slots * SLOT_BOOKS, slots * SLOT_BOOKS),
-            line(
-                "dirty sets",
-                self.dirty.dirty_folios() * DIRTY_FOLIO_BYTES,
-                slots * DIRTY_FOLIO_BYTES,
-            ),
+            line("dirty sets", dirty_folios * DIRTY_FOLIO_BYTES, slots * DIRTY_FOLIO_BYTES),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),
-            line("open files", self.file_bytes(), self.file_bytes()),
-            line("files known", self.known_bytes(), self.known_bytes()),
-            line("spare records of write-out", self.record_bytes(), self.record_bytes()),
-            line("buffers of requests in flight", private, self.private_limit()),
         ];
+        rows.extend(self.share_rows());
         rows.extend(self.claim_rows());
         let more = self.more_rows.lock().clone();
         rows.extend(more.iter().flat_map(|part| part()));

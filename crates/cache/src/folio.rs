@@ -6,7 +6,9 @@ pub mod guard;
 pub mod index;
 mod lookup;
 pub mod owners;
+mod pool;
 pub mod table;
 
+pub use lookup::fault_in_for_writing;
 pub use owners::Label;
 pub use table::{Blocks, Layout, STATES, Slot, State, Table};

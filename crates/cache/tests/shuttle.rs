@@ -12,7 +12,7 @@ use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex, thread};
 use forebay_base::task::block_on;
 use forebay_base::world::RealWorld;
-use forebay_cache::folio::Blocks;
+use forebay_cache::folio::{Blocks, Layout, Table};
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::writeback::{WritePiece, end_fill, end_write};
 use forebay_cache::{Config, FolioWrite, FramePool, Mapping, PageCache, State};
@@ -479,5 +479,35 @@ fn exclusive_ranges_are_granted_by_arrival_also_behind_a_dropped_wait() {
             ],
         );
         lab.end();
+    });
+}
+
+/// Two tasks that lock a free slot by a stale hint, while its memory is given back, and one that uses the
+/// slot after that. The story: the lock word became zero under a holder, whose unlocking then locked the
+/// slot for ever.
+#[test]
+fn lock_of_a_slot_given_back_under_a_late_locker_is_free_and_exclusive() {
+    check(|| {
+        let table = Arc::new(Table::new(Layout::new(FOLIO), 3).unwrap());
+        let holders = Arc::new(AtomicU8::new(0));
+        let visit = |table: &Table, holders: &AtomicU8| {
+            table.lock(3);
+            assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+            thread::yield_now();
+            holders.fetch_sub(1, Ordering::SeqCst);
+            table.unlock(3);
+        };
+        // It was used before.
+        visit(&table, &holders);
+        let late: Vec<_> = (0..2)
+            .map(|_| {
+                let (table, holders) = (table.clone(), holders.clone());
+                thread::spawn(move || visit(&table, &holders))
+            })
+            .collect();
+        table.forget_above(2, 4);
+        visit(&table, &holders);
+        late.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(table.try_lock(3), "the lock is held for ever");
     });
 }

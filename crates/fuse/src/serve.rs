@@ -17,6 +17,7 @@ mod content;
 mod listing;
 mod names;
 mod policy;
+mod ranges;
 
 pub use beside::Served;
 
@@ -36,6 +37,7 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_vfs::{Attr, FileSystem, Ino, OpenFlags, Privileges, copy};
+use ranges::WriteRanges;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -67,6 +69,8 @@ pub(crate) struct Core {
     pub appends: Appends,
     /// Changes by others on their way.
     pub changes: Changes,
+    /// Writes on their way, where they overlap one after the other.
+    pub write_ranges: WriteRanges,
     /// How often the bound was met.
     pub pruned: AtomicUsize,
     /// Names are being called stale.
@@ -233,6 +237,7 @@ impl Core {
             epoch: AtomicU64::default(),
             appends: Appends::default(),
             changes: Changes::default(),
+            write_ranges: WriteRanges::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
             spares: Spares::new(options.thread_count()),

@@ -11,7 +11,7 @@ use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, io};
 use forebay_cache::State;
-use forebay_cache::folio::Blocks;
+use forebay_cache::folio::{Blocks, fault_in_for_writing};
 use forebay_cache::picture::Stream;
 use forebay_cache::readahead::Plan;
 use forebay_cache::stats::Counters;
@@ -242,6 +242,10 @@ impl MappedFile {
             if piece.is_empty() {
                 return Ok(());
             }
+            // Not under the lock of the folio.
+            fault_in_for_writing(
+                &mut dst.bytes()[(piece.start - base) as usize..(piece.end - base) as usize],
+            );
             if let Some(folio) = self.cache.lock_folio(mapping, index) {
                 if folio.all(State::Uptodate, blocks) {
                     let into = &mut dst.bytes()

@@ -92,8 +92,6 @@ impl Drop for PlanInUse<'_> {
         let (cache, bytes) = (&self.file.cache, plan.bytes());
         if cache.count_record(&mut plan.counted, bytes) {
             self.file.records.0.lock().plans.push(plan);
-        } else {
-            cache.count_record(&mut plan.counted, 0);
         }
     }
 }
@@ -371,8 +369,7 @@ impl Record {
             let bytes = work.bytes();
             let keep = cache.count_record(&mut work.counted, bytes);
             if !keep {
-                let counted = std::mem::take(&mut *work).counted;
-                cache.count_record(&mut { counted }, 0);
+                *work = Default::default();
             }
             keep
         };

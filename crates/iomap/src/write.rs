@@ -283,7 +283,7 @@ impl MappedFile {
     ) -> std::result::Result<(), Obstacle> {
         let mapping = &*self.mapping;
         let at = (piece.start - mapping.folio_start(index)) as usize;
-        let folio = self.cache.lock_for_write(mapping, index, at, passing.is_passing());
+        let folio = self.cache.lock_for_write(mapping, index, at, src, passing.is_passing());
         let Some(folio) = folio else { return Err(Obstacle::Slots) };
         if mapping.is_exclusive(piece) {
             return Err(Obstacle::Exclusive);

@@ -94,6 +94,35 @@ impl Lab {
     }
 }
 
+fn spawn(work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    std::thread::Builder::new().spawn(work).map(drop)
+}
+
+/// The story: where the first worker could not be started, the thread that submitted, an event loop's,
+/// slept and tried again until it could.
+#[test]
+fn submit_without_further_threads_neither_waits_nor_loses_a_request() {
+    thread_local! {
+        static TRIES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+    let none_but_the_first = |work: Box<dyn FnOnce() + Send>| match TRIES.replace(TRIES.get() + 1) {
+        0 => spawn(work),
+        _ => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+    };
+    let (lab, room) = (Lab::new(), Arc::new(Room::default()));
+    let pool = Pool::with_workers(room.clone(), 4, none_but_the_first).unwrap();
+    for name in 0..20 {
+        let before = TRIES.get();
+        room.enter();
+        pool.submit(lab.make(name, Class::Sync, Panics::Never));
+        assert!(TRIES.get() <= before + 1, "T3: the submitter tries again and again");
+    }
+    (0..20).for_each(|_| assert!(lab.ended.recv().unwrap().1));
+    let refuse = |_: Box<dyn FnOnce() + Send>| Err(io::Error::from_raw_os_error(libc::EAGAIN));
+    let refused = Pool::with_workers(room, 4, refuse);
+    assert!(refused.is_err(), "a pool without a thread is none");
+}
+
 /// Both engines, by name. Where the system has no io_uring, that is a failure, or with
 /// `FOREBAY_ALLOW_SKIP=1` a skip that is said.
 fn engines() -> impl Iterator<Item = (Aio, Engine)> {
@@ -215,7 +244,7 @@ fn a_request_may_submit_another_when_it_ends() {
 fn waiting_reads_go_before_write_back_on_a_device_that_stands_still() {
     let lab = Lab::new();
     let room = Arc::new(Room::default());
-    let pool = Pool::with_workers(room.clone(), 1);
+    let pool = Pool::with_workers(room.clone(), 1, spawn).unwrap();
     let submit = |request: Box<Fake>| {
         room.enter();
         pool.submit(request);

@@ -221,7 +221,10 @@ fn remains_of_a_ring_end_when_the_kernel_has_let_go() {
     let (gone, kernels) = rustix::pipe::pipe().unwrap();
     let room = Arc::new(Room::default());
     (0..2).for_each(|_| room.enter());
-    let pool = Pool::with_workers(room.clone(), 1);
+    let pool = Pool::with_workers(room.clone(), 1, |work| {
+        std::thread::Builder::new().spawn(work).map(drop)
+    });
+    let pool = pool.unwrap();
     pool.submit(Box::new(Remains::new(vec![Box::new(request)], gone, room)));
     // Behind it on the only worker: that one waits for the kernel.
     assert!(bench.ended.try_recv().is_err());

@@ -2,14 +2,16 @@
 //!
 //! Invariants: T1 a request that was accepted runs and ends, also after the engine is dropped, and
 //! also if it panics. T2 background requests never hold more than half of the workers. T3 while
-//! something is queued there is a worker that will take it, or the thread that submits tries to
-//! start one until it can: a submitter never makes the blocking call itself.
+//! something is queued there is a worker that will take it: the first one starts with the pool and
+//! stays until the pool is gone. A submitter neither makes the blocking call itself nor waits: if
+//! no further worker can be started, there is one fewer.
 //! Lock rule: the mutex is not held while a request runs or ends.
 
 use super::queue::Queue;
 use super::request::{Boxed, end, guarded};
 use super::room::Room;
 use forebay_base::io_flusher;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -30,6 +32,14 @@ struct Shared {
     work: Condvar,
     workers_max: usize,
     room: Arc<Room>,
+    start: Start,
+}
+
+/// Starts a thread.
+type Start = fn(Box<dyn FnOnce() + Send>) -> io::Result<()>;
+
+fn start_thread(work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    std::thread::Builder::new().name("forebay-io".into()).spawn(work).map(drop)
 }
 
 impl Shared {
@@ -44,14 +54,22 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(room: Arc<Room>) -> Self {
-        Self::with_workers(room, WORKERS)
+    /// Errors: no thread for the first worker.
+    pub(crate) fn new(room: Arc<Room>) -> io::Result<Self> {
+        Self::with_workers(room, WORKERS, start_thread)
     }
 
-    pub(crate) fn with_workers(room: Arc<Room>, workers_max: usize) -> Self {
+    pub(crate) fn with_workers(
+        room: Arc<Room>,
+        workers_max: usize,
+        start: Start,
+    ) -> io::Result<Self> {
         let queue = Queue::new((workers_max / 2).max(1));
-        let state = Mutex::new(State { queue, workers: 0, idle: 0, closing: false });
-        Self { shared: Arc::new(Shared { state, work: Condvar::new(), workers_max, room }) }
+        let state = Mutex::new(State { queue, workers: 1, idle: 0, closing: false });
+        let work = Condvar::new();
+        let pool = Self { shared: Arc::new(Shared { state, work, workers_max, room, start }) };
+        pool.start_worker(true)?;
+        Ok(pool)
     }
 
     /// Queues a request.
@@ -65,28 +83,17 @@ impl Pool {
         }
         state.workers += 1;
         drop(state);
-        self.start_worker();
+        if let Err(e) = self.start_worker(false) {
+            log::warn!("no further I/O thread: {e}");
+            self.shared.lock().workers -= 1;
+        }
+        // Also if the new one takes its time, or is not there.
+        self.shared.work.notify_one();
     }
 
-    fn start_worker(&self) {
-        let mut pause = Duration::from_millis(1);
-        loop {
-            let shared = self.shared.clone();
-            let name = "forebay-io".to_string();
-            let Err(e) = std::thread::Builder::new().name(name).spawn(move || work(&shared)) else {
-                return;
-            };
-            let mut state = self.shared.lock();
-            if state.workers > 1 {
-                log::warn!("no further I/O thread: {e}");
-                state.workers -= 1;
-                return;
-            }
-            drop(state);
-            log::error!("no I/O thread, trying again in {pause:?} (T3): {e}");
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_secs(1));
-        }
+    fn start_worker(&self, is_first: bool) -> io::Result<()> {
+        let shared = self.shared.clone();
+        (self.shared.start)(Box::new(move || work(&shared, is_first)))
     }
 
     /// The count of what the engine has accepted.
@@ -108,7 +115,7 @@ impl Drop for Pool {
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &Shared, is_first: bool) {
     io_flusher::mark_thread();
     let mut state = shared.lock();
     loop {
@@ -138,14 +145,14 @@ fn work(shared: &Shared) {
             shared.work.wait_timeout(state, IDLE).unwrap_or_else(|p| p.into_inner());
         state = next;
         state.idle -= 1;
-        if waited.timed_out() && state.queue.len() == 0 {
+        if waited.timed_out() && state.queue.len() == 0 && !is_first {
             break;
         }
     }
     state.workers -= 1;
     debug_assert!(
         state.workers > 0 || state.queue.len() == 0,
-        "T3: the last worker leaves {} requests behind",
+        "T3: the last worker leaves {} requests",
         state.queue.len()
     );
 }

@@ -5,6 +5,7 @@ use crate::folio::guard::FramePool;
 use crate::mapping::Mapping;
 use crate::memory::arena::Frame;
 use forebay_base::sync::atomic::Ordering;
+use forebay_base::task::Pick;
 
 impl PageCache {
     /// Takes `count` frames, reclaiming as needed; `None` when that many cannot be had without
@@ -57,7 +58,7 @@ impl PageCache {
             }
             got
         };
-        self.frame_wait.wait_until(attempt).await
+        self.frame_wait.wait_for(count, attempt).await
     }
 
     /// Waits until there is a folio descriptor to be had; starts write-out.
@@ -72,7 +73,7 @@ impl PageCache {
             self.free_slots.lock().push(slot);
             Some(())
         };
-        self.frame_wait.wait_until(attempt).await;
+        self.frame_wait.wait_for(0, attempt).await;
     }
 
     /// Whether somebody waits for frames: flushers then write and flush below their limits too,
@@ -85,11 +86,18 @@ impl PageCache {
         if freed.is_empty() {
             return;
         }
-        {
+        let mut free = {
             let mut alloc = self.frames.lock();
             freed.iter().for_each(|&f| alloc.give(f));
-        }
-        self.frame_wait.wake_all();
+            alloc.free()
+        };
+        // The oldest in any case: it reclaims what else it needs. The others if there is enough for them.
+        let mut is_oldest = true;
+        self.frame_wait.wake_matching(|&wanted| {
+            let served = wanted <= free;
+            free -= if served { wanted } else { 0 };
+            if std::mem::take(&mut is_oldest) || served { Pick::Wake } else { Pick::Skip }
+        });
     }
 
     /// A frame loses its owner; see [`crate::Config::poison_frames`].
@@ -176,6 +184,35 @@ mod tests {
         assert_eq!(pool.len(), 3);
         drop(pool);
         assert_eq!(cache.stats().frames_free as usize, all);
+    }
+
+    /// The story: each frame that was given back woke all who waited. Of a hundred, each took the lock of
+    /// the allocator and a round of reclaim, and 99 waited again.
+    #[test]
+    fn frame_given_back_wakes_the_waiters_that_it_serves() {
+        let config = Config { huge_pages: false, ..Config::with_budget(1 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let mut held = cache.take_frames(cache.stats().frames_total as usize).unwrap();
+        let woken = Arc::new(Woken::default());
+        let waker = woken.clone().into();
+        let mut cx = Context::from_waker(&waker);
+        // The oldest wants more than there is, the others one each.
+        let wanted = |i| if i == 0 { 50 } else { 1 };
+        let mut waiting: Vec<_> =
+            (0..100).map(|i| Box::pin(cache.wait_frames(&mapping, wanted(i)))).collect();
+        assert!(waiting.iter_mut().all(|w| w.as_mut().poll(&mut cx).is_pending()));
+        let two = held.frames.split_off(held.frames.len() - 2);
+        drop(crate::FramePool { cache: &cache, frames: two });
+        assert_eq!(woken.0.load(Ordering::Relaxed), 3, "the oldest, and two for two frames");
+        assert!(waiting[0].as_mut().poll(&mut cx).is_pending());
+        let mut second = waiting.remove(1);
+        let Poll::Ready(first) = second.as_mut().poll(&mut cx) else { panic!("it is served") };
+        // The third is dropped without a look, and passes its turn on.
+        drop(waiting.remove(1));
+        let ready = waiting.iter_mut().position(|w| w.as_mut().poll(&mut cx).is_ready());
+        assert_eq!(ready, Some(1));
+        drop((first, held));
     }
 
     /// Waiting for a folio descriptor tells that there is one; taking it is the caller's next step. Were

@@ -1,7 +1,8 @@
 //! The guards through which folios are read and changed: [`FolioRead`] without its lock,
-//! [`FolioWrite`] under it; and [`FramePool`], frames on their way into a folio.
+//! [`FolioWrite`] under it.
 //! States and invariants (F1..F6) are in [`crate::folio::table`].
 
+pub use super::pool::FramePool;
 use crate::cache::PageCache;
 use crate::folio::table::{Blocks, Slot, State, Table};
 use crate::mapping::Mapping;
@@ -10,39 +11,8 @@ use crate::memory::batch::Freed;
 use crate::stats::Counters;
 use crate::writeback::flusher::UNCACHED_AGE;
 use forebay_base::sync::atomic::Ordering;
+use std::cell::Cell;
 use std::ops::Range;
-
-/// Frames taken and not yet installed; given back on drop.
-pub struct FramePool<'a> {
-    pub(crate) cache: &'a PageCache,
-    pub(crate) frames: Vec<Frame>,
-}
-
-impl<'a> FramePool<'a> {
-    /// An empty pool.
-    pub fn empty(cache: &'a PageCache) -> Self {
-        Self { cache, frames: Vec::new() }
-    }
-
-    /// Frames left.
-    pub fn len(&self) -> usize {
-        self.frames.len()
-    }
-
-    /// None left.
-    pub fn is_empty(&self) -> bool {
-        self.frames.is_empty()
-    }
-}
-
-impl Drop for FramePool<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if !self.frames.is_empty() {
-            self.cache.give_frames(&self.frames);
-        }
-    }
-}
 
 /// A folio looked at without its lock. What is read of it counts only if [`FolioRead::intact`] says so
 /// afterwards (see [`crate::folio::table`]).
@@ -141,15 +111,48 @@ pub struct FolioWrite<'a> {
     pub(crate) slot: Slot,
     /// Index of the folio in its file.
     pub index: u64,
+    /// The tasks that are woken when the lock is released: a waker may run anything.
+    wakes: Cell<Wakes>,
+}
+
+/// Tasks that wait for what changed under a folio lock.
+#[derive(Clone, Copy, Default)]
+struct Wakes {
+    flusher: bool,
+    writers: bool,
 }
 
 impl Drop for FolioWrite<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.cache.table.unlock(self.slot);
+        let Wakes { flusher, writers } = self.wakes.get();
+        self.mapping.domain.kick_if(flusher);
+        if writers {
+            self.mapping.domain.wake_writers(false);
+        }
+    }
+}
+
+impl<'a> FolioWrite<'a> {
+    /// The guard of a lock that was taken.
+    #[inline]
+    pub(crate) fn of_lock(
+        cache: &'a PageCache,
+        mapping: &'a Mapping,
+        slot: Slot,
+        index: u64,
+    ) -> Self {
+        Self { cache, mapping, slot, index, wakes: Cell::default() }
     }
 }
 
 impl FolioWrite<'_> {
+    fn kick_flusher_later(&self, is_late: bool) {
+        let wakes = self.wakes.get();
+        self.wakes.set(Wakes { flusher: wakes.flusher | is_late, ..wakes });
+    }
+
     /// Whether all blocks of the run have the state.
     pub fn all(&self, state: State, blocks: Blocks) -> bool {
         self.cache.table.all(self.slot, state, blocks)
@@ -454,7 +457,7 @@ impl FolioWrite<'_> {
         }
         // Between two syncs the file stays queued, and the flusher is not woken for each write.
         if !dirt.is_queued() || (listed.fresh && dirt.is_stalled()) {
-            mapping.domain.dirtied(mapping.id, now);
+            self.kick_flusher_later(mapping.domain.dirtied(mapping.id, now));
         }
         if !uncached {
             return;
@@ -464,9 +467,10 @@ impl FolioWrite<'_> {
         let before = dirt.more_uncached(bytes);
         let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
         if before < window && before + bytes >= window {
-            mapping.domain.look_by(mapping.id, now);
+            self.kick_flusher_later(mapping.domain.look_by(mapping.id, now));
         } else if before == 0 {
-            mapping.domain.look_by(mapping.id, now + UNCACHED_AGE);
+            let at = now + UNCACHED_AGE;
+            self.kick_flusher_later(mapping.domain.look_by(mapping.id, at));
         }
     }
 
@@ -480,6 +484,7 @@ impl FolioWrite<'_> {
             self.mapping.domain.count_dirty_folio(-1);
         }
         self.mapping.domain.sub_dirty(bytes);
+        self.wakes.set(Wakes { writers: true, ..self.wakes.get() });
     }
 
     /// Drops blocks whatever they hold, dirt included: they are being overwritten, punched or cut

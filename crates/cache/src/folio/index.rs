@@ -40,6 +40,11 @@ impl Index {
         slots.next_power_of_two().max(LOCKS)
     }
 
+    /// Bytes of the heads for `slots` slots.
+    pub(crate) fn bytes_for(slots: usize) -> u64 {
+        Self::heads_for(slots) as u64 * 4
+    }
+
     /// Bytes of the heads in use.
     pub fn bytes(&self) -> u64 {
         (self.mask.load(Ordering::Relaxed) as u64 + 1) * 4

@@ -8,6 +8,25 @@ use crate::mapping::Mapping;
 use crate::memory::arena::FRAME_SIZE;
 use forebay_base::task::WaitQueue;
 
+/// Reads a byte of each page of a caller's memory.
+#[inline]
+fn fault_in(src: &[u8]) {
+    let firsts = src.iter().step_by(FRAME_SIZE);
+    firsts.chain(src.last()).for_each(|byte| {
+        std::hint::black_box(*byte);
+    });
+}
+
+/// Writes a byte of each page of a caller's memory, with the value that it has. Call it before a folio is
+/// locked from which bytes are copied there.
+pub fn fault_in_for_writing(dst: &mut [u8]) {
+    for page in dst.chunks_mut(FRAME_SIZE) {
+        page[0] = std::hint::black_box(page[0]);
+        let last = page.len() - 1;
+        page[last] = std::hint::black_box(page[last]);
+    }
+}
+
 impl PageCache {
     /// The folio, for reading without its lock, if it is there. `None` is a hint (see
     /// [`crate::folio::index`]). The caller says where in the folio it is going to read: the bytes are on
@@ -32,21 +51,24 @@ impl PageCache {
         }
     }
 
-    /// The folio for a write at `offset` of it: [`PageCache::lock_or_make`], with what the write is going to
-    /// touch on its way from memory meanwhile.
+    /// The folio for a write of `src` at `offset` of it: [`PageCache::lock_or_make`], with what the write is
+    /// going to touch on its way from memory meanwhile. Pages of `src` that are not in memory are faulted in
+    /// before the lock is taken: a fault may wait for a device, or for a request that wants this folio.
     #[inline]
     pub fn lock_for_write<'a>(
         &'a self,
         mapping: &'a Mapping,
         index: u64,
         offset: usize,
+        src: &[u8],
         passing: bool,
     ) -> Option<FolioWrite<'a>> {
         self.table.prefetch(mapping.guess_slot(index));
+        fault_in(src);
         if let Some(slot) = self.index.find(&self.table, mapping.id, index) {
             self.prefetch(slot, offset);
             self.table.lock(slot);
-            let folio = FolioWrite { cache: self, mapping, slot, index };
+            let folio = FolioWrite::of_lock(self, mapping, slot, index);
             if self.table.key(slot) == (mapping.id, index) {
                 return Some(folio);
             }
@@ -72,7 +94,7 @@ impl PageCache {
                 .find(&self.table, mapping.id, index)
                 .or_else(|| self.index.find_locked(&self.table, mapping.id, index))?;
             self.table.lock(slot);
-            let folio = FolioWrite { cache: self, mapping, slot, index };
+            let folio = FolioWrite::of_lock(self, mapping, slot, index);
             if self.table.key(slot) == (mapping.id, index) {
                 return Some(folio);
             }
@@ -144,6 +166,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use forebay_base::world::RealWorld;
+    use std::os::fd::{AsRawFd, FromRawFd};
     use std::sync::Barrier;
 
     fn cache() -> forebay_base::sync::Arc<PageCache> {
@@ -172,6 +195,109 @@ mod tests {
             assert!(cache.table.try_lock(slot), "slot {slot} is locked");
             cache.table.unlock(slot);
         }
+    }
+
+    /// A page of memory that is not there: whoever reads it waits, until the test lets it come.
+    struct SlowPage {
+        fault: std::fs::File,
+        base: *mut u8,
+    }
+
+    const PAGE: usize = 4096;
+
+    impl SlowPage {
+        /// `ioctl` of a userfaultfd with four words, as linux/userfaultfd.h has them.
+        fn call(&self, number: u64, words: &mut [u64; 4]) {
+            // SAFETY: each structure that is used here is at most four words long.
+            let done =
+                unsafe { libc::ioctl(self.fault.as_raw_fd(), number as _, words.as_mut_ptr()) };
+            assert_eq!(done, 0, "{number:x}: {}", std::io::Error::last_os_error());
+        }
+
+        fn new() -> Self {
+            let user_mode_only = 1;
+            // SAFETY: a system call without pointers.
+            let fd =
+                unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | user_mode_only) };
+            let error = std::io::Error::last_os_error();
+            assert!(fd >= 0, "this test requires userfaultfd(2): {error}");
+            let (access, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: a new mapping of its own, of one page.
+            let base = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, access, flags, -1, 0) };
+            assert_ne!(base, libc::MAP_FAILED);
+            // SAFETY: the descriptor is new, and owned by nothing else.
+            let fault = unsafe { std::fs::File::from_raw_fd(fd as i32) };
+            let page = Self { fault, base: base.cast() };
+            // UFFDIO_API, and UFFDIO_REGISTER for missing pages.
+            page.call(0xc018_aa3f, &mut [0xaa, 0, 0, 0]);
+            page.call(0xc020_aa00, &mut [base as u64, PAGE as u64, 1, 0]);
+            page
+        }
+
+        fn bytes(&self) -> &[u8] {
+            // SAFETY: the page is mapped as long as self, and written by the kernel only, before the
+            // first read of it returns.
+            unsafe { std::slice::from_raw_parts(self.base, PAGE) }
+        }
+
+        /// Waits until a thread waits for the page.
+        fn wait_for_fault(&self) {
+            use std::io::Read;
+            let mut message = [0; 32];
+            (&self.fault).read_exact(&mut message).unwrap();
+            assert_eq!(message[0], 0x12, "a page fault");
+        }
+
+        /// The page comes: UFFDIO_ZEROPAGE.
+        fn let_come(&self) {
+            self.call(0xc020_aa04, &mut [self.base as u64, PAGE as u64, 0, 0]);
+        }
+    }
+
+    impl Drop for SlowPage {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is of `new`, and nothing refers to it any more.
+            unsafe { libc::munmap(self.base.cast(), PAGE) };
+        }
+    }
+
+    // SAFETY: the page is read only, and the descriptor is for any thread.
+    unsafe impl Sync for SlowPage {}
+
+    /// The story: a write copied out of memory that was not there, under the lock of the folio. Other users of
+    /// the folio spun until the page had come; if it came from a file of the same process, for ever.
+    #[test]
+    fn write_from_memory_that_is_not_there_leaves_the_folio_to_others() {
+        let (cache, page) = (cache(), SlowPage::new());
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let block = Blocks { start: 0, end: 1 };
+        let mut pool = cache.take_frames(1).unwrap();
+        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        folio.install_frames(block, &mut pool);
+        folio.copy_in(0, &[7; 4096]);
+        let slot = folio.slot;
+        folio.mark_dirty(block, false);
+        drop(folio);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let src = page.bytes();
+                let folio = cache.lock_for_write(&mapping, 0, 0, src, false).unwrap();
+                folio.copy_in(0, src);
+            });
+            page.wait_for_fault();
+            let is_free = cache.table.try_lock(slot);
+            if is_free {
+                cache.table.unlock(slot);
+            }
+            page.let_come();
+            assert!(is_free, "the writer waits for its memory under the folio lock");
+        });
+        let mut back = [1; 4096];
+        let folio = cache.lock_folio(&mapping, 0).unwrap();
+        folio.copy_out(0, &mut back);
+        assert!(back == [0; 4096], "written after all");
+        folio.discard(block);
     }
 
     /// A reader without the lock who was overtaken by a writer must not believe what it has copied.

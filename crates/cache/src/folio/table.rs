@@ -97,6 +97,9 @@ const BITS: usize = 4;
 /// Lock word: held. The bits above are the version.
 const HELD: u64 = 1;
 
+/// Lock word: held while the slot's memory is given back. The version never reaches it.
+const RETIRED: u64 = 1 << 63;
+
 const FREQ_SHIFT: u32 = 32;
 const FREQ_MASK: u64 = 3 << FREQ_SHIFT;
 const QUEUE_SHIFT: u32 = 34;
@@ -206,9 +209,29 @@ impl Table {
         self.words.advise(Self::words(&self.layout, slots));
     }
 
-    /// Gives the memory of the slots above `slots` back. None of them is in use.
-    pub(crate) fn forget_above(&self, slots: usize) {
-        self.words.forget(Self::words(&self.layout, slots));
+    /// Gives the memory of the slots above `slots` back, of which those below `ever` were used at some
+    /// time. None holds a folio, but a task that found one by a stale hint may lock it for a look at its
+    /// key. So the lock words become zero only while all those locks are held here: zeroed under
+    /// another holder, its unlocking would lock the slot for ever, or unlock it for a later owner.
+    pub fn forget_above(&self, slots: usize, ever: usize) {
+        let retired = slots as Slot + 1..ever as Slot;
+        for slot in retired.clone() {
+            self.lock(slot);
+            self.word(slot, LOCK).fetch_or(RETIRED, Ordering::Relaxed);
+        }
+        let given_back = self.words.forget(Self::words(&self.layout, slots));
+        for slot in retired {
+            if slot as usize * self.layout.stride >= given_back {
+                break;
+            }
+            // What was given back is unlocked by that. The rest of a page, and memory that the system
+            // keeps, is as it was.
+            let word = self.word(slot, LOCK);
+            let old = word.load(Ordering::Relaxed);
+            if old & RETIRED != 0 {
+                word.store((old & !RETIRED).wrapping_add(HELD), Ordering::Release);
+            }
+        }
     }
 
     /// Puts memory under the first `slots` slots.
@@ -549,7 +572,12 @@ mod tests {
         let table = Table::new(Layout::new(65536), 100_000).unwrap();
         table.set_key(40, 7, 9);
         table.set_key(90_000, 7, 9);
-        table.forget_above(50);
+        table.lock(60_000);
+        table.unlock(60_000);
+        table.forget_above(50, 90_001);
         assert_eq!((table.key(40), table.key(90_000)), ((7, 9), (0, 0)));
+        // Also in the rest of the page in which the slots in use end.
+        let held = (1..=90_000).find(|&slot| !table.try_lock(slot));
+        assert_eq!(held, None, "a lock was left held");
     }
 }

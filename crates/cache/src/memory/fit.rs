@@ -36,6 +36,14 @@ impl PageCache {
         Division { frames: whole.frames.saturating_sub(taken as usize).max(least), ..whole }
     }
 
+    /// Bytes that have come off the frames for files.
+    pub(super) fn taken_off_frames(&self) -> u64 {
+        let frames = self.sizes.frames();
+        let Ok(whole) = self.config.divide_of(self.sizes.budget()) else { return 0 };
+        let off = whole.frames.saturating_sub(frames) as u64 * (FRAME_SIZE as u64 + FRAME_BOOKS);
+        off.saturating_sub(self.claimed_beyond())
+    }
+
     /// Bytes of claims that are not worth a change.
     pub(super) fn claim_step(&self) -> u64 {
         step(self.sizes.budget())

@@ -61,6 +61,16 @@ impl Drop for FileShare {
     }
 }
 
+/// Bytes that spare records may take of a share.
+fn records_limit(share: u64) -> u64 {
+    share / 8
+}
+
+/// Bytes of a share that are for requests if files take so many.
+fn private_limit_beside(share: u64, files: u64) -> u64 {
+    share - (files + records_limit(share)).min(share / 4 * 3)
+}
+
 /// Leave to use so many bytes; given back on drop.
 #[must_use]
 pub struct Permit<'a> {
@@ -123,12 +133,34 @@ impl PageCache {
         Some(ErrorShare(self.errors.clone(), self.files.clone()))
     }
 
-    /// Bytes that private memory may come to: what files and records of write-out leave of the share of all
-    /// three, at least a quarter of it.
+    /// Bytes that private memory may come to: what files, and the most that records of write-out may have,
+    /// leave of the share of all three; at least a quarter of it.
     pub fn private_limit(&self) -> u64 {
+        private_limit_beside(self.sizes.io_reserve(), self.file_bytes() + self.known_bytes())
+    }
+
+    /// One look at each counter of the share of requests and files, so that value and bound belong together.
+    pub(crate) fn share_rows(&self) -> [Row; 4] {
         let share = self.sizes.io_reserve();
-        let taken = self.file_bytes() + self.known_bytes() + self.record_bytes();
-        share - taken.min(share / 4 * 3)
+        let (files, known) = (self.file_bytes(), self.known_bytes());
+        let records = self.record_bytes();
+        let private = self.counters.private_bytes.load(Ordering::Relaxed);
+        // What is open takes precedence: what is known besides has the rest of their part. They show what
+        // they use of it, since requests may have what they leave.
+        let part = share / 4 * 3 - records_limit(share) + self.taken_off_frames();
+        let files_bound = files.min(part);
+        let known_bound = known.min(part - files_bound);
+        let row = |what: &str, now, bound| (what.to_string(), now, bound);
+        [
+            row("open files", files, files_bound),
+            row("files known", known, known_bound),
+            row("spare records of write-out", records, records_limit(share)),
+            row(
+                "buffers of requests in flight",
+                private,
+                private_limit_beside(share, files + known),
+            ),
+        ]
     }
 
     /// Bytes of the records that write-outs have left for the next ones.
@@ -137,11 +169,20 @@ impl PageCache {
     }
 
     /// A record of write-out that was counted with `counted` bytes is kept and has `bytes`, or is in use or
-    /// gone: 0. Whether it may be kept: all that are take no more than an eighth of the share.
+    /// gone: 0. Whether it may be kept: all that are take no more than an eighth of the share. One that may
+    /// not is not counted.
     pub fn count_record(&self, counted: &mut u64, bytes: u64) -> bool {
-        let change = bytes.wrapping_sub(std::mem::replace(counted, bytes));
-        let all = self.records.fetch_add(change, Ordering::Relaxed).wrapping_add(change);
-        all <= self.sizes.io_reserve() / 8
+        let (before, most) = (*counted, records_limit(self.sizes.io_reserve()));
+        let change = |all: u64| {
+            let all = all - before + bytes;
+            (bytes == 0 || all <= most).then_some(all)
+        };
+        let kept = self.records.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok();
+        if !kept {
+            self.records.fetch_sub(before, Ordering::Relaxed);
+        }
+        *counted = if kept { bytes } else { 0 };
+        kept
     }
 
     /// Leave to use `bytes` bytes; waits for others to give theirs back while there is no room.
@@ -189,7 +230,7 @@ mod tests {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let (limit, most) = (cache.private_limit(), AtomicU64::new(0));
-        assert_eq!(limit, 1 << 20);
+        assert_eq!(limit, (1 << 20) / 8 * 7, "records may have the rest");
         std::thread::scope(|scope| {
             for i in 0..16u64 {
                 let (cache, most) = (&cache, &most);
@@ -219,11 +260,67 @@ mod tests {
         let all: Vec<_> = (0..100).map(|_| cache.new_mapping(4096, 0)).collect();
         let each = cache.file_bytes() / 100;
         assert!(each > 1024 && each * 100 == cache.file_bytes());
-        assert_eq!(cache.private_limit() + cache.file_bytes() + cache.known_bytes(), 1 << 20);
+        let requests_and_files = (1 << 20) / 8 * 7;
+        let taken = cache.file_bytes() + cache.known_bytes();
+        assert_eq!(cache.private_limit() + taken, requests_and_files);
         let rows = cache.budget();
         assert!(rows.contains(&("open files".into(), each * 100, each * 100)), "{rows:?}");
         drop(all);
-        assert_eq!((cache.file_bytes(), cache.private_limit()), (0, 1 << 20));
+        assert_eq!((cache.file_bytes(), cache.private_limit()), (0, requests_and_files));
+    }
+
+    /// The story: the report loaded a counter twice, for the value and for the bound: "spare records uses
+    /// 30456 of 23640". A bound that is the value itself says nothing either.
+    #[test]
+    fn budget_rows_read_while_records_come_and_go_stay_within_their_bounds() {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let eighth = (1 << 20) / 8;
+        std::thread::scope(|scope| {
+            for i in 1..=2u64 {
+                let (cache, over) = (&cache, &over);
+                scope.spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        let mut counted = 0;
+                        let kept = cache.count_record(&mut counted, eighth / 4 * (i + 1));
+                        assert!(!kept || cache.record_bytes() <= eighth, "kept above the bound");
+                        cache.count_record(&mut counted, 0);
+                    }
+                });
+            }
+            let wrong = (0..20_000).find_map(|_| {
+                let rows = cache.budget();
+                let sum: u64 = rows.iter().map(|row| row.2).sum();
+                let row = rows.into_iter().find(|(_, now, bound)| now > bound);
+                row.or_else(|| (sum > 16 << 20).then(|| ("all bounds".into(), sum, 16 << 20)))
+            });
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(wrong, None, "what, now, bound");
+        });
+        assert_eq!(cache.record_bytes(), 0);
+        let rows = cache.budget();
+        let records = rows.iter().find(|row| row.0 == "spare records of write-out").unwrap();
+        assert_eq!((records.1, records.2), (0, eighth), "the bound is not the value");
+    }
+
+    /// Files beyond their part of the budget come off the frames. Until that has happened the report says
+    /// that they take more than they may.
+    #[test]
+    fn budget_row_of_files_shows_those_beyond_their_part() {
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
+        let over = |cache: &PageCache| {
+            let rows = cache.budget();
+            let row = rows.iter().find(|row| row.0 == "open files").unwrap();
+            row.1 > row.2
+        };
+        let few: Vec<_> = (0..100).map(|_| cache.new_mapping(4096, 0)).collect();
+        assert!(!over(&cache), "within the part of files");
+        let many: Vec<_> = (0..1000).map(|_| cache.new_mapping(4096, 0)).collect();
+        assert!(over(&cache), "nothing has come off the frames yet");
+        drop((few, many));
+        assert!(!over(&cache));
     }
 
     #[test]
@@ -232,7 +329,7 @@ mod tests {
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let held: Vec<_> = std::iter::from_fn(|| cache.error_share()).collect();
         assert_eq!((held.len(), cache.file_bytes()), (128, 128 << 10), "an eighth of 1 MiB");
-        assert_eq!(cache.private_limit() + cache.file_bytes(), 1 << 20);
+        assert_eq!(cache.private_limit() + cache.file_bytes(), (1 << 20) / 8 * 7);
         drop(held);
         assert_eq!(cache.file_bytes(), 0);
         assert!(cache.error_share().is_some());

@@ -96,16 +96,19 @@ impl Region {
         unsafe { libc::madvise(at, range.len(), MADV_COLLAPSE) == 0 }
     }
 
-    /// Gives the memory of everything from byte `from` on back to the system: it reads as zeros
-    /// then. The owner vouches that nobody needs what it holds.
-    pub fn release(&self, from: usize) {
+    /// Gives the memory of everything from byte `from` on back to the system, in whole pages: it
+    /// reads as zeros then. The owner vouches that its content is not needed. Returns the first byte
+    /// that was given back.
+    pub fn release(&self, from: usize) -> usize {
         let from = from.next_multiple_of(rustix::param::page_size());
         if from < self.bytes {
             let at = self.base.wrapping_add(from).cast();
             // SAFETY: the range lies inside the region; whoever reads it without a lock makes
             // nothing of what it reads (the owner's promise), and zeros are valid (R2).
-            let _ = unsafe { libc::madvise(at, self.bytes - from, libc::MADV_DONTNEED) };
+            let done = unsafe { libc::madvise(at, self.bytes - from, libc::MADV_DONTNEED) };
+            return if done == 0 { from } else { self.bytes };
         }
+        self.bytes
     }
 
     /// Bytes resident, and those of them on huge pages; zero where the kernel does not say.

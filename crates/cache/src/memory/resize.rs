@@ -187,9 +187,10 @@ impl PageCache {
     fn give_back(&self, to: &Division) {
         assert_eq!(self.frames.lock().above(), 0, "Y2: nobody uses what is given back");
         self.frames.lock().forget_above();
+        let ever = self.free_slots.lock().fresh();
         self.free_slots.lock().forget_above();
         self.arena.release_above();
-        self.table.forget_above(to.slots);
+        self.table.forget_above(to.slots, ever);
         self.captured.forget(to.frames);
         self.index.rehash(&self.table, self.free_slots.lock().fresh(), to.slots);
         self.age.lock().resize(to.slots, to.frames);

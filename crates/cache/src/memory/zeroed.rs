@@ -11,7 +11,11 @@ pub(crate) use imp::ZeroTable;
 /// # Safety
 /// All bits zero is a valid value, equal to the default, and the type may change under a shared
 /// reference in all its bytes (it is made of atomics).
-pub(crate) unsafe trait Zeroed: Default + Send + Sync {}
+pub(crate) unsafe trait Zeroed: Default + Send + Sync {
+    /// Stores the empty entry.
+    #[cfg(shuttle)]
+    fn empty(&self);
+}
 
 #[cfg(not(shuttle))]
 mod imp {
@@ -47,9 +51,11 @@ mod imp {
             self.region.advise(used * size_of::<T>());
         }
 
-        /// Entries from `from` on are empty again, and their memory is given back.
-        pub fn forget(&self, from: usize) {
-            self.region.release(from * size_of::<T>());
+        /// Entries from `from` on, which are empty in all that counts, are zero again, and their memory
+        /// is given back: from the first whole page on, whose first entry is returned. If the system
+        /// keeps the memory, that is the length of the table.
+        pub fn forget(&self, from: usize) -> usize {
+            (self.region.release(from * size_of::<T>()) / size_of::<T>()).min(self.len)
         }
 
         /// Puts memory under the first `used` entries.
@@ -74,13 +80,21 @@ mod imp {
 mod imp {
     use super::Zeroed;
     use forebay_base::Result;
-    use forebay_base::sync::atomic::{AtomicU32, AtomicU64};
+    use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use std::ops::Deref;
 
     // SAFETY: not relied upon here: shuttle's atomics are made one by one.
-    unsafe impl Zeroed for AtomicU32 {}
+    unsafe impl Zeroed for AtomicU32 {
+        fn empty(&self) {
+            self.store(0, Ordering::SeqCst);
+        }
+    }
     // SAFETY: as above.
-    unsafe impl Zeroed for AtomicU64 {}
+    unsafe impl Zeroed for AtomicU64 {
+        fn empty(&self) {
+            self.store(0, Ordering::SeqCst);
+        }
+    }
 
     /// A table of a fixed length, of atomics that are more than their value.
     pub(crate) struct ZeroTable<T>(Box<[T]>);
@@ -94,8 +108,11 @@ mod imp {
         /// Nothing to do here.
         pub fn advise(&self, _used: usize) {}
 
-        /// Nothing to give back here: whoever forgets entries has emptied them.
-        pub fn forget(&self, _from: usize) {}
+        /// Entries from `from` on are zero again.
+        pub fn forget(&self, from: usize) -> usize {
+            self.0[from..].iter().for_each(Zeroed::empty);
+            from
+        }
 
         /// All of it is there.
         pub fn prefault(&self, _used: usize) {}

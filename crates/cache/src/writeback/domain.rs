@@ -143,9 +143,9 @@ impl Domain {
         self.use_more(bytes as i64);
     }
 
+    /// The caller wakes writers when it holds no lock any more.
     pub(crate) fn sub_dirty(&self, bytes: u64) {
         self.use_more(-(bytes as i64));
-        self.wake_writers(false);
     }
 
     /// Blocks are taken for write-out. Before they are counted clean.
@@ -327,6 +327,13 @@ impl Domain {
         }
     }
 
+    /// The same, if it is needed.
+    pub(crate) fn kick_if(&self, is_needed: bool) {
+        if is_needed {
+            self.kick();
+        }
+    }
+
     /// The same, but not if it was asked less than `every` ago.
     pub(super) fn kick_at(&self, now: Nanos, every: Nanos) {
         if now >= self.last_kick.load(Ordering::Relaxed).saturating_add(every) {
@@ -358,17 +365,13 @@ impl Domain {
         queue.next_look(self.limits.expire_nanos()) < self.next_look.load(Ordering::SeqCst)
     }
 
-    /// File `id` has dirt and is not queued (see [`Dirt::is_queued`]). Wakes the flusher if its alarm
-    /// would come too late.
-    pub(crate) fn dirtied(&self, id: u32, since: Nanos) {
-        let late = {
-            let mut queue = self.queue.lock();
-            queue.dirtied(id, since);
-            self.looks_too_late(&queue)
-        };
-        if late {
-            self.kick();
-        }
+    /// File `id` has dirty blocks and is not queued (see [`Dirt::is_queued`]). True: the alarm of the flusher
+    /// would come too late, and the caller kicks it when it holds no lock any more.
+    #[must_use]
+    pub(crate) fn dirtied(&self, id: u32, since: Nanos) -> bool {
+        let mut queue = self.queue.lock();
+        queue.dirtied(id, since);
+        self.looks_too_late(&queue)
     }
 
     /// A write-out of a file has ended, so that more of it may be written.
@@ -380,16 +383,12 @@ impl Domain {
         }
     }
 
-    /// File `id` is to be looked at by then.
-    pub(crate) fn look_by(&self, id: u32, at: Nanos) {
-        let late = {
-            let mut queue = self.queue.lock();
-            queue.look_by(id, at);
-            self.looks_too_late(&queue)
-        };
-        if late {
-            self.kick();
-        }
+    /// File `id` is to be looked at by then. True as in [`Domain::dirtied`].
+    #[must_use]
+    pub(crate) fn look_by(&self, id: u32, at: Nanos) -> bool {
+        let mut queue = self.queue.lock();
+        queue.look_by(id, at);
+        self.looks_too_late(&queue)
     }
 
     /// A file that writes out through `out`, from now on; true if a flusher has to be started.

@@ -291,6 +291,41 @@ mod tests {
         assert!(started() == 5 && !domain.queue().running, "Z1: as long as there are files");
     }
 
+    /// Sees whether a folio is locked when it wakes.
+    struct Watch(forebay_base::sync::Arc<PageCache>, [AtomicUsize; 2]);
+
+    impl std::task::Wake for Watch {
+        fn wake(self: std::sync::Arc<Self>) {
+            let is_locked = (1..8).any(|slot| self.0.table.is_locked(slot));
+            self.1[usize::from(is_locked)].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The story: the first dirty block of a file woke the flusher under the lock of the folio. A waker may
+    /// run anything: whatever wanted the folio then spun until it was over, or for ever.
+    #[test]
+    fn first_dirty_block_wakes_the_flusher_after_the_folio_lock() {
+        let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
+        let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
+        let waker = watch.clone().into();
+        let mut kicked = Box::pin(mapping.domain.kick.wait_until(|| None::<()>));
+        assert!(kicked.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+        let none = std::sync::Weak::<Fake>::new();
+        let _first = mapping.domain.join(mapping.id, mapping.dirty.clone(), none);
+        let block = crate::folio::Blocks { start: 0, end: 1 };
+        let mut pool = cache.take_frames(1).unwrap();
+        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        folio.install_frames(block, &mut pool);
+        folio.mark_dirty(block, false);
+        drop(folio);
+        let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
+        assert_eq!((free, locked), (1, 0), "woken with the folio free, and locked");
+        cache.lock_folio(&mapping, 0).unwrap().discard(block);
+        mapping.domain.leave(mapping.id);
+    }
+
     /// A file of one dirty folio, of which nothing can be written, or all.
     struct Fake {
         mapping: Arc<Mapping>,
@@ -303,7 +338,7 @@ mod tests {
             self.mapping.dirty.list(0, now, false);
             self.mapping.domain.add_dirty(65536);
             if !self.mapping.dirty.is_queued() {
-                self.mapping.domain.dirtied(self.mapping.id, now);
+                self.mapping.domain.kick_if(self.mapping.domain.dirtied(self.mapping.id, now));
             }
         }
 
@@ -320,6 +355,7 @@ mod tests {
                 return slot.put(async { 0 });
             }
             self.mapping.domain.sub_dirty(65536);
+            self.mapping.domain.wake_writers(false);
             slot.put(async { 65536 });
         }
         fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>) {
@@ -372,7 +408,7 @@ mod tests {
                     0 => {
                         assert!(stuck.mapping.dirty.list(9, cache.world.now(), false).fresh);
                         assert!(stuck.mapping.dirty.is_stalled());
-                        domain.dirtied(stuck.mapping.id, cache.world.now());
+                        domain.kick_if(domain.dirtied(stuck.mapping.id, cache.world.now()));
                     }
                     _ => domain.stir(stuck.mapping.id, &stuck.mapping.dirty),
                 }

@@ -38,7 +38,6 @@ impl PageCache {
                 self.sets.0.lock().push(set);
                 return;
             }
-            self.count_record(&mut counted, 0);
         }
     }
 

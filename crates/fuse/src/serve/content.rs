@@ -4,10 +4,12 @@
 //! each flag of a request is passed on or decided here: `O_DIRECT` that is not aligned falls back,
 //! `O_DSYNC` and `O_SYNC` are honoured by the write that carries them, `O_APPEND` has its place from the
 //! kernel, which knows the size as long as nobody else writes there, and is our end of file where others do.
+//! B3 two `WRITE`s that overlap take effect one after the other; see [`super::ranges`].
 //!
 //! No locks.
 
 use super::appends::Counted;
+use super::ranges::WriteRange;
 use super::{Answer, Core, Outcome, Undo, fail, privileges, read_flags, sync_flags};
 use crate::device::PAYLOAD_MAX;
 use crate::handles::Handle;
@@ -18,6 +20,7 @@ use crate::proto::reply::Body;
 use crate::proto::request::{CopyIn, Header, IoctlIn, ReadIn, WriteIn};
 use crate::trees::{Added, look};
 use forebay_base::buf::AlignedBuf;
+use forebay_base::task::block_on;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_vfs::copy::copy_range;
 use forebay_vfs::{Attr, Fallocate, FileKind, Privileges, Seek, Wrote};
@@ -68,6 +71,12 @@ impl Core {
             Err(e) => return Some(Err(e)),
         };
         let (flags, _counted) = self.flags_of_write(&handle, io);
+        let _range = match flags.contains(IoFlags::APPEND) {
+            true => None,
+            false => {
+                Some(self.write_ranges.try_lock(handle.file.ino(), io.offset, src.len() as u64)?)
+            }
+        };
         let done = handle.file.try_write(io.offset, src, flags, privileges_of(io))?;
         Some(done.map(|done| self.wrote(&handle, io, &done)))
     }
@@ -83,6 +92,7 @@ impl Core {
     pub fn write_here(&self, io: &WriteIn, src: &[u8]) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
         let (flags, _counted) = self.flags_of_write(&handle, io);
+        let _range = block_on(self.write_range(&handle, io.offset, src.len(), flags));
         let done = handle.file.write_slice(io.offset, src, flags, privileges_of(io))?;
         Ok(self.wrote(&handle, io, &done))
     }
@@ -98,6 +108,21 @@ impl Core {
         match self.others_write(ino) {
             true => (flags | IoFlags::APPEND, None),
             false => (flags, Some(counted)),
+        }
+    }
+
+    /// The range of a write, when no earlier write to a part of it is on its way (B3). An append that looks
+    /// for the end itself gets a range of its own below.
+    async fn write_range(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        len: usize,
+        flags: IoFlags,
+    ) -> Option<WriteRange<'_>> {
+        match flags.contains(IoFlags::APPEND) {
+            true => None,
+            false => Some(self.write_ranges.lock(handle.file.ino(), offset, len as u64).await),
         }
     }
 
@@ -119,6 +144,7 @@ impl Core {
     pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
         let (flags, _counted) = self.flags_of_write(&handle, &io);
+        let _range = self.write_range(&handle, io.offset, data.len(), flags).await;
         let (data, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
         self.spares.give(data);
         done.map(|done| self.wrote(&handle, &io, &done))
@@ -239,13 +265,92 @@ mod tests {
     use crate::inodes::Mark;
     use crate::proto::consts::opcode;
     use crate::serve::o_direct;
-    use forebay_base::task::block_on;
+    use forebay_base::sync::Mutex;
+    use forebay_base::task::{BoxFuture, yield_now};
     use forebay_base::world::RealWorld;
     use forebay_vfs::beside::Observer;
     use forebay_vfs::mem::MemFs;
     use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
+    use forebay_vfs::{OpenFile, ReadResult, WriteResult};
     use std::sync::Arc;
     use std::task::{Context, Waker};
+
+    /// A file that takes a write in two halves, as the cache does with one that touches two folios.
+    struct Halves(Mutex<Vec<u8>>);
+
+    impl OpenFile for Halves {
+        fn ino(&self) -> Ino {
+            Ino(7)
+        }
+        fn flags(&self) -> OpenFlags {
+            OpenFlags::READ | OpenFlags::WRITE
+        }
+        fn read(&self, _: u64, buf: AlignedBuf, _: IoFlags) -> BoxFuture<'_, ReadResult> {
+            Box::pin(async move { (buf, Ok(0)) })
+        }
+        fn write(
+            &self,
+            offset: u64,
+            buf: AlignedBuf,
+            _: IoFlags,
+            _: Privileges,
+        ) -> BoxFuture<'_, WriteResult> {
+            Box::pin(async move {
+                let (at, len) = (offset as usize, buf.len());
+                for half in [0..len / 2, len / 2..len] {
+                    let bytes = &buf[half.clone()];
+                    self.0.lock()[at + half.start..at + half.end].copy_from_slice(bytes);
+                    yield_now().await;
+                }
+                (buf, Ok(Wrote { offset, len }))
+            })
+        }
+        fn fallocate(
+            &self,
+            _: Fallocate,
+            _: u64,
+            _: u64,
+            _: Privileges,
+        ) -> BoxFuture<'_, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+        fn seek(&self, _: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
+            Box::pin(async move { Ok(offset) })
+        }
+        fn sync(&self, _: bool) -> BoxFuture<'_, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    /// B3. The kernel sends writes to one file in parallel, and each is carried out folio by folio: two that
+    /// overlapped left a part of either.
+    #[test]
+    fn overlapping_writes_on_their_way_leave_the_later_one() {
+        let core = core(KernelCache::Never);
+        let file = Arc::new(Halves(Mutex::new(vec![0; 8192])));
+        let handle = Handle::new(file.clone(), IoFlags::empty(), MODE_CACHED, false);
+        let fh = core.handles.add(handle);
+        let write = |offset, byte| {
+            let io = WriteIn { offset, size: 4096, ..write_in(fh, 0, 2) };
+            Box::pin(core.write(io, AlignedBuf::copy_of(&[byte; 4096])))
+        };
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut first, mut second, mut apart) = (write(0, 1), write(0, 2), write(4096, 3));
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        assert!(core.write_now(&write_in(fh, 0, 2), b"abc").is_none(), "it has to wait");
+        assert!(apart.as_mut().poll(&mut cx).is_pending());
+        assert!(file.0.lock()[4096] == 3, "one that overlaps none is carried out meanwhile");
+        let mut is_over = false;
+        while second.as_mut().poll(&mut cx).is_pending() {
+            if !is_over {
+                is_over = first.as_mut().poll(&mut cx).is_ready();
+            }
+        }
+        let found = file.0.lock()[..4096].to_vec();
+        assert_eq!((found[0], found[4095]), (2, 2), "first and last byte");
+        block_on(apart).unwrap();
+    }
 
     fn core(kernel_cache: KernelCache) -> Arc<Core> {
         let options = crate::Options { kernel_cache, ..Default::default() };
