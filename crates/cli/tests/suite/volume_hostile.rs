@@ -4,9 +4,7 @@
 //! Invariant: E1 each process joins a memory cgroup before its first instruction, so that the kernel counts
 //! all its memory, and kills it for more.
 
-mod common;
-
-use common::{Folder, output, stderr};
+use crate::common::{Folder, output, stderr};
 use forebay_bench::harness::cgroup::Memcg;
 use forebay_lfs::format::superblock::{SLOT_BYTES, Superblock};
 use std::os::unix::fs::FileExt;

@@ -1,9 +1,7 @@
 //! Writes of several programs into one file of a mount.
 
-mod common;
-
-use common::lab::Lab;
-use common::place::may_run;
+use crate::common::lab::Lab;
+use crate::common::place::may_run;
 use forebay_fuse::KernelCache;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
