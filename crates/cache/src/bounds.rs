@@ -8,8 +8,8 @@
 //!      ├── refused: no room ◀─────┤                         ├── failed: size and dirt come back ◀──┤
 //!      └── room made, size moved ◀┘                         └── storage cut, dirt dropped ◀────────┘
 //! ```
-//! One [`Resize`] at a time, by arrival: it is the only way to move the size. An operation takes one snapshot of the
-//! size for each look at a folio, under that folio's lock.
+//! One [`Resize`] at a time, by arrival: it is the only way to move the size. An operation takes
+//! one snapshot of the size for each look at a folio, under that folio's lock.
 //!
 //! Invariants:
 //! E1 bytes behind the size in an up-to-date block are zero, in the cache and on storage.
@@ -25,13 +25,14 @@
 //! E9 between the look at a size that is to be published and its publication the file does not become
 //!    shorter: a truncate waits for who publishes, and then cuts what is published.
 //!
-//! Exclusive ranges are granted by arrival: a request waits behind an older one that wants a part of its
-//! range, held or not ([`crate::ranges`]). A buffered write or a fill waits for ranges that are held only.
-//! No deadlock: the holder of a range takes no second one of the file and does not wait for [`Resize`], nor
-//! for an operation that waits for either. A [`Resize`] is taken before a range, and none while one is held.
+//! Exclusive ranges are granted by arrival: a request waits behind an older one that wants a part
+//! of its range, held or not ([`crate::ranges`]). A buffered write or a fill waits for ranges that
+//! are held only. No deadlock: the holder of a range takes no second one of the file and does not
+//! wait for [`Resize`], nor for an operation that waits for either. A [`Resize`] is taken before a
+//! range, and none while one is held.
 //!
-//! Locks: those of the ranges, and `arriving`, are leaves. `publishing` is taken above the map's own, and
-//! never while a folio is locked.
+//! Locks: those of the ranges, and `arriving`, are leaves. `publishing` is taken above the map's
+//! own, and never while a folio is locked.
 
 use crate::mapping::Mapping;
 use crate::ranges::Ranges;
@@ -101,15 +102,15 @@ impl Bounds {
         !self.held.is_idle() && self.held.is_held(&self.rounded(range))
     }
 
-    /// Takes the blocks of a range for exclusive use, unless one of them is held or an older request
-    /// waits for it.
+    /// Takes the blocks of a range for exclusive use, unless one of them is held or an older
+    /// request waits for it.
     pub fn try_exclusive(&self, range: Range<u64>) -> Option<Exclusive<'_>> {
         let range = self.rounded(&range);
         self.held.try_take(&range).then(|| Exclusive { bounds: self, range })
     }
 
-    /// Takes the blocks of a range for exclusive use, behind older requests for one of them. Not for a
-    /// task that holds a range of the file.
+    /// Takes the blocks of a range for exclusive use, behind older requests for one of them. Not
+    /// for a task that holds a range of the file.
     pub async fn exclusive(&self, range: Range<u64>) -> Exclusive<'_> {
         let range = self.rounded(&range);
         self.held.take(&range).await;

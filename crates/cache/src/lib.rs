@@ -27,8 +27,8 @@
 //! No lock of this crate is held across a wait or an I/O. A holder of a folio lock takes no
 //! second folio lock, and never the age lock: new folios are queued after their lock is released.
 //! Moving a folio to a lower slot ([`PageCache::resize`]) is the one exception: it takes the lock of
-//! the free slot too, which others hold only to see that it is not theirs. So does giving the memory of
-//! free slots back, for all of them.
+//! the free slot too, which others hold only to see that it is not theirs. So does giving the
+//! memory of free slots back, for all of them.
 //!
 //! Write-out, from capture to completion, takes folio locks and what may be taken under them, a file's
 //! tickets, a domain's queue, line and pace, wait queues, and the records of the layer above: never the

@@ -10,15 +10,16 @@
 //!
 //! Invariants:
 //! N1 held ranges are disjoint.
-//! N2 a waiter keeps its ticket from the first look that failed until it holds its range or is dropped;
-//!    tickets increase by age.
-//! N3 no range is taken while an older waiter wants a part of it. So a waiter waits for the ranges that
-//!    were held or wanted when it arrived, and for no later one.
-//! N4 whatever may let a waiter go ahead wakes it: the release of a range, and a ticket that is given up.
+//! N2 a waiter keeps its ticket from the first look that failed until it holds its range or is
+//!    dropped; tickets increase by age.
+//! N3 no range is taken while an older waiter wants a part of it. So a waiter waits for the ranges
+//!    that were held or wanted when it arrived, and for no later one.
+//! N4 whatever may let a waiter go ahead wakes it: the release of a range, and a ticket that is
+//!    given up.
 //!
-//! No deadlock: a waiter waits for holders and for older waiters only. The holder of a range must not
-//! wait for another range of the same kind, nor for a task that does; each user says so where it takes
-//! one.
+//! No deadlock: a waiter waits for holders and for older waiters only. The holder of a range must
+//! not wait for another range of the same kind, nor for a task that does; each user says so where
+//! it takes one.
 //!
 //! Locks: `state` is a leaf, and is also taken below the list of waiters.
 
@@ -112,8 +113,8 @@ impl Ranges {
         self.state.lock().is_held(range)
     }
 
-    /// Takes a range, which is not empty, if that needs no waiting. False while a part of it is held, or
-    /// a waiter wants one (N3).
+    /// Takes a range, which is not empty, if that needs no waiting. False while a part of it is
+    /// held, or a waiter wants one (N3).
     pub fn try_take(&self, range: &Range<u64>) -> bool {
         let mut state = self.state.lock();
         let may = state.may_take(range, u64::MAX);
@@ -160,8 +161,8 @@ impl Ranges {
         self.wake(range);
     }
 
-    /// A range is not held or not wanted any more: wakes the waiters that may go ahead now (N4). One that
-    /// stays asleep here is woken when what stands before it ends.
+    /// A range is not held or not wanted any more: wakes the waiters that may go ahead now (N4).
+    /// One that stays asleep here is woken when what stands before it ends.
     fn wake(&self, freed: &Range<u64>) {
         self.wait.wake_matching(|Want { range, ticket }| {
             if range.start >= freed.end || freed.start >= range.end {
@@ -181,5 +182,26 @@ impl Ranges {
                 Pick::Wake
             }
         });
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use std::task::{Context, Waker};
+
+    #[test]
+    fn n3_n4_older_waiter_goes_first_and_a_dropped_one_wakes_the_next() {
+        let ranges = Ranges::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(ranges.try_take(&(0..1)));
+        let (wide, narrow) = (0..8, 4..5);
+        let mut older = Box::pin(ranges.take(&wide));
+        assert!(older.as_mut().poll(&mut cx).is_pending());
+        let mut younger = Box::pin(ranges.take(&narrow));
+        assert!(younger.as_mut().poll(&mut cx).is_pending(), "N3: an older waiter wants a part");
+        drop(older);
+        assert_eq!(ranges.wait.waiters(), 0, "N4: the one behind it was woken");
+        assert!(younger.as_mut().poll(&mut cx).is_ready());
     }
 }

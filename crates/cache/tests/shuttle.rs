@@ -414,8 +414,9 @@ fn whoever_waits_for_a_fill_or_a_write_out_is_woken() {
     });
 }
 
-/// Two halves of a range and the range as a whole, which one thread waits for and gives up: each is held
-/// alone, every waiter is woken, and what arrives behind the waiting whole is granted after it.
+/// Two halves of a range and the range as a whole, which one thread waits for and gives up: each is
+/// held alone, every waiter is woken, and what arrives behind the waiting whole is granted after
+/// it.
 #[test]
 fn exclusive_ranges_are_granted_by_arrival_also_behind_a_dropped_wait() {
     const HALF: u64 = 4096;
@@ -482,9 +483,9 @@ fn exclusive_ranges_are_granted_by_arrival_also_behind_a_dropped_wait() {
     });
 }
 
-/// Two tasks that lock a free slot by a stale hint, while its memory is given back, and one that uses the
-/// slot after that. The story: the lock word became zero under a holder, whose unlocking then locked the
-/// slot for ever.
+/// Two tasks that lock a free slot by a stale hint, while its memory is given back, and one that
+/// uses the slot after that. The story: the lock word became zero under a holder, whose unlocking
+/// then locked the slot for ever.
 #[test]
 fn lock_of_a_slot_given_back_under_a_late_locker_is_free_and_exclusive() {
     check(|| {

@@ -91,7 +91,7 @@ fn in_words(summary: &Summary) -> String {
     format!(
         "{verdict}: {} workloads, {} cuts, {} crash states, {} recovered, {} distinct results, \
          {:.0} states/s; {} second lives, {} kills; lost {}, torn {}, reordered {}, cut again {}, \
-         failed writes {}, failed flushes {}; {} syncs held, {} refused; classes: {}",
+         failed writes {}, failed flushes {}; {} syncs held, {} refused; {}; classes: {}",
         counts.workloads,
         counts.cuts,
         counts.states,
@@ -108,7 +108,27 @@ fn in_words(summary: &Summary) -> String {
         counts.flushes_failed,
         counts.syncs,
         counts.syncs_failed,
+        of_faults(&counts),
         in_classes(&counts),
+    )
+}
+
+/// How often each kind of fault happened, and the largest step.
+fn of_faults(counts: &Counts) -> String {
+    format!(
+        "later lives {}, older checkpoints {}, late writes {}, failed reads {}, without space {}, \
+         decayed {}, refused steps {}, grown {}; largest step: {} polls, {} requests, {} bytes",
+        counts.third_lives,
+        counts.older,
+        counts.late,
+        counts.reads_failed,
+        counts.no_space,
+        counts.rotten,
+        counts.refused,
+        counts.grown,
+        counts.most_polls,
+        counts.most_requests,
+        counts.most_memory,
     )
 }
 

@@ -40,6 +40,8 @@ pub struct Options {
     pub steps: Option<Vec<usize>>,
     /// And this spot alone.
     pub spot: Option<Spot>,
+    /// How long a violation is made short.
+    pub patience: Duration,
     /// How often `progress` is told.
     pub every: Duration,
 }
@@ -56,6 +58,7 @@ impl Default for Options {
             case: None,
             steps: None,
             spot: None,
+            patience: SHRINK_PATIENCE,
             every: Duration::from_secs(1),
         }
     }
@@ -83,6 +86,7 @@ impl Summary {
 
 /// How far it is.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "one is made each second")]
 pub enum Progress {
     /// So far, since then.
     Running(Counts, Duration),
@@ -212,7 +216,7 @@ pub fn campaign(options: &Options, progress: &mut dyn FnMut(Progress)) -> Summar
         match (&options.steps, &options.spot) {
             // It is a repetition.
             (Some(keep), _) => as_it_is(options, &case, keep, violation),
-            _ => shrink(options.seed, &case, violation, SHRINK_PATIENCE),
+            _ => shrink(options.seed, &case, violation, options.patience),
         }
     });
     Summary { counts: total.seen.counts, distinct: total.seen.distinct(), time, failure }

@@ -12,10 +12,12 @@ use crate::replacing::replacing;
 use crate::script::Script;
 use crate::setup::{Base, Setup};
 use crate::short::{self, PAIRS, SINGLES};
-use forebay_base::Error;
 use forebay_base::world::split_mix;
+use forebay_base::{Error, ErrorKind};
+use forebay_block::BioOp;
 use forebay_lfs::AllocMode;
 use forebay_lfs::fault::Planted;
+use forebay_sim::{Fault, FaultRule};
 use forebay_vfs::check::Op;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -47,7 +49,7 @@ pub enum Kind {
     Clients,
     /// The same, and operations are dropped.
     Dropped,
-    /// The same on a raw image.
+    /// Operations on a raw image, some of them dropped.
     DroppedOnImage,
 }
 
@@ -170,13 +172,114 @@ pub(crate) fn draw_crowded(seed: u64) -> (Kind, Setup) {
     (Kind::Crowded, Setup::crowded(seed))
 }
 
+pub(crate) fn draw_no_sums(seed: u64) -> (Kind, Setup) {
+    let (kind, setup) = match seed % 4 {
+        0 => draw_replacing(seed),
+        1 => draw_content_failing(seed),
+        2 => draw_crowded(seed),
+        _ => draw_content(seed),
+    };
+    (kind, Setup { sums: false, ..setup })
+}
+
+pub(crate) fn draw_flags(seed: u64) -> (Kind, Setup) {
+    let (kind, setup) = match seed % 4 {
+        0 => draw_replacing(seed),
+        1 => draw_crowded(seed),
+        _ => draw_content(seed),
+    };
+    (kind, Setup { flags: true, ..setup })
+}
+
+/// Reads, writes and flushes fail, some of them for as long as the fault lasts, and data decays.
+pub(crate) fn draw_decay(seed: u64) -> (Kind, Setup) {
+    let mut rng = seed ^ 0xdeca1;
+    let mut pick = |n: u64| split_mix(&mut rng) % n;
+    let fail = Fault::Fail(ErrorKind::Io);
+    let mut failing = Vec::new();
+    for op in [BioOp::Read, BioOp::Write, BioOp::Flush] {
+        let rule = FaultRule::on(op, fail).nth(3 + pick(30));
+        match pick(4) {
+            0 => failing.push(rule),
+            1 => failing.push(rule.times(2 + pick(12)).one_in(1 + pick(4))),
+            2 => failing.push(rule.sticky()),
+            _ => {}
+        }
+    }
+    let setup = Setup::with_content(seed);
+    let healed_at = (pick(4) > 0).then(|| 15 + pick(30) as usize);
+    // What is in a record is the log's, and that has rules of its own.
+    (
+        Kind::Content,
+        Setup { failing, rot: true, healed_at, inline_max: 0, flags: pick(2) == 0, ..setup },
+    )
+}
+
+pub(crate) fn draw_host_full(seed: u64) -> (Kind, Setup) {
+    let mut rng = seed ^ 0xf011;
+    let mut pick = |n: u64| split_mix(&mut rng) % n;
+    let (kind, setup) = if pick(3) == 0 { draw_names(seed) } else { draw_content(seed) };
+    let host_bytes = Some(pick(192) << 10);
+    let healed_at = (pick(3) > 0).then(|| 15 + pick(30) as usize);
+    (kind, Setup { host_bytes, healed_at, ..setup })
+}
+
+pub(crate) fn draw_late_writes(seed: u64) -> (Kind, Setup) {
+    let (kind, setup) = if seed.is_multiple_of(3) { draw_names(seed) } else { draw_content(seed) };
+    (kind, Setup { late: true, fua: seed % 5 < 2, ..setup })
+}
+
+pub(crate) fn draw_third_lives(seed: u64) -> (Kind, Setup) {
+    let (kind, setup) = match seed % 3 {
+        0 => draw_names(seed),
+        1 => draw_replacing(seed),
+        _ => draw_content(seed),
+    };
+    (kind, Setup { lives: 4, ..setup })
+}
+
+pub(crate) fn draw_growing(seed: u64) -> (Kind, Setup) {
+    let (kind, setup) = if seed.is_multiple_of(3) { draw_names(seed) } else { draw_content(seed) };
+    let grown_bytes = Some(setup.volume_bytes + (128 << 10) * (1 + seed / 3 % 16));
+    (kind, Setup { grown_bytes, ..setup })
+}
+
+pub(crate) fn draw_older(seed: u64) -> (Kind, Setup) {
+    let (kind, setup) = match seed % 4 {
+        0 => draw_names(seed),
+        1 => draw_content(seed),
+        _ => draw_crowded(seed),
+    };
+    // Checkpoints are made all the time.
+    let checkpoint_bytes = if seed % 8 < 6 { 8 << 10 } else { setup.checkpoint_bytes };
+    (kind, Setup { older: true, checkpoint_bytes, ..setup })
+}
+
+pub(crate) fn draw_large(seed: u64) -> (Kind, Setup) {
+    let mut rng = seed ^ 0x1a46e;
+    let mut pick = |n: u64| split_mix(&mut rng) % n;
+    let setup = Setup {
+        large: true,
+        volume_bytes: [16 << 20, 24 << 20, 64 << 20][pick(3) as usize],
+        file_bytes: [1 << 20, 3 << 20, 8 << 20][pick(3) as usize],
+        steps: 60 + pick(60) as usize,
+        block_bytes: if pick(2) == 0 { 4096 } else { 2048 },
+        checkpoint_bytes: [2 << 30, 1 << 20, 256 << 10][pick(3) as usize],
+        overlay_bytes: 64 << 10 << pick(6),
+        flags: pick(2) == 0,
+        near_end: false,
+        ..Setup::with_content(seed)
+    };
+    (Kind::Content, setup)
+}
+
 fn large_sectors(setup: Setup) -> Setup {
     Setup { block_bytes: 4096, sector: 4096, ..setup }
 }
 
 /// What workloads start from, made once.
 #[derive(Default)]
-pub struct Bases(HashMap<(u32, u32, u64, Begin), Rc<Base>>);
+pub struct Bases(HashMap<(u32, u32, u64, bool, Begin), Rc<Base>>);
 
 /// What a volume holds at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -202,6 +305,7 @@ impl Bases {
             inline_max: 0,
             alloc: AllocMode::Reserve,
             failing: Vec::new(),
+            flags: false,
             ..case.setup.clone()
         };
         let begin = match case.kind {
@@ -211,7 +315,7 @@ impl Bases {
             Kind::DroppedOnImage => Begin::Image,
             _ => Begin::Empty,
         };
-        let key = (plain.block_bytes, plain.sector, plain.volume_bytes, begin);
+        let key = (plain.block_bytes, plain.sector, plain.volume_bytes, plain.sums, begin);
         if let Some(base) = self.0.get(&key) {
             return Ok(base.clone());
         }

@@ -62,7 +62,7 @@ pub const ONE_STEP: usize = 0;
 pub const TWO_STEPS: usize = 1;
 
 /// Classes that there are.
-pub const COUNT: usize = 10;
+pub const COUNT: usize = 19;
 
 /// All classes. The first two are drawn by number: three and two runs of each round.
 pub static CLASSES: [Class; COUNT] = [
@@ -76,6 +76,15 @@ pub static CLASSES: [Class; COUNT] = [
     of_one_client("crowded", 1, case::draw_crowded),
     of_several("several-clients", 2, clients::draw_several),
     of_several("dropped-futures", 2, clients::draw_dropped),
+    of_one_client("no-sums", 2, case::draw_no_sums),
+    of_one_client("flags", 2, case::draw_flags),
+    of_one_client("decay", 2, case::draw_decay),
+    of_one_client("host-full", 1, case::draw_host_full),
+    of_one_client("late-writes", 1, case::draw_late_writes),
+    of_one_client("third-lives", 1, case::draw_third_lives),
+    of_one_client("growing", 1, case::draw_growing),
+    of_one_client("older-checkpoint", 1, case::draw_older),
+    of_one_client("large", 1, case::draw_large),
 ];
 
 /// Rounds in which each class is drawn as often as its weight says.

@@ -60,13 +60,35 @@ pub struct Counts {
     pub syncs: u64,
     /// Syncs that were told of a failure.
     pub syncs_failed: u64,
+    /// Lives after a second one.
+    pub third_lives: u64,
+    /// States that were recovered from an older checkpoint, too.
+    pub older: u64,
+    /// Writes that landed, or could have, in the life after the one that submitted them.
+    pub late: u64,
+    /// Reads that failed.
+    pub reads_failed: u64,
+    /// Requests that the host refused for want of space.
+    pub no_space: u64,
+    /// Sectors that decayed.
+    pub rotten: u64,
+    /// Steps that were refused, and the run went on.
+    pub refused: u64,
+    /// Volumes that were made larger.
+    pub grown: u64,
+    /// Most polls of one step.
+    pub most_polls: u64,
+    /// Most requests of one step.
+    pub most_requests: u64,
+    /// Most memory of a volume after a step, its frames apart, bytes.
+    pub most_memory: u64,
     /// Of each class, in the order of [`class::CLASSES`].
     pub classes: [ClassCounts; class::COUNT],
 }
 
 impl Counts {
     /// All, by their names.
-    pub fn named(&self) -> [(&'static str, u64); 16] {
+    pub fn named(&self) -> [(&'static str, u64); 27] {
         [
             ("workloads", self.workloads),
             ("cuts", self.cuts),
@@ -84,6 +106,17 @@ impl Counts {
             ("cleaned", self.cleaned),
             ("syncs", self.syncs),
             ("syncs_failed", self.syncs_failed),
+            ("third_lives", self.third_lives),
+            ("older", self.older),
+            ("late", self.late),
+            ("reads_failed", self.reads_failed),
+            ("no_space", self.no_space),
+            ("rotten", self.rotten),
+            ("refused", self.refused),
+            ("grown", self.grown),
+            ("most_polls", self.most_polls),
+            ("most_requests", self.most_requests),
+            ("most_memory", self.most_memory),
         ]
     }
 }
@@ -113,6 +146,17 @@ impl AddAssign for Counts {
         self.cleaned += other.cleaned;
         self.syncs += other.syncs;
         self.syncs_failed += other.syncs_failed;
+        self.third_lives += other.third_lives;
+        self.older += other.older;
+        self.late += other.late;
+        self.reads_failed += other.reads_failed;
+        self.no_space += other.no_space;
+        self.rotten += other.rotten;
+        self.refused += other.refused;
+        self.grown += other.grown;
+        self.most_polls = self.most_polls.max(other.most_polls);
+        self.most_requests = self.most_requests.max(other.most_requests);
+        self.most_memory = self.most_memory.max(other.most_memory);
         for (all, other) in self.classes.iter_mut().zip(other.classes) {
             all.drawn += other.drawn;
             all.states += other.states;
@@ -164,6 +208,20 @@ impl Seen {
         self.counts.syncs_failed += ran.syncs_failed;
         self.counts.writes_failed += ran.writes_failed;
         self.counts.flushes_failed += ran.flushes_failed;
+        self.counts.grown += u64::from(ran.grown);
+        self.ran_on(ran);
+    }
+
+    /// What a life that follows another one adds, too.
+    pub(crate) fn ran_on(&mut self, ran: &Ran) {
+        let counts = &mut self.counts;
+        counts.reads_failed += ran.reads_failed;
+        counts.no_space += ran.no_space;
+        counts.rotten += ran.rotten;
+        counts.refused += ran.refused;
+        counts.most_polls = counts.most_polls.max(ran.usage.polls);
+        counts.most_requests = counts.most_requests.max(ran.usage.requests);
+        counts.most_memory = counts.most_memory.max(ran.usage.memory);
     }
 
     pub(crate) fn state(&mut self, state: &CrashState) {

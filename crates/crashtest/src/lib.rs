@@ -10,13 +10,14 @@
 //!
 //! Several *clients* at once, and dropped operations, have histories instead of a script.
 //!
-//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`, `crowding` and
-//! `case`, which say what workloads there are; `clients`; `class`, the table of what a campaign draws; `campaign`,
-//! `shrink`.
+//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`,
+//! `crowding` and `case`, which say what workloads there are; `clients`; `class`, the table of what
+//! a campaign draws; `campaign`, `shrink`.
 //!
 //! No layer depends on this crate. Locks: `campaign` says.
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod campaign;
 mod case;
 mod class;
@@ -33,6 +34,7 @@ mod shrink;
 mod told;
 mod verdict;
 
+pub use bounds::Usage;
 pub use campaign::{Options, Progress, Summary, campaign, missing_step};
 pub use case::{Bases, Case, Kind};
 pub use class::{CLASSES, Class, Part, by_name as class_by_name};

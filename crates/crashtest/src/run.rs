@@ -1,22 +1,27 @@
 //! Carries a script out on a volume once; every moment at which the power may go is kept.
 //!
+//! A run on a disk that fails, decays or has no space left goes on after a step that was refused: the file
+//! system in memory goes along ([`Oracle`]), and what it did becomes the script of the run.
+//!
 //! Invariants: U1 what is known of a moment is what was known before the request that it precedes was
 //! submitted: a sync counts as acknowledged from the moment on at which it returned.
 //!
 //! No locks across a wait.
 
-use crate::script::Script;
+use crate::bounds::{Bounds, Usage};
+use crate::script::{Oracle, Script, read_file};
 use crate::setup::Setup;
 use forebay_base::ErrorKind;
-use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::{WaitQueue, yield_now};
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_lfs::Volume;
+use forebay_lfs::fault::{Plant, grow_with};
 use forebay_sim::{PowerCut, SimDisk};
-use forebay_vfs::FileSystem;
-use forebay_vfs::check::{Op, Runner, Times};
+use forebay_vfs::check::{Answer, Op, Outcome, Runner, Target, Times, find};
+use forebay_vfs::{FileSystem, Ino, OpenFlags};
+use std::ops::Range;
 
 /// ENOSPC.
 const NO_SPACE: i32 = 28;
@@ -32,10 +37,25 @@ pub struct Progress {
     pub acked: usize,
     /// Syncs that were acknowledged.
     pub syncs: usize,
+    /// Writes with `DSYNC` that were acknowledged.
+    pub stable: usize,
+    /// Blocks that have decayed.
+    pub rotten: usize,
 }
 
 /// A sync that was acknowledged: of which file (`None`: of all), and after how many steps.
 pub type Synced = (Option<u64>, usize);
+
+/// A write with `DSYNC` or `SYNC` that was acknowledged.
+#[derive(Debug, Clone)]
+pub struct Stable {
+    /// The file, in the file system in memory.
+    pub ino: u64,
+    /// Bytes that are durable from then on.
+    pub range: Range<u64>,
+    /// After how many steps.
+    pub steps: usize,
+}
 
 /// What came of a run.
 #[derive(Default)]
@@ -46,6 +66,8 @@ pub struct Ran {
     history: Vec<Progress>,
     /// All of them, in order.
     pub syncs: Vec<Synced>,
+    /// Writes with `DSYNC` or `SYNC` that were acknowledged, in order.
+    pub stable: Vec<Stable>,
     /// Syncs that were told that they failed.
     pub syncs_failed: u64,
     /// Requests that were made to fail.
@@ -54,6 +76,20 @@ pub struct Ran {
     pub flushes_failed: u64,
     /// At the last moment, if everything was synced then: what a recovery has to find.
     pub live: Option<u64>,
+    /// Reads that failed.
+    pub reads_failed: u64,
+    /// Requests that the host refused for want of space.
+    pub no_space: u64,
+    /// Steps that were refused, and the run went on.
+    pub refused: u64,
+    /// The volume was made larger.
+    pub grown: bool,
+    /// Sectors that decayed.
+    pub rotten: u64,
+    /// Most of what a step used.
+    pub usage: Usage,
+    /// The script that was carried out, if that is another one than was given.
+    pub script: Option<Script>,
     /// It ended early, because the volume was full.
     pub full: bool,
     /// Segments that were cleaned.
@@ -95,6 +131,16 @@ impl Shared {
         self.disk.tag_cuts(tag);
     }
 
+    /// A write is durable, and with it every name that was there before it.
+    fn stable(&self, of: Option<&(u64, Range<u64>)>, steps: usize) {
+        let Some((ino, range)) = of.cloned() else { return };
+        self.learn(|known| {
+            known.now.acked = known.now.acked.max(steps - 1);
+            known.ran.stable.push(Stable { ino, range, steps });
+            known.now.stable = known.ran.stable.len();
+        });
+    }
+
     fn synced(&self, of: Option<u64>, steps: usize, done: bool) {
         self.learn(|known| match done {
             true => {
@@ -107,7 +153,7 @@ impl Shared {
     }
 }
 
-/// Carries `script` out on the volume on `disk`, with syncs beside it now and then.
+/// Carries `script` out on the volume on `disk`, with syncs at the same time now and then.
 pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
     let world = disk.world().clone();
     let device: DeviceRef = std::sync::Arc::new(disk.clone());
@@ -120,102 +166,342 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
     disk.clear_log();
     disk.record_cuts();
     setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
-    let result = world.run(whole_life(setup, script, &world, &device, &shared));
+    if let Some(bytes) = setup.host_bytes {
+        disk.limit_space(disk.allocated() + bytes);
+    }
+    let counts = disk.fault_counts();
+    let bounds = Bounds::of(setup);
+    world.set_step_limit(world.steps() + bounds.run_polls);
+    let oracle = (!setup.is_healthy()).then(|| Oracle::new(setup, &script.moments[0].fs));
+    let mut life = Life { setup, script, shared: &shared, device, bounds, oracle };
+    let result = world.run(life.whole());
+    let oracle = life.oracle.take();
     world.stop();
     let mut ran = std::mem::take(&mut shared.known.lock().ran);
     ran.wrong = result.err();
+    ran.script = oracle.map(Oracle::into_script);
     ran.cuts = disk.take_cuts();
     ran.cuts.push(disk.cut_now());
     let failed = disk.log();
     let failed = |op| failed.iter().filter(|e| e.op == op && e.fault.is_some()).count() as u64;
     (ran.writes_failed, ran.flushes_failed) = (failed(BioOp::Write), failed(BioOp::Flush));
+    ran.reads_failed = failed(BioOp::Read);
+    ran.no_space = disk.fault_counts().no_space - counts.no_space;
+    ran.rotten = disk.fault_counts().rotten - counts.rotten;
     ran
 }
 
-async fn whole_life(
-    setup: &Setup,
-    script: &Script,
-    world: &std::sync::Arc<SimWorld>,
-    device: &DeviceRef,
-    shared: &Arc<Shared>,
-) -> Result<(), String> {
-    let healthy = setup.failing.is_empty();
-    let asked: WorldRef = world.clone();
-    let options = setup.options(&asked).map_err(|e| e.to_string())?;
-    let volume = match Volume::open(device, &asked, &options).await {
-        Ok(volume) => volume,
-        Err(error) if healthy => return Err(format!("it does not open: {error}")),
-        Err(_) => return Ok(()),
-    };
-    shared.learn(|known| known.now.opened = true);
-    let result = steps(setup, script, &volume, shared).await;
-    let idle = || (shared.known.lock().running == 0).then_some(());
-    shared.idle.wait_until(idle).await;
-    let cleaned = volume.clean_stats().segments;
-    shared.learn(|known| known.ran.cleaned = cleaned);
-    let full = shared.known.lock().ran.full;
-    if healthy && !full && result.is_ok() {
+/// Errno of a step that the disk made fail: EIO, ENOSPC, EROFS.
+fn is_refusal(errno: i32) -> bool {
+    matches!(errno, 5 | NO_SPACE | 30)
+}
+
+/// Steps that may be refused before a run on a failing disk ends.
+const REFUSALS_MAX: u64 = 24;
+
+/// One life of a volume.
+struct Life<'a> {
+    setup: &'a Setup,
+    script: &'a Script,
+    shared: &'a Arc<Shared>,
+    device: DeviceRef,
+    bounds: Bounds,
+    /// On a disk that is not healthy: what the steps that were not refused have made.
+    oracle: Option<Oracle>,
+}
+
+impl Life<'_> {
+    fn disk(&self) -> &SimDisk {
+        &self.shared.disk
+    }
+
+    async fn open(&self) -> Result<Volume, String> {
+        let world: WorldRef = self.disk().world().clone();
+        let options = self.setup.options(&world).map_err(|e| e.to_string())?;
+        let volume = Volume::open(&self.device, &world, &options).await;
+        volume.map_err(|error| format!("it does not open: {error}"))
+    }
+
+    async fn whole(&mut self) -> Result<(), String> {
+        let volume = match self.open().await {
+            Ok(volume) => volume,
+            Err(_) if self.oracle.is_some() => return Ok(()),
+            Err(what) => return Err(what),
+        };
+        self.shared.learn(|known| known.now.opened = true);
+        let (volume, result) = self.steps(volume).await;
+        self.idle().await;
+        let cleaned = volume.clean_stats().segments;
+        self.shared.learn(|known| known.ran.cleaned = cleaned);
+        let full = self.shared.known.lock().ran.full;
+        if result.is_err() || full {
+            return result;
+        }
+        self.end(&volume).await
+    }
+
+    /// Waits until nothing runs at the same time.
+    async fn idle(&self) {
+        let idle = || (self.shared.known.lock().running == 0).then_some(());
+        self.shared.idle.wait_until(idle).await;
+    }
+
+    /// Closes the volume; from then on all of it is durable.
+    async fn end(&mut self, volume: &Volume) -> Result<(), String> {
+        let faulty = self.oracle.is_some();
+        if faulty {
+            self.disk().heal();
+        }
         match volume.close().await {
             Ok(()) => {}
+            Err(_) if faulty => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NoSpace => {
-                shared.learn(|known| known.ran.full = true);
+                self.shared.learn(|known| known.ran.full = true);
                 return Ok(());
             }
             Err(error) => return Err(format!("closing: {error}")),
         }
         let live = volume.digest().await.map_err(|e| format!("digest: {e}"))?;
-        shared.learn(|known| {
+        self.shared.learn(|known| {
             known.ran.live = Some(live);
             known.now.acked = known.now.begun;
             known.ran.syncs.push((None, known.now.begun));
             known.now.syncs = known.ran.syncs.len();
         });
+        Ok(())
     }
-    result
-}
 
-async fn steps(
-    setup: &Setup,
-    script: &Script,
-    volume: &Volume,
-    shared: &Arc<Shared>,
-) -> Result<(), String> {
-    let mut rng = setup.seed ^ 0x57e9;
-    let mut runner = Runner::new(Times::Ignore, None);
-    let world = shared.disk.world();
-    for (n, op) in script.ops.iter().enumerate() {
-        shared.learn(|known| known.now.begun = n + 1);
-        let of = script.synced[n];
+    /// Carries the steps out. The volume is another one afterwards if it was opened anew.
+    async fn steps(&mut self, mut volume: Volume) -> (Volume, Result<(), String>) {
+        let (setup, script, shared) = (self.setup, self.script, self.shared);
+        let mut rng = setup.seed ^ 0x57e9;
+        let mut runner = Runner::new(Times::Ignore, None);
+        for (n, op) in script.ops.iter().enumerate() {
+            if setup.healed_at == Some(n) {
+                self.disk().heal();
+            }
+            let done = match self.oracle.is_some() {
+                true => self.faulty_step(&volume, &mut runner, n).await,
+                false => self.step(&volume, &mut runner, n).await,
+            };
+            match done {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(what) => return (volume, Err(format!("step {n}, {op:?}: {what}"))),
+            }
+            if setup.rot && split_mix(&mut rng).is_multiple_of(8) {
+                self.decay(&volume, &runner, &mut rng).await;
+            }
+            if n + 1 >= script.ops.len().div_ceil(2)
+                && let Some(bytes) = setup.grown_bytes
+                && !shared.known.lock().ran.grown
+            {
+                match self.grow(&volume, &mut runner, bytes).await {
+                    Ok(None) => {}
+                    Ok(Some(larger)) => volume = larger,
+                    Err(what) => return (volume, Err(format!("growing after step {n}: {what}"))),
+                }
+            }
+            if !setup.beside {
+                continue;
+            }
+            let steps = shared.known.lock().now.begun;
+            match split_mix(&mut rng) % 12 {
+                6 | 7 if setup.crowded => beside(&volume, shared, Beside::Clean),
+                8 => beside(&volume, shared, Beside::Checkpoint),
+                0 | 3 => sync_beside(&volume, shared, steps),
+                1 => yield_now().await,
+                2 => self.disk().world().sleep(std::time::Duration::from_micros(150)).await,
+                _ => {}
+            }
+        }
+        runner.close_all();
+        (volume, Ok(()))
+    }
+
+    /// Carries one step out within the bounds.
+    async fn bounded(
+        &self,
+        volume: &Volume,
+        runner: &mut Runner,
+        n: usize,
+        op: &Op,
+    ) -> Result<Outcome, String> {
+        runner.set_write_flags(self.script.flags[n]);
+        let start = self.bounds.start(self.disk());
         let outcome = runner.apply(volume, op).await;
-        let wanted = &script.outcomes[n];
+        let usage = self.bounds.check(start, self.disk(), volume)?;
+        let most = &mut self.shared.known.lock().ran.usage;
+        *most = most.most(usage);
+        Ok(outcome)
+    }
+
+    /// One step on a healthy disk. False: the volume is full.
+    async fn step(&self, volume: &Volume, runner: &mut Runner, n: usize) -> Result<bool, String> {
+        let (op, shared) = (&self.script.ops[n], self.shared);
+        shared.learn(|known| known.now.begun = n + 1);
+        let (of, wanted) = (self.script.synced[n], &self.script.outcomes[n]);
+        let outcome = self.bounded(volume, runner, n, op).await?;
         if matches!(op, Op::SyncFs | Op::Sync { .. }) {
             if of.is_some() || *op == Op::SyncFs {
                 shared.synced(of, n + 1, outcome.answer.is_ok());
             }
         } else if outcome != *wanted {
+            // What the others would do on a full volume is another story.
             let full = outcome.answer == Err(NO_SPACE);
             shared.learn(|known| known.ran.full |= full);
-            if setup.failing.is_empty() && !full {
-                return Err(format!("step {n}, {op:?}: {outcome:?}, not {wanted:?}"));
+            return if full { Ok(false) } else { Err(format!("{outcome:?}, not {wanted:?}")) };
+        } else {
+            shared.stable(self.script.stable[n].as_ref(), n + 1);
+        }
+        Ok(true)
+    }
+
+    /// One step on a disk that may refuse it. False: too many were refused.
+    async fn faulty_step(
+        &mut self,
+        volume: &Volume,
+        runner: &mut Runner,
+        n: usize,
+    ) -> Result<bool, String> {
+        let (op, flags, shared) = (&self.script.ops[n], self.script.flags[n], self.shared);
+        let begun = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len());
+        shared.learn(|known| known.now.begun = begun);
+        let outcome = self.bounded(volume, runner, n, op).await?;
+        let Some(oracle) = &mut self.oracle else { return Ok(false) };
+        if matches!(op, Op::SyncFs | Op::Sync { .. }) {
+            let of = oracle.synced(op);
+            let (wanted, before) = oracle.apply(op);
+            oracle.record(op.clone(), flags, wanted, &before);
+            if of.is_some() || *op == Op::SyncFs {
+                shared.synced(of, begun, outcome.answer.is_ok());
             }
-            // It was refused because of the disk, or because that is full; what the others would do then is
-            // another story.
-            break;
+            return Ok(true);
         }
-        if !setup.beside {
-            continue;
+        if outcome.answer.as_ref().is_err_and(|errno| is_refusal(*errno)) {
+            let ino = oracle.written(op);
+            oracle.refuse(op);
+            if let Some(ino) = ino {
+                let found = match self.same_inode(volume, runner, op).await {
+                    Some(ino) => read_file(volume, ino).await.ok(),
+                    None => None,
+                };
+                let Some(oracle) = &mut self.oracle else { return Ok(false) };
+                oracle.settle(ino, found.as_deref())?;
+            }
+            let now = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len() - 1);
+            let refused = &mut 0;
+            shared.learn(|known| {
+                known.now.begun = now;
+                known.ran.refused += 1;
+                *refused = known.ran.refused;
+            });
+            return Ok(*refused < REFUSALS_MAX);
         }
-        match split_mix(&mut rng) % 12 {
-            6 | 7 if setup.crowded => beside(volume, shared, Beside::Clean),
-            8 => beside(volume, shared, Beside::Checkpoint),
-            0 | 3 => sync_beside(volume, shared, n + 1),
-            1 => yield_now().await,
-            2 => world.sleep(std::time::Duration::from_micros(150)).await,
-            _ => {}
+        let done = shortened(op, &outcome);
+        let is_unknown = oracle.written(&done).is_some_and(|ino| oracle.is_unknown(ino));
+        let (wanted, before) = oracle.apply(&done);
+        if outcome != wanted && is_unknown {
+            return Ok(false);
+        }
+        if outcome != wanted {
+            return Err(format!("{outcome:?}, not {wanted:?}"));
+        }
+        oracle.record(done, flags, wanted, &before);
+        shared.stable(oracle.script.stable.last().and_then(Option::as_ref), begun);
+        Ok(true)
+    }
+
+    /// The inode on the volume whose content a step changes.
+    async fn same_inode(&self, volume: &Volume, runner: &Runner, op: &Op) -> Option<Ino> {
+        match op {
+            Op::Setattr { of: Target::Path(path), .. }
+            | Op::Open { path, .. }
+            | Op::Create { path, .. } => find(volume, path).await.ok().map(|attr| attr.ino),
+            Op::Copy { to, .. } => runner.open_ino(*to),
+            _ => op.slots().first().and_then(|slot| runner.open_ino(*slot)),
         }
     }
-    runner.close_all();
-    Ok(())
+
+    /// A bit of what a checkpoint holds of an open file decays.
+    async fn decay(&self, volume: &Volume, runner: &Runner, rng: &mut u64) {
+        let open = runner.open_files();
+        if open.is_empty() || volume.checkpoint().await.is_err() {
+            return;
+        }
+        let (_, ino, _) = open[(split_mix(rng) % open.len() as u64) as usize];
+        let extents = volume.extents(ino).await.unwrap_or_default();
+        let stored: Vec<(u64, u64)> = extents
+            .iter()
+            .filter(|extent| !extent.inline)
+            .filter_map(|extent| extent.physical.map(|at| (at, extent.len)))
+            .collect();
+        if stored.is_empty() {
+            return;
+        }
+        let (at, len) = stored[(split_mix(rng) % stored.len() as u64) as usize];
+        self.disk().rot(at + split_mix(rng) % len);
+        self.shared.learn(|known| known.now.rotten += 1);
+    }
+
+    /// Closes the volume, makes it larger, and opens it again with the same files open. `None`: a file without
+    /// a name is open, or the volume is full.
+    async fn grow(
+        &self,
+        volume: &Volume,
+        runner: &mut Runner,
+        bytes: u64,
+    ) -> Result<Option<Volume>, String> {
+        let open = runner.open_files();
+        for (_, ino, _) in &open {
+            let attr = volume.getattr(*ino).await.map_err(|e| e.to_string())?;
+            if attr.nlink == 0 {
+                return Ok(None);
+            }
+        }
+        runner.close_all();
+        self.idle().await;
+        match volume.close().await {
+            Ok(()) => {}
+            Err(error) => return Err(format!("closing: {error}")),
+        }
+        self.shared.learn(|known| {
+            known.now.acked = known.now.begun;
+            known.ran.syncs.push((None, known.now.begun));
+            known.now.syncs = known.ran.syncs.len();
+        });
+        let grown = grow_with(&self.device, Some(bytes), Plant(self.setup.plant)).await;
+        let (old, new) = grown.map_err(|e| e.to_string())?;
+        if new.segments <= old.segments {
+            return Err(format!("{} segments, and then {}", old.segments, new.segments));
+        }
+        let larger = self.open().await?;
+        for (slot, ino, flags) in open {
+            let flags = flags - OpenFlags::TRUNCATE - OpenFlags::EXCLUSIVE;
+            runner.open_in(&larger, slot, ino, flags).await.map_err(|e| e.to_string())?;
+        }
+        self.shared.learn(|known| known.ran.grown = true);
+        Ok(Some(larger))
+    }
+}
+
+/// The step as the volume carried it out: a write on a disk without space may be shorter.
+fn shortened(op: &Op, outcome: &Outcome) -> Op {
+    match (op, &outcome.answer) {
+        (Op::Write { slot, offset, len, fill, append, privileges }, Ok(Answer::Wrote(_, done)))
+            if *done > 0 && *done < u64::from(*len) =>
+        {
+            let (slot, offset, fill, append) = (*slot, *offset, *fill, *append);
+            Op::Write { slot, offset, len: *done as u32, fill, append, privileges: *privileges }
+        }
+        (Op::Copy { from, from_offset, to, to_offset, len }, Ok(Answer::Offset(done)))
+            if done < len =>
+        {
+            let (from, from_offset, to, to_offset) = (*from, *from_offset, *to, *to_offset);
+            Op::Copy { from, from_offset, to, to_offset, len: *done }
+        }
+        _ => op.clone(),
+    }
 }
 
 /// What somebody else does at the same time.

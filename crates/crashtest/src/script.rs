@@ -5,36 +5,38 @@
 use crate::setup::Setup;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
-use forebay_base::{IoFlags, Result};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_vfs::check::op::SLOTS;
-use forebay_vfs::check::{Limits, Op, OpGen, Outcome, Path, Runner, Target, Times, Tree};
+use forebay_vfs::check::{
+    Answer, Limits, Op, OpGen, Outcome, Path, Runner, Target, Times, Tree, find,
+};
 use forebay_vfs::mem::MemFs;
 use forebay_vfs::types::FileKind;
 use forebay_vfs::{Cookie, FileSystem, Ino, OpenFlags, Privileges, SetAttr, SetXattr};
-use std::cell::OnceCell;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 /// The state after a step.
 pub struct Moment {
     pub fs: MemFs,
     /// Content of files that are open and have no name.
-    unnamed: BTreeMap<u64, Rc<Vec<u8>>>,
-    tree: OnceCell<Tree>,
-    names: OnceCell<Tree>,
-    files: OnceCell<Files>,
+    unnamed: BTreeMap<u64, Arc<Vec<u8>>>,
+    names: OnceLock<Tree>,
+    files: OnceLock<Files>,
 }
 
 /// Regular files by path: inode and content.
-pub type Paths = BTreeMap<Vec<u8>, (u64, Rc<Vec<u8>>)>;
+pub type Paths = BTreeMap<Vec<u8>, (u64, Arc<Vec<u8>>)>;
 
 /// The same, and by inode.
 pub struct Files {
     pub paths: Paths,
-    pub inodes: BTreeMap<u64, Rc<Vec<u8>>>,
+    pub inodes: BTreeMap<u64, Arc<Vec<u8>>>,
 }
 
-async fn read_file(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
+pub async fn read_file(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
     let size = fs.getattr(ino).await?.size;
     let file = fs.open(ino, OpenFlags::READ).await?;
     let buf = AlignedBuf::new(size as usize);
@@ -42,9 +44,45 @@ async fn read_file(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
     Ok(buf[..read?].to_vec())
 }
 
+/// Blocks of files that cannot be read, by inode of the volume.
+pub type Unreadable = BTreeMap<u64, BTreeSet<usize>>;
+
+/// Reads a file block by block; what cannot be read is zeros, and is named.
+async fn read_blocks(
+    fs: &dyn FileSystem,
+    ino: Ino,
+    block: usize,
+) -> Result<(Vec<u8>, BTreeSet<usize>)> {
+    let size = fs.getattr(ino).await?.size as usize;
+    let file = fs.open(ino, OpenFlags::READ).await?;
+    let (mut content, mut bad) = (Vec::with_capacity(size), BTreeSet::new());
+    while content.len() < size {
+        let (at, len) = (content.len(), block.min(size - content.len()));
+        let (buf, read) = file.read(at as u64, AlignedBuf::new(len), IoFlags::empty()).await;
+        match read {
+            Ok(read) if read == len => content.extend_from_slice(&buf[..len]),
+            Ok(read) => {
+                let what = format!("{read} of {len} bytes at {at}");
+                return Err(Error::new(ErrorKind::Io, "read", what));
+            }
+            Err(_) => {
+                bad.insert(at / block);
+                content.resize(at + len, 0);
+            }
+        }
+    }
+    Ok((content, bad))
+}
+
 /// Reads all regular files.
 pub async fn read_files(fs: &dyn FileSystem) -> Result<Paths> {
-    let (mut paths, mut known) = (Paths::new(), BTreeMap::new());
+    read_all(fs, None).await.map(|(paths, _)| paths)
+}
+
+/// Reads all regular files. With the size of a block: of files that cannot be read the blocks that can.
+pub async fn read_all(fs: &dyn FileSystem, block: Option<usize>) -> Result<(Paths, Unreadable)> {
+    let (mut paths, mut unreadable) = (Paths::new(), Unreadable::new());
+    let mut known: BTreeMap<Ino, Arc<Vec<u8>>> = BTreeMap::new();
     let mut dirs = vec![(Vec::new(), Ino::ROOT)];
     while let Some((path, dir)) = dirs.pop() {
         for entry in fs.readdir(dir, Cookie::START, usize::MAX).await? {
@@ -55,10 +93,18 @@ pub async fn read_files(fs: &dyn FileSystem) -> Result<Paths> {
                 FileKind::Directory => dirs.push((child, entry.ino)),
                 FileKind::File => {
                     if let Some(content) = known.get(&entry.ino) {
-                        paths.insert(child, (entry.ino.0, Rc::clone(content)));
+                        paths.insert(child, (entry.ino.0, Arc::clone(content)));
                         continue;
                     }
-                    let content = Rc::new(read_file(fs, entry.ino).await?);
+                    let content = match (read_file(fs, entry.ino).await, block) {
+                        (Err(_), Some(block)) => {
+                            let (content, bad) = read_blocks(fs, entry.ino, block).await?;
+                            unreadable.insert(entry.ino.0, bad);
+                            content
+                        }
+                        (content, _) => content?,
+                    };
+                    let content = Arc::new(content);
                     known.insert(entry.ino, content.clone());
                     paths.insert(child, (entry.ino.0, content));
                 }
@@ -66,18 +112,13 @@ pub async fn read_files(fs: &dyn FileSystem) -> Result<Paths> {
             }
         }
     }
-    Ok(paths)
+    Ok((paths, unreadable))
 }
 
 impl Moment {
     fn of(fs: &MemFs) -> Self {
-        let (tree, names, files) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Self { fs: fs.snapshot(), unnamed: BTreeMap::new(), tree, names, files }
-    }
-
-    /// All of it.
-    pub fn tree(&self) -> &Tree {
-        self.tree.get_or_init(|| block_on(Tree::read(&self.fs, Times::Ignore)).expect("the oracle"))
+        let (names, files) = (OnceLock::new(), OnceLock::new());
+        Self { fs: fs.snapshot(), unnamed: BTreeMap::new(), names, files }
     }
 
     /// Content of its files.
@@ -92,11 +133,25 @@ impl Moment {
 
     /// All but the content of files.
     pub fn names(&self) -> &Tree {
-        self.names.get_or_init(|| without_content(self.tree().clone()))
+        let read = || block_on(Tree::read_names(&self.fs, Times::Ignore)).expect("the oracle");
+        self.names.get_or_init(|| without_content(read()))
     }
 }
 
 impl Moment {
+    /// Shares the content that is the same in an earlier moment.
+    fn share(&mut self, earlier: &Self) {
+        self.files();
+        let Some(files) = self.files.get_mut() else { return };
+        let known = &earlier.files().inodes;
+        let all = files.paths.values_mut().map(|(ino, content)| (*ino, content));
+        for (ino, content) in all.chain(files.inodes.iter_mut().map(|(ino, c)| (*ino, c))) {
+            if let Some(known) = known.get(&ino).filter(|known| *known == content) {
+                *content = known.clone();
+            }
+        }
+    }
+
     /// A file system like this one, with other content.
     pub fn with_files(&self, files: &Paths) -> MemFs {
         let fs = self.fs.snapshot();
@@ -134,11 +189,16 @@ fn near_end(seed: u64) -> Vec<Op> {
 type Next<'a> = dyn FnMut(Option<(&Op, &Outcome)>) -> Option<Op> + 'a;
 
 /// A workload and its past.
+#[derive(Default)]
 pub struct Script {
     /// The steps.
     pub ops: Vec<Op>,
+    /// Flags of the writes among them.
+    pub flags: Vec<IoFlags>,
     /// What came of each.
     pub outcomes: Vec<Outcome>,
+    /// Inode and range of a step that writes with `DSYNC` or `SYNC`.
+    pub stable: Vec<Option<(u64, Range<u64>)>>,
     /// The inode in the file system in memory that a step syncs.
     pub synced: Vec<Option<u64>>,
     /// The first is before the first step.
@@ -147,6 +207,8 @@ pub struct Script {
     pub closed: Vec<(u64, usize)>,
     /// Files that were put in another one's place: inode, and by which step.
     pub replacing: Vec<(u64, usize)>,
+    /// Files whose content nothing is known of any more, since a failed step on them.
+    pub unknown: BTreeSet<u64>,
 }
 
 /// A step that the simulated world can carry out: a length that is even would make the harness block.
@@ -180,7 +242,7 @@ impl Script {
             if let Some((op, outcome)) = past {
                 generator.learn(op, outcome);
             }
-            Some(without_blocking(generator.next_op()))
+            Some(without_blocking(setup.enlarged(generator.next_op())))
         };
         Self::carry_out(setup, start, len, &mut next)
     }
@@ -192,68 +254,214 @@ impl Script {
     }
 
     fn carry_out(setup: &Setup, start: &MemFs, len: usize, next: &mut Next<'_>) -> Self {
-        let fs = start.snapshot();
-        let mut runner = Runner::new(Times::Ignore, None);
+        let mut oracle = Oracle::new(setup, start);
         let mut past: Option<(Op, Outcome)> = None;
-        let mut script = Self {
-            ops: Vec::new(),
-            outcomes: Vec::new(),
-            synced: Vec::new(),
-            moments: Vec::new(),
-            closed: Vec::new(),
-            replacing: Vec::new(),
-        };
-        let mut cut = BTreeSet::new();
-        script.moments.push(Moment::of(&fs));
-        while script.ops.len() < len {
+        while oracle.script.ops.len() < len {
             let Some(op) = next(past.as_ref().map(|(op, outcome)| (op, outcome))) else { break };
             past = None;
             if !setup.content && touches_content(&op) || looks_only(&op) {
                 continue;
             }
-            let synced = match op {
-                Op::Sync { slot, .. } => runner.open_ino(slot).map(|ino| ino.0),
-                _ => None,
-            };
-            let open = |runner: &Runner| (0..SLOTS).map(|s| runner.open_ino(s)).collect::<Vec<_>>();
-            let before = open(&runner);
-            let outcome = block_on(runner.apply(&fs, &op));
+            let (op, flags) = setup.flagged(op);
+            let (outcome, before) = oracle.apply(&op);
             past = Some((op.clone(), outcome.clone()));
             // A step that is refused is seldom of interest here.
-            if outcome.answer.is_err() && !script.ops.len().is_multiple_of(4) {
+            if outcome.answer.is_err() && !oracle.script.ops.len().is_multiple_of(4) {
                 continue;
             }
-            let mut moment = Moment::of(&fs);
-            if setup.content {
-                moment.unnamed = unnamed(&fs, &runner);
-            }
-            script.moments.push(moment);
-            if setup.content {
-                script.note(&op, &mut cut);
-                for (old, new) in before.into_iter().zip(open(&runner)) {
-                    let closed = old.filter(|old| new != Some(*old)).map(|old| old.0);
-                    let closed = closed.filter(|old| cut.remove(old));
-                    script.closed.extend(closed.map(|old| (old, script.moments.len() - 1)));
-                }
-            }
-            script.ops.push(op);
-            script.synced.push(synced);
-            script.outcomes.push(outcome);
+            oracle.record(op, flags, outcome, &before);
         }
-        runner.close_all();
-        script
+        oracle.into_script()
+    }
+}
+
+/// The file system in memory while steps are carried out on it, and the script that comes of them.
+pub struct Oracle {
+    fs: MemFs,
+    runner: Runner,
+    content: bool,
+    /// Files are large: moments that have the same content share it.
+    shares: bool,
+    cut: BTreeSet<u64>,
+    /// What came of it so far.
+    pub script: Script,
+}
+
+/// The open inodes before a step, and the inode that it syncs.
+pub struct Before(Vec<Option<Ino>>, Option<u64>);
+
+impl Oracle {
+    /// On what `start` holds.
+    pub fn new(setup: &Setup, start: &MemFs) -> Self {
+        let fs = start.snapshot();
+        let mut script = Script::default();
+        script.moments.push(Moment::of(&fs));
+        let (runner, cut) = (Runner::new(Times::Ignore, None), BTreeSet::new());
+        let (content, shares) = (setup.content, setup.large);
+        Self { fs, runner, content, shares, cut, script }
+    }
+
+    fn open(&self) -> Vec<Option<Ino>> {
+        (0..SLOTS).map(|slot| self.runner.open_ino(slot)).collect()
+    }
+
+    /// Carries a step out.
+    pub fn apply(&mut self, op: &Op) -> (Outcome, Before) {
+        let synced = self.synced(op);
+        let before = Before(self.open(), synced);
+        (block_on(self.runner.apply(&self.fs, op)), before)
+    }
+
+    /// The inode that a step syncs.
+    pub fn synced(&self, op: &Op) -> Option<u64> {
+        match op {
+            Op::Sync { slot, .. } => self.runner.open_ino(*slot).map(|ino| ino.0),
+            _ => None,
+        }
+    }
+
+    /// The step that was carried out last belongs to the script.
+    pub fn record(&mut self, op: Op, flags: IoFlags, outcome: Outcome, before: &Before) {
+        let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
+        let stable = match (&op, &outcome.answer) {
+            (Op::Write { slot, .. }, Ok(Answer::Wrote(at, len))) if durable && *len > 0 => {
+                self.runner.open_ino(*slot).map(|ino| (ino.0, *at..*at + *len))
+            }
+            _ => None,
+        };
+        self.push_moment();
+        if self.content {
+            self.script.note(&op, &mut self.cut);
+            for (old, new) in before.0.iter().zip(self.open()) {
+                let closed = old.filter(|old| new != Some(*old)).map(|old| old.0);
+                let closed = closed.filter(|old| self.cut.remove(old));
+                let at = self.script.moments.len() - 1;
+                self.script.closed.extend(closed.map(|old| (old, at)));
+            }
+        }
+        self.script.ops.push(op);
+        self.script.flags.push(flags);
+        self.script.synced.push(before.1);
+        self.script.stable.push(stable);
+        self.script.outcomes.push(outcome);
+    }
+
+    fn push_moment(&mut self) {
+        let mut moment = Moment::of(&self.fs);
+        if self.content {
+            moment.unnamed = unnamed(&self.fs, &self.runner);
+        }
+        if let Some(last) = self.script.moments.last().filter(|_| self.shares) {
+            moment.share(last);
+        }
+        self.script.moments.push(moment);
+    }
+
+    /// A step that the volume refused. It may have had its effect in part, so that its result is a moment;
+    /// the next moment is the one without it.
+    pub fn refuse(&mut self, op: &Op) {
+        let with_it = self.fs.snapshot();
+        let mut runner = Runner::new(Times::Ignore, None);
+        for (slot, ino, flags) in self.runner.open_files() {
+            // An inode without a name is not in a snapshot that is opened anew.
+            let _ = block_on(runner.open_in(&with_it, slot, ino, flags - OpenFlags::TRUNCATE));
+        }
+        block_on(runner.apply(&with_it, op));
+        self.script.moments.push(Moment::of(&with_it));
+        self.push_moment();
+    }
+
+    /// The content of a file after a step on it was refused is what the volume says, if each byte is as it
+    /// was before the step or as it is after it. `None`: the volume cannot read it, and nothing is known.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn settle(&mut self, ino: Ino, found: Option<&[u8]>) -> std::result::Result<(), String> {
+        let Some(found) = found else {
+            self.script.unknown.insert(ino.0);
+            return Ok(());
+        };
+        let [.., new, old] = &self.script.moments[..] else { return Ok(()) };
+        let of = |moment: &Moment| moment.files().inodes.get(&ino.0).cloned();
+        let (Some(old), new) = (of(old), of(new)) else { return Ok(()) };
+        if found == &old[..] || self.script.unknown.contains(&ino.0) {
+            return Ok(());
+        }
+        // Of a file without a name it is not known what the step would have made of it.
+        let is_unnamed = new.is_none();
+        if is_unnamed {
+            self.script.unknown.insert(ino.0);
+        }
+        let new = new.unwrap_or_else(|| old.clone());
+        let at = |content: &[u8], n: usize| content.get(n).copied().unwrap_or(0);
+        let wrong = (0..found.len())
+            .find(|n| found[*n] != at(&old, *n) && found[*n] != at(&new, *n) && found[*n] != 0);
+        let (least, most) = (old.len().min(new.len()), old.len().max(new.len()));
+        if !is_unnamed && (wrong.is_some() || !(least..=most).contains(&found.len())) {
+            return Err(format!(
+                "a step was refused, and #{} has {} bytes then (before {}, with it {}); other at {wrong:?}",
+                ino.0,
+                found.len(),
+                old.len(),
+                new.len()
+            ));
+        }
+        let set = SetAttr { privileges: Privileges::Keep, ..SetAttr::size(0) };
+        let put = || {
+            block_on(self.fs.setattr(ino, &set))?;
+            let file = block_on(self.fs.open(ino, OpenFlags::WRITE))?;
+            file.write_slice(0, found, IoFlags::empty(), Privileges::Keep)
+        };
+        if let Err(error) = put() {
+            return Err(format!("the oracle: {error}"));
+        }
+        self.push_moment();
+        Ok(())
+    }
+
+    /// Whether nothing is known of the content of a file.
+    pub fn is_unknown(&self, ino: Ino) -> bool {
+        self.script.unknown.contains(&ino.0)
+    }
+
+    /// The inode whose content a step changes.
+    pub fn written(&self, op: &Op) -> Option<Ino> {
+        written(&self.fs, &self.runner, op)
+    }
+
+    /// The script of the steps that were carried out.
+    pub fn into_script(mut self) -> Script {
+        self.runner.close_all();
+        self.script
+    }
+}
+
+/// The inode whose content a step changes, on a file system that answers at once.
+fn written(fs: &MemFs, runner: &Runner, op: &Op) -> Option<Ino> {
+    match op {
+        Op::Write { slot, .. }
+        | Op::Fallocate { slot, .. }
+        | Op::Copy { to: slot, .. }
+        | Op::Setattr { of: Target::Slot(slot), .. } => runner.open_ino(*slot),
+        Op::Setattr { of: Target::Path(path), .. }
+        | Op::Open { path, .. }
+        | Op::Create { path, .. } => {
+            let attr = block_on(find(fs, path)).ok();
+            attr.filter(|attr| attr.kind == FileKind::File).map(|attr| attr.ino)
+        }
+        _ => None,
     }
 }
 
 /// What is open and has no name: it may get one.
-fn unnamed(fs: &MemFs, runner: &Runner) -> BTreeMap<u64, Rc<Vec<u8>>> {
+fn unnamed(fs: &MemFs, runner: &Runner) -> BTreeMap<u64, Arc<Vec<u8>>> {
     let open = (0..SLOTS).filter_map(|slot| runner.open_ino(slot));
     let mut all = BTreeMap::new();
     for ino in open {
         let attr = block_on(fs.getattr(ino)).expect("the oracle");
         if attr.nlink == 0 && attr.kind == FileKind::File {
             let content = block_on(read_file(fs, ino)).expect("the oracle");
-            all.insert(ino.0, Rc::new(content));
+            all.insert(ino.0, Arc::new(content));
         }
     }
     all

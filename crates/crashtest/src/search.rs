@@ -15,6 +15,7 @@ use crate::setup::{Base, Setup};
 use crate::verdict::{Checked, Found, Past, Recoveries, judge};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
+use forebay_lfs::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
 use forebay_sim::{CrashState, Fate, PowerCut, SimDisk};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -34,12 +35,34 @@ pub struct Depth {
     pub second_states: usize,
     /// At one in so many moments the process is killed, and the machine goes on; 0: at none.
     pub kills: u64,
+    /// One in so many moments is looked at.
+    pub moments: u64,
+    /// Of a set-up that asks for it, one in so many states is recovered from an older checkpoint, too.
+    pub older: u64,
 }
 
 impl Depth {
     /// All there is.
-    pub const FULL: Self =
-        Self { all_upto: 10, states: usize::MAX, live_on: 400, second_states: 12, kills: 40 };
+    pub const FULL: Self = Self {
+        all_upto: 10,
+        states: usize::MAX,
+        live_on: 400,
+        second_states: 12,
+        kills: 40,
+        moments: 1,
+        older: 8,
+    };
+
+    /// As much as this set-up allows: of what is large only a part.
+    fn within(self, setup: &Setup) -> Self {
+        let plain = match setup.large {
+            true => Self { all_upto: 2, states: 6, second_states: 2, moments: 6, ..self },
+            false => self,
+        };
+        let kills = if setup.late { plain.kills.div_ceil(8) } else { plain.kills };
+        let live_on = if setup.lives > 2 { plain.live_on.div_ceil(4) } else { plain.live_on };
+        Self { kills, live_on, ..plain }
+    }
 }
 
 /// Where something was found wrong.
@@ -149,6 +172,13 @@ pub fn search(
         if !search.ran.progress(&cut).opened && !seen.openings.insert(cut.sum()) {
             continue;
         }
+        let mut chance = subject.setup.seed ^ 0x3a3e ^ (n as u64) << 32;
+        if !split_mix(&mut chance).is_multiple_of(search.depth.moments)
+            && n + 1 < search.ran.cuts.len()
+        {
+            continue;
+        }
+        let depth = search.depth;
         seen.counts.cuts += 1;
         let mut here = HashSet::new();
         for state in cut.states(depth.all_upto).take(depth.states) {
@@ -158,7 +188,7 @@ pub fn search(
         }
         let mut draw = subject.setup.seed ^ (n as u64) << 32;
         let kill = depth.kills > 0 && split_mix(&mut draw).is_multiple_of(depth.kills);
-        if kill && subject.setup.failing.is_empty() {
+        if kill && subject.setup.is_healthy() {
             search.killed(n, &cut, seen)?;
         }
     }
@@ -194,7 +224,9 @@ pub fn look_at(
 
 impl<'a> Search<'a> {
     fn begin(subject: Subject<'a>, depth: Depth, seen: &mut Seen) -> Result<Self, Violation> {
-        let disk = subject.base.disk.mount(SimWorld::new(subject.setup.seed ^ 0xd15c));
+        let base = subject.base.disk.grown(subject.setup.grown_bytes.unwrap_or(0));
+        let disk = base.mount(SimWorld::new(subject.setup.seed ^ 0xd15c));
+        let depth = depth.within(subject.setup);
         let mut ran = run(subject.setup, subject.script, &disk);
         seen.ran(&ran);
         match ran.wrong.take() {
@@ -217,7 +249,12 @@ impl<'a> Search<'a> {
         let at = |what, then| Violation { spot: Spot::Cut(n, state.label.clone(), then), what };
         let fresh = !self.memo.disks.contains_key(&sum);
         let step = self.verdict(n, cut, state, seen).map_err(|what| at(what, false))?;
-        let mut draw = self.subject.setup.seed ^ sum;
+        let setup = self.subject.setup;
+        let mut draw = setup.seed ^ sum;
+        let older = split_mix(&mut draw).is_multiple_of(self.depth.older.max(1));
+        if setup.older && fresh && (older || then.is_some()) {
+            self.older(cut, state, seen).map_err(|what| at(what, false))?;
+        }
         let one_in = self.depth.live_on;
         let drawn = fresh && one_in > 0 && split_mix(&mut draw).is_multiple_of(one_in);
         if !then.unwrap_or(drawn) {
@@ -226,9 +263,25 @@ impl<'a> Search<'a> {
         let found = self.memo.found[&self.memo.disks[&sum]].clone();
         let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
         let disk = state.mount(SimWorld::new(3));
-        let life = Life { setup: self.subject.setup, depth: self.depth, seed: draw };
+        let life = Life { setup, depth: self.depth, seed: draw, lives: setup.lives };
         life.live_on(past, (step, &found), &disk, &mut self.memo.recoveries, seen)
             .map_err(|what| at(format!("then {what}"), true))
+    }
+
+    /// The same state with a sector of each of the newest slots of the superblock spoiled: the checkpoint
+    /// before it and the log behind that give the same.
+    fn older(&mut self, cut: &PowerCut, state: &CrashState, seen: &mut Seen) -> Checked<()> {
+        let setup = self.subject.setup;
+        let newest = newest_slots(state, state.sum().is_multiple_of(3));
+        let Some(first) = newest.first() else { return Ok(()) };
+        let spoiled = newest[1..].iter().fold(state.spoiled(*first), |s, at| s.spoiled(*at));
+        seen.state(&spoiled);
+        seen.counts.older += 1;
+        let (found, is_new) = self.memo.recoveries.of(setup, &spoiled)?;
+        seen.checked(found.key(), is_new);
+        let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
+        let told = |what| format!("with slots at {newest:?} spoiled: {what}");
+        judge(setup, past, &found).map(drop).map_err(told)
     }
 
     /// The step that a state is.
@@ -276,25 +329,68 @@ impl<'a> Search<'a> {
         let setup = self.subject.setup;
         let mut draw = setup.seed ^ 0x0dead ^ (n as u64) << 32;
         seen.counts.kills += 1;
-        let left = cut.killed(split_mix(&mut draw), SimWorld::new(5));
-        let copy = left.in_world(SimWorld::new(6));
+        let kill = split_mix(&mut draw);
+        let left = |world| match setup.late {
+            true => cut.killed_late(kill, (LATE_NANOS, setup.behind_slots()), SimWorld::new(world)),
+            false => cut.killed(kill, SimWorld::new(world)),
+        };
+        let (left, copy) = (left(5), left(6));
+        seen.counts.late += left.late_writes() as u64;
         let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
         let recoveries = &mut self.memo.recoveries;
         let found = recoveries.recover(setup, &copy, None).map_err(at)?;
         seen.checked(found.key(), true);
         let step = judge(setup, past, &found).map_err(at)?;
         let second = Setup { fua: split_mix(&mut draw) & 1 == 0, ..setup.clone() };
-        let life = Life { setup: &second, depth: self.depth, seed: draw };
+        let life = Life { setup: &second, depth: self.depth, seed: draw, lives: setup.lives };
         life.live_on(past, (step, &found), &left, recoveries, seen)
             .map_err(|what| at(format!("then {what}")))
     }
 }
 
-/// A second life.
+/// Writes that are in flight when the process is killed land within this time.
+const LATE_NANOS: u64 = 3_000_000;
+
+/// Lives that one life is followed by, at most, each on what a cut of it has left.
+const NEXT_LIVES: u32 = 3;
+
+/// A valid slot of the superblock: its checkpoint, and where it is.
+fn slot(state: &CrashState, at: u64, number: usize) -> Option<(u64, u64, Superblock)> {
+    let found = Superblock::decode(&state.peek(at, SLOT_BYTES), number as u32).ok()?;
+    Some((found.checkpoint, at, found))
+}
+
+/// Offsets of the slots of the superblock with the highest number; `one`: of one of them. All of them are
+/// only taken together where the checkpoint before has trees of its own: a slot that only says that the
+/// volume is open again is not replaced by the one before it.
+fn newest_slots(state: &CrashState, one: bool) -> Vec<u64> {
+    let slots_at = |end| slot_offsets(end).into_iter().enumerate();
+    let front = slots_at(state.size()).take(SLOTS as usize / 2);
+    let front = front.filter_map(|(number, at)| slot(state, at, number)).max_by_key(|s| s.0);
+    let end = front.map_or(state.size(), |(_, _, newest)| newest.recorded_end_bytes);
+    let all = slots_at(end).filter_map(|(number, at)| slot(state, at, number));
+    let mut all: Vec<(u64, u64, Superblock)> = all.collect();
+    all.sort_by_key(|(checkpoint, ..)| *checkpoint);
+    let Some((newest, _, last)) = all.last() else { return Vec::new() };
+    let older = all.iter().rev().find(|(checkpoint, ..)| checkpoint != newest);
+    let falls_back = older.is_some_and(|(.., older)| older.trees != last.trees);
+    let places = all.iter().filter(|(checkpoint, ..)| checkpoint == newest).map(|(_, at, _)| *at);
+    let places: Vec<u64> = places.collect();
+    match (one || !falls_back, places.len()) {
+        // The other one of two stands for it.
+        (true, 2..) => places[..1].to_vec(),
+        (true, _) => Vec::new(),
+        (false, _) => places,
+    }
+}
+
+/// A second life, or a later one.
 struct Life<'a> {
     setup: &'a Setup,
     depth: Depth,
     seed: u64,
+    /// Lives that there may be, those before it included.
+    lives: u32,
 }
 
 impl Life<'_> {
@@ -307,32 +403,49 @@ impl Life<'_> {
         recoveries: &mut Recoveries,
         seen: &mut Seen,
     ) -> Checked<()> {
-        let (setup, depth) = (self.setup, self.depth);
+        let (setup, depth) = (&Setup { grown_bytes: None, ..self.setup.clone() }, self.depth);
         let moment = &before.script.moments[step];
         let start =
             if setup.content { moment.with_files(&found.files) } else { moment.fs.snapshot() };
         let mut rng = self.seed;
         let script = Script::make(setup, split_mix(&mut rng), &start, 8);
         let mut ran = run(setup, &script, disk);
-        seen.counts.second_lives += 1;
+        seen.ran_on(&ran);
+        match self.lives == setup.lives {
+            true => seen.counts.second_lives += 1,
+            false => seen.counts.third_lives += 1,
+        }
         seen.counts.full += u64::from(ran.full);
         if let Some(what) = ran.wrong.take() {
             return Err(format!("a second life: {what}"));
         }
         let mut judged: HashSet<(u64, u64)> = HashSet::new();
+        let mut next = 0;
         for (n, cut) in ran.cuts.iter().enumerate() {
             let progress = ran.progress(cut);
             // Until it is open nothing was served that has to stay.
-            let past = if progress.opened { Past::new(&script, &ran, progress) } else { before };
+            let own = Past::new(&script, &ran, progress);
+            let own = Past { rotten: before.rotten + before.progress.rotten, ..own };
+            let past = if progress.opened { own } else { before };
             for state in cut.states(depth.all_upto).take(depth.second_states) {
                 if !judged.insert((state.sum(), cut.tag())) {
                     continue;
                 }
                 seen.second(&state);
-                let at = |e| format!("a second life, {n}:{}: {e}", state.label);
+                let at = |e: String| format!("a second life, {n}:{}: {e}", state.label);
                 let (found, is_new) = recoveries.of(setup, &state).map_err(at)?;
                 seen.checked(found.key(), is_new);
-                judge(setup, past, &found).map_err(at)?;
+                let step = judge(setup, past, &found).map_err(at)?;
+                // Recoveries that were cut are few, and are what is wanted.
+                let one_in = if progress.opened { 48 } else { 4 };
+                if self.lives > 2 && next < NEXT_LIVES && split_mix(&mut rng).is_multiple_of(one_in)
+                {
+                    next += 1;
+                    let life = Life { seed: rng, lives: self.lives - 1, ..*self };
+                    let disk = state.mount(SimWorld::new(7));
+                    life.live_on(past, (step, &found), &disk, recoveries, seen)
+                        .map_err(|what| at(format!("then {what}")))?;
+                }
             }
         }
         Ok(())

@@ -6,16 +6,18 @@ use crate::clients::Ground;
 use crate::crowding;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
-use forebay_base::{Error, ErrorKind};
+use forebay_base::{Error, ErrorKind, IoFlags};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::{Config, PageCache};
 use forebay_lfs::fault::{Plant, Planted};
+use forebay_lfs::format::superblock::{SLOT_BYTES, SLOTS};
 use forebay_lfs::{AllocMode, CreateOptions, OpenOptions, Volume};
 use forebay_sim::{CrashState, Fate, Fault, FaultRule, SimConfig, SimDisk};
 use forebay_vfs::check::op::Make;
 use forebay_vfs::check::{Op, Path, Runner, Target, Times};
 use forebay_vfs::mem::MemFs;
 use forebay_vfs::{ManualClock, OpenFlags, Privileges, SetXattr, Timestamp};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Of a crowded volume: 26 segments.
@@ -60,6 +62,28 @@ pub struct Setup {
     pub discard: bool,
     /// The volume begins nearly full, with little live in each segment, and is cleaned.
     pub crowded: bool,
+    /// Blocks of files have checksums.
+    pub sums: bool,
+    /// Writes carry `DIRECT`, `UNCACHED`, `DSYNC` or several of these.
+    pub flags: bool,
+    /// What a checkpoint holds of a file decays at random while the workload runs: one bit at a time.
+    pub rot: bool,
+    /// The host gives the image so many bytes more than it has, and then refuses writes.
+    pub host_bytes: Option<u64>,
+    /// Before this step the disk becomes healthy again.
+    pub healed_at: Option<usize>,
+    /// The volume is closed, made so large, and opened again, half way through the workload.
+    pub grown_bytes: Option<u64>,
+    /// Lives of one workload, at most.
+    pub lives: u32,
+    /// Writes that are in flight when the process is killed land during the next life.
+    pub late: bool,
+    /// States are recovered also with the newest slots of the superblock spoiled.
+    pub older: bool,
+    /// Volume and files are large: fewer states of each moment, and fewer moments.
+    pub large: bool,
+    /// Bound of what changes take in memory until a checkpoint has merged them, bytes.
+    pub overlay_bytes: u64,
 }
 
 impl Setup {
@@ -86,6 +110,17 @@ impl Setup {
             beside: true,
             discard: seed % 5 == 3,
             crowded: false,
+            sums: true,
+            flags: false,
+            rot: false,
+            host_bytes: None,
+            healed_at: None,
+            grown_bytes: None,
+            lives: 2,
+            late: false,
+            older: false,
+            large: false,
+            overlay_bytes: 32 << 20,
         }
     }
 
@@ -121,6 +156,60 @@ impl Setup {
         self
     }
 
+    /// Where content, log and tree lie on the disk: between the slots of the superblock.
+    pub fn behind_slots(&self) -> Range<u64> {
+        let slots = u64::from(SLOTS / 2) * SLOT_BYTES as u64;
+        slots..self.volume_bytes - slots
+    }
+
+    /// Nothing of the disk fails, decays or is refused.
+    pub fn is_healthy(&self) -> bool {
+        self.failing.is_empty() && self.host_bytes.is_none() && !self.rot
+    }
+
+    /// A write with the flags that it carries. The same write always carries the same ones; one that is
+    /// meant to bypass the cache is aligned.
+    pub fn flagged(&self, op: Op) -> (Op, IoFlags) {
+        let Op::Write { slot, offset, len, fill, append, privileges } = op else {
+            return (op, IoFlags::empty());
+        };
+        let mut draw = fill ^ 0xf1a6;
+        let way = if self.flags { split_mix(&mut draw) % 10 } else { 0 };
+        let flags = match way {
+            1 => IoFlags::DSYNC,
+            2 => IoFlags::UNCACHED,
+            3 => IoFlags::UNCACHED | IoFlags::DSYNC,
+            4 | 5 if !append => IoFlags::DIRECT,
+            6 | 7 if !append => IoFlags::DIRECT | IoFlags::DSYNC,
+            4..=6 => IoFlags::DIRECT | IoFlags::FALLBACK,
+            7 | 8 => IoFlags::DIRECT | IoFlags::FALLBACK | IoFlags::SYNC,
+            _ => IoFlags::empty(),
+        };
+        let (mut offset, mut len) = (offset, len);
+        if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
+            // Repeating this changes nothing.
+            let block = u64::from(self.block_bytes.max(self.sector));
+            offset -= offset % block;
+            len = (u64::from(len) / block * block).max(block) as u32;
+        }
+        (Op::Write { slot, offset, len, fill, append, privileges }, flags)
+    }
+
+    /// A write of a large workload: up to 1 MiB, anywhere in a file.
+    pub fn enlarged(&self, op: Op) -> Op {
+        match op {
+            Op::Write { slot, offset, len, fill, append, privileges } if self.large => {
+                let mut draw = fill ^ 0x1a46e;
+                let len = len * [1, 1, 8, 32][(split_mix(&mut draw) % 4) as usize];
+                let most = self.file_bytes.saturating_sub(u64::from(len));
+                let spread = [1, 16, 64][(split_mix(&mut draw) % 3) as usize];
+                let offset = offset.saturating_mul(spread).min(most);
+                Op::Write { slot, offset, len, fill, append, privileges }
+            }
+            other => other,
+        }
+    }
+
     /// How the volume is opened.
     ///
     /// # Errors
@@ -144,6 +233,7 @@ impl Setup {
             discard: self.discard,
             serialized_dio_pages: 2,
             lock_points: self.alloc != AllocMode::Reserve,
+            overlay_bytes: self.overlay_bytes,
             plant: Plant(self.plant),
             ..OpenOptions::default()
         })
@@ -161,7 +251,8 @@ impl Setup {
         let device: DeviceRef = Arc::new(disk.clone());
         let options = CreateOptions {
             block_bytes: self.block_bytes,
-            segment_bytes: 64 << 10,
+            segment_bytes: if self.large { 256 << 10 } else { 64 << 10 },
+            sums: self.sums,
             ..CreateOptions::new([7; 16], [9; 16], Timestamp::new(1, 0))
         };
         let asked: WorldRef = world.clone();

@@ -2,8 +2,8 @@
 //!
 //! No locks.
 
-use crate::run::{Progress, Ran, Synced};
-use crate::script::{Paths, Script, read_files, without_content};
+use crate::run::{Progress, Ran, Stable, Synced};
+use crate::script::{Paths, Script, Unreadable, read_all, without_content};
 use crate::setup::Setup;
 use crate::told::Told;
 use forebay_base::sim_world::SimWorld;
@@ -12,6 +12,7 @@ use forebay_block::DeviceRef;
 use forebay_lfs::{FindingKind, FsckReport, Volume, fsck};
 use forebay_sim::{CrashState, Reads, SimDisk};
 use forebay_vfs::check::{Times, Tree};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ pub struct Found {
     pub names: Tree,
     /// Content.
     pub files: Paths,
+    /// Blocks that cannot be read.
+    pub unreadable: Unreadable,
     /// Of the volume.
     pub digest: u64,
 }
@@ -35,6 +38,10 @@ impl Found {
         for (path, (_, content)) in &self.files {
             key ^= u64::from(forebay_base::checksum::crc32c(path)) << 32;
             key ^= u64::from(forebay_base::checksum::crc32c(content));
+            key = split_mix(&mut key);
+        }
+        for (ino, blocks) in &self.unreadable {
+            key ^= ino << 32 | blocks.len() as u64;
             key = split_mix(&mut key);
         }
         key
@@ -50,12 +57,18 @@ pub struct Past<'a> {
     pub progress: Progress,
     /// Syncs that were acknowledged until then.
     pub syncs: &'a [Synced],
+    /// Writes that were durable then.
+    pub stable: &'a [Stable],
+    /// Sectors that had decayed before.
+    pub rotten: usize,
 }
 
 impl<'a> Past<'a> {
-    /// Of a run, at a moment.
+    /// Of a run, at a moment. What a run on a failing disk has recorded itself overrules the script.
     pub fn new(script: &'a Script, ran: &'a Ran, progress: Progress) -> Self {
-        Self { script, progress, syncs: &ran.syncs[..progress.syncs] }
+        let script = ran.script.as_ref().unwrap_or(script);
+        let (syncs, stable) = (&ran.syncs[..progress.syncs], &ran.stable[..progress.stable]);
+        Self { script, progress, syncs, stable, rotten: 0 }
     }
 }
 
@@ -124,10 +137,10 @@ impl Recoveries {
         anew: bool,
     ) -> Checked<Found> {
         reads.into_iter().for_each(|reads| disk.record_reads(reads));
-        let found = open_and(setup, disk, async |volume| look(volume, setup.content).await)?;
+        let found = open_and(setup, disk, async |volume| look_for(setup, volume).await)?;
         // What the first opening may have written lies in a volatile cache: the second one finds the same.
         let left = disk.cut_state(setup.seed);
-        on(&mut self.fsck, &left, (reads, anew), 3, check_all)?;
+        on(&mut self.fsck, &left, (reads, anew), 3, |disk| check_all(disk, setup.rot))?;
         let plain = Setup { content: false, ..setup.clone() };
         let again = &mut self.again[usize::from(setup.fua)];
         let digest = on(again, &left, (reads, anew), 2, |disk| {
@@ -172,14 +185,18 @@ fn on<T: Copy + PartialEq>(
     Ok(done)
 }
 
-/// Fsck of what a recovery has left.
-fn check_all(disk: &SimDisk) -> Checked<()> {
+/// Fsck of what a recovery has left; `decayed`: content that cannot be read is not its concern.
+fn check_all(disk: &SimDisk, decayed: bool) -> Checked<()> {
     let world: Arc<SimWorld> = disk.world().clone();
     let device: DeviceRef = Arc::new(disk.clone());
     let asked: WorldRef = world.clone();
     let report = world.run(fsck(&device, &asked, &mut |_| ()));
     world.stop();
-    sound(&report.map_err(|e| format!("fsck: {e}"))?)
+    let mut report = report.map_err(|e| format!("fsck: {e}"))?;
+    if decayed {
+        report.findings.retain(|finding| finding.kind != FindingKind::Content);
+    }
+    sound(&report)
 }
 
 /// Whether fsck found what a cut may not leave: a slot may be torn; anything else is wrong.
@@ -198,13 +215,31 @@ pub fn sound(report: &FsckReport) -> Checked<()> {
 /// # Errors
 /// What is wrong.
 pub async fn look(volume: &Volume, content: bool) -> Checked<Found> {
+    look_at_all(volume, content, None, true).await
+}
+
+/// Reads all of a volume that a workload of this set-up has left.
+async fn look_for(setup: &Setup, volume: &Volume) -> Checked<Found> {
+    let block = setup.rot.then_some(setup.block_bytes as usize);
+    look_at_all(volume, setup.content, block, !setup.rot && !setup.large).await
+}
+
+async fn look_at_all(
+    volume: &Volume,
+    content: bool,
+    block: Option<usize>,
+    twice: bool,
+) -> Checked<Found> {
     let digest = volume.digest().await.map_err(|e| format!("digest: {e}"))?;
-    let files = match content {
-        true => read_files(volume).await.map_err(|e| format!("content: {e}"))?,
-        false => Paths::new(),
+    let (files, unreadable) = match content {
+        true => read_all(volume, block).await.map_err(|e| format!("content: {e}"))?,
+        false => Default::default(),
     };
-    let tree = Tree::read(volume, Times::Ignore).await?;
-    Ok(Found { names: without_content(tree), files, digest })
+    let tree = match twice {
+        true => Tree::read(volume, Times::Ignore).await?,
+        false => Tree::read_names(volume, Times::Ignore).await?,
+    };
+    Ok(Found { names: without_content(tree), files, unreadable, digest })
 }
 
 /// Opens the volume on `disk`, looks at it, and leaves it as if the process died.
@@ -238,7 +273,7 @@ pub fn judge(setup: &Setup, past: Past<'_>, found: &Found) -> Checked<usize> {
         if *moments[step].names() != found.names {
             continue;
         }
-        match content(setup, past, &found.files, step) {
+        match content(setup, past, found, step) {
             Ok(()) => return Ok(step),
             Err(what) => why = Some(format!("as step {step}: {what}")),
         }
@@ -256,22 +291,33 @@ pub fn judge(setup: &Setup, past: Past<'_>, found: &Found) -> Checked<usize> {
 }
 
 /// The content of every file, if the names are those of `step`.
-fn content(setup: &Setup, past: Past<'_>, files: &Paths, step: usize) -> Checked<()> {
+fn content(setup: &Setup, past: Past<'_>, all: &Found, step: usize) -> Checked<()> {
     if !setup.content {
         return Ok(());
     }
     let moments = &past.script.moments;
-    for (path, (_, found)) in files {
+    let bad: usize = all.unreadable.values().map(|blocks| blocks.len()).sum();
+    let rotten = past.rotten + past.progress.rotten;
+    if bad > rotten {
+        let which = &all.unreadable;
+        return Err(format!("{bad} blocks cannot be read ({which:?}), {rotten} have decayed"));
+    }
+    for (path, (here, found)) in &all.files {
         let shown = path.escape_ascii();
         let Some((ino, _)) = moments[step].files().paths.get(path) else {
             return Err(format!("{shown} is no file there"));
         };
+        if past.script.unknown.contains(ino) {
+            continue;
+        }
+        let bad = all.unreadable.get(here);
         let lowest = lowest(past, *ino, step);
-        let versions: Vec<&[u8]> = (lowest..=past.progress.begun)
-            .filter_map(|n| moments[n].files().inodes.get(ino))
-            .map(|content| &content[..])
+        let versions: Vec<(usize, &[u8])> = (lowest..=past.progress.begun)
+            .filter_map(|n| moments[n].files().inodes.get(ino).map(|content| (n, &content[..])))
             .collect();
-        one_file(found, &versions, setup.block_bytes as usize)
+        let stable = past.stable.iter().filter(|stable| stable.ino == *ino).collect();
+        File { versions, stable, block: setup.block_bytes as usize, bad }
+            .check(found)
             .map_err(|e| format!("{shown} (#{ino}, since step {lowest}): {e}"))?;
     }
     Ok(())
@@ -289,41 +335,74 @@ fn lowest(past: Past<'_>, ino: u64, step: usize) -> usize {
     synced.max(closed).max(replaced)
 }
 
-/// Each block is that of a version, and no size is without its bytes.
-fn one_file(found: &[u8], versions: &[&[u8]], block: usize) -> Checked<()> {
-    let sizes = versions.iter().map(|content| content.len());
-    let (least, most) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
-    if !(least..=most).contains(&found.len()) {
-        return Err(format!("{} bytes, it had {least} to {most}", found.len()));
-    }
-    for start in (0..found.len()).step_by(block) {
-        let end = (start + block).min(found.len());
-        let bytes = &found[start..end];
-        let zero = |bytes: &[u8]| bytes.iter().all(|b| *b == 0);
-        let allowed = versions.iter().enumerate().any(|(n, content)| {
-            if content.len() <= start {
-                return false;
-            }
-            let upto = content.len().min(end);
-            let same = content[start..upto] == bytes[..upto - start];
-            // Behind its end: a later version has zeros there.
-            let later = &versions[n..];
-            let filled = upto == end || later.iter().any(|c| c.len() >= end && zero(&c[upto..end]));
-            same && zero(&bytes[upto - start..]) && filled
-        });
-        if !allowed {
-            let sizes: Vec<usize> = versions.iter().map(|v| v.len()).collect();
-            let newest = versions.last().map_or(&[][..], |v| &v[start.min(v.len())..]);
-            let same = bytes.iter().zip(newest).take_while(|(a, b)| a == b).count();
-            let (what, size) =
-                (if zero(&bytes[same..]) { "zeros" } else { "other bytes" }, found.len());
-            return Err(format!(
-                "block at {start} of {size} bytes is of no version: {same} bytes as in the newest, \
-                 then {what}; sizes {sizes:?}"
-            ));
+/// What may be found of a file.
+struct File<'a> {
+    /// By step.
+    versions: Vec<(usize, &'a [u8])>,
+    /// Writes to it that were durable.
+    stable: Vec<&'a Stable>,
+    block: usize,
+    /// Blocks that cannot be read.
+    bad: Option<&'a BTreeSet<usize>>,
+}
+
+impl File<'_> {
+    /// Each block is that of a version, and no size is without its bytes.
+    fn check(&self, found: &[u8]) -> Checked<()> {
+        let versions: Vec<&[u8]> = self.versions.iter().map(|(_, content)| *content).collect();
+        let sizes = versions.iter().map(|content| content.len());
+        let (least, most) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
+        let least = self.stable.iter().map(|stable| self.least(stable)).fold(least, usize::max);
+        if !(least..=most).contains(&found.len()) {
+            return Err(format!("{} bytes, it had {least} to {most}", found.len()));
         }
+        let readable = |at: usize| !self.bad.is_some_and(|bad| bad.contains(&(at / self.block)));
+        for start in (0..found.len()).step_by(self.block).filter(|at| readable(*at)) {
+            let end = (start + self.block).min(found.len());
+            let touches = |stable: &&&Stable| {
+                stable.range.start < end as u64 && (start as u64) < stable.range.end
+            };
+            let since = self.stable.iter().filter(touches).map(|stable| stable.steps).max();
+            let from = self.versions.partition_point(|(step, _)| *step < since.unwrap_or(0));
+            one_block(&found[start..end], start, &versions[from..]).map_err(|what| {
+                let sizes: Vec<usize> = versions.iter().map(|v| v.len()).collect();
+                let size = found.len();
+                format!("block at {start} of {size} bytes is of no version: {what}; sizes {sizes:?}, {from} too old")
+            })?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// The least size since a write was durable.
+    fn least(&self, stable: &Stable) -> usize {
+        let since = self.versions.iter().filter(|(step, _)| *step >= stable.steps);
+        let least = since.map(|(_, content)| content.len()).min().unwrap_or(0);
+        least.min(stable.range.end as usize)
+    }
+}
+
+/// A block is that of a version.
+fn one_block(bytes: &[u8], start: usize, versions: &[&[u8]]) -> Checked<()> {
+    let end = start + bytes.len();
+    let zero = |bytes: &[u8]| bytes.iter().all(|b| *b == 0);
+    let allowed = versions.iter().enumerate().any(|(n, content)| {
+        if content.len() <= start {
+            return false;
+        }
+        let upto = content.len().min(end);
+        let same = content[start..upto] == bytes[..upto - start];
+        // Behind its end: a later version has zeros there.
+        let later = &versions[n..];
+        let filled = upto == end || later.iter().any(|c| c.len() >= end && zero(&c[upto..end]));
+        same && zero(&bytes[upto - start..]) && filled
+    });
+    if allowed {
+        return Ok(());
+    }
+    let newest = versions.last().map_or(&[][..], |v| &v[start.min(v.len())..]);
+    let same = bytes.iter().zip(newest).take_while(|(a, b)| a == b).count();
+    let what = if zero(&bytes[same..]) { "zeros" } else { "other bytes" };
+    Err(format!("{same} bytes as in the newest, then {what}"))
 }
 
 #[cfg(test)]

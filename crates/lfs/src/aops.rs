@@ -182,7 +182,8 @@ impl FileOps {
             Where::Staged(at) => Some(at),
         };
         let blocks = (skip + len).div_ceil(unit) as usize;
-        let summed = self.sums && at.is_some();
+        let skipped = inner.plant.has(Planted::SkippedSum);
+        let summed = self.sums && at.is_some() && !skipped;
         let sums = if summed { piece.own_sums().get(..blocks).map(Arc::from) } else { None };
         let device_offset = at.map(|at| at + skip);
         Extent { offset: range.start, len, device_offset, sums, pin }
@@ -387,11 +388,14 @@ impl MapOps for FileOps {
     }
 
     fn admit(&self, new: u64, _dirty: u64) -> Result<()> {
-        self.inner()?.state.lock().admit(new, Need::New, false)
+        let inner = self.inner()?;
+        inner.check_running("write")?;
+        inner.state.lock().admit(new, Need::New, false)
     }
 
     fn admit_within(&self, new: u64, _dirty: u64, range: &Range<u64>) -> Result<()> {
         let inner = self.inner()?;
+        inner.check_running("write")?;
         let mut state = inner.state.lock();
         let over =
             !state.has_room(new, Need::New) && state.is_stored(self.ino.0, range, &self.told);
@@ -408,7 +412,9 @@ impl MapOps for FileOps {
     }
 
     fn admit_edge(&self, new: u64) -> Result<()> {
-        self.inner()?.state.lock().admit(new, Need::Urgent, false)
+        let inner = self.inner()?;
+        inner.check_running("write")?;
+        inner.state.lock().admit(new, Need::Urgent, false)
     }
 
     fn arrived(&self, bytes: u64) {
@@ -511,7 +517,8 @@ impl MapOps for FileOps {
                 Some(Lost::Size) => {
                     Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
                 }
-                Some(Lost::Data | Lost::Run) => {
+                Some(Lost::Run) => Err(inner.state.lock().lost_of(self.ino.0)),
+                Some(Lost::Data) => {
                     Err(Error::new(ErrorKind::Io, "commit", "content that was accepted is lost"))
                 }
             }
@@ -552,7 +559,7 @@ impl MapOps for FileOps {
 
     /// Room is found when bytes are written.
     fn grow(&self, _size: u64) -> Result<()> {
-        Ok(())
+        self.inner()?.check_running("grow")
     }
 
     fn truncate(&self, size: u64, _owned: BioOwned) -> BoxFuture<'_, Result<()>> {

@@ -255,15 +255,8 @@ impl Inner {
         done
     }
 
-    async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
-        if self.checkpoints.is_closing() {
-            return self.write_last_slot().await;
-        }
-        // What is open for reading is not written (O13).
-        if self.options.read_only {
-            let text = "the volume is open for reading";
-            return Err(Error::new(ErrorKind::ReadOnly, "checkpoint", text));
-        }
+    /// What [`Inner::checkpoint_in_turn`] attempts.
+    pub(crate) async fn attempt(&self, how: How) -> Result<()> {
         let free = || {
             let mut state = self.state.lock();
             state.drop_shadow();
@@ -461,6 +454,9 @@ impl Inner {
         state.tidy_windows();
         state.tree_nodes = state.tree_nodes.saturating_add_signed(merged.nodes);
         state.space.settle_checkpoint(&plan, given_up, number);
+        if self.plant.has(Planted::OlderGivenUp) {
+            state.space.segments.reclaim(number + 1);
+        }
         if let Some(frozen) = &mut state.frozen {
             frozen.is_merged = true;
             let there = std::mem::take(&mut frozen.in_flight);

@@ -233,7 +233,7 @@ impl Drop for Planned<'_> {
 impl Inner {
     /// Begins to clean on a task of its own, if little is free and something may be had.
     pub(crate) fn trigger_cleaner(&self) {
-        if !self.is_low() {
+        if !self.is_low() || self.check_running("clean").is_err() {
             return;
         }
         let number = self.checkpoints.number();

@@ -17,7 +17,7 @@ use crate::space::Need;
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::task::oneshot;
+use forebay_base::task::{oneshot, yield_now};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef, flush_here};
 use forebay_iomap::ops::is_bad;
@@ -42,6 +42,7 @@ impl Inner {
         };
         loop {
             match self.log.wait_for(ticket, || self.log.step(ticket, entered, early)).await {
+                Step::Done(Err(_)) if self.plant.has(Planted::RetriesForever) => yield_now().await,
                 Step::Done(result) => {
                     self.log.leave(&result);
                     if early {

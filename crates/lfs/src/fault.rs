@@ -5,6 +5,7 @@
 use crate::aops::FileOps;
 use crate::format::change::Change;
 use crate::format::key::{Key, KeyBytes};
+pub use crate::grow::grow_with;
 use crate::state::State;
 use crate::volume::Volume;
 use forebay_base::codec::Reader;
@@ -57,17 +58,33 @@ pub enum Planted {
     JoinedCommit,
     /// Two concurrent appends may get the same range.
     AppendRangeTwice,
-    /// A writer publishes the size up to its own end, with the bytes of another one below it missing.
+    /// A writer publishes the size up to its own end: bytes of another one below it are missing.
     SizeOfOneWriter,
     /// A dropped task takes the records of its group with it, and later groups count as complete.
     ForgottenGroup,
     /// A dropped zeroing of a raw image releases its range while its request is in flight.
     RangeReleasedEarly,
+    /// A write with `DSYNC` returns before its record is committed.
+    DsyncWithoutCommit,
+    /// A read does not hold blocks against their checksums.
+    SkippedSum,
+    /// A write of content that the host refuses for want of space counts as done.
+    NoSpaceSwallowed,
+    /// A write of content that fails counts as done.
+    SwallowedWriteError,
+    /// Growing starts from the checkpoint before the newest.
+    GrownFromOlder,
+    /// What only the checkpoint before the newest refers to is free as soon as the newest is durable.
+    OlderGivenUp,
+    /// Recovery goes on in the segment where the log ended.
+    TailReused,
+    /// A commit that failed is tried again until it works.
+    RetriesForever,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 32] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -92,6 +109,14 @@ impl Planted {
         Self::SizeOfOneWriter,
         Self::ForgottenGroup,
         Self::RangeReleasedEarly,
+        Self::DsyncWithoutCommit,
+        Self::SkippedSum,
+        Self::NoSpaceSwallowed,
+        Self::SwallowedWriteError,
+        Self::GrownFromOlder,
+        Self::OlderGivenUp,
+        Self::TailReused,
+        Self::RetriesForever,
     ];
 
     /// Its name.
@@ -121,6 +146,14 @@ impl Planted {
             Self::SizeOfOneWriter => "size-of-one-writer",
             Self::ForgottenGroup => "forgotten-group",
             Self::RangeReleasedEarly => "range-released-early",
+            Self::DsyncWithoutCommit => "dsync-without-commit",
+            Self::SkippedSum => "skipped-sum",
+            Self::NoSpaceSwallowed => "no-space-swallowed",
+            Self::SwallowedWriteError => "swallowed-write-error",
+            Self::GrownFromOlder => "grown-from-older",
+            Self::OlderGivenUp => "older-given-up",
+            Self::TailReused => "tail-reused",
+            Self::RetriesForever => "retries-forever",
         }
     }
 
@@ -150,6 +183,14 @@ impl Volume {
     /// written.
     pub fn map_of(&self, ino: Ino) -> Arc<dyn MapOps> {
         Arc::new(FileOps::new(&self.0, ino))
+    }
+
+    /// Bytes of memory in use in addition to the page cache: changes that no checkpoint has merged, the
+    /// cleaner, names, nodes of the tree, content of records.
+    pub fn memory_in_use(&self) -> [u64; 5] {
+        let [changes, cleaning, names] = self.0.state.lock().held().parts();
+        let nodes = self.0.tree.cache().used_bytes() as u64;
+        [changes, cleaning, names, nodes, self.0.staging.held_bytes()]
     }
 
     /// Behind which record the log ends: generation, sequence of the next one, sum of the last one. What a

@@ -87,7 +87,12 @@ impl VolumeFile {
         privileges: Privileges,
     ) -> Result<Wrote> {
         flags.check(true)?;
+        let flags = match self.inner.plant.has(Planted::DsyncWithoutCommit) {
+            true => flags - IoFlags::DSYNC - IoFlags::SYNC,
+            false => flags,
+        };
         let (content, handle) = self.content("write", OpenFlags::WRITE)?;
+        self.inner.check_running("write")?;
         let append = flags.contains(IoFlags::APPEND);
         let first = if append { content.file.size() } else { offset };
         let wanted = buf.bytes().len();
@@ -229,6 +234,7 @@ impl VolumeFile {
         let checked = attrs::check_fallocate(&*self.inner.state.lock(), of, offset, len);
         checked.map_err(Stop::open)?;
         let (content, _) = self.content("fallocate", OpenFlags::WRITE)?;
+        self.inner.check_running("fallocate")?;
         let (file, end) = (&content.file, offset + len);
         if let Fallocate::PunchHole | Fallocate::ZeroRange { .. } = how {
             let end = end.min(file.size());
@@ -455,6 +461,9 @@ impl OpenFile for VolumeFile {
         let end = offset.checked_add(src.len() as u64)?;
         if !self.flags.contains(OpenFlags::WRITE) || src.is_empty() || end > FILE_SIZE_MAX {
             return None;
+        }
+        if let Err(error) = self.inner.check_running("write") {
+            return Some(Err(error));
         }
         let done = content.file.try_write(offset, src, flags)?;
         if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {

@@ -3,13 +3,14 @@
 //! ```text
 //!   device grown > flush > slots of the new size, one of each half > flush > the next two > flush > ...
 //! ```
-//! Invariants: X11 whatever is left of these steps, the volume has the old size or the new one, with
-//! everything in it: slots of either size name the same trees and the same log. X12 the old slots at the
-//! end are given up only when slots of the new size are durable in two places. X13 a growth is no larger than
-//! the next opening believes (O14).
+//! Invariants: X11 whatever is left of these steps, the volume has the old size or the new one,
+//! with everything in it: slots of either size name the same trees and the same log. X12 the old
+//! slots at the end are given up only when slots of the new size are durable in two places. X13 a
+//! growth is no larger than the next opening believes (O14).
 //!
 //! No locks: the volume is not open.
 
+use crate::fault::{Plant, Planted};
 use crate::format::features::Access;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock};
 use crate::info::VolumeInfo;
@@ -28,12 +29,24 @@ fn invalid<T>(text: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidInput, "grow", text))
 }
 
-/// Makes the volume on a device as large as `bytes`, and the device itself if it is smaller and can grow;
-/// without a size, as large as the device. What it was and what it is. `InvalidInput` for a size that is no
-/// larger by a segment at least, for more segments than a volume can have, and for more than the next
-/// opening believes.
+/// Makes the volume on a device as large as `bytes`, and the device itself if it is smaller and can
+/// grow; without a size, as large as the device. What it was and what it is. `InvalidInput` for a
+/// size that is no larger by a segment at least, for more segments than a volume can have, and for
+/// more than the next opening believes.
 pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
-    let (old, _) = slots::read_newest(device).await?;
+    grow_with(device, bytes, Plant::default()).await
+}
+
+/// The same, with the mistake that a test injects.
+pub async fn grow_with(
+    device: &DeviceRef,
+    bytes: Option<u64>,
+    plant: Plant,
+) -> Result<(VolumeInfo, VolumeInfo)> {
+    let (mut old, older) = slots::read_newest(device).await?;
+    if plant.has(Planted::GrownFromOlder) {
+        old = older.unwrap_or(old);
+    }
     if let Access::ReadOnly(why) = old.access()? {
         return Err(Error::new(ErrorKind::ReadOnly, "grow", why));
     }

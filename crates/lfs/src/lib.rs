@@ -97,6 +97,7 @@ mod slots;
 mod space;
 mod staging;
 mod state;
+mod stop;
 mod stored;
 mod tx;
 mod usage_table;

@@ -102,12 +102,13 @@ impl Inner {
         &self,
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
     ) -> Result<T> {
-        let (mut waiter, mut made_room) = (None, false);
+        let (mut waiter, mut made_room, mut relieved) = (None, false, false);
         loop {
             let now = self.options.clock.now();
-            let (tried, relief, held, waits) = {
+            let (tried, relief, held, waits, is_refused) = {
                 let mut state = self.state.lock();
                 state.cache.bytes_max = self.memory.names_max();
+                state.fate.is_refused = false;
                 let mut tried = op(&mut state, now);
                 while let Err(Stop::Missing(want)) = tried {
                     match state.insert_from_window(want) {
@@ -123,7 +124,8 @@ impl Inner {
                     }
                     Err(_) => {}
                 }
-                (tried, self.relief(&state), state.held(), !state.queue.is_empty())
+                let is_refused = state.fate.is_refused;
+                (tried, self.relief(&state), state.held(), !state.queue.is_empty(), is_refused)
             };
             self.note_memory(held);
             if waits {
@@ -150,6 +152,10 @@ impl Inner {
                     if !self.make_room().await {
                         return Err(error);
                     }
+                }
+                Err(Stop::Failed(_)) if is_refused && !relieved => {
+                    relieved = true;
+                    self.checkpoint(How::Log).await?;
                 }
                 Err(Stop::Failed(error)) => return Err(error),
             }

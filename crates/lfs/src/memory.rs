@@ -32,10 +32,17 @@ const OVERLAY_BYTES: u64 = 900;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
     /// Changes, those that are frozen included.
-    changes: u64,
+    pub changes: u64,
     /// What the cleaner is about to change, and copies with.
     cleaning: u64,
     names: u64,
+}
+
+impl Held {
+    /// Changes, what the cleaner holds, names; bytes.
+    pub fn parts(&self) -> [u64; 3] {
+        [self.changes, self.cleaning, self.names]
+    }
 }
 
 /// See the module.

@@ -125,8 +125,8 @@ impl NodeSlots {
         }
     }
 
-    /// A segment in which the usage table says that nodes lie. It takes memory for its slots when the first
-    /// node is [`found`](Self::found) there; until then nothing is allocated in it, and
+    /// A segment in which the usage table says that nodes lie. It takes memory for its slots when
+    /// the first node is [`found`](Self::found) there; until then nothing is allocated in it, and
     /// [`release`](Self::release) removes it.
     pub fn adopt(&mut self, segment: u32) {
         let left = self.per_segment();

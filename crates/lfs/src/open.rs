@@ -4,16 +4,18 @@
 //!   newest slot > trees (names, usage, places of nodes) > clean? ─ no ─▶ roll forward > flush > checkpoint
 //!                                                           └─ yes ─▶ slot: a new generation
 //! ```
-//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is flushed,
-//! and in a checkpoint, first. O12 a generation is never used twice: it is above every one that a slot or a
-//! segment tells, and a slot tells of it before anything is written in it. O13 a volume that is opened for
-//! reading is not written to. O14 memory and reads follow from what the image really has: entries of the
-//! usage table, nodes, records. What a slot claims is held against the usage table first.
+//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is
+//! flushed, and in a checkpoint, first. O12 a generation is never used twice: it is above every one
+//! that a slot or a segment tells, and a slot tells of it before anything is written in it. O13 a
+//! volume that is opened for reading is not written to. O14 memory and reads follow from what the
+//! image really has: entries of the usage table, nodes, records. What a slot claims is held against
+//! the usage table first.
 //!
 //! No locks: opening has the volume to itself.
 
 use crate::btree::{Cursor, Tree};
 use crate::checkpoint::root_of;
+use crate::fault::{Plant, Planted};
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
@@ -83,8 +85,9 @@ pub(crate) async fn find(
     Ok(Opened { found, usage, is_clean })
 }
 
-/// Refuses a slot that claims many more segments than its usage table has entries (O14). A growth adds
-/// segments that no table has yet: as many as there are, or [`GROWTH_SEGMENTS_MAX`] if that is more.
+/// Refuses a slot that claims many more segments than its usage table has entries (O14). A growth
+/// adds segments that no table has yet: as many as there are, or [`GROWTH_SEGMENTS_MAX`] if that is
+/// more.
 pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
     let known = entries as u64;
     let most = known + known.max(GROWTH_SEGMENTS_MAX);
@@ -99,8 +102,8 @@ pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
     }
 }
 
-/// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it would make
-/// a volume that no later opening takes.
+/// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it
+/// would make a volume that no later opening takes.
 fn check_counters(state: &State) -> Result<()> {
     let State { next_ino, next_data_id, next_sequence, .. } = *state;
     match next_ino.max(next_sequence) > COUNT_MAX || next_data_id > MAX_DATA_ID {
@@ -198,7 +201,7 @@ async fn find_nodes(
 impl Opened {
     /// Prepares the state for a life of its own: a generation of its own, and a fresh segment of the log.
     /// What was dead in the checkpoint before `newest`, too, was free then, and is what was left for this.
-    pub fn prepare(&mut self, device: &DeviceRef, newest: u64) -> Result<()> {
+    pub fn prepare(&mut self, device: &DeviceRef, newest: u64, plant: Plant) -> Result<()> {
         if let Some(damage) = &self.found.damage {
             let text = format!("{damage}; it can be opened for reading");
             let error = Error::new(damage.kind(), "open", text);
@@ -214,6 +217,9 @@ impl Opened {
         state.next_sequence = state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
         head.previous = head.segment.or(head.previous);
         state.space.segments.reclaim(newest);
+        if plant.has(Planted::TailReused) && head.segment.is_some() {
+            return Ok(());
+        }
         fresh_head(state, head)
     }
 }

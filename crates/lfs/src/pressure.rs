@@ -52,7 +52,7 @@ impl Inner {
                 && log + content + data >= some();
             let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
             let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
-            let wanted = !state.is_closed && (long || short || full);
+            let wanted = !state.is_closed && !state.is_read_only && (long || short || full);
             (wanted, short)
         };
         self.trigger_cleaner();
@@ -315,13 +315,21 @@ impl Inner {
     ) -> Result<T> {
         let mut rounds = 0;
         loop {
-            let done = op(&mut self.state.lock());
+            let (done, refused) = {
+                let mut state = self.state.lock();
+                state.fate.is_refused = false;
+                (op(&mut state), state.fate.is_refused)
+            };
             match done {
                 Err(error) if error.kind() == ErrorKind::NoSpace && rounds < ROUNDS => {
                     rounds += 1;
                     if !self.make_room().await {
                         return Err(error);
                     }
+                }
+                Err(_) if refused && rounds == 0 => {
+                    rounds += 1;
+                    self.checkpoint(How::Log).await?;
                 }
                 done => {
                     self.arm_age();

@@ -32,6 +32,7 @@ use forebay_base::codec::{Reader, Writer};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A run that was written again.
@@ -256,15 +257,42 @@ impl State {
         }
     }
 
-    /// `Io` if some of this content is lost (Q2).
+    /// `Corrupt` if some of this content is lost (Q2): the error names the inode and the range.
     pub fn check_lost(&self, data: &BTreeMap<u64, Overlay>) -> Result<()> {
-        let block_bytes = self.layout.block_bytes();
-        match self.lost.iter().any(|lost| is_in(data.values(), *lost, block_bytes)) {
-            true => {
-                Err(Error::new(ErrorKind::Io, "checkpoint", "content that was accepted is lost"))
-            }
-            false => Ok(()),
+        match self.find_lost(data.values()) {
+            Some((ino, lost)) => Err(lost_error(ErrorKind::Corrupt, "checkpoint", ino, lost)),
+            None => Ok(()),
         }
+    }
+
+    /// The first content of an inode that is lost, as the error of its syncs.
+    pub fn lost_of(&self, ino: u64) -> Error {
+        let data_id = self.nodes.get(&ino).map_or(0, |node| node.inode.data_id);
+        let lost = self.find_lost(self.overlays_of(data_id)).map(|(_, lost)| lost);
+        lost_error(ErrorKind::Io, "commit", ino, lost.unwrap_or_default())
+    }
+
+    /// Owner and range of the first content in here that is lost.
+    fn find_lost<'a>(
+        &self,
+        mut overlays: impl Iterator<Item = &'a Overlay>,
+    ) -> Option<(u64, Range<u64>)> {
+        if self.lost.is_empty() {
+            return None;
+        }
+        let block_bytes = self.layout.block_bytes();
+        overlays.find_map(|overlay| {
+            let mut lost = self.lost.iter();
+            lost.find_map(|lost| lost_in(overlay, *lost, block_bytes))
+                .map(|range| (overlay.owner, range))
+        })
+    }
+
+    /// What is known of some data beyond the tree.
+    fn overlays_of(&self, data_id: u64) -> impl Iterator<Item = &Overlay> {
+        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
+        let frozen = frozen.and_then(|frozen| frozen.data.get(&data_id));
+        self.data.get(&data_id).into_iter().chain(frozen)
     }
 
     /// Why an inode cannot be synced, after a commit that worked: not for content that was written anew
@@ -284,38 +312,34 @@ impl State {
 
     /// Whether some of this data is lost, and was neither written anew nor cut off.
     pub fn has_lost(&self, data_id: u64) -> bool {
-        if self.lost.is_empty() {
-            return false;
-        }
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let frozen = frozen.and_then(|frozen| frozen.data.get(&data_id));
-        let mut overlays = self.data.get(&data_id).into_iter().chain(frozen);
-        let block_bytes = self.layout.block_bytes();
-        let is_there =
-            |overlay: &Overlay| self.lost.iter().any(|lost| is_in([overlay], *lost, block_bytes));
-        overlays.any(is_there)
+        self.find_lost(self.overlays_of(data_id)).is_some()
     }
 
     /// A checkpoint is durable: what is lost and was overruled before it is nobody's any more.
     pub fn forget_lost(&mut self) {
         let (data, block_bytes) = (&self.data, self.layout.block_bytes());
-        self.lost.retain(|lost| is_in(data.values(), *lost, block_bytes));
+        self.lost
+            .retain(|lost| data.values().any(|one| lost_in(one, *lost, block_bytes).is_some()));
     }
 }
 
-/// Whether some of this content is in these bytes.
-fn is_in<'a>(
-    overlays: impl IntoIterator<Item = &'a Overlay>,
-    (lost, len): (Place, u64),
-    block_bytes: u64,
-) -> bool {
+fn lost_error(kind: ErrorKind, op: &'static str, ino: u64, lost: Range<u64>) -> Error {
+    let Range { start, end } = lost;
+    let text = format!("content of inode {ino} that was accepted is lost: bytes {start} to {end}");
+    Error::new(kind, op, text).with_range(start, end - start)
+}
+
+/// The first range of a file, bytes, of which the content is in these bytes of the device.
+fn lost_in(overlay: &Overlay, (lost, len): (Place, u64), block_bytes: u64) -> Option<Range<u64>> {
     let (start, end) = (u64::from(lost.offset), u64::from(lost.offset) + len);
-    overlays.into_iter().flat_map(Overlay::pieces).any(|(_, piece)| match piece.at {
+    overlay.pieces().find_map(|(block, piece)| match piece.at {
         Where::Run(at) if at.segment == lost.segment => {
             let from = u64::from(at.offset);
-            from < end && start < from + piece.blocks * block_bytes
+            let (first, last) = (from.max(start), (from + piece.blocks * block_bytes).min(end));
+            let in_file = block * block_bytes;
+            (first < last).then(|| in_file + first - from..in_file + last - from)
         }
-        _ => false,
+        _ => None,
     })
 }
 

@@ -310,6 +310,11 @@ impl FileOps {
     async fn take_relieved(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
         let inner = self.inner()?;
         if let Err(error) = inner.relieve_now().await {
+            inner.check_running("reserve")?;
+            // F12: what is accepted stays dirty, and is tried again.
+            if inner.state.lock().overfull().is_some() {
+                return Err(error);
+            }
             log::warn!("changes wait to be written: {error}");
         }
         match self.take(&inner, &runs, self.how(&inner, &runs, class)) {
@@ -332,6 +337,9 @@ impl FileOps {
             Ok(inner) => inner,
             Err(error) => return MapFuture::Now(Some(Err(error))),
         };
+        if let Err(error) = inner.check_running("reserve") {
+            return MapFuture::Now(Some(Err(error)));
+        }
         if inner.is_crowded() {
             return MapFuture::Later(Box::pin(self.take_relieved(runs.to_vec(), class)));
         }

@@ -7,11 +7,12 @@
 //!   held at the end: applied if a later record calls it durable, whatever its data is like; of the others
 //!   the first one whose out-of-line data is bad is the end
 //! ```
-//! Invariants: R11 a record is applied only behind all before it. R12 a record that a later one calls
-//! durable is never taken for the tail, not even where its data is bad or the record between is lost: the
-//! search is in [`evidence`]. R13 what is read is not assumed flushed: the volume flushes before it serves.
-//! R14 recovery changes nothing on the device. R18 a place that cannot be read ends the log only if the
-//! search for evidence has read all the rest (`docs/crash-contract.md`).
+//! Invariants: R11 a record is applied only behind all before it. R12 a record that a later one
+//! calls durable is never taken for the tail, not even where its data is bad or the record between
+//! is lost: the search is in [`evidence`]. R13 what is read is not assumed flushed: the volume
+//! flushes before it serves. R14 recovery changes nothing on the device. R18 a place that cannot be
+//! read ends the log only if the search for evidence has read all the rest
+//! (`docs/crash-contract.md`).
 //!
 //! No locks: recovery has the volume to itself.
 
@@ -45,8 +46,8 @@ use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, VecDeque};
 use window::Window;
 
-/// Bytes of records held without a record that calls them durable. The writer has at most three groups of
-/// about a MiB each that are not flushed (L6), so what is older than this was flushed.
+/// Bytes of records held without a record that calls them durable. The writer has at most three
+/// groups of about a MiB each that are not flushed (L6), so what is older than this was flushed.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
 /// What was found.
@@ -206,13 +207,14 @@ impl Walk<'_> {
         let found = self.search(unreadable.is_some()).await?;
         self.durable = self.durable.max(found.durable);
         let end = self.end(unreadable, &found);
-        // Applied even if the log is damaged behind them: whoever opens the volume for reading has them.
+        // Applied even if the log is damaged behind them: whoever opens the volume for reading has
+        // them.
         self.apply_held(&found).await?;
         end
     }
 
-    /// Holds each record up to the end of the log. The error of the read, if the place behind the last
-    /// record cannot be read.
+    /// Holds each record up to the end of the log. The error of the read, if the place behind the
+    /// last record cannot be read.
     async fn walk(&mut self) -> Result<Option<Error>> {
         loop {
             let stale = self.options.plant.has(Planted::StaleTail) && self.next().await?.is_some();
@@ -250,9 +252,9 @@ impl Walk<'_> {
         }
     }
 
-    /// The log ends at a place that cannot be read (R18): a warning where that is all that is missing, and
-    /// an error where a record that calls this place durable may be hidden, too, or where the volume is
-    /// opened for reading, whose user is told of all that may be missing.
+    /// The log ends at a place that cannot be read (R18): a warning where that is all that is
+    /// missing, and an error where a record that calls this place durable may be hidden, too, or
+    /// where the volume is opened for reading, whose user is told of all that may be missing.
     fn unreadable_end(&self, sequence: u64, error: &Error, found: &Evidence) -> Result<()> {
         let hidden = found.unread.is_some();
         if !hidden && !self.options.read_only {
@@ -276,8 +278,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Applies what is held at the end of the log: records that are known to be durable, and those behind
-    /// them whose data is good.
+    /// Applies what is held at the end of the log: records that are known to be durable, and those
+    /// behind them whose data is good.
     async fn apply_held(&mut self, found: &Evidence) -> Result<()> {
         while let Some(held) = self.held.pop_front() {
             let is_durable = held.sequence <= self.durable;
@@ -455,9 +457,14 @@ impl Walk<'_> {
             if place.segment >= layout.segments {
                 return Ok(false);
             }
+            // Without sums nothing can be verified: the data was flushed before the record was
+            // written.
+            if sums.is_empty() {
+                continue;
+            }
             let bytes = read_at(self.device, layout.device_offset(place), len).await?;
             let blocks = bytes.chunks(layout.block_bytes() as usize);
-            if !sums.is_empty() && !blocks.map(crc32c).eq(sums) {
+            if !blocks.map(crc32c).eq(sums) {
                 return Ok(false);
             }
         }

@@ -17,7 +17,7 @@ use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, MapRuns};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion, DeviceRef, Limits, MapRuns};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -71,6 +71,11 @@ impl Staging {
         area.next += round_up(len, GAP_BYTES) + GAP_BYTES;
         area.runs.insert(start, (Arc::new(bytes.to_vec()), len));
         start..start + len
+    }
+
+    /// Bytes that are held.
+    pub fn held_bytes(&self) -> u64 {
+        self.area.lock().runs.values().map(|(bytes, _)| bytes.len() as u64).sum()
     }
 
     /// What keeps a staged offset readable.
@@ -152,6 +157,25 @@ impl Staging {
         bio.complete(Ok(()));
     }
 
+    fn swallows_errors(&self) -> bool {
+        self.plant.has(Planted::NoSpaceSwallowed) || self.plant.has(Planted::SwallowedWriteError)
+    }
+
+    /// The injected fault: an error of a write, or that of a full host, is not passed on.
+    fn complete_well(&self, mut bio: Bio) {
+        let mut copy = AlignedBuf::new(bio.len as usize);
+        bio.data.copy_out(0, &mut copy);
+        let (offset, len, flags, data) = (bio.offset, bio.len, bio.flags, DataRef::Buf(copy));
+        let all = self.plant.has(Planted::SwallowedWriteError);
+        let end = Box::new(move |done: Completion| {
+            bio.complete(match done.result {
+                Err(error) if !all && error.kind() != ErrorKind::NoSpace => Err(error),
+                _ => Ok(()),
+            });
+        });
+        self.device.submit(Bio::new(BioOp::Write, offset, len, data, end).with_flags(flags));
+    }
+
     fn carry_out(&self, bio: &mut Bio) -> Result<()> {
         let (offset, len) = (bio.offset, bio.len);
         match bio.op {
@@ -188,6 +212,9 @@ impl BlockDevice for Staging {
             if bio.op == BioOp::Write && self.plant.has(Planted::PublishedEarly) {
                 return self.complete_early(bio);
             }
+            if bio.op == BioOp::Write && self.swallows_errors() {
+                return self.complete_well(bio);
+            }
             return self.device.submit(bio);
         }
         let result = self.carry_out(&mut bio);
@@ -198,7 +225,7 @@ impl BlockDevice for Staging {
         let mut device = Vec::with_capacity(bios.len());
         for bio in bios.drain(..) {
             let staged = bio.op != BioOp::Flush && Self::is_staged(bio.offset);
-            match staged || self.plant.has(Planted::PublishedEarly) {
+            match staged || self.plant.has(Planted::PublishedEarly) || self.swallows_errors() {
                 true => self.submit(bio),
                 false => device.push(bio),
             }

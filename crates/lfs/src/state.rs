@@ -33,6 +33,7 @@ use crate::left::Left;
 use crate::log::Pending;
 use crate::pending::{Overlay, Piece, Sums, Where};
 use crate::space::Space;
+use crate::stop::Fate;
 use crate::windows::Windows;
 use forebay_base::{Error, Result};
 use std::cell::Cell;
@@ -246,8 +247,10 @@ pub(crate) struct State {
     pub maps: (u64, u64),
     /// What the cleaner has found live, and copies with, takes in memory, bytes.
     pub cleaning_bytes: u64,
-    /// Nothing is changed: the volume is open for reading.
+    /// Nothing is changed: the volume is open for reading, or turned read-only.
     pub is_read_only: bool,
+    /// How checkpoints fare.
+    pub fate: Fate,
     /// The volume was closed: the newest slot says that nothing follows.
     pub is_closed: bool,
 }
@@ -298,6 +301,7 @@ impl State {
             maps: (0, 0),
             cleaning_bytes: 0,
             is_read_only: false,
+            fate: Fate::default(),
             is_closed: false,
         }
     }

@@ -27,6 +27,7 @@ mod node_places;
 mod overwrite;
 pub(crate) mod reuse;
 mod setup;
+mod stop;
 mod summary;
 mod sums_off;
 mod superblock;

@@ -79,7 +79,12 @@ impl State {
         content: Content,
         need: Need,
     ) -> Result<u64> {
-        self.check_writable()?;
+        self.check_writable("append")?;
+        // What was accepted before has its bound with what is dirty.
+        if let Some(error) = self.overfull().filter(|_| need != Need::Owed).cloned() {
+            self.fate.is_refused = true;
+            return Err(error);
+        }
         let body = self.encode(changes)?;
         let staged = content.payload.as_ref().map(|payload| payload.staged.clone());
         let payload_bytes = staged.as_ref().map_or(0, |staged| staged.end - staged.start);
@@ -164,21 +169,6 @@ impl State {
             }
         }
         Ok(())
-    }
-
-    /// `ReadOnly`, `Shutdown` for a volume that nothing can be changed in.
-    fn check_writable(&self) -> Result<()> {
-        if self.is_read_only {
-            return Err(Error::new(
-                ErrorKind::ReadOnly,
-                "append",
-                "the volume is open for reading",
-            ));
-        }
-        match self.is_closed {
-            true => Err(Error::new(ErrorKind::Shutdown, "append", "the volume is closed")),
-            false => Ok(()),
-        }
     }
 
     /// Room in the log: of the reservation's share as far as that goes.

@@ -207,6 +207,8 @@ pub(crate) struct Inner {
     pub is_reading_on: AtomicBool,
     /// Of what was removed, bytes: so much was to come free at once (W17).
     pub settling_bytes: AtomicU64,
+    /// It turned read-only: the reason is in the state.
+    pub is_stopped: AtomicBool,
     /// What is wrong with the log of a volume that is open for reading.
     pub damage: Option<Error>,
     pub names: Remembered,
@@ -318,9 +320,13 @@ impl Volume {
         let layout = Layout::of(&superblock, align_of(device));
         let parts = Parts::of(device, &superblock, layout.align, options);
         let slots = (&superblock, older.as_ref());
-        let mut opened = find(device, &parts.tree, slots, layout, options).await?;
+        let found = find(device, &parts.tree, slots, layout, options).await;
+        let mut opened = match options.read_only {
+            true => found?,
+            false => found.map_err(for_reading)?,
+        };
         if !options.read_only {
-            opened.prepare(device, superblock.checkpoint)?;
+            opened.prepare(device, superblock.checkpoint, options.plant)?;
         }
         let is_clean = opened.is_clean;
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
@@ -330,7 +336,7 @@ impl Volume {
         }
         match is_clean {
             true => volume.0.begin_life().await?,
-            false => volume.0.checkpoint(How::Fresh).await?,
+            false => volume.0.checkpoint(How::Fresh).await.map_err(for_reading)?,
         }
         volume.remove_orphans().await;
         Ok(volume)
@@ -346,6 +352,7 @@ impl Volume {
         let Opened { mut found, usage, .. } = opened;
         found.state.space.segments.discards = options.discard && device.limits().discard;
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
+        found.state.fate.overlay_bytes = options.overlay_bytes;
         found.state.dirt = Arc::new(Dirt::of(domain.clone()));
         let stays = domain.as_ref().map(Domain::stay);
         let layout = found.state.layout;
@@ -376,6 +383,7 @@ impl Volume {
             is_ageing: AtomicBool::new(false),
             is_reading_on: AtomicBool::new(false),
             settling_bytes: AtomicU64::new(0),
+            is_stopped: AtomicBool::new(false),
             damage: found.damage,
             names: Remembered::default(),
         });
@@ -431,6 +439,19 @@ impl Volume {
         self.0.sync_everything().await?;
         let _stopped = self.0.cleaner.stop().await;
         self.0.checkpoint(How::Close).await
+    }
+}
+
+/// A volume that cannot be opened for writing, because something of it is lost, can be read.
+fn for_reading(error: Error) -> Error {
+    if error.kind() != ErrorKind::Corrupt {
+        return error;
+    }
+    let text = format!("{error}; it can be opened for reading, as far as it is intact");
+    let told = Error::new(error.kind(), "open", text);
+    match error.range() {
+        Some((offset, len)) => told.with_range(offset, len),
+        None => told,
     }
 }
 

@@ -12,11 +12,12 @@
 
 use crate::config::SimConfig;
 use crate::disk::SimDisk;
-use crate::image::{Change, Image};
+use crate::image::{Change, Image, split};
 use crate::media::{Media, Pending};
 use crate::reads::{Read, Reads};
 use forebay_base::sim_world::SimWorld;
-use forebay_base::world::split_mix;
+use forebay_base::world::{Nanos, split_mix};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Up to this many pending writes [`SimDisk::crash_states`] lists all subsets.
@@ -135,6 +136,36 @@ impl CrashState {
         self.image.sum_of(read.first, read.count)
     }
 
+    /// This state with one bit of the sector that holds byte `offset` wrong.
+    pub fn spoiled(&self, offset: u64) -> Self {
+        let sector = self.image.sector_bytes();
+        let number = offset / sector;
+        let mut bytes = vec![0; sector as usize];
+        self.image.read(number * sector, &mut bytes);
+        bytes[(offset % sector) as usize] ^= 0x10;
+        let mut image = self.image.clone();
+        split(number, bytes, sector as usize).into_iter().for_each(|change| image.set(change));
+        Self { label: self.label.clone(), image, config: self.config.clone() }
+    }
+
+    /// This state on a disk that has become larger.
+    pub fn grown(&self, bytes: u64) -> Self {
+        let config = SimConfig { size: bytes.max(self.config.size), ..self.config.clone() };
+        Self { label: self.label.clone(), image: self.image.clone(), config }
+    }
+
+    /// Bytes that the disk holds, at `offset`.
+    pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.image.read(offset, &mut out);
+        out
+    }
+
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        self.config.size
+    }
+
     /// Remembers what disks that begin with this state are asked for, once they are told to
     /// ([`SimDisk::record_reads`]).
     pub fn reads(&self) -> Reads {
@@ -238,6 +269,31 @@ impl PowerCut {
         }
         let label = fates.iter().map(|fate| fate.letter()).collect();
         CrashState { label, image, config: self.config.clone() }
+    }
+
+    /// What is left when the process dies and the disk goes on, as [`PowerCut::killed`]; but of the writes in
+    /// flight some of those to bytes in `within` are still on their way. They land within `spread` nanoseconds
+    /// of the next life, and before it changes anything.
+    pub fn killed_late(
+        &self,
+        seed: u64,
+        (spread, within): (Nanos, Range<u64>),
+        world: Arc<SimWorld>,
+    ) -> SimDisk {
+        let (mut media, mut state) = (self.media.clone(), seed);
+        let mut late = Vec::new();
+        for part in &self.parts[self.media.pending.len()..] {
+            let bytes = |number: u64| number * u64::from(self.config.sector);
+            let inside = part.changes.iter().all(|(number, _)| within.contains(&bytes(*number)));
+            match split_mix(&mut state) % 4 {
+                0 => {}
+                way if way == 1 || !inside => media.store(part.op, part.changes.clone(), false),
+                _ => late.push((split_mix(&mut state) % spread.max(1), part.clone())),
+            }
+        }
+        let disk = SimDisk::with_media(world, self.config.clone(), media);
+        late.into_iter().for_each(|(after, part)| disk.land_later(after, part));
+        disk
     }
 
     /// What is left when the process dies and the disk goes on: all completed writes, still

@@ -26,6 +26,7 @@ use forebay_base::{ErrorKind, Result};
 use forebay_block::bdev::{BlockDevice, Limits, MapRuns};
 use forebay_block::bio::{Bio, BioFlags, BioOp};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// One request as the disk saw it.
@@ -61,6 +62,8 @@ struct State {
     media: Media,
     rules: Vec<FaultRule>,
     in_flight: BTreeMap<u64, InFlight>,
+    /// Writes of an earlier user of the disk that are still on their way.
+    late: BTreeMap<u64, Pending>,
     next_id: u64,
     log: Vec<LogEntry>,
     /// Submissions until the power goes.
@@ -107,6 +110,7 @@ impl SimDisk {
             media,
             rules: Vec::new(),
             in_flight: BTreeMap::new(),
+            late: BTreeMap::new(),
             next_id: 0,
             log: Vec::new(),
             power: None,
@@ -220,6 +224,12 @@ impl SimDisk {
         }
     }
 
+    /// Numbers of requests: the oldest one in flight, and the next one. Equal: none is in flight.
+    pub fn requests(&self) -> Range<u64> {
+        let state = self.0.state.lock();
+        state.in_flight.keys().next().copied().unwrap_or(state.next_id)..state.next_id
+    }
+
     /// How many completed writes a power cut could lose.
     pub fn pending_writes(&self) -> usize {
         self.0.state.lock().media.pending.len()
@@ -274,6 +284,32 @@ impl SimDisk {
         Self::with_media(world, self.0.config.clone(), media)
     }
 
+    /// A write of an earlier user of the disk lands after so many nanoseconds from now.
+    pub(crate) fn land_later(&self, after: Nanos, part: Pending) {
+        let id = {
+            let mut state = self.0.state.lock();
+            let id = state.next_id;
+            state.next_id += 1;
+            state.late.insert(id, Pending { serial: u64::MAX / 2 + id, ..part });
+            id
+        };
+        let weak = Arc::downgrade(&self.0);
+        let land = move || {
+            let Some(shared) = weak.upgrade() else { return };
+            let mut state = shared.state.lock();
+            let Some(part) = state.late.remove(&id) else { return };
+            if state.dead.is_none() {
+                state.media.store(part.op, part.changes, false);
+            }
+        };
+        self.0.world.at(self.0.world.now() + after, Box::new(land));
+    }
+
+    /// Writes of an earlier user of the disk that have not landed yet.
+    pub fn late_writes(&self) -> usize {
+        self.0.state.lock().late.len()
+    }
+
     /// Carries a request out on the spot, with faults, power and log as for any other.
     fn at_once(
         &self,
@@ -286,6 +322,7 @@ impl SimDisk {
         let at = self.0.world.now();
         self.0.config.check(op, flags, offset, len)?;
         let mut state = self.0.state.lock();
+        state.land_before(op);
         state.remember(op, &self.0.config);
         if state.power_gone(&self.0.config) {
             return refuse(ErrorKind::Io, "the power is off");
@@ -301,7 +338,7 @@ impl SimDisk {
 impl State {
     /// The writes in flight as they would be stored.
     fn copy_in_flight(&mut self, config: &SimConfig) -> Vec<Pending> {
-        let mut parts = Vec::new();
+        let mut parts: Vec<Pending> = self.late.values().cloned().collect();
         let rng = &mut self.media.rng;
         for (id, flight) in &mut self.in_flight {
             let bio = &mut flight.bio;
@@ -323,6 +360,17 @@ impl State {
         // Looking changes nothing, not even what is drawn later.
         self.media.rng = media.rng;
         PowerCut::new(media, in_flight, config.clone(), self.tag)
+    }
+
+    /// Writes of an earlier user of the disk land at the latest when this one changes something: its lock
+    /// outlives its requests.
+    fn land_before(&mut self, op: BioOp) {
+        if op == BioOp::Read {
+            return;
+        }
+        for part in std::mem::take(&mut self.late).into_values() {
+            self.media.store(part.op, part.changes, false);
+        }
     }
 
     /// Remembers the moment before a request, if that is wanted.
@@ -448,6 +496,7 @@ impl BlockDevice for SimDisk {
             .check(bio.op, bio.flags, bio.offset, bio.len)
             .and_then(|()| shared.config.check_memory(&mut bio));
         if checked.is_ok() {
+            state.land_before(bio.op);
             state.remember(bio.op, &shared.config);
         }
         let refused = match checked {

@@ -17,5 +17,5 @@ pub mod tree;
 pub use compare::{Config, Mismatch, Report, compare, replay, shrink};
 pub use generate::{Limits, OpGen};
 pub use op::{Op, Path, Target};
-pub use run::{Answer, Outcome, Runner, Shape, Times};
+pub use run::{Answer, Outcome, Runner, Shape, Times, find};
 pub use tree::{Node, Tree};

@@ -8,9 +8,9 @@
 //!
 //! When a call on the ring fails for good the ring is taken apart ([`Ring::dismantle`]). Requests
 //! that the kernel has not consumed are carried out by threads. Those under way end with an error:
-//! their answers are lost, and a flush that is repeated may hide an error. They end after the kernel
-//! has dropped its last reference to the ring. Closing the descriptor does not wait for that, so
-//! the ring registers the writing end of a pipe, which the kernel closes as the last step.
+//! their answers are lost, and a flush that is repeated may hide an error. They end after the
+//! kernel has dropped its last reference to the ring. Closing the descriptor does not wait for
+//! that, so the ring registers the writing end of a pipe, which the kernel closes as the last step.
 
 use super::queue::Queue;
 use super::request::{Boxed, Call, Class, Next, Request, end, guarded};
@@ -63,8 +63,8 @@ pub(crate) struct Ring {
     table: Vec<Option<Boxed>>,
     free: Vec<u32>,
     in_flight: usize,
-    /// Entries pushed so far, and the `user_data` of the last ones: what the kernel has not consumed is
-    /// among these.
+    /// Entries pushed so far, and the `user_data` of the last ones: what the kernel has not
+    /// consumed is among these.
     pushed: usize,
     recent: Box<[u64; ENTRIES as usize]>,
     /// At its end when the kernel has let go of the ring (N2).
@@ -284,8 +284,9 @@ impl Ring {
         count
     }
 
-    /// Takes a ring apart that does not work any more, and closes it. Returns the requests that the kernel
-    /// has not consumed, in order, and what ends the others (N2). What has been answered goes to `out`.
+    /// Takes a ring apart that does not work any more, and closes it. Returns the requests that the
+    /// kernel has not consumed, in order, and what ends the others (N2). What has been answered
+    /// goes to `out`.
     pub(crate) fn dismantle(
         mut self,
         room: &Arc<Room>,
@@ -318,8 +319,8 @@ impl Drop for Ring {
     }
 }
 
-/// Requests that were under way in a ring that broke. A request itself, for a thread that may block: it
-/// waits for the kernel to let go of the ring, and ends them with an error.
+/// Requests that were under way in a ring that broke. A request itself, for a thread that may
+/// block: it waits for the kernel to let go of the ring, and ends them with an error.
 pub(crate) struct Remains {
     requests: Vec<Boxed>,
     gone: OwnedFd,

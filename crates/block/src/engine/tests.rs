@@ -98,8 +98,8 @@ fn spawn(work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     std::thread::Builder::new().spawn(work).map(drop)
 }
 
-/// The story: where the first worker could not be started, the thread that submitted, an event loop's,
-/// slept and tried again until it could.
+/// The story: where the first worker could not be started, the thread that submitted, an event
+/// loop's, slept and tried again until it could.
 #[test]
 fn submit_without_further_threads_neither_waits_nor_loses_a_request() {
     thread_local! {

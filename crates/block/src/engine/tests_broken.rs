@@ -17,7 +17,8 @@ use std::time::Duration;
 /// What a request does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Reads from a pipe into which nothing is written: in the kernel's hands until it is cancelled.
+    /// Reads from a pipe into which nothing is written: in the kernel's hands until it is
+    /// cancelled.
     Stuck,
     /// A flush, which is over at once.
     Quick,
@@ -142,8 +143,8 @@ fn check(results: &[Result<()>]) {
     }
 }
 
-/// The story: the kernel refused a call on a ring. Requests that had been pushed or were under way stayed
-/// in its table; their bios never ended, so fsync and close waited for ever.
+/// The story: the kernel refused a call on a ring. Requests that had been pushed or were under way
+/// stayed in its table; their bios never ended, so fsync and close waited for ever.
 #[test]
 fn shared_ring_broken_ends_each_request_and_goes_on_with_threads() {
     let Some(bench) = Bench::new() else { return };
@@ -183,7 +184,8 @@ fn local_ring_broken_ends_each_request_and_goes_on_without_it() {
         queue.reap();
     });
     check(&results);
-    // No call of the loop is needed any more: another ring, or threads, take what this thread submits.
+    // No call of the loop is needed any more: another ring, or threads, take what this thread
+    // submits.
     bench.submit(Kind::Quick, 0..16);
     assert!(bench.results(16, || {}).iter().all(Result::is_ok));
     drop(queue);
@@ -202,8 +204,8 @@ fn local_ring_broken_and_dropped_ends_each_request() {
     check(&bench.results(8, || {}));
 }
 
-/// The kernel may write to memory of a request until it has let go of the ring: until then the request does
-/// not end, and its memory is kept.
+/// The kernel may write to memory of a request until it has let go of the ring: until then the
+/// request does not end, and its memory is kept.
 #[test]
 fn remains_of_a_ring_end_when_the_kernel_has_let_go() {
     let Some(bench) = Bench::new() else { return };

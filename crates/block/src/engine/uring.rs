@@ -220,8 +220,9 @@ fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
     }
 }
 
-/// The ring does not work any more. Requests that the kernel has not consumed go to threads, the others end
-/// with an error when the kernel has let go of them. Returns what had been answered, to be settled.
+/// The ring does not work any more. Requests that the kernel has not consumed go to threads, the
+/// others end with an error when the kernel has let go of them. Returns what had been answered, to
+/// be settled.
 fn give_up(ring: Ring, pool: &Pool, e: &io::Error) -> Outcome {
     log::error!("io_uring failed, its requests go to threads from now on: {e}");
     let mut out = Outcome::default();

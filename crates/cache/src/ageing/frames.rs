@@ -91,7 +91,8 @@ impl PageCache {
             freed.iter().for_each(|&f| alloc.give(f));
             alloc.free()
         };
-        // The oldest in any case: it reclaims what else it needs. The others if there is enough for them.
+        // The oldest in any case: it reclaims what else it needs. The others if there is enough for
+        // them.
         let mut is_oldest = true;
         self.frame_wait.wake_matching(|&wanted| {
             let served = wanted <= free;
@@ -186,8 +187,8 @@ mod tests {
         assert_eq!(cache.stats().frames_free as usize, all);
     }
 
-    /// The story: each frame that was given back woke all who waited. Of a hundred, each took the lock of
-    /// the allocator and a round of reclaim, and 99 waited again.
+    /// The story: each frame that was given back woke all who waited. Of a hundred, each took the
+    /// lock of the allocator and a round of reclaim, and 99 waited again.
     #[test]
     fn frame_given_back_wakes_the_waiters_that_it_serves() {
         let config = Config { huge_pages: false, ..Config::with_budget(1 << 20) };

@@ -17,8 +17,8 @@ fn fault_in(src: &[u8]) {
     });
 }
 
-/// Writes a byte of each page of a caller's memory, with the value that it has. Call it before a folio is
-/// locked from which bytes are copied there.
+/// Writes a byte of each page of a caller's memory, with the value that it has. Call it before a
+/// folio is locked from which bytes are copied there.
 pub fn fault_in_for_writing(dst: &mut [u8]) {
     for page in dst.chunks_mut(FRAME_SIZE) {
         page[0] = std::hint::black_box(page[0]);
@@ -51,9 +51,10 @@ impl PageCache {
         }
     }
 
-    /// The folio for a write of `src` at `offset` of it: [`PageCache::lock_or_make`], with what the write is
-    /// going to touch on its way from memory meanwhile. Pages of `src` that are not in memory are faulted in
-    /// before the lock is taken: a fault may wait for a device, or for a request that wants this folio.
+    /// The folio for a write of `src` at `offset` of it: [`PageCache::lock_or_make`], with what the
+    /// write is going to touch on its way from memory meanwhile. Pages of `src` that are not in
+    /// memory are faulted in before the lock is taken: a fault may wait for a device, or for a
+    /// request that wants this folio.
     #[inline]
     pub fn lock_for_write<'a>(
         &'a self,
@@ -197,7 +198,7 @@ mod tests {
         }
     }
 
-    /// A page of memory that is not there: whoever reads it waits, until the test lets it come.
+    /// A page of memory that is not there: a reader of it waits until the test lets it come.
     struct SlowPage {
         fault: std::fs::File,
         base: *mut u8,
@@ -236,8 +237,8 @@ mod tests {
         }
 
         fn bytes(&self) -> &[u8] {
-            // SAFETY: the page is mapped as long as self, and written by the kernel only, before the
-            // first read of it returns.
+            // SAFETY: the page is mapped as long as self, and written by the kernel only, before
+            // the first read of it returns.
             unsafe { std::slice::from_raw_parts(self.base, PAGE) }
         }
 
@@ -265,8 +266,9 @@ mod tests {
     // SAFETY: the page is read only, and the descriptor is for any thread.
     unsafe impl Sync for SlowPage {}
 
-    /// The story: a write copied out of memory that was not there, under the lock of the folio. Other users of
-    /// the folio spun until the page had come; if it came from a file of the same process, for ever.
+    /// The story: a write copied out of memory that was not there, under the lock of the folio.
+    /// Other users of the folio spun until the page had come; if it came from a file of the same
+    /// process, for ever.
     #[test]
     fn write_from_memory_that_is_not_there_leaves_the_folio_to_others() {
         let (cache, page) = (cache(), SlowPage::new());

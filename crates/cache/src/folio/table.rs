@@ -209,10 +209,11 @@ impl Table {
         self.words.advise(Self::words(&self.layout, slots));
     }
 
-    /// Gives the memory of the slots above `slots` back, of which those below `ever` were used at some
-    /// time. None holds a folio, but a task that found one by a stale hint may lock it for a look at its
-    /// key. So the lock words become zero only while all those locks are held here: zeroed under
-    /// another holder, its unlocking would lock the slot for ever, or unlock it for a later owner.
+    /// Gives the memory of the slots above `slots` back, of which those below `ever` were used at
+    /// some time. None holds a folio, but a task that found one by a stale hint may lock it for a
+    /// look at its key. So the lock words become zero only while all those locks are held here:
+    /// zeroed under another holder, its unlocking would lock the slot for ever, or unlock it for a
+    /// later owner.
     pub fn forget_above(&self, slots: usize, ever: usize) {
         let retired = slots as Slot + 1..ever as Slot;
         for slot in retired.clone() {
@@ -224,8 +225,8 @@ impl Table {
             if slot as usize * self.layout.stride >= given_back {
                 break;
             }
-            // What was given back is unlocked by that. The rest of a page, and memory that the system
-            // keeps, is as it was.
+            // What was given back is unlocked by that. The rest of a page, and memory that the
+            // system keeps, is as it was.
             let word = self.word(slot, LOCK);
             let old = word.load(Ordering::Relaxed);
             if old & RETIRED != 0 {

@@ -67,7 +67,7 @@ fn records_limit(share: u64) -> u64 {
 }
 
 /// Bytes of a share that are for requests if files take so many.
-fn private_limit_beside(share: u64, files: u64) -> u64 {
+fn private_limit_with_files(share: u64, files: u64) -> u64 {
     share - (files + records_limit(share)).min(share / 4 * 3)
 }
 
@@ -133,20 +133,21 @@ impl PageCache {
         Some(ErrorShare(self.errors.clone(), self.files.clone()))
     }
 
-    /// Bytes that private memory may come to: what files, and the most that records of write-out may have,
-    /// leave of the share of all three; at least a quarter of it.
+    /// Bytes that private memory may come to: what files, and the most that records of write-out
+    /// may have, leave of the share of all three; at least a quarter of it.
     pub fn private_limit(&self) -> u64 {
-        private_limit_beside(self.sizes.io_reserve(), self.file_bytes() + self.known_bytes())
+        private_limit_with_files(self.sizes.io_reserve(), self.file_bytes() + self.known_bytes())
     }
 
-    /// One look at each counter of the share of requests and files, so that value and bound belong together.
+    /// One look at each counter of the share of requests and files, so that value and bound belong
+    /// together.
     pub(crate) fn share_rows(&self) -> [Row; 4] {
         let share = self.sizes.io_reserve();
         let (files, known) = (self.file_bytes(), self.known_bytes());
         let records = self.record_bytes();
         let private = self.counters.private_bytes.load(Ordering::Relaxed);
-        // What is open takes precedence: what is known besides has the rest of their part. They show what
-        // they use of it, since requests may have what they leave.
+        // What is open takes precedence: what is known besides has the rest of their part. They
+        // show what they use of it, since requests may have what they leave.
         let part = share / 4 * 3 - records_limit(share) + self.taken_off_frames();
         let files_bound = files.min(part);
         let known_bound = known.min(part - files_bound);
@@ -158,7 +159,7 @@ impl PageCache {
             row(
                 "buffers of requests in flight",
                 private,
-                private_limit_beside(share, files + known),
+                private_limit_with_files(share, files + known),
             ),
         ]
     }
@@ -169,8 +170,8 @@ impl PageCache {
     }
 
     /// A record of write-out that was counted with `counted` bytes is kept and has `bytes`, or is in use or
-    /// gone: 0. Whether it may be kept: all that are take no more than an eighth of the share. One that may
-    /// not is not counted.
+    /// gone: 0. Whether it may be kept: all that are take no more than an eighth of the share. One
+    /// that may not is not counted.
     pub fn count_record(&self, counted: &mut u64, bytes: u64) -> bool {
         let (before, most) = (*counted, records_limit(self.sizes.io_reserve()));
         let change = |all: u64| {
@@ -269,8 +270,8 @@ mod tests {
         assert_eq!((cache.file_bytes(), cache.private_limit()), (0, requests_and_files));
     }
 
-    /// The story: the report loaded a counter twice, for the value and for the bound: "spare records uses
-    /// 30456 of 23640". A bound that is the value itself says nothing either.
+    /// The story: the report loaded a counter twice, for the value and for the bound: "spare
+    /// records uses 30456 of 23640". A bound that is the value itself says nothing either.
     #[test]
     fn budget_rows_read_while_records_come_and_go_stay_within_their_bounds() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
@@ -304,8 +305,8 @@ mod tests {
         assert_eq!((records.1, records.2), (0, eighth), "the bound is not the value");
     }
 
-    /// Files beyond their part of the budget come off the frames. Until that has happened the report says
-    /// that they take more than they may.
+    /// Files beyond their part of the budget come off the frames. Until that has happened the
+    /// report says that they take more than they may.
     #[test]
     fn budget_row_of_files_shows_those_beyond_their_part() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };

@@ -97,8 +97,8 @@ impl Region {
     }
 
     /// Gives the memory of everything from byte `from` on back to the system, in whole pages: it
-    /// reads as zeros then. The owner vouches that its content is not needed. Returns the first byte
-    /// that was given back.
+    /// reads as zeros then. The owner vouches that its content is not needed. Returns the first
+    /// byte that was given back.
     pub fn release(&self, from: usize) -> usize {
         let from = from.next_multiple_of(rustix::param::page_size());
         if from < self.bytes {

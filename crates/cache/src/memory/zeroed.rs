@@ -51,9 +51,9 @@ mod imp {
             self.region.advise(used * size_of::<T>());
         }
 
-        /// Entries from `from` on, which are empty in all that counts, are zero again, and their memory
-        /// is given back: from the first whole page on, whose first entry is returned. If the system
-        /// keeps the memory, that is the length of the table.
+        /// Entries from `from` on, which are empty in all that counts, are zero again, and their
+        /// memory is given back: from the first whole page on, whose first entry is returned. If
+        /// the system keeps the memory, that is the length of the table.
         pub fn forget(&self, from: usize) -> usize {
             (self.region.release(from * size_of::<T>()) / size_of::<T>()).min(self.len)
         }

@@ -365,8 +365,8 @@ impl Domain {
         queue.next_look(self.limits.expire_nanos()) < self.next_look.load(Ordering::SeqCst)
     }
 
-    /// File `id` has dirty blocks and is not queued (see [`Dirt::is_queued`]). True: the alarm of the flusher
-    /// would come too late, and the caller kicks it when it holds no lock any more.
+    /// File `id` has dirty blocks and is not queued (see [`Dirt::is_queued`]). True: the alarm of
+    /// the flusher would come too late, and the caller kicks it when it holds no lock any more.
     #[must_use]
     pub(crate) fn dirtied(&self, id: u32, since: Nanos) -> bool {
         let mut queue = self.queue.lock();

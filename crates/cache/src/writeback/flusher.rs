@@ -301,8 +301,8 @@ mod tests {
         }
     }
 
-    /// The story: the first dirty block of a file woke the flusher under the lock of the folio. A waker may
-    /// run anything: whatever wanted the folio then spun until it was over, or for ever.
+    /// The story: the first dirty block of a file woke the flusher under the lock of the folio. A
+    /// waker may run anything: whatever wanted the folio then spun until it was over, or for ever.
     #[test]
     fn first_dirty_block_wakes_the_flusher_after_the_folio_lock() {
         let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };

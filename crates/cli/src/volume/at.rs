@@ -240,8 +240,9 @@ pub fn about(volume: &forebay::Volume) -> Outcome<Value> {
         "checkpoint": info.checkpoint,
         "generation": info.generation,
         "damaged": info.damaged || volume.damage().is_some(),
+        "damage": volume.damage().map(|error| error.to_string()),
         "created_ns": info.created_ns,
-        "read_only": volume.read_only(),
+        "read_only": volume.read_only() || volume.damage().is_some(),
         "cleaner": {
             "passes": cleaned.passes,
             "segments": cleaned.segments,

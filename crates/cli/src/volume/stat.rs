@@ -53,6 +53,7 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
     let process = volume.pid.map_or("not open".to_string(), |pid| format!("open in process {pid}"));
     let created = about["created_ns"].as_i64().unwrap_or(0).div_euclid(1_000_000_000);
+    let damage = about["damage"].as_str().map(|why| ("damage", format!("{why}; read-only")));
     let mounted = about["mounted_on"].as_str().map(|dir| ("mounted on", dir.to_string()));
     let rows = [
         ("volume", text(&about["path"])),
@@ -78,7 +79,7 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
         };
         ("cleaned", format!("{segments} segments, {moved} moved{bad}"))
     });
-    for (name, value) in rows.into_iter().chain(mounted).chain(cleaned) {
+    for (name, value) in rows.into_iter().chain(damage).chain(mounted).chain(cleaned) {
         output::line(format!("{name:<11} {value}"));
     }
     Ok(())

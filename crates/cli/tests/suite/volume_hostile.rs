@@ -1,8 +1,8 @@
-//! Images that claim more than they have: refused within 64 MiB of memory; and large sparse ones that are what
-//! they say, opened within the same.
+//! Images that claim more than they have: refused within 64 MiB of memory; and large sparse ones
+//! that are what they say, opened within the same.
 //!
-//! Invariant: E1 each process joins a memory cgroup before its first instruction, so that the kernel counts
-//! all its memory, and kills it for more.
+//! Invariant: E1 each process joins a memory cgroup before its first instruction, so that the
+//! kernel counts all its memory, and kills it for more.
 
 use crate::common::{Folder, output, stderr};
 use forebay_bench::harness::cgroup::Memcg;
@@ -14,7 +14,8 @@ use std::process::{Command, Output};
 /// What a process may have of memory, bytes.
 const LIMIT: u64 = 64 << 20;
 
-/// An image that is removed with the test. In memory: a file of other file systems cannot be so long.
+/// An image that is removed with the test. In memory: a file of other file systems cannot be so
+/// long.
 struct Sparse(PathBuf);
 
 impl Drop for Sparse {

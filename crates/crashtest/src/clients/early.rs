@@ -13,7 +13,7 @@ use forebay_iomap::{
 use std::ops::Range;
 use std::sync::Arc;
 
-/// See [`forebay_lfs::fault::Planted::RangeReleasedEarly`].
+/// The map of a raw image whose requests do not hold what a zeroing has taken.
 pub struct EarlyRelease(pub Identity);
 
 impl MapOps for EarlyRelease {

@@ -99,8 +99,14 @@ fn check(setup: &Setup, done: &Done, len: usize, image: &[u8]) -> Result<u64, St
         begun: done.began.iter().filter(|at| **at <= len).count(),
         acked: syncs.iter().map(|(_, steps)| *steps).max().unwrap_or(0),
         syncs: syncs.len(),
+        stable: 0,
+        rotten: 0,
     };
-    judge(setup, Past { script: &done.script, progress, syncs: &syncs }, &found)?;
+    judge(
+        setup,
+        Past { script: &done.script, progress, syncs: &syncs, stable: &[], rotten: 0 },
+        &found,
+    )?;
     let report = block_on(fsck(&device, &world, &mut |_| ()));
     sound(&report.map_err(|e| format!("fsck: {e}"))?)?;
     Ok(found.key())

@@ -45,7 +45,7 @@ pub fn by_dropping(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Viola
     search(&case, &mut Bases::default(), seen)
 }
 
-/// The same on a raw image.
+/// Several clients of a raw image, with dropped operations, for the injected faults.
 pub fn by_dropping_on_image(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Violation> {
     let case = case_of("dropped-futures", (Kind::DroppedOnImage, setup.clone()));
     search(&case, &mut Bases::default(), seen)

@@ -12,7 +12,7 @@ use forebay_vfs::{OpenFlags, Privileges};
 
 /// Not all of it.
 pub const QUICK: Depth =
-    Depth { all_upto: 8, states: 40, live_on: 200, second_states: 4, kills: 0 };
+    Depth { all_upto: 8, states: 40, live_on: 200, second_states: 4, kills: 0, ..Depth::FULL };
 
 /// The process is killed, too.
 pub const KILLED: Depth = Depth { states: 2, live_on: 0, kills: 12, ..QUICK };

@@ -28,7 +28,7 @@ impl Inner {
 
     /// The slot that says that nothing follows, once more if it has failed. What it leads to is flushed, and
     /// nothing has changed since (H16).
-    pub(super) async fn write_last_slot(&self) -> Result<()> {
+    pub(crate) async fn write_last_slot(&self) -> Result<()> {
         let closing = self.checkpoints.turn.lock().closing.as_ref().map(|c| c.superblock.clone());
         let Some(superblock) = closing else { return Ok(()) };
         self.write_slots(&superblock, self.log.failures()).await?;

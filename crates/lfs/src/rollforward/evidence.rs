@@ -1,16 +1,17 @@
 //! What later records say of the end of the log.
 //!
-//! Each record names the last record that was flushed when it was laid out (`durable_through`). A record that
-//! lies behind the end of the log is not applied, for one before it is missing, but what it says still holds:
-//! the record at the end was durable, so the log is damaged, or records before it were, so their data counts
-//! as it is.
+//! Each record names the last record that was flushed when it was laid out (`durable_through`). A
+//! record that lies behind the end of the log is not applied, for one before it is missing, but
+//! what it says still holds: the record at the end was durable, so the log is damaged, or records
+//! before it were, so their data counts as it is.
 //!
-//! Invariants: R19 the search covers the [`SCAN_BYTES`] behind the head, behind the headers of the next
-//! [`SEGMENTS_MAX`] segments of the log, in the segment that the log names as its next one though it has no
-//! valid header, and in each segment whose header cannot be read.
-//! R20 a record counts as evidence only if it is valid at its place, and of the head's generation or a
-//! younger one: what an earlier life wrote behind its own end says nothing. R21 what cannot be read is
-//! passed over unit by unit, and reported; of more than [`UNREAD_MAX`] units the device is what is wrong.
+//! Invariants: R19 the search covers the [`SCAN_BYTES`] behind the head, behind the headers of the
+//! next [`SEGMENTS_MAX`] segments of the log, in the segment that the log names as its next one
+//! though it has no valid header, and in each segment whose header cannot be read. R20 a record
+//! counts as evidence only if it is valid at its place, and of the head's generation or a younger
+//! one: what an earlier life wrote behind its own end says nothing. R21 what cannot be read is
+//! passed over unit by unit, and reported; of more than [`UNREAD_MAX`] units the device is what is
+//! wrong.
 //!
 //! No locks: recovery has the volume to itself.
 
@@ -24,15 +25,16 @@ use std::ops::Range;
 
 /// Bytes of a region read at a time.
 const READ_BYTES: u64 = 128 << 10;
-/// How far the search goes in each segment: groups of a MiB, and what may be written ahead of a flush, several
-/// times over.
+/// How far the search goes in each segment: groups of a MiB, and what may be written ahead of a
+/// flush, several times over.
 const SCAN_BYTES: u64 = 8 << 20;
-/// Later segments that the search covers. What was not flushed is 3 MiB (L6), 48 of the smallest segments.
+/// Later segments that the search covers. What was not flushed is 3 MiB (L6), 48 of the smallest
+/// segments.
 const SEGMENTS_MAX: usize = 256;
 /// Units of the device that the search passes over because they cannot be read.
 const UNREAD_MAX: u32 = 64;
 
-/// See the module.
+/// What the search found.
 #[derive(Default)]
 pub(super) struct Evidence {
     /// Every record up to this one was durable.
@@ -47,8 +49,8 @@ pub(super) struct Evidence {
 }
 
 impl Walk<'_> {
-    /// Searches what lies behind the head for records that call others durable (R19). `is_unreadable`: the
-    /// record at the head itself could not be read.
+    /// Searches what lies behind the head for records that call others durable (R19).
+    /// `is_unreadable`: the record at the head itself could not be read.
     pub(super) async fn search(&mut self, is_unreadable: bool) -> Result<Evidence> {
         let mut found = Evidence::default();
         if is_unreadable {
@@ -77,9 +79,9 @@ impl Walk<'_> {
         Ok(found)
     }
 
-    /// Adds what the records from `start` on say, in its segment. Content of users may lie there, too: the
-    /// region is read once, whatever lengths are found in it. A record of a newer version says nothing, for
-    /// only the sum of all that may belong to it could tell whether it is one.
+    /// Adds what the records from `start` on say, in its segment. Content of users may lie there,
+    /// too: the region is read once, whatever lengths are found in it. A record of a newer version
+    /// says nothing, for only the sum of all that may belong to it could tell whether it is one.
     async fn search_from(&self, start: Place, found: &mut Evidence) -> Result<()> {
         let (layout, segment) = (self.layout, self.layout.segment_bytes());
         let (wanted, generation) = (self.head.sequence, self.head.generation);

@@ -75,8 +75,8 @@ fn what_looks_like_a_record_behind_the_log_costs_no_more_than_anything_else() {
     assert!(costs[1] <= costs[0] + (1 << 20), "bytes read: {costs:?}");
 }
 
-/// A disk of 64 TiB, sparse, with a volume of 2 MiB in its beginning whose slots claim so many segments.
-/// `clean`: it was closed.
+/// A disk of 64 TiB, sparse, with a volume of 2 MiB in its beginning whose slots claim so many
+/// segments. `clean`: it was closed.
 fn claims(segments: u32, clean: bool) -> SimDisk {
     let setup = setup(0);
     let small = setup.blank();
@@ -106,8 +106,8 @@ fn claims(segments: u32, clean: bool) -> SimDisk {
     disk
 }
 
-/// A superblock claimed 2^22 segments, and its usage table had 31: the table of segments was allocated, and
-/// every header read, before anything was verified (O14). 2^28 took 20 GiB.
+/// A superblock claimed 2^22 segments, and its usage table had 31: the table of segments was
+/// allocated, and every header read, before anything was verified (O14). 2^28 took 20 GiB.
 #[test]
 fn slot_that_claims_more_segments_than_a_growth_adds_is_refused() {
     for (clean, segments) in [(true, 1 << 22), (false, 1 << 22), (true, 1 << 28)] {
@@ -150,8 +150,8 @@ fn growth_that_no_opening_believes_is_refused() {
     assert!(error.to_string().contains("in several steps"), "{error}");
 }
 
-/// A usage table says of each segment that nodes lie there: 16 bytes each, and for each the opening made a
-/// map of all nodes that a segment can have, 32 KiB where segments have a GiB.
+/// A usage table says of each segment that nodes lie there: 16 bytes each, and for each the opening
+/// made a map of all nodes that a segment can have, 32 KiB where segments have a GiB.
 #[test]
 fn segment_of_nodes_without_a_node_takes_no_map() {
     let geometry = Geometry::with_segment_shift(30);
@@ -165,8 +165,8 @@ fn segment_of_nodes_without_a_node_takes_no_map() {
     assert_eq!(nodes.used(), 1);
 }
 
-/// Records and headers of the log had numbers near the largest there are. They were applied, and the next
-/// checkpoint wrote a slot with them, which no opening takes: the volume was gone.
+/// Records and headers of the log had numbers near the largest there are. They were applied, and
+/// the next checkpoint wrote a slot with them, which no opening takes: the volume was gone.
 #[test]
 fn log_with_numbers_out_of_range_is_not_replayed_for_writing() {
     for in_header in [false, true] {

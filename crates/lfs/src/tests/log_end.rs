@@ -1,4 +1,5 @@
-//! The end of the log: what recovery takes for it, beside bad blocks and places that cannot be read.
+//! The end of the log: what recovery takes for it where blocks are bad, and places that cannot be
+//! read.
 //!
 //! No locks.
 
@@ -45,8 +46,8 @@ fn head(volume: &Volume) -> Place {
     Place::new(head.segment.expect("something was written"), head.offset)
 }
 
-/// A file is written and synced; then two files are made, in one group of the log. `idle`: after that the log
-/// is idle, and its mark is written.
+/// A file is written and synced; then two files are made, in one group of the log. `idle`: after
+/// that the log is idle, and its mark is written.
 fn ended(more: bool, idle: bool) -> Ended {
     let setup = data_in_runs();
     let disk = setup.blank();
@@ -135,10 +136,11 @@ async fn has(volume: &Volume, name: &str) -> bool {
     volume.lookup(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.is_ok()
 }
 
-/// A synced write, and a group behind it that was not flushed when the power went: of that the first record
-/// is lost, and the second one is there, and says that the write was durable. One block of the write had gone
-/// bad. Recovery looked for what calls the lost record durable, and for nothing else: it took the bad block
-/// for the end of the log, and dropped a synced write of three blocks without a word (R12, R20).
+/// A synced write, and a group behind it that was not flushed when the power went: of that the
+/// first record is lost, and the second one is there, and says that the write was durable. One
+/// block of the write had gone bad. Recovery looked for what calls the lost record durable, and for
+/// nothing else: it took the bad block for the end of the log, and dropped a synced write of three
+/// blocks without a word (R12, R20).
 #[test]
 fn synced_write_with_bad_block_is_kept_when_a_later_record_calls_it_durable() {
     let ended = ended(true, false);
@@ -157,7 +159,8 @@ fn synced_write_with_bad_block_is_kept_when_a_later_record_calls_it_durable() {
     assert_eq!(named, [Some(b"/f".to_vec())], "fsck names the file: {report:?}");
 }
 
-/// Nothing calls the write durable: a bad block in it is what a power cut leaves of a write in flight.
+/// Nothing calls the write durable: a bad block in it is what a power cut leaves of a write in
+/// flight.
 #[test]
 fn last_write_with_bad_block_is_dropped_when_no_record_calls_it_durable() {
     let ended = ended(false, false);
@@ -169,8 +172,8 @@ fn last_write_with_bad_block_is_dropped_when_no_record_calls_it_durable() {
     ended.disk.world().stop();
 }
 
-/// A record that is lost was durable, so the volume opens for reading only. What was held before it, waiting
-/// to be called durable, was left out there, although the same record says that it was.
+/// A record that is lost was durable, so the volume opens for reading only. What was held before
+/// it, waiting to be called durable, was left out there, although the same record says that it was.
 #[test]
 fn read_only_open_of_damaged_log_has_all_records_before_the_damage() {
     let ended = ended(true, true);
@@ -186,11 +189,11 @@ fn read_only_open_of_damaged_log_has_all_records_before_the_damage() {
     ended.disk.world().stop();
 }
 
-/// A sector behind the end of the log could not be read, and the volume did not open for writing: the search
-/// for records that call the end durable read 9 MiB in one piece (R21). At the end itself it is the same: nothing
-/// that can be read says that anything was there.
+/// A sector behind the end of the log could not be read, and the volume did not open for writing:
+/// the search for records that call the end durable read 9 MiB in one piece (R21). At the end
+/// itself it is the same: nothing that can be read says that anything was there.
 #[test]
-fn unreadable_sector_behind_the_log_opens_for_writing() {
+fn r21_unreadable_sector_behind_the_log_opens_for_writing() {
     let first = ended(true, false);
     let segment = first.layout.segment_bytes() as u32;
     let sectors = (first.end.offset..segment).step_by(SECTOR as usize);
@@ -200,7 +203,10 @@ fn unreadable_sector_behind_the_log_opens_for_writing() {
         ended.cannot_read(ended.at(Place::new(ended.end.segment, offset)));
         ended.disk.world().run(async {
             let volume = ended.open().await.unwrap_or_else(|e| panic!("{offset}: {e}"));
-            assert!(has(&volume, &"h".repeat(255)).await, "{offset}: all of the log was applied");
+            assert!(
+                has(&volume, &"h".repeat(255)).await,
+                "R21: {offset}: all of the log was applied"
+            );
             assert_eq!(blocks_of_f(&volume).await, [Some(2); BLOCKS]);
             volume.close().await.unwrap();
         });
@@ -208,8 +214,9 @@ fn unreadable_sector_behind_the_log_opens_for_writing() {
     }
 }
 
-/// The end of the log cannot be read, and neither can a sector that may hold a record that calls it durable:
-/// the volume does not open for writing, and says why (R18). For reading it opens, and says what may be missing.
+/// The end of the log cannot be read, and neither can a sector that may hold a record that calls it
+/// durable: the volume does not open for writing, and says why (R18). For reading it opens, and
+/// says what may be missing.
 #[test]
 fn unreadable_log_end_and_unreadable_evidence_opens_for_reading_only() {
     let ended = ended(true, false);
@@ -228,8 +235,8 @@ fn unreadable_log_end_and_unreadable_evidence_opens_for_reading_only() {
     ended.disk.world().stop();
 }
 
-/// A record that cannot be read, and that the mark calls durable, is not the end (R12); nor is one that
-/// cannot be read in the middle of what can.
+/// A record that cannot be read, and that the mark calls durable, is not the end (R12); nor is one
+/// that cannot be read in the middle of what can.
 #[test]
 fn unreadable_record_that_a_mark_calls_durable_opens_for_reading_only() {
     for at_synced in [false, true] {
@@ -246,9 +253,9 @@ fn unreadable_record_that_a_mark_calls_durable_opens_for_reading_only() {
     }
 }
 
-/// A block of the last write cannot be read. If nothing calls the write durable, that is the end of the log,
-/// as with a block that reads wrong; else the write is there, but for that block. The open was refused in
-/// the first case.
+/// A block of the last write cannot be read. If nothing calls the write durable, that is the end of
+/// the log, as with a block that reads wrong; else the write is there, but for that block. The open
+/// was refused in the first case.
 #[test]
 fn last_write_with_unreadable_block_is_kept_only_if_durable() {
     for idle in [false, true] {
@@ -263,9 +270,10 @@ fn last_write_with_unreadable_block_is_kept_only_if_durable() {
     }
 }
 
-/// The log goes on in another segment: at its own choice, or after a flush that failed, in a younger
-/// generation. The header of that segment is gone, or cannot be read, in both copies. The search did not look
-/// at a segment without a header: all records there were dropped, and the volume opened for writing (R19).
+/// The log goes on in another segment: at its own choice, or after a flush that failed, in a
+/// younger generation. The header of that segment is gone, or cannot be read, in both copies. The
+/// search did not look at a segment without a header: all records there were dropped, and the
+/// volume opened for writing (R19).
 #[test]
 fn log_segment_without_a_header_opens_for_reading_only() {
     for (repaired, unreadable) in [(false, false), (false, true), (true, true)] {

@@ -115,7 +115,7 @@ fn power_loss_without_sums_keeps_old_or_new_blocks() {
                     let first = block[0];
                     assert!(
                         allowed,
-                        "{route:?}, fua {fua}, write {acked} acknowledged: block {n} begins with {first}"
+                        "K13: {route:?}, fua {fua}, write {acked} acknowledged: block {n} begins with {first}"
                     );
                 }
             }

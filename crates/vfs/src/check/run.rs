@@ -96,12 +96,38 @@ pub struct Runner {
     slots: Vec<Option<OpenFileRef>>,
     times: Times,
     clock: Option<Arc<ManualClock>>,
+    write_flags: IoFlags,
 }
 
 impl Runner {
     /// With nothing open. `clock` is the file system's, if it has none of its own.
     pub fn new(times: Times, clock: Option<Arc<ManualClock>>) -> Self {
-        Self { slots: vec![None; usize::from(SLOTS)], times, clock }
+        let slots = vec![None; usize::from(SLOTS)];
+        Self { slots, times, clock, write_flags: IoFlags::empty() }
+    }
+
+    /// Writes carry these flags from now on, in addition to `APPEND`.
+    pub fn set_write_flags(&mut self, flags: IoFlags) {
+        self.write_flags = flags;
+    }
+
+    /// The files that are open, as slot, inode and flags.
+    pub fn open_files(&self) -> Vec<(u8, Ino, OpenFlags)> {
+        let files = (0..SLOTS).zip(&self.slots);
+        files.filter_map(|(slot, file)| file.as_ref().map(|f| (slot, f.ino(), f.flags()))).collect()
+    }
+
+    /// Opens an inode in a slot.
+    pub async fn open_in(
+        &mut self,
+        fs: &dyn FileSystem,
+        slot: u8,
+        ino: Ino,
+        flags: OpenFlags,
+    ) -> Result<()> {
+        let file = fs.open(ino, flags).await?;
+        self.put(slot, file);
+        Ok(())
     }
 
     /// Closes everything.
@@ -365,9 +391,13 @@ impl Runner {
             }
             Op::Write { offset, len, fill, append, privileges, .. } => {
                 let buf = AlignedBuf::copy_of(&content(*fill, *len as usize));
-                let flags = if *append { IoFlags::APPEND } else { IoFlags::empty() };
+                let append = if *append { IoFlags::APPEND } else { IoFlags::empty() };
+                let flags = self.write_flags | append;
+                let waits = IoFlags::DIRECT | IoFlags::UNCACHED | IoFlags::DSYNC | IoFlags::SYNC;
                 let wrote = match len & 1 {
-                    0 => file.write_slice(*offset, &buf, flags, *privileges)?,
+                    0 if !flags.intersects(waits) => {
+                        file.write_slice(*offset, &buf, flags, *privileges)?
+                    }
                     _ => file.write(*offset, buf, flags, *privileges).await.1?,
                 };
                 let at = if wrote.len == 0 { 0 } else { wrote.offset };
@@ -402,7 +432,7 @@ fn content(fill: u64, len: usize) -> Vec<u8> {
 }
 
 /// Goes down a path; follows no symbolic link.
-async fn find(fs: &dyn FileSystem, path: &Path) -> Result<Attr> {
+pub async fn find(fs: &dyn FileSystem, path: &Path) -> Result<Attr> {
     let mut at = fs.getattr(Ino::ROOT).await?;
     for part in &path.0 {
         at = fs.lookup(at.ino, Name::new(name(*part))?).await?;

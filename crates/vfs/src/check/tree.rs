@@ -53,7 +53,16 @@ const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
 impl Tree {
     /// Reads all of `fs`. Says what is wrong if it contradicts itself.
     pub async fn read(fs: &dyn FileSystem, times: Times) -> Checked<Self> {
-        let mut walk = Walk { fs, times, tree: Self::default(), first: BTreeMap::new() };
+        Self::walk(fs, times, true).await
+    }
+
+    /// Reads all of `fs` but the content of its files.
+    pub async fn read_names(fs: &dyn FileSystem, times: Times) -> Checked<Self> {
+        Self::walk(fs, times, false).await
+    }
+
+    async fn walk(fs: &dyn FileSystem, times: Times, content: bool) -> Checked<Self> {
+        let mut walk = Walk { fs, times, content, tree: Self::default(), first: BTreeMap::new() };
         let root = fs.getattr(Ino::ROOT).await.map_err(|e| format!("the root: {e}"))?;
         walk.add(Vec::new(), &root).await?;
         let mut left = vec![(Vec::new(), root)];
@@ -97,6 +106,8 @@ impl Tree {
 struct Walk<'a> {
     fs: &'a dyn FileSystem,
     times: Times,
+    /// Content is read.
+    content: bool,
     tree: Tree,
     /// First path of each inode that may have several, and how many were seen.
     first: BTreeMap<Ino, (Vec<u8>, u32, u32)>,
@@ -173,7 +184,9 @@ impl Walk<'_> {
             xattrs.insert(name.to_vec(), value);
         }
         let units = match attr.kind {
-            FileKind::File => self.content(attr).await.map_err(|e| format!("/{shown}: {e}"))?,
+            FileKind::File if self.content => {
+                self.units(attr).await.map_err(|e| format!("/{shown}: {e}"))?
+            }
             _ => BTreeMap::new(),
         };
         let shape = Shape::of(attr, self.times);
@@ -184,7 +197,7 @@ impl Walk<'_> {
     }
 
     /// Hashes what is not zero; goes from data to data.
-    async fn content(&self, attr: &Attr) -> Checked<BTreeMap<u64, u64>> {
+    async fn units(&self, attr: &Attr) -> Checked<BTreeMap<u64, u64>> {
         let text = |e: forebay_base::Error| e.to_string();
         let file = self.fs.open(attr.ino, OpenFlags::READ).await.map_err(text)?;
         let (mut units, mut at) = (BTreeMap::new(), 0);

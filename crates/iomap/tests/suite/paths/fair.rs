@@ -1,4 +1,4 @@
-//! Ranges that are held exclusively are taken in the order of arrival: wide requests beside streams
+//! Ranges that are held exclusively are taken in the order of arrival: wide requests during streams
 //! of narrow ones, in the simulated world.
 
 use super::lab::{Lab, NONE, both};
@@ -15,9 +15,9 @@ const STREAM: u64 = 200;
 /// one of each may have been placed before it.
 const FEW: u64 = 6;
 
-/// Two streams of direct writes, of a block each and never between two of them at the same time, and
-/// `wide` when they run. How many writes had ended when `wide` began, and when it ended.
-async fn beside_streams(lab: &Lab, at: u64, wide: impl Future<Output = ()>) -> u64 {
+/// Two streams of direct writes, of a block each and never between two of them at the same time,
+/// and `wide` when they run. How many writes had ended when `wide` began, and when it ended.
+async fn during_streams(lab: &Lab, at: u64, wide: impl Future<Output = ()>) -> u64 {
     let (ended, done) = (Cell::new(0), Cell::new(None));
     let stream = async |block: u64, pause: u64| {
         lab.world.sleep(std::time::Duration::from_nanos(pause)).await;
@@ -40,19 +40,19 @@ async fn beside_streams(lab: &Lab, at: u64, wide: impl Future<Output = ()>) -> u
 /// The story: a trim over two streams of direct writes found a block of its range held each time it
 /// looked, because a stream took its block again in the moment it had given it back.
 #[test]
-fn zero_beside_two_direct_streams_is_not_starved() {
+fn zero_during_two_direct_streams_is_not_starved() {
     let lab = Lab::plain(BLOCK as u32);
     lab.run(async {
         let zero = async { lab.zero(0, 2 * BLOCK, false).await.unwrap() };
-        let meanwhile = beside_streams(&lab, 0, zero).await;
+        let meanwhile = during_streams(&lab, 0, zero).await;
         assert!(meanwhile <= FEW, "{meanwhile} writes went ahead of the trim");
     });
 }
 
-/// A truncate waits for the same blocks, and holds the right to move the size meanwhile: appends waited
-/// behind it for as long as the streams went on.
+/// A truncate waits for the same blocks, and holds the right to move the size meanwhile: appends
+/// waited behind it for as long as the streams went on.
 #[test]
-fn truncate_and_append_beside_two_direct_streams_are_not_starved() {
+fn truncate_and_append_during_two_direct_streams_are_not_starved() {
     let sim = Lab::sim(8 << 20);
     let lab = Lab::with_map(Config::with_budget(8 << 20), BLOCK as u32, sim, 1 << 20, |disk| {
         Remap::with_options(
@@ -67,7 +67,7 @@ fn truncate_and_append_beside_two_direct_streams_are_not_starved() {
             let append = async { lab.write(0, &[9; 10], NONE | IoFlags::APPEND).await };
             both(cut, append).await;
         };
-        let meanwhile = beside_streams(&lab, 64 * BLOCK, cut_and_append).await;
+        let meanwhile = during_streams(&lab, 64 * BLOCK, cut_and_append).await;
         assert!(meanwhile <= 2 * FEW, "{meanwhile} writes went ahead of the truncate");
     });
 }
