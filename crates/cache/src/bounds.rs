@@ -8,8 +8,13 @@
 //!      ├── refused: no room ◀─────┤                         ├── failed: size and dirt come back ◀──┤
 //!      └── room made, size moved ◀┘                         └── storage cut, dirt dropped ◀────────┘
 //! ```
-//! One [`Resize`] at a time, by arrival: it is the only way to move the size. An operation takes
-//! one snapshot of the size for each look at a folio, under that folio's lock.
+//! One [`Resize`] at a time, by arrival: it is the only way to move the size. There are two ends.
+//! The *size* is where the cache and storage end: fills, writers and write-out go by it. The
+//! *visible size* is what readers see, and what is made recoverable. A write that makes the file
+//! longer keeps its `Resize` until its bytes are there: it moves the size before its bytes and the
+//! visible size after them. If it fails, or is dropped, the bytes between the two are cut off, by
+//! itself or by the next `Resize`. An operation takes one snapshot of the size for each look at a
+//! folio, under that folio's lock.
 //!
 //! Invariants:
 //! E1 bytes behind the size in an up-to-date block are zero, in the cache and on storage.
@@ -20,8 +25,8 @@
 //!    lock, the holder looks at each folio after it registered.
 //! E5 so whoever holds the last block while the size is within it sees a size that stands.
 //! E6 a fill zeroes what of its blocks lies behind the size at its plan; no later size counts.
-//! E7 a size that somebody else may make recoverable does not cover bytes that are on their way into the
-//!    cache: a write that moves the end says so before it does, until they are there.
+//! E7 the visible size is at most the size, and covers no byte that is still to be written by the write that
+//!    adds it. Without a write that adds bytes the two are equal, or what lies between them is cut off next.
 //! E9 between the look at a size that is to be published and its publication the file does not become
 //!    shorter: a truncate waits for who publishes, and then cuts what is published.
 //!
@@ -31,14 +36,13 @@
 //! wait for [`Resize`], nor for an operation that waits for either. A [`Resize`] is taken before a
 //! range, and none while one is held.
 //!
-//! Locks: those of the ranges, and `arriving`, are leaves. `publishing` is taken above the map's
-//! own, and never while a folio is locked.
+//! Locks: those of the ranges are leaves. `publishing` is taken above the map's own, and never
+//! while a folio is locked.
 
 use crate::mapping::Mapping;
 use crate::ranges::Ranges;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
-use forebay_base::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
-use forebay_base::task::WaitQueue;
+use forebay_base::sync::{Arc, RwLock, RwLockReadGuard};
 use forebay_base::units::{is_aligned, round_down, round_up};
 use std::ops::Range;
 
@@ -49,16 +53,13 @@ const SIZE: Range<u64> = 0..1;
 pub struct Bounds {
     block: u64,
     size: AtomicU64,
+    visible: AtomicU64,
     /// Times the file became shorter.
     cuts: AtomicU64,
     /// The right to move the size: one range, always the same.
     resizing: Ranges,
     /// Whole blocks (E3).
     held: Ranges,
-    /// By age: what was added to the file and is not in the cache yet (E7).
-    arriving: Mutex<Vec<(u64, Range<u64>)>>,
-    arrivals: AtomicU64,
-    arriving_wait: WaitQueue,
     /// Shared by those who publish the size, taken alone by who makes the file shorter (E9).
     publishing: RwLock<()>,
 }
@@ -69,12 +70,10 @@ impl Bounds {
         Self {
             block,
             size: AtomicU64::new(size),
+            visible: AtomicU64::new(size),
             cuts: AtomicU64::new(0),
             resizing: Ranges::default(),
             held: Ranges::default(),
-            arriving: Mutex::default(),
-            arrivals: AtomicU64::new(0),
-            arriving_wait: WaitQueue::new(),
             publishing: RwLock::new(()),
         }
     }
@@ -83,6 +82,17 @@ impl Bounds {
     #[inline]
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
+    }
+
+    /// Where the file ends for readers, bytes (E7).
+    #[inline]
+    pub fn visible(&self) -> u64 {
+        self.visible.load(Ordering::Acquire)
+    }
+
+    /// Whether bytes lie behind the visible size: of a write under way, or of one that has failed.
+    pub fn has_hidden_bytes(&self) -> bool {
+        self.visible() < self.size()
     }
 
     /// How often the file became shorter. Who reads storage without holding anything samples it, then the
@@ -122,33 +132,6 @@ impl Bounds {
         self.held.wait_not_held(&self.rounded(&range)).await;
     }
 
-    /// Says that the bytes of `range`, beyond the end of file as it is, are on their way (E7). Before the
-    /// size moves.
-    pub fn arriving(&self, range: Range<u64>) -> Arriving<'_> {
-        let number = self.arrivals.fetch_add(1, Ordering::Relaxed);
-        self.arriving.lock().push((number, range));
-        Arriving { bounds: self, number }
-    }
-
-    /// Where the lowest bytes beyond `from` are that are on their way. Ask after the size, and before what is
-    /// dirty.
-    pub fn lowest_arriving(&self, from: u64) -> u64 {
-        let arriving = self.arriving.lock();
-        let beyond = arriving.iter().filter(|(_, range)| range.end > from);
-        beyond.map(|(_, range)| range.start).min().unwrap_or(u64::MAX)
-    }
-
-    /// Waits until what is on its way now to a place below `end` has arrived. Not for who holds a range:
-    /// those who are on their way may wait for it.
-    pub async fn wait_arrived(&self, end: u64) {
-        let now = self.arrivals.load(Ordering::Relaxed);
-        let arrived = || {
-            let arriving = self.arriving.lock();
-            (!arriving.iter().any(|(n, range)| *n < now && range.start < end)).then_some(())
-        };
-        self.arriving_wait.wait_until(arrived).await;
-    }
-
     /// As long as it is kept the file does not become shorter: from before the look at a size until that is
     /// published (E9). Not across a wait.
     pub fn uncut(&self) -> RwLockReadGuard<'_, ()> {
@@ -159,6 +142,11 @@ impl Bounds {
     pub async fn resize(&self) -> Resize<'_> {
         self.resizing.take(&SIZE).await;
         Resize { bounds: self }
+    }
+
+    /// The same if it can be had at once.
+    pub fn try_resize(&self) -> Option<Resize<'_>> {
+        self.resizing.try_take(&SIZE).then(|| Resize { bounds: self })
     }
 }
 
@@ -213,26 +201,19 @@ impl Drop for Exclusive<'_> {
     }
 }
 
-/// Bytes on their way into the cache; on drop they are there, or given up.
-pub struct Arriving<'a> {
-    bounds: &'a Bounds,
-    number: u64,
-}
-
-impl Drop for Arriving<'_> {
-    fn drop(&mut self) {
-        self.bounds.arriving.lock().retain(|(number, _)| *number != self.number);
-        self.bounds.arriving_wait.wake_all();
-    }
-}
-
 /// The right to move the size; given back on drop.
 pub struct Resize<'a> {
     bounds: &'a Bounds,
 }
 
 impl Resize<'_> {
-    /// Moves the size. `held` is what the caller holds of the file: the block of the old end, and the
+    /// Readers see the bytes up to `size` from now on: they are there (E7).
+    pub fn show(&self, size: u64) {
+        assert!(size <= self.bounds.size(), "E7: the visible size is at most the size");
+        self.bounds.visible.store(size, Ordering::Release);
+    }
+
+    /// Moves the size, and the visible one with it if that becomes lower. `held` is what the caller holds of the file: the block of the old end, and the
     /// one of the new end if that is lower.
     pub fn move_to(&self, size: u64, held: Option<&dyn HoldsBlocks>) {
         let (old, block) = (self.bounds.size(), self.bounds.block);
@@ -246,6 +227,7 @@ impl Resize<'_> {
             "E2: the size moves under its block: {old} {size}"
         );
         let _alone = (size < old).then(|| self.bounds.publishing.write());
+        self.bounds.visible.fetch_min(size, Ordering::AcqRel);
         self.bounds.size.store(size, Ordering::Release);
         if size < old {
             self.bounds.cuts.fetch_add(1, Ordering::AcqRel);
@@ -391,23 +373,19 @@ mod tests {
         assert!(truncate.as_mut().poll(&mut cx).is_ready());
     }
 
-    /// E7.
     #[test]
-    fn what_is_on_its_way_is_known_until_it_is_there() {
-        let bounds = Bounds::new(4096, 5000);
-        let (first, second) = (bounds.arriving(5000..9000), bounds.arriving(9000..9500));
-        assert_eq!((bounds.lowest_arriving(0), bounds.lowest_arriving(9000)), (5000, 9000));
-        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-        let (mut low, mut all) =
-            (Box::pin(bounds.wait_arrived(9000)), Box::pin(bounds.wait_arrived(9001)));
-        assert!(low.as_mut().poll(&mut cx).is_pending() && all.as_mut().poll(&mut cx).is_pending());
-        drop(first);
-        let later = bounds.arriving(100..200);
-        assert!(low.as_mut().poll(&mut cx).is_ready() && all.as_mut().poll(&mut cx).is_pending());
-        drop(second);
-        assert!(all.as_mut().poll(&mut cx).is_ready(), "what came later is not waited for");
-        drop(later);
-        assert_eq!(bounds.lowest_arriving(0), u64::MAX);
+    fn visible_size_moves_after_the_size_and_back_with_it() {
+        let bounds = Bounds::new(4096, 4096);
+        let resize = block_on(bounds.resize());
+        assert!(bounds.try_resize().is_none() && !bounds.has_hidden_bytes());
+        assert!(bounds.try_resize().is_none(), "a refused one leaves it to its holder");
+        resize.move_to(9000, None);
+        assert_eq!((bounds.size(), bounds.visible()), (9000, 4096), "E7");
+        assert!(bounds.has_hidden_bytes());
+        resize.show(9000);
+        let held = bounds.try_exclusive(0..u64::MAX >> 1).unwrap();
+        resize.move_to(100, Some(&held));
+        assert_eq!((bounds.size(), bounds.visible()), (100, 100));
     }
 
     /// E9: whoever had looked at a size published it after the file had been cut, as long as before.

@@ -132,12 +132,11 @@ impl MappedFile {
         Ok(Admitted { ops: &*self.ops, bytes, ahead, from_ahead })
     }
 
-    /// What is dirty gets its places, as far as there are any; an error is for syncs to tell. For who wants
-    /// room, of any file: he may be a writer whose bytes beyond the end are on their way (E7), so no size is
-    /// published here, which would wait for these. What is waited for are write-outs under way, and the
-    /// tickets of truncates and of writes past the cache: they have what they hold already, and wait for the
-    /// device, for the map, and for private memory, never for a writer, a range or frames. Not for who holds
-    /// a ticket, a range or a permit himself.
+    /// What is dirty gets its places, as far as there are any; an error is for syncs to report. For callers
+    /// that want space, of any file. No size is published here. It waits for write-outs under way, and for
+    /// the tickets of truncates and of writes past the cache: these have what they hold already, and wait for
+    /// the device, for the map, and for private memory, never for a writer, a range or frames. Not for a
+    /// caller that holds a ticket, a range or a permit itself.
     pub async fn write_out_dirty(&self) {
         if self.held() > 0 || self.mapping.write_outs() > 0 {
             let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);

@@ -7,6 +7,7 @@ use crate::file::{MappedFile, Source, Target};
 use crate::inflight::InFlight;
 use crate::ops::{Class, Place, Written};
 use crate::published::publishable_size;
+use crate::resize::Growth;
 use forebay_base::buf::{AlignedBuf, DataRef, PartedBuf};
 use forebay_base::checksum::{crc32c, crc32c_append};
 use forebay_base::task::oneshot;
@@ -14,7 +15,7 @@ use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
 use forebay_cache::State;
-use forebay_cache::bounds::{Arriving, Exclusive, HoldsBlocks};
+use forebay_cache::bounds::{Exclusive, HoldsBlocks};
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::WriteOutPass;
 use std::ops::Range;
@@ -86,12 +87,12 @@ impl MappedFile {
         range: &Range<u64>,
         src: &mut Source<'_>,
         flags: IoFlags,
-        arriving: &mut Option<Arriving<'_>>,
+        growth: &mut Option<Growth<'_>>,
     ) -> Result<bool> {
         let held = self.mapping.bounds.exclusive(range.clone()).await;
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
         // The size stands while its block is held (E5).
-        let size = self.size();
+        let size = self.end();
         if range.end > size || (range.end != size && !is_aligned(range.end, unit)) {
             Counters::add(&self.cache.counters.direct_fallbacks, 1);
             return Ok(false);
@@ -103,14 +104,15 @@ impl MappedFile {
         // In place, FUA is all there is to it; what has moved is found after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let run = self.reserve_run(range, held).await?;
-        // From here on its ticket says so.
-        drop(arriving.take());
         let flight = self.write_reserved(run, range, src, bio_flags).await?;
         if durable {
             flight.durable();
         }
         // A writer to a place below may wait for the range.
         drop(flight);
+        if let Some(growth) = growth.take() {
+            growth.done();
+        }
         if durable && !self.ops.fua_suffices() {
             self.publish_upto(range.end, src.blocking()).await?;
             // As any flush: if it fails, it fails for all that was written before it.

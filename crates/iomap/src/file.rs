@@ -19,6 +19,7 @@ use forebay_cache::strategy::StablePages;
 use forebay_cache::writeback::Domain;
 use forebay_cache::{Mapping, PageCache, State, Untold};
 use std::ops::Range;
+use std::sync::Weak;
 
 /// Where a read goes.
 pub enum Target<'a> {
@@ -85,6 +86,8 @@ pub struct Handle {
 
 /// An object in the cache.
 pub struct MappedFile {
+    /// Itself, for what goes on when its task is dropped.
+    pub(crate) me: Weak<Self>,
     /// The cache it lives in.
     pub cache: Arc<PageCache>,
     /// Its state there.
@@ -175,7 +178,8 @@ impl MappedFile {
         read_only: bool,
     ) -> std::sync::Arc<Self> {
         let opened_end = AtomicU64::new(mapping.size());
-        let file = std::sync::Arc::new(Self {
+        let file = std::sync::Arc::new_cyclic(|me| Self {
+            me: me.clone(),
             mapping,
             cache: cache.clone(),
             ops,
@@ -246,8 +250,16 @@ impl MappedFile {
         self.ops.device()
     }
 
-    /// Size in bytes.
+    /// Size in bytes, as readers see it: a write that makes the file longer moves it after its bytes.
+    #[inline]
     pub fn size(&self) -> u64 {
+        self.mapping.bounds.visible()
+    }
+
+    /// Where the cache and storage end, bytes: beyond [`MappedFile::size`] while a write makes the file
+    /// longer.
+    #[inline]
+    pub fn end(&self) -> u64 {
         self.mapping.size()
     }
 
@@ -355,7 +367,9 @@ impl Drop for MappedFile {
         {
             heir(untold);
         }
-        let leaves = self.leaves_folios.load(Ordering::Acquire) && mapping.is_settled();
+        let leaves = self.leaves_folios.load(Ordering::Acquire)
+            && mapping.is_settled()
+            && !mapping.bounds.has_hidden_bytes();
         if leaves {
             return;
         }

@@ -162,7 +162,7 @@ impl MappedFile {
     /// file) and returns when the reads are issued.
     pub(crate) async fn start_fill(&self, range: Range<u64>, mode: FillMode) -> Filling {
         let block = self.mapping.block_size();
-        let eof = round_up(self.size(), block);
+        let eof = round_up(self.end(), block);
         let range = round_down(range.start, block)..round_up(range.end, block).min(eof);
         let error = FillError::default();
         let mut planned = match self.plan_fill(&range, mode) {
@@ -237,7 +237,7 @@ impl MappedFile {
                 break;
             }
             // The size as it is under the lock: whoever wrote to this folio had moved it before.
-            let read_to = self.size();
+            let read_to = self.end();
             let end = part.end.min(round_up(read_to, mapping.block_size()));
             let blocks = mapping.blocks_touched(index, &(part.start..end.max(part.start)));
             if part.start >= end {

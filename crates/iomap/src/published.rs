@@ -1,5 +1,5 @@
 //! How much of a file's size may be made recoverable (O5): a size is published with, or after, the bytes
-//! below it, and never before bytes that are on their way into the cache (E7). Only maps that keep a size of
+//! below it, and never beyond what readers see (E7). Only maps that keep a size of
 //! their own ask.
 
 use crate::file::MappedFile;
@@ -15,13 +15,11 @@ const PUBLISH_TRIES: usize = 64;
 /// on its way, beyond what is published already. While a write-out runs that is where it began: a sync
 /// publishes the rest. Held until it is published: [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
 pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
-    // The size first: what it covers was dirty before, or is on its way; and what was published of a longer
+    // The size first: what it covers was dirty before, or is in write-out; and what was published of a longer
     // file has been cut by the time that it grows again.
-    let size = mapping.size();
+    let size = mapping.bounds.visible();
     let Some(published) = ops.published_size() else { return 0 };
-    let (published, arriving) = (published.min(size), mapping.bounds.lowest_arriving(published));
-    // What has arrived meanwhile is dirty.
-    size.min(arriving.max(published)).min(mapping.lowest_unwritten(cache, published))
+    size.min(mapping.lowest_unwritten(cache, published.min(size)))
 }
 
 impl MappedFile {
@@ -34,8 +32,9 @@ impl MappedFile {
         }
     }
 
-    /// Publishes the size up to `end`, which the caller found to be below it. Who writes meanwhile into what
-    /// is not published yet holds the size back: then that is written, too. Not for who holds a range.
+    /// Publishes the size up to `end`, which the caller found to be below it. A writer that dirties blocks
+    /// that are not published yet holds the size back: then these are written, too. Not for a caller that
+    /// holds a range.
     /// An error: the size is not published so far, and what lies behind it would not be found.
     pub(crate) async fn publish_upto(&self, end: u64, here: bool) -> Result<()> {
         for _ in 0..PUBLISH_TRIES {
@@ -53,7 +52,6 @@ impl MappedFile {
             if self.mapping.failed_in(&below) {
                 break;
             }
-            self.mapping.bounds.wait_arrived(wanted).await;
         }
         let text = "the size could not be made recoverable: bytes below it are not written";
         Err(Error::new(ErrorKind::Io, "sync", text))

@@ -10,24 +10,48 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
-use forebay_cache::bounds::{Arriving, Exclusive, Held, HoldsBlocks, Resize};
+use forebay_cache::bounds::{Exclusive, Held, HoldsBlocks, Resize};
 use std::ops::Range;
 
 /// Where a write goes.
 pub(crate) struct Placed<'a> {
     pub range: Range<u64>,
-    /// Until its bytes are there: what it adds to the file (E7).
-    pub arriving: Option<Arriving<'a>>,
+    /// What it adds to the file, until its bytes are there.
+    pub growth: Option<Growth<'a>>,
     /// The end of file when it was placed.
     pub size: u64,
-    /// Room for what it adds to the file.
+    /// Space for what it adds to the file.
     pub ahead: Option<Ahead<'a>>,
 }
 
-/// What a write holds that a truncate has overtaken, until its bytes are there.
+/// A write that makes the file longer, before its bytes are there: readers do not see them, and no other
+/// write is placed behind them (E7). Dropped, it leaves bytes behind the visible size that the next
+/// [`Resize`] cuts off.
+pub(crate) struct Growth<'a> {
+    file: &'a MappedFile,
+    resize: Resize<'a>,
+    to: u64,
+}
+
+impl Growth<'_> {
+    /// The bytes are there: readers see them.
+    pub fn done(self) {
+        self.resize.show(self.to);
+    }
+
+    /// The write has failed: the file ends where it did.
+    pub async fn undo(self) {
+        let (bounds, name) = (&self.file.mapping.bounds, self.file.device().name());
+        if let Err(error) = self.file.shrink(&self.resize, bounds.visible()).await {
+            log::warn!("{name}: bytes behind the end of file are cut off later: {error}");
+        }
+    }
+}
+
+/// What a write that a truncate has overtaken holds until its bytes are there.
 pub(crate) struct Again<'a> {
-    _arriving: Arriving<'a>,
-    /// None: it has its room from before.
+    pub growth: Growth<'a>,
+    /// None: it has its space from before.
     pub ahead: Option<Ahead<'a>>,
 }
 
@@ -35,20 +59,49 @@ pub(crate) struct Again<'a> {
 struct Moved<'a, 'b> {
     resize: &'b Resize<'a>,
     held: &'b Held,
-    back: Option<u64>,
+    /// The size, and the visible one.
+    back: Option<(u64, u64)>,
 }
 
 impl Drop for Moved<'_, '_> {
     fn drop(&mut self) {
-        if let Some(size) = self.back {
+        if let Some((size, visible)) = self.back {
             self.resize.move_to(size, Some(self.held));
+            self.resize.show(visible);
         }
     }
 }
 
 impl MappedFile {
-    /// The range that a write goes to, with the file grown to hold it. An append takes its range
-    /// and moves the end of file in one step, so two never overlap.
+    /// The right to move the size. What a write that failed or was dropped has left behind the visible size
+    /// is cut off.
+    async fn resize(&self) -> Result<Resize<'_>> {
+        let resize = self.mapping.bounds.resize().await;
+        self.cut_hidden(&resize).await?;
+        Ok(resize)
+    }
+
+    async fn cut_hidden(&self, resize: &Resize<'_>) -> Result<()> {
+        match self.mapping.bounds.has_hidden_bytes() {
+            true => self.shrink(resize, self.size()).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Cuts off what a write that was dropped has left behind the visible size. Not while a write makes the
+    /// file longer: the next one will do it.
+    pub(crate) async fn cut_hidden_now(&self) {
+        if self.mapping.bounds.has_hidden_bytes()
+            && let Some(resize) = self.mapping.bounds.try_resize()
+            && let Err(error) = self.cut_hidden(&resize).await
+        {
+            log::warn!("{}: bytes behind the end of file: {error}", self.device().name());
+        }
+    }
+
+    /// The range that a write goes to. If that lies beyond the end, cache and storage are made longer, and
+    /// no other write does so until this one has its bytes there: two appends never overlap, and what one
+    /// fails to write no other lies behind.
     pub(crate) async fn place_write(
         &self,
         offset: u64,
@@ -60,37 +113,36 @@ impl MappedFile {
         let first = if append { self.size() } else { offset };
         let (range, size) = (self.check_write(first, len, flags)?, self.size());
         if range.is_empty() || (!append && range.end <= size) {
-            return Ok(Placed { range, arriving: None, size, ahead: None });
+            return Ok(Placed { range, growth: None, size, ahead: None });
         }
         if flags.contains(IoFlags::NOWAIT) {
             return Err(Error::new(ErrorKind::WouldBlock, "write", "the file has to grow"));
         }
-        let resize = self.mapping.bounds.resize().await;
+        let resize = self.resize().await?;
         let size = self.size();
         let range = self.check_write(if append { size } else { offset }, len, flags)?;
-        let (mut arriving, mut ahead) = (None, None);
-        if range.end > size {
-            if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
-                // Refused before the file grows; it ends where the file is going to.
-                self.check_direct("write directly", &range, memory, range.end, flags)?;
-            }
-            let added = range.start.max(size)..range.end;
-            ahead = Some(self.admit_ahead(&added).await?);
-            arriving = Some(self.mapping.bounds.arriving(added));
-            self.grow(&resize, range.end).await?;
+        if range.end <= size {
+            return Ok(Placed { range, growth: None, size, ahead: None });
         }
-        Ok(Placed { size: size.max(range.end), range, arriving, ahead })
+        if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
+            // Refused before the file grows; it ends where the file is going to.
+            self.check_direct("write directly", &range, memory, range.end, flags)?;
+        }
+        let ahead = Some(self.admit_ahead(&(range.start.max(size)..range.end)).await?);
+        self.grow(&resize, range.end).await?;
+        let growth = Some(Growth { file: self, resize, to: range.end });
+        Ok(Placed { size: range.end, range, growth, ahead })
     }
 
     /// The file holds `range` again: a truncate came between the placing of a write and its bytes, so the
-    /// write counts as later. `ahead`: the room that the write has. What is returned is kept until the bytes
-    /// are there.
+    /// write counts as later. `ahead`: the space that the write has. What is returned is kept until the bytes
+    /// are there. Not for a caller that holds frames or a [`Growth`].
     pub(crate) async fn grow_again(
         &self,
         range: &Range<u64>,
         ahead: &Ahead<'_>,
     ) -> Result<Option<Again<'_>>> {
-        let resize = self.mapping.bounds.resize().await;
+        let resize = self.resize().await?;
         let size = self.size();
         if range.end <= size {
             return Ok(None);
@@ -100,9 +152,8 @@ impl MappedFile {
             true => None,
             false => Some(self.admit_ahead(&added).await?),
         };
-        let again = Again { _arriving: self.mapping.bounds.arriving(added), ahead };
         self.grow(&resize, range.end).await?;
-        Ok(Some(again))
+        Ok(Some(Again { growth: Growth { file: self, resize, to: range.end }, ahead }))
     }
 
     /// Sets the size. What is cut off is gone, what is added reads as zeros. Errors: `ReadOnly`,
@@ -115,6 +166,10 @@ impl MappedFile {
             return Err(Error::new(ErrorKind::OutOfRange, "truncate", "the size overflows"));
         }
         let resize = self.mapping.bounds.resize().await;
+        if to < self.size() && self.ops.can_grow() {
+            return self.shrink(&resize, to).await;
+        }
+        self.cut_hidden(&resize).await?;
         let size = self.size();
         if to == size {
             return Ok(());
@@ -123,12 +178,14 @@ impl MappedFile {
             let text = format!("the object has a fixed size of {size}, not {to}");
             return Err(Error::new(ErrorKind::Unsupported, "truncate", text));
         }
-        if to > size { self.grow(&resize, to).await } else { self.shrink(&resize, to).await }
+        self.grow(&resize, to).await?;
+        resize.show(to);
+        Ok(())
     }
 
     /// The block of the old end is held, and nobody reads it, when the size moves (E2, E5).
     async fn grow(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
-        let size = self.size();
+        let size = self.end();
         if self.opened_end.load(Ordering::Relaxed) == size {
             self.clean_end(resize, size).await?;
             self.opened_end.store(u64::MAX, Ordering::Relaxed);
@@ -214,7 +271,7 @@ impl MappedFile {
 
     async fn shrink(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
         let mapping = &*self.mapping;
-        let (size, block) = (self.size(), mapping.block_size());
+        let (size, block) = (self.end(), mapping.block_size());
         let first = round_down(to, block);
         let mut flight = self.hold_cut(to, first).await?;
         let cut = round_up(to, block)..u64::MAX >> 1;
@@ -225,8 +282,9 @@ impl MappedFile {
         })
         .await;
         let flight = flight.share();
+        let visible = self.size();
         resize.move_to(to, Some(flight.held()));
-        let mut moved = Moved { resize, held: flight.held(), back: Some(size) };
+        let mut moved = Moved { resize, held: flight.held(), back: Some((size, visible)) };
         self.ops.truncate(to, flight.owned()).await?;
         moved.back = None;
         if !flight.kept_back.is_empty() {

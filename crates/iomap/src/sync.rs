@@ -11,7 +11,8 @@
 use crate::file::{Handle, MappedFile};
 use crate::ops::Commit;
 use forebay_base::sync::Mutex;
-use forebay_base::task::WaitQueue;
+use forebay_base::task::{BoxFuture, WaitQueue};
+use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::State;
 use forebay_cache::folio::Table;
@@ -19,7 +20,11 @@ use forebay_cache::rangeset::RangeSet;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::writeback::unflushed::Covered;
+use std::future::Future;
 use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
 #[derive(Default)]
 struct FlushState {
@@ -82,21 +87,37 @@ impl FlushGroup {
 /// Why a file is poisoned.
 const NOT_HELD: &str = "a flush failed, and some of what it covered is not held any more";
 
-/// A flush under way. If the future that runs it is dropped its outcome is not known: it counts as
-/// failed, and the waiters go on.
-struct Running<'a> {
-    file: &'a MappedFile,
+/// A flush under way. If the future that runs it is dropped, as at the end of the world, its outcome is not
+/// known: it counts as failed, and the waiters go on.
+struct Running {
+    file: Arc<MappedFile>,
     number: u64,
     covered: Covered,
     over: bool,
 }
 
-impl Running<'_> {
+impl Running {
+    async fn run(mut self, here: bool) -> Result<()> {
+        let file = self.file.clone();
+        file.publish_size();
+        // Dropped before `self`: the failure is counted first.
+        let heard = file.ops.failures_heard();
+        let flight = file.mapping.domain.flushes.begin(file.device_address(), heard);
+        let began = file.cache.world.now();
+        let done = file.ops.commit(Commit::Data, here).await;
+        file.cache.latencies.flush.add(file.cache.world.now().saturating_sub(began));
+        match done {
+            Ok(()) => flight.worked(file.ops.failures_heard()).await,
+            Err(_) => drop(flight),
+        }
+        self.end(done)
+    }
+
     /// `done`: what the device says of it. Returns what is to be said of it: it may have worked, and one that
     /// failed for another file have dropped what this one covers.
     fn end(&mut self, done: Result<()>) -> Result<()> {
         self.over = true;
-        let (file, unflushed) = (self.file, &self.file.mapping.unflushed);
+        let (file, unflushed) = (&*self.file, &self.file.mapping.unflushed);
         let covered = std::mem::take(&mut self.covered);
         let certified = done.is_ok() && (covered.is_empty() || unflushed.is_certified(&covered));
         // Of other files' failed flushes; if it is this one that failed, what was written out after it had
@@ -134,12 +155,40 @@ impl Running<'_> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for Running {
     fn drop(&mut self) {
         if !self.over {
             let error = Error::new(ErrorKind::Shutdown, "flush", "its task was dropped");
             // Who waits for the flush is told.
             let _told = self.end(Err(error));
+        }
+    }
+}
+
+/// A flush that goes on without the task that waits for it: the device is told of it, and what it has made
+/// durable is known only when it is over.
+struct Carried<'a> {
+    world: &'a WorldRef,
+    flush: Option<BoxFuture<'static, Result<()>>>,
+}
+
+impl Future for Carried<'_> {
+    type Output = Result<()>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let flush = self.flush.as_mut().expect("a flush is polled until it ends");
+        let done = flush.as_mut().poll(cx);
+        if done.is_ready() {
+            self.flush = None;
+        }
+        done
+    }
+}
+
+impl Drop for Carried<'_> {
+    fn drop(&mut self) {
+        if let Some(flush) = self.flush.take() {
+            // The error sequence keeps its error.
+            self.world.spawn("forebay-iomap flush", Box::pin(async move { drop(flush.await) }));
         }
     }
 }
@@ -189,6 +238,7 @@ impl MappedFile {
         if self.read_only() {
             return Ok(());
         }
+        self.cut_hidden_now().await;
         // What fails from here on is this call's to tell, whoever else is told: data may be written again, by
         // the time that it is looked for, and not be flushed.
         let entered = self.mapping.errseq.now();
@@ -246,20 +296,10 @@ impl MappedFile {
             Turn::Run(number) => number,
         };
         let covered = self.mapping.unflushed.begin_flush();
-        let mut running = Running { file: self, number, covered, over: false };
         Counters::add(&self.cache.counters.flushes, 1);
-        self.publish_size();
-        // Goes before `running` if this task is dropped: the failure is counted first.
-        let heard = self.ops.failures_heard();
-        let flight = self.mapping.domain.flushes.begin(self.device_address(), heard);
-        let began = self.cache.world.now();
-        let done = self.ops.commit(Commit::Data, here).await;
-        self.cache.latencies.flush.add(self.cache.world.now().saturating_sub(began));
-        match done {
-            Ok(()) => flight.worked(self.ops.failures_heard()).await,
-            Err(_) => drop(flight),
-        }
-        running.end(done)
+        let file = self.me.upgrade().expect("a file that is flushed is alive");
+        let running = Running { file, number, covered, over: false };
+        Carried { world: &self.cache.world, flush: Some(Box::pin(running.run(here))) }.await
     }
 
     /// Which device object is flushed.

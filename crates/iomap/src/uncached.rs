@@ -209,27 +209,52 @@ impl MappedFile {
         src: &Source<'_>,
         ahead: &Ahead<'_>,
     ) -> Result<()> {
-        let block = self.mapping.block_size();
         let (mut at, mut again): (u64, Option<Again<'_>>) = (run.start, None);
         while at < run.end {
-            let ahead = again.as_ref().and_then(|again| again.ahead.as_ref()).unwrap_or(ahead);
-            // Its buffer, and copies of parts of it: an eighth of what there is for all, twice.
-            let part = round_down(self.cache.private_limit() / 8, block).clamp(block, PRIVATE_MAX);
-            let end = run.end.min(round_down(at, block) + part);
-            match self.write_past_once(at..end, base, src, ahead).await? {
-                Once::Written => {}
-                Once::Overtaken => {
-                    again = self.grow_again(&(at..end), ahead).await?.or(again);
-                    continue;
+            let end = match self.write_past_part(at..run.end, base, src, ahead, &mut again).await {
+                Ok(end) => end,
+                Err(error) => {
+                    if let Some(again) = again {
+                        again.growth.undo().await;
+                    }
+                    return Err(error);
                 }
-                Once::NoPlaces => {
-                    let (passing, beyond) = (Passing::Marked, Beyond::Grow(ahead));
-                    self.write_buffered(&(at..end), base, src, passing, beyond).await?;
-                }
+            };
+            if let Some(again) = again.take_if(|_| end > at) {
+                again.growth.done();
             }
-            (at, again) = (end, None);
+            at = end;
         }
         Ok(())
+    }
+
+    /// Writes a first part of `run`, as far as there is memory for; returns where it ends, which is where it
+    /// begins if a truncate came before it and it has its place `again`.
+    async fn write_past_part<'a>(
+        &'a self,
+        run: Range<u64>,
+        base: u64,
+        src: &Source<'_>,
+        ahead: &Ahead<'_>,
+        again: &mut Option<Again<'a>>,
+    ) -> Result<u64> {
+        let block = self.mapping.block_size();
+        let own = again.as_ref().and_then(|again| again.ahead.as_ref()).unwrap_or(ahead);
+        // Its buffer, and copies of parts of it: an eighth of what there is for all, twice.
+        let part = round_down(self.cache.private_limit() / 8, block).clamp(block, PRIVATE_MAX);
+        let end = run.end.min(round_down(run.start, block) + part);
+        match self.write_past_once(run.start..end, base, src, own).await? {
+            Once::Written => {}
+            Once::Overtaken => {
+                *again = self.grow_again(&(run.start..end), own).await?;
+                return Ok(run.start);
+            }
+            Once::NoPlaces => {
+                let (passing, beyond) = (Passing::Marked, Beyond::Grow(own));
+                self.write_buffered(&(run.start..end), base, src, passing, beyond).await?;
+            }
+        }
+        Ok(end)
     }
 
     async fn write_past_once(
@@ -242,7 +267,7 @@ impl MappedFile {
         let block = self.mapping.block_size();
         let held = self.mapping.bounds.exclusive(run.clone()).await;
         // The size stands while its block is held (E5).
-        let size = self.size();
+        let size = self.end();
         if run.end > size {
             return Ok(Once::Overtaken);
         }

@@ -4,7 +4,7 @@
 use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
-use crate::resize::{Again, Placed};
+use crate::resize::{Again, Growth, Placed};
 use crate::uncached::Passing;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -36,6 +36,13 @@ pub(crate) enum Obstacle {
     Shrunk,
     /// The map has no room for what would become dirty.
     NoRoom(Error),
+}
+
+/// Where the bytes of a write are.
+enum Put {
+    Cached,
+    /// On the device, durable if the flags ask for it.
+    Past,
 }
 
 /// What a buffered write does when a truncate has cut its range off meanwhile.
@@ -146,8 +153,8 @@ impl MappedFile {
         self.write_to_place(handle, offset, src, flags, &mut None).await
     }
 
-    /// The same. `place`: where the bytes go, from when that is settled, also if the write fails then: who
-    /// tries an append again does so there.
+    /// The same. `place`: where the bytes went, once they are part of the file, also if the write fails then,
+    /// as when they cannot be made durable: a caller that tries an append again does so there.
     pub async fn write_to_place(
         &self,
         handle: &Handle,
@@ -156,37 +163,33 @@ impl MappedFile {
         flags: IoFlags,
         place: &mut Option<Range<u64>>,
     ) -> Result<Range<u64>> {
-        let Placed { range, size, mut arriving, ahead } = {
+        let Placed { range, size, mut growth, ahead } = {
             let memory = src.bytes().as_ptr() as u64;
             self.place_write(offset, src.bytes().len(), memory, flags).await?
         };
-        *place = Some(range.clone());
         if range.is_empty() {
+            *place = Some(range.clone());
             return Ok(range);
         }
         if flags.contains(IoFlags::NOWAIT) {
             let len = self.write_nowait(&range, src.bytes(), flags)?;
             return Ok(range.start..range.start + len as u64);
         }
-        let mut ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
-        if self.passes_by(flags) {
-            // What is written past the cache asks for its room when it reserves.
-            ahead = self.nothing_ahead();
+        let done = self.put(&range, size, &mut src, flags, ahead, &mut growth).await;
+        if let Err(error) = done {
+            match growth {
+                Some(growth) => growth.undo().await,
+                None => *place = Some(range),
+            }
+            return Err(error);
         }
-        if flags.contains(IoFlags::DIRECT)
-            && !self.direct_write_fallback(&range, size, &src, flags)?
-            && self.write_direct(&range, &mut src, flags, &mut arriving).await?
-        {
+        *place = Some(range.clone());
+        if let Some(growth) = growth {
+            growth.done();
+        }
+        if matches!(done, Ok(Put::Past)) {
             return Ok(range);
         }
-        if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
-            self.write_uncached(&range, &src, &ahead).await?;
-        } else {
-            let (passing, beyond) = (Passing::Cached, Beyond::Grow(&ahead));
-            self.write_buffered(&range, range.start, &src, passing, beyond).await?;
-        }
-        // They are in the cache.
-        drop((arriving, ahead));
         if flags.intersects(IoFlags::DSYNC | IoFlags::SYNC) {
             self.sync_range(handle, range.clone(), src.blocking()).await?;
         } else if flags.contains(IoFlags::START_WRITEBACK) {
@@ -196,6 +199,36 @@ impl MappedFile {
             self.write_out_pass(&pass).await;
         }
         Ok(range)
+    }
+
+    /// Puts the bytes of a write where they belong. `size`: the end of file when it was placed.
+    async fn put<'a>(
+        &'a self,
+        range: &Range<u64>,
+        size: u64,
+        src: &mut Source<'_>,
+        flags: IoFlags,
+        ahead: Option<Ahead<'a>>,
+        growth: &mut Option<Growth<'_>>,
+    ) -> Result<Put> {
+        let mut ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
+        if self.passes_by(flags) {
+            // What is written past the cache asks for its space when it reserves.
+            ahead = self.nothing_ahead();
+        }
+        if flags.contains(IoFlags::DIRECT)
+            && !self.direct_write_fallback(range, size, src, flags)?
+            && self.write_direct(range, src, flags, growth).await?
+        {
+            return Ok(Put::Past);
+        }
+        if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
+            self.write_uncached(range, src, &ahead).await?;
+        } else {
+            let (passing, beyond) = (Passing::Cached, Beyond::Grow(&ahead));
+            self.write_buffered(range, range.start, src, passing, beyond).await?;
+        }
+        Ok(Put::Cached)
     }
 
     fn write_nowait(&self, range: &Range<u64>, src: &[u8], flags: IoFlags) -> Result<usize> {
@@ -230,46 +263,70 @@ impl MappedFile {
         beyond: Beyond<'_>,
     ) -> Result<bool> {
         self.count_uncached(passing, range.end - range.start);
-        let nothing = self.nothing_ahead();
-        let ahead = match beyond {
-            Beyond::Grow(ahead) => ahead,
-            Beyond::Stop => &nothing,
-        };
         let mut passed = range.start;
         for (index, piece) in self.portions(range.clone()) {
             if piece.end > passed {
                 passed = range.end.min(piece.start + self.cache.dirty.portion());
                 self.cache.throttle(&self.mapping, passed - piece.start).await?;
             }
-            let part = (piece.start - base) as usize..(piece.end - base) as usize;
-            let mut pool = FramePool::empty(&self.cache);
-            let (mut fills, mut pressure) = (0, None);
             let mut again: Option<Again<'_>> = None;
-            loop {
-                let bytes = &src.bytes()[part.clone()];
-                let ahead = again.as_ref().and_then(|again| again.ahead.as_ref()).unwrap_or(ahead);
-                let how = (passing, ahead);
-                let Err(obstacle) = self.write_piece(index, &piece, bytes, how, &mut pool) else {
-                    break;
-                };
-                if matches!(obstacle, Obstacle::Shrunk) {
-                    if matches!(beyond, Beyond::Stop) {
-                        return Ok(false);
-                    }
-                    again = self.grow_again(&piece, ahead).await?.or(again);
-                    continue;
-                }
-                fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
-                if fills > 2 && pressure.is_none() {
-                    // Both edges were read, and one is gone again: almost all of the cache is held by
-                    // dirt and by what is not flushed, and the edges take each other's place.
-                    pressure = Some(self.cache.press_for_frames());
-                }
-                self.overcome(index, &piece, obstacle, &mut pool, src.blocking(), passing).await?;
+            let bytes = &src.bytes()[(piece.start - base) as usize..(piece.end - base) as usize];
+            let from = (bytes, src.blocking());
+            let done = self.write_portion(index, &piece, from, passing, beyond, &mut again).await;
+            match (again, &done) {
+                (None, _) => {}
+                (Some(again), Ok(true)) => again.growth.done(),
+                (Some(again), _) => again.growth.undo().await,
+            }
+            if !done? {
+                return Ok(false);
             }
         }
         self.cache.kick_above(&self.mapping);
         Ok(true)
+    }
+
+    /// Writes a piece of one folio, waiting for what stands in the way. False: stopped, by a truncate.
+    async fn write_portion<'a>(
+        &'a self,
+        index: u64,
+        piece: &Range<u64>,
+        (bytes, blocking): (&[u8], bool),
+        passing: Passing,
+        beyond: Beyond<'_>,
+        again: &mut Option<Again<'a>>,
+    ) -> Result<bool> {
+        let nothing = self.nothing_ahead();
+        let ahead = match beyond {
+            Beyond::Grow(ahead) => ahead,
+            Beyond::Stop => &nothing,
+        };
+        let mut pool = FramePool::empty(&self.cache);
+        let (mut fills, mut pressure) = (0, None);
+        loop {
+            let ahead = again.as_ref().and_then(|again| again.ahead.as_ref()).unwrap_or(ahead);
+            let how = (passing, ahead);
+            let Err(obstacle) = self.write_piece(index, piece, bytes, how, &mut pool) else {
+                return Ok(true);
+            };
+            if matches!(obstacle, Obstacle::Shrunk) {
+                if matches!(beyond, Beyond::Stop) {
+                    return Ok(false);
+                }
+                // A write that makes the file longer may need them.
+                pool = FramePool::empty(&self.cache);
+                pressure = None;
+                *again = self.grow_again(piece, ahead).await?;
+                continue;
+            }
+            fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
+            if fills > 2 && pressure.is_none() {
+                // Both edges were read, and one is gone again: almost all of the cache is held by
+                // dirty data and by what is not flushed, and the edges take each other's place.
+                pressure = Some(self.cache.press_for_frames());
+            }
+            self.overcome(index, piece, obstacle, &mut pool, blocking, passing).await?;
+        }
     }
 
     /// Writes into one folio, or says what has to be waited for, having changed nothing.
@@ -289,7 +346,7 @@ impl MappedFile {
             return Err(Obstacle::Exclusive);
         }
         // One look at the size, under the lock: what follows is decided by it alone.
-        let eof = self.size();
+        let eof = self.end();
         if piece.end > eof {
             return Err(Obstacle::Shrunk);
         }
@@ -330,7 +387,7 @@ impl MappedFile {
         // Whoever moves an end that lies within a block has waited for the lock of its folio.
         let stands = is_aligned(eof, mapping.block_size())
             || piece.end <= round_down(eof, mapping.block_size())
-            || self.size() == eof;
+            || self.end() == eof;
         assert!(stands, "E5: the end of file moved within a block that is being written");
         if passing == Passing::Cached {
             folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));

@@ -162,7 +162,7 @@ impl MappedFile {
     /// held before must not show when the file grows (E1).
     fn end_of_units(&self) -> u64 {
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
-        round_up(self.size(), unit)
+        round_up(self.end(), unit)
     }
 
     /// Reserves room for the runs of the plan, captures what is still dirty of them, and issues it; returns

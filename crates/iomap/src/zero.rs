@@ -32,7 +32,7 @@ impl MappedFile {
         loop {
             // One snapshot; `zero_whole` looks again once the size stands, and has us begin anew if
             // the last block was not the last any more.
-            let size = self.size();
+            let size = self.end();
             let range = offset..end.min(size).max(offset);
             if range.is_empty() {
                 return Ok(());
@@ -73,7 +73,7 @@ impl MappedFile {
         let mapping = &*self.mapping;
         let held = mapping.bounds.exclusive(range.clone()).await;
         // The size stands while its block is held (E5).
-        let size = self.size();
+        let size = self.end();
         if range.end > size || (range.end != size && !is_aligned(range.end, mapping.block_size())) {
             return Ok(false);
         }

@@ -46,7 +46,9 @@ impl Content {
     fn leave(&self, data_id: u64) -> Option<LeftFile> {
         let (file, mapping) = (&self.file, &self.file.mapping);
         let fails = mapping.untold().is_some() || mapping.sticky.lock().is_some();
-        if fails || file.cache.owners.folios(mapping.id) == 0 {
+        // Of a write that was dropped: not content of the file.
+        let hidden = mapping.bounds.has_hidden_bytes();
+        if fails || hidden || file.cache.owners.folios(mapping.id) == 0 {
             return None;
         }
         file.leave_folios();

@@ -184,7 +184,7 @@ impl Inner {
         if let Some(content) = content
             && content.file.copy_held(block * unit, into, unsure)
         {
-            return Some(content.file.size() < (block + 1) * unit);
+            return Some(content.file.end() < (block + 1) * unit);
         }
         let newer = {
             let state = self.state.lock();

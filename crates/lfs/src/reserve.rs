@@ -46,7 +46,7 @@ impl State {
     /// A file of which nobody has more than little to write: what write-back takes of it goes into a record,
     /// so that those of many files go out together (M16).
     pub fn is_small(&self, ino: u64) -> bool {
-        let size = |node: &Node| node.live_size().unwrap_or(node.inode.size).max(node.inode.size);
+        let size = |node: &Node| node.end().unwrap_or(node.inode.size).max(node.inode.size);
         self.nodes.get(&ino).is_some_and(|node| size(node) <= SMALL_BYTES)
     }
 

@@ -104,6 +104,12 @@ impl Node {
     pub fn live_size(&self) -> Option<u64> {
         self.content.as_ref().map(|content| content.file.size())
     }
+
+    /// Where its cached content ends, which a write that makes the file longer moves before its bytes are
+    /// there.
+    pub fn end(&self) -> Option<u64> {
+        self.content.as_ref().map(|content| content.file.end())
+    }
 }
 
 impl Node {

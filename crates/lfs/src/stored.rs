@@ -31,7 +31,7 @@ impl State {
     /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts twice, as far
     /// as the file is long.
     pub fn stored_bytes(&self, node: &Node) -> u64 {
-        let size = node.live_size().unwrap_or(node.inode.size).max(node.inode.size);
+        let size = node.end().unwrap_or(node.inode.size).max(node.inode.size);
         self.stored_of(&node.recorded, size)
     }
 

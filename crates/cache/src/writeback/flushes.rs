@@ -8,7 +8,7 @@
 //! every flush of the same object that was under way beside it is over: one of these may have failed in the
 //! device before it, and be heard of after it. Where an object's flushes are taken in turn, and each failure
 //! is heard of before the next begins, only those are waited for that began before the last one failed. X3 a
-//! flush whose task is dropped counts as failed: nobody knows what came of it.
+//! flush that is dropped before it is over counts as failed: its outcome is not known.
 //!
 //! Lock: one, a leaf; wakers are called after it.
 

@@ -44,7 +44,7 @@ pub fn fill(id: u8, offset: u64, bytes: &mut [u8]) {
 /// The end of file moves before the bytes of a growing write are there: readers see zeros until
 /// it ends, and for good if it is dropped or fails. To be false once sizes move behind their
 /// bytes.
-const SIZES_MOVE_FIRST: bool = true;
+const SIZES_MOVE_FIRST: bool = false;
 
 /// How a change moves the end of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

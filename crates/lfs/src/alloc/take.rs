@@ -111,7 +111,7 @@ impl State {
             return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
         };
         let (open, stored) = (node.opens > 0, node.inode.size);
-        Ok(Who { ino, open, size: node.live_size().unwrap_or(stored), stored, now })
+        Ok(Who { ino, open, size: node.end().unwrap_or(stored), stored, now })
     }
 
     fn note_taken(&mut self, class: Class, places: &[Place]) {

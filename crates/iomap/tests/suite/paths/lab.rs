@@ -57,7 +57,7 @@ impl Lab {
         Self::in_world(SimWorld::new(seed), config, 4096, Self::sim(2 * size), size, late)
     }
 
-    fn in_world(
+    pub fn in_world(
         world: Arc<SimWorld>,
         config: Config,
         block_size: u32,

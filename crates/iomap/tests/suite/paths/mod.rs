@@ -3,12 +3,14 @@
 //! that docs/behaviours.md lists.
 
 mod ageing;
+mod appends;
 mod crowd;
 mod dirty;
 mod dirty_exact;
 mod dirty_more;
 mod domain;
 mod dropped;
+mod dropped_polls;
 mod ends;
 mod fair;
 mod gates;

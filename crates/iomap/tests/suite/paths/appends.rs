@@ -1,0 +1,207 @@
+//! Writes that make the file longer: readers see their bytes when they are there, and a failed one leaves
+//! the size as it was.
+
+use super::gates::Gated;
+use super::lab::{Lab, NONE, both};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::{ErrorKind, IoFlags};
+use forebay_block::BioOp;
+use forebay_cache::Config;
+use forebay_cache::strategy::UncachedStrategy;
+use forebay_iomap::Source;
+use forebay_iomap::remap::{Remap, RemapOptions};
+use forebay_sim::{Fault, FaultRule};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+
+const BLOCK: usize = 4096;
+/// Ends within a block.
+const OLD: usize = BLOCK + 904;
+
+/// A file of [`OLD`] bytes, none of them cached, on a map with gates before it.
+fn lab_of(len: usize, strategy: UncachedStrategy) -> (Lab, Arc<Gated>) {
+    let keep = OnceLock::new();
+    let config = Config { folio_size: 65536, ..Config::with_budget(8 << 20) };
+    let lab = Lab::with_map(config, BLOCK as u32, Lab::sim(1 << 20), 0, |disk| {
+        let options = RemapOptions { grows: true, ..RemapOptions::default() };
+        keep.get_or_init(|| Gated::new(Remap::with_options(disk, BLOCK as u32, options))).clone()
+    });
+    lab.cache.strategies.set_uncached(strategy);
+    lab.run(async {
+        lab.write(0, &vec![7; len], NONE).await;
+        lab.sync().await.unwrap();
+    });
+    lab.cache.drop_clean();
+    (lab, keep.into_inner().expect("set above"))
+}
+
+/// Every way in which a file becomes longer: flags, strategy, length before, and where the bytes go.
+fn ways() -> Vec<(IoFlags, UncachedStrategy, usize, usize)> {
+    let mut ways = Vec::new();
+    for &strategy in UncachedStrategy::ALL {
+        for gap in [0, 3000] {
+            ways.push((IoFlags::UNCACHED, strategy, OLD, gap));
+        }
+        ways.push((IoFlags::UNCACHED | IoFlags::APPEND, strategy, OLD, 0));
+    }
+    let ours = UncachedStrategy::Ours;
+    for flags in [IoFlags::APPEND, NONE, IoFlags::DSYNC, IoFlags::START_WRITEBACK] {
+        ways.push((flags, ours, OLD, 0));
+    }
+    for flags in
+        [IoFlags::DIRECT, IoFlags::DIRECT | IoFlags::APPEND, IoFlags::DIRECT | IoFlags::DSYNC]
+    {
+        ways.push((flags, ours, 2 * BLOCK, 0));
+    }
+    ways.push((NONE, ours, OLD, 3 * BLOCK));
+    ways
+}
+
+async fn write_behind(lab: &Lab, at: usize, flags: IoFlags) -> forebay_base::Result<usize> {
+    let mut buf = AlignedBuf::copy_of(&vec![9; 3 * BLOCK]);
+    lab.file.write(&lab.handle, at as u64, Source::Owned(&mut buf), flags).await
+}
+
+/// The size moved before the bytes: a reader saw zeros where an append was on its way.
+#[test]
+fn reader_during_an_append_sees_only_bytes_that_were_written() {
+    let mut waited = 0;
+    for (flags, strategy, old, gap) in ways() {
+        let (lab, _) = lab_of(old, strategy);
+        let way = format!("{flags:?}, {strategy:?}, gap of {gap}");
+        let mut want = vec![7; old];
+        want.resize(old + gap, 0);
+        want.resize(old + gap + 3 * BLOCK, 9);
+        let mut saw_old = 0;
+        lab.run(async {
+            let mut write = pin!(write_behind(&lab, old + gap, flags));
+            std::future::poll_fn(|cx| {
+                let done = write.as_mut().poll(cx);
+                let size = lab.file.size() as usize;
+                saw_old += usize::from(size == old && done.is_pending());
+                assert!(size == old || size == want.len(), "a size of {size}, {way}");
+                let mut read = pin!(lab.try_read(old as u64, want.len(), NONE));
+                let now = read
+                    .as_mut()
+                    .poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+                if let Poll::Ready(bytes) = now {
+                    assert!(
+                        bytes.unwrap() == want[old..size],
+                        "bytes that were not written, {way}"
+                    );
+                }
+                done
+            })
+            .await
+            .unwrap();
+            assert_eq!(lab.read(0, 1 << 20, NONE).await, want, "{way}");
+        });
+        waited += usize::from(saw_old > 0);
+    }
+    assert!(waited >= 10, "most of them wait before their bytes are there: {waited}");
+}
+
+/// An append that failed, for want of space or because the block of the end could not be read, or that was
+/// dropped, left zeros behind for good.
+#[test]
+fn failed_append_leaves_the_size_and_what_follows_lies_at_the_old_end() {
+    for (flags, strategy, old, gap) in ways() {
+        for polls in [None, Some(1), Some(2), Some(3)] {
+            let (lab, map) = lab_of(old, strategy);
+            let way = format!("{flags:?}, {strategy:?}, gap of {gap}, dropped after {polls:?}");
+            lab.run(async {
+                let past = flags.contains(IoFlags::DIRECT) || strategy == UncachedStrategy::Private;
+                if polls.is_none() && past {
+                    map.reserve.fail(Some(ErrorKind::NotFound));
+                } else if polls.is_none() {
+                    lab.disk
+                        .inject(FaultRule::on(BioOp::Read, Fault::Fail(ErrorKind::Io)).sticky());
+                }
+                let failed = drop_after(polls, write_behind(&lab, old + gap, flags)).await;
+                if let Some(done) = failed {
+                    assert!(polls.is_some() == done.is_ok() || gap > 0, "{done:?}, {way}");
+                    if done.is_ok() {
+                        return;
+                    }
+                }
+                // Once the bytes are there they stay, also if they are not durable yet.
+                let later = flags.intersects(IoFlags::DSYNC | IoFlags::START_WRITEBACK);
+                if later && lab.file.size() as usize == old + gap + 3 * BLOCK {
+                    return;
+                }
+                assert_eq!(lab.file.size() as usize, old, "{way}");
+                map.reserve.fail(None);
+                lab.disk.heal();
+                lab.sleep_ms(50).await;
+                lab.sync().await.unwrap();
+                assert_eq!(lab.file.end() as usize, old, "nothing is left behind the end, {way}");
+                lab.write(old as u64, &[5; 100], NONE).await;
+                lab.file.set_len(old as u64 + 3 * BLOCK as u64).await.unwrap();
+                lab.sync().await.unwrap();
+                lab.cache.drop_clean();
+                let mut want = vec![7; old];
+                want.resize(old + 100, 5);
+                want.resize(old + 3 * BLOCK, 0);
+                assert!(lab.read(0, 1 << 20, NONE).await == want, "{way}");
+            });
+        }
+    }
+}
+
+/// Polls a future as often as it is woken, up to a number; none: to its end.
+async fn drop_after<T>(polls: Option<u32>, future: impl Future<Output = T>) -> Option<T> {
+    let (mut future, mut polled) = (pin!(future), 0);
+    std::future::poll_fn(|cx| {
+        polled += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(value) => Poll::Ready(Some(value)),
+            Poll::Pending if Some(polled) == polls => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Several append at once, by all flags, and some of them are dropped: what the others wrote lies side by side.
+#[test]
+fn appends_at_once_of_which_some_are_dropped_leave_no_gap() {
+    for seed in 0..8 {
+        let (lab, _) = lab_of(0, UncachedStrategy::Ours);
+        let flags = [NONE, IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK, IoFlags::DSYNC];
+        lab.run(async {
+            let lab = &lab;
+            let one = |who: usize| async move {
+                let mut done = 0;
+                for round in 0..6 {
+                    // The block of the end has to be read.
+                    lab.sync().await.unwrap();
+                    lab.cache.drop_clean();
+                    let len = 700 + 900 * ((who + round + seed) % 5);
+                    let mut buf = AlignedBuf::copy_of(&vec![1 + who as u8; len]);
+                    let flags = flags[(who + round) % 4] | IoFlags::APPEND;
+                    let polls = (who + round + seed)
+                        .is_multiple_of(3)
+                        .then_some(1 + (round + seed) as u32 % 3);
+                    let write = lab.file.write(&lab.handle, 0, Source::Owned(&mut buf), flags);
+                    if drop_after(polls, write).await.is_some_and(|done| done.is_ok()) {
+                        done += len;
+                    }
+                }
+                done
+            };
+            let ((a, b), (c, d)) = both(both(one(0), one(1)), both(one(2), one(3))).await;
+            lab.sleep_ms(50).await;
+            lab.sync().await.unwrap();
+            lab.cache.drop_clean();
+            let bytes = lab.read(0, 1 << 20, NONE).await;
+            let zeros = bytes.iter().filter(|&&byte| byte == 0).count();
+            assert_eq!(zeros, 0, "bytes that no append wrote, seed {seed}");
+            for (who, len) in [a, b, c, d].into_iter().enumerate() {
+                let there = bytes.iter().filter(|&&byte| byte == 1 + who as u8).count();
+                assert!(there >= len, "appender {who} wrote {len}, seed {seed}: {there}");
+            }
+        });
+    }
+}
