@@ -8,6 +8,7 @@ use forebay_vfs::copy;
 use rustix::mount::MountFlags;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Which open files the kernel's page cache may keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,6 +82,8 @@ pub struct Options {
     /// Bytes for requests that wait: what programs have handed over or will be answered with, and what the
     /// kernel reads and writes of its own accord. Beyond it the kernel keeps requests to itself.
     pub request_bytes: u64,
+    /// Longest time to an answer: a request that takes longer ends with EIO. None: no limit.
+    pub request_timeout: Option<Duration>,
 }
 
 impl Default for Options {
@@ -95,6 +98,7 @@ impl Default for Options {
             threads: None,
             inodes_max: 1 << 18,
             request_bytes: 64 << 20,
+            request_timeout: None,
         }
     }
 }
@@ -121,6 +125,13 @@ impl Options {
     /// Bytes of requests that wait.
     pub(crate) fn payload_max(&self) -> u64 {
         u64::from(self.background()) * PAYLOAD_MAX as u64
+    }
+
+    /// The kernel's own limit in seconds, 0 for none: it ends the whole connection, so it is longer than ours,
+    /// and 300 s at least.
+    pub(crate) fn kernel_timeout(&self) -> u16 {
+        let seconds = self.request_timeout.map_or(0, |limit| (limit.as_secs() + 60).max(300));
+        u16::try_from(seconds).unwrap_or(0)
     }
 
     /// How many requests of its own accord the kernel may have under way.

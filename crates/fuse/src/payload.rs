@@ -31,19 +31,26 @@ impl Payload {
         Arc::new(Self { used, max, lock, freed })
     }
 
-    fn has_room(&self) -> bool {
+    /// Whether there is space for more requests that wait.
+    pub fn has_room(&self) -> bool {
         self.used.load(Ordering::SeqCst) <= self.max
     }
 
-    /// Waits until another request may be taken (M1).
-    pub fn room(&self) {
+    /// Waits until another request may be taken (M1), or there is no space to be expected: `is_stuck`.
+    pub fn room(&self, is_stuck: impl Fn() -> bool) {
         if self.has_room() {
             return;
         }
         let mut turn = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        while !self.has_room() {
+        while !self.has_room() && !is_stuck() {
             turn = self.freed.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// What [`Payload::room`] asks has changed.
+    pub fn wake(&self) {
+        drop(self.lock.lock());
+        self.freed.notify_all();
     }
 
     /// Bytes of requests that wait.
@@ -132,14 +139,14 @@ mod tests {
     fn m1_requests_that_wait_are_bounded() {
         let payload = Payload::new(100);
         let first = payload.hold(100);
-        payload.room();
+        payload.room(|| false);
         let second = payload.hold(30);
         let third = payload.hold(1);
         let (sender, done) = std::sync::mpsc::channel();
         let thread = {
             let payload = payload.clone();
             std::thread::spawn(move || {
-                payload.room();
+                payload.room(|| false);
                 sender.send(payload.used.load(Ordering::SeqCst)).unwrap();
             })
         };
@@ -148,7 +155,10 @@ mod tests {
         drop(first);
         assert_eq!(done.recv().unwrap(), 30);
         thread.join().unwrap();
-        drop(second);
+        let more = payload.hold(100);
+        payload.room(|| true);
+        assert!(!payload.has_room(), "none is to be expected");
+        drop((second, more));
         assert_eq!(payload.used.load(Ordering::SeqCst), 0);
     }
 }

@@ -10,6 +10,7 @@ use forebay_fuse::Options;
 use forebay_fuse::options::Via;
 use rustix::mount::MountFlags;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Smallest `cache_size`, bytes.
 pub const CACHE_MIN: u64 = 32 * MIB;
@@ -33,6 +34,8 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   \x20                       [default: reserve]\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
   control=PATH           control socket [default: one in the user's runtime folder]\n\
+  request_timeout=N      seconds, 300 to 65000, after which a request that waits, for a\n\
+  \x20                       device that does not answer, ends with EIO [default: none]\n\
   inodes=N               inodes that the kernel may know before it has to forget some\n\
   http=ADDRESS:PORT      a page to watch the cache, metrics and a health answer\n\
   http_insecure          allow an address there that others can reach\n\
@@ -132,6 +135,10 @@ impl Wanted {
             "aio" => self.aio = value.parse()?,
             "threads" => self.fuse.threads = Some(number(1, 64)?),
             "inodes" => self.fuse.inodes_max = number(1024, 1 << 40)?,
+            "request_timeout" => {
+                let seconds = number(300, 65_000)? as u64;
+                self.fuse.request_timeout = Some(Duration::from_secs(seconds));
+            }
             "via" => {
                 self.fuse.via = match value {
                     "auto" => Via::Auto,
@@ -178,6 +185,12 @@ mod tests {
         assert_eq!(wanted.fuse.kernel_cache, KernelCache::Always);
         assert_eq!((wanted.fuse.threads, wanted.fuse.via), (Some(3), Via::Plain));
         assert_eq!(wanted.fuse.inodes_max, 5000);
+        let limit = parse("request_timeout=300").unwrap().fuse.request_timeout;
+        assert_eq!(limit, Some(Duration::from_secs(300)));
+        assert!(
+            parse("request_timeout=299").is_err()
+                && parse("").unwrap().fuse.request_timeout.is_none()
+        );
     }
 
     /// Words that are understood were in neither list: `suid`, `relatime`, `users`.

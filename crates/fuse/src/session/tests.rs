@@ -121,8 +121,14 @@ fn s1_versions_are_agreed_on_first() {
 #[test]
 fn only_what_both_sides_have() {
     let flags = InitFlags::ASYNC_DIO | InitFlags::HAS_IOCTL_DIR;
-    let out = agreed(&InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags }, 8);
+    const ASYNC: InitFlags = InitFlags::ASYNC_DIO;
+    let init = InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags };
+    let out = agreed(&init, 8, 0);
     assert_eq!((out.flags, out.minor), (InitFlags::ASYNC_DIO, 45));
+    let with_limit = InitIn { flags: flags | InitFlags::REQUEST_TIMEOUT, ..init };
+    let asked = agreed(&with_limit, 8, 360);
+    assert_eq!((asked.flags, asked.request_timeout), (ASYNC | InitFlags::REQUEST_TIMEOUT, 360));
+    assert_eq!(agreed(&with_limit, 8, 0).flags, ASYNC);
     assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
 }
 

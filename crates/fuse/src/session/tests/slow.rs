@@ -18,6 +18,7 @@ use forebay_vfs::{
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// What a sync of [`Slow`] does before it ends.
 #[derive(Clone, Copy)]
@@ -129,9 +130,11 @@ struct SlowFiles {
 
 impl SlowFiles {
     fn new(readers: usize) -> Self {
-        let fs = Arc::new(MemFs::default());
-        let (kernel, session) =
-            start_as(fs, Options { threads: Some(readers), ..Options::default() });
+        Self::with(Options { threads: Some(readers), ..Options::default() })
+    }
+
+    fn with(options: Options) -> Self {
+        let (kernel, session) = start_as(Arc::new(MemFs::default()), options);
         assert_eq!(kernel.init(7, 45).0, 0);
         let session = session.join().unwrap().unwrap();
         let (gate, threads) = Default::default();
@@ -240,6 +243,45 @@ fn x2_what_has_to_wait_is_done_where_it_was_read() {
     // Now and then the other one is just coming back from its answer.
     assert!(syncs > 0, "no sync was done by a reader thread");
     assert!(others > 0, "no read and write was");
+    all.end();
+}
+
+/// A device that answered no more held up each caller for ever. With `request_timeout` they get EIO, also
+/// those that come when there is no more space for requests that wait; late answers are dropped.
+#[test]
+fn requests_that_take_too_long_end_with_eio_once() {
+    let request_timeout = Some(Duration::from_millis(50));
+    let request_bytes = 1 << 20;
+    let options =
+        Options { threads: Some(2), request_timeout, request_bytes, ..Options::default() };
+    let all = SlowFiles::with(options);
+    let stuck = [all.open(Slowness::Blocks), all.open(Slowness::Pends)];
+    let mut waiting: BTreeSet<u64> = (1..=40).collect();
+    waiting.iter().for_each(|unique| all.sync(*unique, stuck[*unique as usize % 2]));
+    while !waiting.is_empty() {
+        let (unique, reply) = all.kernel.reply();
+        assert!(waiting.remove(&unique) && reply == (5, Vec::new()), "{unique}");
+    }
+    assert_eq!(all.kernel.ask(opcode::STATFS, 1, &[]).0, 0, "others are answered");
+    let held = all.session.shared.payload.hold(u64::MAX / 2);
+    for unique in 100..104 {
+        all.kernel.send(opcode::STATFS, unique, 1, &[]);
+        assert_eq!(all.kernel.reply(), (unique, (5, Vec::new())), "no space, and no hope of any");
+    }
+    drop(held);
+    all.kernel.send(opcode::STATFS, 104, 1, &[]);
+    assert_eq!(all.kernel.reply().1.0, 0, "there is space again");
+    all.gate.open();
+    // Each late answer would come before one of these.
+    for unique in 200..300 {
+        all.kernel.send(opcode::STATFS, unique, 1, &[]);
+        assert_eq!(all.kernel.reply().0, unique, "answered once");
+    }
+    while all.session.shared.device.deadlines.has_late() {
+        std::thread::yield_now();
+    }
+    all.kernel.send(opcode::STATFS, 300, 1, &[]);
+    assert_eq!(all.kernel.reply().0, 300, "answered once");
     all.end();
 }
 
