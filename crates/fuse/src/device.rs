@@ -119,20 +119,14 @@ impl Device {
         }
     }
 
-    /// Answers a request. False: nobody waits for the answer any more.
+    /// Answers a request. False: the kernel does not wait for the answer any more.
     pub fn reply(&self, unique: u64, errno: i32, body: &[u8]) -> bool {
         self.deadlines.may_answer(unique) && self.send(unique, errno, body)
     }
 
-    /// Answers requests whose time is over, until [`Deadlines::close`].
-    pub(crate) fn answer_late(&self, mut stuck: impl FnMut()) {
-        while let Some(over) = self.deadlines.wait() {
-            log::error!("{} requests took longer than `request_timeout`: EIO", over.len());
-            for unique in over {
-                self.send(unique, Errno::IO.raw_os_error(), &[]);
-            }
-            stuck();
-        }
+    /// Answers a request whose deadline has passed.
+    pub(crate) fn answer_overdue(&self, unique: u64) {
+        self.send(unique, Errno::IO.raw_os_error(), &[]);
     }
 
     fn send(&self, unique: u64, errno: i32, body: &[u8]) -> bool {
@@ -147,7 +141,7 @@ impl Device {
             Err(Errno::NOENT | Errno::NODEV) => false,
             Err(e) => {
                 log::error!("the kernel refused the answer to request {unique}: {e}");
-                // Whoever asked must not wait for ever.
+                // The caller must not wait for ever.
                 if !body.is_empty() {
                     self.send(unique, Errno::IO.raw_os_error(), &[]);
                 }

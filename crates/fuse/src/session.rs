@@ -12,6 +12,7 @@
 //! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held
 //! for reading while a reader thread handles a request, and for writing once, at the end.
 
+mod overdue;
 mod readers;
 mod requests;
 mod syncs;
@@ -151,7 +152,7 @@ impl Session {
             beside: beside.map_or_else(Weak::new, |beside| Arc::downgrade(&beside)),
             world,
             notifier,
-            payload: Payload::new(options.payload_max()),
+            payload: Payload::new(options.payload_max(), options.request_timeout),
             readers: Readers::new(options.thread_count()),
             syncs: Syncs::default(),
             state: Mutex::default(),
@@ -313,10 +314,7 @@ impl Shared {
             theirs.notifier.run(&theirs.device);
         })?);
         if self.device.deadlines.has_limit() {
-            let theirs = self.clone();
-            threads.push(spawn("forebay-late", move || {
-                theirs.device.answer_late(|| theirs.payload.wake());
-            })?);
+            threads.push(self.watch_deadlines()?);
         }
         let theirs = self.clone();
         let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
@@ -356,7 +354,7 @@ impl Shared {
         io_flusher::mark_thread();
         let (mut incoming, mut own) = (Incoming::new(), Own::new());
         loop {
-            self.payload.room(|| self.device.deadlines.has_late());
+            self.payload.wait_for_space();
             let listens = self.readers.listen();
             let read = self.device.read(&mut incoming);
             drop(listens);
@@ -381,11 +379,6 @@ impl Shared {
         }
     }
 
-    /// Whether requests that take longer than their limit hold all the space for requests that wait.
-    fn is_stuck(&self) -> bool {
-        !self.payload.has_room() && self.device.deadlines.has_late()
-    }
-
     /// Answers a message, or sees to it that it is answered.
     fn take(self: &Arc<Self>, incoming: &mut Incoming, own: &mut Own) {
         let header = match Header::parse(incoming.head()) {
@@ -402,12 +395,14 @@ impl Shared {
         match header.opcode {
             opcode::INIT => self.init(&header, &incoming.whole()),
             opcode::DESTROY => self.destroy(header.unique),
-            // A release is carried out in any case: nothing asks for it again.
-            code if self.is_stuck() && !matches!(code, opcode::RELEASE | opcode::RELEASEDIR) => {
+            // A release is carried out in any case: the kernel does not ask for it again.
+            code if self.payload.is_stuck()
+                && !matches!(code, opcode::RELEASE | opcode::RELEASEDIR) =>
+            {
                 self.device.reply(header.unique, EIO, &[]);
             }
             code => {
-                self.device.deadlines.begin(header.unique);
+                self.device.deadlines.begin(header.unique, || overdue::changes(code, incoming));
                 // Held meanwhile: who takes the file system out waits for this (S2).
                 let core = self.core.read();
                 match &*core {

@@ -22,6 +22,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 mod slow;
 
@@ -129,6 +130,12 @@ fn only_what_both_sides_have() {
     let asked = agreed(&with_limit, 8, 360);
     assert_eq!((asked.flags, asked.request_timeout), (ASYNC | InitFlags::REQUEST_TIMEOUT, 360));
     assert_eq!(agreed(&with_limit, 8, 0).flags, ASYNC);
+    let kernel_timeout = |limit: Option<Duration>| {
+        Options { request_timeout: limit, ..Options::default() }.kernel_timeout()
+    };
+    let after = |seconds| kernel_timeout(Some(Duration::from_secs(seconds)));
+    assert_eq!((kernel_timeout(None), after(1), after(300)), (0, 750, 750));
+    assert_eq!((after(26_000), after(u64::MAX)), (65_000, 0), "none that is shorter than ours");
     assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
 }
 
