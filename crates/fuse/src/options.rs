@@ -10,10 +10,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Least and largest `request_timeout`, seconds. A large write or copy to a slow device has to end
-/// within it, and the kernel's own limit, which is longer, is a number of 16 bits.
+/// Least `request_timeout`, seconds: a large write or copy to a slow device has to end within it.
 pub const REQUEST_TIMEOUT_SECONDS_MIN: u64 = 300;
-/// Largest `request_timeout`, seconds: two and a half times that fit in the 16 bits of the kernel's.
+/// Largest `request_timeout`, seconds: the kernel's limit, two and a half times that, has 16 bits.
 pub const REQUEST_TIMEOUT_SECONDS_MAX: u64 = 26_000;
 
 /// Which open files the kernel's page cache may keep.
