@@ -68,7 +68,8 @@ const BELOW_BENCH: &[&str] = &[
     "forebay-fuse",
     "forebay-live",
 ];
-/// It stands on the volume and on the simulated disk; only the command stands on it.
+/// Test apparatus on the volume and the simulated disk; only the command stands on it. It uses
+/// iomap as well, because its clients also read and write a raw image that is mapped in place.
 const BELOW_CRASHTEST: &[&str] = &[
     "forebay-base",
     "forebay-block",

@@ -3,18 +3,14 @@
 //! Each check prints its findings as `path: what` and ends with status 1 if there are any, so
 //! that a rule that is not checked by machine is not a rule.
 
-mod deps;
 mod invariants;
 mod language;
 mod layers;
 mod lineage;
 mod lineage_text;
 mod metadata;
-mod mutants;
-mod mutants_build;
-mod mutants_find;
-mod mutants_run;
 mod named;
+mod reasons;
 mod requires;
 mod source;
 mod subjects;
@@ -27,34 +23,22 @@ const USAGE: &str = "usage: cargo xtask CHECK...
 
   layers     the direction of dependencies between the crates, and where unsafe is forbidden
   tidy       lengths of files and functions, headers, characters, forbidden words, lost files,
-             numbered invariants that nothing asserts or tests, language, subjects of commits
+             numbered invariants that nothing asserts or tests, foreign crates without a reason,
+             language, subjects of commits
   language   the rules of language alone: refused words and identifiers, long sentences and lines,
              doc comments that only refer elsewhere; with --record it writes the counts of old
              violations, which may only shrink
-  deps       licences, duplicate versions, a reason for every dependency
   requires   the programs and devices that tests and benches need, and which of them are missing;
              with FOREBAY_ALLOW_SKIP=1 missing ones are named and are no finding
   lineage    writes docs/lineage.md out of xtask/lineage.txt; tests and ratios that it names must
              exist; with --check it writes nothing, and the document must be fresh
-  mutants    changes of the source that tests should notice, a sample of them run; says how with
-             a wrong option; not part of `all`
-  all        layers, tidy, deps, requires, and lineage, which it only checks";
+  all        layers, tidy, requires, and lineage, which it only checks";
 
 /// What a check found; empty means it passed.
 pub type Findings = Vec<String>;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(("mutants", rest)) = words.split_first().map(|(first, rest)| (first.as_str(), rest))
-    {
-        return match mutants_run::run(&workspace_root(), rest) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(text) => {
-                eprintln!("xtask: {text}");
-                ExitCode::FAILURE
-            }
-        };
-    }
     let (flags, names): (Vec<String>, Vec<String>) =
         words.into_iter().partition(|word| word.starts_with("--"));
     let given = |wanted: &str| flags.iter().any(|flag| flag == wanted);
@@ -71,18 +55,14 @@ fn main() -> ExitCode {
     let root = workspace_root();
     let mut failed = false;
     for name in &names {
-        let checks: &[&str] = if name == "all" {
-            &["layers", "tidy", "deps", "requires", "lineage"]
-        } else {
-            &[name]
-        };
+        let checks: &[&str] =
+            if name == "all" { &["layers", "tidy", "requires", "lineage"] } else { &[name] };
         for check in checks {
             let findings = match *check {
                 "layers" => layers::check(&root),
                 "tidy" => tidy::check(&root),
                 "language" if records => language::record(&root),
                 "language" => language::check(&root),
-                "deps" => deps::check(&root),
                 "lineage" => lineage::check(&root, only_check || name == "all"),
                 "requires" => requires::check(&root),
                 other => {

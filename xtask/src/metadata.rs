@@ -16,10 +16,6 @@ pub struct Dependency {
 pub struct Package {
     /// Package name.
     pub name: String,
-    /// Resolved version.
-    pub version: String,
-    /// SPDX expression, if the package states one.
-    pub license: Option<String>,
     /// It belongs to this workspace.
     pub local: bool,
     /// Folder of its manifest.
@@ -53,8 +49,6 @@ fn package(value: &Value) -> Package {
     let dependencies = value["dependencies"].as_array().into_iter().flatten();
     Package {
         name: text("name"),
-        version: text("version"),
-        license: value["license"].as_str().map(str::to_string),
         local: value["source"].is_null(),
         folder: text("manifest_path").trim_end_matches("/Cargo.toml").to_string(),
         dependencies: dependencies

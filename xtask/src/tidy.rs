@@ -1,5 +1,6 @@
 //! House rules on source text: lengths with a ratchet, headers, characters, forbidden words.
-//! (Files that no module names: [`crate::named`]; numbered invariants: [`crate::invariants`].)
+//! (Files that no module names: [`crate::named`]; numbered invariants: [`crate::invariants`];
+//! foreign crates without a reason: [`crate::reasons`].)
 //!
 //! The ratchet: `xtask/exceptions.txt` names the files and functions that are over the limit and
 //! how long they were. They may shrink and not grow, and an entry that is no longer needed is a
@@ -51,6 +52,7 @@ pub fn check(root: &Path) -> Findings {
     }
     ratchet.finish(&mut findings);
     findings.extend(crate::invariants::check(root, &files));
+    findings.extend(crate::reasons::check(root, &files));
     findings.extend(crate::language::check(root));
     findings.extend(crate::subjects::check(root));
     findings

@@ -14,6 +14,8 @@ pub mod hist;
 pub mod io_flusher;
 pub mod peer;
 pub mod pool;
+#[cfg(shuttle)]
+pub mod schedules;
 pub mod sim_world;
 pub mod sync;
 pub mod task;

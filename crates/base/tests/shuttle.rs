@@ -1,12 +1,12 @@
 //! Random interleavings of waiting and waking, in a build of its own:
-//! `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target directory apart.
+//! `RUSTFLAGS="--cfg shuttle" cargo test --profile fsx --test shuttle`, with a target directory of
+//! its own.
 //!
 //! Held in every schedule: nobody sleeps while its condition holds and nobody is left to wake it.
 //! Shuttle reports such a schedule as a deadlock.
-//!
-//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 8000).
 #![cfg(shuttle)]
 
+use forebay_base::schedules::check;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex, thread};
 use forebay_base::task::{Pick, WaitQueue, block_on};
@@ -14,14 +14,6 @@ use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::pin::pin;
 use std::task::Poll;
-
-fn check(test: impl Fn() + Send + Sync + 'static) {
-    let runs = std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(8000, |v| v.parse().unwrap());
-    let test = std::sync::Arc::new(test);
-    let other = test.clone();
-    shuttle::check_random(move || test(), runs / 2);
-    shuttle::check_pct(move || other(), runs / 2, 3);
-}
 
 type Job = Box<dyn FnOnce() + Send>;
 

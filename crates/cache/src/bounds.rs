@@ -213,8 +213,8 @@ impl Resize<'_> {
         self.bounds.visible.store(size, Ordering::Release);
     }
 
-    /// Moves the size, and the visible one with it if that becomes lower. `held` is what the caller holds of the file: the block of the old end, and the
-    /// one of the new end if that is lower.
+    /// Moves the size, and the visible one with it if that becomes lower. `held` is what the caller
+    /// holds of the file: the block of the old end, and the one of the new end if that is lower.
     pub fn move_to(&self, size: u64, held: Option<&dyn HoldsBlocks>) {
         let (old, block) = (self.bounds.size(), self.bounds.block);
         let aligned = is_aligned(old, block) && (size >= old || is_aligned(size, block));

@@ -1,13 +1,13 @@
 //! Random interleavings of the folio state machine, in a build of its own:
-//! `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target directory apart.
+//! `RUSTFLAGS="--cfg shuttle" cargo test --profile fsx --test shuttle`, with a target directory of
+//! its own.
 //!
 //! Held in every schedule: F1..F3 (see `forebay_cache::folio`), no torn and no stale bytes for a
 //! reader, no lost dirt, nothing counted twice, and every frame free at the end (A1). Two variants
 //! with a planted bug show that the harness would see one.
-//!
-//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 8000).
 #![cfg(shuttle)]
 
+use forebay_base::schedules::check;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex, thread};
 use forebay_base::task::block_on;
@@ -208,14 +208,6 @@ fn together(lab: &Arc<Lab>, tasks: Vec<Task>) {
     };
     let threads: Vec<_> = tasks.into_iter().map(run).collect();
     threads.into_iter().for_each(|t| t.join().unwrap());
-}
-
-fn check(test: impl Fn() + Send + Sync + 'static) {
-    let runs = std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(8000, |v| v.parse().unwrap());
-    let test = std::sync::Arc::new(test);
-    let other = test.clone();
-    shuttle::check_random(move || test(), runs / 2);
-    shuttle::check_pct(move || other(), runs / 2, 3);
 }
 
 fn reads_never_go_back(lab: &Lab, blocks: [u32; 2]) {

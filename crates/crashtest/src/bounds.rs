@@ -1,9 +1,10 @@
-//! What a step of a workload may take: polls and requests until it has ended, and memory of the volume then. A
-//! step that takes more is a violation, so that a hang and a leak are found.
+//! What a step of a workload may take: polls and requests until it has ended, and memory of the
+//! volume then. A step that takes more is a violation, so that a hang and a leak are found.
 //!
 //! The bounds are some times what the largest of a few million steps took.
 //!
-//! Invariants: bounds.B1 a run that does not end is stopped after `run_polls` polls, by a panic of the world.
+//! Invariants: bounds.B1 a run that does not end is stopped after `run_polls` polls, by a panic of
+//! the world.
 //!
 //! No locks.
 

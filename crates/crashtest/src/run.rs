@@ -1,7 +1,8 @@
 //! Carries a script out on a volume once; every moment at which the power may go is kept.
 //!
-//! A run on a disk that fails, decays or has no space left goes on after a step that was refused: the file
-//! system in memory goes along ([`Oracle`]), and what it did becomes the script of the run.
+//! A run on a disk that fails, decays or has no space left goes on after a step that was refused:
+//! the file system in memory goes along ([`Oracle`]), and what it did becomes the script of the
+//! run.
 //!
 //! Invariants: U1 what is known of a moment is what was known before the request that it precedes was
 //! submitted: a sync counts as acknowledged from the moment on at which it returned.
@@ -444,8 +445,8 @@ impl Life<'_> {
         self.shared.learn(|known| known.now.rotten += 1);
     }
 
-    /// Closes the volume, makes it larger, and opens it again with the same files open. `None`: a file without
-    /// a name is open, or the volume is full.
+    /// Closes the volume, makes it larger, and opens it again with the same files open. `None`: a
+    /// file without a name is open, or the volume is full.
     async fn grow(
         &self,
         volume: &Volume,

@@ -79,7 +79,8 @@ pub async fn read_files(fs: &dyn FileSystem) -> Result<Paths> {
     read_all(fs, None).await.map(|(paths, _)| paths)
 }
 
-/// Reads all regular files. With the size of a block: of files that cannot be read the blocks that can.
+/// Reads all regular files. With the size of a block: of files that cannot be read the blocks that
+/// can.
 pub async fn read_all(fs: &dyn FileSystem, block: Option<usize>) -> Result<(Paths, Unreadable)> {
     let (mut paths, mut unreadable) = (Paths::new(), Unreadable::new());
     let mut known: BTreeMap<Ino, Arc<Vec<u8>>> = BTreeMap::new();
@@ -357,8 +358,8 @@ impl Oracle {
         self.script.moments.push(moment);
     }
 
-    /// A step that the volume refused. It may have had its effect in part, so that its result is a moment;
-    /// the next moment is the one without it.
+    /// A step that the volume refused. It may have had its effect in part, so that its result is a
+    /// moment; the next moment is the one without it.
     pub fn refuse(&mut self, op: &Op) {
         let with_it = self.fs.snapshot();
         let mut runner = Runner::new(Times::Ignore, None);
@@ -371,8 +372,9 @@ impl Oracle {
         self.push_moment();
     }
 
-    /// The content of a file after a step on it was refused is what the volume says, if each byte is as it
-    /// was before the step or as it is after it. `None`: the volume cannot read it, and nothing is known.
+    /// The content of a file after a step on it was refused is what the volume says, if each byte
+    /// is as it was before the step or as it is after it. `None`: the volume cannot read it, and
+    /// nothing is known.
     ///
     /// # Errors
     /// What is wrong.

@@ -37,7 +37,8 @@ pub struct Depth {
     pub kills: u64,
     /// One in so many moments is looked at.
     pub moments: u64,
-    /// Of a set-up that asks for it, one in so many states is recovered from an older checkpoint, too.
+    /// Of a set-up that asks for it, one in so many states is recovered from an older checkpoint,
+    /// too.
     pub older: u64,
 }
 
@@ -268,8 +269,8 @@ impl<'a> Search<'a> {
             .map_err(|what| at(format!("then {what}"), true))
     }
 
-    /// The same state with a sector of each of the newest slots of the superblock spoiled: the checkpoint
-    /// before it and the log behind that give the same.
+    /// The same state with a sector of each of the newest slots of the superblock spoiled: the
+    /// checkpoint before it and the log behind that give the same.
     fn older(&mut self, cut: &PowerCut, state: &CrashState, seen: &mut Seen) -> Checked<()> {
         let setup = self.subject.setup;
         let newest = newest_slots(state, state.sum().is_multiple_of(3));
@@ -360,9 +361,9 @@ fn slot(state: &CrashState, at: u64, number: usize) -> Option<(u64, u64, Superbl
     Some((found.checkpoint, at, found))
 }
 
-/// Offsets of the slots of the superblock with the highest number; `one`: of one of them. All of them are
-/// only taken together where the checkpoint before has trees of its own: a slot that only says that the
-/// volume is open again is not replaced by the one before it.
+/// Offsets of the slots of the superblock with the highest number; `one`: of one of them. All of
+/// them are only taken together where the checkpoint before has trees of its own: a slot that only
+/// says that the volume is open again is not replaced by the one before it.
 fn newest_slots(state: &CrashState, one: bool) -> Vec<u64> {
     let slots_at = |end| slot_offsets(end).into_iter().enumerate();
     let front = slots_at(state.size()).take(SLOTS as usize / 2);

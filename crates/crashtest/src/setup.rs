@@ -66,7 +66,8 @@ pub struct Setup {
     pub sums: bool,
     /// Writes carry `DIRECT`, `UNCACHED`, `DSYNC` or several of these.
     pub flags: bool,
-    /// What a checkpoint holds of a file decays at random while the workload runs: one bit at a time.
+    /// What a checkpoint holds of a file decays at random while the workload runs: one bit at a
+    /// time.
     pub rot: bool,
     /// The host gives the image so many bytes more than it has, and then refuses writes.
     pub host_bytes: Option<u64>,
@@ -167,8 +168,8 @@ impl Setup {
         self.failing.is_empty() && self.host_bytes.is_none() && !self.rot
     }
 
-    /// A write with the flags that it carries. The same write always carries the same ones; one that is
-    /// meant to bypass the cache is aligned.
+    /// A write with the flags that it carries. The same write always carries the same ones; one
+    /// that is meant to bypass the cache is aligned.
     pub fn flagged(&self, op: Op) -> (Op, IoFlags) {
         let Op::Write { slot, offset, len, fill, append, privileges } = op else {
             return (op, IoFlags::empty());

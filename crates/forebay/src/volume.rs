@@ -253,8 +253,8 @@ impl Volume {
         self.open.volume.clean_stats()
     }
 
-    /// What is wrong with it: its log was damaged when it was opened, and can be read as far as that place;
-    /// or content or a node of its tree was lost since, and it turned read-only.
+    /// What is wrong with it: its log was damaged when it was opened, and can be read as far as
+    /// that place; or content or a node of its tree was lost since, and it turned read-only.
     pub fn damage(&self) -> Option<Error> {
         self.open.volume.damage()
     }

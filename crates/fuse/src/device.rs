@@ -8,12 +8,14 @@
 //!
 //! No locks; the device takes and gives whole messages, from any thread.
 
+use crate::deadlines::Deadlines;
 use crate::proto::consts::{OUT_HEADER_BYTES, WRITE_HEADER_BYTES};
 use crate::proto::reply;
 use forebay_base::buf::AlignedBuf;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
+use std::time::Duration;
 
 /// Longest payload of a request, bytes.
 pub const PAYLOAD_MAX: usize = 1 << 20;
@@ -22,7 +24,10 @@ const LEAST_BYTES: usize = 8192;
 const _: () = assert!(PAYLOAD_MAX >= LEAST_BYTES);
 
 /// The open device; it is the connection.
-pub struct Device(OwnedFd);
+pub struct Device {
+    fd: OwnedFd,
+    pub(crate) deadlines: Deadlines,
+}
 
 /// A message as it was read.
 pub struct Incoming {
@@ -88,14 +93,19 @@ pub enum Read {
 impl Device {
     /// Of a mount: [`crate::Mounted::into_device`].
     pub fn new(fd: OwnedFd) -> Self {
-        Self(fd)
+        Self { fd, deadlines: Deadlines::default() }
+    }
+
+    /// The same; a request that is not answered in time is answered EIO.
+    pub(crate) fn with_limit(fd: OwnedFd, limit: Option<Duration>) -> Self {
+        Self { fd, deadlines: Deadlines::new(limit) }
     }
 
     /// Waits for a message.
     pub fn read(&self, into: &mut Incoming) -> Result<Read, Errno> {
         let Incoming { head, payload, len } = into;
         let mut parts = [IoSliceMut::new(head), IoSliceMut::new(payload)];
-        match rustix::io::readv(&self.0, &mut parts) {
+        match rustix::io::readv(&self.fd, &mut parts) {
             // The device never says so: the other end of what stands for it in tests is closed.
             Ok(0) => Ok(Read::Ended),
             Ok(n) => {
@@ -109,12 +119,21 @@ impl Device {
         }
     }
 
-    /// Answers a request. False: nobody waits for the answer any more.
+    /// Answers a request. False: the kernel does not wait for the answer any more.
     pub fn reply(&self, unique: u64, errno: i32, body: &[u8]) -> bool {
+        self.deadlines.may_answer(unique) && self.send(unique, errno, body)
+    }
+
+    /// Answers a request whose deadline has passed.
+    pub(crate) fn answer_overdue(&self, unique: u64) {
+        self.send(unique, Errno::IO.raw_os_error(), &[]);
+    }
+
+    fn send(&self, unique: u64, errno: i32, body: &[u8]) -> bool {
         let header = reply::header(unique, errno, body.len());
         let parts = [IoSlice::new(&header), IoSlice::new(body)];
         let used = if body.is_empty() { &parts[..1] } else { &parts[..] };
-        match rustix::io::writev(&self.0, used) {
+        match rustix::io::writev(&self.fd, used) {
             Ok(n) => {
                 debug_assert_eq!(n, OUT_HEADER_BYTES + body.len());
                 true
@@ -122,9 +141,9 @@ impl Device {
             Err(Errno::NOENT | Errno::NODEV) => false,
             Err(e) => {
                 log::error!("the kernel refused the answer to request {unique}: {e}");
-                // Whoever asked must not wait for ever.
+                // The caller must not wait for ever.
                 if !body.is_empty() {
-                    self.reply(unique, Errno::IO.raw_os_error(), &[]);
+                    self.send(unique, Errno::IO.raw_os_error(), &[]);
                 }
                 false
             }
@@ -133,7 +152,7 @@ impl Device {
 
     /// Tells the kernel something.
     pub fn notify(&self, message: &[u8]) -> Result<(), Errno> {
-        rustix::io::write(&self.0, message).map(drop)
+        rustix::io::write(&self.fd, message).map(drop)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the kernel is
 //! asked for a mount), [`device`] (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
-//! kernel knows of us), `trees` (who asks), `serve` (a request answered by the contract), `sweep` (what it
-//! shall forget), [`session`] (threads, ending), [`notify`], [`watchdog`].
+//! kernel knows of us), `deadlines` (of requests), `trees` (who asks), `serve` (a request answered by the
+//! contract), `sweep` (what it shall forget), [`session`] (threads, ending), [`notify`], [`watchdog`].
 //!
 //! ```text
 //!   reader threads, as many as CPUs        background tasks of the world        notify thread
@@ -25,6 +25,7 @@
 //! file system, see [`session`].
 #![forbid(unsafe_code)]
 
+mod deadlines;
 pub mod device;
 mod handles;
 mod inodes;

@@ -8,6 +8,13 @@ use forebay_vfs::copy;
 use rustix::mount::MountFlags;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
+
+/// Least and largest `request_timeout`, seconds. A large write or copy to a slow device has to end within it,
+/// and the kernel's own limit, which is longer, is a number of 16 bits.
+pub const REQUEST_TIMEOUT_SECONDS_MIN: u64 = 300;
+/// See [`REQUEST_TIMEOUT_SECONDS_MIN`].
+pub const REQUEST_TIMEOUT_SECONDS_MAX: u64 = 26_000;
 
 /// Which open files the kernel's page cache may keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,6 +88,8 @@ pub struct Options {
     /// Bytes for requests that wait: what programs have handed over or will be answered with, and what the
     /// kernel reads and writes of its own accord. Beyond it the kernel keeps requests to itself.
     pub request_bytes: u64,
+    /// Longest time to an answer: a request that takes longer ends with EIO. None: no limit.
+    pub request_timeout: Option<Duration>,
 }
 
 impl Default for Options {
@@ -95,6 +104,7 @@ impl Default for Options {
             threads: None,
             inodes_max: 1 << 18,
             request_bytes: 64 << 20,
+            request_timeout: None,
         }
     }
 }
@@ -121,6 +131,15 @@ impl Options {
     /// Bytes of requests that wait.
     pub(crate) fn payload_max(&self) -> u64 {
         u64::from(self.background()) * PAYLOAD_MAX as u64
+    }
+
+    /// The kernel's own limit in seconds, 0 for none. It ends the whole connection, so the daemon's EIO has to
+    /// come first. The kernel counts from when it made a request: that may wait for space as long as the limit,
+    /// then for its answer as long again, and for an eighth of it until that is noticed.
+    pub(crate) fn kernel_timeout(&self) -> u16 {
+        let Some(limit) = self.request_timeout else { return 0 };
+        let seconds = limit.as_secs().max(REQUEST_TIMEOUT_SECONDS_MIN).saturating_mul(5) / 2;
+        u16::try_from(seconds).unwrap_or(0)
     }
 
     /// How many requests of its own accord the kernel may have under way.

@@ -4,7 +4,8 @@
 //! for a device at most, never for each other.
 //!
 //! Invariant: M1 a reader thread takes a request only while those that wait hold no more than the bound; each
-//! thread may take one beyond it.
+//! thread may take one beyond it. M2 with a limit, threads stop waiting when there was no space for so long:
+//! what holds it does not end. Space that was free in between, if only for a moment, starts that time anew.
 //!
 //! Locks: one for waiting and one for spare buffers, leaves.
 
@@ -12,37 +13,71 @@ use crate::device::PAYLOAD_MAX;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// See the module.
 pub(crate) struct Payload {
     used: AtomicU64,
     max: u64,
-    lock: Mutex<()>,
+    /// Longest time without space (M2).
+    limit: Option<Duration>,
+    /// Since when there is none, if there is a limit.
+    full_since: Mutex<Option<Instant>>,
     freed: Condvar,
 }
 
 /// Bytes of a request that waits.
 pub(crate) struct Held(Arc<Payload>, u64);
 
+fn is_over(limit: Duration, since: Option<Instant>) -> bool {
+    since.is_some_and(|since| since.elapsed() >= limit)
+}
+
 impl Payload {
-    /// Up to `max` bytes.
-    pub fn new(max: u64) -> Arc<Self> {
-        let (used, lock, freed) = Default::default();
-        Arc::new(Self { used, max, lock, freed })
+    /// Up to `max` bytes; `limit`: see M2.
+    pub fn new(max: u64, limit: Option<Duration>) -> Arc<Self> {
+        let (used, full_since, freed) = Default::default();
+        Arc::new(Self { used, max, limit, full_since, freed })
     }
 
-    fn has_room(&self) -> bool {
+    fn has_space(&self) -> bool {
         self.used.load(Ordering::SeqCst) <= self.max
     }
 
-    /// Waits until another request may be taken (M1).
-    pub fn room(&self) {
-        if self.has_room() {
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.full_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there was no space for as long as the limit (M2).
+    pub fn is_stuck(&self) -> bool {
+        let Some(limit) = self.limit else { return false };
+        !self.has_space() && is_over(limit, *self.lock())
+    }
+
+    /// Waits until another request may be taken (M1), or the limit is over (M2).
+    pub fn wait_for_space(&self) {
+        if self.has_space() {
             return;
         }
-        let mut turn = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        while !self.has_room() {
-            turn = self.freed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        let mut since = self.lock();
+        while !self.has_space() && !self.limit.is_some_and(|limit| is_over(limit, *since)) {
+            since = self.freed.wait(since).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Wakes those that wait for space if the limit is over.
+    pub fn wake_if_stuck(&self) {
+        if self.is_stuck() {
+            self.freed.notify_all();
+        }
+    }
+
+    /// Notes that the bound was crossed. Crossings may be noted in another order than they happened, so each
+    /// looks at the present: the last one is right.
+    fn note_crossing(&self) {
+        let mut since = self.lock();
+        if self.limit.is_some() {
+            *since = (!self.has_space()).then(Instant::now);
         }
     }
 
@@ -53,7 +88,10 @@ impl Payload {
 
     /// Counts a request that has to wait.
     pub fn hold(self: &Arc<Self>, bytes: u64) -> Held {
-        self.used.fetch_add(bytes, Ordering::SeqCst);
+        let before = self.used.fetch_add(bytes, Ordering::SeqCst);
+        if self.limit.is_some() && before <= self.max && before + bytes > self.max {
+            self.note_crossing();
+        }
         Held(self.clone(), bytes)
     }
 }
@@ -63,8 +101,8 @@ impl Drop for Held {
         let Self(payload, bytes) = self;
         let before = payload.used.fetch_sub(*bytes, Ordering::SeqCst);
         if before > payload.max && before - *bytes <= payload.max {
-            // Who looked before waits by now, or has not looked yet.
-            drop(payload.lock.lock());
+            // A thread that saw no space waits by now, or has not looked under the lock yet.
+            payload.note_crossing();
             payload.freed.notify_all();
         }
     }
@@ -130,25 +168,45 @@ mod tests {
     /// M1: threads wait while there is too much, and go on when it is given back.
     #[test]
     fn m1_requests_that_wait_are_bounded() {
-        let payload = Payload::new(100);
+        let payload = Payload::new(100, None);
         let first = payload.hold(100);
-        payload.room();
+        payload.wait_for_space();
         let second = payload.hold(30);
         let third = payload.hold(1);
         let (sender, done) = std::sync::mpsc::channel();
         let thread = {
             let payload = payload.clone();
             std::thread::spawn(move || {
-                payload.room();
+                payload.wait_for_space();
                 sender.send(payload.used.load(Ordering::SeqCst)).unwrap();
             })
         };
         drop(third);
-        assert!(done.try_recv().is_err() && !payload.has_room());
+        assert!(done.try_recv().is_err() && !payload.has_space());
         drop(first);
         assert_eq!(done.recv().unwrap(), 30);
         thread.join().unwrap();
         drop(second);
         assert_eq!(payload.used.load(Ordering::SeqCst), 0);
+    }
+
+    /// M2: threads stop waiting when there was no space for the limit, and not when there was some in between.
+    #[test]
+    fn m2_no_space_for_the_limit_ends_the_wait() {
+        let ended = Payload::new(100, Some(Duration::ZERO));
+        let held = ended.hold(101);
+        assert!(ended.is_stuck());
+        ended.wait_for_space();
+        drop(held);
+        assert!(!ended.is_stuck());
+        let never = Payload::new(100, Some(Duration::MAX));
+        let held = never.hold(101);
+        let first = (*never.lock()).unwrap();
+        drop(never.hold(5));
+        assert_eq!(*never.lock(), Some(first), "no space in between");
+        drop(held);
+        assert_eq!(*never.lock(), None);
+        let _held = never.hold(101);
+        assert!((*never.lock()).unwrap() >= first && !never.is_stuck());
     }
 }

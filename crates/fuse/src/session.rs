@@ -12,6 +12,7 @@
 //! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held
 //! for reading while a reader thread handles a request, and for writing once, at the end.
 
+mod overdue;
 mod readers;
 mod requests;
 mod syncs;
@@ -72,6 +73,8 @@ struct State {
     tasks: usize,
     /// Requests that the kernel may have under way of its own accord.
     background: u16,
+    /// The kernel's limit for an answer, seconds; 0: none.
+    kernel_timeout: u16,
     /// Nobody is going to end the session (S4).
     abandoned: bool,
     ended: bool,
@@ -140,7 +143,8 @@ impl Session {
             let mount: Weak<Core> = Arc::downgrade(&core);
             beside.observe(mount)?;
         }
-        let device = Arc::new(Device::new(mounted.into_device()));
+        let device = Device::with_limit(mounted.into_device(), options.request_timeout);
+        let device = Arc::new(device);
         notifier.attach(&device);
         let shared = Arc::new(Shared {
             device,
@@ -148,13 +152,14 @@ impl Session {
             beside: beside.map_or_else(Weak::new, |beside| Arc::downgrade(&beside)),
             world,
             notifier,
-            payload: Payload::new(options.payload_max()),
+            payload: Payload::new(options.payload_max(), options.request_timeout),
             readers: Readers::new(options.thread_count()),
             syncs: Syncs::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         shared.lock().background = options.background();
+        shared.lock().kernel_timeout = options.kernel_timeout();
         match shared.spawn_all(options.thread_count()) {
             Ok((threads, alive)) => {
                 let session = Self { shared, threads, alive };
@@ -263,6 +268,7 @@ impl Ending {
         self.shared.wait(|state| state.readers == 0);
         self.shared.syncs.close();
         self.shared.notifier.close();
+        self.shared.device.deadlines.close();
         self.shared.change(|state| state.ended = true);
         for thread in self.threads {
             if thread.join().is_err() {
@@ -307,6 +313,9 @@ impl Shared {
             io_flusher::mark_thread();
             theirs.notifier.run(&theirs.device);
         })?);
+        if self.device.deadlines.has_limit() {
+            threads.push(self.watch_deadlines()?);
+        }
         let theirs = self.clone();
         let (alive, thread) = Alive::start(move || theirs.wait(|state| state.ended))?;
         threads.push(thread);
@@ -317,6 +326,7 @@ impl Shared {
     fn abandon(&self) {
         self.leave();
         self.notifier.close();
+        self.device.deadlines.close();
         let mut destroy = None;
         self.change(|state| {
             state.abandoned = true;
@@ -344,7 +354,7 @@ impl Shared {
         io_flusher::mark_thread();
         let (mut incoming, mut own) = (Incoming::new(), Own::new());
         loop {
-            self.payload.room();
+            self.payload.wait_for_space();
             let listens = self.readers.listen();
             let read = self.device.read(&mut incoming);
             drop(listens);
@@ -385,7 +395,14 @@ impl Shared {
         match header.opcode {
             opcode::INIT => self.init(&header, &incoming.whole()),
             opcode::DESTROY => self.destroy(header.unique),
+            // A release is carried out in any case: the kernel does not ask for it again.
+            code if self.payload.is_stuck()
+                && !matches!(code, opcode::RELEASE | opcode::RELEASEDIR) =>
+            {
+                self.device.reply(header.unique, EIO, &[]);
+            }
             code => {
+                self.device.deadlines.begin(header.unique, || overdue::changes(code, incoming));
                 // Held meanwhile: who takes the file system out waits for this (S2).
                 let core = self.core.read();
                 match &*core {
@@ -469,7 +486,10 @@ impl Shared {
             );
             return self.fail(header, Error::new(ErrorKind::Unsupported, "mount", text));
         }
-        let out = agreed(&init, self.lock().background);
+        let out = {
+            let state = self.lock();
+            agreed(&init, state.background, state.kernel_timeout)
+        };
         if let Some(core) = &*self.core.read() {
             core.minor.store(out.minor, Ordering::Relaxed);
         }
@@ -484,17 +504,21 @@ impl Shared {
     }
 }
 
-/// What both sides can do, with so many requests of the kernel's own accord at a time.
-pub fn agreed(init: &InitIn, background: u16) -> InitOut {
+/// What both sides can do, with so many requests of the kernel's own accord at a time, and its limit for an
+/// answer in seconds.
+pub fn agreed(init: &InitIn, background: u16, timeout: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
+    let limit = if timeout > 0 { InitFlags::REQUEST_TIMEOUT } else { InitFlags::empty() };
+    let wanted = WANTED | limit;
     InitOut {
         minor: init.minor.min(VERSION_MINOR),
         max_readahead: init.max_readahead.min(PAYLOAD_MAX as u32),
-        flags: init.flags & WANTED,
+        flags: init.flags & wanted,
         max_background: background,
         congestion_threshold: (background / 4 * 3).max(1),
         max_write: PAYLOAD_MAX as u32,
         max_pages: (PAYLOAD_MAX / 4096) as u16,
+        request_timeout: timeout,
     }
 }
 

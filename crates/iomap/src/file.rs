@@ -250,14 +250,15 @@ impl MappedFile {
         self.ops.device()
     }
 
-    /// Size in bytes, as readers see it: a write that makes the file longer moves it after its bytes.
+    /// Size in bytes, as readers see it: a write that makes the file longer moves it after its
+    /// bytes.
     #[inline]
     pub fn size(&self) -> u64 {
         self.mapping.bounds.visible()
     }
 
-    /// Where the cache and storage end, bytes: beyond [`MappedFile::size`] while a write makes the file
-    /// longer.
+    /// Where the cache and storage end, bytes: beyond [`MappedFile::size`] while a write makes the
+    /// file longer.
     #[inline]
     pub fn end(&self) -> u64 {
         self.mapping.size()

@@ -116,17 +116,20 @@ impl Drop for InFlight {
             self.mapping.is_exclusive(&self.held.range()),
             "T3: the range is held to the end"
         );
-        // Also after a failure, for part of it may have happened: bytes that no frame holds were written or
-        // zeroed. A flush that fails from now on, or has failed since `epoch`, cannot be made good.
+        let is_done = self.is_done.load(Ordering::Acquire);
+        // Bytes that no frame holds have changed: a flush that fails from now on, or has failed since
+        // `epoch`, cannot be made good. In place also after a failure, for part of it may have
+        // happened; a map that writes elsewhere publishes no place of a failed operation.
+        let may_have_changed = is_done || self.ops.fua_suffices();
         if let Some(epoch) = self.epoch
+            && may_have_changed
             && !self.is_durable.load(Ordering::Acquire)
             && !self.mapping.unflushed.completed(epoch, None, Default::default)
         {
             self.mapping.poison("a flush failed while a write was in flight that no frame holds");
         }
         // T2.
-        let is_dirty = !self.is_done.load(Ordering::Acquire);
-        self.replaced.give_back(&self.cache, &self.mapping, is_dirty);
+        self.replaced.give_back(&self.cache, &self.mapping, !is_done);
         self.kept_back.give_back(&self.cache, &self.mapping, true);
     }
 }

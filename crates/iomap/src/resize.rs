@@ -24,9 +24,9 @@ pub(crate) struct Placed<'a> {
     pub ahead: Option<Ahead<'a>>,
 }
 
-/// A write that makes the file longer, before its bytes are there: readers do not see them, and no other
-/// write is placed behind them (E7). Dropped, it leaves bytes behind the visible size that the next
-/// [`Resize`] cuts off.
+/// A write that makes the file longer, before its bytes are there: readers do not see them, and no
+/// other write is placed behind them (E7). Dropped, it leaves bytes behind the visible size that
+/// the next [`Resize`] cuts off.
 pub(crate) struct Growth<'a> {
     file: &'a MappedFile,
     resize: Resize<'a>,
@@ -73,8 +73,8 @@ impl Drop for Moved<'_, '_> {
 }
 
 impl MappedFile {
-    /// The right to move the size. What a write that failed or was dropped has left behind the visible size
-    /// is cut off.
+    /// The right to move the size. What a write that failed or was dropped has left behind the
+    /// visible size is cut off.
     async fn resize(&self) -> Result<Resize<'_>> {
         let resize = self.mapping.bounds.resize().await;
         self.cut_hidden(&resize).await?;
@@ -88,8 +88,8 @@ impl MappedFile {
         }
     }
 
-    /// Cuts off what a write that was dropped has left behind the visible size. Not while a write makes the
-    /// file longer: the next one will do it.
+    /// Cuts off what a write that was dropped has left behind the visible size. Not while a write
+    /// makes the file longer: the next one will do it.
     pub(crate) async fn cut_hidden_now(&self) {
         if self.mapping.bounds.has_hidden_bytes()
             && let Some(resize) = self.mapping.bounds.try_resize()
@@ -99,9 +99,9 @@ impl MappedFile {
         }
     }
 
-    /// The range that a write goes to. If that lies beyond the end, cache and storage are made longer, and
-    /// no other write does so until this one has its bytes there: two appends never overlap, and what one
-    /// fails to write no other lies behind.
+    /// The range that a write goes to. If that lies beyond the end, cache and storage are made
+    /// longer, and no other write does so until this one has its bytes there: two appends never
+    /// overlap, and what one fails to write no other lies behind.
     pub(crate) async fn place_write(
         &self,
         offset: u64,
@@ -134,9 +134,9 @@ impl MappedFile {
         Ok(Placed { size: range.end, range, growth, ahead })
     }
 
-    /// The file holds `range` again: a truncate came between the placing of a write and its bytes, so the
-    /// write counts as later. `ahead`: the space that the write has. What is returned is kept until the bytes
-    /// are there. Not for a caller that holds frames or a [`Growth`].
+    /// The file holds `range` again: a truncate came between the placing of a write and its bytes,
+    /// so the write counts as later. `ahead`: the space that the write has. What is returned is
+    /// kept until the bytes are there. Not for a caller that holds frames or a [`Growth`].
     pub(crate) async fn grow_again(
         &self,
         range: &Range<u64>,

@@ -87,8 +87,8 @@ impl FlushGroup {
 /// Why a file is poisoned.
 const NOT_HELD: &str = "a flush failed, and some of what it covered is not held any more";
 
-/// A flush under way. If the future that runs it is dropped, as at the end of the world, its outcome is not
-/// known: it counts as failed, and the waiters go on.
+/// A flush under way. If the future that runs it is dropped, as at the end of the world, its
+/// outcome is not known: it counts as failed, and the waiters go on.
 struct Running {
     file: Arc<MappedFile>,
     number: u64,
@@ -165,8 +165,8 @@ impl Drop for Running {
     }
 }
 
-/// A flush that goes on without the task that waits for it: the device is told of it, and what it has made
-/// durable is known only when it is over.
+/// A flush that goes on without the task that waits for it: the device is told of it, and what it
+/// has made durable is known only when it is over.
 struct Carried<'a> {
     world: &'a WorldRef,
     flush: Option<BoxFuture<'static, Result<()>>>,

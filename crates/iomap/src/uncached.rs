@@ -228,8 +228,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Writes a first part of `run`, as far as there is memory for; returns where it ends, which is where it
-    /// begins if a truncate came before it and it has its place `again`.
+    /// Writes a first part of `run`, as far as there is memory for; returns where it ends, which is
+    /// where it begins if a truncate came before it and it has its place `again`.
     async fn write_past_part<'a>(
         &'a self,
         run: Range<u64>,

@@ -1,15 +1,12 @@
-//! Random interleavings of whole operations, with completions and flushes on threads of their own, in a
-//! build of its own: `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target
-//! directory apart.
+//! Random interleavings of whole operations, with completions and flushes on threads of their own,
+//! in a build of its own: `RUSTFLAGS="--cfg shuttle" cargo test --profile fsx --test shuttle`, with
+//! a target directory of its own.
 //!
 //! Held in every schedule: no sync returns success while an accepted byte is not durable, whichever flush
 //! fails (W1, W2); no foreign and no lost byte at an end of file that several move at once (E1..E6).
 //! Story: a write that the device had completed before a flush failed, but whose bookkeeping ran after it,
 //! was certified by the next flush; so was a trim that was noted before it had happened. Two appenders
 //! looked at the size twice each.
-//!
-//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 20,000: a late
-//! completion is certified in one of some thousands).
 #![cfg(shuttle)]
 
 #[path = "suite/eof/driver.rs"]
@@ -23,6 +20,7 @@ mod published;
 
 use driver::{Driver, Subject, verify};
 use forebay_base::buf::AlignedBuf;
+use forebay_base::schedules::{random, runs};
 use forebay_base::sync::thread;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::world::{Nanos, World, split_mix};
@@ -38,10 +36,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 512;
-
-fn runs() -> usize {
-    std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(20_000, |v| v.parse().expect("a number"))
-}
 
 /// A world without background tasks: nobody flushes but who is told to.
 struct Quiet(AtomicU64);
@@ -251,7 +245,7 @@ fn lying_syncs(fails: u32) {
 #[test]
 fn no_sync_lies_whichever_flush_fails() {
     for fails in 1..=6 {
-        shuttle::check_random(move || lying_syncs(fails), runs() / 4);
+        random(runs() / 4, move || lying_syncs(fails));
     }
 }
 
@@ -290,7 +284,7 @@ fn write_and_sync(file: &MappedFile, device: &Racing, block: u64) {
 #[test]
 fn no_sync_lies_whichever_files_flush_fails() {
     for fails in 1..=3 {
-        shuttle::check_random(move || lying_neighbours(fails), runs() / 4);
+        random(runs() / 4, move || lying_neighbours(fails));
     }
 }
 
@@ -312,7 +306,7 @@ fn no_sync_misses_what_another_pass_takes() {
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     };
-    shuttle::check_random(run, runs() / 4);
+    random(runs() / 4, run);
 }
 
 /// Two who append and one who reads, trims and truncates, at an end within a block.
@@ -345,5 +339,5 @@ fn the_end_of_file_is_moved_by_several_at_once() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         block_on(verify(&files[0], &cache)).unwrap();
     };
-    shuttle::check_random(run, runs());
+    random(runs(), run);
 }

@@ -74,7 +74,8 @@ pub enum Planted {
     SwallowedWriteError,
     /// Growing starts from the checkpoint before the newest.
     GrownFromOlder,
-    /// What only the checkpoint before the newest refers to is free as soon as the newest is durable.
+    /// What only the checkpoint before the newest refers to is free as soon as the newest is
+    /// durable.
     OlderGivenUp,
     /// Recovery goes on in the segment where the log ended.
     TailReused,
@@ -185,8 +186,8 @@ impl Volume {
         Arc::new(FileOps::new(&self.0, ino))
     }
 
-    /// Bytes of memory in use in addition to the page cache: changes that no checkpoint has merged, the
-    /// cleaner, names, nodes of the tree, content of records.
+    /// Bytes of memory in use in addition to the page cache: changes that no checkpoint has merged,
+    /// the cleaner, names, nodes of the tree, content of records.
     pub fn memory_in_use(&self) -> [u64; 5] {
         let [changes, cleaning, names] = self.0.state.lock().held().parts();
         let nodes = self.0.tree.cache().used_bytes() as u64;

@@ -105,8 +105,8 @@ impl Node {
         self.content.as_ref().map(|content| content.file.size())
     }
 
-    /// Where its cached content ends, which a write that makes the file longer moves before its bytes are
-    /// there.
+    /// Where its cached content ends, which a write that makes the file longer moves before its
+    /// bytes are there.
     pub fn end(&self) -> Option<u64> {
         self.content.as_ref().map(|content| content.file.end())
     }

@@ -1,14 +1,14 @@
 //! What happens to a volume that cannot make checkpoints.
 //!
-//! A checkpoint that needs content or a node of the tree that is lost can never succeed. Everything that
-//! changes from then on would wait in memory for ever, and the next opening would have to replay it. So the
-//! volume turns read-only for the rest of this life. A checkpoint that fails for another reason, as a device
-//! error that may pass, is tried again.
+//! A checkpoint that needs content or a node of the tree that is lost can never succeed. Everything
+//! that changes from then on would wait in memory for ever, and the next opening would have to
+//! replay it. So the volume turns read-only for the rest of this life. A checkpoint that fails for
+//! another reason, as a device error that may pass, is tried again.
 //!
-//! Invariants: F11 a volume that turned read-only accepts no change: every interface answers `ReadOnly` with
-//! the reason; reads go on, and the log makes durable what it had accepted. F12 while checkpoints
-//! fail, changes in memory stay within `overlay_bytes`: what would exceed it is refused with the error of the
-//! checkpoint, unless another attempt succeeds.
+//! Invariants: F11 a volume that turned read-only accepts no change: every interface answers
+//! `ReadOnly` with the reason; reads go on, and the log makes durable what it had accepted. F12
+//! while checkpoints fail, changes in memory stay within `overlay_bytes`: what would exceed it is
+//! refused with the error of the checkpoint, unless another attempt succeeds.
 //!
 //! Lock: the state lock; none across a wait.
 
@@ -65,7 +65,8 @@ impl State {
 }
 
 impl Inner {
-    /// [`State::check_writable`] for a volume that turned read-only, without the lock: each write asks.
+    /// [`State::check_writable`] for a volume that turned read-only, without the lock: each write
+    /// asks.
     pub(crate) fn check_running(&self, op: &'static str) -> Result<()> {
         match self.is_stopped.load(Ordering::Acquire) {
             true => self.state.lock().check_writable(op),
@@ -73,8 +74,8 @@ impl Inner {
         }
     }
 
-    /// Makes a checkpoint; the caller has the turn. What is open for reading is not written (O13), and what
-    /// turned read-only stays as it is (F11).
+    /// Makes a checkpoint; the caller has the turn. What is open for reading is not written (O13),
+    /// and what turned read-only stays as it is (F11).
     pub(crate) async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
         if self.checkpoints.is_closing() {
             return self.write_last_slot().await;

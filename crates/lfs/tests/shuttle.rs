@@ -1,12 +1,12 @@
 //! Random interleavings of the log's turns, on threads of their own, in a build of its own:
-//! `RUSTFLAGS="--cfg shuttle" cargo test --release --test shuttle` with a target directory apart.
+//! `RUSTFLAGS="--cfg shuttle" cargo test --profile fsx --test shuttle`, with a target directory of
+//! its own.
 //!
 //! Held in every schedule: who waits for a record gets an answer (L8; shuttle reports a deadlock otherwise),
 //! and a record that was said to be durable was flushed (I12).
-//!
-//! `FOREBAY_SHUTTLE_RUNS` sets the number of schedules of each test (default 20,000).
 #![cfg(shuttle)]
 
+use forebay_base::schedules::check;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, thread};
 use forebay_base::task::{BoxFuture, block_on, oneshot};
@@ -14,14 +14,6 @@ use forebay_lfs::log_model::Model;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
-
-fn check(test: impl Fn() + Send + Sync + 'static) {
-    let runs = std::env::var("FOREBAY_SHUTTLE_RUNS").map_or(20_000, |v| v.parse().unwrap());
-    let test = std::sync::Arc::new(test);
-    let other = test.clone();
-    shuttle::check_random(move || test(), runs / 2);
-    shuttle::check_pct(move || other(), runs / 2, 3);
-}
 
 type Job = Box<dyn FnOnce() + Send>;
 

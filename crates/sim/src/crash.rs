@@ -271,9 +271,9 @@ impl PowerCut {
         CrashState { label, image, config: self.config.clone() }
     }
 
-    /// What is left when the process dies and the disk goes on, as [`PowerCut::killed`]; but of the writes in
-    /// flight some of those to bytes in `within` are still on their way. They land within `spread` nanoseconds
-    /// of the next life, and before it changes anything.
+    /// What is left when the process dies and the disk goes on, as [`PowerCut::killed`]; but of the
+    /// writes in flight some of those to bytes in `within` are still on their way. They land within
+    /// `spread` nanoseconds of the next life, and before it changes anything.
     pub fn killed_late(
         &self,
         seed: u64,

@@ -362,8 +362,8 @@ impl State {
         PowerCut::new(media, in_flight, config.clone(), self.tag)
     }
 
-    /// Writes of an earlier user of the disk land at the latest when this one changes something: its lock
-    /// outlives its requests.
+    /// Writes of an earlier user of the disk land at the latest when this one changes something:
+    /// its lock outlives its requests.
     fn land_before(&mut self, op: BioOp) {
         if op == BioOp::Read {
             return;

@@ -7,9 +7,10 @@ use crate::live::LiveArgs;
 use forebay::{Aio, AllocMode, DirectIo};
 use forebay_base::units::{MIB, format_size, parse_size};
 use forebay_fuse::Options;
-use forebay_fuse::options::Via;
+use forebay_fuse::options::{REQUEST_TIMEOUT_SECONDS_MAX, REQUEST_TIMEOUT_SECONDS_MIN, Via};
 use rustix::mount::MountFlags;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Smallest `cache_size`, bytes.
 pub const CACHE_MIN: u64 = 32 * MIB;
@@ -33,6 +34,8 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   \x20                       [default: reserve]\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
   control=PATH           control socket [default: one in the user's runtime folder]\n\
+  request_timeout=N      seconds, 300 to 26000, after which a request that the daemon has\n\
+  \x20                       not answered ends with EIO [default: no limit]\n\
   inodes=N               inodes that the kernel may know before it has to forget some\n\
   http=ADDRESS:PORT      a page to watch the cache, metrics and a health answer\n\
   http_insecure          allow an address there that others can reach\n\
@@ -132,6 +135,11 @@ impl Wanted {
             "aio" => self.aio = value.parse()?,
             "threads" => self.fuse.threads = Some(number(1, 64)?),
             "inodes" => self.fuse.inodes_max = number(1024, 1 << 40)?,
+            "request_timeout" => {
+                let (min, max) = (REQUEST_TIMEOUT_SECONDS_MIN, REQUEST_TIMEOUT_SECONDS_MAX);
+                let seconds = number(min as usize, max as usize)? as u64;
+                self.fuse.request_timeout = Some(Duration::from_secs(seconds));
+            }
             "via" => {
                 self.fuse.via = match value {
                     "auto" => Via::Auto,
@@ -178,6 +186,20 @@ mod tests {
         assert_eq!(wanted.fuse.kernel_cache, KernelCache::Always);
         assert_eq!((wanted.fuse.threads, wanted.fuse.via), (Some(3), Via::Plain));
         assert_eq!(wanted.fuse.inodes_max, 5000);
+    }
+
+    /// The kernel ends the whole connection after a time that follows from this one.
+    #[test]
+    fn request_timeout_below_its_floor_is_refused() {
+        assert_eq!(parse("").unwrap().fuse.request_timeout, None, "off by default");
+        let limit = |words| parse(words).unwrap().fuse.request_timeout.unwrap().as_secs();
+        assert_eq!([limit("request_timeout=300"), limit("request_timeout=26000")], [300, 26_000]);
+        for wrong in ["299", "0", "26001", "x", ""] {
+            let word = format!("request_timeout={wrong}");
+            let message = parse(&word).err().unwrap().message;
+            assert!(message.contains(&word), "{message}");
+            assert!(message.contains("a number from 300 to 26000"), "{message}");
+        }
     }
 
     /// Words that are understood were in neither list: `suid`, `relatime`, `users`.

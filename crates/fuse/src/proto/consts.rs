@@ -105,6 +105,8 @@ bitflags::bitflags! {
         const INIT_EXT = 1 << 30;
         /// Direct files may be mapped shared.
         const DIRECT_IO_ALLOW_MMAP = 1 << 36;
+        /// The kernel ends a connection on which a request is not answered in time.
+        const REQUEST_TIMEOUT = 1 << 42;
     }
 
     /// How the kernel treats an open file.

@@ -41,6 +41,8 @@ pub struct InitOut {
     pub congestion_threshold: u16,
     pub max_write: u32,
     pub max_pages: u16,
+    /// Seconds; 0: none.
+    pub request_timeout: u16,
 }
 
 /// The body of a reply, field by field.
@@ -180,7 +182,8 @@ impl Body {
         self.u32(VERSION_MAJOR).u32(init.minor).u32(init.max_readahead).u32(flags as u32);
         self.u16(init.max_background).u16(init.congestion_threshold).u32(init.max_write);
         // Times to the nanosecond.
-        self.u32(1).u16(init.max_pages).u16(0).u32((flags >> 32) as u32).zeros(28)
+        self.u32(1).u16(init.max_pages).u16(0).u32((flags >> 32) as u32);
+        self.zeros(4).u16(init.request_timeout).zeros(22)
     }
 
     /// The version that we want, to a kernel with a newer major one.

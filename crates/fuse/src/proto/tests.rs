@@ -209,10 +209,11 @@ fn p3_golden_figures() {
         congestion_threshold: 48,
         max_write: 1 << 20,
         max_pages: 256,
+        request_timeout: 0x0168,
     };
     body.init_out(&init);
     let text = "070000002d00000000001000010000004000300000001000010000000001000010000000";
-    check("init", &body, &format!("{text}{}", "00".repeat(28)), 64);
+    check("init", &body, &format!("{text}00000000 6801 {}", "00".repeat(22)), 64);
 }
 
 /// P3: entries of a listing are padded, and one that does not fit leaves nothing.

@@ -1,7 +1,8 @@
 //! Names: looking up, making, removing, renaming.
 //!
-//! Invariants: R3 `CREATE` opens only a file that it has made itself. The kernel checks permissions on what
-//! it has looked up; between that and the request another interface of the process may have made a file.
+//! Invariants: R3 `CREATE` opens only a file that it has made itself. The kernel checks permissions
+//! on what it has looked up; between that and the request another interface of the process may have
+//! made a file.
 //!
 //! No locks.
 
@@ -306,10 +307,10 @@ mod tests {
         let secret = AlignedBuf::copy_of(b"secret");
         block_on(file.write(0, secret, IoFlags::empty(), Privileges::Keep)).1.unwrap();
         for flags in [0, open::RDWR, open::RDWR | open::TRUNC] {
-            assert_eq!(create_as(&core, 1000, flags), ESTALE, "flags {flags:o}");
+            assert_eq!(create_as(&core, 1000, flags), ESTALE, "R3: flags {flags:o}");
         }
         assert_eq!(create_as(&core, 1000, open::RDWR | open::EXCL), EEXIST);
-        assert_eq!((core.handles.len(), core.inodes.len()), (0, 0), "the kernel was told nothing");
+        assert_eq!((core.handles.len(), core.inodes.len()), (0, 0), "R3: nothing is open");
         assert_eq!(block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().size, 6, "nothing was cut");
         block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();
         assert_eq!(create_as(&core, 1000, open::RDWR | open::TRUNC), 0, "the name is free");

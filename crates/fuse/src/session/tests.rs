@@ -22,6 +22,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 mod slow;
 
@@ -121,8 +122,20 @@ fn s1_versions_are_agreed_on_first() {
 #[test]
 fn only_what_both_sides_have() {
     let flags = InitFlags::ASYNC_DIO | InitFlags::HAS_IOCTL_DIR;
-    let out = agreed(&InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags }, 8);
+    const ASYNC: InitFlags = InitFlags::ASYNC_DIO;
+    let init = InitIn { major: 7, minor: 46, max_readahead: 1 << 30, flags };
+    let out = agreed(&init, 8, 0);
     assert_eq!((out.flags, out.minor), (InitFlags::ASYNC_DIO, 45));
+    let with_limit = InitIn { flags: flags | InitFlags::REQUEST_TIMEOUT, ..init };
+    let asked = agreed(&with_limit, 8, 360);
+    assert_eq!((asked.flags, asked.request_timeout), (ASYNC | InitFlags::REQUEST_TIMEOUT, 360));
+    assert_eq!(agreed(&with_limit, 8, 0).flags, ASYNC);
+    let kernel_timeout = |limit: Option<Duration>| {
+        Options { request_timeout: limit, ..Options::default() }.kernel_timeout()
+    };
+    let after = |seconds| kernel_timeout(Some(Duration::from_secs(seconds)));
+    assert_eq!((kernel_timeout(None), after(1), after(300)), (0, 750, 750));
+    assert_eq!((after(26_000), after(u64::MAX)), (65_000, 0), "none that is shorter than ours");
     assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
 }
 

@@ -3,9 +3,10 @@
 //! who syncs both, on both maps. No sync lies, and everybody who had the file open is told, or the caller
 //! whose direct write it was.
 
-use super::{BLOCK, Racing, cache, runs};
+use super::{BLOCK, Racing, cache};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
+use forebay_base::schedules::{random, runs};
 use forebay_base::sync::thread;
 use forebay_base::task::block_on;
 use forebay_block::{Bio, BioOp, BlockDevice, Limits};
@@ -186,7 +187,7 @@ fn one_fails(nth: u32, remap: bool, together: bool) {
 
 fn sweep(remap: bool, together: bool) {
     for nth in 1..=OPERATIONS {
-        shuttle::check_random(move || one_fails(nth, remap, together), runs() / 40);
+        random(runs() / 40, move || one_fails(nth, remap, together));
     }
 }
 

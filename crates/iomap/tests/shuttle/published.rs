@@ -1,8 +1,9 @@
 //! What is published of a size beside a truncate.
 
-use crate::{BLOCK, Racing, cache, runs};
+use crate::{BLOCK, Racing, cache};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
+use forebay_base::schedules::{random, runs};
 use forebay_base::sync::thread;
 use forebay_base::task::block_on;
 use forebay_iomap::remap::{Remap, RemapOptions};
@@ -39,6 +40,6 @@ fn e9_a_size_is_not_published_across_a_truncate() {
             sync.join().unwrap().unwrap();
             assert!(published() <= to + 100, "{} published, {to} + 100 written", published());
         };
-        shuttle::check_random(run, runs() / 4);
+        random(runs() / 4, run);
     }
 }

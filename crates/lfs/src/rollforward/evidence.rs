@@ -9,7 +9,7 @@
 //! next [`SEGMENTS_MAX`] segments of the log, in the segment that the log names as its next one
 //! though it has no valid header, and in each segment whose header cannot be read. R20 a record
 //! counts as evidence only if it is valid at its place, and of the head's generation or a younger
-//! one: what an earlier life wrote behind its own end says nothing. R21 what cannot be read is
+//! one: what an earlier life wrote behind its own end says nothing. R25 what cannot be read is
 //! passed over unit by unit, and reported; of more than [`UNREAD_MAX`] units the device is what is
 //! wrong.
 //!
@@ -116,7 +116,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// These bytes of a segment, read in steps; zeros where they cannot be read (R21).
+    /// These bytes of a segment, read in steps; zeros where they cannot be read (R25).
     async fn region(
         &self,
         segment: u32,

@@ -190,10 +190,10 @@ fn read_only_open_of_damaged_log_has_all_records_before_the_damage() {
 }
 
 /// A sector behind the end of the log could not be read, and the volume did not open for writing:
-/// the search for records that call the end durable read 9 MiB in one piece (R21). At the end
+/// the search for records that call the end durable read 9 MiB in one piece (R25). At the end
 /// itself it is the same: nothing that can be read says that anything was there.
 #[test]
-fn r21_unreadable_sector_behind_the_log_opens_for_writing() {
+fn unreadable_sector_behind_the_log_opens_for_writing() {
     let first = ended(true, false);
     let segment = first.layout.segment_bytes() as u32;
     let sectors = (first.end.offset..segment).step_by(SECTOR as usize);
@@ -205,7 +205,7 @@ fn r21_unreadable_sector_behind_the_log_opens_for_writing() {
             let volume = ended.open().await.unwrap_or_else(|e| panic!("{offset}: {e}"));
             assert!(
                 has(&volume, &"h".repeat(255)).await,
-                "R21: {offset}: all of the log was applied"
+                "R25: {offset}: all of the log was applied"
             );
             assert_eq!(blocks_of_f(&volume).await, [Some(2); BLOCKS]);
             volume.close().await.unwrap();

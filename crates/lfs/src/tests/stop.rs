@@ -1,4 +1,5 @@
-//! Volumes of which content or a node of the tree is lost, and volumes whose checkpoints fail for a while.
+//! Volumes of which content or a node of the tree is lost, and volumes whose checkpoints fail for a
+//! while.
 //!
 //! No locks.
 
@@ -92,8 +93,9 @@ async fn lose_block(volume: &Volume, disk: &SimDisk, (ino, file): (Ino, &OpenFil
     volume.syncfs().await.ok();
 }
 
-/// The device lost one block of one file, which nothing else holds. No checkpoint could be made from then
-/// on, all other files were written as before, and what changed waited in memory without a bound.
+/// The device lost one block of one file, which nothing else holds. No checkpoint could be made
+/// from then on, all other files were written as before, and what changed waited in memory without
+/// a bound.
 #[test]
 fn checkpoint_after_lost_block_turns_volume_read_only() {
     let setup = setup(0);
@@ -288,9 +290,9 @@ fn checkpoint_over_bad_leaf_turns_volume_read_only() {
     reopened_over_bad_leaf(&setup, &disk, count);
 }
 
-/// A device on which no slot of the superblock can be written for a while: changes are refused with its error
-/// before they take more memory than they may, and accepted when it works again. Nothing is lost, so the
-/// volume does not turn read-only.
+/// A device on which no slot of the superblock can be written for a while: changes are refused with
+/// its error before they take more memory than they may, and accepted when it works again. Nothing
+/// is lost, so the volume does not turn read-only.
 #[test]
 fn failing_checkpoints_bound_changes_until_device_works() {
     let setup = Setup { volume_bytes: 64 << 20, inode_cache_bytes: 0, ..setup(0) };

@@ -150,7 +150,7 @@ impl Server {
         match &request.op {
             Op::Init(init) => {
                 let mut body = Body::new();
-                body.init_out(&agreed(init, BACKGROUND));
+                body.init_out(&agreed(init, BACKGROUND, 0));
                 Answer::Body(body)
             }
             Op::Lookup { name } => self.lookup(node, name),

@@ -18,6 +18,7 @@ use forebay_vfs::{
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// What a sync of [`Slow`] does before it ends.
 #[derive(Clone, Copy)]
@@ -90,7 +91,11 @@ impl OpenFile for Slow {
         })
     }
     fn fallocate(&self, _: Fallocate, _: u64, _: u64, _: Privileges) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async { Ok(()) })
+        Box::pin(async {
+            let open = || self.gate.open.lock().unwrap().then_some(());
+            self.gate.pending.wait_until(open).await;
+            Ok(())
+        })
     }
     fn seek(&self, _: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move { Ok(offset) })
@@ -129,9 +134,11 @@ struct SlowFiles {
 
 impl SlowFiles {
     fn new(readers: usize) -> Self {
-        let fs = Arc::new(MemFs::default());
-        let (kernel, session) =
-            start_as(fs, Options { threads: Some(readers), ..Options::default() });
+        Self::with(Options { threads: Some(readers), ..Options::default() })
+    }
+
+    fn with(options: Options) -> Self {
+        let (kernel, session) = start_as(Arc::new(MemFs::default()), options);
         assert_eq!(kernel.init(7, 45).0, 0);
         let session = session.join().unwrap().unwrap();
         let (gate, threads) = Default::default();
@@ -241,6 +248,97 @@ fn x2_what_has_to_wait_is_done_where_it_was_read() {
     assert!(syncs > 0, "no sync was done by a reader thread");
     assert!(others > 0, "no read and write was");
     all.end();
+}
+
+/// With a deadline that is over soon.
+fn with_deadline() -> SlowFiles {
+    let request_timeout = Some(Duration::from_millis(50));
+    let request_bytes = 1 << 20;
+    SlowFiles::with(Options {
+        threads: Some(2),
+        request_timeout,
+        request_bytes,
+        ..Options::default()
+    })
+}
+
+/// deadlines.T1: a device that did not answer held up each caller for ever. With `request_timeout` the callers get EIO, also
+/// those that come when there is no more memory for requests. The answers of late operations are dropped.
+#[test]
+fn stuck_device_with_request_timeout_ends_each_request_with_eio_once() {
+    let all = with_deadline();
+    let stuck = [all.open(Slowness::Blocks), all.open(Slowness::Pends)];
+    let mut waiting: BTreeSet<u64> = (1..=40).collect();
+    waiting.iter().for_each(|unique| all.sync(*unique, stuck[*unique as usize % 2]));
+    while !waiting.is_empty() {
+        let (unique, reply) = all.kernel.reply();
+        assert!(waiting.remove(&unique) && reply == (5, Vec::new()), "{unique}");
+    }
+    assert_eq!(all.session.shared.device.deadlines.late_count(), 40);
+    all.kernel.send(opcode::INTERRUPT, 2 | 1, 0, &2_u64.to_le_bytes());
+    all.kernel.send(opcode::FORGET, 0, 7, &1_u64.to_le_bytes());
+    assert_eq!(all.kernel.ask(opcode::STATFS, 1, &[]).0, 0, "a request that needs no device");
+    let held = all.session.shared.payload.hold(u64::MAX / 2);
+    while !all.session.shared.payload.is_stuck() {
+        std::thread::yield_now();
+    }
+    for unique in 100..104 {
+        all.kernel.send(opcode::GETXATTR, unique, 1, &[]);
+        assert_eq!(all.kernel.reply(), (unique, (5, Vec::new())), "no memory for requests");
+    }
+    all.kernel.send(opcode::RELEASE, 104, 7, &[stuck[0].to_le_bytes(), [0; 8], [0; 8]].concat());
+    assert_eq!(all.kernel.reply(), (104, (0, Vec::new())), "carried out in any case");
+    drop(held);
+    assert_eq!(all.kernel.ask(opcode::STATFS, 1, &[]).0, 0, "there is memory again");
+    assert!(all.session.shared.lock().tasks > 0, "late operations are counted until they end");
+    all.gate.open();
+    while all.session.shared.device.deadlines.late_count() > 0 {
+        std::thread::yield_now();
+    }
+    // A dropped answer would come before one of these.
+    for unique in 200..300 {
+        all.kernel.send(opcode::STATFS, unique, 1, &[]);
+        assert_eq!(all.kernel.reply().0, unique, "no second answer");
+    }
+    all.end();
+}
+
+/// deadlines.T2: the kernel took the operation for failed, and kept what it had cached.
+#[test]
+fn operation_that_ends_after_its_eio_is_reported_stale() {
+    const NOTIFY_INVAL_INODE: i32 = -2;
+    let all = with_deadline();
+    let file = all.open(Slowness::Pends);
+    let args = [&file.to_le_bytes()[..], &[0; 8], &4096_u64.to_le_bytes(), &[0; 8]].concat();
+    all.kernel.send(opcode::FALLOCATE, 1, 7, &args);
+    assert_eq!(all.kernel.reply(), (1, (5, Vec::new())));
+    all.gate.open();
+    let (unique, (code, body)) = all.kernel.reply();
+    assert_eq!((unique, code), (0, NOTIFY_INVAL_INODE));
+    assert_eq!(body[..8], 7_u64.to_le_bytes(), "the inode");
+    assert_eq!(body[8..16], 0_u64.to_le_bytes(), "content from the first byte");
+    assert_eq!(all.kernel.ask(opcode::STATFS, 1, &[]).0, 0, "no second answer");
+    all.end();
+}
+
+/// deadlines.T3: a session without the option has no thread for deadlines and notes no request. One that is
+/// dropped ends that thread.
+#[test]
+fn deadline_thread_keeps_no_session() {
+    let without = SlowFiles::new(2);
+    assert!(!without.session.shared.device.deadlines.has_limit());
+    let threads_without = without.session.threads.len();
+    let unnoted = || unreachable!("a message kept without a limit");
+    without.session.shared.device.deadlines.begin(1, unnoted);
+    without.end();
+    let all = with_deadline();
+    assert_eq!(all.session.threads.len(), threads_without + 1);
+    let shared = Arc::downgrade(&all.session.shared);
+    drop(all.session);
+    drop(all.kernel);
+    while shared.strong_count() > 0 {
+        std::thread::yield_now();
+    }
 }
 
 /// Y4: what is woken when nobody is to sync any more is answered all the same.

@@ -1,5 +1,5 @@
-//! Writes that make the file longer: readers see their bytes when they are there, and a failed one leaves
-//! the size as it was.
+//! Writes that make the file longer: readers see their bytes when they are there, and a failed one
+//! leaves the size as it was.
 
 use super::gates::Gated;
 use super::lab::{Lab, NONE, both};
@@ -37,7 +37,8 @@ fn lab_of(len: usize, strategy: UncachedStrategy) -> (Lab, Arc<Gated>) {
     (lab, keep.into_inner().expect("set above"))
 }
 
-/// Every way in which a file becomes longer: flags, strategy, length before, and where the bytes go.
+/// Every way in which a file becomes longer: flags, strategy, length before, and where the bytes
+/// go.
 fn ways() -> Vec<(IoFlags, UncachedStrategy, usize, usize)> {
     let mut ways = Vec::new();
     for &strategy in UncachedStrategy::ALL {
@@ -103,8 +104,8 @@ fn reader_during_an_append_sees_only_bytes_that_were_written() {
     assert!(waited >= 10, "most of them wait before their bytes are there: {waited}");
 }
 
-/// An append that failed, for want of space or because the block of the end could not be read, or that was
-/// dropped, left zeros behind for good.
+/// An append that failed, for want of space or because the block of the end could not be read, or
+/// that was dropped, left zeros behind for good.
 #[test]
 fn failed_append_leaves_the_size_and_what_follows_lies_at_the_old_end() {
     for (flags, strategy, old, gap) in ways() {
@@ -164,7 +165,8 @@ async fn drop_after<T>(polls: Option<u32>, future: impl Future<Output = T>) -> O
     .await
 }
 
-/// Several append at once, by all flags, and some of them are dropped: what the others wrote lies side by side.
+/// Several append at once, by all flags, and some of them are dropped: what the others wrote lies
+/// side by side.
 #[test]
 fn appends_at_once_of_which_some_are_dropped_leave_no_gap() {
     for seed in 0..8 {

@@ -381,8 +381,8 @@ fn a_flush_under_way_is_owed() {
     });
 }
 
-/// The task that had a flush made was dropped before the flush was over: its outcome was not observed, and
-/// what it covered was certified by the next one, for all files of the device.
+/// The task that had a flush made was dropped before the flush was over: its outcome was not
+/// observed, and what it covered was certified by the next one, for all files of the device.
 #[test]
 fn flush_whose_task_is_dropped_fails_its_files_if_the_device_fails_it() {
     let (lab, device) = with_held_flushes();
@@ -405,8 +405,8 @@ fn flush_whose_task_is_dropped_fails_its_files_if_the_device_fails_it() {
     });
 }
 
-/// A flush whose task was dropped counted as failed whatever the device made of it: each sync of the file
-/// failed from then on if it had written bytes that no frame holds.
+/// A flush whose task was dropped counted as failed whatever the device made of it: each sync of
+/// the file failed from then on if it had written bytes that no frame holds.
 #[test]
 fn flush_whose_task_is_dropped_works_if_the_device_carries_it_out() {
     let (lab, device) = with_held_flushes();

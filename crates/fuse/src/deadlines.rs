@@ -1,0 +1,115 @@
+//! Deadlines of requests (`request_timeout=`). A request that takes longer is answered EIO; the answer of its
+//! operation, which may end much later, is dropped.
+//!
+//! Invariants: deadlines.T1 a request is answered once: by its operation or by its deadline. deadlines.T2 an
+//! operation that ends after its deadline is reported ([`Overdue::ended`]): the kernel took it for failed and
+//! may cache what it has changed. deadlines.T3 without a limit nothing is kept of a request.
+//!
+//! Lock: one, a leaf.
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A request's message, as far as it says what the request changes; empty if it changes nothing.
+pub(crate) type Message = Vec<u8>;
+
+#[derive(Default)]
+struct State {
+    /// Requests without an answer, and when they were read.
+    open: HashMap<u64, (Instant, Message)>,
+    /// Requests that their deadline has answered, and whose operation has not ended.
+    late: HashMap<u64, Message>,
+    /// Late operations that have ended since the last [`Deadlines::wait`].
+    ended: Vec<Message>,
+    closed: bool,
+}
+
+/// What [`Deadlines::wait`] found.
+#[derive(Default)]
+pub(crate) struct Overdue {
+    /// Requests that the caller has to answer.
+    pub requests: Vec<(u64, Message)>,
+    /// Late operations that have ended (T2).
+    pub ended: Vec<Message>,
+}
+
+/// Open requests of one connection.
+#[derive(Default)]
+pub(crate) struct Deadlines {
+    limit: Option<Duration>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Deadlines {
+    /// `limit`: longest time to an answer; none without it.
+    pub fn new(limit: Option<Duration>) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is a limit.
+    pub fn has_limit(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// Starts the time of a request that was read.
+    pub fn begin(&self, unique: u64, message: impl FnOnce() -> Message) {
+        if self.has_limit() {
+            let message = message();
+            self.lock().open.insert(unique, (Instant::now(), message));
+        }
+    }
+
+    /// Ends the time of a request. False: its deadline has answered it, the caller must not (T1).
+    pub fn may_answer(&self, unique: u64) -> bool {
+        if !self.has_limit() {
+            return true;
+        }
+        let mut state = self.lock();
+        state.open.remove(&unique);
+        let Some(message) = state.late.remove(&unique) else { return true };
+        if !message.is_empty() {
+            state.ended.push(message);
+            self.changed.notify_all();
+        }
+        false
+    }
+
+    /// How many late operations have not ended.
+    #[cfg(test)]
+    pub fn late_count(&self) -> usize {
+        self.lock().late.len()
+    }
+
+    /// Waits for requests over their limit and for late operations that have ended; returns after an eighth
+    /// of the limit in any case. None: closed, or there is no limit.
+    pub fn wait(&self) -> Option<Overdue> {
+        let limit = self.limit?;
+        let mut state = self.lock();
+        if state.ended.is_empty() && !state.closed {
+            let woken = self.changed.wait_timeout(state, limit / 8);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if state.closed {
+            return None;
+        }
+        let now = Instant::now();
+        let is_over = |since: &Instant| now.saturating_duration_since(*since) >= limit;
+        let over: Vec<_> = state.open.extract_if(|_, (since, _)| is_over(since)).collect();
+        let over: Vec<_> =
+            over.into_iter().map(|(unique, (_, message))| (unique, message)).collect();
+        state.late.extend(over.iter().cloned());
+        Some(Overdue { requests: over, ended: std::mem::take(&mut state.ended) })
+    }
+
+    /// Ends [`Deadlines::wait`].
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+}
