@@ -82,7 +82,7 @@ impl GiveBack for Share {
         };
         drop(state);
         if waited_for {
-            inner.checkpoints.wait.wake_all();
+            inner.checkpoints.turns.wait().wake_all();
         }
     }
 }

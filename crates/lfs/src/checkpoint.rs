@@ -13,6 +13,9 @@
 //! that it leads to is flushed. H13 no write or flush failed between the first node and the last slot, or
 //! the checkpoint did not happen. H14 while what is frozen is looked up, whoever had reserved before the
 //! freeze can still find that something younger is known; so nothing is frozen again before they are done.
+//! H18 after the task of a checkpoint was dropped, the next one begins only when the device has
+//! ended every write of nodes and slots: a late slot would replace a newer one, and name nodes that
+//! were freed.
 //!
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
 
@@ -23,6 +26,7 @@ use crate::admit::Growth;
 use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
 use crate::fault::Planted;
+use crate::flight::TurnLock;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
@@ -36,7 +40,6 @@ use crate::slots;
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::Mutex;
-use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -76,17 +79,17 @@ pub(crate) enum How {
     Fresh,
 }
 
-/// Whose turn it is, and what the newest slot says.
+/// The turn of making a checkpoint, and what the newest slot says.
 pub(crate) struct Checkpoints {
     turn: Mutex<Turn>,
-    pub wait: WaitQueue,
+    /// Taken by the task that makes a checkpoint, and kept by its writes (H18).
+    pub turns: TurnLock,
     /// Nodes of the usage table.
     usage: Mutex<Vec<[Place; 2]>>,
     usage_nodes: u64,
 }
 
 struct Turn {
-    is_busy: bool,
     is_armed: bool,
     /// Checkpoints that were made in this life, repeated ones aside.
     merged: u64,
@@ -94,15 +97,6 @@ struct Turn {
     /// A checkpoint that closes the volume: its slot may be on the device, and is not known to be durable
     /// (H16).
     closing: Option<Settled>,
-}
-
-struct TurnGuard<'a>(&'a Checkpoints);
-
-impl Drop for TurnGuard<'_> {
-    fn drop(&mut self) {
-        self.0.turn.lock().is_busy = false;
-        self.0.wait.wake_all();
-    }
 }
 
 /// What became of the tree of files.
@@ -118,9 +112,9 @@ struct Merged {
 impl Checkpoints {
     /// Of a volume whose newest slot is `superblock`, and whose usage table has these nodes.
     pub fn new(superblock: Superblock, usage: Vec<[Place; 2]>, usage_nodes: u64) -> Self {
-        let turn = Turn { is_busy: false, is_armed: false, merged: 0, superblock, closing: None };
+        let turn = Turn { is_armed: false, merged: 0, superblock, closing: None };
         let (turn, usage) = (Mutex::new(turn), Mutex::new(usage));
-        Self { turn, wait: WaitQueue::new(), usage, usage_nodes }
+        Self { turn, turns: TurnLock::new(), usage, usage_nodes }
     }
 
     /// The newest slot.
@@ -150,16 +144,7 @@ impl Checkpoints {
 
     /// Waits until the checkpoint that is being made is over.
     pub async fn made(&self) {
-        drop(self.take().await);
-    }
-
-    async fn take(&self) -> TurnGuard<'_> {
-        let free = || {
-            let mut turn = self.turn.lock();
-            (!std::mem::replace(&mut turn.is_busy, true)).then_some(())
-        };
-        self.wait.wait_until(free).await;
-        TurnGuard(self)
+        drop(self.turns.take().await);
     }
 }
 
@@ -248,7 +233,7 @@ impl Drop for Making<'_> {
 impl Inner {
     /// Makes a checkpoint. Its error: the one before holds, and nothing is lost.
     pub(crate) async fn checkpoint(&self, how: How) -> Result<()> {
-        let guard = self.checkpoints.take().await;
+        let guard = self.checkpoints.turns.take().await;
         let done = self.checkpoint_in_turn(how).await;
         self.discard_freed().await;
         drop(guard);
@@ -262,7 +247,7 @@ impl Inner {
             state.drop_shadow();
             state.frozen.is_none().then_some(())
         };
-        self.checkpoints.wait.wait_until(free).await;
+        self.checkpoints.turns.wait().wait_until(free).await;
         let ticket = {
             let mut state = self.state.lock();
             if state.is_closed {
@@ -425,7 +410,8 @@ impl Inner {
 
     /// Writes a state of the superblock, and makes it durable (H12, H13).
     pub(crate) async fn write_slots(&self, superblock: &Superblock, failures: u64) -> Result<()> {
-        slots::write_either(&self.device, superblock).await?;
+        let hold = self.checkpoints.turns.hold();
+        slots::write_either(&self.device, superblock, hold).await?;
         self.flush_all().await?;
         self.unfailed(failures)
     }

@@ -10,6 +10,7 @@
 use crate::admit::Growth;
 use crate::batch::Batch;
 use crate::fault::Planted;
+use crate::flight::Hold;
 use crate::format::place::{Place, SumAlgorithm};
 use crate::format::record::RecordKind;
 use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
@@ -112,6 +113,7 @@ impl Inner {
             return turn.end(|ctl, group| ctl.groups.extend(group));
         }
         let durable_through = self.log.ctl.lock().durable.sequence - 1;
+        let hold = turn.hold();
         let group = turn.group.as_mut().expect("put there above");
         let done = match self.lay_out(group, durable_through) {
             Ok(writes) => {
@@ -119,8 +121,8 @@ impl Inner {
                 let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
                 let mut failed = Vec::new();
                 let written = match here && writes.len() == 1 {
-                    true => write_here(&self.device, writes, flags, &mut failed).await,
-                    false => write_each(&self.device, writes, flags, &mut failed).await,
+                    true => write_here(&self.device, writes, flags, &mut failed, hold).await,
+                    false => write_each(&self.device, writes, flags, &mut failed, hold).await,
                 };
                 self.writes_failed(&failed);
                 written.map(|()| fua)
@@ -189,7 +191,7 @@ impl Inner {
             } else if let Some(records) = self.take_queue(failures) {
                 return Ok(records);
             } else {
-                self.rewrite_runs(&mut []).await?;
+                self.rewrite_runs(&mut [], &turn.hold()).await?;
             }
         }
     }
@@ -404,8 +406,9 @@ impl Inner {
             held.opened.extend(group.opened);
         }
         turn.group = Some(held);
+        let hold = turn.hold();
         let group = turn.group.as_mut().expect("put there above");
-        self.rewrite_runs(&mut group.records).await?;
+        self.rewrite_runs(&mut group.records, &hold).await?;
         let mut state = self.state.lock();
         for segment in std::mem::take(&mut group.opened) {
             state.space.give_back_log(segment);
@@ -452,6 +455,7 @@ async fn write_here(
     writes: Vec<(u64, Vec<u8>)>,
     flags: BioFlags,
     failed: &mut Vec<u64>,
+    hold: Hold,
 ) -> Result<()> {
     let longest = device.limits().max_transfer as usize;
     for (offset, bytes) in writes {
@@ -459,7 +463,11 @@ async fn write_here(
         for part in bytes.chunks(longest) {
             let (tx, rx) = oneshot::<Completion>();
             let data = DataRef::Buf(AlignedBuf::copy_of(part));
-            let end = Box::new(move |done| tx.send(done));
+            let held = hold.clone();
+            let end = Box::new(move |done| {
+                drop(held);
+                tx.send(done);
+            });
             let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
             device.execute(bio.with_flags(flags));
             let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
@@ -472,13 +480,15 @@ async fn write_here(
     Ok(())
 }
 
-/// Writes several buffers at once, and waits for all.
+/// Writes several buffers at once and waits for all. Each write carries `hold` until the device has
+/// ended it, also when the caller is dropped.
 pub(crate) async fn write_all(
     device: &DeviceRef,
     writes: Vec<(u64, Vec<u8>)>,
     flags: BioFlags,
+    hold: Hold,
 ) -> Result<()> {
-    write_each(device, writes, flags, &mut Vec::new()).await
+    write_each(device, writes, flags, &mut Vec::new(), hold).await
 }
 
 /// The same; `failed`: where writes failed, offsets on the device, is added there.
@@ -487,6 +497,7 @@ pub(crate) async fn write_each(
     writes: Vec<(u64, Vec<u8>)>,
     flags: BioFlags,
     failed: &mut Vec<u64>,
+    hold: Hold,
 ) -> Result<()> {
     let longest = device.limits().max_transfer as usize;
     let mut parts = Vec::new();
@@ -494,7 +505,7 @@ pub(crate) async fn write_each(
         let part = |(n, part)| (offset + (n * longest) as u64, AlignedBuf::copy_of(part));
         parts.extend(bytes.chunks(longest).enumerate().map(part));
     }
-    write_bufs(device, parts, flags, failed).await
+    write_bufs(device, parts, flags, failed, hold).await
 }
 
 /// The same of what the device can write at once each.
@@ -503,12 +514,17 @@ pub(crate) async fn write_bufs(
     writes: Vec<(u64, AlignedBuf)>,
     flags: BioFlags,
     failed: &mut Vec<u64>,
+    hold: Hold,
 ) -> Result<()> {
     let mut waiting = Vec::new();
     for (offset, data) in writes {
         let (tx, rx) = oneshot::<Completion>();
         let len = data.len() as u64;
-        let end = Box::new(move |done| tx.send(done));
+        let held = hold.clone();
+        let end = Box::new(move |done| {
+            drop(held);
+            tx.send(done);
+        });
         let bio = Bio::new(BioOp::Write, offset, len, DataRef::Buf(data), end);
         device.submit(bio.with_flags(flags));
         waiting.push((offset, rx));

@@ -1,11 +1,12 @@
 //! forebay-lfs: the volume, a log-structured and checksummed file system in one image.
 //!
-//! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`, `segment`,
-//! `space`, `pending`, `dir`, `items`, `state` (what there is, in memory); `tx`, `log`, `batch`, `commit`,
-//! `repair` (how it becomes durable); [`btree`], `nodes`, `usage_table`, `checkpoint`, `clean` (how it gets
-//! into the copy-on-write tree, and room comes back); `slots`, `rollforward`, `open`, `volume` (how it is
-//! found again); `look`, `load`, `evict`, `windows`, `memory`, `lookup`, `inode`, `namei`, `attr`, `aops`,
-//! `staging`, `content`, `left`, `file`, `vfs` (what is asked of it); `digest`.
+//! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`,
+//! `segment`, `space`, `pending`, `dir`, `items`, `state` (what there is, in memory); `tx`, `log`,
+//! `flight`, `batch`, `commit`, `repair` (how it becomes durable); [`btree`], `nodes`,
+//! `usage_table`, `checkpoint`, `clean` (how it gets into the copy-on-write tree, and room comes
+//! back); `slots`, `rollforward`, `open`, `volume` (how it is found again); `look`, `load`,
+//! `evict`, `windows`, `memory`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`, `content`,
+//! `left`, `file`, `vfs` (what is asked of it); `digest`.
 //!
 //! In memory are changes that no checkpoint has merged yet, what is open, and as much of the names as a
 //! bound of bytes allows; for all else the tree is asked.
@@ -68,6 +69,7 @@ mod extents;
 #[doc(hidden)]
 pub mod fault;
 mod file;
+mod flight;
 pub mod format;
 mod fsck;
 mod grow;

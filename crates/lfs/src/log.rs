@@ -24,6 +24,8 @@
 //! turn wakes those who have their answer, one for each turn that is free and that it will not take itself,
 //! and after a failure everybody. Who was woken, or counted on itself, and goes with an error, wakes others
 //! in its stead; whoever goes without having looked wakes all.
+//! L9 after a task was dropped, its write turn ends only when the device has ended every write of
+//! the turn: a late write would replace bytes that the next turn wrote to the same address.
 //!
 //! Locks: `ctl`, a leaf like the state lock; the two are never held together.
 
@@ -31,6 +33,7 @@
 #[doc(hidden)]
 pub mod model;
 
+use crate::flight::{Hold, LogWrites};
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
@@ -307,7 +310,8 @@ impl Due {
     }
 }
 
-/// The write turn. Dropped half way, what it held counts as failed (L4).
+/// The write turn. If its task is dropped, the log fails (L4), and the turn ends when the device has
+/// ended the last write of it (L9).
 pub(crate) struct WriteTurn {
     log: Arc<Log>,
     pub group: Option<Group>,
@@ -315,12 +319,19 @@ pub(crate) struct WriteTurn {
     pub forgets: bool,
     mine: u64,
     over: bool,
+    writes: Arc<LogWrites>,
 }
 
 impl WriteTurn {
     /// Of a log whose `writing` was set for it, by who waits for `mine`.
     pub fn new(log: Arc<Log>, mine: u64) -> Self {
-        Self { log, group: None, forgets: false, mine, over: false }
+        let writes = LogWrites::new(log.clone());
+        Self { log, group: None, forgets: false, mine, over: false, writes }
+    }
+
+    /// For a write of this turn: the write carries it until the device has ended it (L9).
+    pub fn hold(&self) -> Hold {
+        Hold::log(&self.writes)
     }
 
     /// Ends it; `then` takes the group.
@@ -340,14 +351,14 @@ impl Drop for WriteTurn {
         if self.over {
             return;
         }
-        let mut ctl = self.log.ctl.lock();
-        ctl.writing = false;
+        // `writing` stays set until the last write has ended: the drop of `writes` clears it.
+        self.writes.abandon();
         if self.forgets {
-            drop(ctl);
-            return self.log.wait.wake_all();
+            return;
         }
+        let mut ctl = self.log.ctl.lock();
         if let Some(mut group) = self.group.take() {
-            // Its write may be on the way still: the segments stay taken.
+            // The segments that it opened stay taken as long as the volume is open.
             group.opened.clear();
             ctl.groups.push_back(group);
         }
@@ -434,6 +445,39 @@ fn dropped() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// L9: the write turn of a dropped task ends with the last write that carries a hold of it.
+    #[test]
+    fn write_turn_of_dropped_task_waits_for_its_writes() {
+        let segment = Some(0);
+        let head =
+            Head { segment, previous: None, offset: 0, sequence: 1, generation: 1, predecessor: 0 };
+        let log = Arc::new(Log::new(head));
+        let begin = || {
+            log.ctl.lock().writing = true;
+            WriteTurn::new(log.clone(), 1)
+        };
+        let turn = begin();
+        let writes = [turn.hold(), turn.hold()];
+        drop(turn);
+        let (entered, [first, second]) = (log.failures(), writes);
+        assert!(log.ctl.lock().repair, "L4: the turn was dropped");
+        assert!(log.step(1, entered, false).is_none(), "L9: two writes go on");
+        drop(first);
+        assert!(log.step(1, entered, false).is_none(), "L9: one write goes on");
+        drop(second);
+        assert!(matches!(log.step(1, entered, false), Some(Step::Write)), "the last one ended");
+        drop(WriteTurn::new(log.clone(), 1));
+        assert!(!log.ctl.lock().writing, "a turn without writes ends at once");
+        let turn = begin();
+        let late = turn.hold();
+        turn.end(|_, _| ());
+        assert!(!log.ctl.lock().writing, "a turn that is over ends at once");
+        let turn = begin();
+        drop(late);
+        assert!(log.ctl.lock().writing, "a hold of an earlier turn does not end the next one");
+        turn.end(|_, _| ());
+    }
 
     /// A task that flushed was dropped, and the log let the next flush begin beside the one that the device
     /// still had: that one could fail later, and drop what the next was believed to have covered.

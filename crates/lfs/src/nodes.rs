@@ -394,7 +394,10 @@ impl VolumeStore {
         let writes = self.in_runs(&copies);
         drop(nodes);
         let mut failed = Vec::new();
-        let done = write_bufs(&self.device, writes, BioFlags::BACKGROUND, &mut failed).await;
+        let inner = self.inner.get().and_then(Weak::upgrade);
+        let hold = inner.map(|inner| inner.checkpoints.turns.hold()).unwrap_or_default();
+        let flags = BioFlags::BACKGROUND;
+        let done = write_bufs(&self.device, writes, flags, &mut failed, hold).await;
         if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
             inner.writes_failed(&failed);
         }

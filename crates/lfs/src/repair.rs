@@ -18,6 +18,7 @@
 //! wait.
 
 use crate::commit::write_all;
+use crate::flight::Hold;
 use crate::format::change::{Change, Size};
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::{Geometry, Place};
@@ -48,7 +49,8 @@ impl Inner {
     /// Writes the runs of these records, and of those that are queued, again, if something failed since they
     /// were written. What a device that works does not give back is left out; if nothing of it works, that is
     /// an error, and all of it is tried again.
-    pub(crate) async fn rewrite_runs(&self, records: &mut [Pending]) -> Result<()> {
+    /// `hold` is of the caller's write turn (L9).
+    pub(crate) async fn rewrite_runs(&self, records: &mut [Pending], hold: &Hold) -> Result<()> {
         let failures = self.log.failures();
         let stale = |record: &Pending| {
             let runs = record.runs.iter().filter(|run| run.failures < failures);
@@ -64,7 +66,7 @@ impl Inner {
         let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
         for run in runs {
             let owner = owners.get(&run.at).copied();
-            match self.rewrite(&run, owner).await {
+            match self.rewrite(&run, owner, hold).await {
                 Ok(Some(again)) => drop(written.insert(run.at, again)),
                 Ok(None) => lost.push(run),
                 Err(error) => {
@@ -74,7 +76,7 @@ impl Inner {
             }
         }
         if let Some(error) = failed.filter(|_| written.is_empty())
-            && !self.takes_writes().await
+            && !self.takes_writes(hold).await
         {
             return Err(error);
         }
@@ -97,10 +99,16 @@ impl Inner {
     }
 
     /// Writes a run again, each block as [`Inner::blocks_again`] has it. None: nobody has one of them.
-    async fn rewrite(&self, run: &Run, owner: Option<(u64, u64)>) -> Result<Option<Again>> {
+    async fn rewrite(
+        &self,
+        run: &Run,
+        owner: Option<(u64, u64)>,
+        hold: &Hold,
+    ) -> Result<Option<Again>> {
         let Some((bytes, again)) = self.blocks_again(run, owner).await? else { return Ok(None) };
         let offset = self.layout.device_offset(run.at);
-        let write = || write_all(&self.device, vec![(offset, bytes.clone())], BioFlags::SYNC);
+        let write =
+            || write_all(&self.device, vec![(offset, bytes.clone())], BioFlags::SYNC, hold.clone());
         if write().await.is_err() {
             self.writes_failed(&[offset]);
             // One that fails once is no loss.
@@ -111,11 +119,11 @@ impl Inner {
 
     /// Whether the device takes a write at all: to a free segment, of which nothing is known until it is
     /// written anew.
-    async fn takes_writes(&self) -> bool {
+    async fn takes_writes(&self, hold: &Hold) -> bool {
         let Ok(segment) = self.state.lock().space.segments.take(Stream::Log) else { return false };
         let at = self.layout.device_offset(Place::new(segment, 0));
         let zeros = vec![0; self.layout.align as usize];
-        let done = write_all(&self.device, vec![(at, zeros)], BioFlags::SYNC).await;
+        let done = write_all(&self.device, vec![(at, zeros)], BioFlags::SYNC, hold.clone()).await;
         if done.is_err() {
             self.writes_failed(&[at]);
         }

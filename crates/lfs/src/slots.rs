@@ -10,6 +10,7 @@
 //! No locks: opening and checkpoints are alone.
 
 use crate::commit::write_all;
+use crate::flight::Hold;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::units::round_down;
@@ -107,7 +108,7 @@ impl Valid {
 pub(crate) async fn wipe(device: &DeviceRef, recorded_end_bytes: u64) -> Result<()> {
     let offsets = slot_offsets(recorded_end_bytes);
     let zeros = offsets.map(|offset| (offset, vec![0; SLOT_BYTES]));
-    write_all(device, zeros.into(), BioFlags::SYNC).await
+    write_all(device, zeros.into(), BioFlags::SYNC, Hold::default()).await
 }
 
 /// A state as the two slots whose turn it is have it (U11): number, place, bytes.
@@ -123,20 +124,30 @@ fn slots_of(superblock: &Superblock) -> Result<[(u32, u64, Vec<u8>); 2]> {
     Ok([encoded(turn)?, encoded(half + turn)?])
 }
 
-/// Writes the state to two slots. The caller flushes.
+/// Writes the state to two slots of a volume that is not open. The caller flushes.
 pub(crate) async fn write(device: &DeviceRef, superblock: &Superblock) -> Result<()> {
-    let writes = slots_of(superblock)?.map(|(_, offset, bytes)| (offset, bytes));
-    write_all(device, writes.into(), BioFlags::SYNC).await
+    write_both(device, superblock, Hold::default()).await
 }
 
-/// The same, or to the one of them that takes it (U14).
-pub(crate) async fn write_either(device: &DeviceRef, superblock: &Superblock) -> Result<()> {
-    if write(device, superblock).await.is_ok() {
+async fn write_both(device: &DeviceRef, superblock: &Superblock, hold: Hold) -> Result<()> {
+    let writes = slots_of(superblock)?.map(|(_, offset, bytes)| (offset, bytes));
+    write_all(device, writes.into(), BioFlags::SYNC, hold).await
+}
+
+/// Writes the state to two slots, or to the one of them that takes it (U14). `hold`: of the turn of
+/// checkpoints (H18). The caller flushes.
+pub(crate) async fn write_either(
+    device: &DeviceRef,
+    superblock: &Superblock,
+    hold: Hold,
+) -> Result<()> {
+    if write_both(device, superblock, hold.clone()).await.is_ok() {
         return Ok(());
     }
     let mut failed = Vec::new();
     for (slot, offset, bytes) in slots_of(superblock)? {
-        if let Err(error) = write_all(device, vec![(offset, bytes)], BioFlags::SYNC).await {
+        let write = write_all(device, vec![(offset, bytes)], BioFlags::SYNC, hold.clone());
+        if let Err(error) = write.await {
             failed.push((slot, offset, error));
         }
     }

@@ -9,6 +9,7 @@ mod beside;
 mod blocking;
 pub(crate) mod clean;
 mod damage;
+mod dropped;
 pub(crate) mod faults;
 mod flips;
 mod full;

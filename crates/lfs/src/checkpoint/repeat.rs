@@ -29,7 +29,7 @@ impl State {
 impl Inner {
     /// Makes a checkpoint, and has what is dead with it be free.
     pub(crate) async fn checkpoint_and_free(&self, how: How) -> Result<()> {
-        let guard = self.checkpoints.take().await;
+        let guard = self.checkpoints.turns.take().await;
         let mut done = self.checkpoint_in_turn(how).await;
         if done.is_ok() {
             done = self.repeat().await;

@@ -1,0 +1,127 @@
+//! A task is dropped at each of its polls while the device has a write of it, which lands late.
+//!
+//! No locks.
+
+use crate::format::superblock::{SLOT_BYTES, slot_offsets};
+use crate::tests::reuse::{create, open, read, setup, write};
+use crate::tests::setup::Setup;
+use crate::volume::Volume;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::World;
+use forebay_block::BioOp;
+use forebay_sim::{Fate, Fault, FaultRule, SimDisk};
+use forebay_vfs::{FileSystem, OpenFileRef};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+/// How long a late write takes, nanoseconds.
+const LATE: u64 = 1_000_000_000;
+
+/// Polls a future at most `most` times, then drops it. True if it ended before.
+async fn polled(most: u32, future: impl Future) -> bool {
+    let (mut future, mut polls) = (pin!(future), 0);
+    poll_fn(|cx| {
+        polls += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(_) => Poll::Ready(true),
+            Poll::Pending if polls == most => Poll::Ready(false),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// The work after the drop: changes and three checkpoints, each with nodes at new addresses.
+async fn go_on(volume: &Volume, disk: &SimDisk, file: &OpenFileRef) {
+    for round in 0..3u8 {
+        for n in 0..8 {
+            create(volume, &format!("g{round}-{n}")).await.unwrap();
+        }
+        write(file, 0, &[10 + round; BLOCK]).await.unwrap();
+        for _ in 0..3 {
+            if file.sync(true).await.is_ok() {
+                break;
+            }
+        }
+        volume.checkpoint().await.ok();
+        World::sleep(&**disk.world(), Duration::from_nanos(2 * LATE)).await;
+    }
+}
+
+/// A power loss at any moment after the drop leaves a volume that opens, and a file with the bytes
+/// of one of its writes.
+fn check(setup: &Setup, disk: &SimDisk, what: &str) {
+    for (n, cut) in disk.take_cuts().into_iter().enumerate() {
+        for state in [cut.state(&vec![Fate::Whole; cut.pending()]), cut.state(&[])] {
+            let disk = state.mount(SimWorld::new(9));
+            disk.world().run(async {
+                let volume = open(setup, &disk).await;
+                let volume = volume.unwrap_or_else(|error| panic!("{what}, moment {n}: {error}"));
+                let (_, file) = create(&volume, "f").await.unwrap();
+                let bytes = read(&file, BLOCK).await;
+                let is_one = bytes.len() == BLOCK && bytes.iter().all(|byte| *byte == bytes[0]);
+                assert!(is_one && [1, 2, 10, 11, 12].contains(&bytes[0]), "{what}, moment {n}");
+            });
+            disk.world().stop();
+        }
+    }
+}
+
+/// Runs a checkpoint or a sync with slow writes, and drops it after `polls` polls. True if it ended
+/// before.
+fn dropped(polls: u32, is_checkpoint: bool) -> bool {
+    let setup = setup(0);
+    let disk = setup.blank();
+    let ended = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (_, file) = create(&volume, "f").await.unwrap();
+        for n in 0..20 {
+            create(&volume, &format!("f{n}")).await.unwrap();
+        }
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        volume.checkpoint().await.unwrap();
+        write(&file, 0, &[2; BLOCK]).await.unwrap();
+        let slow = || FaultRule::on(BioOp::Write, Fault::Slow(LATE));
+        if is_checkpoint {
+            volume.syncfs().await.unwrap();
+            for at in slot_offsets(disk.config().size) {
+                disk.inject(slow().within(at..at + SLOT_BYTES as u64));
+            }
+        } else {
+            disk.inject(slow().times(4));
+        }
+        let ended = match is_checkpoint {
+            true => polled(polls, volume.checkpoint()).await,
+            false => polled(polls, file.sync(true)).await,
+        };
+        disk.heal();
+        disk.record_cuts();
+        if !ended {
+            go_on(&volume, &disk, &file).await;
+        }
+        ended
+    });
+    disk.world().stop();
+    check(&setup, &disk, &format!("dropped after {polls} polls, checkpoint {is_checkpoint}"));
+    ended
+}
+
+/// H18. A checkpoint was dropped while the device had the write of its slot. The next checkpoints
+/// wrote the same slot, and used the nodes of the dropped one again. Then the late slot landed and
+/// named those nodes.
+#[test]
+fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
+    let most = (1..200).find(|polls| dropped(*polls, true)).expect("it ends");
+    assert!(most > 4, "{most} polls");
+}
+
+/// L9. A sync is dropped while the device has the write of its group or of its data.
+#[test]
+fn sync_dropped_at_any_poll_leaves_no_late_record() {
+    let most = (1..200).find(|polls| dropped(*polls, false)).expect("it ends");
+    assert!(most > 2, "{most} polls");
+}
