@@ -1,9 +1,10 @@
-//! Deadlines of requests (`request_timeout=`). A request that takes longer is answered EIO; the answer of its
-//! operation, which may end much later, is dropped.
+//! Deadlines of requests (`request_timeout=`). A request that takes longer is answered EIO; the
+//! answer of its operation, which may end much later, is dropped.
 //!
-//! Invariants: deadlines.T1 a request is answered once: by its operation or by its deadline. deadlines.T2 an
-//! operation that ends after its deadline is reported ([`Overdue::ended`]): the kernel took it for failed and
-//! may cache what it has changed. deadlines.T3 without a limit nothing is kept of a request.
+//! Invariants: deadlines.T1 a request is answered once: by its operation or by its deadline.
+//! deadlines.T2 an operation that ends after its deadline is reported ([`Overdue::ended`]): the
+//! kernel took it for failed and may cache what it has changed. deadlines.T3 without a limit
+//! nothing is kept of a request.
 //!
 //! Lock: one, a leaf.
 
@@ -86,8 +87,8 @@ impl Deadlines {
         self.lock().late.len()
     }
 
-    /// Waits for requests over their limit and for late operations that have ended; returns after an eighth
-    /// of the limit in any case. None: closed, or there is no limit.
+    /// Waits for requests over their limit and for late operations that have ended; returns after
+    /// an eighth of the limit in any case. None: closed, or there is no limit.
     pub fn wait(&self) -> Option<Overdue> {
         let limit = self.limit?;
         let mut state = self.lock();

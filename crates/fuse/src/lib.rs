@@ -1,9 +1,10 @@
 //! forebay-fuse: a file system of ours, [`forebay_vfs::FileSystem`], as a mount of the kernel's.
 //!
-//! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the kernel is
-//! asked for a mount), [`device`] (one message of /dev/fuse in, one out), `inodes` and `handles` (what the
-//! kernel knows of us), `deadlines` (of requests), `trees` (who asks), `serve` (a request answered by the
-//! contract), `sweep` (what it shall forget), [`session`] (threads, ending), [`notify`], [`watchdog`].
+//! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the
+//! kernel is asked for a mount), [`device`] (one message of /dev/fuse in, one out), `inodes` and
+//! `handles` (what the kernel knows of us), `deadlines` (of requests), `trees` (who asks), `serve`
+//! (a request answered by the contract), `sweep` (what it shall forget), [`session`] (threads,
+//! ending), [`notify`], [`watchdog`].
 //!
 //! ```text
 //!   reader threads, as many as CPUs        background tasks of the world        notify thread

@@ -10,10 +10,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Least and largest `request_timeout`, seconds. A large write or copy to a slow device has to end within it,
-/// and the kernel's own limit, which is longer, is a number of 16 bits.
+/// Least `request_timeout`, seconds: a large write or copy to a slow device has to end within it.
 pub const REQUEST_TIMEOUT_SECONDS_MIN: u64 = 300;
-/// See [`REQUEST_TIMEOUT_SECONDS_MIN`].
+/// Largest `request_timeout`, seconds: the kernel's own limit, which is longer, has 16 bits.
 pub const REQUEST_TIMEOUT_SECONDS_MAX: u64 = 26_000;
 
 /// Which open files the kernel's page cache may keep.
@@ -133,9 +132,10 @@ impl Options {
         u64::from(self.background()) * PAYLOAD_MAX as u64
     }
 
-    /// The kernel's own limit in seconds, 0 for none. It ends the whole connection, so the daemon's EIO has to
-    /// come first. The kernel counts from when it made a request: that may wait for space as long as the limit,
-    /// then for its answer as long again, and for an eighth of it until that is noticed.
+    /// The kernel's own limit in seconds, 0 for none. It ends the whole connection, so the daemon's
+    /// EIO has to come first. The kernel counts from when it made a request: that may wait for
+    /// space as long as the limit, then for its answer as long again, and for an eighth of it until
+    /// that is noticed.
     pub(crate) fn kernel_timeout(&self) -> u16 {
         let Some(limit) = self.request_timeout else { return 0 };
         let seconds = limit.as_secs().max(REQUEST_TIMEOUT_SECONDS_MIN).saturating_mul(5) / 2;

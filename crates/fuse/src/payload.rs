@@ -3,9 +3,10 @@
 //! Who holds some gives it back without a further request of the kernel's: so threads that wait for room wait
 //! for a device at most, never for each other.
 //!
-//! Invariant: M1 a reader thread takes a request only while those that wait hold no more than the bound; each
-//! thread may take one beyond it. M2 with a limit, threads stop waiting when there was no space for so long:
-//! what holds it does not end. Space that was free in between, if only for a moment, starts that time anew.
+//! Invariant: M1 a reader thread takes a request only while those that wait hold no more than the
+//! bound; each thread may take one beyond it. M2 with a limit, threads stop waiting when there was
+//! no space for so long: what holds it does not end. Space that was free in between, if only for a
+//! moment, starts that time anew.
 //!
 //! Locks: one for waiting and one for spare buffers, leaves.
 
@@ -72,8 +73,8 @@ impl Payload {
         }
     }
 
-    /// Notes that the bound was crossed. Crossings may be noted in another order than they happened, so each
-    /// looks at the present: the last one is right.
+    /// Notes that the bound was crossed. Crossings may be noted in another order than they
+    /// happened, so each looks at the present: the last one is right.
     fn note_crossing(&self) {
         let mut since = self.lock();
         if self.limit.is_some() {
@@ -190,7 +191,8 @@ mod tests {
         assert_eq!(payload.used.load(Ordering::SeqCst), 0);
     }
 
-    /// M2: threads stop waiting when there was no space for the limit, and not when there was some in between.
+    /// M2: threads stop waiting when there was no space for the limit, and not when there was some
+    /// in between.
     #[test]
     fn m2_no_space_for_the_limit_ends_the_wait() {
         let ended = Payload::new(100, Some(Duration::ZERO));

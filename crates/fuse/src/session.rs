@@ -504,8 +504,8 @@ impl Shared {
     }
 }
 
-/// What both sides can do, with so many requests of the kernel's own accord at a time, and its limit for an
-/// answer in seconds.
+/// What both sides can do, with so many requests of the kernel's own accord at a time, and its
+/// limit for an answer in seconds.
 pub fn agreed(init: &InitIn, background: u16, timeout: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
     let limit = if timeout > 0 { InitFlags::REQUEST_TIMEOUT } else { InitFlags::empty() };

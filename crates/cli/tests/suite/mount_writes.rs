@@ -11,8 +11,8 @@ use std::sync::Barrier;
 const LEN: usize = 512 << 10;
 const ROUNDS: usize = 100;
 
-/// The kernel sends direct writes in parallel, and the cache takes each of them folio by folio: of two that
-/// overlapped a file kept some folios of either.
+/// The kernel sends direct writes in parallel, and the cache takes each of them folio by folio: of
+/// two that overlapped a file kept some folios of either.
 #[test]
 fn overlapping_writes_of_one_request_leave_one_of_them() {
     if !may_run() {

@@ -111,8 +111,8 @@ impl Core {
         }
     }
 
-    /// The range of a write, when no earlier write to a part of it is on its way (B3). An append that looks
-    /// for the end itself gets a range of its own below.
+    /// The range of a write, when no earlier write to a part of it is on its way (B3). An append
+    /// that looks for the end itself gets a range of its own below.
     async fn write_range(
         &self,
         handle: &Handle,
@@ -322,8 +322,8 @@ mod tests {
         }
     }
 
-    /// B3. The kernel sends writes to one file in parallel, and each is carried out folio by folio: two that
-    /// overlapped left a part of either.
+    /// B3. The kernel sends writes to one file in parallel, and each is carried out folio by folio:
+    /// two that overlapped left a part of either.
     #[test]
     fn overlapping_writes_on_their_way_leave_the_later_one() {
         let core = core(KernelCache::Never);

@@ -1,11 +1,12 @@
 //! Writes of programs to one file, in order where they overlap.
 //!
-//! The kernel sends direct writes to one file in parallel, and the cache below takes a write piece by piece.
-//! So two that overlap could leave a mix. Each `WRITE` takes its range here, and waits for those that took an
-//! overlapping range before it.
+//! The kernel sends direct writes to one file in parallel, and the cache below takes a write piece
+//! by piece. So two that overlap could leave a mix. Each `WRITE` takes its range here, and waits
+//! for those that took an overlapping range before it.
 //!
-//! Invariants: L1 of two overlapping ranges only the one that came first is granted. L2 a range waits only for
-//! earlier ones, so that no write waits for ever. L3 the range of a write that is dropped is given back.
+//! Invariants: L1 of two overlapping ranges only the one that came first is granted. L2 a range
+//! waits only for earlier ones, so that no write waits for ever. L3 the range of a write that is
+//! dropped is given back.
 //!
 //! Locks: one for each shard, leaves.
 
@@ -29,7 +30,7 @@ struct Shard {
     files: HashMap<u64, Vec<Taken>>,
 }
 
-/// See the module.
+/// Ranges of writes in progress, by inode.
 #[derive(Default)]
 pub(crate) struct WriteRanges {
     shards: [Mutex<Shard>; SHARDS],
@@ -73,7 +74,7 @@ impl WriteRanges {
 }
 
 impl WriteRange<'_> {
-    /// L1, L2.
+    /// Whether no earlier range overlaps this one (L1, L2).
     fn is_granted(&self) -> bool {
         let shard = self.ranges.shard(self.ino).lock();
         let taken = &shard.files[&self.ino];
@@ -103,7 +104,8 @@ mod tests {
     use super::*;
     use std::task::{Context, Waker};
 
-    /// L1, L2, L3: overlapping ranges are granted in order, others at once; a dropped one lets the next go.
+    /// L1, L2, L3: overlapping ranges are granted in order, others at once; a dropped one lets the
+    /// next go.
     #[test]
     fn overlapping_ranges_are_granted_in_order() {
         let (ranges, mut cx) = (WriteRanges::default(), Context::from_waker(Waker::noop()));

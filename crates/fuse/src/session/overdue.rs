@@ -1,8 +1,9 @@
 //! The thread that ends requests at their deadlines; there is none without `request_timeout=`. See
 //! [`crate::deadlines`].
 //!
-//! The kernel took a late operation for failed, and keeps what it had cached before. So when such an operation
-//! has ended, its inodes and names are reported stale, as after a change by another interface.
+//! The kernel took a late operation for failed, and keeps what it had cached before. So when such
+//! an operation has ended, its inodes and names are reported stale, as after a change by another
+//! interface.
 //!
 //! No locks.
 

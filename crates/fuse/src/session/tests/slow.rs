@@ -262,8 +262,9 @@ fn with_deadline() -> SlowFiles {
     })
 }
 
-/// deadlines.T1: a device that did not answer held up each caller for ever. With `request_timeout` the callers get EIO, also
-/// those that come when there is no more memory for requests. The answers of late operations are dropped.
+/// deadlines.T1: a device that did not answer held up each caller for ever. With `request_timeout`
+/// the callers get EIO, also those that come when there is no more memory for requests. The answers
+/// of late operations are dropped.
 #[test]
 fn stuck_device_with_request_timeout_ends_each_request_with_eio_once() {
     let all = with_deadline();
@@ -321,8 +322,8 @@ fn operation_that_ends_after_its_eio_is_reported_stale() {
     all.end();
 }
 
-/// deadlines.T3: a session without the option has no thread for deadlines and notes no request. One that is
-/// dropped ends that thread.
+/// deadlines.T3: a session without the option has no thread for deadlines and notes no request. One
+/// that is dropped ends that thread.
 #[test]
 fn deadline_thread_keeps_no_session() {
     let without = SlowFiles::new(2);
