@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Least `request_timeout`, seconds: a large write or copy to a slow device has to end within it.
 pub const REQUEST_TIMEOUT_SECONDS_MIN: u64 = 300;
-/// Largest `request_timeout`, seconds: the kernel's limit, two and a half times that, has 16 bits.
+/// Largest `request_timeout`, seconds: the kernel's own limit, which is longer, has 16 bits.
 pub const REQUEST_TIMEOUT_SECONDS_MAX: u64 = 26_000;
 
 /// Which open files the kernel's page cache may keep.

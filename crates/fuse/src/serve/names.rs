@@ -292,9 +292,9 @@ mod tests {
         }
     }
 
-    /// The kernel found no such name and asked to create it; meanwhile the library made a file of root's
-    /// there. The user was answered with an opening of that file, which the kernel had not checked, and
-    /// `O_TRUNC` emptied it.
+    /// R3: the kernel found no such name and asked to create it; meanwhile the library made a file
+    /// of root's there. The user was answered with an opening of that file, which the kernel had
+    /// not checked, and `O_TRUNC` emptied it.
     #[test]
     fn create_that_meets_a_file_answers_estale_and_opens_nothing() {
         let fs = Arc::new(MemFs::default());

@@ -30,7 +30,7 @@ struct Shard {
     files: HashMap<u64, Vec<Taken>>,
 }
 
-/// The ranges of writes that are under way or wait, of all files.
+/// Ranges of writes in progress, by inode.
 #[derive(Default)]
 pub(crate) struct WriteRanges {
     shards: [Mutex<Shard>; SHARDS],
