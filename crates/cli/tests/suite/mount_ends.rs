@@ -231,7 +231,18 @@ fn the_watchdog_is_in_nobodys_way() {
     place.umount();
 }
 
-/// One process that was stopped held up whoever asked all.
+/// Waits until a process and each of its threads is stopped. A thread that is still on its way into
+/// the stop may read a request of the kernel; then even SIGKILL does not end the caller's wait.
+fn until_stopped(pid: i32) {
+    let is_stopped = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    };
+    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    until("it is stopped", || tasks().all(|task| is_stopped(task.unwrap())));
+}
+
+/// One process that was stopped held up each caller that asked all.
 #[test]
 fn m1_q1_who_does_not_answer_holds_up_nobody() {
     if !may_run() {
@@ -240,8 +251,10 @@ fn m1_q1_who_does_not_answer_holds_up_nobody() {
     let (place, other) = (Place::new(64 << 20), Place::new(64 << 20));
     place.mount("");
     other.mount("");
-    let pid = ours(&place.pid().to_string());
+    let daemon = place.pid();
+    let pid = ours(&daemon.to_string());
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    until_stopped(daemon);
     let list = other.folder.forebay(&["list"]);
     let busy = other.folder.forebay(&["ls", "vol"]);
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
