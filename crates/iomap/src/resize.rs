@@ -170,6 +170,27 @@ impl MappedFile {
             return self.shrink(&resize, to).await;
         }
         self.cut_hidden(&resize).await?;
+        self.lengthen(&resize, to).await
+    }
+
+    /// Makes the file end at `to` at least, and never shorter: a write that has made it longer
+    /// meanwhile stays whole. Errors: as for [`MappedFile::set_len`].
+    pub async fn grow_to(&self, to: u64) -> Result<()> {
+        if self.read_only() {
+            return Err(Error::new(ErrorKind::ReadOnly, "allocate", "opened for reading only"));
+        }
+        if to >= 1 << 63 {
+            return Err(Error::new(ErrorKind::OutOfRange, "allocate", "the size overflows"));
+        }
+        let resize = self.resize().await?;
+        match to > self.size() {
+            true => self.lengthen(&resize, to).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Moves the size, which no write has hidden bytes behind, up to `to`.
+    async fn lengthen(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
         let size = self.size();
         if to == size {
             return Ok(());
@@ -178,7 +199,7 @@ impl MappedFile {
             let text = format!("the object has a fixed size of {size}, not {to}");
             return Err(Error::new(ErrorKind::Unsupported, "truncate", text));
         }
-        self.grow(&resize, to).await?;
+        self.grow(resize, to).await?;
         resize.show(to);
         Ok(())
     }

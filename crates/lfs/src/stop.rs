@@ -56,6 +56,11 @@ impl State {
         }
     }
 
+    /// The volume turned read-only and is not closed.
+    pub fn is_stopped(&self) -> bool {
+        self.fate.stopped.is_some() && !self.is_closed
+    }
+
     /// The error of the last checkpoint, if changes have reached their bound since (F12).
     pub fn overfull(&self) -> Option<&Error> {
         let failing = self.fate.failing.as_ref()?;

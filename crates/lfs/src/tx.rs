@@ -79,8 +79,12 @@ impl State {
         content: Content,
         need: Need,
     ) -> Result<u64> {
-        self.check_writable("append")?;
-        // What was accepted before has its bound with what is dirty.
+        // A write that reserved its place before the volume turned read-only is published: its caller
+        // is told that it succeeded (F11).
+        if need != Need::Outstanding || !self.is_stopped() {
+            self.check_writable("append")?;
+        }
+        // Changes accepted earlier are bounded by the limit on dirty data.
         if let Some(error) = self.overfull().filter(|_| need != Need::Outstanding).cloned() {
             self.fate.is_refused = true;
             return Err(error);

@@ -374,9 +374,12 @@ impl Beside {
             if there.kind != FileKind::File {
                 // Nothing to truncate, or nothing that can be opened so.
                 let keeping = flags - OpenFlags::TRUNCATE;
-                match self.0.fs.create(dir, name, new, keeping).await {
-                    Ok((attr, _)) if attr.kind == FileKind::File => continue,
-                    opened => return opened,
+                match self.0.fs.open(there.ino, keeping).await {
+                    Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {
+                        continue;
+                    }
+                    Err(e) => return Err(e),
+                    Ok(file) => return Ok((self.0.fs.getattr(there.ino).await?, file)),
                 }
             }
             let op = self.0.fs.open(there.ino, flags);

@@ -316,7 +316,10 @@ impl LocalQueue for Local {
 impl Drop for Local {
     fn drop(&mut self) {
         // What completions submit from here on goes to the shared ring.
-        let Some(ring) = self.detach() else { return };
+        let Some(ring) = self.detach() else {
+            // The ring broke, and this thread has not reaped what it had answered.
+            return settle(&mut self.spare, &self.pool);
+        };
         loop {
             let entered = {
                 let mut ring = ring.borrow_mut();
