@@ -57,6 +57,17 @@ impl Bounds {
         }
     }
 
+    /// Of a volume that was closed no content of files is left in memory.
+    ///
+    /// # Errors
+    /// Some is.
+    pub fn check_closed(&self, volume: &Volume) -> Result<(), String> {
+        match volume.memory_in_use() {
+            [.., 0] => Ok(()),
+            [.., staged] => Err(format!("closed, and {staged} bytes of records are in memory")),
+        }
+    }
+
     /// Before a step.
     pub fn start(&self, disk: &SimDisk) -> (u64, u64) {
         (disk.world().steps(), disk.requests().end)

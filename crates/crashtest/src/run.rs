@@ -17,8 +17,7 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::{WaitQueue, yield_now};
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_block::{BioOp, DeviceRef};
-use forebay_lfs::Volume;
-use forebay_lfs::fault::{Plant, grow_with};
+use forebay_lfs::{Volume, grow};
 use forebay_sim::{PowerCut, SimDisk};
 use forebay_vfs::check::{Answer, Op, Outcome, Runner, Target, Times, find};
 use forebay_vfs::{FileSystem, Ino, OpenFlags};
@@ -26,6 +25,8 @@ use std::ops::Range;
 
 /// ENOSPC.
 const NO_SPACE: i32 = 28;
+/// EUCLEAN.
+const BAD_SUM: i32 = 117;
 
 /// How far a run was at a moment.
 #[derive(Debug, Clone, Copy, Default)]
@@ -262,6 +263,7 @@ impl Life<'_> {
             }
             Err(error) => return Err(format!("closing: {error}")),
         }
+        self.bounds.check_closed(volume)?;
         let live = volume.digest().await.map_err(|e| format!("digest: {e}"))?;
         self.shared.learn(|known| {
             known.ran.live = Some(live);
@@ -379,7 +381,9 @@ impl Life<'_> {
             }
             return Ok(true);
         }
-        if outcome.answer.as_ref().is_err_and(|errno| is_refusal(*errno)) {
+        // A write that fills a part of a block reads the block, and that may have decayed.
+        let is_bad = |errno: i32| self.setup.rot && errno == BAD_SUM;
+        if outcome.answer.as_ref().is_err_and(|errno| is_refusal(*errno) || is_bad(*errno)) {
             let ino = oracle.written(op);
             oracle.refuse(op);
             if let Some(ino) = ino {
@@ -427,22 +431,32 @@ impl Life<'_> {
     /// A bit of what a checkpoint holds of an open file decays.
     async fn decay(&self, volume: &Volume, runner: &Runner, rng: &mut u64) {
         let open = runner.open_files();
-        if open.is_empty() || volume.checkpoint().await.is_err() {
+        if open.is_empty() {
             return;
         }
         let (_, ino, _) = open[(split_mix(rng) % open.len() as u64) as usize];
-        let extents = volume.extents(ino).await.unwrap_or_default();
-        let stored: Vec<(u64, u64)> = extents
-            .iter()
-            .filter(|extent| !extent.inline)
-            .filter_map(|extent| extent.physical.map(|at| (at, extent.len)))
-            .collect();
+        // A sync at the same time may publish more than the checkpoint holds. That is the log's, and
+        // what is bad at the end of the log is taken for its end.
+        let held = self.stored(volume, ino).await;
+        if volume.checkpoint().await.is_err() {
+            return;
+        }
+        let mut stored = self.stored(volume, ino).await;
+        stored.retain(|run| held.contains(run));
+        log::debug!("{ino:?}: {} runs are held by a checkpoint and may decay", stored.len());
         if stored.is_empty() {
             return;
         }
         let (at, len) = stored[(split_mix(rng) % stored.len() as u64) as usize];
         self.disk().rot(at + split_mix(rng) % len);
         self.shared.learn(|known| known.now.rotten += 1);
+    }
+
+    /// Where the runs of a file lie on the disk, and how long they are.
+    async fn stored(&self, volume: &Volume, ino: Ino) -> Vec<(u64, u64)> {
+        let extents = volume.extents(ino).await.unwrap_or_default();
+        let stored = extents.iter().filter(|extent| !extent.inline);
+        stored.filter_map(|extent| extent.physical.map(|at| (at, extent.len))).collect()
     }
 
     /// Closes the volume, makes it larger, and opens it again with the same files open. `None`: a
@@ -471,7 +485,7 @@ impl Life<'_> {
             known.ran.syncs.push((None, known.now.begun));
             known.now.syncs = known.ran.syncs.len();
         });
-        let grown = grow_with(&self.device, Some(bytes), Plant(self.setup.plant)).await;
+        let grown = grow(&self.device, Some(bytes)).await;
         let (old, new) = grown.map_err(|e| e.to_string())?;
         if new.segments <= old.segments {
             return Err(format!("{} segments, and then {}", old.segments, new.segments));

@@ -440,9 +440,6 @@ impl Inner {
         state.tidy_windows();
         state.tree_nodes = state.tree_nodes.saturating_add_signed(merged.nodes);
         state.space.settle_checkpoint(&plan, given_up, number);
-        if self.plant.has(Planted::OlderGivenUp) {
-            state.space.segments.reclaim(number + 1);
-        }
         if let Some(frozen) = &mut state.frozen {
             frozen.is_merged = true;
             let there = std::mem::take(&mut frozen.in_flight);

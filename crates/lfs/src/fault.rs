@@ -5,7 +5,6 @@
 use crate::aops::FileOps;
 use crate::format::change::Change;
 use crate::format::key::{Key, KeyBytes};
-pub use crate::grow::grow_with;
 use crate::state::State;
 use crate::volume::Volume;
 use forebay_base::codec::Reader;
@@ -72,20 +71,17 @@ pub enum Planted {
     NoSpaceSwallowed,
     /// A write of content that fails counts as done.
     SwallowedWriteError,
-    /// Growing starts from the checkpoint before the newest.
-    GrownFromOlder,
-    /// What only the checkpoint before the newest refers to is free as soon as the newest is
-    /// durable.
-    OlderGivenUp,
     /// Recovery goes on in the segment where the log ended.
     TailReused,
+    /// Content that has gone out in a record stays in memory.
+    StagedKept,
     /// A commit that failed is tried again until it works.
     RetriesForever,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 31] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -114,9 +110,8 @@ impl Planted {
         Self::SkippedSum,
         Self::NoSpaceSwallowed,
         Self::SwallowedWriteError,
-        Self::GrownFromOlder,
-        Self::OlderGivenUp,
         Self::TailReused,
+        Self::StagedKept,
         Self::RetriesForever,
     ];
 
@@ -151,9 +146,8 @@ impl Planted {
             Self::SkippedSum => "skipped-sum",
             Self::NoSpaceSwallowed => "no-space-swallowed",
             Self::SwallowedWriteError => "swallowed-write-error",
-            Self::GrownFromOlder => "grown-from-older",
-            Self::OlderGivenUp => "older-given-up",
             Self::TailReused => "tail-reused",
+            Self::StagedKept => "staged-kept",
             Self::RetriesForever => "retries-forever",
         }
     }

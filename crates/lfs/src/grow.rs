@@ -10,7 +10,6 @@
 //!
 //! No locks: the volume is not open.
 
-use crate::fault::{Plant, Planted};
 use crate::format::features::Access;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock};
 use crate::info::VolumeInfo;
@@ -34,19 +33,7 @@ fn invalid<T>(text: String) -> Result<T> {
 /// size that is no larger by a segment at least, for more segments than a volume can have, and for
 /// more than the next opening believes.
 pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
-    grow_with(device, bytes, Plant::default()).await
-}
-
-/// The same, with the mistake that a test injects.
-pub async fn grow_with(
-    device: &DeviceRef,
-    bytes: Option<u64>,
-    plant: Plant,
-) -> Result<(VolumeInfo, VolumeInfo)> {
-    let (mut old, older) = slots::read_newest(device).await?;
-    if plant.has(Planted::GrownFromOlder) {
-        old = older.unwrap_or(old);
-    }
+    let (old, _) = slots::read_newest(device).await?;
     if let Access::ReadOnly(why) = old.access()? {
         return Err(Error::new(ErrorKind::ReadOnly, "grow", why));
     }

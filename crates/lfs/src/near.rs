@@ -114,6 +114,12 @@ impl Near {
         Some(staged.start)
     }
 
+    /// Nothing that was read together is kept any more.
+    pub(crate) fn clear(&self, staging: &Staging) {
+        let streams = std::mem::take(&mut *self.0.lock());
+        streams.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
+    }
+
     /// What is kept at `staged` is not what it should be.
     fn drop_kept(&self, staged: u64, staging: &Staging) {
         let mut streams = self.0.lock();
@@ -204,5 +210,10 @@ mod tests {
         forebay_block::BlockDevice::read_into(&staging, staged, &mut found).unwrap();
         drop(pin);
         assert!(forebay_block::BlockDevice::read_into(&staging, staged, &mut found).is_err());
+        assert_eq!((look(3, 0), look(3, 8192)), (Look::Alone, Look::Behind(FEWEST_BYTES)));
+        near.keep(tree(3), 8192..8192 + FEWEST_BYTES, &bytes, &staging).unwrap();
+        assert_eq!(staging.held_bytes(), FEWEST_BYTES);
+        near.clear(&staging);
+        assert_eq!(staging.held_bytes(), 0);
     }
 }

@@ -106,6 +106,9 @@ impl Staging {
 
     /// These bytes are not looked for here any more.
     pub fn forget(&self, range: &Range<u64>) {
+        if self.plant.has(Planted::StagedKept) {
+            return;
+        }
         let mut area = self.area.lock();
         area.pinned.retain(|_, bytes| bytes.strong_count() > 0);
         let Some((start, (_, left))) = area.runs.range_mut(..=range.start).next_back() else {
@@ -162,7 +165,7 @@ impl Staging {
     }
 
     /// The injected fault: an error of a write, or that of a full host, is not passed on.
-    fn complete_well(&self, mut bio: Bio) {
+    fn completing_well(&self, mut bio: Bio) -> Bio {
         let mut copy = AlignedBuf::new(bio.len as usize);
         bio.data.copy_out(0, &mut copy);
         let (offset, len, flags, data) = (bio.offset, bio.len, bio.flags, DataRef::Buf(copy));
@@ -173,7 +176,7 @@ impl Staging {
                 _ => Ok(()),
             });
         });
-        self.device.submit(Bio::new(BioOp::Write, offset, len, data, end).with_flags(flags));
+        Bio::new(BioOp::Write, offset, len, data, end).with_flags(flags)
     }
 
     fn carry_out(&self, bio: &mut Bio) -> Result<()> {
@@ -213,7 +216,7 @@ impl BlockDevice for Staging {
                 return self.complete_early(bio);
             }
             if bio.op == BioOp::Write && self.swallows_errors() {
-                return self.complete_well(bio);
+                return self.device.submit(self.completing_well(bio));
             }
             return self.device.submit(bio);
         }
@@ -243,6 +246,9 @@ impl BlockDevice for Staging {
 
     fn execute(&self, mut bio: Bio) {
         if bio.op == BioOp::Flush || !Self::is_staged(bio.offset) {
+            if bio.op == BioOp::Write && self.swallows_errors() {
+                return self.device.execute(self.completing_well(bio));
+            }
             return self.device.execute(bio);
         }
         let result = self.carry_out(&mut bio);

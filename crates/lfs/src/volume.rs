@@ -430,6 +430,7 @@ impl Volume {
     /// One that failed is to be tried again; until one works it may be that nothing can be changed any more.
     pub async fn close(&self) -> Result<()> {
         if self.0.options.read_only {
+            self.0.near.clear(&self.0.staging);
             return Ok(());
         }
         if self.0.checkpoints.is_closing() {
@@ -438,7 +439,9 @@ impl Volume {
         // What is accepted may need the room that the cleaner makes.
         self.0.sync_everything().await?;
         let _stopped = self.0.cleaner.stop().await;
-        self.0.checkpoint(How::Close).await
+        self.0.checkpoint(How::Close).await?;
+        self.0.near.clear(&self.0.staging);
+        Ok(())
     }
 }
 

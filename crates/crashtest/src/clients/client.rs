@@ -137,7 +137,6 @@ impl Client {
         let settled = matches!(done, Some(Ok(_)));
         log.end(of.step, changed, settled, |past| match &done {
             Some(Ok(_)) => past.happened(changed),
-            Some(Err(error)) if is_answer(error.kind()) => {}
             Some(Err(error)) => {
                 past.note_failed(error.kind(), || format!("step {}, {text}: {error}", of.step));
             }

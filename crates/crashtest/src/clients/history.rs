@@ -41,11 +41,6 @@ pub fn fill(id: u8, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// The end of file moves before the bytes of a growing write are there: readers see zeros until
-/// it ends, and for good if it is dropped or fails. To be false once sizes move behind their
-/// bytes.
-const SIZES_MOVE_FIRST: bool = false;
-
 /// How a change moves the end of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -308,15 +303,9 @@ impl FileHistory {
         let is_gap = by.is_none_or(|by| by.kind == Kind::Truncate);
         let since = by.map_or(0, |by| by.begin);
         let leaves = |c: &Change| {
-            let is_ahead = SIZES_MOVE_FIRST
-                && c.grows()
-                && c.range.end > atom.start
-                && c.end >= instant
-                && (c.end == NEVER || !span.crashed);
             let moves = match c.kind {
-                Kind::Write | Kind::Truncate => c.range.start >= atom.end || is_ahead,
-                Kind::Append => is_ahead,
-                Kind::Zero => false,
+                Kind::Write | Kind::Truncate => c.range.start >= atom.end,
+                Kind::Append | Kind::Zero => false,
             };
             moves && c.begin < instant && c.latest > since
         };

@@ -49,8 +49,10 @@ pub struct Past {
     pub syncs: Vec<Synced>,
     /// Operations that were dropped while they waited.
     pub dropped: u64,
-    /// Operations that failed after others had been dropped: what a dropped task has on its way
-    /// counts as failed, for all that waits for it.
+    /// The clients share commits: those of one volume.
+    pub shares_commits: bool,
+    /// Operations that failed after others had been dropped: a commit whose task is dropped counts
+    /// as failed, for all that waits for it.
     pub failed: u64,
     /// Operations that found no space.
     pub full: u64,
@@ -150,11 +152,12 @@ impl Past {
         self.wrong.get_or_insert(what);
     }
 
-    /// An operation failed. Before any was dropped, that is wrong.
+    /// An operation failed. That is wrong, unless it found no space, or shared a commit with an
+    /// operation that was dropped.
     pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace => self.full += 1,
-            ErrorKind::Io | ErrorKind::Shutdown if self.dropped > 0 => self.failed += 1,
+            ErrorKind::Shutdown if self.dropped > 0 && self.shares_commits => self.failed += 1,
             _ => self.note_wrong(what()),
         }
     }

@@ -52,10 +52,10 @@ pub fn by_dropping_on_image(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<
 }
 
 /// Looks at runs of a class.
-fn look_at(class: &str, runs: u64) {
+fn look_at(class: &str, seeds: impl Iterator<Item = u64>) {
     let (mut bases, mut seen, mut violations) = (Bases::default(), Seen::default(), 0);
     let started = std::time::Instant::now();
-    for seed in seeds(runs) {
+    for seed in seeds {
         if let Err(violation) = search(&case_of(class, draw(class, seed)), &mut bases, &mut seen) {
             violations += 1;
             println!("seed {seed}: {}: {}", violation.spot, violation.what);
@@ -68,10 +68,10 @@ fn look_at(class: &str, runs: u64) {
 
 #[test]
 fn several_clients_crashed_anywhere_keep_what_was_synced() {
-    look_at("several-clients", 30);
+    look_at("several-clients", seeds(30));
 }
 
 #[test]
 fn dropped_operations_crashed_anywhere_harm_nothing_else() {
-    look_at("dropped-futures", 30);
+    look_at("dropped-futures", seeds(30));
 }

@@ -51,11 +51,10 @@ const DROPPED: Hunt = Hunt { search: by_dropping, ..CLIENTS };
 fn class_of(fault: Planted) -> Option<&'static str> {
     Some(match fault {
         Planted::DsyncWithoutCommit => "flags",
-        Planted::SkippedSum | Planted::SwallowedWriteError | Planted::RetriesForever => "decay",
+        Planted::SkippedSum | Planted::RetriesForever => "decay",
         Planted::NoSpaceSwallowed => "host-full",
-        Planted::GrownFromOlder => "growing",
-        Planted::OlderGivenUp => "older-checkpoint",
         Planted::TailReused => "late-writes",
+        Planted::StagedKept => "content",
         _ => return None,
     })
 }
@@ -63,6 +62,9 @@ fn class_of(fault: Planted) -> Option<&'static str> {
 fn hunt(fault: Planted) -> Hunt {
     match fault {
         Planted::SwallowedFlushError | Planted::StaleTail => FAILING,
+        Planted::SwallowedWriteError => {
+            Hunt { setup: |seed| Setup::with_content(seed).failing(), ..RUNS }
+        }
         Planted::UnflushedRecovery => Hunt { change: |setup| setup.fua = false, ..KILLS },
         Planted::TornRecord => Hunt { change: |setup| setup.inline_max = 64 << 10, ..CONTENT },
         Planted::UnverifiedData | Planted::PublishedEarly => RUNS,
