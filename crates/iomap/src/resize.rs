@@ -312,6 +312,11 @@ impl MappedFile {
             self.zero_tail(to);
         }
         self.opened_end.store(u64::MAX, Ordering::Relaxed);
+        if to == visible && !self.ops.fua_suffices() {
+            // Only bytes that were never accepted are gone, and the map has published none of them:
+            // no flush answers for that.
+            flight.durable();
+        }
         flight.done();
         Ok(())
     }

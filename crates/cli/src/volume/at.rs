@@ -8,6 +8,7 @@ use crate::args::Which;
 use crate::control::client::{Client, own_or_root};
 use crate::control::proto::{Refusal, Request};
 use crate::failure::{Failure, Outcome, status};
+use crate::mounts;
 use forebay::{Cache, CacheConfig, VolumeOptions};
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
@@ -161,10 +162,13 @@ pub fn in_use(image: &Path, path: &[u8], error: Error) -> Failure {
     Failure { message: text, hint: None, status: status::BUSY }.hint(hint)
 }
 
-/// Whether a process answers that has this image open as a volume.
+/// Whether a process answers that has this image open as a volume, and goes on to have it: one whose
+/// mount is gone from the table is about to end, though it may not have noticed yet.
 pub fn is_open(image: &Path, error: &Error) -> bool {
     let key = FileIdentity::of_path(image).ok();
-    key.is_some_and(|key| elsewhere(image, key, error).is_ok())
+    let Some(open) = key.and_then(|key| elsewhere(image, key, error).ok()) else { return false };
+    let is_there = |dir: &str| mounts::all().iter().any(|mount| mount.dir == Path::new(dir));
+    open.about["mounted_on"].as_str().is_none_or(is_there)
 }
 
 fn elsewhere(image: &Path, key: FileIdentity, error: &Error) -> Outcome<OpenVolume> {
