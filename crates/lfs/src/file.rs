@@ -194,7 +194,8 @@ impl VolumeFile {
             true => Ok(()),
             false => self.inner.with_room(|state| state.write_times(Some(self.ino))).await,
         };
-        // A volume that turned read-only takes no times, and makes durable what it had accepted (F11).
+        // A volume that turned read-only takes no times, and makes durable what it had accepted
+        // (F11).
         if times.is_err() && self.inner.check_running("sync").is_ok() {
             return times;
         }

@@ -310,8 +310,8 @@ impl Due {
     }
 }
 
-/// The write turn. If its task is dropped, the log fails (L4), and the turn ends when the device has
-/// ended the last write of it (L9).
+/// The write turn. If its task is dropped, the log fails (L4), and the turn ends when the device
+/// has ended the last write of it (L9).
 pub(crate) struct WriteTurn {
     log: Arc<Log>,
     pub group: Option<Group>,

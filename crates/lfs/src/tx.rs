@@ -79,8 +79,8 @@ impl State {
         content: Content,
         need: Need,
     ) -> Result<u64> {
-        // A write that reserved its place before the volume turned read-only is published: its caller
-        // is told that it succeeded (F11).
+        // A write that reserved its place before the volume turned read-only is published: its
+        // caller is told that it succeeded (F11).
         if need != Need::Outstanding || !self.is_stopped() {
             self.check_writable("append")?;
         }

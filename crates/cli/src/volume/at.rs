@@ -162,8 +162,8 @@ pub fn in_use(image: &Path, path: &[u8], error: Error) -> Failure {
     Failure { message: text, hint: None, status: status::BUSY }.hint(hint)
 }
 
-/// Whether a process answers that has this image open as a volume, and goes on to have it: one whose
-/// mount is gone from the table is about to end, though it may not have noticed yet.
+/// Whether a process answers that has this image open as a volume, and goes on to have it: one
+/// whose mount is gone from the table is about to end, though it may not have noticed yet.
 pub fn is_open(image: &Path, error: &Error) -> bool {
     let key = FileIdentity::of_path(image).ok();
     let Some(open) = key.and_then(|key| elsewhere(image, key, error).ok()) else { return false };

@@ -35,8 +35,9 @@ fn by_class(wanted: u64) -> Counts {
     total
 }
 
-/// Nothing is wrong in many states, and every class of fault happens. `FOREBAY_CRASH_STATES` sets the
-/// number. Runs of one class differ a hundredfold in their states, so each class gets its own share.
+/// Nothing is wrong in many states, and every class of fault happens. `FOREBAY_CRASH_STATES` sets
+/// the number. Runs of one class differ a hundredfold in their states, so each class gets its own
+/// share.
 #[test]
 fn many_states_and_nothing_wrong() {
     let wanted = from_env("FOREBAY_CRASH_STATES").unwrap_or(3_000);
