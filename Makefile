@@ -10,7 +10,7 @@ export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 help:
 	@echo "make run        the main job: an image served to real clients, a volume, a mount, a database beside a backup; quick benches and their page"
 	@echo "make quick      the inner loop: format, clippy, house checks, unit tests, short model tests, 2,000 crash states"
-	@echo "make test       every class of check, in the size of a run for each change: some 20 minutes"
+	@echo "make test       every class of check, in the size of a run for each change: goal: 20 minutes"
 	@echo "make test-long  the same at length, with a new seed, and fuzzing, mutants, foreign crates, static packages: many hours"
 	@echo "make check      format, clippy (of fuzz targets, too), layers, tidy, rustdoc"
 	@echo "make unit       cargo test of all crates but those of volumes (make crash)"

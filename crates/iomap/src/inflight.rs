@@ -9,8 +9,8 @@
 //!                                   ▼ after the last of them
 //!         remember what no flush covers; give back: dirty blocks, places, memory, ticket, range
 //! ```
-//! Whoever waits for an operation may stop waiting at any time, and the device does not know of it: a
-//! request in its queue still runs. So nothing is released before the last bio has ended.
+//! A caller may drop its future at any time; the device still runs the request in its queue. So
+//! nothing is released before the last bio has ended.
 //!
 //! Invariants: T1 while a request that changes the device may run, its range is held and its ticket counts.
 //! T2 blocks that were taken are dropped only if the operation says that it is done; otherwise they are

@@ -207,7 +207,7 @@ impl Walk<'_> {
         let found = self.search(unreadable.is_some()).await?;
         self.durable = self.durable.max(found.durable);
         let end = self.end(unreadable, &found);
-        // Applied even if the log is damaged behind them: whoever opens the volume for reading has
+        // Applied even if the log is damaged behind them: an open for reading has
         // them.
         self.apply_held(&found).await?;
         end
