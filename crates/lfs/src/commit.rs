@@ -20,7 +20,7 @@ use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::{oneshot, yield_now};
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef, flush_here};
+use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 use forebay_iomap::ops::is_bad;
 use std::time::Duration;
 
@@ -310,19 +310,20 @@ impl Inner {
     }
 
     async fn flush_device(&self, turn: &FlushTurn, here: bool) -> Result<()> {
-        if here {
-            return flush_here(&*self.device).await.result;
-        }
-        if self.device.is_crowded() {
+        if !here && self.device.is_crowded() {
             self.device.room().await;
         }
-        let ((tx, rx), flight) = (oneshot::<Completion>(), turn.flight());
-        let end = Box::new(move |done| {
+        let ((tx, rx), mut flight) = (oneshot::<Completion>(), turn.flight());
+        let end = Box::new(move |done: Completion| {
+            flight.note(&done.result);
             drop(flight);
             tx.send(done);
         });
-        let bio = Bio::new(BioOp::Flush, 0, 0, DataRef::None, end);
-        self.device.submit(bio.with_flags(BioFlags::SYNC));
+        let bio = Bio::new(BioOp::Flush, 0, 0, DataRef::None, end).with_flags(BioFlags::SYNC);
+        match here {
+            true => self.device.execute(bio),
+            false => self.device.submit(bio),
+        }
         let gone = || Error::new(ErrorKind::Shutdown, "flush", "the device went away");
         rx.await.ok_or_else(gone).and_then(|done| done.result)
     }

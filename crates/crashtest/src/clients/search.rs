@@ -118,7 +118,6 @@ pub fn carry_out(
     let ran = run(&clients.setup, base, clients.is_volume, &steps).map_err(running)?;
     seen.counts.workloads += 1;
     seen.counts.syncs += ran.past.syncs.len() as u64;
-    seen.counts.syncs_failed += ran.past.failed;
     seen.counts.full += u64::from(ran.past.full > 0);
     let (disks, found, judged) = (HashMap::new(), HashMap::new(), HashMap::new());
     let recoveries = Recoveries::default();
