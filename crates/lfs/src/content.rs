@@ -305,8 +305,8 @@ impl Inner {
                 Ok(()) => content.file.write_out().await,
                 lost => lost,
             };
-            if let Err(error) = done {
-                log::warn!("content of #{ino}, which was cut and closed: {error}");
+            if let Err(error) = self.unless_removed(&content, done) {
+                log::warn!("content of #{ino}, which was truncated and closed: {error}");
                 result = Err(error);
                 continue;
             }
@@ -321,6 +321,19 @@ impl Inner {
             }
         }
         result
+    }
+
+    /// The result of writing a file out for an operation on others. A write-out of an inode that was
+    /// removed meanwhile may fail; nothing finds its content, so that is no error of the operation.
+    pub(crate) fn unless_removed(&self, content: &Arc<Content>, done: Result<()>) -> Result<()> {
+        let Err(error) = done else { return Ok(()) };
+        let state = self.state.lock();
+        let node = state.nodes.get(&content.ops.ino.0);
+        let own = node.and_then(|node| node.content.as_ref());
+        match own.is_some_and(|own| Arc::ptr_eq(own, content)) {
+            true => Err(error),
+            false => Ok(()),
+        }
     }
 
     /// Makes everything durable.
@@ -350,7 +363,8 @@ impl Inner {
                 let _told_below = content.file.write_out().await;
             }
             for content in together {
-                result = content.file.sync(&content.handle).await.and(result);
+                let done = content.file.sync(&content.handle).await;
+                result = self.unless_removed(content, done).and(result);
             }
             rest = others;
         }

@@ -407,7 +407,7 @@ impl Inner {
             match tried.await {
                 // Without a lock; then everything is looked at again.
                 Ok(Some((ino, content))) => {
-                    content.file.write_out().await?;
+                    self.unless_removed(&content, content.file.write_out().await)?;
                     written.insert(ino);
                 }
                 done => {

@@ -26,6 +26,7 @@ mod many;
 mod names;
 mod node_places;
 mod overwrite;
+mod removed;
 pub(crate) mod reuse;
 mod setup;
 mod stop;
