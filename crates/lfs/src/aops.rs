@@ -9,7 +9,6 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
-use crate::admit::Dirt;
 use crate::fault::{Plant, Planted};
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::change::{Blocks, Change, Size};
@@ -21,6 +20,7 @@ use crate::look::Stop;
 use crate::lookup::{Known, Pin};
 use crate::pending::{Piece, Where};
 use crate::space::Need;
+use crate::space::admission::Dirt;
 use crate::staging::Staging;
 use crate::state::{Lost, Node, State};
 use crate::stored::Told;

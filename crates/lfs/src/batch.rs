@@ -7,6 +7,7 @@
 //!
 //! No locks: the holder of the write turn works on memory of its own, and gets segments by a callback.
 
+use crate::device::layout::Layout;
 use crate::format::change::Change;
 use crate::format::place::Place;
 use crate::format::record::{
@@ -14,7 +15,6 @@ use crate::format::record::{
 };
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::FILES_TREE;
-use crate::layout::Layout;
 use crate::log::{Head, Pending};
 use forebay_base::Result;
 use forebay_base::units::round_up;

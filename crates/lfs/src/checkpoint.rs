@@ -22,11 +22,11 @@
 mod closing;
 mod repeat;
 
-use crate::admit::Growth;
 use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
+use crate::device::hold::TurnLock;
+use crate::device::slots;
 use crate::fault::Planted;
-use crate::flight::TurnLock;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
@@ -35,8 +35,8 @@ use crate::items::Items;
 use crate::log::{ANY, Head};
 use crate::merged::{overlaid, pieces_of};
 use crate::pending::{Overlay, Where};
-use crate::segment::{Deltas, Plan, Snapshot};
-use crate::slots;
+use crate::space::admission::Growth;
+use crate::space::segment::{Deltas, Plan, Snapshot};
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::Mutex;

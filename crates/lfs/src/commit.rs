@@ -7,14 +7,14 @@
 //!
 //! Locks: `ctl` and the state lock in turn, never both; none across a wait.
 
-use crate::admit::Growth;
 use crate::batch::Batch;
+use crate::device::hold::Hold;
 use crate::fault::Planted;
-use crate::flight::Hold;
 use crate::format::place::{Place, SumAlgorithm};
 use crate::format::record::RecordKind;
 use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
+use crate::space::admission::Growth;
 use crate::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};

@@ -2,8 +2,8 @@
 //!
 //! Lock: the state lock, for one extent at a time; never across a wait.
 
-use crate::alloc::{AllocMode, AllocStats};
 use crate::aops::FileOps;
+use crate::space::alloc::{AllocMode, AllocStats};
 use crate::staging::Staging;
 use crate::volume::Volume;
 use forebay_base::Result;

@@ -14,16 +14,16 @@ mod stored;
 use self::stored::Stored;
 use crate::btree::{Problem, Seen};
 use crate::checkpoint::root_of;
+use crate::device::layout::Layout;
+use crate::device::slots::read_at;
 use crate::format::extent::Source;
 use crate::format::inode::{FileType, Inode, ROOT_INO};
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, SLOT_BYTES, Superblock, USAGE_TREE, slot_offsets};
-use crate::layout::Layout;
 use crate::open::usage_entries;
 use crate::pending::{Piece, Where};
-use crate::slots::read_at;
 use crate::volume::{OpenOptions, Volume};
 use forebay_base::checksum::crc32c;
 use forebay_base::world::WorldRef;
@@ -164,7 +164,7 @@ pub async fn fsck(
 }
 
 async fn check_slots(device: &DeviceRef, report: &mut FsckReport) -> Result<Superblock> {
-    let (newest, _) = crate::slots::read_newest(device).await?;
+    let (newest, _) = crate::device::slots::read_newest(device).await?;
     for (slot, offset) in slot_offsets(newest.recorded_end_bytes).into_iter().enumerate() {
         let found = match read_at(device, offset, SLOT_BYTES).await {
             Ok(bytes) => Superblock::decode(&bytes, slot as u32),

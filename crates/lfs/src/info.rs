@@ -2,9 +2,9 @@
 //!
 //! No locks, no state.
 
+use crate::device::slots;
 use crate::format::place::SumAlgorithm;
 use crate::format::superblock::{STATE_CLEAN, STATE_DAMAGED, Superblock};
-use crate::slots;
 use crate::volume::CreateOptions;
 use forebay_base::Result;
 use forebay_block::DeviceRef;

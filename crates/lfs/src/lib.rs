@@ -51,17 +51,15 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
-mod admit;
-pub mod alloc;
 mod aops;
 mod attr;
 mod batch;
 pub mod btree;
-mod capacity;
 mod checkpoint;
 mod clean;
 mod commit;
 mod content;
+mod device;
 mod digest;
 mod dir;
 mod evict;
@@ -69,14 +67,12 @@ mod extents;
 #[doc(hidden)]
 pub mod fault;
 mod file;
-mod flight;
 pub mod format;
 mod fsck;
 mod grow;
 mod info;
 mod inode;
 mod items;
-mod layout;
 mod left;
 mod load;
 mod log;
@@ -86,7 +82,6 @@ mod memory;
 mod merged;
 mod namei;
 mod near;
-mod nodes;
 mod open;
 mod pending;
 mod pressure;
@@ -94,20 +89,16 @@ mod remember;
 mod repair;
 mod reserve;
 mod rollforward;
-mod segment;
-mod slots;
 mod space;
 mod staging;
 mod state;
 mod stop;
 mod stored;
 mod tx;
-mod usage_table;
 mod vfs;
 mod volume;
 mod windows;
 
-pub use alloc::{AllocMode, AllocStats};
 pub use clean::{CleanStats, DEFAULT_PERCENT as CLEAN_PERCENT};
 pub use extents::{FileExtent, FreeSpace};
 pub use fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
@@ -116,6 +107,8 @@ pub use info::{VolumeInfo, probe};
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub use log::model as log_model;
+pub use space::alloc;
+pub use space::alloc::{AllocMode, AllocStats};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

@@ -33,7 +33,7 @@
 #[doc(hidden)]
 pub mod model;
 
-use crate::flight::{Hold, LogWrites};
+use crate::device::hold::{Hold, LogWrites};
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};

@@ -16,9 +16,9 @@
 //!
 //! Lock: one, a leaf but for the staging area's; not held across a wait.
 
+use crate::device::slots::read_at;
 use crate::format::superblock::TreeRoot;
 use crate::lookup::Pin;
-use crate::slots::read_at;
 use crate::staging::Staging;
 use crate::volume::Inner;
 use forebay_base::checksum::crc32c;

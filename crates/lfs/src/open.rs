@@ -15,6 +15,7 @@
 
 use crate::btree::{Cursor, Tree};
 use crate::checkpoint::root_of;
+use crate::device::layout::Layout;
 use crate::fault::{Plant, Planted};
 use crate::format::item::Item;
 use crate::format::key::Key;
@@ -23,10 +24,9 @@ use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, USAGE_TREE}
 use crate::format::usage::{Segment as Entry, Stream};
 use crate::format::{MAX_DATA_ID, corrupt};
 use crate::items;
-use crate::layout::Layout;
 use crate::log::Head;
 use crate::rollforward::{Found, roll_forward};
-use crate::segment::Phase;
+use crate::space::segment::Phase;
 use crate::state::State;
 use crate::volume::{COUNT_MAX, OpenOptions};
 use forebay_base::{Error, Result};
@@ -234,7 +234,7 @@ pub(crate) fn fresh_head(state: &mut State, head: &mut Head) -> Result<()> {
     Ok(())
 }
 
-impl crate::segment::Segments {
+impl crate::space::segment::Segments {
     /// Tree segments of a table that was loaded. Their nodes are counted one by one.
     fn adopt_trees(&mut self) -> Vec<u32> {
         let trees = self.iter().filter(|(_, s)| s.stream == Stream::Tree && s.phase != Phase::Free);

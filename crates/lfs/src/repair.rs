@@ -18,14 +18,14 @@
 //! wait.
 
 use crate::commit::write_all;
-use crate::flight::Hold;
+use crate::device::hold::Hold;
+use crate::device::slots::read_at;
 use crate::format::change::{Change, Size};
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::Stream;
 use crate::log::{Pending, Run};
 use crate::pending::{Overlay, Where};
-use crate::slots::read_at;
 use crate::state::{Lost, State};
 use crate::volume::Inner;
 use forebay_base::checksum::crc32c;

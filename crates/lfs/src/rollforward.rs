@@ -20,6 +20,8 @@ mod evidence;
 mod window;
 
 use crate::btree::Tree;
+use crate::device::layout::Layout;
+use crate::device::slots::read_at;
 use crate::fault::{NO_SECRET, Plant, Planted};
 use crate::format::change::Change;
 use crate::format::corrupt;
@@ -29,13 +31,11 @@ use crate::format::record::{MAGIC, RECORD_HEADER_BYTES, Record, RecordHeader};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::Superblock;
 use crate::format::usage::Stream;
-use crate::layout::Layout;
 use crate::load;
 use crate::log::Head;
 use crate::open::head_of;
 use crate::pending::Where;
-use crate::segment::Phase;
-use crate::slots::read_at;
+use crate::space::segment::Phase;
 use crate::state::State;
 use crate::volume::{COUNT_MAX, OpenOptions};
 use evidence::Evidence;
@@ -146,7 +146,7 @@ impl Walk<'_> {
         for segment in 0..self.layout.segments {
             // What was full of something else at the checkpoint is not the log behind it.
             let this = self.state.space.segments.get(segment);
-            let other = |s: &crate::segment::Segment| {
+            let other = |s: &crate::space::segment::Segment| {
                 s.stream == Stream::Tree || s.stream == Stream::Data && s.phase == Phase::Sealed
             };
             if this.is_some_and(other) {

@@ -11,12 +11,11 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::admit::{Dirt, Growth};
-use crate::alloc::room::Room;
 use crate::attr::assign;
 use crate::btree::empty_root;
 use crate::checkpoint::Frozen;
 use crate::content::{Content, Lingering};
+use crate::device::layout::Layout;
 use crate::dir::Directory;
 use crate::evict::Cache;
 use crate::format::change::{Change, Entry, Rename, Size};
@@ -28,11 +27,12 @@ use crate::format::key::Cookie;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
 use crate::items::Items;
-use crate::layout::Layout;
 use crate::left::Left;
 use crate::log::Pending;
 use crate::pending::{Overlay, Piece, Sums, Where};
 use crate::space::Space;
+use crate::space::admission::{Dirt, Growth};
+use crate::space::alloc::runs::Room;
 use crate::stop::Fate;
 use crate::windows::Windows;
 use forebay_base::{Error, Result};

@@ -4,7 +4,6 @@
 //!
 //! Lock: the state lock, held by the caller.
 
-use crate::admit::Growth;
 use crate::format::change::Change;
 use crate::format::corrupt;
 use crate::format::extent::{Extent, Source};
@@ -12,6 +11,7 @@ use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
 use crate::look::{Stop, Tried, needed};
 use crate::pending::Where;
+use crate::space::admission::Growth;
 use crate::space::{Beside, Need};
 use crate::state::State;
 use forebay_base::codec::Writer;

@@ -4,12 +4,12 @@
 //!
 //! Locks: see the crate.
 
-use crate::admit::Dirt;
-use crate::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::btree::cache::DEFAULT_BUDGET_BYTES;
 use crate::btree::{NodeCache, Tree};
 use crate::checkpoint::{Checkpoints, How};
 use crate::clean::Cleaner;
+use crate::device::layout::Layout;
+use crate::device::slots;
 use crate::fault::Plant;
 use crate::format::change::Change;
 use crate::format::corrupt;
@@ -21,19 +21,19 @@ use crate::format::superblock::{
     FILES_TREE, FIRST_FREE_TREE, KEY_AREA_BYTES, SLOT_BYTES, SLOTS, STATE_CLEAN, Superblock,
     TreeRoot, USAGE_TREE,
 };
-use crate::layout::Layout;
 use crate::log::{Head, Log};
 use crate::memory::Memory;
 use crate::near::Near;
-use crate::nodes::VolumeStore;
 use crate::open::{Opened, find, fresh_head, head_of};
 use crate::remember::Remembered;
 use crate::rollforward::Found;
-use crate::slots;
 use crate::space::Need;
+use crate::space::admission::Dirt;
+use crate::space::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
+use crate::space::nodes::VolumeStore;
+use crate::space::usage_table::usage_nodes;
 use crate::staging::Staging;
 use crate::state::State;
-use crate::usage_table::usage_nodes;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_base::sync::{Arc, Mutex};

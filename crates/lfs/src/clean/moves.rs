@@ -10,7 +10,6 @@
 use super::Hurry;
 use super::copy::{COPY_TIMES, Flight, in_order};
 use super::pick::Victims;
-use crate::admit::Growth;
 use crate::aops::CHANGE_BYTES;
 use crate::btree::InOrder;
 use crate::checkpoint::How;
@@ -20,8 +19,9 @@ use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
 use crate::pending::Where;
-use crate::segment::{Phase, Pin};
 use crate::space::Need;
+use crate::space::admission::Growth;
+use crate::space::segment::{Phase, Pin};
 use crate::state::{MAP_ITEM_BYTES, State};
 use crate::tx::Content;
 use crate::volume::Inner;
@@ -498,7 +498,7 @@ mod tests {
             let inner = &volume.0;
             let victims: Victims = {
                 let state = inner.state.lock();
-                let is_sparse = |(_, this): &(u32, &crate::segment::Segment)| {
+                let is_sparse = |(_, this): &(u32, &crate::space::segment::Segment)| {
                     let live = (1..inner.layout.segment_bytes() / 2).contains(&this.live_bytes);
                     this.phase == Phase::Sealed && this.is_settled() && live
                 };

@@ -10,8 +10,8 @@
 
 use super::gather::FOUND_BYTES;
 use super::{Hurry, Turn};
-use crate::segment::{Known, Phase, Segment};
 use crate::space::Need;
+use crate::space::segment::{Known, Phase, Segment};
 use crate::state::State;
 use crate::volume::Inner;
 use std::collections::BTreeSet;
@@ -259,7 +259,7 @@ impl Turn {
 mod tests {
     use super::*;
     use crate::format::usage::Stream;
-    use crate::segment::Segments;
+    use crate::space::segment::Segments;
 
     /// A segment with a block that could not be read was left alone for all of that life, also when it had
     /// been emptied and filled anew. And one that was said to hold something which no extent names was

@@ -95,7 +95,7 @@ fn usage_and_places_that_are_wrong_are_found() {
     let disk = disk.in_world(world.clone());
     world.run(async {
         let device: DeviceRef = Arc::new(disk.clone());
-        let (superblock, _) = crate::slots::read_newest(&device).await.unwrap();
+        let (superblock, _) = crate::device::slots::read_newest(&device).await.unwrap();
         let volume = open(&setup, &disk).await.unwrap();
         let entries = usage_entries(&volume.0.tree, &superblock).await.unwrap();
         let live: BTreeMap<u32, u64> =

@@ -16,9 +16,9 @@
 //! No locks: recovery has the volume to itself.
 
 use super::{Walk, is_unreadable};
+use crate::device::slots::read_at;
 use crate::format::place::Place;
 use crate::format::record::{RECORD_ALIGN, Record, RecordHeader};
-use crate::slots::read_at;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, Result};
 use std::ops::Range;

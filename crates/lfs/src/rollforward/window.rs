@@ -10,9 +10,9 @@
 //! at most, asked for some at a time: the device is kept busy, and seldom woken. R17 what cannot be read
 //! ahead is left to who needs it: a bad sector behind the end of the log is nobody's concern.
 
+use crate::device::layout::Layout;
+use crate::device::slots::read_at;
 use crate::format::place::Place;
-use crate::layout::Layout;
-use crate::slots::read_at;
 use forebay_base::Result;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::{OneReceiver, oneshot};

@@ -3,10 +3,10 @@
 //!
 //! No locks.
 
+use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::record::RecordHeader;
 use crate::fsck::FindingKind;
-use crate::layout::Layout;
 use crate::pending::Where;
 use crate::tests::reuse::{check, create, open, setup, write};
 use crate::tests::setup::Setup;

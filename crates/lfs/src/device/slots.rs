@@ -10,7 +10,7 @@
 //! No locks: opening and checkpoints are alone.
 
 use crate::commit::write_all;
-use crate::flight::Hold;
+use crate::device::hold::Hold;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::units::round_down;

@@ -15,9 +15,9 @@
 
 use crate::btree::{NodeStore, StoredNode};
 use crate::commit::write_bufs;
+use crate::device::layout::Layout;
+use crate::device::slots::read_at;
 use crate::format::place::{Geometry, Place};
-use crate::layout::Layout;
-use crate::slots::read_at;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Mutex;

@@ -12,7 +12,7 @@
 //! Invariants: P21 bytes that were admitted are arriving, dirty or in write-out, and count until a
 //! reservation holds room for them. P22 what is written past the cache leaves that room alone. P23 a part of
 //! the room is for the last blocks of files that are cut, so that cutting and syncing work on a full volume.
-//! What overwrites stored content may have what is kept from new content (P25, [`crate::capacity`]).
+//! What overwrites stored content may have what is kept from new content (P25, [`crate::space::capacity`]).
 //!
 //! Locks: the state lock, held by the caller; what is arriving and dirty is counted without.
 

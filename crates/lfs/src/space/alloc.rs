@@ -6,8 +6,8 @@
 //!   request has its place; direct writes take it from a number of pages on, write-back always.
 //! - `reserve`, ours: the whole request in one hold of the state lock, out of the window of its stream.
 //!
-//! Reading order: `room` (runs that were taken and are not in use), `window` (streams and their windows),
-//! `take` (the three ways).
+//! Reading order: `runs` (runs that were taken and are not in use), `window` (streams and their
+//! windows), `strategy` (the three strategies).
 //!
 //! Invariants: A11 a byte of a data segment has one owner: nobody, the open end of `Space`,
 //! a window, the pool of small runs, what is left over, or one reservation. A12 no lock and no turn is held
@@ -17,8 +17,8 @@
 //! Locks: the turn of `serialized` is outermost and taken alone; everything else is covered by the
 //! volume's state lock.
 
-pub(crate) mod room;
-pub(crate) mod take;
+pub(crate) mod runs;
+pub(crate) mod strategy;
 pub(crate) mod window;
 
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, Ordering};

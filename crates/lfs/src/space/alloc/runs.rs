@@ -14,11 +14,11 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::alloc::AllocStats;
-use crate::alloc::window::Windows;
+use crate::device::layout::Layout;
 use crate::format::place::Place;
-use crate::layout::Layout;
 use crate::space::Space;
+use crate::space::alloc::AllocStats;
+use crate::space::alloc::window::Windows;
 use forebay_base::units::MIB;
 use forebay_base::{ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};

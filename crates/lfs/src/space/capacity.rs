@@ -29,7 +29,7 @@
 //!
 //! Locks: the state lock, held by the caller.
 
-use crate::admit::{BLOCK_TREE_BYTES, Growth};
+use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
 use crate::space::{KEPT_SEGMENTS, Need};
 use crate::state::State;
 

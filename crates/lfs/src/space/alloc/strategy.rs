@@ -4,12 +4,12 @@
 //! nobody waits for it any more, goes back. T22 with `reserve` a request is served in one hold of the state
 //! lock. T23 neighbours in file and segment are one place, whoever took them when.
 //!
-//! Locks: see [`crate::alloc`].
+//! Locks: see [`crate::space::alloc`].
 
-use crate::alloc::AllocMode;
-use crate::alloc::room::{Room, Run};
-use crate::alloc::window::WINDOWS_MAX;
-use crate::layout::Layout;
+use crate::device::layout::Layout;
+use crate::space::alloc::AllocMode;
+use crate::space::alloc::runs::{Room, Run};
+use crate::space::alloc::window::WINDOWS_MAX;
 use crate::space::{Need, Space};
 use crate::state::State;
 use crate::volume::Inner;
