@@ -7,7 +7,7 @@ use crate::format::extent::Source;
 use crate::format::inode::INODE_BYTES;
 use crate::format::item::Item;
 use crate::format::key::Key;
-use crate::pending::{Overlay, Where};
+use crate::map::overlay::{Overlay, Where};
 use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::codec::Writer;

@@ -3,8 +3,8 @@
 //! Lock: the state lock, for one extent at a time; never across a wait.
 
 use crate::aops::FileOps;
+use crate::log::staging::Staging;
 use crate::space::alloc::{AllocMode, AllocStats};
-use crate::staging::Staging;
 use crate::volume::Volume;
 use forebay_base::Result;
 use forebay_base::units::round_up;

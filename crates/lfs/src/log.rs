@@ -29,6 +29,10 @@
 //!
 //! Locks: `ctl`, a leaf like the state lock; the two are never held together.
 
+pub(crate) mod commit;
+pub(crate) mod group_layout;
+pub(crate) mod staging;
+
 #[cfg(any(test, shuttle))]
 #[doc(hidden)]
 pub mod model;

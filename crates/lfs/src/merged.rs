@@ -10,7 +10,7 @@ use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::superblock::TreeRoot;
 use crate::items::Items;
-use crate::pending::{self, Overlay, Where};
+use crate::map::overlay::{self, Overlay, Where};
 use crate::volume::Inner;
 use forebay_base::Result;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ pub(crate) fn pieces_of(
 }
 
 /// A piece as the tree is told of it.
-fn piece(data_id: u64, (block, piece): (u64, pending::Piece)) -> Piece {
+fn piece(data_id: u64, (block, piece): (u64, overlay::Piece)) -> Piece {
     let stored = match piece.at {
         Where::Run(place) => {
             let mut sums = Vec::new();

@@ -18,8 +18,8 @@
 
 use crate::device::slots::read_at;
 use crate::format::superblock::TreeRoot;
-use crate::lookup::Pin;
-use crate::staging::Staging;
+use crate::log::staging::Staging;
+use crate::map::lookup::Pin;
 use crate::volume::Inner;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::Mutex;

@@ -17,15 +17,15 @@
 //! Locks: the state lock and folio locks in turn, below the state lock the staging area's; none across a
 //! wait.
 
-use crate::commit::write_all;
 use crate::device::hold::Hold;
 use crate::device::slots::read_at;
 use crate::format::change::{Change, Size};
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::Stream;
+use crate::log::commit::write_all;
 use crate::log::{Pending, Run};
-use crate::pending::{Overlay, Where};
+use crate::map::overlay::{Overlay, Where};
 use crate::state::{Lost, State};
 use crate::volume::Inner;
 use forebay_base::checksum::crc32c;

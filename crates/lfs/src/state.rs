@@ -29,7 +29,7 @@ use crate::format::superblock::{FILES_TREE, TreeRoot};
 use crate::items::Items;
 use crate::left::Left;
 use crate::log::Pending;
-use crate::pending::{Overlay, Piece, Sums, Where};
+use crate::map::overlay::{Overlay, Piece, Sums, Where};
 use crate::space::Space;
 use crate::space::admission::{Dirt, Growth};
 use crate::space::alloc::runs::Room;

@@ -10,7 +10,7 @@ use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
 use crate::look::{Stop, Tried, needed};
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::space::admission::Growth;
 use crate::space::{Beside, Need};
 use crate::state::State;

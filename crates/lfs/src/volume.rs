@@ -21,6 +21,7 @@ use crate::format::superblock::{
     FILES_TREE, FIRST_FREE_TREE, KEY_AREA_BYTES, SLOT_BYTES, SLOTS, STATE_CLEAN, Superblock,
     TreeRoot, USAGE_TREE,
 };
+use crate::log::staging::Staging;
 use crate::log::{Head, Log};
 use crate::memory::Memory;
 use crate::near::Near;
@@ -32,7 +33,6 @@ use crate::space::admission::Dirt;
 use crate::space::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::space::nodes::VolumeStore;
 use crate::space::usage_table::usage_nodes;
-use crate::staging::Staging;
 use crate::state::State;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64};

@@ -18,7 +18,7 @@ use crate::format::change::Change;
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::space::Need;
 use crate::space::admission::Growth;
 use crate::space::segment::{Phase, Pin};

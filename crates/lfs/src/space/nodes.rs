@@ -14,10 +14,10 @@
 //! Locks: [`VolumeStore`] takes the state lock to allocate; none across a wait.
 
 use crate::btree::{NodeStore, StoredNode};
-use crate::commit::write_bufs;
 use crate::device::layout::Layout;
 use crate::device::slots::read_at;
 use crate::format::place::{Geometry, Place};
+use crate::log::commit::write_bufs;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Mutex;

@@ -4,7 +4,7 @@
 //! No locks.
 
 use crate::fault::{Plant, Planted};
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::space::segment::Phase;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;

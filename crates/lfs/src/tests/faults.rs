@@ -5,7 +5,7 @@
 use crate::format::place::Place;
 use crate::format::superblock::slot_offsets;
 use crate::fsck::FindingKind;
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::{CreateOptions, Volume};

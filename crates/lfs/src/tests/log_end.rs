@@ -7,7 +7,7 @@ use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::record::RecordHeader;
 use crate::fsck::FindingKind;
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::reuse::{check, create, open, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::{OpenOptions, Volume};

@@ -4,7 +4,7 @@
 
 use crate::format::place::Place;
 use crate::fsck::{FindingKind, FsckReport, fsck};
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::setup::Setup;
 use crate::volume::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;

@@ -6,7 +6,7 @@
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::slot_offsets;
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::faults::{failing, found, synced_at_last};
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;

@@ -5,7 +5,7 @@
 use crate::format::place::Place;
 use crate::fsck::FindingKind;
 use crate::log::Log;
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::reuse::check;
 use crate::tests::setup::Setup;
 use crate::volume::Volume;

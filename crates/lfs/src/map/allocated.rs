@@ -13,7 +13,7 @@
 
 use crate::aops::FileOps;
 use crate::format::inode::Inode;
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::state::{Node, State};
 use crate::volume::Inner;
 use forebay_base::Result;

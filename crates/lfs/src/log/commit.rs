@@ -7,11 +7,11 @@
 //!
 //! Locks: `ctl` and the state lock in turn, never both; none across a wait.
 
-use crate::batch::Batch;
 use crate::device::hold::Hold;
 use crate::fault::Planted;
 use crate::format::place::{Place, SumAlgorithm};
 use crate::format::record::RecordKind;
+use crate::log::group_layout::Batch;
 use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
 use crate::space::admission::Growth;
