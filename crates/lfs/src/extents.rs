@@ -2,7 +2,7 @@
 //!
 //! Lock: the state lock, for one extent at a time; never across a wait.
 
-use crate::aops::FileOps;
+use crate::files::map_ops::FileOps;
 use crate::log::staging::Staging;
 use crate::space::alloc::{AllocMode, AllocStats};
 use crate::volume::Volume;

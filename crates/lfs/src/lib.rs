@@ -51,48 +51,33 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
-mod aops;
-mod attr;
 pub mod btree;
 mod checkpoint;
 mod clean;
-mod content;
 mod device;
 mod digest;
-mod dir;
-mod evict;
 mod extents;
 #[doc(hidden)]
 pub mod fault;
-mod file;
+mod files;
 pub mod format;
 mod fsck;
 mod grow;
 mod info;
-mod inode;
-mod items;
-mod left;
-mod load;
 mod log;
-mod look;
 mod map;
 mod memory;
 mod merged;
-mod namei;
-mod near;
+mod names;
 mod open;
 mod pressure;
-mod remember;
 mod repair;
-mod reserve;
 mod rollforward;
 mod space;
-mod state;
 mod stop;
-mod tx;
+mod transaction;
 mod vfs;
 mod volume;
-mod windows;
 
 pub use clean::{CleanStats, DEFAULT_PERCENT as CLEAN_PERCENT};
 pub use extents::{FileExtent, FreeSpace};

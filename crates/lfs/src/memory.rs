@@ -8,7 +8,7 @@
 //! were, for they come back with the next checkpoint; what a pass of the cleaner takes goes with it.
 //! Lock: none; told without the state lock.
 
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::{Inner, OpenOptions};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

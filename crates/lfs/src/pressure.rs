@@ -13,9 +13,9 @@
 //! Locks: the state lock in turn; none across a wait.
 
 use crate::checkpoint::How;
-use crate::content::Content;
+use crate::files::content::Content;
 use crate::space::{Bytes, Need};
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{ErrorKind, Result};

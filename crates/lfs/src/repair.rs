@@ -26,7 +26,7 @@ use crate::format::usage::Stream;
 use crate::log::commit::write_all;
 use crate::log::{Pending, Run};
 use crate::map::overlay::{Overlay, Where};
-use crate::state::{Lost, State};
+use crate::transaction::state::{Lost, State};
 use crate::volume::Inner;
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};

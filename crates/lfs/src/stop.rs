@@ -13,7 +13,7 @@
 //! Lock: the state lock; none across a wait.
 
 use crate::checkpoint::How;
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::{Inner, Volume};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};

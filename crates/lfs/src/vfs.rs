@@ -2,10 +2,10 @@
 //!
 //! Lock: the state lock, for the length of a look or a change; never across a wait.
 
-use crate::content::AT_ONCE;
-use crate::file::VolumeFile;
-use crate::look::Tried;
-use crate::state::State;
+use crate::files::content::AT_ONCE;
+use crate::files::open_file::VolumeFile;
+use crate::names::lookup::Tried;
+use crate::transaction::state::State;
 use crate::volume::Volume;
 use forebay_base::Result;
 use forebay_base::task::BoxFuture;

@@ -11,6 +11,7 @@ use crate::clean::Cleaner;
 use crate::device::layout::Layout;
 use crate::device::slots;
 use crate::fault::Plant;
+use crate::files::read_ahead::Near;
 use crate::format::change::Change;
 use crate::format::corrupt;
 use crate::format::extent::Extent;
@@ -24,16 +25,15 @@ use crate::format::superblock::{
 use crate::log::staging::Staging;
 use crate::log::{Head, Log};
 use crate::memory::Memory;
-use crate::near::Near;
+use crate::names::name_cache::Remembered;
 use crate::open::{Opened, find, fresh_head, head_of};
-use crate::remember::Remembered;
 use crate::rollforward::Found;
 use crate::space::Need;
 use crate::space::admission::Dirt;
 use crate::space::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::space::nodes::VolumeStore;
 use crate::space::usage_table::usage_nodes;
-use crate::state::State;
+use crate::transaction::state::State;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_base::sync::{Arc, Mutex};
@@ -166,7 +166,7 @@ impl Default for OpenOptions {
             discard: false,
             overlay_bytes: 32 << 20,
             node_cache_bytes: DEFAULT_BUDGET_BYTES,
-            inode_cache_bytes: crate::evict::DEFAULT_BYTES,
+            inode_cache_bytes: crate::names::evict::DEFAULT_BYTES,
             of_budget: false,
             clean_percent: crate::clean::DEFAULT_PERCENT,
             alloc: AllocMode::default(),
@@ -189,7 +189,7 @@ pub(crate) struct Inner {
     pub staging: std::sync::Arc<Staging>,
     pub near: Near,
     pub memory: Memory,
-    /// Held while a mapping is made or let go of: see [`crate::content`].
+    /// Held while a mapping is made or let go of: see [`crate::files::content`].
     pub making: Mutex<()>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,

@@ -12,7 +12,7 @@
 use super::How;
 use crate::format::superblock::STATE_CLEAN;
 use crate::space::Space;
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::Result;
 

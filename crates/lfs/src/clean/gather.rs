@@ -23,7 +23,7 @@ use crate::format::key::{Key, KeyBytes};
 use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
 use crate::format::{MAX_DATA_ID, MAX_EXTENT_BLOCKS};
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::task::yield_now;
 use forebay_base::{ErrorKind, Result};

@@ -12,7 +12,7 @@ use super::gather::FOUND_BYTES;
 use super::{Hurry, Turn};
 use crate::space::Need;
 use crate::space::segment::{Known, Phase, Segment};
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use std::collections::BTreeSet;
 

@@ -2,8 +2,8 @@
 //! none does.
 
 use super::*;
-use crate::state::State;
 use crate::tests::reuse::{check, create, open, setup, write};
+use crate::transaction::state::State;
 use forebay_base::sim_world::SimWorld;
 use std::sync::Arc;
 

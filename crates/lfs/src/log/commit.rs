@@ -15,7 +15,7 @@ use crate::log::group_layout::Batch;
 use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
 use crate::space::Need;
 use crate::space::admission::Growth;
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::{oneshot, yield_now};

@@ -11,10 +11,10 @@
 //!
 //! Locks: the state lock, and what the tree said after it; none across a wait.
 
-use crate::aops::FileOps;
+use crate::files::map_ops::FileOps;
 use crate::format::inode::Inode;
 use crate::map::overlay::Where;
-use crate::state::{Node, State};
+use crate::transaction::state::{Node, State};
 use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::sync::Mutex;

@@ -14,7 +14,7 @@ use crate::format::key::Key;
 use crate::format::superblock::TreeRoot;
 use crate::log::staging::Staging;
 use crate::map::overlay::{Piece, Sums, Where};
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::Result;
 use std::any::Any;

@@ -20,7 +20,7 @@ use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::USAGE_BYTES;
 use crate::space::{Beside, Need};
-use crate::state::{MAP_ITEM_BYTES, State};
+use crate::transaction::state::{MAP_ITEM_BYTES, State};
 use forebay_base::units::KIB;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::writeback::Domain;

@@ -31,7 +31,7 @@
 
 use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
 use crate::space::{KEPT_SEGMENTS, Need};
-use crate::state::State;
+use crate::transaction::state::State;
 
 /// Segments beside content and tree: the open one of the log, those that are kept, one in the stead of a log
 /// segment with content, the one that the cleaner fills and the one that it has for that, one to write to.

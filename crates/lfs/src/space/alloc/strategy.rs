@@ -11,7 +11,7 @@ use crate::space::alloc::AllocMode;
 use crate::space::alloc::runs::{Room, Run};
 use crate::space::alloc::window::WINDOWS_MAX;
 use crate::space::{Need, Space};
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::world::Nanos;

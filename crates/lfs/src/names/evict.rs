@@ -14,9 +14,9 @@
 
 use crate::format::change::Change;
 use crate::format::key::Cookie;
+use crate::names::scan_cache::LEAF_BYTES;
 use crate::space::Need;
-use crate::state::{Node, State};
-use crate::windows::LEAF_BYTES;
+use crate::transaction::state::{Node, State};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Default bound, bytes.

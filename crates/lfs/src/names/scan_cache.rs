@@ -13,9 +13,9 @@ use crate::format::inode::Inode;
 use crate::format::item::Item;
 use crate::format::key::{Cookie, Key};
 use crate::format::superblock::TreeRoot;
-use crate::load::Part;
-use crate::look::Want;
-use crate::state::State;
+use crate::names::load::Part;
+use crate::names::lookup::Want;
+use crate::transaction::state::State;
 use forebay_base::Result;
 use std::collections::VecDeque;
 

@@ -8,11 +8,11 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
-use crate::aops::{CHANGE_BYTES, FileOps, Share};
+use crate::files::map_ops::{CHANGE_BYTES, FileOps, Share};
 use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
 use crate::space::alloc::strategy::Taken;
-use crate::state::{Node, Promise, State};
+use crate::transaction::state::{Node, Promise, State};
 use crate::volume::Inner;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};

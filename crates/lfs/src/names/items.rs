@@ -1,5 +1,5 @@
 //! Names and attributes as items of the tree: what changed since the last checkpoint, in the form in which it
-//! is stored. How it comes back is in [`crate::load`].
+//! is stored. How it comes back is in [`crate::names::load`].
 //!
 //! Invariants: A11 what is in the tree below the newest durable checkpoint, with the frozen items over it and
 //! the active ones over those, is what all records say, no more: times that are ahead of the log (S14) are
@@ -13,7 +13,7 @@ use crate::format::item::{CHUNK_BYTES, EntryItem, Item, XattrItem};
 use crate::format::key::{Cookie, Key, KeyBytes, NameHash};
 use crate::format::place::Geometry;
 use crate::format::superblock::TreeRoot;
-use crate::state::{Node, State};
+use crate::transaction::state::{Node, State};
 use forebay_base::Result;
 use std::collections::BTreeMap;
 use std::ops::Range;

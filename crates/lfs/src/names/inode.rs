@@ -3,8 +3,8 @@
 //! Lock: the state lock, held by the caller.
 
 use crate::format::inode::{FileType, Inode, SetAttributes, Time};
-use crate::look::Tried;
-use crate::state::{Node, State};
+use crate::names::lookup::Tried;
+use crate::transaction::state::{Node, State};
 use forebay_base::ErrorKind;
 use forebay_vfs::rules::refuse;
 use forebay_vfs::{Attr, FileKind, Ino, Timestamp};

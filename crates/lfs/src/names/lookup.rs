@@ -13,17 +13,17 @@
 //! Lock: the state lock; never across a wait.
 
 use crate::checkpoint::How;
-use crate::dir::Child as Entered;
-use crate::evict::{Ahead, INODES_OF_LEAF};
 use crate::format::change::Change;
 use crate::format::key::{Cookie, Key, NameHash};
 use crate::format::superblock::TreeRoot;
-use crate::inode::kind_of;
-use crate::load;
+use crate::names::directory::Child as Entered;
+use crate::names::evict::{Ahead, INODES_OF_LEAF};
+use crate::names::inode::kind_of;
+use crate::names::load;
+use crate::names::scan_cache::LEAF_BYTES;
 use crate::space::Need;
-use crate::state::{Node, State};
+use crate::transaction::state::{Node, State};
 use crate::volume::Inner;
-use crate::windows::LEAF_BYTES;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::rules::{self, At, Child, Seen};

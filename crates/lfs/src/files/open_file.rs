@@ -2,13 +2,13 @@
 //!
 //! Lock: the state lock, for the length of a look or a change; never across a wait.
 
-use crate::content::{AT_ONCE, Content};
 use crate::fault::Planted;
+use crate::files::content::{AT_ONCE, Content};
 use crate::format::change::Change;
 use crate::format::inode::FileType;
-use crate::look::{Stop, Tried};
+use crate::names::lookup::{Stop, Tried};
 use crate::space::Need;
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on, yield_now};

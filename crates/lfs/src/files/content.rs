@@ -1,6 +1,6 @@
 //! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
-//! What is in the cache of a file that nobody has open stays there; [`crate::left`] says how it is found
-//! again.
+//! What is in the cache of a file that no client has open stays there; [`crate::files::closed`] says
+//! how it is found again.
 //!
 //! Invariants: D11 an inode has at most one mapping at a time, and it stays while it is open or owes
 //! something. D12 whoever still holds one that was let go makes no file longer with it: a size counts only
@@ -10,12 +10,12 @@
 //! first, so that who opens a file finds all or nothing of what the last one left, and never under the
 //! second.
 
-use crate::aops::FileOps;
+use crate::files::closed::LeftFile;
+use crate::files::map_ops::FileOps;
 use crate::format::change::{Change, Size};
-use crate::left::LeftFile;
-use crate::look::{Stop, Tried};
+use crate::names::lookup::{Stop, Tried};
 use crate::space::Need;
-use crate::state::{Lost, Node, OwedWritten, State};
+use crate::transaction::state::{Lost, Node, OwedWritten, State};
 use crate::volume::{Inner, Volume};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{ErrorKind, Result};

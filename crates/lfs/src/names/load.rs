@@ -9,16 +9,16 @@
 
 use crate::btree::read::Leaf;
 use crate::btree::{Cursor, Tree};
-use crate::dir::{COOKIES_END, Child};
-use crate::evict::{Ahead, INODES_OF_LEAF, continues};
 use crate::format::corrupt;
 use crate::format::item::Item;
 use crate::format::key::{Cookie, Key, KeyBytes};
 use crate::format::place::Geometry;
 use crate::format::superblock::TreeRoot;
-use crate::inode::kind_of;
-use crate::look::Want;
-use crate::state::{Node, State};
+use crate::names::directory::{COOKIES_END, Child};
+use crate::names::evict::{Ahead, INODES_OF_LEAF, continues};
+use crate::names::inode::kind_of;
+use crate::names::lookup::Want;
+use crate::transaction::state::{Node, State};
 use crate::volume::Inner;
 use forebay_base::{Error, Result};
 use forebay_vfs::{DirEntry, Ino, rules};

@@ -4,10 +4,10 @@
 
 use crate::format::change::Change;
 use crate::format::inode::{Inode, SetAttributes};
-use crate::inode::time;
-use crate::look::Tried;
+use crate::names::inode::time;
+use crate::names::lookup::Tried;
 use crate::space::Need;
-use crate::state::State;
+use crate::transaction::state::State;
 use forebay_base::Result;
 use forebay_vfs::rules::attrs;
 use forebay_vfs::rules::{self, Patch};

@@ -11,13 +11,11 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::attr::assign;
 use crate::btree::empty_root;
 use crate::checkpoint::Frozen;
-use crate::content::{Content, Lingering};
 use crate::device::layout::Layout;
-use crate::dir::Directory;
-use crate::evict::Cache;
+use crate::files::closed::Left;
+use crate::files::content::{Content, Lingering};
 use crate::format::change::{Change, Entry, Rename, Size};
 use crate::format::corrupt;
 use crate::format::extent::Extent;
@@ -26,15 +24,17 @@ use crate::format::item::EntryItem;
 use crate::format::key::Cookie;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
-use crate::items::Items;
-use crate::left::Left;
 use crate::log::Pending;
 use crate::map::overlay::{Overlay, Piece, Sums, Where};
+use crate::names::attributes::assign;
+use crate::names::directory::Directory;
+use crate::names::evict::Cache;
+use crate::names::items::Items;
+use crate::names::scan_cache::Windows;
 use crate::space::Space;
 use crate::space::admission::{Dirt, Growth};
 use crate::space::alloc::runs::Room;
 use crate::stop::Fate;
-use crate::windows::Windows;
 use forebay_base::{Error, Result};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

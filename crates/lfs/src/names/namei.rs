@@ -6,10 +6,10 @@
 use crate::format::change::{Change, Entry, Rename};
 use crate::format::inode::Inode;
 use crate::format::key::Cookie as Entered;
-use crate::inode::{time, type_of};
-use crate::look::Tried;
+use crate::names::inode::{time, type_of};
+use crate::names::lookup::Tried;
 use crate::space::Need;
-use crate::state::State;
+use crate::transaction::state::State;
 use forebay_vfs::rules::names::{Created, Fate, Made, Removed};
 use forebay_vfs::rules::rename::Moved;
 use forebay_vfs::rules::{self, At, Child};

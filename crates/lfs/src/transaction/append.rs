@@ -9,11 +9,11 @@ use crate::format::corrupt;
 use crate::format::extent::{Extent, Source};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
 use crate::log::{Payload, Pending, Run};
-use crate::look::{Stop, Tried, needed};
 use crate::map::overlay::Where;
+use crate::names::lookup::{Stop, Tried, needed};
 use crate::space::admission::Growth;
 use crate::space::{Beside, Need};
-use crate::state::State;
+use crate::transaction::state::State;
 use forebay_base::codec::Writer;
 use forebay_base::{Error, ErrorKind, Result};
 
