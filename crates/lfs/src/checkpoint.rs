@@ -19,11 +19,13 @@
 //!
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
 
-mod closing;
+pub(crate) mod changes;
+mod close;
 mod repeat;
 
 use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
+use crate::checkpoint::changes::{overlaid, pieces_of};
 use crate::device::hold::TurnLock;
 use crate::device::slots;
 use crate::fault::Planted;
@@ -33,7 +35,6 @@ use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
 use crate::log::{ANY, Head};
 use crate::map::overlay::{Overlay, Where};
-use crate::merged::{overlaid, pieces_of};
 use crate::names::items::Items;
 use crate::space::admission::Growth;
 use crate::space::segment::{Deltas, Plan, Snapshot};

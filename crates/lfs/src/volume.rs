@@ -1,8 +1,17 @@
 //! A volume: made, opened, shared by whoever has it open.
 //!
-//! How it is found again is in [`crate::open`].
+//! How it is found again is in [`crate::recover::open`].
 //!
 //! Locks: see the crate.
+
+pub(crate) mod digest;
+pub(crate) mod extents;
+pub(crate) mod fsck;
+pub(crate) mod grow;
+pub(crate) mod info;
+pub(crate) mod maintenance;
+pub(crate) mod memory;
+pub(crate) mod vfs;
 
 use crate::btree::cache::DEFAULT_BUDGET_BYTES;
 use crate::btree::{NodeCache, Tree};
@@ -24,16 +33,16 @@ use crate::format::superblock::{
 };
 use crate::log::staging::Staging;
 use crate::log::{Head, Log};
-use crate::memory::Memory;
 use crate::names::name_cache::Remembered;
-use crate::open::{Opened, find, fresh_head, head_of};
-use crate::rollforward::Found;
+use crate::recover::open::{Opened, find, fresh_head, head_of};
+use crate::recover::rollforward::Found;
 use crate::space::Need;
 use crate::space::admission::Dirt;
 use crate::space::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
 use crate::space::nodes::VolumeStore;
 use crate::space::usage_table::usage_nodes;
 use crate::transaction::state::State;
+use crate::volume::memory::Memory;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_base::sync::{Arc, Mutex};

@@ -17,7 +17,7 @@
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
-use super::moves::Live;
+use super::relocate::Live;
 use crate::device::slots::read_at;
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::Place;

@@ -12,9 +12,9 @@
 //!
 //! Lock: the state lock; none across a wait.
 
+use super::choose::Victims;
 use super::copy::BUFFER_LEAST;
-use super::moves::Live;
-use super::pick::Victims;
+use super::relocate::Live;
 use crate::btree::Cursor;
 use crate::format::corrupt;
 use crate::format::extent::{Extent, Source, UNWRITTEN, stored_segment};

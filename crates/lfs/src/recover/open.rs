@@ -25,7 +25,7 @@ use crate::format::usage::{Segment as Entry, Stream};
 use crate::format::{MAX_DATA_ID, corrupt};
 use crate::log::Head;
 use crate::names::items;
-use crate::rollforward::{Found, roll_forward};
+use crate::recover::rollforward::{Found, roll_forward};
 use crate::space::segment::Phase;
 use crate::transaction::state::State;
 use crate::volume::{COUNT_MAX, OpenOptions};

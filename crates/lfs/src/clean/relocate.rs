@@ -8,8 +8,8 @@
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
 use super::Hurry;
+use super::choose::Victims;
 use super::copy::{COPY_TIMES, Flight, in_order};
-use super::pick::Victims;
 use crate::btree::InOrder;
 use crate::checkpoint::How;
 use crate::fault::Planted;

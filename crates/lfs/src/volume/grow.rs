@@ -13,8 +13,8 @@
 use crate::device::slots;
 use crate::format::features::Access;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock};
-use crate::info::VolumeInfo;
-use crate::open::{check_growth, usage_entries};
+use crate::recover::open::{check_growth, usage_entries};
+use crate::volume::info::VolumeInfo;
 use crate::volume::{OpenOptions, Parts, align_of};
 use forebay_base::buf::DataRef;
 use forebay_base::{Error, ErrorKind, Result};

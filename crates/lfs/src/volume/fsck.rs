@@ -23,7 +23,7 @@ use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, SLOT_BYTES, Superblock, USAGE_TREE, slot_offsets};
 use crate::map::overlay::{Piece, Where};
-use crate::open::usage_entries;
+use crate::recover::open::usage_entries;
 use crate::volume::{OpenOptions, Volume};
 use forebay_base::checksum::crc32c;
 use forebay_base::world::WorldRef;

@@ -34,7 +34,7 @@ use crate::format::usage::Stream;
 use crate::log::Head;
 use crate::map::overlay::Where;
 use crate::names::load;
-use crate::open::head_of;
+use crate::recover::open::head_of;
 use crate::space::segment::Phase;
 use crate::transaction::state::State;
 use crate::volume::{COUNT_MAX, OpenOptions};
