@@ -29,11 +29,15 @@
 //!
 //! Locks: `ctl`, a leaf like the state lock; the two are never held together.
 
+pub(crate) mod commit;
+pub(crate) mod group_layout;
+pub(crate) mod staging;
+
 #[cfg(any(test, shuttle))]
 #[doc(hidden)]
 pub mod model;
 
-use crate::flight::{Hold, LogWrites};
+use crate::device::hold::{Hold, LogWrites};
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
