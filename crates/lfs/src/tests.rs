@@ -4,6 +4,7 @@
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 
 mod alloc;
+mod appends;
 mod behaviours;
 mod blocking;
 mod checkpoint_timing;
