@@ -33,11 +33,15 @@
 //! Locks: `ctl`, like the state lock; the two are never held together. Below `ctl` that of a flush
 //! turn, a leaf.
 
+pub(crate) mod commit;
+pub(crate) mod group_layout;
+pub(crate) mod staging;
+
 #[cfg(any(test, shuttle))]
 #[doc(hidden)]
 pub mod model;
 
-use crate::flight::{Hold, LogWrites};
+use crate::device::hold::{Hold, LogWrites};
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
 use forebay_base::sync::{Arc, Mutex};
