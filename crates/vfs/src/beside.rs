@@ -3,7 +3,7 @@
 //! answered.
 //!
 //! ```text
-//!   kernel ─▶ mount ──────────────▶ file system ◀── Beside ◀── library, exports, sessions
+//!   kernel ─▶ mount ──────────────▶ file system ◀── NotifyingFs ◀── library, exports, sessions
 //!                ▲                                     │
 //!                └──────────── Observer ◀──────────────┘   "this changed": before the change is acknowledged
 //! ```
@@ -26,7 +26,7 @@ use crate::types::{
     Attr, Cookie, DirEntry, FileKind, Ino, NewInode, OpenFlags, RenameFlags, SetAttr, SetXattr,
     StatFs,
 };
-use file::BesideFile;
+use file::NotifyingFile;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
@@ -210,10 +210,10 @@ pub(crate) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, 
     }
 }
 
-/// See the module.
-pub struct Beside(Arc<Shared>);
+/// A file system that reports each change to the mount that serves it, if there is one.
+pub struct NotifyingFs(Arc<Shared>);
 
-impl Beside {
+impl NotifyingFs {
     /// Of `fs`, which a mount may serve.
     pub fn new(fs: Arc<dyn FileSystem>) -> Self {
         let (some, observer) = Default::default();
@@ -245,7 +245,7 @@ impl Beside {
     }
 
     fn file(&self, file: OpenFileRef) -> OpenFileRef {
-        Arc::new(BesideFile::new(file, self.0.clone()))
+        Arc::new(NotifyingFile::new(file, self.0.clone()))
     }
 
     /// Carries out what changes names: the entries, and attributes of `also`.
@@ -410,7 +410,7 @@ impl Beside {
     }
 }
 
-impl FileSystem for Beside {
+impl FileSystem for NotifyingFs {
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
         self.0.fs.statfs()
     }

@@ -75,8 +75,9 @@ impl Observer for Mount {
     }
 }
 
-fn lab() -> (Beside, Arc<Mount>) {
-    let (beside, mount) = (Beside::new(Arc::new(MemFs::default())), Arc::new(Mount::default()));
+fn lab() -> (NotifyingFs, Arc<Mount>) {
+    let (beside, mount) =
+        (NotifyingFs::new(Arc::new(MemFs::default())), Arc::new(Mount::default()));
     let observer: Weak<Mount> = Arc::downgrade(&mount);
     beside.observe(observer).unwrap();
     (beside, mount)
