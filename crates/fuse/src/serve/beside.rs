@@ -134,6 +134,16 @@ impl Observer for Core {
         self.changes.end(ino);
     }
 
+    fn will_change_name(&self, dir: Ino, name: &[u8]) -> BoxFuture<'_, ()> {
+        self.removals.begin_change(dir, name);
+        let name: Box<[u8]> = name.into();
+        Box::pin(async move { self.removals.none(dir, &name).await })
+    }
+
+    fn name_change_over(&self, dir: Ino, name: &[u8]) {
+        self.removals.end_change(dir, name);
+    }
+
     fn changed(&self, change: &Change) -> Ticket {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         match change {
