@@ -1,5 +1,5 @@
-//! Volumes that an earlier version made (`tests/data/volumes-*`) open with this one: every path is as
-//! its list says, the volume can be changed, and it is intact afterwards.
+//! Volumes that an earlier version made (`tests/data/volumes-*`) open with this one: every path is
+//! as its list says, the volume can be changed, and it is intact afterwards.
 
 use crate::common::{Folder, output, stderr};
 use std::path::Path;

@@ -14,6 +14,8 @@ struct Mount {
     told: Mutex<Vec<Change>>,
     /// Told before.
     about_to: Mutex<Vec<Ino>>,
+    /// Names that are being changed.
+    changing: Mutex<Vec<(Ino, Box<[u8]>)>>,
     /// Of these, what is over.
     over: Mutex<Vec<Ino>>,
     /// An append of a program is on its way for ever.
@@ -54,6 +56,18 @@ impl Observer for Mount {
         assert!(!self.told.lock().is_empty() || self.appending.load(Ordering::Relaxed));
         self.over.lock().push(ino);
     }
+    fn will_change_name(&self, dir: Ino, name: &[u8]) -> BoxFuture<'_, ()> {
+        self.changing.lock().push((dir, name.into()));
+        match self.appending.load(Ordering::Relaxed) {
+            true => Box::pin(std::future::pending()),
+            false => Box::pin(std::future::ready(())),
+        }
+    }
+    fn name_change_over(&self, dir: Ino, name: &[u8]) {
+        let mut changing = self.changing.lock();
+        let at = changing.iter().position(|(d, n)| *d == dir && **n == *name);
+        changing.remove(at.expect("it was begun"));
+    }
     fn changed(&self, change: &Change) -> Ticket {
         let mut told = self.told.lock();
         told.push(change.clone());
@@ -75,8 +89,9 @@ impl Observer for Mount {
     }
 }
 
-fn lab() -> (Beside, Arc<Mount>) {
-    let (beside, mount) = (Beside::new(Arc::new(MemFs::default())), Arc::new(Mount::default()));
+fn lab() -> (NotifyingFs, Arc<Mount>) {
+    let (beside, mount) =
+        (NotifyingFs::new(Arc::new(MemFs::default())), Arc::new(Mount::default()));
     let observer: Weak<Mount> = Arc::downgrade(&mount);
     beside.observe(observer).unwrap();
     (beside, mount)
@@ -103,6 +118,7 @@ fn z1_what_was_changed_is_told_before_it_is_acknowledged() {
         assert_eq!(*mount.told.lock(), told);
         assert_eq!(mount.waited.lock().pop(), Some(told.len() as u64), "{told:?}");
         mount.told.lock().clear();
+        assert!(mount.changing.lock().is_empty(), "each change of a name is over");
     };
     let (attr, file) = block_on(fs.create(root, name("f"), &new, both)).unwrap();
     expect(&[entry("f", None), ROOT]);
