@@ -88,14 +88,19 @@ impl MappedFile {
         }
     }
 
-    /// Cuts off what a write that was dropped has left behind the visible size. Not while a write
-    /// makes the file longer: the next one will do it.
+    /// Cuts off what a write that failed or was dropped has left behind the visible size. Not while a
+    /// write makes the file longer: that one has done it, or has failed. For a sync, which reports a
+    /// failure if the object below is longer than the file then. A map with a size of its own publishes
+    /// the visible one.
     pub(crate) async fn cut_hidden_now(&self) {
         if self.mapping.bounds.has_hidden_bytes()
             && let Some(resize) = self.mapping.bounds.try_resize()
             && let Err(error) = self.cut_hidden(&resize).await
         {
             log::warn!("{}: bytes behind the end of file: {error}", self.device().name());
+            if self.ops.published_size().is_none() {
+                self.mapping.errseq.set(error);
+            }
         }
     }
 
