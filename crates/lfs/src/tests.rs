@@ -11,6 +11,7 @@ mod blocking;
 pub(crate) mod clean;
 mod damage;
 mod dropped;
+mod dropped_ops;
 pub(crate) mod faults;
 mod flips;
 mod full;
