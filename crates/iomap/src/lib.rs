@@ -4,10 +4,12 @@
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
 //! `fill` and `read` (in), `write`, `writeout` and `records` (out), `inflight`, `direct`, `uncached`, `sync`,
-//! `zero`, `resize`, `discard`, `seek`, then the two mappings: [`identity`] and [`remap`].
+//! `zero`, `resize`, `discard`, `seek`, then the two mappings: [`identity`] and [`remap`]. [`check`]
+//! is for tests of maps.
 #![forbid(unsafe_code)]
 
 mod admitted;
+pub mod check;
 mod direct;
 mod discard;
 pub mod file;
