@@ -61,6 +61,17 @@ impl Place {
         assert!(!self.is_mounted());
     }
 
+    /// Ends it with `forebay umount`, which says that a busy mount is in use; see [`Place::umount`].
+    pub fn forebay_umount(&self) {
+        super::until("forebay umount", || {
+            let done = self.folder.forebay(&["umount", "mnt"]);
+            let said = super::stderr(&done);
+            assert!(done.status.success() || said.contains("in use"), "forebay umount: {said}");
+            done.status.success()
+        });
+        assert!(!self.is_mounted());
+    }
+
     /// A command that has to succeed, in the folder.
     pub fn run(&self, program: &str, words: &[&str]) -> String {
         let mut command = Command::new(program);
