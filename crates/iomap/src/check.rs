@@ -59,7 +59,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Every operation, with the flags that change its way. `can_grow`: the size of the file may change.
+    /// Every operation, with the flags that change its way. `can_grow`: the size of the file may
+    /// change.
     pub fn all(can_grow: bool) -> Vec<Self> {
         let direct = IoFlags::DIRECT | IoFlags::FALLBACK;
         let mut ops = vec![

@@ -2,10 +2,10 @@
 //! cache and the device, and asks the file's [`ops::MapOps`] only where bytes are: the loop is
 //! here, the answer above.
 //!
-//! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
-//! `fill` and `read` (in), `write`, `writeout` and `records` (out), `inflight`, `direct`, `uncached`, `sync`,
-//! `zero`, `resize`, `discard`, `seek`, then the two mappings: [`identity`] and [`remap`]. [`check`]
-//! is for tests of maps.
+//! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open
+//! object), `fill` and `read` (in), `write`, `writeout` and `records` (out), `inflight`, `direct`,
+//! `uncached`, `sync`, `zero`, `resize`, `discard`, `seek`, then the two mappings: [`identity`] and
+//! [`remap`]. [`check`] is for tests of maps.
 #![forbid(unsafe_code)]
 
 mod admitted;

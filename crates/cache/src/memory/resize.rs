@@ -4,10 +4,11 @@
 //! what is left fits; then what lies above the new limits is moved below; then the memory above goes
 //! back to the system. Larger: the tables are told, and the limits raised.
 //!
-//! Invariants: Y1 one resize at a time. Y2 memory is given back only when no frame and no slot in it
-//! is in use (A1, B1). Y3 the budget shown is never less than what the parts may hold. Y4 a resize
-//! that fails, because something dirty cannot be written out, or is dropped, leaves the budget as it was.
-//! Locks: the allocators' and the index', one after the other, none across a wait.
+//! Invariants: Y1 one resize at a time. Y2 memory is given back only when no frame and no slot in
+//! it is in use (A1, B1). Y3 the budget shown is never less than what the parts may hold. Y4 a
+//! resize that fails, because something dirty cannot be written out, or is dropped, leaves the
+//! budget as it was. Locks: the allocators' and the index', one after the other, none across a
+//! wait.
 
 use crate::cache::PageCache;
 use crate::config::Division;

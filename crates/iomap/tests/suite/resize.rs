@@ -195,8 +195,8 @@ fn y4_a_resize_that_cannot_be_done_leaves_the_budget_as_it_was() {
     });
 }
 
-/// A cache of 4 MiB, with 64 KiB of it read and written and 2 MiB dirty, made as small as it can be.
-/// The resize is dropped after so many polls. True if it ended before.
+/// A cache of 4 MiB, with 64 KiB of it read and written and 2 MiB dirty, made as small as it can
+/// be. The resize is dropped after so many polls. True if it ended before.
 fn resize_dropped(polls: u32, seed: u64) -> bool {
     let setup = Setup {
         budget: 1 << 20,
@@ -236,8 +236,9 @@ fn resize_dropped(polls: u32, seed: u64) -> bool {
     })
 }
 
-/// The story: a resize to a smaller budget lowers the limits and waits until everything fits. Where its
-/// task was dropped meanwhile the limits stayed low, and the budget that was shown was the old one.
+/// The story: a resize to a smaller budget lowers the limits and waits until everything fits. Where
+/// its task was dropped meanwhile the limits stayed low, and the budget that was shown was the old
+/// one.
 #[test]
 fn y4_resize_dropped_at_any_poll_leaves_the_budget_as_it_was() {
     let drops = |seed| (1..10_000).take_while(|&polls| !resize_dropped(polls, seed)).count();

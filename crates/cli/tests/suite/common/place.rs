@@ -61,7 +61,8 @@ impl Place {
         assert!(!self.is_mounted());
     }
 
-    /// Ends it with `forebay umount`, which says that a busy mount is in use; see [`Place::umount`].
+    /// Ends it with `forebay umount`, which says that a busy mount is in use; see
+    /// [`Place::umount`].
     pub fn forebay_umount(&self) {
         super::until("forebay umount", || {
             let done = self.folder.forebay(&["umount", "mnt"]);

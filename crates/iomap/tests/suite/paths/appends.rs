@@ -225,9 +225,9 @@ fn raw_lab() -> (Lab, Arc<Refuses>) {
     (lab, device)
 }
 
-/// The story: an append to a raw image failed, and so did cutting off the bytes that it had made the
-/// image longer by. A later sync tried that again and only logged the failure, so the caller was told
-/// that all is well, and the image stayed longer.
+/// The story: an append to a raw image failed, and so did cutting off the bytes that it had made
+/// the image longer by. A later sync tried that again and only logged the failure, so the caller
+/// was told that all is well, and the image stayed longer.
 #[test]
 fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
     let (lab, device) = raw_lab();

@@ -98,7 +98,8 @@ impl Walk<'_> {
             let place = Place::new(start.segment, at as u32);
             let bytes = &there[(at - first) as usize..];
             let mut step = RECORD_ALIGN;
-            // Most places hold no record; the error of `peek` is text, and costs more than the rest.
+            // Most places hold no record; the error of `peek` is text, and costs more than the
+            // rest.
             if bytes.starts_with(&MAGIC.to_le_bytes())
                 && RecordHeader::peek(bytes, place, &layout.geometry).is_ok()
                 && let Ok(record) = Record::open(bytes, layout.seal, place, &layout.geometry)
