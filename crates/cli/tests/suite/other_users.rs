@@ -89,7 +89,7 @@ fn user_beside_the_library_gets_no_file_of_root() {
         let (mut made, goes_on) = (0, until_round(5000));
         while goes_on(made) {
             let name = format!("/shared/f{}", made % 2);
-            match how.open(&lab.volume, &name) {
+            match how.open_in(&lab.volume, &name) {
                 Ok(file) => {
                     file.write_at(SECRET.as_bytes(), 0).unwrap();
                     made += 1;

@@ -4,6 +4,7 @@ mod api;
 mod budget;
 mod dir;
 mod examples;
+mod file;
 mod fsx;
 mod growing;
 mod looped;
