@@ -6,6 +6,7 @@
 //!
 //! Invariants: class.Q1 within [`cycle`] consecutive rounds each class of long runs is drawn as often as its
 //! weight says. class.Q2 the seed of a run does not depend on the position of its class in the table.
+//! class.Q3 campaigns of different seeds share no long runs.
 //!
 //! No locks.
 
@@ -94,7 +95,9 @@ pub fn cycle() -> u64 {
 
 /// The class of the long run of a round, and the seed of that run (class.Q1, class.Q2).
 pub fn of_round(seed: u64, round: u64) -> (usize, u64) {
-    let mut drawn = seed.wrapping_add(round);
+    let mut hashed = seed ^ 0xc1a55;
+    // Half of the range, so that counting rounds up does not wrap (class.Q1).
+    let mut drawn = (split_mix(&mut hashed) >> 1).wrapping_add(round);
     let mut left = drawn % cycle();
     for (at, class) in CLASSES.iter().enumerate() {
         if left < class.weight {
@@ -132,6 +135,19 @@ fn one_client_steps(case: &Case, base: &Base, keep: Option<&[usize]>) -> Vec<Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
+
+    /// class.Q3: the campaign of one seed was that of the next one, shifted by a round.
+    #[test]
+    fn campaigns_of_neighbouring_seeds_share_no_long_runs() {
+        let mut drawn = HashSet::new();
+        for seed in 1..=20 {
+            for round in 0..500 {
+                let of_seed = of_round(seed, round).1;
+                assert!(drawn.insert(of_seed), "seed {seed}, round {round}: drawn before");
+            }
+        }
+    }
 
     /// class.Q1, and names are distinct.
     #[test]

@@ -1,14 +1,14 @@
 //! One workload: every moment at which the power may go, all that the disk may have kept, recovery, a second
 //! life cut again.
 //!
-//! Invariants: X1 what is looked at depends on the setup, the script and the depth, nothing else, so that a
-//! [`Spot`] finds it again. X2 a state is counted once for each moment; what reads the same is recovered once
+//! Invariants: X1 what is looked at depends on the setup, the script and the depth, and on what was recovered
+//! of the workload before; a [`Spot`] names a state by itself, so that it finds it again. X2 a state is counted once for each moment; what reads the same is recovered once
 //! in a workload and judged against each moment that it belongs to. X3 what was looked at while another
 //! workload opened the same volume is left out.
 //!
 //! No locks.
 
-use crate::counts::Seen;
+use crate::counts::{Counts, Seen};
 use crate::run::{Ran, run};
 use crate::script::Script;
 use crate::setup::{Base, Setup};
@@ -29,6 +29,9 @@ pub struct Depth {
     pub all_upto: usize,
     /// Crash states of a moment, at most.
     pub states: usize,
+    /// Of a workload with more states than this for each recovery, each further moment gets few
+    /// states until one of them is recovered anew.
+    pub states_per_recovery: u64,
     /// One in so many recovered disks is lived on in; 0: none.
     pub live_on: u64,
     /// Crash states of a moment of a second life, at most.
@@ -47,6 +50,7 @@ impl Depth {
     pub const FULL: Self = Self {
         all_upto: 10,
         states: usize::MAX,
+        states_per_recovery: 4,
         live_on: 400,
         second_states: 12,
         kills: 40,
@@ -146,6 +150,30 @@ struct Memo {
 
 /// Recoveries that are remembered.
 const MEMO_MAX: usize = 300;
+/// States that each moment gets, if it has so many.
+pub const STATES_MIN: usize = 3;
+
+/// How many of the states of a workload were recovered. Most subsets of the pending writes differ
+/// only in sectors that recovery does not read: a moment where no state is recovered anew gets few.
+#[derive(Clone, Copy)]
+pub struct Share {
+    states_per_recovery: u64,
+    before: Counts,
+}
+
+impl Share {
+    /// Of a workload that begins now.
+    pub fn begin(states_per_recovery: u64, seen: &Seen) -> Self {
+        Self { states_per_recovery, before: seen.counts }
+    }
+
+    /// Whether fewer states than wanted were recovered.
+    pub fn is_low(&self, seen: &Seen) -> bool {
+        let states = seen.counts.states - self.before.states;
+        let recovered = seen.counts.recovered - self.before.recovered;
+        states > recovered.saturating_mul(self.states_per_recovery)
+    }
+}
 
 struct Search<'a> {
     subject: Subject<'a>,
@@ -165,6 +193,7 @@ pub fn search(
     stop: &dyn Fn(&Seen) -> bool,
 ) -> Result<(), Violation> {
     let mut search = Search::begin(subject, depth, seen)?;
+    let share = Share::begin(depth.states_per_recovery, seen);
     for n in 0..search.ran.cuts.len() {
         if stop(seen) {
             return Ok(());
@@ -181,8 +210,11 @@ pub fn search(
         }
         let depth = search.depth;
         seen.counts.cuts += 1;
-        let mut here = HashSet::new();
-        for state in cut.states(depth.all_upto).take(depth.states) {
+        let (mut here, order) = (HashSet::new(), subject.setup.seed ^ (n as u64) << 20);
+        for state in cut.states(depth.all_upto).shuffled(order).take(depth.states) {
+            if here.len() >= STATES_MIN && share.is_low(seen) {
+                break;
+            }
             if here.insert(state.sum()) {
                 search.state(n, &cut, &state, None, seen)?;
             }
@@ -428,7 +460,8 @@ impl Life<'_> {
             let own = Past::new(&script, &ran, progress);
             let own = Past { rotten: before.rotten + before.progress.rotten, ..own };
             let past = if progress.opened { own } else { before };
-            for state in cut.states(depth.all_upto).take(depth.second_states) {
+            let states = cut.states(depth.all_upto).shuffled(self.seed ^ (n as u64) << 20);
+            for state in states.take(depth.second_states) {
                 if !judged.insert((state.sum(), cut.tag())) {
                     continue;
                 }

@@ -27,7 +27,7 @@ use forebay_block::{
 };
 pub use forebay_lfs::{AllocMode, AllocStats, CleanStats, FileExtent, VolumeInfo};
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
-use forebay_vfs::{Beside, FileSystem, Ino, OpenFlags, ReadOnly, StatFs, Timestamp};
+use forebay_vfs::{FileSystem, Ino, NotifyingFs, OpenFlags, ReadOnly, StatFs, Timestamp};
 use opened::Found;
 use std::fs::File;
 use std::io::Read;
@@ -249,7 +249,7 @@ impl Volume {
     }
 
     /// The same for its mount, which is told of what all others change.
-    pub fn to_mount(&self) -> Arc<Beside> {
+    pub fn to_mount(&self) -> Arc<NotifyingFs> {
         self.open.beside.clone()
     }
 
@@ -453,7 +453,7 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;
     let whole: Arc<dyn FileSystem> = Arc::new(volume.clone());
     let fs = if options.read_only { Arc::new(ReadOnly::new(whole)) } else { whole };
-    let beside = Arc::new(Beside::new(fs));
+    let beside = Arc::new(NotifyingFs::new(fs));
     let open = Arc::new(Open {
         fs: beside.clone(),
         beside,

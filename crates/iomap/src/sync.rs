@@ -238,10 +238,10 @@ impl MappedFile {
         if self.read_only() {
             return Ok(());
         }
-        self.cut_hidden_now().await;
-        // What fails from here on is this call's to tell, whoever else is told: data may be written again, by
-        // the time that it is looked for, and not be flushed.
+        // This call reports what fails from here on, also if another one reports it: data may be
+        // written again by the time that the call looks for it, and not be flushed.
         let entered = self.mapping.errseq.now();
+        self.cut_hidden_now().await;
         let pass = WriteOutPass::for_sync(range.clone());
         self.write_out_all(&pass, here).await;
         let published = self.publish_upto(range.end.min(self.size()), here).await;

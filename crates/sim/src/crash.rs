@@ -223,6 +223,19 @@ impl Iterator for CrashStates {
 
 impl ExactSizeIterator for CrashStates {}
 
+impl CrashStates {
+    /// The same states in an order drawn from the seed. The first one stays the first: it has lost
+    /// every pending write.
+    #[must_use]
+    pub fn shuffled(self, mut seed: u64) -> Self {
+        let mut plans: Vec<Plan> = self.plans.collect();
+        for last in (2..plans.len()).rev() {
+            plans.swap(last, 1 + (split_mix(&mut seed) % last as u64) as usize);
+        }
+        Self { plans: plans.into_iter(), ..self }
+    }
+}
+
 impl PowerCut {
     /// Of a disk that stores this, with these writes in flight.
     pub(crate) fn new(media: Media, in_flight: Vec<Pending>, config: SimConfig, tag: u64) -> Self {

@@ -3,7 +3,7 @@
 //! answered.
 //!
 //! ```text
-//!   kernel ─▶ mount ──────────────▶ file system ◀── Beside ◀── library, exports, sessions
+//!   kernel ─▶ mount ──────────────▶ file system ◀── NotifyingFs ◀── library, exports, sessions
 //!                ▲                                     │
 //!                └──────────── Observer ◀──────────────┘   "this changed": before the change is acknowledged
 //! ```
@@ -26,7 +26,7 @@ use crate::types::{
     Attr, Cookie, DirEntry, FileKind, Ino, NewInode, OpenFlags, RenameFlags, SetAttr, SetXattr,
     StatFs,
 };
-use file::BesideFile;
+use file::NotifyingFile;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
@@ -66,7 +66,7 @@ pub enum Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ticket(pub u64);
 
-/// A mount, as others see it. None of these waits, but for the three that say so.
+/// A mount, as others see it. None of these waits, but for the four that say so.
 pub trait Observer: Send + Sync {
     /// Whether an inode is known: then its changes have to be told.
     fn knows(&self, ino: Ino) -> bool;
@@ -86,6 +86,13 @@ pub trait Observer: Send + Sync {
 
     /// For each of these, once: it was made, or not, and [`Observer::changed`] has said so.
     fn change_over(&self, ino: Ino);
+
+    /// A name of a directory is about to denote another inode, or none, whether or not the change
+    /// succeeds. Waits until the removals and renames of it by programs have ended.
+    fn will_change_name(&self, dir: Ino, name: &[u8]) -> BoxFuture<'_, ()>;
+
+    /// For each of these, once, after [`Observer::changed`].
+    fn name_change_over(&self, dir: Ino, name: &[u8]);
 
     /// Something was changed. Also for what is not known yet, which may be about to be.
     fn changed(&self, change: &Change) -> Ticket;
@@ -131,13 +138,19 @@ impl Shared {
     }
 }
 
+/// An announced change.
+enum Begun {
+    Content(Ino),
+    Name(Ino, Box<[u8]>),
+}
+
 /// Changes that are told at the latest when this goes (Z1: a future may be dropped halfway).
 pub(crate) struct Owed<'a> {
     shared: &'a Shared,
     observer: &'a dyn Observer,
     changes: Vec<Change>,
-    /// Files that are going to be changed, as the observer was told.
-    begun: Vec<Ino>,
+    /// What the observer expects to change.
+    begun: Vec<Begun>,
 }
 
 impl<'a> Owed<'a> {
@@ -150,11 +163,19 @@ impl<'a> Owed<'a> {
         observer.room().await;
         let mut owed = Self { shared, observer, changes: Vec::new(), begun: Vec::new() };
         for change in &changes {
-            if let Change::Content { ino, offset, len, .. } = change {
-                handed_over(observer, *ino, *offset, *len).await;
-                let ready = observer.will_change(*ino);
-                owed.begun.push(*ino);
-                ready.await;
+            match change {
+                Change::Content { ino, offset, len, .. } => {
+                    handed_over(observer, *ino, *offset, *len).await;
+                    let ready = observer.will_change(*ino);
+                    owed.begun.push(Begun::Content(*ino));
+                    ready.await;
+                }
+                Change::Entry { dir, name, .. } => {
+                    let ready = observer.will_change_name(*dir, name);
+                    owed.begun.push(Begun::Name(*dir, name.clone()));
+                    ready.await;
+                }
+                Change::Attributes(_) => {}
             }
         }
         owed.changes = changes;
@@ -164,7 +185,12 @@ impl<'a> Owed<'a> {
     fn tell(&mut self) -> Ticket {
         let tickets = self.changes.drain(..).map(|change| self.observer.changed(&change));
         let last = tickets.fold(Ticket::default(), |last, ticket| Ticket(last.0.max(ticket.0)));
-        self.begun.drain(..).for_each(|ino| self.observer.change_over(ino));
+        for begun in self.begun.drain(..) {
+            match begun {
+                Begun::Content(ino) => self.observer.change_over(ino),
+                Begun::Name(dir, name) => self.observer.name_change_over(dir, &name),
+            }
+        }
         last
     }
 
@@ -210,10 +236,10 @@ pub(crate) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, 
     }
 }
 
-/// See the module.
-pub struct Beside(Arc<Shared>);
+/// A file system that reports each change to the mount that serves it, if there is one.
+pub struct NotifyingFs(Arc<Shared>);
 
-impl Beside {
+impl NotifyingFs {
     /// Of `fs`, which a mount may serve.
     pub fn new(fs: Arc<dyn FileSystem>) -> Self {
         let (some, observer) = Default::default();
@@ -245,7 +271,7 @@ impl Beside {
     }
 
     fn file(&self, file: OpenFileRef) -> OpenFileRef {
-        Arc::new(BesideFile::new(file, self.0.clone()))
+        Arc::new(NotifyingFile::new(file, self.0.clone()))
     }
 
     /// Carries out what changes names: the entries, and attributes of `also`.
@@ -410,7 +436,7 @@ impl Beside {
     }
 }
 
-impl FileSystem for Beside {
+impl FileSystem for NotifyingFs {
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
         self.0.fs.statfs()
     }

@@ -114,7 +114,6 @@ impl Life<'_> {
         let dirs = [Ino::ROOT, directory.map_err(text)?.ino];
         let block = u64::from(self.setup.block_bytes);
         let (log, shared) = (self.log.clone(), volume.clone());
-        log.look(|past| past.shares_commits = true);
         let site = Site { world, log, volume: Some(shared), dirs, block };
         self.clients(&site, None).await;
         if self.log.is_wrong() {

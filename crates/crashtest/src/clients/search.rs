@@ -16,19 +16,20 @@ use super::run::{Ran, run};
 use crate::case::{Case, Kind};
 use crate::class::Part;
 use crate::counts::Seen;
-use crate::search::{Spot, Violation};
+use crate::search::{STATES_MIN, Share, Spot, Violation};
 use crate::setup::{Base, Setup};
 use crate::verdict::{Checked, Found, Recoveries};
 use forebay_base::sim_world::SimWorld;
-use forebay_base::world::split_mix;
 use forebay_sim::{CrashState, Fate, PowerCut};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 /// All subsets of up to so many pending writes.
 const ALL_UPTO: usize = 4;
-/// Crash states of a moment, about. There are many moments, and most states of one read the same.
-const STATES: u64 = 9;
+/// Crash states of a moment, at most. There are many moments, and most states of one read the same.
+const STATES: usize = 12;
+/// States for each recovery, about: [`Share`].
+const STATES_PER_RECOVERY: u64 = 4;
 /// Recoveries that are remembered.
 const MEMO_MAX: usize = 400;
 
@@ -118,7 +119,6 @@ pub fn carry_out(
     let ran = run(&clients.setup, base, clients.is_volume, &steps).map_err(running)?;
     seen.counts.workloads += 1;
     seen.counts.syncs += ran.past.syncs.len() as u64;
-    seen.counts.syncs_failed += ran.past.failed;
     seen.counts.full += u64::from(ran.past.full > 0);
     let (disks, found, judged) = (HashMap::new(), HashMap::new(), HashMap::new());
     let recoveries = Recoveries::default();
@@ -135,11 +135,14 @@ pub fn carry_out(
     if spot.is_some() {
         return Ok(());
     }
+    let share = Share::begin(STATES_PER_RECOVERY, seen);
     for (n, cut) in cuts.iter().enumerate() {
         seen.counts.cuts += 1;
-        let (states, mut draw) = (cut.states(ALL_UPTO), clients.setup.seed ^ (n as u64) << 32);
-        let count = states.len() as u64;
-        for state in states.filter(|_| split_mix(&mut draw) % count.max(STATES) < STATES) {
+        let states = cut.states(ALL_UPTO).shuffled(clients.setup.seed ^ (n as u64) << 20);
+        for (count, state) in states.take(STATES).enumerate() {
+            if count >= STATES_MIN && share.is_low(seen) {
+                break;
+            }
             search.state(n, cut, &state, seen)?;
         }
         if stop(seen) {

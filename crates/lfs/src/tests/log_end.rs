@@ -3,13 +3,13 @@
 //!
 //! No locks.
 
+use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::record::RecordHeader;
-use crate::fsck::FindingKind;
-use crate::layout::Layout;
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::reuse::{check, create, open, setup, write};
 use crate::tests::setup::Setup;
+use crate::volume::fsck::FindingKind;
 use crate::volume::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;

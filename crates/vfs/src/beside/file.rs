@@ -11,12 +11,12 @@ use forebay_base::{IoFlags, Result};
 use std::sync::Arc;
 
 /// See the module.
-pub(super) struct BesideFile {
+pub(super) struct NotifyingFile {
     file: OpenFileRef,
     shared: Arc<Shared>,
 }
 
-impl BesideFile {
+impl NotifyingFile {
     pub fn new(file: OpenFileRef, shared: Arc<Shared>) -> Self {
         Self { file, shared }
     }
@@ -36,7 +36,7 @@ impl BesideFile {
     }
 }
 
-impl OpenFile for BesideFile {
+impl OpenFile for NotifyingFile {
     fn ino(&self) -> Ino {
         self.file.ino()
     }

@@ -8,12 +8,17 @@ use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Mutex;
 use forebay_base::task::block_on;
+use hooked::Hooked;
+
+mod hooked;
 
 #[derive(Default)]
 struct Mount {
     told: Mutex<Vec<Change>>,
     /// Told before.
     about_to: Mutex<Vec<Ino>>,
+    /// Names that are being changed.
+    changing: Mutex<Vec<(Ino, Box<[u8]>)>>,
     /// Of these, what is over.
     over: Mutex<Vec<Ino>>,
     /// An append of a program is on its way for ever.
@@ -54,6 +59,18 @@ impl Observer for Mount {
         assert!(!self.told.lock().is_empty() || self.appending.load(Ordering::Relaxed));
         self.over.lock().push(ino);
     }
+    fn will_change_name(&self, dir: Ino, name: &[u8]) -> BoxFuture<'_, ()> {
+        self.changing.lock().push((dir, name.into()));
+        match self.appending.load(Ordering::Relaxed) {
+            true => Box::pin(std::future::pending()),
+            false => Box::pin(std::future::ready(())),
+        }
+    }
+    fn name_change_over(&self, dir: Ino, name: &[u8]) {
+        let mut changing = self.changing.lock();
+        let at = changing.iter().position(|(d, n)| *d == dir && **n == *name);
+        changing.remove(at.expect("it was begun"));
+    }
     fn changed(&self, change: &Change) -> Ticket {
         let mut told = self.told.lock();
         told.push(change.clone());
@@ -75,8 +92,9 @@ impl Observer for Mount {
     }
 }
 
-fn lab() -> (Beside, Arc<Mount>) {
-    let (beside, mount) = (Beside::new(Arc::new(MemFs::default())), Arc::new(Mount::default()));
+fn lab() -> (NotifyingFs, Arc<Mount>) {
+    let (beside, mount) =
+        (NotifyingFs::new(Arc::new(MemFs::default())), Arc::new(Mount::default()));
     let observer: Weak<Mount> = Arc::downgrade(&mount);
     beside.observe(observer).unwrap();
     (beside, mount)
@@ -103,6 +121,7 @@ fn z1_what_was_changed_is_told_before_it_is_acknowledged() {
         assert_eq!(*mount.told.lock(), told);
         assert_eq!(mount.waited.lock().pop(), Some(told.len() as u64), "{told:?}");
         mount.told.lock().clear();
+        assert!(mount.changing.lock().is_empty(), "each change of a name is over");
     };
     let (attr, file) = block_on(fs.create(root, name("f"), &new, both)).unwrap();
     expect(&[entry("f", None), ROOT]);
@@ -226,6 +245,34 @@ fn create_that_truncates_a_file_made_meanwhile_reports_its_content() {
     assert!(told.contains(&Change::content(attr.ino, 0, u64::MAX)), "{told:?}");
     assert_eq!(mount.over.lock().len(), mount.about_to.lock().len());
     assert_eq!(mount.waited.lock().pop(), Some(told.len() as u64));
+}
+
+/// The library found a pipe where it was to create a file with truncation. A program removed the
+/// pipe, and the library, which opened by name, created a file of which the mount was not notified.
+#[test]
+fn create_that_finds_a_pipe_removed_meanwhile_makes_no_unreported_name() {
+    let hooked = Arc::new(Hooked::default());
+    let (library, mount) = (NotifyingFs::new(hooked.clone()), Arc::new(Mount::default()));
+    let observer: Weak<Mount> = Arc::downgrade(&mount);
+    library.observe(observer).unwrap();
+    let pipe = NewInode::of(FileKind::Fifo, 0o600);
+    let old = block_on(hooked.fs.mknod(Ino::ROOT, name("f"), &pipe)).unwrap().ino;
+    let (fs, its_mount) = (hooked.fs.clone(), mount.clone());
+    let remove = move || {
+        block_on(fs.unlink(Ino::ROOT, name("f"))).unwrap();
+        // Before the next change is announced: nothing was made without an announcement.
+        let check = move || {
+            let found = block_on(fs.lookup(Ino::ROOT, name("f"))).map(|attr| attr.ino);
+            assert!(found.is_err(), "a name that the mount was not notified of: {found:?}");
+        };
+        *its_mount.meanwhile.lock() = Some(Box::new(check));
+    };
+    *hooked.after_lookup.lock() = Some(Box::new(remove));
+    let (new, how) = (NewInode::of(FileKind::File, 0o644), OpenFlags::WRITE | OpenFlags::TRUNCATE);
+    let (attr, _) = block_on(library.create(Ino::ROOT, name("f"), &new, how)).unwrap();
+    assert!(attr.kind == FileKind::File && attr.ino != old);
+    assert!(mount.meanwhile.lock().is_none() && hooked.after_lookup.lock().is_none());
+    assert_eq!(*mount.told.lock(), [entry("f", None), ROOT, entry("f", None), ROOT]);
 }
 
 /// Two names of one inode went at the same time, one by the mount and one here. Both found another name, so

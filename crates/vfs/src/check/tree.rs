@@ -10,6 +10,7 @@ use crate::fs::FileSystem;
 use crate::name::{Name, XattrName};
 use crate::types::{Attr, Cookie, DirEntry, FileKind, Ino, OpenFlags, Seek};
 use forebay_base::buf::AlignedBuf;
+use forebay_base::checksum::crc32c;
 use forebay_base::{ErrorKind, IoFlags};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -46,6 +47,12 @@ type Checked<T> = Result<T, String>;
 
 fn fnv(bytes: &[u8], hash: u64) -> u64 {
     bytes.iter().fold(hash, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Two checksums, of the halves.
+fn hash(bytes: &[u8]) -> u64 {
+    let (front, back) = bytes.split_at(bytes.len() / 2);
+    u64::from(crc32c(front)) << 32 | u64::from(crc32c(back))
 }
 
 const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
@@ -215,7 +222,7 @@ impl Walk<'_> {
                 return Err(format!("{read} bytes at {at} of {}", attr.size));
             }
             if buf[..read].iter().any(|b| *b != 0) {
-                units.insert(at / UNIT_BYTES, fnv(&buf[..read], FNV_START));
+                units.insert(at / UNIT_BYTES, hash(&buf[..read]));
             }
             at += UNIT_BYTES;
         }
