@@ -238,8 +238,8 @@ impl Error {
         error.get_ref().and_then(|inner| inner.downcast_ref())
     }
 
-    /// The errno of an [`io::Error`], of the system or made of an [`Error`]. The standard library's
-    /// `raw_os_error` knows only the former.
+    /// The errno of an [`io::Error`] of the system, or of one that was made of an [`Error`]. The
+    /// standard library's `raw_os_error` knows only the former.
     pub fn errno_of(error: &io::Error) -> Option<i32> {
         error.raw_os_error().or_else(|| Self::within(error).map(Self::errno))
     }

@@ -1,5 +1,5 @@
-//! Futures: many reads in flight on one thread, with buffers that the calls own meanwhile. Any executor
-//! runs them; `join` here polls all that are not done yet.
+//! Futures: many reads in flight on one thread, with buffers that the calls own meanwhile. Any
+//! executor runs them; `join` here polls all that are not done yet.
 //!
 //! `cargo run --example futures`
 

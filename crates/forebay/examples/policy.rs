@@ -1,5 +1,6 @@
-//! A policy per request: a hot set stays in the cache while a file many times its size is read past it, uncached; the
-//! same scan without the flag pushes the hot set's neighbours out. Prints what is resident.
+//! A policy per request: a hot set stays in the cache while a file many times its size is read
+//! past it, uncached; the same scan without the flag pushes the hot set's neighbours out. Prints
+//! what is resident.
 //!
 //! `cargo run --example policy`
 

@@ -1,8 +1,8 @@
 //! An open file: a raw image, a device object or a file of a volume.
 //!
-//! Reading order: here are the calls, `options` opens a file, `raw` and `inside` are the two kinds of
-//! opener behind it, `vectored` and `stream` are other forms of the calls, `map` says what of a file is
-//! cached and which runs hold data.
+//! Reading order: here are the calls, `options` opens a file, `raw` and `inside` are the two kinds
+//! of opener behind it, `vectored` and `stream` are other forms of the calls, `map` says what of a
+//! file is cached and which runs hold data.
 //!
 //! No locks.
 
@@ -47,13 +47,14 @@ pub(crate) struct Opener {
 
 /// An open file: a raw image or a file of a [`Volume`]. [`OpenOptions`] opens it.
 ///
-/// The calls block the calling thread, take an offset and may be made from any number of threads. Those
-/// that end in `_async` return a future instead, on any executor; [`File::stream`] has a position and is
-/// [`std::io::Read`], [`std::io::Write`] and [`std::io::Seek`].
+/// The calls block the calling thread, take an offset and may be made from any number of threads.
+/// Those that end in `_async` return a future instead, on any executor; [`File::stream`] has a
+/// position and is [`std::io::Read`], [`std::io::Write`] and [`std::io::Seek`].
 ///
-/// A write is complete once the cache has it; a sync makes it durable. Clones share one opener: its
-/// read-ahead and the write errors that it has seen. [`File::reopen`] makes another opener. Dropping the
-/// last opener of a raw image writes it out and can only log an error: [`File::close`] reports it.
+/// A write is complete once the cache has it; a sync makes it durable. Clones share one opener:
+/// its read-ahead and the write errors that it has seen. [`File::reopen`] makes another opener.
+/// Dropping the last opener of a raw image writes it out and can only log an error:
+/// [`File::close`] reports it.
 #[derive(Clone)]
 pub struct File {
     pub(crate) opener: Arc<Opener>,
@@ -92,16 +93,16 @@ impl File {
         &self.opener.kind
     }
 
-    /// Reads at `offset` through the cache. Returns the bytes read: fewer than asked only at the end of
-    /// the file.
+    /// Reads at `offset` through the cache. Returns the bytes read: fewer than asked only at the
+    /// end of the file.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.read_at_with(buf, offset, IoFlags::empty())
     }
 
-    /// [`File::read_at`] with flags. Errors: `BadHandle` if not opened for reading, `Unsupported` flags,
-    /// `Unaligned` with `DIRECT`, `WouldBlock` with `NOWAIT`, `Corrupt` for blocks that fail their
-    /// checksum, I/O.
+    /// [`File::read_at`] with flags. Errors: `BadHandle` if not opened for reading, `Unsupported`
+    /// flags, `Unaligned` with `DIRECT`, `WouldBlock` with `NOWAIT`, `Corrupt` for blocks that
+    /// fail their checksum, I/O.
     #[inline]
     pub fn read_at_with(&self, buf: &mut [u8], offset: u64, flags: IoFlags) -> Result<usize> {
         let flags = flags | self.opener.read_flags;
@@ -129,16 +130,16 @@ impl File {
         read_whole(done, buf.len(), offset)
     }
 
-    /// Writes at `offset` into the cache, to be written back later. Returns the bytes written: fewer than
-    /// asked only where a volume runs out of space, or with `NOWAIT`.
+    /// Writes at `offset` into the cache, to be written back later. Returns the bytes written:
+    /// fewer than asked only where a volume runs out of space, or with `NOWAIT`.
     #[inline]
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
         self.write_at_with(buf, offset, IoFlags::empty())
     }
 
-    /// [`File::write_at`] with flags. Errors: `BadHandle` if not opened for writing, `NoSpace`, also past
-    /// the end of an image that cannot grow, `Unsupported` flags, `Unaligned` with `DIRECT`, `WouldBlock`
-    /// with `NOWAIT`, I/O.
+    /// [`File::write_at`] with flags. Errors: `BadHandle` if not opened for writing, `NoSpace`,
+    /// also past the end of an image that cannot grow, `Unsupported` flags, `Unaligned` with
+    /// `DIRECT`, `WouldBlock` with `NOWAIT`, I/O.
     pub fn write_at_with(&self, buf: &[u8], offset: u64, flags: IoFlags) -> Result<usize> {
         let flags = flags | self.opener.write_flags;
         match &self.opener.kind {
@@ -147,8 +148,8 @@ impl File {
         }
     }
 
-    /// Writes all of `buf` at `offset`. Errors: those of [`File::write_at_with`]; a part may be written
-    /// then.
+    /// Writes all of `buf` at `offset`. Errors: those of [`File::write_at_with`]; a part may be
+    /// written then.
     pub fn write_all_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.write_all_at_with(buf, offset, IoFlags::empty())
     }
@@ -165,8 +166,9 @@ impl File {
         Ok(())
     }
 
-    /// Writes `buf` at the end of the file, in one step with other appends. Returns where the bytes are.
-    /// Errors: those of [`File::write_at_with`]; `NoSpace` also if only a part of it has space.
+    /// Writes `buf` at the end of the file, in one step with other appends. Returns where the
+    /// bytes are. Errors: those of [`File::write_at_with`]; `NoSpace` also if only a part of it
+    /// has space.
     pub fn append(&self, buf: &[u8], flags: IoFlags) -> Result<u64> {
         let flags = flags | self.opener.write_flags | IoFlags::APPEND;
         let (offset, len) = match &self.opener.kind {
@@ -204,8 +206,9 @@ impl File {
         }
     }
 
-    /// [`File::read_at_with`] as a future. Gives the buffer back, and how many bytes of it were read.
-    /// Dropping the future is safe at any time: the device keeps the buffer until it is done with it.
+    /// [`File::read_at_with`] as a future. Gives the buffer back, and how many bytes of it were
+    /// read. Dropping the future is safe at any time: the device keeps the buffer until it is done
+    /// with it.
     pub async fn read_at_async(
         &self,
         mut buf: AlignedBuf,
@@ -222,8 +225,8 @@ impl File {
         }
     }
 
-    /// [`File::write_at_with`] as a future. Gives the buffer back, and how many bytes of it were written.
-    /// If the future is dropped the write may still take effect.
+    /// [`File::write_at_with`] as a future. Gives the buffer back, and how many bytes of it were
+    /// written. If the future is dropped the write may still take effect.
     pub async fn write_at_async(
         &self,
         buf: AlignedBuf,
@@ -273,8 +276,8 @@ impl File {
         }
     }
 
-    /// Makes everything written so far durable, with the metadata to find it. An error is reported once to
-    /// each opener; the bytes are kept and tried again.
+    /// Makes everything written so far durable, with the metadata to find it. An error is reported
+    /// once to each opener; the bytes are kept and tried again.
     pub fn sync_data(&self) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.sync_here(),
@@ -282,7 +285,8 @@ impl File {
         }
     }
 
-    /// As [`File::sync_data`], with times and all other attributes, which only a file of a volume has.
+    /// As [`File::sync_data`], with times and all other attributes, which only a file of a volume
+    /// has.
     pub fn sync_all(&self) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.sync_here(),
@@ -290,8 +294,8 @@ impl File {
         }
     }
 
-    /// Makes everything durable and drops this opener. Reports what dropping it can only log. Clones of it
-    /// stay open; the bytes of a failed write-out are kept and tried again.
+    /// Makes everything durable and drops this opener. Reports what dropping it can only log.
+    /// Clones of it stay open; the bytes of a failed write-out are kept and tried again.
     pub fn close(self) -> Result<()> {
         if self.writable() { self.sync_all() } else { Ok(()) }
     }
@@ -304,9 +308,9 @@ impl File {
         }
     }
 
-    /// Sets the size in bytes: bytes behind it are gone, bytes added read as zeros. Errors: `BadHandle` if
-    /// not opened for writing, `Unsupported` where the size is fixed (block devices, images with a size
-    /// limit), I/O.
+    /// Sets the size in bytes: bytes behind it are gone, bytes added read as zeros. Errors:
+    /// `BadHandle` if not opened for writing, `Unsupported` where the size is fixed (block
+    /// devices, images with a size limit), I/O.
     pub fn set_len(&self, size: u64) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.set_len(size),
@@ -314,9 +318,9 @@ impl File {
         }
     }
 
-    /// Allocates, punches or zeroes a range, as fallocate(2). No call sets space aside: a later write may
-    /// still find none. Errors: `InvalidInput` for an empty range, `BadHandle` if not opened for writing,
-    /// `FileTooLarge`, `Unsupported` where the size is fixed, I/O.
+    /// Allocates, punches or zeroes a range, as fallocate(2). No call sets space aside: a later
+    /// write may still find none. Errors: `InvalidInput` for an empty range, `BadHandle` if not
+    /// opened for writing, `FileTooLarge`, `Unsupported` where the size is fixed, I/O.
     pub fn fallocate(&self, how: Fallocate, offset: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "fallocate", "an empty range"));
@@ -327,8 +331,8 @@ impl File {
         }
     }
 
-    /// The range reads as zeros afterwards, and its space is given back where that is possible. The size
-    /// stays; what of the range lies behind the end is ignored.
+    /// The range reads as zeros afterwards, and its space is given back where that is possible.
+    /// The size stays; what of the range lies behind the end is ignored.
     pub fn trim(&self, offset: u64, len: u64) -> Result<()> {
         self.make_zero(Fallocate::PunchHole, offset, len)
     }
@@ -346,8 +350,8 @@ impl File {
         }
     }
 
-    /// The first offset from `offset` on that may hold data, or that is in a hole. `PastEnd` where none
-    /// follows.
+    /// The first offset from `offset` on that may hold data, or that is in a hole. `PastEnd` where
+    /// none follows.
     pub fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
         match &self.opener.kind {
             Kind::Raw(raw) => block_on(raw.seek(what, offset)),
@@ -355,8 +359,8 @@ impl File {
         }
     }
 
-    /// Map of a range: which runs hold data. Dirty blocks of the cache count as data. Errors: `OutOfRange`
-    /// past the end.
+    /// Map of a range: which runs hold data. Dirty blocks of the cache count as data. Errors:
+    /// `OutOfRange` past the end.
     pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
         block_on(extents(&*self.mapped()?, offset, len, usize::MAX))
     }
@@ -457,8 +461,8 @@ impl File {
         Ok(self.mapped()?.mapping.failed_bytes())
     }
 
-    /// Gives up what could not be written of a raw image: the file reads there as the device has it.
-    /// Returns the bytes dropped. Only this call and dropping the cache lose accepted data.
+    /// Gives up what could not be written of a raw image: the file reads there as the device has
+    /// it. Returns the bytes dropped. Only this call and dropping the cache lose accepted data.
     pub fn discard_failed(&self) -> Result<u64> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.discard_failed(),
@@ -466,9 +470,10 @@ impl File {
         }
     }
 
-    /// Switches direct I/O below the cache while a raw image is in use. Dirty data is flushed first, and no
-    /// range is dirty in the system's page cache while it is on. Errors: `Unsupported` in a volume, which
-    /// keeps what it was opened with, and for an image that is not eligible.
+    /// Switches direct I/O below the cache while a raw image is in use. Dirty data is flushed
+    /// first, and no range is dirty in the system's page cache while it is on. Errors:
+    /// `Unsupported` in a volume, which keeps what it was opened with, and for an image that is
+    /// not eligible.
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.set_direct_io(mode),
@@ -484,8 +489,8 @@ impl File {
         }
     }
 
-    /// Whether bytes in flight are kept from changing on this file, and why: what its device asks for now,
-    /// unless [`File::set_stable_pages`] says otherwise.
+    /// Whether bytes in flight are kept from changing on this file, and why: what its device asks
+    /// for now, unless [`File::set_stable_pages`] says otherwise.
     pub fn stable_pages_required(&self) -> Result<(bool, &'static str)> {
         let need = self.mapped()?.stable_need();
         Ok((need.required, need.reason))
@@ -502,8 +507,8 @@ impl File {
         }
     }
 
-    /// Whether the need comes from the device (`Auto`) or from here. Counts from the next write on, for all
-    /// openers of the file. `Off` is `Unsupported` where checksums are kept.
+    /// Whether the need comes from the device (`Auto`) or from here. Counts from the next write
+    /// on, for all openers of the file. `Off` is `Unsupported` where checksums are kept.
     pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
         self.mapped()?.set_stable_pages(to)
     }
@@ -513,7 +518,8 @@ impl File {
         Ok(self.mapped()?.stable_pages())
     }
 
-    /// This file as an export for front ends. `IsDirectory`, `InvalidInput` for what has no content.
+    /// This file as an export for front ends. `IsDirectory`, `InvalidInput` for what has no
+    /// content.
     pub fn export(&self, mode: ExportMode) -> Result<Arc<dyn Export>> {
         self.export_live(&LiveMode::new(mode))
     }

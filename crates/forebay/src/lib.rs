@@ -1,9 +1,11 @@
-//! Forebay: a page cache that its owner sizes and steers, over disk images and volumes of its own.
+//! Forebay: a page cache that its owner sizes and steers, over disk images and volumes of its
+//! own.
 //!
 //! # Quick start
 //!
-//! A [`Cache`] has one budget for all its memory. [`OpenOptions`] opens a raw image on it; a [`File`] reads
-//! and writes at offsets, and each request says by [`IoFlags`] how it uses the cache:
+//! A [`Cache`] has one budget for all its memory. [`OpenOptions`] opens a raw image on it; a
+//! [`File`] reads and writes at offsets, and each request says by [`IoFlags`] how it uses the
+//! cache:
 //!
 //! ```
 //! use forebay::{Cache, CacheConfig, IoFlags, OpenOptions};
@@ -25,8 +27,8 @@
 //!
 //! # Volumes
 //!
-//! A [`Volume`] is a file system of Forebay's own in one image, with checksums and a log. Its paths are used
-//! as those of [`std::fs`], its files are the same [`File`]:
+//! A [`Volume`] is a file system of Forebay's own in one image, with checksums and a log. Its
+//! paths are used as those of [`std::fs`], its files are the same [`File`]:
 //!
 //! ```
 //! use forebay::{Cache, CacheConfig, CreateVolume, IoFlags, OpenOptions, Volume, VolumeOptions};
@@ -48,16 +50,18 @@
 //!
 //! # What to know
 //!
-//! - **Durable**: a write is complete once the cache has it. [`File::sync_data`] makes it durable, and so does
-//!   a write with [`IoFlags::DSYNC`]. After a failed sync no later one succeeds while accepted bytes are not
-//!   durable. [`File::close`] reports an error that dropping a file can only log.
-//! - **One owner**: an open image is locked against other processes and caches. In one cache it can be opened
-//!   any number of times.
-//! - **Threads and futures**: calls block the calling thread and may be made from any number of threads. Those
-//!   named `_async` are futures on owned buffers, for any executor.
+//! - **Durable**: a write is complete once the cache has it. [`File::sync_data`] makes it
+//!   durable, and so does a write with [`IoFlags::DSYNC`]. After a failed sync no later one
+//!   succeeds while accepted bytes are not durable. [`File::close`] reports an error that
+//!   dropping a file can only log.
+//! - **One owner**: an open image is locked against other processes and caches. In one cache it
+//!   can be opened any number of times.
+//! - **Threads and futures**: calls block the calling thread and may be made from any number of
+//!   threads. Those named `_async` are futures on owned buffers, for any executor.
 //! - **Errors**: [`Error`] has a kind to match, the operation, the path and the range. As a
 //!   [`std::io::Error`] it keeps its kind, and [`Error::errno_of`] gives the errno.
-//! - **Servers**: [`File::export`] serves a file to event loops, [`Volume::file_system`] a volume.
+//! - **Servers**: [`File::export`] serves a file to event loops, [`Volume::file_system`] a
+//!   volume.
 //!
 //! The folder `examples` has a program for each of these.
 #![forbid(unsafe_code)]
@@ -92,8 +96,9 @@ pub use export::{ExportMode, LiveMode};
 pub use file::{File, OpenOptions, Residency, Stream};
 pub use forebay_base::buf::AlignedBuf;
 pub use forebay_base::task::block_on;
+pub use forebay_base::world::WorldRef;
 pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
-pub use forebay_block::{Aio, DirectIo};
+pub use forebay_block::{Aio, BlockDevice, DeviceRef, DirectIo, FileIdentity};
 pub use forebay_cache::latency;
 pub use forebay_cache::picture::Bytes;
 pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};

@@ -1,6 +1,6 @@
-//! A volume whose process is killed: starts itself again as a writer that appends and syncs records, kills it
-//! in the middle with SIGKILL, opens the volume, and checks that every record is there whose sync was
-//! acknowledged. Several times, on the same volume. Prints one line.
+//! A volume whose process is killed: starts itself again as a writer that appends and syncs
+//! records, kills it in the middle with SIGKILL, opens the volume, and checks that every record is
+//! there whose sync was acknowledged. Several times, on the same volume. Prints one line.
 //!
 //! `cargo run --example volume_survives`
 
@@ -17,8 +17,8 @@ pub const FOLDER: &str = "FOREBAY_SURVIVES_FOLDER";
 const KILLS: u64 = 4;
 const ENOUGH: u64 = 60;
 
-/// Makes a volume in `folder` and kills `writer`, which has to be this program, while it writes. Returns the
-/// number of records that were acknowledged, and that were there in the end.
+/// Makes a volume in `folder` and kills `writer`, which has to be this program, while it writes.
+/// Returns the number of records that were acknowledged, and that were there in the end.
 pub fn survive(folder: &Path, writer: impl Fn() -> Command) -> Result<(u64, u64)> {
     let options = CreateVolume::default().size(64 << 20);
     Volume::create(folder.join("data.fby"), &options)?;

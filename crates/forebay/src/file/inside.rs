@@ -1,7 +1,7 @@
 //! An opener of a file of a volume.
 //!
-//! Invariant: Z1 what changes the file goes through [`forebay_vfs::OpenFile`], which keeps its times and
-//! drops its privileges; the mapping in the cache is only read.
+//! Invariant: Z1 what changes the file goes through [`forebay_vfs::OpenFile`], which keeps its
+//! times and drops its privileges; the mapping in the cache is only read.
 //!
 //! No locks.
 

@@ -93,7 +93,7 @@ pub(crate) async fn extents(
     Ok(out.list)
 }
 
-/// A hole below may have dirt above it.
+/// A hole below may have dirty blocks above it.
 async fn hole(file: &MappedFile, range: std::ops::Range<u64>, out: &mut Extents) {
     let step = file.mapping.folio_size() * FOLIOS_STEP;
     let mut at = range.start;

@@ -14,8 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// How a file is opened, in the manner of [`std::fs::OpenOptions`]: [`OpenOptions::open`] opens a raw
-/// image, [`OpenOptions::open_in`] a file of a volume.
+/// How a file is opened, in the manner of [`std::fs::OpenOptions`]: [`OpenOptions::open`] opens a
+/// raw image, [`OpenOptions::open_in`] a file of a volume.
 ///
 /// ```
 /// use forebay::{Cache, CacheConfig, OpenOptions};
@@ -87,8 +87,8 @@ impl OpenOptions {
         create: bool;
         /// Makes the file; `Exists` if the name is taken, also by a symbolic link.
         create_new: bool;
-        /// Permission bits of a new file. Default: 0o644 in a volume, where no umask applies, and 0o666
-        /// less the umask on the host.
+        /// Permission bits of a new file. Default: 0o644 in a volume, where no umask applies, and
+        /// 0o666 less the umask on the host.
         mode: u16 => Some;
         /// Flags of every request on this file, such as [`IoFlags::UNCACHED`].
         io_flags: IoFlags;
@@ -98,7 +98,8 @@ impl OpenOptions {
         offset: u64 => Some;
         /// Raw images: the longest size to show, bytes. A file with a limit does not grow.
         size_limit: u64 => Some;
-        /// Raw images: unit of state in the cache, a power of two, 512 to 4096 bytes; default 4096.
+        /// Raw images: unit of state in the cache, a power of two, 512 to 4096 bytes; default
+        /// 4096.
         block_size: u32 => Some;
         /// Raw images: bytes of an image that `create` makes, or that is empty.
         create_size: u64 => Some;
@@ -129,13 +130,14 @@ impl OpenOptions {
         Access { readable: self.read, writable: self.writes(), io_flags }
     }
 
-    /// Opens a file or block special file of the host on `cache`. It is locked against other processes and
-    /// caches until its last opener is closed. A file that this cache has open already is shared; what it
-    /// left in the cache when it was closed is found again unless another program changed it meanwhile.
+    /// Opens a file or block special file of the host on `cache`. It is locked against other
+    /// processes and caches until its last opener is closed. A file that this cache has open
+    /// already is shared; what it left in the cache when it was closed is found again unless
+    /// another program changed it meanwhile.
     ///
-    /// Errors: `Busy` if another process or cache has it open, or this cache has it open for another
-    /// range, with other blocks or for reading only; `NotFound`, `Exists`; `InvalidInput` for options
-    /// that contradict each other.
+    /// Errors: `Busy` if another process or cache has it open, or this cache has it open for
+    /// another range, with other blocks or for reading only; `NotFound`, `Exists`; `InvalidInput`
+    /// for options that contradict each other.
     pub fn open(&self, cache: &Cache, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         self.open_raw(cache, path).map_err(|e| e.with_path(path))
@@ -178,8 +180,8 @@ impl OpenOptions {
         options.open(path).map(drop).map_err(|e| Error::from_io("open", e))
     }
 
-    /// Opens a block device object on `cache`: RAM, or one of the caller's own. Files on the same object
-    /// share a flush domain.
+    /// Opens a block device object on `cache`: RAM, or one of the caller's own. Files on the same
+    /// object share a flush domain.
     pub fn open_device(&self, cache: &Cache, device: DeviceRef) -> Result<File> {
         self.check()?;
         if self.truncate || self.create || self.create_new {
@@ -188,9 +190,10 @@ impl OpenOptions {
         cache.open_device(device, &self.raw(), self.access())
     }
 
-    /// Opens the file at `path` in `volume`; symbolic links are followed. A directory opens for reading,
-    /// to sync it. Errors: `NotFound`, `Exists`, `IsDirectory` and what else the path may lead to;
-    /// `ReadOnly`; `InvalidInput` for options that contradict each other, or that only a raw image has.
+    /// Opens the file at `path` in `volume`; symbolic links are followed. A directory opens for
+    /// reading, to sync it. Errors: `NotFound`, `Exists`, `IsDirectory` and what else the path may
+    /// lead to; `ReadOnly`; `InvalidInput` for options that contradict each other, or that only a
+    /// raw image has.
     pub fn open_in(&self, volume: &Volume, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         self.open_inside(volume, path).map_err(|e| e.with_path(path))

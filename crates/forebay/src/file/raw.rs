@@ -218,8 +218,8 @@ impl RawOpener {
     }
 }
 
-/// What the last opener completes. Openers are counted apart from the file itself, which background
-/// work holds at times too.
+/// What the last opener completes. Openers are counted apart from the file itself, which
+/// background work holds at times too.
 pub(crate) struct Closing {
     shared: Arc<Shared>,
     file: Option<Arc<MappedFile>>,

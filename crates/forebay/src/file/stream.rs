@@ -4,8 +4,9 @@ use super::File;
 use forebay_base::{Error, ErrorKind, IoFlags};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
-/// A reader and writer of a [`File`] with a position of its own. [`File::stream`] makes it; a clone starts
-/// where the original is. Errors keep their kind, and [`Error::errno_of`] gives their errno.
+/// A reader and writer of a [`File`] with a position of its own. [`File::stream`] makes it; a
+/// clone starts where the original is. Errors keep their kind, and [`Error::errno_of`] gives their
+/// errno.
 ///
 /// `flush` makes nothing durable: [`File::sync_data`] does.
 #[derive(Debug, Clone)]

@@ -9,8 +9,9 @@ use std::io::{IoSlice, IoSliceMut};
 const GATHERED_BYTES: usize = 1 << 20;
 
 impl File {
-    /// Reads at `offset` into the buffers in turn, as preadv2(2). Returns the bytes read. `flags` and
-    /// errors: as for [`File::read_at_with`]; an error after the first bytes ends the read early instead.
+    /// Reads at `offset` into the buffers in turn, as preadv2(2). Returns the bytes read. `flags`
+    /// and errors: as for [`File::read_at_with`]; an error after the first bytes ends the read
+    /// early instead.
     pub fn read_vectored_at(
         &self,
         bufs: &mut [IoSliceMut<'_>],
@@ -33,9 +34,10 @@ impl File {
         Ok(done)
     }
 
-    /// Writes the buffers in turn at `offset`, as pwritev2(2). Returns the bytes written. `flags` and
-    /// errors: as for [`File::write_at_with`]; an error after the first bytes ends the write early instead.
-    /// Up to 1 MiB, and an append of any length, is one request to other readers and writers.
+    /// Writes the buffers in turn at `offset`, as pwritev2(2). Returns the bytes written. `flags`
+    /// and errors: as for [`File::write_at_with`]; an error after the first bytes ends the write
+    /// early instead. Up to 1 MiB, and an append of any length, is one request to other readers
+    /// and writers.
     pub fn write_vectored_at(
         &self,
         bufs: &[IoSlice<'_>],

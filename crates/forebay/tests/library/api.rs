@@ -154,7 +154,7 @@ fn wrong_options_name_the_thing() {
     let dir = Dir::new("options");
     let cache = cache(4 << 20);
     let fails = |options: &OpenOptions, word: &str| {
-        let error = options.open(&cache, dir.path("a")).err().expect(word);
+        let error = options.open(&cache, dir.path("a")).expect_err(word);
         assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
     };
     fails(&OpenOptions::read_write(), "/a");
@@ -162,7 +162,7 @@ fn wrong_options_name_the_thing() {
     fails(&options(1 << 20).block_size(8192).clone(), "8192");
     fails(&options(1 << 20).offset(2 << 20).clone(), "2097152");
     let wrong = |config: CacheConfig, word: &str| {
-        let error = Cache::new(config).err().expect(word);
+        let error = Cache::new(config).expect_err(word);
         assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
     };
     wrong(config(1000), "1000");

@@ -61,7 +61,7 @@ pub fn options(size: u64) -> OpenOptions {
 }
 
 pub fn open(cache: &Cache, path: impl AsRef<Path>, size: u64) -> File {
-    options(size).open(&cache, path).unwrap()
+    options(size).open(cache, path).unwrap()
 }
 
 /// Waits for what happens in the background.

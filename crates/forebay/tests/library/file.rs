@@ -1,4 +1,5 @@
-//! One type for raw images and files of a volume: the same calls, with the same results and errors.
+//! One type for raw images and files of a volume: the same calls, with the same results and
+//! errors.
 
 use crate::dir::{Dir, cache};
 use forebay::vfs::{Fallocate, Seek};

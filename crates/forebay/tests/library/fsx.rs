@@ -1,8 +1,8 @@
 //! Seeded mixed-flag workloads on real files: each engine, direct I/O below on and off, one thread
 //! and four with spans that meet in one folio, every stable strategy, folios of 4 KiB to 2 MiB.
 //!
-//! `FOREBAY_SEED` sets the first seed (default 11). A twentieth of `FOREBAY_FSX_RUNS` is the number of
-//! seeds on each engine, four without it. The step `fsx` of `make test` runs fifty.
+//! `FOREBAY_SEED` sets the first seed (default 11). A twentieth of `FOREBAY_FSX_RUNS` is the
+//! number of seeds on each engine, four without it. The step `fsx` of `make test` runs fifty.
 
 use crate::dir::{Dir, cache_on, config, options, skip};
 use forebay::{
@@ -36,7 +36,8 @@ impl Subject {
         self.file.read().unwrap().clone()
     }
 
-    /// The workload's model refuses what lies behind the end, as a block device does; a file ignores it.
+    /// The workload's model refuses what lies behind the end, as a block device does; a file
+    /// ignores it.
     fn check_inside(&self, offset: u64, len: u64) -> Result<()> {
         match offset + len <= self.file.read().unwrap().size()? {
             true => Ok(()),
@@ -204,7 +205,8 @@ fn io_uring_engine() {
     seeds().for_each(|seed| run(Aio::IoUring, Setup::from_seed(seed)));
 }
 
-/// A file that grows and is cut: writes past the end, appends, `set_len`, everything else mixed in.
+/// A file that grows and is cut: writes past the end, appends, `set_len`, everything else mixed
+/// in.
 fn run_growing(aio: Aio, setup: Setup) {
     let Setup { seed, direct_io, .. } = setup;
     let dir = Dir::new(&format!("fsx-grow-{aio}-{seed}"));

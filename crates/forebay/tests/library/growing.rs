@@ -13,7 +13,7 @@ fn foul_frames(cache: &Cache, dir: &Dir) {
     let size = cache.stats().arena_bytes as usize * 2;
     std::fs::write(dir.path("foul"), vec![0xee; size]).unwrap();
     let options = OpenOptions::read_write().write(false).create(false).clone();
-    let file = options.open(&cache, dir.path("foul")).unwrap();
+    let file = options.open(cache, dir.path("foul")).unwrap();
     let mut buf = vec![0; 1 << 20];
     for at in (0..size).step_by(buf.len()) {
         file.read_at(&mut buf, at as u64).unwrap();

@@ -7,6 +7,7 @@ mod examples;
 mod file;
 mod fsx;
 mod growing;
+mod interface;
 mod looped;
 mod registry;
 mod stacked;
