@@ -187,8 +187,8 @@ impl Error {
         }))
     }
 
-    /// Wraps a system error; the kind follows from the errno. One that was made of an [`Error`] gives
-    /// that back.
+    /// Wraps a system error; the kind follows from the errno. One that was made of an [`Error`]
+    /// gives that back.
     pub fn from_io(op: &'static str, source: io::Error) -> Self {
         if let Some(inner) = Self::within(&source) {
             return inner.clone();
