@@ -331,7 +331,7 @@ mod tests {
         let waiting = || cache.shared.registry.0.waiting.load(Ordering::SeqCst);
         let before = waiting();
         std::thread::scope(|scope| {
-            let opener = scope.spawn(|| options.open(&cache, path));
+            let opener = scope.spawn(|| options.open(cache, path));
             while waiting() == before && !opener.is_finished() {
                 std::thread::yield_now();
             }
