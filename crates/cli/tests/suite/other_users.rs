@@ -131,7 +131,7 @@ fn user_beside_the_library_gets_no_file_of_root() {
         let (mut made, bounds) = (0, Bounds::new(5000, 50, 100_000));
         while bounds.goes_on(made, &users) {
             let name = format!("/shared/f{}", made % 2);
-            match how.open(&lab.volume, &name) {
+            match how.open_in(&lab.volume, &name) {
                 Ok(file) => {
                     file.write_at(SECRET.as_bytes(), 0).unwrap();
                     made += 1;

@@ -23,7 +23,7 @@ impl Place {
     /// With a volume of so many bytes.
     pub fn new(bytes: u64) -> Self {
         let folder = Folder::new();
-        let options = CreateVolume { size: Some(bytes), ..CreateVolume::default() };
+        let options = CreateVolume::default().size(bytes);
         Volume::create(folder.path("vol"), &options).expect("a volume");
         std::fs::create_dir(folder.path("mnt")).expect("a directory");
         Self { folder }
