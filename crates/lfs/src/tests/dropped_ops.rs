@@ -3,7 +3,7 @@
 //!
 //! No locks.
 
-use crate::look::Stop;
+use crate::names::lookup::Stop;
 use crate::tests::reuse::{check, create, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::{OpenOptions, Volume};
