@@ -19,7 +19,8 @@
 //! third of its room ([`min_used_bytes`]). B16 a cursor's place is a key: it goes on over any root of the
 //! tree.
 //!
-//! Locks: one in [`cache`], a leaf, held for a few steps and never across a wait.
+//! Locks: one in [`cache`] and one around the last node that could not be read, leaves, held for a
+//! few steps and never across a wait.
 
 mod ahead;
 pub mod cache;
@@ -52,9 +53,10 @@ pub use write::{Ledger, min_used_bytes};
 use crate::format::corrupt;
 use crate::format::key::KeyBytes;
 use crate::format::node::{MAX_LEVEL, Node, NodePointer};
-use crate::format::place::{Geometry, Seal};
+use crate::format::place::{Geometry, Place, Seal};
 use crate::format::superblock::TreeRoot;
-use forebay_base::Result;
+use forebay_base::sync::Mutex;
+use forebay_base::{Error, Result};
 use std::sync::Arc;
 
 const WHAT: &str = "tree";
@@ -66,6 +68,8 @@ pub struct Tree {
     cache: Arc<NodeCache>,
     geometry: Geometry,
     seal: Seal,
+    /// The last node that the device gave back from neither place, and the error that says so.
+    unreadable: Arc<Mutex<Option<([Place; 2], Error)>>>,
 }
 
 impl Tree {
@@ -76,7 +80,7 @@ impl Tree {
         geometry: Geometry,
         seal: Seal,
     ) -> Self {
-        Self { store, cache, geometry, seal }
+        Self { store, cache, geometry, seal, unreadable: Arc::default() }
     }
 
     /// Units of the volume.
