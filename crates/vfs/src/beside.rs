@@ -228,6 +228,15 @@ pub(crate) async fn telling<T>(
     done
 }
 
+/// Changes of these names, and of the directories that hold them.
+fn changes_of(names: &[(Ino, Name<'_>)]) -> Vec<Change> {
+    let change = |(dir, name): &(Ino, Name<'_>)| {
+        let name = name.as_bytes().into();
+        [Change::Entry { dir: *dir, name, gone: None }, Change::Attributes(*dir)]
+    };
+    names.iter().flat_map(change).collect()
+}
+
 /// Waits for what is held back of a range (Z3).
 pub(crate) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
     if observer.holds_back(ino) {
@@ -282,11 +291,7 @@ impl NotifyingFs {
         op: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let Some(observer) = self.0.observer() else { return op.await };
-        let entry = |(dir, name): &(Ino, Name<'_>)| {
-            let name = name.as_bytes().into();
-            [Change::Entry { dir: *dir, name, gone: None }, Change::Attributes(*dir)]
-        };
-        let mut changes: Vec<Change> = entries.iter().flat_map(entry).collect();
+        let mut changes = changes_of(entries);
         changes.extend(also.iter().map(|ino| Change::Attributes(*ino)));
         telling(&self.0, &*observer, changes, op).await
     }
@@ -320,11 +325,12 @@ impl NotifyingFs {
         op: impl Future<Output = Result<()>>,
     ) -> Result<()> {
         let Some(observer) = self.0.observer() else { return op.await };
-        let (attr, held) = self.hold(&*observer, dir, name).await;
         let entry = |gone| Change::Entry { dir, name: name.as_bytes().into(), gone };
-        let mut changes = vec![entry(None), Change::Attributes(dir)];
-        changes.extend(attr.map(|attr| Change::Attributes(attr.ino)));
+        let changes = vec![entry(None), Change::Attributes(dir)];
         let mut owed = Owed::begin(&self.0, &*observer, changes).await;
+        // After removals by the mount that were under way: they may have put another inode there.
+        let (attr, held) = self.hold(&*observer, dir, name).await;
+        owed.changes.extend(attr.map(|attr| Change::Attributes(attr.ino)));
         let done = op.await;
         if let (Ok(()), Some(file)) = (&done, held)
             && self.has_no_name(&file).await
@@ -345,19 +351,21 @@ impl NotifyingFs {
     ) -> Result<()> {
         let op = self.0.fs.rename(dir, name, new_dir, new_name, flags);
         let Some(observer) = self.0.observer() else { return op.await };
+        let changes = changes_of(&[(dir, name), (new_dir, new_name)]);
+        let mut owed = Owed::begin(&self.0, &*observer, changes).await;
+        // Not before, as in `removing`.
         let moved = self.0.fs.lookup(dir, name).await.ok();
         let (there, held) = self.hold(&*observer, new_dir, new_name).await;
-        let also: Vec<Ino> = moved.into_iter().chain(there).map(|attr| attr.ino).collect();
-        let kept = async {
-            let done = op.await;
-            if let (Ok(()), Some(file)) = (&done, held.filter(|_| flags.is_empty()))
-                && self.has_no_name(&file).await
-            {
-                observer.keep(file);
-            }
-            done
-        };
-        self.names(&[(dir, name), (new_dir, new_name)], &also, kept).await
+        let both = moved.into_iter().chain(there);
+        owed.changes.extend(both.map(|attr| Change::Attributes(attr.ino)));
+        let done = op.await;
+        if let (Ok(()), Some(file)) = (&done, held.filter(|_| flags.is_empty()))
+            && self.has_no_name(&file).await
+        {
+            observer.keep(file);
+        }
+        owed.paid().await;
+        done
     }
 
     /// Opens by `op`, which may cut the content of `ino`.

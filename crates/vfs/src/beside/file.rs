@@ -70,13 +70,22 @@ impl OpenFile for NotifyingFile {
         let Some(observer) = self.shared.observer() else {
             return self.file.try_write(offset, src, flags, privileges);
         };
-        if observer.knows(self.file.ino()) {
+        let ino = self.file.ino();
+        if observer.knows(ino) {
             return None;
         }
-        let done = self.file.try_write(offset, src, flags, privileges)?;
-        // It may have become known meanwhile; then whoever asked did so before this was done.
-        observer.changed(&self.written(offset, src.len(), flags));
-        Some(done)
+        // Announced before the second look: a program that opens the file from now on appends at
+        // the end that the daemon finds. Nobody who does not know the file has an append under way.
+        drop(observer.will_change(ino));
+        let done = match observer.knows(ino) {
+            true => None,
+            false => self.file.try_write(offset, src, flags, privileges),
+        };
+        if done.is_some() {
+            observer.changed(&self.written(offset, src.len(), flags));
+        }
+        observer.change_over(ino);
+        done
     }
 
     fn write(
