@@ -11,6 +11,7 @@
 use crate::file::{Handle, MappedFile};
 use crate::ops::Commit;
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::{BoxFuture, WaitQueue};
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
