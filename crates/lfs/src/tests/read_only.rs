@@ -376,8 +376,11 @@ fn checkpoint_over_leaf_that_fails_for_a_while_is_tried_again() {
                 false => at.into_iter().for_each(|at| disk.inject(unreadable(at))),
             };
             let (volume, done) = checkpoint_over_leaf(&setup, &disk, 200, spoil).await;
-            let error = done.expect_err("it could not be read");
-            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            // Reads ahead may take the failures of the copies: then the checkpoint succeeds.
+            assert!(!is_whole_device || done.is_err(), "it could not be read");
+            if let Err(error) = done {
+                assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            }
             assert!(volume.stopped().is_none(), "it may pass");
             disk.heal();
             volume.checkpoint().await.unwrap();
