@@ -61,6 +61,9 @@ use std::sync::Arc;
 
 const WHAT: &str = "tree";
 
+/// Both addresses of a node that the device gave back from neither, and the error that says so.
+type UnreadableNode = ([Place; 2], Error);
+
 /// How the trees of a volume are read and written; roots are given with each call.
 #[derive(Clone)]
 pub struct Tree {
@@ -68,8 +71,8 @@ pub struct Tree {
     cache: Arc<NodeCache>,
     geometry: Geometry,
     seal: Seal,
-    /// The last node that the device gave back from neither place, and the error that says so.
-    unreadable: Arc<Mutex<Option<([Place; 2], Error)>>>,
+    /// The last such node.
+    unreadable: Arc<Mutex<Option<UnreadableNode>>>,
 }
 
 impl Tree {

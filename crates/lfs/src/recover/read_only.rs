@@ -2,9 +2,9 @@
 //!
 //! A checkpoint that needs content or a node of the tree that is lost can never succeed. Everything
 //! that changes from then on would wait in memory for ever, and the next opening would have to
-//! replay it. So the volume turns read-only for the rest of this life. A node is lost if both copies
-//! are damaged, or if the device reads neither of them though it reads elsewhere. A checkpoint that
-//! fails for another reason, as a device error that may pass, is tried again.
+//! replay it. So the volume turns read-only for the rest of this life. A node is lost if both
+//! copies are damaged, or if the device reads neither of them though it reads elsewhere. A
+//! checkpoint that fails for another reason, as a device error that may pass, is tried again.
 //!
 //! Invariants: F11 a volume that turned read-only accepts no change: every interface answers
 //! `ReadOnly` with the reason; reads go on, and the log makes durable what it had accepted. F12
@@ -106,8 +106,8 @@ impl Inner {
         done
     }
 
-    /// The error of a checkpoint, as `Corrupt` if it says that a node of the tree is lost because the
-    /// device reads it from neither place. It is lost if both reads fail again while the device
+    /// The error of a checkpoint, as `Corrupt` if it says that a node of the tree is lost because
+    /// the device reads it from neither place. It is lost if both reads fail again while the device
     /// reads a slot of the superblock. A device that reads nothing may work again later.
     async fn lost_or_failing(&self, error: Error) -> Error {
         let Some(places) = self.tree.unreadable_node(&error) else { return error };

@@ -331,7 +331,7 @@ fn false_records_behind_the_log_are_summed_in_linear_time() {
     let mut all = vec![0; (segment - ended.end.offset) as usize];
     for offset in (ended.end.offset..segment).step_by(RECORD_HEADER_BYTES) {
         let place = Place::new(ended.end.segment, offset);
-        let length = (segment - offset).min(ended.layout.geometry.max_record_bytes() as u32);
+        let length = (segment - offset).min(ended.layout.geometry.max_record_bytes());
         let fields = RecordFields {
             kind: RecordKind::Changes,
             tree: 0,

@@ -2,13 +2,21 @@
 //!
 //! No locks of its own.
 
-use super::{Change, Observer, Owed, Shared, handed_over, telling};
+use super::{Change, Observer, Outstanding, Shared, telling};
 use crate::fs::{OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
 use crate::types::{Fallocate, Ino, OpenFlags, Privileges, Seek};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{IoFlags, Result};
 use std::sync::Arc;
+
+/// Waits for what is held back of a range (Z3).
+pub(super) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
+    if observer.holds_back(ino) {
+        let ticket = observer.hand_over(ino, offset, len);
+        observer.told(ticket).await;
+    }
+}
 
 /// See the module.
 pub(super) struct NotifyingFile {
@@ -128,7 +136,7 @@ impl OpenFile for NotifyingFile {
             return self.file.write_slice(offset, src, flags, privileges);
         };
         let changes = vec![self.written(offset, src.len(), flags)];
-        let owed = block_on(Owed::begin(&self.shared, &*observer, changes));
+        let owed = block_on(Outstanding::begin(&self.shared, &*observer, changes));
         let done = self.file.write_slice(offset, src, flags, privileges);
         block_on(owed.paid());
         done

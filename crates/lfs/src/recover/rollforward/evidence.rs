@@ -36,8 +36,8 @@ const SEGMENTS_MAX: usize = 256;
 /// Units of the device that the search passes over because they cannot be read.
 const UNREAD_MAX: u32 = 64;
 
-/// Bytes that the search checksums for each byte that it reads. Records do not overlap, so those that
-/// are valid take one.
+/// Bytes that the search checksums for each byte that it reads. Records do not overlap, so those
+/// that are valid take one.
 const SUMS_PER_BYTE: u64 = 4;
 
 /// What the search found.
