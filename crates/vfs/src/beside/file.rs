@@ -83,7 +83,8 @@ impl OpenFile for NotifyingFile {
             return None;
         }
         // Announced before the second look: a program that opens the file from now on appends at
-        // the end that the daemon finds. Nobody who does not know the file has an append under way.
+        // the end that the daemon finds. A program that does not know the file has no append in
+        // flight.
         drop(observer.will_change(ino));
         let done = match observer.knows(ino) {
             true => None,
