@@ -9,6 +9,11 @@
 //! ```
 //! sim, bench and crashtest are never a normal dependency of a layer. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
+//!
+//! Inside a crate the folders of its source are layers, too, if it has a list: [`folders`].
+
+pub mod folders;
+mod imports;
 
 use crate::Findings;
 use crate::metadata::{Package, packages};
@@ -127,6 +132,7 @@ pub fn check(root: &Path) -> Findings {
             None => findings.push(format!("{}: not in the table of layers", package.name)),
         }
     }
+    findings.extend(folders::check(root));
     findings
 }
 

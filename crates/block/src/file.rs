@@ -4,9 +4,10 @@
 //! live), `xfer` (short transfers and the file's end), `exec` (the system calls), `op` (a
 //! request in an engine's hands), `pace` (reads before write-back).
 //!
-//! Invariants: F1 the file is locked (OFD lock) for as long as the device or any of its
-//! requests lives. F2 while direct I/O is on, nothing of the range is dirty in the system's page
-//! cache (L2). F3 the file's size changes only by
+//! Invariants: F1 the file is locked (OFD locks) for as long as the device or any of its
+//! requests lives, those of a killed process included: each open file description that requests
+//! use holds a part of the lock. F2 while direct I/O is on, nothing of the range is dirty in the
+//! system's page cache (L2). F3 the file's size changes only by
 //! [`BlockDevice::grow`], never by a write. F4 a request that direct I/O cannot
 //! take fails with `Unaligned`; the layer above aligns by [`Limits`]. F5 the system reports a
 //! lost write only once per open file, to whichever sync comes first; so a failed sync also fails

@@ -184,13 +184,40 @@ pub(crate) fn write_at(
     check(unsafe { libc::pwritev2(fd.as_raw_fd(), window.as_ptr(), count, pos as i64, flags) })
 }
 
+/// First byte of the part of a file's lock that moves to its second open file description. No
+/// file is so long.
+const LOCK_TAIL: i64 = 1 << 62;
+
+fn lock_kind(write: bool) -> c_int {
+    if write { libc::F_WRLCK } else { libc::F_RDLCK }
+}
+
 /// Locks the whole file for as long as its open file description lives. Fails with EAGAIN or
-/// EACCES if somebody else holds it.
+/// EACCES if another open file description holds a lock that conflicts.
 pub(crate) fn lock_file(fd: BorrowedFd<'_>, write: bool) -> io::Result<()> {
+    set_lock(fd, lock_kind(write), 0)
+}
+
+/// Splits the lock of `first`, which has locked the whole file, with another open file description
+/// of it: an opener that locks the whole file is refused until both are closed. Fails as
+/// [`lock_file`]; `first` alone refuses other openers then.
+pub(crate) fn share_lock(
+    first: BorrowedFd<'_>,
+    second: BorrowedFd<'_>,
+    write: bool,
+) -> io::Result<()> {
+    // What `first` keeps refuses other openers in between.
+    set_lock(first, libc::F_UNLCK, LOCK_TAIL)?;
+    set_lock(second, lock_kind(write), LOCK_TAIL)
+}
+
+/// Sets the lock from `start` to the end of all files.
+fn set_lock(fd: BorrowedFd<'_>, kind: c_int, start: i64) -> io::Result<()> {
     // SAFETY: flock is plain old data; zero is a valid value for each field.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = if write { libc::F_WRLCK } else { libc::F_RDLCK } as _;
+    lock.l_type = kind as _;
     lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = start as _;
     // SAFETY: F_OFD_SETLK reads one flock, which lives until the call returns.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } as isize)?;
     Ok(())

@@ -22,8 +22,8 @@
 //! is durable and the file system is given back.
 //!
 //! Locks, all leaves, none held across a call of the file system: the table of handles, the shards of the
-//! inodes, the inodes kept without a name, the queue of notices, the session's state. And the slot of the
-//! file system, see [`session`].
+//! inodes, the inodes kept without a name, the queue of notices, the removals of names, the session's
+//! state. And the slot of the file system, see [`session`].
 #![forbid(unsafe_code)]
 
 mod deadlines;

@@ -14,7 +14,7 @@ use crate::device::Device;
 pub use crate::proto::notify::Notice;
 use forebay_base::task::{Pick, WaitQueue, block_on};
 use rustix::io::Errno;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Most notices that wait.
@@ -23,6 +23,8 @@ const QUEUE_MAX: usize = 4096;
 #[derive(Default)]
 struct State {
     queue: VecDeque<Notice>,
+    /// Names with notices that the kernel has not carried out: how many.
+    names: HashMap<(u64, Box<[u8]>), usize>,
     /// Given, and gone to the kernel.
     given: u64,
     gone: u64,
@@ -110,6 +112,9 @@ impl Notifier {
         if state.closed {
             return 0;
         }
+        if let Some((dir, name)) = notice.name() {
+            *state.names.entry((dir, name.into())).or_default() += 1;
+        }
         state.queue.push_back(notice);
         state.given += 1;
         self.0.changed.notify_one();
@@ -155,6 +160,21 @@ impl Notifier {
         !self.lock().no_prune
     }
 
+    /// Whether a notice about a name is queued or being carried out by the kernel.
+    pub(crate) fn has_queued(&self, dir: u64, name: &[u8]) -> bool {
+        let state = self.lock();
+        !state.names.is_empty() && state.names.contains_key(&(dir, name.into()))
+    }
+
+    /// Takes all queued notices as a kernel does.
+    #[cfg(test)]
+    pub(crate) fn deliver_all(&self) {
+        let queue = std::mem::take(&mut self.lock().queue);
+        for notice in &queue {
+            self.told(notice, false);
+        }
+    }
+
     /// What waits.
     #[cfg(test)]
     pub(crate) fn queued(&self) -> Vec<Notice> {
@@ -165,6 +185,7 @@ impl Notifier {
         let mut state = self.lock();
         state.closed = true;
         state.queue.clear();
+        state.names.clear();
         drop(state);
         self.0.changed.notify_all();
         self.0.waiting.wake_all();
@@ -174,6 +195,15 @@ impl Notifier {
     fn told(&self, notice: &Notice, unknown: bool) -> u64 {
         let mut state = self.lock();
         state.gone += 1;
+        if let Some((dir, name)) = notice.name() {
+            let key = (dir, name.into());
+            if let Some(count) = state.names.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    state.names.remove(&key);
+                }
+            }
+        }
         if let Notice::Prune(_) = notice {
             state.pruning = false;
             state.no_prune |= unknown;

@@ -14,10 +14,12 @@ mod appends;
 mod attrs;
 mod beside;
 mod content;
+mod late;
 mod listing;
 mod names;
 mod policy;
 mod ranges;
+mod removals;
 
 pub use beside::Served;
 
@@ -38,6 +40,7 @@ use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_vfs::{Attr, FileSystem, Ino, OpenFlags, Privileges, copy};
 use ranges::WriteRanges;
+use removals::Removals;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -69,6 +72,8 @@ pub(crate) struct Core {
     pub appends: Appends,
     /// Changes by others on their way.
     pub changes: Changes,
+    /// Removals of names, and changes of the same names by other interfaces.
+    pub removals: Removals,
     /// Writes on their way, where they overlap one after the other.
     pub write_ranges: WriteRanges,
     /// How often the bound was met.
@@ -237,6 +242,7 @@ impl Core {
             epoch: AtomicU64::default(),
             appends: Appends::default(),
             changes: Changes::default(),
+            removals: Removals::default(),
             write_ranges: WriteRanges::default(),
             pruned: AtomicUsize::default(),
             sweeping: AtomicBool::default(),
@@ -301,10 +307,10 @@ impl Core {
             Op::SymLink { name, target } => self.symlink(header, name, target).await,
             Op::MkNod { mode, rdev, name } => self.mknod(header, *mode, *rdev, name).await,
             Op::MkDir { mode, name } => self.mkdir(header, *mode, name).await,
-            Op::Unlink { name } => self.remove(node, name, false).await,
-            Op::RmDir { name } => self.remove(node, name, true).await,
+            Op::Unlink { name } => self.remove(header, name, false).await,
+            Op::RmDir { name } => self.remove(header, name, true).await,
             Op::Rename { new_dir, flags, name, new_name } => {
-                self.rename((node, name), (Ino(*new_dir), new_name), *flags).await
+                self.rename(header, name, (Ino(*new_dir), new_name), *flags).await
             }
             Op::Link { old, name } => self.link(Ino(*old), node, name).await,
             Op::ReadLink => self.readlink(node).await,

@@ -33,7 +33,7 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result, io_flusher};
-use forebay_vfs::{Beside, Ino};
+use forebay_vfs::{Ino, NotifyingFs};
 use readers::Readers;
 use requests::Own;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -84,7 +84,7 @@ struct Shared {
     device: Arc<Device>,
     core: RwLock<Option<Arc<Core>>>,
     /// Who else uses the file system, and has to tell us.
-    beside: Weak<Beside>,
+    beside: Weak<NotifyingFs>,
     world: WorldRef,
     notifier: Notifier,
     payload: Arc<Payload>,
@@ -128,7 +128,7 @@ impl Drop for Unanswered<'_> {
 
 impl Session {
     /// Serves a file system on a mount; returns when the kernel has agreed and requests are answered. Others
-    /// use it by the [`Beside`] that is given here, or not at all.
+    /// use it by the [`NotifyingFs`] that is given here, or not at all.
     pub fn start(
         mounted: Mounted,
         fs: impl Into<Served>,

@@ -13,7 +13,7 @@ use forebay_block::{Bio, BioFlags, BioOp, Limits};
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::end_fill;
-use forebay_cache::{FRAME_SIZE, FolioWrite, FrameList, Mapping, PageCache, State};
+use forebay_cache::{FRAME_SIZE, FolioWrite, FrameList, FramePool, Mapping, PageCache, State};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -35,6 +35,8 @@ pub(crate) struct FillMode {
     pub background: bool,
     /// The last read may be carried out on this thread.
     pub inline: bool,
+    /// The caller holds the range exclusively (E4).
+    pub held: bool,
 }
 
 /// How planning went.
@@ -161,11 +163,21 @@ impl MappedFile {
     /// Fills what is missing of `range` (bytes; rounded outwards to blocks, clipped to the end of
     /// file) and returns when the reads are issued.
     pub(crate) async fn start_fill(&self, range: Range<u64>, mode: FillMode) -> Filling {
+        self.start_fill_with(range, mode, &mut FramePool::empty(&self.cache)).await
+    }
+
+    /// [`MappedFile::start_fill`] with frames that the caller has; takes those that it lacks.
+    async fn start_fill_with<'a>(
+        &'a self,
+        range: Range<u64>,
+        mode: FillMode,
+        pool: &mut FramePool<'a>,
+    ) -> Filling {
         let block = self.mapping.block_size();
         let eof = round_up(self.end(), block);
         let range = round_down(range.start, block)..round_up(range.end, block).min(eof);
         let error = FillError::default();
-        let mut planned = match self.plan_fill(&range, mode) {
+        let mut planned = match self.plan_fill(&range, mode, pool) {
             Ok(pieces) => Planned { file: self, error: &error, pieces },
             Err(other) => return other,
         };
@@ -211,25 +223,61 @@ impl MappedFile {
         }
     }
 
+    /// Fills a block whose range the caller holds exclusively, and waits for it: no other request
+    /// drops the block meanwhile, except reclaim. Waits for the device and the map, never for
+    /// memory, which others may need the range to give back. False: memory is short. The caller
+    /// gives the range back and calls [`MappedFile::wait_memory`].
+    pub(crate) async fn fill_held<'a>(
+        &'a self,
+        index: u64,
+        range: &Range<u64>,
+        pool: &mut FramePool<'a>,
+    ) -> Result<bool> {
+        debug_assert!(self.mapping.is_exclusive(range), "E4: the holder alone fills the block");
+        if self.cache.lock_or_make(&self.mapping, index, false).is_none() {
+            return Ok(false);
+        }
+        let mode = FillMode { held: true, ..FillMode::default() };
+        let Filling::Started(error) = self.start_fill_with(range.clone(), mode, pool).await else {
+            return Ok(false);
+        };
+        let blocks = self.mapping.blocks_touched(index, range);
+        self.cache.wait_while(&self.mapping, index, blocks, State::Reading).await;
+        error.take().map_or(Ok(true), Err)
+    }
+
+    /// Waits for what [`MappedFile::fill_held`] lacked: a folio descriptor, and a frame in `pool`.
+    pub(crate) async fn wait_memory<'a>(&'a self, pool: &mut FramePool<'a>) {
+        self.cache.wait_slot(&self.mapping).await;
+        if pool.is_empty() {
+            *pool = self.cache.wait_frames(&self.mapping, 1).await;
+        }
+    }
+
     /// Marks the missing blocks *reading*.
-    fn plan_fill(
-        &self,
+    fn plan_fill<'a>(
+        &'a self,
         range: &Range<u64>,
         mode: FillMode,
+        pool: &mut FramePool<'a>,
     ) -> std::result::Result<VecDeque<Piece>, Filling> {
         let mapping = &*self.mapping;
         let missing = self.frames_for(range);
         if missing == 0 && self.pieces(range.clone()).all(|(i, p)| self.nothing_fillable(i, &p)) {
             return Ok(VecDeque::new());
         }
-        let pool = self.cache.take_frames(missing);
-        let Some(mut pool) = pool else { return Err(Filling::NoFrames) };
+        if missing > pool.len() {
+            let Some(frames) = self.cache.take_frames(missing) else {
+                return Err(Filling::NoFrames);
+            };
+            *pool = frames;
+        }
         let mut planned = VecDeque::new();
         for (index, part) in self.pieces(range.clone()) {
             let Some(folio) = self.cache.lock_or_make(mapping, index, mode.passing) else {
                 break;
             };
-            if mapping.is_exclusive(&part) {
+            if !mode.held && mapping.is_exclusive(&part) {
                 drop(folio);
                 if planned.is_empty() && !mode.background {
                     return Err(Filling::Exclusive(part));
@@ -247,7 +295,7 @@ impl MappedFile {
             if need > pool.len() {
                 break;
             }
-            let runs = folio.begin_fill(blocks, mode.uncached, &mut pool);
+            let runs = folio.begin_fill(blocks, mode.uncached, pool);
             planned.extend(runs.into_iter().map(|blocks| Piece { index, blocks, read_to }));
         }
         Ok(planned)

@@ -3,14 +3,14 @@
 
 use crate::admitted::Ahead;
 use crate::file::MappedFile;
-use crate::fill::FillMode;
 use crate::inflight::InFlight;
 use crate::write::Obstacle;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_cache::State;
 use forebay_cache::bounds::{Exclusive, Held, HoldsBlocks, Resize};
+use forebay_cache::folio::Blocks;
+use forebay_cache::{FolioWrite, FramePool, State};
 use std::ops::Range;
 
 /// Where a write goes.
@@ -43,6 +43,7 @@ impl Growth<'_> {
     pub async fn undo(self) {
         let (bounds, name) = (&self.file.mapping.bounds, self.file.device().name());
         if let Err(error) = self.file.shrink(&self.resize, bounds.visible()).await {
+            self.file.uncut.store(true, Ordering::SeqCst);
             log::warn!("{name}: bytes behind the end of file are cut off later: {error}");
         }
     }
@@ -82,20 +83,27 @@ impl MappedFile {
     }
 
     async fn cut_hidden(&self, resize: &Resize<'_>) -> Result<()> {
-        match self.mapping.bounds.has_hidden_bytes() {
-            true => self.shrink(resize, self.size()).await,
-            false => Ok(()),
+        if !self.mapping.bounds.has_hidden_bytes() {
+            return Ok(());
         }
+        let done = self.shrink(resize, self.size()).await;
+        self.uncut.store(done.is_err(), Ordering::SeqCst);
+        done
     }
 
-    /// Cuts off what a write that was dropped has left behind the visible size. Not while a write
-    /// makes the file longer: the next one will do it.
+    /// Cuts off what a write that failed or was dropped has left behind the visible size. Not while
+    /// another write makes the file longer: that one cuts first. For a sync, which reports a
+    /// failure if the object below is longer than the file then, and fails while an earlier cut has
+    /// failed and none has succeeded. A map with a size of its own publishes the visible one.
     pub(crate) async fn cut_hidden_now(&self) {
         if self.mapping.bounds.has_hidden_bytes()
             && let Some(resize) = self.mapping.bounds.try_resize()
             && let Err(error) = self.cut_hidden(&resize).await
         {
             log::warn!("{}: bytes behind the end of file: {error}", self.device().name());
+            if self.ops.published_size().is_none() {
+                self.mapping.errseq.set(error);
+            }
         }
     }
 
@@ -239,42 +247,66 @@ impl MappedFile {
         if edge.is_empty() || self.ops.map(edge.clone()).await?.device_offset.is_none() {
             return Ok(());
         }
-        while !self.rewrite_end(&edge).await? {}
-        Ok(())
+        self.rewrite_end(&edge).await
     }
 
-    /// The block of the end becomes dirty, as it is in the cache: with zeros behind the size (E6). False: it
-    /// was not to be had yet.
-    async fn rewrite_end(&self, edge: &Range<u64>) -> Result<bool> {
+    /// The block of the end becomes dirty, as it is in the cache: with zeros behind the size (E6).
+    async fn rewrite_end(&self, edge: &Range<u64>) -> Result<()> {
+        loop {
+            let dirtied = |folio: &FolioWrite<'_>, blocks: Blocks, _: &mut InFlight| {
+                // A block that is dirty is written out with its zeros.
+                if folio.any(State::Dirty, blocks) {
+                    return Ok(());
+                }
+                let nothing = self.nothing_ahead();
+                let _admitted = self.admit(folio, blocks, &nothing)?;
+                folio.mark_dirty(blocks, false);
+                Ok(())
+            };
+            // The range is free again before space is made.
+            let refused = self.hold_edge(edge, edge, dirtied).await?.1;
+            match refused {
+                Err(Obstacle::NoRoom(error)) => {
+                    self.make_room(error, self.mapping.block_size()).await?;
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Takes `range` exclusively, and calls `f` with the folio of `edge`, a block of the range,
+    /// when that block is up to date and neither read nor written out. A block that is not cached
+    /// is read by the holder: if it gave the range back for that, direct writes would drop the
+    /// block again.
+    async fn hold_edge<T>(
+        &self,
+        range: &Range<u64>,
+        edge: &Range<u64>,
+        mut f: impl FnMut(&FolioWrite<'_>, Blocks, &mut InFlight) -> T,
+    ) -> Result<(InFlight, T)> {
         let mapping = &*self.mapping;
         let index = mapping.folio_index(edge.start);
         let blocks = mapping.blocks_touched(index, edge);
-        mapping.bounds.wait_not_exclusive(edge.clone()).await;
-        let refused = match self.cache.lock_folio(mapping, index) {
-            Some(folio) if folio.all(State::Uptodate, blocks) => {
-                if mapping.is_exclusive(edge) {
-                    return Ok(false);
+        let mut pool = FramePool::empty(&self.cache);
+        loop {
+            let held = mapping.bounds.exclusive(range.clone()).await;
+            let mut flight = InFlight::new(self, held, range.clone());
+            loop {
+                if let Some(folio) = self.lock_idle(index, blocks).await
+                    && folio.all(State::Uptodate, blocks)
+                {
+                    let done = f(&folio, blocks, &mut flight);
+                    drop(folio);
+                    return Ok((flight, done));
                 }
-                // Dirty or on its way it goes with its zeros.
-                if folio.any(State::Dirty, blocks) || folio.any(State::Writing, blocks) {
-                    return Ok(true);
-                }
-                let nothing = self.nothing_ahead();
-                match self.admit(&folio, blocks, &nothing) {
-                    Ok(_admitted) => {
-                        folio.mark_dirty(blocks, false);
-                        return Ok(true);
-                    }
-                    Err(obstacle) => Some(obstacle),
+                if !self.fill_held(index, edge, &mut pool).await? {
+                    break;
                 }
             }
-            _ => None,
-        };
-        match refused {
-            Some(Obstacle::NoRoom(error)) => self.make_room(error, mapping.block_size()).await?,
-            _ => self.fill_block(index, edge.clone(), FillMode::default()).await?,
+            // A sync waits for its ticket, and who frees memory may need the range.
+            drop(flight);
+            self.wait_memory(&mut pool).await;
         }
-        Ok(false)
     }
 
     /// Holds the block of the end of file when it is not being read.
@@ -334,22 +366,13 @@ impl MappedFile {
         self.ops.admit_edge(mapping.block_size())?;
         // Until it is dirty.
         let _admitted = self.arriving(mapping.block_size());
-        loop {
-            let held = mapping.bounds.exclusive(all.clone()).await;
-            let mut flight = InFlight::new(self, held, all.clone());
-            self.each_idle(&edge, |folio, blocks| {
-                if folio.all(State::Uptodate, blocks) {
-                    folio.mark_dirty(blocks, false);
-                    flight.kept_back.take(folio, blocks);
-                }
-            })
-            .await;
-            if !flight.kept_back.is_empty() {
-                return Ok(flight);
-            }
-            drop(flight);
-            self.fill_block(mapping.folio_index(first), edge.clone(), FillMode::default()).await?;
-        }
+        let keep_back = |folio: &FolioWrite<'_>, blocks: Blocks, flight: &mut InFlight| {
+            folio.mark_dirty(blocks, false);
+            flight.kept_back.take(folio, blocks);
+        };
+        let (flight, ()) = self.hold_edge(&all, &edge, keep_back).await?;
+        debug_assert!(!flight.kept_back.is_empty(), "E1: the block of the new end is kept back");
+        Ok(flight)
     }
 
     /// Bytes of the last block that are behind the end become zeros (E1). The block's dirt is in our

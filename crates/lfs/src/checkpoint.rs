@@ -19,25 +19,26 @@
 //!
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
 
-mod closing;
+pub(crate) mod changes;
+mod close;
 mod repeat;
 
-use crate::admit::Growth;
 use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
+use crate::checkpoint::changes::{overlaid, pieces_of};
+use crate::device::hold::TurnLock;
+use crate::device::slots;
 use crate::fault::Planted;
-use crate::flight::TurnLock;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, TreeRoot};
-use crate::items::Items;
 use crate::log::{ANY, Head};
-use crate::merged::{overlaid, pieces_of};
-use crate::pending::{Overlay, Where};
-use crate::segment::{Deltas, Plan, Snapshot};
-use crate::slots;
-use crate::state::State;
+use crate::map::overlay::{Overlay, Where};
+use crate::names::items::Items;
+use crate::space::admission::Growth;
+use crate::space::segment::{Deltas, Plan, Snapshot};
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind, Result};

@@ -23,11 +23,11 @@
 //!
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
+mod choose;
 mod copy;
 mod discard;
 mod gather;
-mod moves;
-mod pick;
+mod relocate;
 
 use crate::checkpoint::How;
 use crate::space::Need;

@@ -2,10 +2,10 @@
 //!
 //! No locks.
 
-use crate::aops::FileOps;
+use crate::files::map_ops::FileOps;
 use crate::format::change::Change;
 use crate::format::key::{Key, KeyBytes};
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Volume;
 use forebay_base::codec::Reader;
 use forebay_iomap::MapOps;

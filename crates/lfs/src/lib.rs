@@ -1,12 +1,22 @@
 //! forebay-lfs: the volume, a log-structured and checksummed file system in one image.
 //!
-//! Reading order: [`format`](mod@format) (the stored form; `docs/format.md` draws it); `layout`,
-//! `segment`, `space`, `pending`, `dir`, `items`, `state` (what there is, in memory); `tx`, `log`,
-//! `flight`, `batch`, `commit`, `repair` (how it becomes durable); [`btree`], `nodes`,
-//! `usage_table`, `checkpoint`, `clean` (how it gets into the copy-on-write tree, and room comes
-//! back); `slots`, `rollforward`, `open`, `volume` (how it is found again); `look`, `load`,
-//! `evict`, `windows`, `memory`, `lookup`, `inode`, `namei`, `attr`, `aops`, `staging`, `content`,
-//! `left`, `file`, `vfs` (what is asked of it); `digest`.
+//! The folders are layers: each imports only from those before it in this list. `cargo xtask
+//! layers` checks it; imports that still point the other way are listed in
+//! `xtask/layers/lfs-allowed.txt`. Read the folders in this order.
+//! - [`format`](mod@format): the stored form, without I/O; `docs/format.md` draws it
+//! - `device`: layout, superblock slots, writes that outlive their task
+//! - [`btree`]: the copy-on-write tree
+//! - `space`: segments, places of nodes, allocation, accounting
+//! - `log`: records and groups of records, and how they become durable
+//! - `map`: where a file's blocks are
+//! - `names`: inodes, directories and attributes, and their cache
+//! - `transaction`: one change, applied to space, log, map and names
+//! - `files`: the mapping that iomap sees, open and recently closed files
+//! - `checkpoint` and `clean`: changes get into the tree, and space becomes free
+//! - `recover`: opening, roll-forward, repair after a failed write
+//! - `volume`: the public interface, maintenance, fsck, grow, info
+//!
+//! `fault` (injected faults), `fuzz` and `tests` are test apparatus.
 //!
 //! In memory are changes that no checkpoint has merged yet, what is open, and as much of the names as a
 //! bound of bytes allows; for all else the tree is asked.
@@ -51,71 +61,32 @@
 //! No mapping of the cache is made or dropped under the state lock.
 #![forbid(unsafe_code)]
 
-mod admit;
-pub mod alloc;
-mod aops;
-mod attr;
-mod batch;
 pub mod btree;
-mod capacity;
 mod checkpoint;
 mod clean;
-mod commit;
-mod content;
-mod digest;
-mod dir;
-mod evict;
-mod extents;
+mod device;
 #[doc(hidden)]
 pub mod fault;
-mod file;
-mod flight;
+mod files;
 pub mod format;
-mod fsck;
-mod grow;
-mod info;
-mod inode;
-mod items;
-mod layout;
-mod left;
-mod load;
 mod log;
-mod look;
-mod lookup;
-mod memory;
-mod merged;
-mod namei;
-mod near;
-mod nodes;
-mod open;
-mod pending;
-mod pressure;
-mod remember;
-mod repair;
-mod reserve;
-mod rollforward;
-mod segment;
-mod slots;
+mod map;
+mod names;
+mod recover;
 mod space;
-mod staging;
-mod state;
-mod stop;
-mod stored;
-mod tx;
-mod usage_table;
-mod vfs;
+mod transaction;
 mod volume;
-mod windows;
 
-pub use alloc::{AllocMode, AllocStats};
 pub use clean::{CleanStats, DEFAULT_PERCENT as CLEAN_PERCENT};
-pub use extents::{FileExtent, FreeSpace};
-pub use fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
-pub use grow::grow;
-pub use info::{VolumeInfo, probe};
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub use log::model as log_model;
+pub use space::alloc;
+pub use space::alloc::{AllocMode, AllocStats};
+pub use volume::extents::{FileExtent, FreeSpace};
+pub use volume::fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
+pub use volume::grow::grow;
+pub use volume::info::{VolumeInfo, probe};
 pub use volume::{CreateOptions, OpenOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

@@ -15,9 +15,12 @@
 //! not flushed is in `groups`, in order. L2 a flush covers the groups whose writes had completed when it
 //! began.
 //! L3 `durable_*` moves only after a good flush, or a FUA write when nothing before it was unflushed.
-//! L4 after a failure nothing becomes durable before a repair: the records since the last good flush are laid
-//! out again, in a fresh segment and generation. L5 whoever waited while it failed is told so; who comes
-//! later starts the repair. L6 at most [`GROUPS_AHEAD`] groups are written and not flushed, so that how far
+//! L4 after a failure nothing becomes durable before a repair: the records since the last good flush
+//! are laid out again, in a fresh segment and generation. L5 a commit that waited while it failed
+//! gets the error; a later one starts the repair. A task that is dropped in its turn fails no other
+//! commit: the records of a dropped write turn are laid out again as after a failure. A dropped flush
+//! is repeated by the next waiter, or counts as failed if the device says so when it ends.
+//! L6 at most [`GROUPS_AHEAD`] groups are written and not flushed, so that how far
 //! recovery has to look behind the end of the log is bounded. L7 one flush of the device at a time, whoever
 //! asks for it: of two side by side one could fail and drop what the other is believed to have covered.
 //! L8 while somebody waits for a record, somebody holds a turn, or is awake and will look for one: who ends a
@@ -27,16 +30,20 @@
 //! L9 after a task was dropped, its write turn ends only when the device has ended every write of
 //! the turn: a late write would replace bytes that the next turn wrote to the same address.
 //!
-//! Locks: `ctl`, a leaf like the state lock; the two are never held together.
+//! Locks: `ctl`, like the state lock; the two are never held together. Below `ctl` that of a flush
+//! turn, a leaf.
+
+pub(crate) mod commit;
+pub(crate) mod group_layout;
+pub(crate) mod staging;
 
 #[cfg(any(test, shuttle))]
 #[doc(hidden)]
 pub mod model;
 
-use crate::flight::{Hold, LogWrites};
+use crate::device::hold::{Hold, LogWrites};
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
-use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::{Pick, WaitQueue};
 use forebay_base::{Error, ErrorKind, Result};
@@ -193,15 +200,16 @@ impl Log {
         self.ctl.lock().failures
     }
 
-    /// What is to be done for `ticket`; takes the turn. `None`: somebody else is at it.
+    /// What is to be done for `ticket`; takes the turn. `None`: another waiter has it.
     pub fn step(&self, ticket: u64, entered: u64, early: bool) -> Option<Step> {
         let mut ctl = self.ctl.lock();
         if ctl.durable_ticket >= ticket || early && ctl.written_ticket >= ticket {
             return Some(Step::Done(Ok(())));
         }
-        if ctl.failures > entered {
-            let error = ctl.last_error.clone();
-            return Some(Step::Done(Err(error.unwrap_or_else(dropped))));
+        if ctl.failures > entered
+            && let Some(error) = &ctl.last_error
+        {
+            return Some(Step::Done(Err(error.clone())));
         }
         if ctl.repair {
             if ctl.writing || ctl.flushing {
@@ -310,8 +318,8 @@ impl Due {
     }
 }
 
-/// The write turn. If its task is dropped, the log fails (L4), and the turn ends when the device
-/// has ended the last write of it (L9).
+/// The write turn. If its task is dropped, its records are laid out again by the next waiter (L5),
+/// after the device has ended the last write of the turn (L9).
 pub(crate) struct WriteTurn {
     log: Arc<Log>,
     pub group: Option<Group>,
@@ -362,36 +370,43 @@ impl Drop for WriteTurn {
             group.opened.clear();
             ctl.groups.push_back(group);
         }
-        Log::fail(&mut ctl, dropped());
+        ctl.repair = true;
         drop(ctl);
         self.log.wait.wake_all();
     }
 }
 
-/// The flush turn. Dropped half way, the flush counts as failed; and as long as the device has it, no other
-/// one begins (L7).
+/// The flush turn. If its task is dropped, the turn ends when the device has ended the flush (L7). A
+/// flush that failed counts as failed then; after one that worked the next waiter flushes again.
 pub(crate) struct FlushTurn {
     log: Arc<Log>,
     mine: u64,
     over: bool,
-    flight: Arc<AtomicU8>,
+    flown: Arc<Mutex<Flown>>,
 }
 
-/// The device has no flush of a turn, has one, and has one that nobody waits for any more.
-const GROUND: u8 = 0;
-const FLYING: u8 = 1;
-const ALONE: u8 = 2;
+/// What the device does with the flush of a turn. Locked below `ctl`.
+enum Flown {
+    /// It has none, or has ended it well.
+    Ground,
+    Flying,
+    /// It has one, whose task was dropped.
+    Alone,
+    /// It has ended it with an error that the task has not seen yet.
+    Failed(Error),
+}
 
 impl FlushTurn {
     /// Of a log whose `flushing` was set for it, by who waits for `mine`.
     pub fn new(log: Arc<Log>, mine: u64) -> Self {
-        Self { log, mine, over: false, flight: Arc::new(AtomicU8::new(GROUND)) }
+        Self { log, mine, over: false, flown: Arc::new(Mutex::new(Flown::Ground)) }
     }
 
     /// For a flush that is handed to the device: to be dropped when that is over.
     pub fn flight(&self) -> Flight {
-        self.flight.store(FLYING, Ordering::Release);
-        Flight { log: self.log.clone(), flight: self.flight.clone() }
+        *self.flown.lock() = Flown::Flying;
+        let failed = Some(Error::new(ErrorKind::Shutdown, "flush", "the device went away"));
+        Flight { log: self.log.clone(), flown: self.flown.clone(), failed }
     }
 
     /// Ends it.
@@ -413,8 +428,11 @@ impl Drop for FlushTurn {
             return;
         }
         let mut ctl = self.log.ctl.lock();
-        ctl.flushing = self.flight.swap(ALONE, Ordering::AcqRel) == FLYING;
-        Log::fail(&mut ctl, dropped());
+        let flown = std::mem::replace(&mut *self.flown.lock(), Flown::Alone);
+        ctl.flushing = matches!(flown, Flown::Flying);
+        if let Flown::Failed(error) = flown {
+            Log::fail(&mut ctl, error);
+        }
         drop(ctl);
         self.log.wait.wake_all();
     }
@@ -423,23 +441,38 @@ impl Drop for FlushTurn {
 /// A flush that the device has.
 pub(crate) struct Flight {
     log: Arc<Log>,
-    flight: Arc<AtomicU8>,
+    flown: Arc<Mutex<Flown>>,
+    failed: Option<Error>,
+}
+
+impl Flight {
+    /// The device has ended the flush: what it says of it.
+    pub fn note(&mut self, result: &Result<()>) {
+        self.failed = result.as_ref().err().cloned();
+    }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // The turn is over when both are: whoever comes second says so.
+        // The second of the turn and its flush to go ends the turn.
         let mut ctl = self.log.ctl.lock();
-        if self.flight.swap(GROUND, Ordering::AcqRel) == ALONE {
+        let mut flown = self.flown.lock();
+        let is_alone = matches!(*flown, Flown::Alone);
+        *flown = match self.failed.take() {
+            Some(error) if is_alone => {
+                Log::fail(&mut ctl, error);
+                Flown::Ground
+            }
+            Some(error) => Flown::Failed(error),
+            None => Flown::Ground,
+        };
+        drop(flown);
+        if is_alone {
             ctl.flushing = false;
             drop(ctl);
             self.log.wait.wake_all();
         }
     }
-}
-
-fn dropped() -> Error {
-    Error::new(ErrorKind::Shutdown, "commit", "its task was dropped")
 }
 
 #[cfg(test)]
@@ -479,30 +512,69 @@ mod tests {
         turn.end(|_, _| ());
     }
 
-    /// A task that flushed was dropped, and the log let the next flush begin beside the one that the device
-    /// still had: that one could fail later, and drop what the next was believed to have covered.
-    #[test]
-    fn l7_a_flush_of_a_dropped_task_is_waited_for() {
+    fn flush_turns() -> (Arc<Log>, impl Fn() -> FlushTurn) {
         let segment = Some(0);
         let head =
             Head { segment, previous: None, offset: 0, sequence: 1, generation: 1, predecessor: 0 };
         let log = Arc::new(Log::new(head));
-        let begin = || {
-            log.ctl.lock().flushing = true;
-            FlushTurn::new(log.clone(), 1)
+        let theirs = log.clone();
+        let begin = move || {
+            theirs.ctl.lock().flushing = true;
+            FlushTurn::new(theirs.clone(), 1)
         };
+        (log, begin)
+    }
+
+    /// A flushing task was dropped, and the log let a second flush begin while the device still had
+    /// the first. The first could fail later and drop data that the second was believed to have
+    /// covered (L7).
+    #[test]
+    fn flush_of_dropped_task_ends_before_next_one_begins() {
+        let (log, begin) = flush_turns();
         let turn = begin();
-        let flight = turn.flight();
+        let mut flight = turn.flight();
         drop(turn);
-        assert!(log.ctl.lock().flushing && log.ctl.lock().repair, "the device has it still");
+        assert!(log.ctl.lock().flushing, "the device still has it");
+        flight.note(&Ok(()));
         drop(flight);
-        assert!(!log.ctl.lock().flushing);
+        assert!(!log.ctl.lock().flushing && !log.ctl.lock().repair);
         let turn = begin();
         drop(turn.flight());
-        assert!(log.ctl.lock().flushing, "whoever has the turn ends it");
+        assert!(log.ctl.lock().flushing, "the turn ends when its task says so");
         drop(turn);
         assert!(!log.ctl.lock().flushing);
         begin().end(|_| ());
         assert!(!log.ctl.lock().flushing);
+    }
+
+    /// L5: a dropped task fails no commit, but a flush that the device failed counts, whether the
+    /// device or the drop came first.
+    #[test]
+    fn flush_of_dropped_task_fails_log_only_if_device_failed_it() {
+        let (log, begin) = flush_turns();
+        let failed = || Err(Error::new(ErrorKind::Io, "flush", "as asked"));
+        for (result, is_dropped_first, failures) in
+            [(Ok(()), true, 0), (Ok(()), false, 0), (failed(), true, 1), (failed(), false, 2)]
+        {
+            let turn = begin();
+            let mut flight = turn.flight();
+            flight.note(&result);
+            if is_dropped_first {
+                drop(turn);
+                drop(flight);
+            } else {
+                drop(flight);
+                drop(turn);
+            }
+            let ctl = log.ctl.lock();
+            let state = (ctl.failures, ctl.repair, ctl.flushing);
+            assert_eq!(state, (failures, failures > 0, false), "{is_dropped_first}");
+        }
+        // The device dropped the request without an answer.
+        let turn = begin();
+        let flight = turn.flight();
+        drop(turn);
+        drop(flight);
+        assert_eq!(log.failures(), 3);
     }
 }

@@ -19,11 +19,18 @@
 //!
 //! No locks: the volume's state lock covers it.
 
+pub(crate) mod admission;
+pub mod alloc;
+pub(crate) mod capacity;
+pub(crate) mod nodes;
+pub(crate) mod segment;
+pub(crate) mod usage_table;
+
+use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::usage::Stream;
-use crate::layout::Layout;
-use crate::nodes::NodeSlots;
-use crate::segment::{Deltas, Phase, Plan, Segment, Segments};
+use crate::space::nodes::NodeSlots;
+use crate::space::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
 
 /// Segments that data never takes (P12).

@@ -4,12 +4,16 @@
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 
 mod alloc;
+mod appends;
 mod behaviours;
-mod beside;
 mod blocking;
+mod checkpoint_timing;
 pub(crate) mod clean;
+mod closed;
 mod damage;
+mod differential;
 mod dropped;
+mod dropped_ops;
 pub(crate) mod faults;
 mod flips;
 mod full;
@@ -18,7 +22,6 @@ mod golden;
 mod grow;
 mod hostile;
 mod late;
-mod left;
 mod limits;
 mod log;
 mod log_end;
@@ -26,16 +29,16 @@ mod many;
 mod names;
 mod node_places;
 mod overwrite;
+mod read_only;
+mod removed;
 pub(crate) mod reuse;
+mod scan_cache;
 mod setup;
-mod stop;
 mod summary;
 mod sums_off;
 mod superblock;
 mod tree;
 mod volume;
-mod when;
-mod windows;
 
 /// Seeds of `runs` runs.
 pub(crate) fn seeds(runs: u64) -> impl Iterator<Item = u64> {

@@ -1,16 +1,26 @@
 //! A volume: made, opened, shared by whoever has it open.
 //!
-//! How it is found again is in [`crate::open`].
+//! How it is found again is in [`crate::recover::open`].
 //!
 //! Locks: see the crate.
 
-use crate::admit::Dirt;
-use crate::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
+pub(crate) mod digest;
+pub(crate) mod extents;
+pub(crate) mod fsck;
+pub(crate) mod grow;
+pub(crate) mod info;
+pub(crate) mod maintenance;
+pub(crate) mod memory;
+pub(crate) mod vfs;
+
 use crate::btree::cache::DEFAULT_BUDGET_BYTES;
 use crate::btree::{NodeCache, Tree};
 use crate::checkpoint::{Checkpoints, How};
 use crate::clean::Cleaner;
+use crate::device::layout::Layout;
+use crate::device::slots;
 use crate::fault::Plant;
+use crate::files::read_ahead::Near;
 use crate::format::change::Change;
 use crate::format::corrupt;
 use crate::format::extent::Extent;
@@ -21,19 +31,18 @@ use crate::format::superblock::{
     FILES_TREE, FIRST_FREE_TREE, KEY_AREA_BYTES, SLOT_BYTES, SLOTS, STATE_CLEAN, Superblock,
     TreeRoot, USAGE_TREE,
 };
-use crate::layout::Layout;
+use crate::log::staging::Staging;
 use crate::log::{Head, Log};
-use crate::memory::Memory;
-use crate::near::Near;
-use crate::nodes::VolumeStore;
-use crate::open::{Opened, find, fresh_head, head_of};
-use crate::remember::Remembered;
-use crate::rollforward::Found;
-use crate::slots;
+use crate::names::name_cache::Remembered;
+use crate::recover::open::{Opened, find, fresh_head, head_of};
+use crate::recover::rollforward::Found;
 use crate::space::Need;
-use crate::staging::Staging;
-use crate::state::State;
-use crate::usage_table::usage_nodes;
+use crate::space::admission::Dirt;
+use crate::space::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
+use crate::space::nodes::VolumeStore;
+use crate::space::usage_table::usage_nodes;
+use crate::transaction::state::State;
+use crate::volume::memory::Memory;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_base::sync::{Arc, Mutex};
@@ -166,7 +175,7 @@ impl Default for OpenOptions {
             discard: false,
             overlay_bytes: 32 << 20,
             node_cache_bytes: DEFAULT_BUDGET_BYTES,
-            inode_cache_bytes: crate::evict::DEFAULT_BYTES,
+            inode_cache_bytes: crate::names::evict::DEFAULT_BYTES,
             of_budget: false,
             clean_percent: crate::clean::DEFAULT_PERCENT,
             alloc: AllocMode::default(),
@@ -189,7 +198,7 @@ pub(crate) struct Inner {
     pub staging: std::sync::Arc<Staging>,
     pub near: Near,
     pub memory: Memory,
-    /// Held while a mapping is made or let go of: see [`crate::content`].
+    /// Held while a mapping is made or let go of: see [`crate::files::content`].
     pub making: Mutex<()>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,

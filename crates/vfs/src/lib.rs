@@ -1,7 +1,7 @@
 //! forebay-vfs: what a front end may ask for.
 //!
 //! Two contracts: [`Export`], a range of bytes (NBD), and [`FileSystem`] with [`OpenFile`], the
-//! POSIX tree (mount, library, command line). Beside them what their users and implementors share:
+//! POSIX tree (mount, library, command line). In addition, what their users and implementors share:
 //! [`rules`] say what is refused and what changes, [`path`] finds an inode by path, [`copy`] copies a
 //! range, [`mem`] is a file system in memory and the oracle of the others, [`check`] runs two file
 //! systems side by side.
@@ -26,7 +26,7 @@ pub mod readonly;
 pub mod rules;
 pub mod types;
 
-pub use beside::Beside;
+pub use beside::NotifyingFs;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use export::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 pub use fs::{FileSystem, OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};

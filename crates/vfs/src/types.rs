@@ -19,6 +19,9 @@ pub const LINK_MAX: u32 = i32::MAX as u32;
 pub const S_ISUID: u16 = 0o4000;
 /// Set group id on execution; on a directory: what is made in it takes its group.
 pub const S_ISGID: u16 = 0o2000;
+/// The sticky bit: in such a directory only the owner of an inode, or of the directory, removes and
+/// renames.
+pub const S_ISVTX: u16 = 0o1000;
 /// Execute permission of the group: with it, [`S_ISGID`] is a privilege.
 pub const S_IXGRP: u16 = 0o0010;
 /// The attribute that gives capabilities on execution: goes with every write, truncate and change

@@ -3,7 +3,7 @@
 use super::queue::Queue;
 use super::request::{Boxed, Call, Class, Next, Request};
 use super::room::{CROWD, Room};
-use super::threads::Pool;
+use super::threads::{IDLE, Pool};
 use super::{Aio, Engine};
 use forebay_base::task::{block_on, oneshot};
 use forebay_base::{Error, Result};
@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Where a request panics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,17 +111,51 @@ fn submit_without_further_threads_neither_waits_nor_loses_a_request() {
         _ => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
     };
     let (lab, room) = (Lab::new(), Arc::new(Room::default()));
-    let pool = Pool::with_workers(room.clone(), 4, none_but_the_first).unwrap();
-    for name in 0..20 {
+    let pool = Pool::with_workers(room.clone(), 4, IDLE, none_but_the_first).unwrap();
+    assert_eq!(TRIES.get(), 1, "T3: the first worker starts with the pool");
+    // Held by the first request, so that the others find no idle worker.
+    let (release, stalled) = channel();
+    let first = Fake { stalled: Some(stalled), ..*lab.make(0, Class::Sync, Panics::Never) };
+    (0..20).for_each(|_| room.enter());
+    pool.submit(Box::new(first));
+    for name in 1..20 {
         let before = TRIES.get();
-        room.enter();
         pool.submit(lab.make(name, Class::Sync, Panics::Never));
-        assert!(TRIES.get() <= before + 1, "T3: the submitter tries again and again");
+        assert_eq!(TRIES.get(), before + 1, "T3: one try for each, and no wait");
     }
+    release.send(()).unwrap();
     (0..20).for_each(|_| assert!(lab.ended.recv().unwrap().1));
+}
+
+/// The story: a pool began without a worker, and the first submitter slept until one could be
+/// started. A pool whose first worker cannot be started is refused instead.
+#[test]
+fn pool_without_its_first_thread_is_refused() {
     let refuse = |_: Box<dyn FnOnce() + Send>| Err(io::Error::from_raw_os_error(libc::EAGAIN));
-    let refused = Pool::with_workers(room, 4, refuse);
-    assert!(refused.is_err(), "a pool without a thread is none");
+    let refused = Pool::with_workers(Arc::default(), 4, IDLE, refuse);
+    let error = refused.err().expect("a pool without a thread is none");
+    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+}
+
+/// T3: a worker that is idle ends, but not the first: where no other can be started then, a request
+/// would wait for ever.
+#[test]
+fn first_worker_idle_for_long_still_takes_a_request() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static LEFT: AtomicU32 = AtomicU32::new(1);
+    let only_one = |work: Box<dyn FnOnce() + Send>| match LEFT.swap(0, Ordering::SeqCst) {
+        0 => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+        _ => spawn(work),
+    };
+    let idle = Duration::from_millis(1);
+    let (lab, room) = (Lab::new(), Arc::new(Room::default()));
+    let pool = Pool::with_workers(room.clone(), 4, idle, only_one).unwrap();
+    std::thread::sleep(100 * idle);
+    room.enter();
+    pool.submit(lab.make(0, Class::Sync, Panics::Never));
+    // Not a bound on speed: a request that no worker takes never ends.
+    let ended = lab.ended.recv_timeout(Duration::from_secs(30));
+    assert_eq!(ended, Ok((0, true)), "T3: no worker takes it");
 }
 
 /// Both engines, by name. Where the system has no io_uring, that is a failure, or with
@@ -244,7 +279,7 @@ fn a_request_may_submit_another_when_it_ends() {
 fn waiting_reads_go_before_write_back_on_a_device_that_stands_still() {
     let lab = Lab::new();
     let room = Arc::new(Room::default());
-    let pool = Pool::with_workers(room.clone(), 1, spawn).unwrap();
+    let pool = Pool::with_workers(room.clone(), 1, IDLE, spawn).unwrap();
     let submit = |request: Box<Fake>| {
         room.enter();
         pool.submit(request);

@@ -4,9 +4,10 @@
 use super::request::{Boxed, Call, Class, Next, Request};
 use super::ring::Remains;
 use super::room::Room;
-use super::threads::Pool;
+use super::threads::{IDLE, Pool};
 use super::{Aio, Engine};
 use forebay_base::{Error, Result};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -99,14 +100,15 @@ impl Bench {
         Some(Self { engine, pipe, file, done, ended })
     }
 
+    fn make(&self, kind: Kind, name: usize) -> Boxed {
+        let list = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let (pipe, file) = (self.pipe.clone(), self.file.clone());
+        let (bytes, list, done) = (Box::default(), Box::new(list), self.done.clone());
+        Box::new(One { name, kind, pipe, file, bytes, list, result: Ok(()), done })
+    }
+
     fn submit(&self, kind: Kind, names: std::ops::Range<usize>) {
-        let make = |name| {
-            let list = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-            let (pipe, file) = (self.pipe.clone(), self.file.clone());
-            let (bytes, list, done) = (Box::default(), Box::new(list), self.done.clone());
-            Box::new(One { name, kind, pipe, file, bytes, list, result: Ok(()), done }) as Boxed
-        };
-        self.engine.submit(names.map(make), Aio::Auto);
+        self.engine.submit(names.map(|name| self.make(kind, name)), Aio::Auto);
     }
 
     fn break_ring(&self) {
@@ -204,32 +206,66 @@ fn local_ring_broken_and_dropped_ends_each_request() {
     check(&bench.results(8, || {}));
 }
 
+/// The story: the ring of an event loop broke when the loop handed requests over, and the loop
+/// ended before it reaped. What the kernel had answered by then was dropped with the queue, so the
+/// request ended with an error, or, as here, not at all.
+#[test]
+fn local_ring_broken_and_not_reaped_ends_answered_requests_with_their_results() {
+    let Some(bench) = Bench::new() else { return };
+    let mut queue = bench.engine.attach_thread().expect("a ring of this thread");
+    bench.submit(Kind::Quick, 0..1);
+    queue.flush();
+    let mut ready = [PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)];
+    poll(&mut ready, None).expect("the kernel has answered");
+    // Runs the kernel's deferred work: the answer is in the ring, and stays there.
+    queue.flush();
+    bench.submit(Kind::Quick, 1..2);
+    bench.break_ring();
+    queue.flush();
+    // The second one is carried out by a thread, which may be fast.
+    if let Ok(early) = bench.ended.try_recv() {
+        assert_eq!(early.0, 1, "an answer waits for the loop to reap it");
+        bench.done.send(early).unwrap();
+    }
+    drop(queue);
+    let results = bench.results(2, || {});
+    assert!(results.iter().all(Result::is_ok), "each with its own result: {results:?}");
+    assert!(!bench.engine.is_crowded());
+}
+
 /// The kernel may write to memory of a request until it has let go of the ring: until then the
 /// request does not end, and its memory is kept.
 #[test]
 fn remains_of_a_ring_end_when_the_kernel_has_let_go() {
     let Some(bench) = Bench::new() else { return };
-    let list = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let request = One {
-        name: 0,
-        kind: Kind::Stuck,
-        pipe: bench.pipe.clone(),
-        file: bench.file.clone(),
-        bytes: Box::default(),
-        list: Box::new(list),
-        result: Ok(()),
-        done: bench.done.clone(),
-    };
+    let request = bench.make(Kind::Stuck, 0);
     let (gone, kernels) = rustix::pipe::pipe().unwrap();
     let room = Arc::new(Room::default());
-    (0..2).for_each(|_| room.enter());
-    let pool = Pool::with_workers(room.clone(), 1, |work| {
+    (0..3).for_each(|_| room.enter());
+    let pool = Pool::with_workers(room.clone(), 1, IDLE, |work| {
         std::thread::Builder::new().spawn(work).map(drop)
     });
     let pool = pool.unwrap();
-    pool.submit(Box::new(Remains::new(vec![Box::new(request)], gone, room)));
-    // Behind it on the only worker: that one waits for the kernel.
-    assert!(bench.ended.try_recv().is_err());
+    pool.submit(Box::new(Remains::new(vec![request], gone, room)));
+    // Behind it on the only worker, so it ends after it.
+    pool.submit(bench.make(Kind::Quick, 1));
+    // Long enough for a worker that does not wait; one that waits never ends anything.
+    let early = bench.ended.recv_timeout(Duration::from_millis(200));
+    assert!(early.is_err(), "N2: the kernel still has the request: {early:?}");
+    assert_eq!(Arc::strong_count(&bench.pipe), 3, "N2: both requests are kept");
     drop(kernels);
-    assert!(bench.results(1, || {})[0].is_err());
+    let (first, second) = (bench.ended.recv().unwrap(), bench.ended.recv().unwrap());
+    assert!(first.0 == 0 && first.1.is_err(), "{first:?}");
+    assert!(second.0 == 1 && second.1.is_ok(), "{second:?}");
+}
+
+/// Requests of which it is never known whether the kernel has let go: neither ended nor freed.
+#[test]
+fn remains_that_did_not_wait_for_the_kernel_keep_the_memory() {
+    let Some(bench) = Bench::new() else { return };
+    let (gone, _kernels) = rustix::pipe::pipe().unwrap();
+    let remains = Remains::new(vec![bench.make(Kind::Stuck, 0)], gone, Arc::new(Room::default()));
+    Box::new(remains).end();
+    assert!(bench.ended.try_recv().is_err(), "it has no result");
+    assert_eq!(Arc::strong_count(&bench.pipe), 2, "N2: its memory is kept");
 }

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// Most workers of one engine.
 const WORKERS: usize = 16;
-/// A worker that finds nothing to do for this long ends.
-const IDLE: Duration = Duration::from_secs(10);
+/// A worker that finds nothing to do for this long ends, unless it is the first.
+pub(crate) const IDLE: Duration = Duration::from_secs(10);
 
 struct State {
     queue: Queue,
@@ -31,6 +31,7 @@ struct Shared {
     state: Mutex<State>,
     work: Condvar,
     workers_max: usize,
+    idle: Duration,
     room: Arc<Room>,
     start: Start,
 }
@@ -56,18 +57,20 @@ pub(crate) struct Pool {
 impl Pool {
     /// Errors: no thread for the first worker.
     pub(crate) fn new(room: Arc<Room>) -> io::Result<Self> {
-        Self::with_workers(room, WORKERS, start_thread)
+        Self::with_workers(room, WORKERS, IDLE, start_thread)
     }
 
     pub(crate) fn with_workers(
         room: Arc<Room>,
         workers_max: usize,
+        idle: Duration,
         start: Start,
     ) -> io::Result<Self> {
         let queue = Queue::new((workers_max / 2).max(1));
         let state = Mutex::new(State { queue, workers: 1, idle: 0, closing: false });
         let work = Condvar::new();
-        let pool = Self { shared: Arc::new(Shared { state, work, workers_max, room, start }) };
+        let shared = Shared { state, work, workers_max, idle, room, start };
+        let pool = Self { shared: Arc::new(shared) };
         pool.start_worker(true)?;
         Ok(pool)
     }
@@ -142,7 +145,7 @@ fn work(shared: &Shared, is_first: bool) {
         }
         state.idle += 1;
         let (next, waited) =
-            shared.work.wait_timeout(state, IDLE).unwrap_or_else(|p| p.into_inner());
+            shared.work.wait_timeout(state, shared.idle).unwrap_or_else(|p| p.into_inner());
         state = next;
         state.idle -= 1;
         if waited.timed_out() && state.queue.len() == 0 && !is_first {

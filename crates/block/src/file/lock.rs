@@ -1,14 +1,20 @@
 //! The lock on a file, which keeps a second process out, and waiting for it.
 //!
-//! The lock belongs to the open file (OFD lock), so it goes when the last reference does. After a
-//! kill -9 that may be some time after the process has gone: the system still has to take
-//! its io_uring down. A restart at once would be refused for nobody's sake. So whoever finds
-//! the file locked looks for a living process that holds the lock: if there is one it is refused,
-//! else it waits for a while.
+//! The lock belongs to the open file description (OFD lock), so it goes when the last reference
+//! does. Each request in flight holds such a reference. After a kill -9 the lock may therefore
+//! outlive the process: the system still has to end its requests and to take its io_uring down.
+//! A restart at once must wait for that, and not fail. So an opener that finds the file locked
+//! looks for a living process that holds the lock: if there is one the opener is refused, else it
+//! waits for a while.
 //!
-//! Invariant: K1 a file is refused before the wait is over only if a living process was seen to
+//! Direct I/O has an open file description of its own, so that one has a part of the lock
+//! (`sys::share_lock`).
+//!
+//! Invariants: K1 a file is refused before the wait is over only if a living process was seen to
 //! hold a lock on it twice. Where that cannot be told (another user's process, another container)
-//! it is refused after the wait.
+//! it is refused after the wait. K9 each open file description by which the device writes holds a
+//! lock that refuses other openers: no write of a killed process lands after the next opener
+//! has the file.
 
 use super::FileOptions;
 use crate::sys;

@@ -182,6 +182,8 @@ fn direct(
 
 impl Dio {
     /// Opens the file for direct I/O, once: a file that does without takes one descriptor, not two.
+    /// The caller has locked `fd`, and shares its lock with the new descriptor (F1). One call at a
+    /// time.
     pub(super) fn open(
         &self,
         path: &Path,
@@ -189,8 +191,10 @@ impl Dio {
         read_only: bool,
     ) -> std::io::Result<()> {
         if self.fd.get().is_none() {
-            // One of two that open it at a time is closed again.
-            let _second = self.fd.set(reopen(path, fd, read_only)?);
+            let opened = reopen(path, fd, read_only)?;
+            sys::share_lock(fd, opened.as_fd(), !read_only)?;
+            let first = self.fd.set(opened);
+            debug_assert!(first.is_ok(), "under `switching`, or before the file is shared");
         }
         Ok(())
     }

@@ -7,8 +7,12 @@ use forebay_base::task::block_on;
 use forebay_block::{
     Aio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDevice, FileOptions, io,
 };
+use rustix::fs::{OFlags, fcntl_getfl};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 fn engine() -> Engine {
     Engine::new(Aio::Auto).unwrap()
@@ -251,5 +255,66 @@ fn l7_l8_a_full_file_system_below_is_a_clean_error() {
         assert!(back.iter().all(|b| *b == 0));
         drop(device);
         std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// A second reference to the open file description by which this process has the file open for
+/// direct I/O, or for buffered I/O. A request in flight holds one like it.
+fn reference(path: &Path, direct: bool) -> OwnedFd {
+    let wanted = rustix::fs::stat(path).unwrap();
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = all.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let found: Vec<OwnedFd> = numbers
+        .filter_map(|number: i32| {
+            // SAFETY: the descriptor is only borrowed to look at it. Another test may have closed
+            // it, or opened another file as this number: then it is not the file of this test.
+            let fd = unsafe { BorrowedFd::borrow_raw(number) };
+            let stat = rustix::fs::fstat(fd).ok()?;
+            let is_direct = fcntl_getfl(fd).ok()?.contains(OFlags::DIRECT);
+            let same = (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino);
+            (same && is_direct == direct).then(|| fd.try_clone_to_owned().unwrap())
+        })
+        .collect();
+    assert_eq!(found.len(), 1, "{}: direct {direct}", path.display());
+    found.into_iter().next().unwrap()
+}
+
+/// K9. The lock was on the descriptor for buffered I/O alone, and direct I/O uses another open file
+/// description. So a process that opened the image right after a kill -9 could have the lock while
+/// direct writes of the killed process were in flight, and these damaged what it wrote.
+#[test]
+fn lock_lives_until_each_descriptor_that_writes_is_closed() {
+    let none = FileOptions { lock_wait: Duration::ZERO, ..FileOptions::default() };
+    for (mode, kept_direct) in [
+        (DirectIo::Auto, true),
+        (DirectIo::Auto, false),
+        (DirectIo::Off, true),
+        (DirectIo::Off, false),
+    ] {
+        let device = create(&format!("locked-{mode}-{kept_direct}"), 1 << 20, mode);
+        if mode == DirectIo::Off {
+            device.set_direct_io(DirectIo::On).unwrap();
+        }
+        let (on, why) = device.direct_io();
+        if !crate::common::requires(&format!("a file that is eligible for direct I/O: {why}"), on) {
+            return;
+        }
+        let path = device.path().to_path_buf();
+        let in_flight = reference(&path, kept_direct);
+        let open = |options: FileOptions| FileDevice::open(&path, &options, &engine());
+        let reader = |direct_io| FileOptions { read_only: true, direct_io, ..none.clone() };
+        let is_refused = |options| open(options).err().map(|e| e.kind()) == Some(ErrorKind::Busy);
+        assert!(is_refused(none.clone()), "K9: opened {mode}: the device lives");
+        drop(device);
+        assert!(is_refused(none.clone()), "opened {mode}: a write lives, direct: {kept_direct}");
+        assert!(is_refused(reader(mode)), "opened {mode}: a write lives, direct: {kept_direct}");
+        drop(in_flight);
+        drop(open(none.clone()).unwrap());
+        // Readers share the lock, with direct I/O or without.
+        let readers = [DirectIo::Auto, DirectIo::Off, DirectIo::Auto];
+        let readers = readers.map(|mode| open(reader(mode)).unwrap());
+        assert!(is_refused(none.clone()), "there are readers");
+        drop(readers);
+        drop(open(none.clone()).unwrap());
     }
 }

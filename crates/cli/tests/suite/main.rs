@@ -36,6 +36,7 @@ mod mount_options;
 mod mount_rules;
 mod mount_writes;
 mod offset_and_limit;
+mod older_volumes;
 mod other_users;
 mod read_only;
 mod run_command;

@@ -1,20 +1,28 @@
 """A user who wants root's files, on a mount: `other_users.py ROLE DIR SECRET SOCKET...`.
 
-Roles: `user` drops to uid 1000 and opens, creates, renames and removes names of DIR by chance; `root` makes,
-renames and chmods files of its own there, none of which anyone else may open. Both go on until standard input
-is closed. NAMES in the environment is the number of names. Then they print their counts as JSON.
+Roles: `user` drops to uid 1000 and opens, creates, renames and removes names of DIR by chance; `remover` drops to
+uid 1000, too, makes files in DIR, which has the sticky bit, and removes, renames and replaces them; `root` makes,
+renames and chmods files of its own there, none of which anyone else may open. All go on until standard input
+is closed. NAMES in the environment is the number of names. Then they print their counts as JSON. Before that they
+print a line for each race: a name that was the user's, or free, was root's in the next call.
 """
-import errno, fcntl, json, os, random, select, socket, struct, sys
+import ctypes, errno, fcntl, json, os, random, select, socket, struct, sys
 
 role, folder, secret, sockets = sys.argv[1], sys.argv[2], sys.argv[3].encode(), sys.argv[4:]
 NAMES = [f"{folder}/f{n}" for n in range(int(os.environ["NAMES"]))]
 OWN = 1000
 SET_MODE, SET_TREE_MODE = 0x4004FB01, 0x4004FB03
+LIBC = ctypes.CDLL(None, use_errno=True)
 count = {}
 
 
 def note(what):
     count[what] = count.get(what, 0) + 1
+
+
+def race():
+    note("races")
+    print("race", flush=True)
 
 
 def attempt(what, act):
@@ -40,10 +48,14 @@ def check(fd):
         print("root's content in an own file", file=sys.stderr)
 
 
-def user():
+def become_user():
     os.setgroups([])
     os.setgid(OWN)
     os.setuid(OWN)
+
+
+def user():
+    become_user()
     for path in sockets:
         link = socket.socket(socket.AF_UNIX)
         try:
@@ -65,7 +77,7 @@ def user():
             before = count.get("open EACCES", 0)
             fd = attempt("open", lambda: os.open(name, how, 0o600))
             if removed and how & os.O_CREAT and count.get("open EACCES", 0) > before:
-                note("races")  # The name was free, and was root's when it was created.
+                race()
             if fd is None:
                 continue
             note("opened")
@@ -86,6 +98,47 @@ def user():
         check(fd)
 
 
+def exchange(one, other):
+    """renameat2(2) with RENAME_EXCHANGE."""
+    if LIBC.renameat2(-100, one.encode(), -100, other.encode(), 2) != 0:
+        raise OSError(ctypes.get_errno(), "exchange")
+
+
+def remover():
+    become_user()
+    mine, seen = f"{folder}/own-{os.getpid()}", {errno.EPERM, errno.EACCES, errno.ESTALE}
+
+    def touch(name):
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+    acts = {
+        "unlink": os.unlink,
+        "rename away": lambda name: os.rename(name, mine),
+        "rename over": lambda name: os.rename(mine, name),
+        "exchange": lambda name: exchange(mine, name),
+        "rmdir": os.rmdir,
+    }
+    while goes_on():
+        for _ in range(64):
+            name, (what, act) = random.choice(NAMES), random.choice(list(acts.items()))
+            attempt("make own", lambda: os.path.lexists(mine) or touch(mine))
+            make = os.mkdir if what == "rmdir" else touch
+            is_own = attempt("make", lambda: make(name) or True)
+            try:
+                act(name)
+                note(what)
+            except OSError as e:
+                note(f"{what} {errno.errorcode[e.errno]}")
+                if is_own and e.errno in seen:
+                    race()
+            # What is left of the own ones: root's stay.
+            for left in (name, mine):
+                try:
+                    os.rmdir(left) if os.path.isdir(left) else os.unlink(left)
+                except OSError:
+                    pass
+
+
 def root():
     os.umask(0)
     while goes_on():
@@ -102,5 +155,5 @@ def root():
             note("made")
 
 
-{"user": user, "root": root}[role]()
+{"user": user, "remover": remover, "root": root}[role]()
 print(json.dumps(count))

@@ -49,10 +49,7 @@ pub struct Past {
     pub syncs: Vec<Synced>,
     /// Operations that were dropped while they waited.
     pub dropped: u64,
-    /// The clients share commits: those of one volume.
-    pub shares_commits: bool,
-    /// Operations that failed after others had been dropped: a commit whose task is dropped counts
-    /// as failed, for all that waits for it.
+    /// Operations that failed because the disk fails.
     pub failed: u64,
     /// Operations that found no space.
     pub full: u64,
@@ -163,12 +160,11 @@ impl Past {
         self.wrong.get_or_insert(what);
     }
 
-    /// An operation failed. That is wrong, unless it found no space, shared a commit with an
-    /// operation that was dropped, or the disk fails.
+    /// An operation failed. That is wrong, unless it found no space or the disk fails: what another
+    /// client drops fails none.
     pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace => self.full += 1,
-            ErrorKind::Shutdown if self.dropped > 0 && self.shares_commits => self.failed += 1,
             ErrorKind::Io | ErrorKind::ReadOnly | ErrorKind::Shutdown if self.is_faulty => {
                 self.failed += 1;
             }

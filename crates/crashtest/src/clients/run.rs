@@ -138,7 +138,6 @@ impl Life<'_> {
         };
         let block = u64::from(self.setup.block_bytes);
         let (log, shared) = (self.log.clone(), volume.clone());
-        log.look(|past| past.shares_commits = true);
         let bounds = Bounds::of(self.setup);
         let site = Site { world, log, volume: Some(shared), dirs, block, bounds };
         self.clients(&site, None).await;

@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{FileDevice, FileIdentity};
-use forebay_vfs::{Beside, FileSystem};
+use forebay_vfs::{FileSystem, NotifyingFs};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Open {
     pub fs: Arc<dyn FileSystem>,
     /// The same.
-    pub beside: Arc<Beside>,
+    pub beside: Arc<NotifyingFs>,
     pub volume: forebay_lfs::Volume,
     pub device: Arc<FileDevice>,
     pub cache: Cache,

@@ -175,7 +175,7 @@ pub mod open {
     pub const APPEND: u32 = 0o2000;
     /// Each write durable with what is needed to find it.
     pub const DSYNC: u32 = 0o10_000;
-    /// Beside [`DSYNC`]: with all metadata.
+    /// In addition to [`DSYNC`]: with all metadata.
     pub const SYNC_ONLY: u32 = 0o4_000_000;
 }
 

@@ -47,6 +47,14 @@ pub enum Notice {
 }
 
 impl Notice {
+    /// The name that the kernel has to forget, with its directory.
+    pub fn name(&self) -> Option<(u64, &[u8])> {
+        match self {
+            Self::Entry { dir, name } | Self::Delete { dir, name, .. } => Some((*dir, name)),
+            Self::Inode { .. } | Self::Store { .. } | Self::Prune(_) => None,
+        }
+    }
+
     /// Content of a range, and attributes; `len` `u64::MAX` is up to the end.
     pub fn content(node: u64, offset: u64, len: u64) -> Self {
         let offset = i64::try_from(offset).unwrap_or(i64::MAX);

@@ -19,14 +19,14 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;
 use forebay_vfs::beside::{Change, Observer, Ticket};
 use forebay_vfs::types::{S_ISGID, S_ISUID};
-use forebay_vfs::{Attr, Beside, FileKind, FileSystem, Ino, OpenFileRef, Privileges, Wrote};
+use forebay_vfs::{Attr, FileKind, FileSystem, Ino, NotifyingFs, OpenFileRef, Privileges, Wrote};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A file system to be mounted, and the view of it that others have, if there are any.
 pub struct Served {
     pub(crate) fs: Arc<dyn FileSystem>,
-    pub(crate) beside: Option<Arc<Beside>>,
+    pub(crate) beside: Option<Arc<NotifyingFs>>,
 }
 
 impl From<Arc<dyn FileSystem>> for Served {
@@ -35,8 +35,8 @@ impl From<Arc<dyn FileSystem>> for Served {
     }
 }
 
-impl From<Arc<Beside>> for Served {
-    fn from(beside: Arc<Beside>) -> Self {
+impl From<Arc<NotifyingFs>> for Served {
+    fn from(beside: Arc<NotifyingFs>) -> Self {
         Self { fs: beside.inner().clone(), beside: Some(beside) }
     }
 }
@@ -132,6 +132,16 @@ impl Observer for Core {
 
     fn change_over(&self, ino: Ino) {
         self.changes.end(ino);
+    }
+
+    fn will_change_name(&self, dir: Ino, name: &[u8]) -> BoxFuture<'_, ()> {
+        self.removals.begin_change(dir, name);
+        let name: Box<[u8]> = name.into();
+        Box::pin(async move { self.removals.none(dir, &name).await })
+    }
+
+    fn name_change_over(&self, dir: Ino, name: &[u8]) {
+        self.removals.end_change(dir, name);
     }
 
     fn changed(&self, change: &Change) -> Ticket {

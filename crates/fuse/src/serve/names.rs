@@ -133,8 +133,14 @@ impl Core {
         }
     }
 
-    pub(super) async fn remove(&self, dir: Ino, name: &[u8], directory: bool) -> Result<Outcome> {
-        let name = Name::new(name)?;
+    pub(super) async fn remove(
+        &self,
+        header: &Header,
+        name: &[u8],
+        directory: bool,
+    ) -> Result<Outcome> {
+        let (dir, name) = (Ino(header.node), Name::new(name)?);
+        let _removal = self.begin_removal(header, (dir, name), false).await?;
         let held = self.hold(dir, name).await;
         match directory {
             true => self.fs.rmdir(dir, name).await?,
@@ -146,13 +152,17 @@ impl Core {
 
     pub(super) async fn rename(
         &self,
-        (dir, name): (Ino, &[u8]),
+        header: &Header,
+        name: &[u8],
         (new_dir, new_name): (Ino, &[u8]),
         flags: u32,
     ) -> Result<Outcome> {
         let flags = RenameFlags::from_bits_retain(flags);
         flags.check()?;
-        let (name, new_name) = (Name::new(name)?, Name::new(new_name)?);
+        let (dir, name, new_name) = (Ino(header.node), Name::new(name)?, Name::new(new_name)?);
+        let (moves, exchanges) = (dir != new_dir, flags.contains(RenameFlags::EXCHANGE));
+        let _old = self.begin_removal(header, (dir, name), moves).await?;
+        let _new = self.begin_removal(header, (new_dir, new_name), moves && exchanges).await?;
         let held = match flags.is_empty() {
             true => self.hold(new_dir, new_name).await,
             false => None,

@@ -12,7 +12,7 @@
 use super::How;
 use crate::format::superblock::STATE_CLEAN;
 use crate::space::Space;
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::Result;
 
@@ -59,7 +59,7 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::format::superblock::{SLOT_BYTES, SLOTS, slot_offsets};
-    use crate::segment::Phase;
+    use crate::space::segment::Phase;
     use crate::tests::reuse::{check, create, open, read, setup, write};
     use forebay_base::sim_world::SimWorld;
     use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
@@ -93,7 +93,7 @@ mod tests {
                 inner.checkpoint_and_free(How::Log).await.unwrap();
                 assert_eq!(count(), (number + 2, merged + 1, false));
                 assert!(inner.state.lock().space.segments.free() > free);
-                let dead = |(_, this): &(u32, &crate::segment::Segment)| {
+                let dead = |(_, this): &(u32, &crate::space::segment::Segment)| {
                     matches!(this.phase, Phase::Dead | Phase::Discarding)
                 };
                 assert!(!inner.state.lock().space.segments.iter().any(|this| dead(&this)));

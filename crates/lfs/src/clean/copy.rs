@@ -17,10 +17,10 @@
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
-use super::moves::Live;
+use super::relocate::Live;
+use crate::device::slots::read_at;
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::Place;
-use crate::slots::read_at;
 use crate::volume::Inner;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::checksum::crc32c;
@@ -365,7 +365,7 @@ impl Read {
 mod tests {
     use super::*;
     use crate::format::usage::Stream;
-    use crate::segment::Phase;
+    use crate::space::segment::Phase;
     use crate::tests::reuse::{open, setup};
     use forebay_base::world::World;
     use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The device is told of segments that nothing in is wanted any more.
 //!
-//! Invariants: W16, see [`crate::segment`]. D41 a segment is not given back while the device has a discard of
-//! it, whoever waits for that: a late one would take what the next owner writes.
+//! Invariants: W16, see [`crate::space::segment`]. D41 a segment is not given back while the device
+//! has a discard of it, also if no task waits: a late one would take what the next owner writes.
 //!
 //! Locks: the state lock and the turn in turn; none across a wait.
 
@@ -67,7 +67,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use crate::format::usage::Stream;
-    use crate::segment::Phase;
+    use crate::space::segment::Phase;
     use crate::tests::reuse::{open, setup};
     use forebay_base::world::World;
     use std::future::{Future, poll_fn};

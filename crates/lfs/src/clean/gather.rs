@@ -12,9 +12,9 @@
 //!
 //! Lock: the state lock; none across a wait.
 
+use super::choose::Victims;
 use super::copy::BUFFER_LEAST;
-use super::moves::Live;
-use super::pick::Victims;
+use super::relocate::Live;
 use crate::btree::Cursor;
 use crate::format::corrupt;
 use crate::format::extent::{Extent, Source, UNWRITTEN, stored_segment};
@@ -23,7 +23,7 @@ use crate::format::key::{Key, KeyBytes};
 use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
 use crate::format::{MAX_DATA_ID, MAX_EXTENT_BLOCKS};
-use crate::state::State;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::task::yield_now;
 use forebay_base::{ErrorKind, Result};
@@ -270,7 +270,7 @@ mod tests {
     use crate::format::extent::Sums;
     use crate::format::place::Geometry;
     use crate::format::superblock::FILES_TREE;
-    use crate::segment::Phase;
+    use crate::space::segment::Phase;
     use crate::tests::clean::{found, sparse_of};
     use crate::tests::reuse::{open, setup};
     use forebay_base::sim_world::SimWorld;
@@ -316,7 +316,7 @@ mod tests {
             let unit = volume.0.layout.block_bytes();
             let victims: Victims = {
                 let segments = &mut volume.0.state.lock().space.segments;
-                let has_some = |s: &crate::segment::Segment| {
+                let has_some = |s: &crate::space::segment::Segment| {
                     s.phase == Phase::Sealed && s.live_bytes == 2 * unit
                 };
                 let victims = segments.iter().filter(|(_, s)| has_some(s)).map(|(n, _)| n);

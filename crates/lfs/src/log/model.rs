@@ -301,7 +301,8 @@ mod tests {
             });
             run(tasks.collect(), &waiting, odds, &mut draw);
             let (good, bad) = *answers.lock();
-            assert!(odds != (0, 0) || bad == 0, "seed {seed}");
+            // L5: dropped tasks fail no other commit.
+            assert!(odds.1 != 0 || bad == 0, "seed {seed}");
             (durable, refused) = (durable + good, refused + bad);
         }
         assert!(durable > 10_000 && refused > 10_000, "{durable} and {refused}: both are met");

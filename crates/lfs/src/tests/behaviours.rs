@@ -3,7 +3,7 @@
 //!
 //! No locks.
 
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::setup::Setup;
 use crate::volume::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;

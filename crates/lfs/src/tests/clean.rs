@@ -4,8 +4,8 @@
 //! No locks.
 
 use crate::fault::{Plant, Planted};
-use crate::pending::Where;
-use crate::segment::Phase;
+use crate::map::overlay::Where;
+use crate::space::segment::Phase;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::{OpenOptions, Volume};
@@ -46,7 +46,7 @@ pub async fn found(volume: &Volume, len: usize) -> Result<Vec<u8>, Error> {
 /// The segments, for who reads of a failure.
 pub fn shown(volume: &Volume) -> String {
     let state = volume.0.state.lock();
-    let one = |(n, s): (u32, &crate::segment::Segment)| {
+    let one = |(n, s): (u32, &crate::space::segment::Segment)| {
         let (live, held, settled) = (s.live_bytes, s.held_bytes, s.is_settled());
         format!("{n}: {:?} {:?} live {live} held {held} settled {settled}", s.phase, s.stream)
     };

@@ -10,7 +10,7 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::world::World;
 use forebay_block::BioOp;
 use forebay_sim::{Fate, Fault, FaultRule, SimDisk};
-use forebay_vfs::{FileSystem, OpenFileRef};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFileRef};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
@@ -124,4 +124,51 @@ fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
 fn sync_dropped_at_any_poll_leaves_no_late_record() {
     let most = (1..200).find(|polls| dropped(*polls, false)).expect("it ends");
     assert!(most > 2, "{most} polls");
+}
+
+/// Two tasks sync a new name at once, and the first is dropped after `polls` polls. True if it
+/// ended before. The second one's sync works, and the name survives a power loss.
+fn second_sync_works(polls: u32, setup: &Setup) -> bool {
+    let disk = setup.blank();
+    let name = Name::new(b"f").unwrap();
+    let ended = disk.world().run(async {
+        let volume = open(setup, &disk).await.unwrap();
+        create(&volume, "f").await.unwrap();
+        disk.inject(FaultRule::on(BioOp::Write, Fault::Slow(LATE)).sticky());
+        disk.inject(FaultRule::on(BioOp::Flush, Fault::Slow(LATE)).sticky());
+        let mut second = volume.syncfs();
+        let (mut first, mut left, mut ended) = (Some(volume.syncfs()), polls, false);
+        let done = poll_fn(|cx| {
+            if let Some(task) = &mut first {
+                (left, ended) = (left - 1, task.as_mut().poll(cx).is_ready());
+                if ended || left == 0 {
+                    first = None;
+                }
+            }
+            second.as_mut().poll(cx)
+        });
+        let done = done.await;
+        done.unwrap_or_else(|error| panic!("the other was dropped after {polls} polls: {error}"));
+        ended
+    });
+    disk.world().stop();
+    let disk = disk.power_cut(1).in_world(SimWorld::new(2));
+    disk.world().run(async {
+        let volume = open(setup, &disk).await.unwrap();
+        let found = volume.lookup(Ino::ROOT, name).await;
+        assert!(found.is_ok(), "dropped after {polls} polls: {found:?}");
+    });
+    disk.world().stop();
+    ended
+}
+
+/// L5. A task that wrote or flushed a group was dropped, and every other task that waited for that
+/// group got `Shutdown`. Now one of them takes the turn over.
+#[test]
+fn commit_whose_task_is_dropped_is_taken_over_by_another() {
+    for (fua, polls) in [(false, 3), (true, 2)] {
+        let setup = Setup { fua, ..setup(0) };
+        let most = (1..200).find(|polls| second_sync_works(*polls, &setup)).expect("it ends");
+        assert!(most >= polls, "{most} polls");
+    }
 }

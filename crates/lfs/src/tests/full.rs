@@ -5,10 +5,10 @@
 
 use crate::format::change::Change;
 use crate::format::usage::Stream;
-use crate::fsck::fsck;
 use crate::space::Need;
 use crate::tests::alloc::lab::beside;
 use crate::tests::setup::Setup;
+use crate::volume::fsck::fsck;
 use crate::volume::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;

@@ -2,9 +2,9 @@
 //!
 //! No locks.
 
-use crate::grow::grow;
-use crate::info::probe;
 use crate::tests::setup::Setup;
+use crate::volume::grow::grow;
+use crate::volume::info::probe;
 use crate::volume::{CreateOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;

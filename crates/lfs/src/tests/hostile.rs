@@ -3,18 +3,18 @@
 //!
 //! No locks.
 
+use crate::device::layout::Layout;
 use crate::format::change::Change;
 use crate::format::place::{Geometry, Place};
 use crate::format::record::{RecordBuilder, RecordFields, RecordKind};
 use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::format::superblock::{FILES_TREE, SLOT_BYTES, SLOTS, Superblock, slot_offsets};
 use crate::fuzz::make::Make;
-use crate::grow::grow;
-use crate::layout::Layout;
 use crate::log::Head;
-use crate::nodes::NodeSlots;
+use crate::space::nodes::NodeSlots;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
+use crate::volume::grow::grow;
 use crate::volume::{CreateOptions, Volume};
 use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;

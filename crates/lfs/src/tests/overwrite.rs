@@ -2,8 +2,8 @@
 //!
 //! No locks.
 
-use crate::admit::Growth;
 use crate::space::Need;
+use crate::space::admission::Growth;
 use crate::tests::alloc::lab::beside;
 use crate::tests::clean::shown;
 use crate::tests::reuse::{check, create, open, write};

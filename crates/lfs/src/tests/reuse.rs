@@ -3,9 +3,9 @@
 //! No locks.
 
 use crate::format::place::Place;
-use crate::fsck::{FindingKind, FsckReport, fsck};
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::setup::Setup;
+use crate::volume::fsck::{FindingKind, FsckReport, fsck};
 use crate::volume::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;

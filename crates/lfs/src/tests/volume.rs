@@ -3,12 +3,12 @@
 //! No locks.
 
 use crate::format::place::Place;
-use crate::fsck::FindingKind;
 use crate::log::Log;
-use crate::pending::Where;
+use crate::map::overlay::Where;
 use crate::tests::reuse::check;
 use crate::tests::setup::Setup;
 use crate::volume::Volume;
+use crate::volume::fsck::FindingKind;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};

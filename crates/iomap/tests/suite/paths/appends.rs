@@ -1,18 +1,22 @@
 //! Writes that make the file longer: readers see their bytes when they are there, and a failed one
 //! leaves the size as it was.
 
-use super::gates::Gated;
+use super::gates::{Gated, Refuses};
 use super::lab::{Lab, NONE, both};
+use crate::eof::device::EndDevice;
 use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
 use forebay_base::{ErrorKind, IoFlags};
-use forebay_block::BioOp;
+use forebay_block::{BioOp, BlockDevice};
 use forebay_cache::Config;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_iomap::Source;
+use forebay_iomap::identity::Identity;
 use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_sim::{Fault, FaultRule};
 use std::future::Future;
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
@@ -206,4 +210,65 @@ fn appends_at_once_of_which_some_are_dropped_leave_no_gap() {
             }
         });
     }
+}
+
+/// A raw image of two blocks, on a device that refuses what it is told to.
+fn raw_lab() -> (Lab, Arc<Refuses>) {
+    let old = 2 * BLOCK as u64;
+    let world = SimWorld::new(7);
+    let device = Refuses::new(EndDevice::new(world.clone(), 512, false, old));
+    let map = device.clone();
+    let config = Config { folio_size: 65536, ..Config::with_budget(8 << 20) };
+    let sim = Lab::sim(1 << 20);
+    let lab =
+        Lab::in_world(world, config, BLOCK as u32, sim, old, |_, _| Arc::new(Identity::new(map)));
+    (lab, device)
+}
+
+/// The story: an append to a raw image failed, and so did cutting off the bytes that it had made
+/// the image longer by. A later sync tried that again and only logged the failure, so the caller
+/// was told that all is well, and the image stayed longer.
+#[test]
+fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
+    let (lab, device) = raw_lab();
+    let old = 2 * BLOCK as u64;
+    lab.run(async {
+        let (later, mut failed) = (lab.file.open_handle(), 0);
+        device.writes.store(true, Ordering::SeqCst);
+        device.truncates.store(true, Ordering::SeqCst);
+        let append = write_behind(&lab, old as usize, IoFlags::DIRECT | IoFlags::APPEND).await;
+        assert_eq!(append.unwrap_err().kind(), ErrorKind::Io);
+        device.writes.store(false, Ordering::SeqCst);
+        assert_eq!((lab.file.size(), device.size()), (old, old + 3 * BLOCK as u64));
+        for _ in 0..2 {
+            assert!(lab.sync().await.is_err(), "the image is longer than the file");
+            failed += 1;
+        }
+        // Another write has the right to move the size, so this sync cannot cut.
+        let growing = lab.file.mapping.bounds.resize().await;
+        assert!(lab.sync().await.is_err(), "the image is longer while another write grows it");
+        drop(growing);
+        // The last opener closes the file, and is told nothing: the next one is.
+        assert!(lab.file.sync_untold().await.is_err());
+        assert!(lab.file.mapping.untold().is_some(), "an error is left to tell");
+        device.truncates.store(false, Ordering::SeqCst);
+        lab.file.sync(&later).await.expect_err("an opener of then hears of it once");
+        assert_eq!(device.size(), old, "cut off by the sync");
+        lab.file.sync(&later).await.unwrap();
+        assert_eq!((failed, lab.file.end()), (2, old));
+    });
+}
+
+/// Cutting off is tried again by the next sync: if that works nothing is wrong.
+#[test]
+fn dropped_append_to_a_raw_image_is_cut_off_by_the_next_sync() {
+    let (lab, device) = raw_lab();
+    let old = 2 * BLOCK as u64;
+    lab.run(async {
+        let write = write_behind(&lab, old as usize, IoFlags::DIRECT | IoFlags::APPEND);
+        assert!(drop_after(Some(1), write).await.is_none(), "dropped on its way");
+        assert_eq!((lab.file.size(), device.size()), (old, old + 3 * BLOCK as u64));
+        lab.sync().await.unwrap();
+        assert_eq!((lab.file.end(), device.size()), (old, old));
+    });
 }

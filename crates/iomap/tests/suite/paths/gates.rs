@@ -1,4 +1,4 @@
-//! A map and a device that stop where a test wants them to.
+//! Maps and devices that stop or fail where a test wants them to.
 
 use forebay_base::buf::DataRef;
 use forebay_base::sync::{Arc as CacheArc, Mutex};
@@ -10,7 +10,7 @@ use forebay_iomap::{
     BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
 };
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 #[derive(Default)]
@@ -253,5 +253,52 @@ impl BlockDevice for Spoils {
             });
         }
         self.lower.submit(bio);
+    }
+}
+
+/// A device that can become longer and shorter, and refuses what the test tells it to.
+pub struct Refuses {
+    lower: DeviceRef,
+    pub writes: AtomicBool,
+    pub truncates: AtomicBool,
+}
+
+impl Refuses {
+    pub fn new(lower: DeviceRef) -> Arc<Self> {
+        Arc::new(Self { lower, writes: AtomicBool::new(false), truncates: AtomicBool::new(false) })
+    }
+
+    fn error(op: &'static str) -> Error {
+        Error::new(ErrorKind::Io, op, "as the test wants it")
+    }
+}
+
+impl BlockDevice for Refuses {
+    fn name(&self) -> String {
+        "refusing".into()
+    }
+    fn limits(&self) -> Limits {
+        self.lower.limits()
+    }
+    fn size(&self) -> u64 {
+        self.lower.size()
+    }
+    fn can_grow(&self) -> bool {
+        true
+    }
+    fn grow(&self, size: u64) -> Result<()> {
+        self.lower.grow(size)
+    }
+    fn truncate(&self, size: u64) -> Result<()> {
+        match self.truncates.load(Ordering::SeqCst) {
+            true => Err(Self::error("truncate")),
+            false => self.lower.truncate(size),
+        }
+    }
+    fn submit(&self, bio: Bio) {
+        match bio.op == BioOp::Write && self.writes.load(Ordering::SeqCst) {
+            true => bio.complete(Err(Self::error("write"))),
+            false => self.lower.submit(bio),
+        }
     }
 }

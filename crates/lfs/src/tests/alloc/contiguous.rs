@@ -5,7 +5,7 @@
 use super::lab::{
     BUFFERED, DIRECT, KIB, LARGE, Lab, appends, create, extents, per_request, verify, write,
 };
-use crate::alloc::AllocMode;
+use crate::space::alloc::AllocMode;
 use crate::tests::seeds;
 use crate::volume::Volume;
 use forebay_base::IoFlags;

@@ -3,7 +3,7 @@
 //! No locks.
 
 use super::lab::{DIRECT, KIB, LARGE, Lab, SEGMENT, create, verify, write};
-use crate::alloc::AllocMode;
+use crate::space::alloc::AllocMode;
 use crate::tests::seeds;
 use forebay_base::IoFlags;
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};

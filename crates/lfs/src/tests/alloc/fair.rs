@@ -3,7 +3,7 @@
 //! No locks.
 
 use super::lab::{DIRECT, KIB, LARGE, Lab, READ_WRITE, appends, beside, create, write};
-use crate::alloc::AllocMode;
+use crate::space::alloc::AllocMode;
 use crate::tests::seeds;
 use crate::volume::Volume;
 use forebay_base::IoFlags;

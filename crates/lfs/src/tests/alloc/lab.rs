@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use crate::alloc::{AllocMode, AllocStats};
+use crate::space::alloc::{AllocMode, AllocStats};
 use crate::volume::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;

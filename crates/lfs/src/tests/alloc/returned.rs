@@ -3,7 +3,7 @@
 //! No locks.
 
 use super::lab::{BUFFERED, DIRECT, KIB, LARGE, Lab, SEGMENT, appends, create, verify, write};
-use crate::alloc::AllocMode;
+use crate::space::alloc::AllocMode;
 use crate::tests::seeds;
 use crate::volume::Volume;
 use forebay_base::task::BoxFuture;

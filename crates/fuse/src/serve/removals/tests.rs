@@ -1,0 +1,222 @@
+//! Tests of [`super`]: requests of a kernel whose view of a name is old.
+
+use super::*;
+use crate::options::Options;
+use crate::proto::consts::opcode;
+use crate::serve::{Answer, Work};
+use forebay_base::task::{BoxFuture, block_on};
+use forebay_base::world::RealWorld;
+use forebay_vfs::mem::MemFs;
+use forebay_vfs::{FileSystem, NewInode, NotifyingFs, RenameFlags, SetAttr};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Waker};
+
+const ENOENT: i32 = 2;
+const ESTALE: i32 = 116;
+/// The user who asks, another one, and the owner of the directory.
+const USER: u32 = 1000;
+const OTHER: u32 = 1001;
+const OWNER: u32 = 1002;
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// A mount whose kernel takes no notices, and the library's view of its file system. The root
+/// directory has the sticky bit; so has `d`, a directory in it.
+struct Mounted {
+    core: Arc<Core>,
+    library: NotifyingFs,
+    dir: Ino,
+}
+
+impl Mounted {
+    fn new() -> Self {
+        let (fs, options) = (Arc::new(MemFs::default()), Options::default());
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+        let library = NotifyingFs::new(core.fs.clone());
+        let observer: Weak<Core> = Arc::downgrade(&core);
+        library.observe(observer).unwrap();
+        let new = NewInode { uid: OWNER, ..NewInode::of(FileKind::Directory, 0o1777) };
+        let dir = block_on(core.fs.mkdir(Ino::ROOT, name("d"), &new)).unwrap().ino;
+        core.inodes.told(dir);
+        let sticky = SetAttr { perm: Some(0o1777), uid: Some(OWNER), ..SetAttr::default() };
+        block_on(core.fs.setattr(Ino::ROOT, &sticky)).unwrap();
+        Self { core, library, dir }
+    }
+
+    /// Puts an inode of that user at a name of the root directory, as the mount does.
+    fn put(&self, text: &str, kind: FileKind, uid: u32) -> Ino {
+        let new = NewInode { uid, ..NewInode::of(kind, 0o600) };
+        let made = match kind {
+            FileKind::Directory => block_on(self.core.fs.mkdir(Ino::ROOT, name(text), &new)),
+            _ => block_on(self.core.fs.mknod(Ino::ROOT, name(text), &new)),
+        };
+        made.unwrap().ino
+    }
+
+    /// The library moves `from` to `to`. The change is made; its notice waits for the kernel.
+    fn library_moves(&self, from: &str, to: &str) {
+        let (root, none) = (Ino::ROOT, RenameFlags::empty());
+        let mut moving = self.library.rename(root, name(from), root, name(to), none);
+        assert!(is_pending(&mut moving), "the notice is not delivered");
+        assert_eq!(self.errno_of_lookup(from), ENOENT);
+    }
+
+    fn errno_of_lookup(&self, text: &str) -> i32 {
+        block_on(self.core.fs.lookup(Ino::ROOT, name(text))).map_or_else(|e| e.errno(), |_| 0)
+    }
+
+    fn uid_at(&self, text: &str) -> u32 {
+        block_on(self.core.fs.lookup(Ino::ROOT, name(text))).unwrap().uid
+    }
+
+    /// A request of the kernel on the root directory: its errno.
+    fn ask(&self, code: u32, uid: u32, args: &[u8]) -> i32 {
+        let message = message(code, uid, args);
+        match block_on(self.core.clone().serve(Work::Other(message))).answer {
+            Answer::Errno(errno) => errno,
+            _ => 0,
+        }
+    }
+
+    fn unlink(&self, uid: u32, text: &str) -> i32 {
+        self.ask(opcode::UNLINK, uid, format!("{text}\0").as_bytes())
+    }
+
+    fn rename(&self, uid: u32, from: &str, to: (Ino, &str), flags: RenameFlags) -> i32 {
+        self.ask(opcode::RENAME2, uid, &rename_args(from, to, flags))
+    }
+}
+
+fn rename_args(from: &str, (dir, to): (Ino, &str), flags: RenameFlags) -> Vec<u8> {
+    let mut args = dir.0.to_le_bytes().to_vec();
+    args.extend_from_slice(&flags.bits().to_le_bytes());
+    args.extend_from_slice(&[0; 4]);
+    args.extend_from_slice(format!("{from}\0{to}\0").as_bytes());
+    args
+}
+
+/// A request on the root directory.
+fn message(code: u32, uid: u32, args: &[u8]) -> Vec<u8> {
+    let mut message = vec![0; 40];
+    message[..4].copy_from_slice(&(40 + args.len() as u32).to_le_bytes());
+    message[4..8].copy_from_slice(&code.to_le_bytes());
+    message[16] = 1;
+    message[24..28].copy_from_slice(&uid.to_le_bytes());
+    message.extend_from_slice(args);
+    message
+}
+
+fn is_pending<T>(future: &mut BoxFuture<'_, T>) -> bool {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+/// R4: the kernel looked up a file of the caller's in a directory with the sticky bit. The library
+/// put another user's file there; the daemon removed that one, which the caller may not.
+#[test]
+fn removal_of_a_name_that_the_library_replaced_answers_estale() {
+    let all = Mounted::new();
+    let (root, none) = (Ino::ROOT, RenameFlags::empty());
+    for text in ["f", "from", "to", "one", "both"] {
+        all.put(text, FileKind::File, USER);
+        all.put("new", FileKind::File, OTHER);
+        all.library_moves("new", text);
+    }
+    all.put("own", FileKind::File, USER);
+    all.put("empty", FileKind::Directory, OTHER);
+    all.library_moves("empty", "directory");
+    assert_eq!(all.unlink(USER, "f"), ESTALE, "R4: UNLINK");
+    assert_eq!(all.rename(USER, "from", (root, "x"), none), ESTALE, "R4: RENAME, the old name");
+    assert_eq!(all.rename(USER, "own", (root, "to"), none), ESTALE, "R4: RENAME, the new name");
+    assert_eq!(all.rename(USER, "own", (root, "both"), RenameFlags::EXCHANGE), ESTALE);
+    assert_eq!(all.rename(USER, "both", (root, "own"), RenameFlags::EXCHANGE), ESTALE);
+    assert_eq!(all.ask(opcode::RMDIR, USER, b"directory\0"), ESTALE, "R4: RMDIR");
+    for text in ["f", "from", "to", "both", "directory"] {
+        assert_eq!(all.uid_at(text), OTHER, "{text} is there");
+    }
+    assert_eq!(all.uid_at("own"), USER);
+    // What the caller may remove whatever the kernel has looked up.
+    assert_eq!(all.unlink(OTHER, "f"), 0, "its own file");
+    assert_eq!(all.unlink(OWNER, "from"), 0, "in its own directory");
+    let plain = SetAttr { perm: Some(0o777), ..SetAttr::default() };
+    block_on(all.core.fs.setattr(root, &plain)).unwrap();
+    assert_eq!(all.unlink(USER, "one"), 0, "in a directory without the bit");
+}
+
+/// R4: a directory that gets another parent must be one into which the caller may write. The kernel
+/// checks that; in a directory without the sticky bit, too.
+#[test]
+fn move_of_a_directory_that_the_library_put_there_answers_estale() {
+    let all = Mounted::new();
+    let plain = SetAttr { perm: Some(0o777), ..SetAttr::default() };
+    block_on(all.core.fs.setattr(Ino::ROOT, &plain)).unwrap();
+    for (kind, errno) in [(FileKind::Directory, ESTALE), (FileKind::File, 0)] {
+        all.put("other", kind, OTHER);
+        all.library_moves("other", "new");
+        assert_eq!(
+            all.rename(USER, "new", (all.dir, "x"), RenameFlags::empty()),
+            errno,
+            "{kind:?}"
+        );
+        if kind == FileKind::Directory {
+            assert_eq!(all.rename(USER, "new", (Ino::ROOT, "y"), RenameFlags::empty()), 0);
+        }
+    }
+}
+
+/// R4: the kernel has taken the notice and knows what it asks for; its checks count. A privileged
+/// caller, which the daemon cannot tell from another, may remove any file.
+#[test]
+fn removal_after_the_kernel_took_the_notice_is_carried_out() {
+    let all = Mounted::new();
+    all.put("new", FileKind::File, OTHER);
+    all.library_moves("new", "f");
+    assert_eq!(all.unlink(USER, "f"), ESTALE);
+    all.core.notifier.deliver_all();
+    assert_eq!(all.unlink(USER, "f"), 0);
+    assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
+}
+
+/// R5: the daemon has found that the caller may remove what is there; then the library put another
+/// user's file there, before the removal.
+#[test]
+fn change_by_the_library_waits_for_a_removal_under_way() {
+    let all = Mounted::new();
+    all.put("f", FileKind::File, USER);
+    all.put("new", FileKind::File, OTHER);
+    let header = Header::parse(&[0; 40]).unwrap();
+    let removal = block_on(all.core.begin_removal(&header, (Ino::ROOT, name("f")), false)).unwrap();
+    assert!(removal.is_some());
+    let (root, none) = (Ino::ROOT, RenameFlags::empty());
+    let mut moving = all.library.rename(root, name("new"), root, name("f"), none);
+    assert!(is_pending(&mut moving) && all.uid_at("f") == USER, "R5");
+    assert_eq!(all.unlink(USER, "f"), ESTALE, "one that begins later sees the change");
+    drop(removal);
+    assert!(is_pending(&mut moving) && all.uid_at("f") == OTHER, "made, and not delivered");
+    assert_eq!(all.unlink(USER, "f"), ESTALE);
+    drop(moving);
+    assert_eq!(all.unlink(USER, "f"), ESTALE, "its caller went, the notice is still queued");
+    all.core.notifier.deliver_all();
+    assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
+}
+
+/// R4: `request_timeout=` answered a RENAME by EIO, and its operation went on. The kernel then held
+/// the lock of the directory no longer, and still knew the caller's file at the name.
+#[test]
+fn removal_of_a_name_that_a_late_operation_replaces_answers_estale() {
+    let all = Mounted::new();
+    all.put("f", FileKind::File, USER);
+    all.put("g", FileKind::File, OTHER);
+    let none = RenameFlags::empty();
+    let late = message(opcode::RENAME2, OTHER, &rename_args("g", (Ino::ROOT, "f"), none));
+    all.core.begin_late(&late);
+    block_on(all.core.fs.rename(Ino::ROOT, name("g"), Ino::ROOT, name("f"), none)).unwrap();
+    assert_eq!(all.unlink(USER, "f"), ESTALE, "the operation goes on");
+    all.core.end_late(&late);
+    assert_eq!(all.unlink(USER, "f"), ESTALE, "the kernel does not know of it");
+    assert_eq!(all.uid_at("f"), OTHER);
+    all.core.notifier.deliver_all();
+    assert_eq!(all.unlink(OTHER, "f"), 0);
+    assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
+}

@@ -1,0 +1,526 @@
+//! Moves what is live in some segments, one segment after the other, so that those that are done can come
+//! free before the others are. What is copied together goes in the order of keys, so that what is of one file
+//! comes to lie together.
+//!
+//! Invariants: those of [`crate::clean`]. M31 what was read of the tree counts only while that is the tree:
+//! another root, and it is looked up again; what was copied is not copied again for that.
+//!
+//! Locks: the state lock, the log's and the turn in turn; none across a wait.
+
+use super::Hurry;
+use super::choose::Victims;
+use super::copy::{COPY_TIMES, Flight, in_order};
+use crate::btree::InOrder;
+use crate::checkpoint::How;
+use crate::fault::Planted;
+use crate::files::map_ops::CHANGE_BYTES;
+use crate::format::change::Change;
+use crate::format::extent::{Extent, Source, Sums, put_crc32c};
+use crate::format::place::Place;
+use crate::format::superblock::TreeRoot;
+use crate::map::overlay::Where;
+use crate::space::Need;
+use crate::space::admission::Growth;
+use crate::space::segment::{Phase, Pin};
+use crate::transaction::append::Content;
+use crate::transaction::state::{MAP_ITEM_BYTES, State};
+use crate::volume::Inner;
+use forebay_base::units::MIB;
+use forebay_base::world::Nanos;
+use forebay_base::{Error, ErrorKind, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes that are copied before they are flushed and moved, at most, and the part of a volume.
+const ROUND_BYTES: u64 = 16 * MIB;
+const ROUND_SHARE: u64 = 64;
+/// In the background: a round is followed by a pause of so many times its length, where nearly nothing has
+/// to be cleaned.
+const PAUSE_MOST: u64 = 4;
+/// And by none from where so much of 100 of what should be free is not.
+const PAUSE_BELOW: u64 = 50;
+/// And not longer: somebody may come who waits for room.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Pieces that are said to be moved in one hold of the lock.
+const SAY_AT_ONCE: usize = 64;
+
+/// What became of a round.
+enum Moved {
+    Done,
+    /// There is no room for copies, or for saying where they are.
+    NoRoom,
+}
+
+/// Blocks that are live in a segment that is being cleaned.
+#[derive(Clone)]
+pub(super) struct Live {
+    pub data_id: u64,
+    pub block: u64,
+    pub blocks: u64,
+    pub birth: u64,
+    pub from: Place,
+    pub sums: Vec<u32>,
+    /// Where they are copied to.
+    pub to: Place,
+    /// What has the same number is read together.
+    pub turn: u32,
+}
+
+impl Live {
+    fn end(&self, unit: u64) -> [u64; 2] {
+        [self.from, self.to].map(|at| u64::from(at.offset) + self.blocks * unit)
+    }
+
+    /// Whether it lies right behind another one, where it is and where it goes.
+    pub fn goes_on(&self, last: &Self, unit: u64) -> bool {
+        let segments = self.from.segment == last.from.segment && self.to.segment == last.to.segment;
+        segments && last.end(unit) == [self.from, self.to].map(|at| u64::from(at.offset))
+    }
+
+    pub fn part(&self, skip: u64, blocks: u64, unit: u64) -> Self {
+        let after = |at: Place| Place::new(at.segment, at.offset + (skip * unit) as u32);
+        let sums = self.sums.get(skip as usize..(skip + blocks) as usize).unwrap_or_default();
+        let (from, to) = (after(self.from), after(self.to));
+        Self { block: self.block + skip, blocks, from, to, sums: sums.to_vec(), ..*self }
+    }
+
+    /// The same in pieces of at most so many bytes.
+    pub fn pieces(self, bytes: u64, unit: u64) -> impl Iterator<Item = Self> {
+        let most = (bytes / unit).max(1);
+        let firsts = (0..self.blocks).step_by(most as usize);
+        firsts.map(move |skip| self.part(skip, most.min(self.blocks - skip), unit))
+    }
+}
+
+/// Room in the log, and nodes, that a round has for what it says; what is over goes back.
+struct Ahead<'a> {
+    inner: &'a Inner,
+    cost: u64,
+    growth: Growth,
+}
+
+impl Ahead<'_> {
+    /// Gives back what one record of so many extents has, for who counts it anew.
+    fn give(&mut self, state: &mut State, cost: u64, growth: Growth) {
+        let cost = self.cost.min(cost);
+        let entries = self.growth.entries.min(growth.entries);
+        let bytes = self.growth.bytes.min(growth.bytes);
+        self.cost -= cost;
+        self.growth =
+            Growth { entries: self.growth.entries - entries, bytes: self.growth.bytes - bytes };
+        state.space.settle(cost);
+        state.shared_growth.entries -= entries;
+        state.shared_growth.bytes -= bytes;
+    }
+}
+
+impl Drop for Ahead<'_> {
+    fn drop(&mut self) {
+        let mut state = self.inner.state.lock();
+        self.give(&mut state, self.cost, self.growth);
+        state.count_nodes();
+    }
+}
+
+/// Segments of which something stays: it is damaged, or could not be read this time.
+#[derive(Default)]
+struct Left {
+    bad: BTreeSet<u32>,
+    failed: BTreeSet<u32>,
+}
+
+/// What a round may do.
+struct Given<'a> {
+    /// With their places.
+    live: Vec<Live>,
+    flight: Arc<Flight>,
+    ahead: Ahead<'a>,
+}
+
+/// Segments that a pass is through with, and those that it has still to do.
+struct Doing {
+    /// C44.
+    pins: BTreeMap<u32, Pin>,
+    left: Left,
+    emptied: u64,
+    /// Bytes more that are free when what was emptied since a checkpoint is.
+    gained: u64,
+}
+
+impl Inner {
+    /// Moves what is live in these segments, one after the other; how many of them it emptied, also if it
+    /// ended with an error.
+    pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> (u64, Result<()>) {
+        let pins = {
+            let state = self.state.lock();
+            let pin = |segment: &u32| Some((*segment, state.space.segments.pin(*segment)?));
+            victims.iter().filter_map(pin).collect()
+        };
+        let mut doing = Doing { pins, left: Left::default(), emptied: 0, gained: 0 };
+        let done = self.move_each(victims, hurry, &mut doing).await;
+        (doing.emptied, done)
+    }
+
+    async fn move_each(&self, victims: &Victims, hurry: Hurry, doing: &mut Doing) -> Result<()> {
+        let gathered = self.gather(victims).await?;
+        // They are not emptied, and not picked again.
+        doing.left.bad.extend(gathered.wrong());
+        let ahead = gathered.copied_bytes(self.layout.block_bytes()).min(self.ahead_bytes());
+        self.note_cleaning(&gathered, COPY_TIMES * ahead);
+        let (unit, mut at) = (self.layout.block_bytes(), 0);
+        let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
+        let mut most = (volume / ROUND_SHARE).clamp(unit, ROUND_BYTES);
+        while at < gathered.len() {
+            let began = self.world.now();
+            let live = gathered.some(at, most, self.pieces_max(), unit);
+            let count = live.len();
+            match self.move_round(gathered.root, live, &mut doing.left).await? {
+                Moved::Done => at += count,
+                // The log comes free again, and nodes do; then less at a time is tried.
+                Moved::NoRoom if most > unit && self.two_checkpoints().await => {
+                    most = (most / 4).max(unit);
+                }
+                Moved::NoRoom => break,
+            }
+            self.done_with(doing, gathered.segment(at));
+            self.cleaner.check_open()?;
+            if self.is_too_much() || self.is_waited_for(doing) {
+                self.checkpoint_and_free(How::Log).await?;
+                doing.gained = 0;
+                self.cleaner.made_progress();
+            }
+            self.pause(hurry, began).await;
+        }
+        if at >= gathered.len() {
+            self.done_with(doing, None);
+        }
+        Ok(())
+    }
+
+    /// All is moved of the segments before `next`, as far as it could be: they may be used again when they
+    /// are free.
+    fn done_with(&self, doing: &mut Doing, next: Option<u32>) {
+        let rest = next.map_or_else(BTreeMap::new, |next| doing.pins.split_off(&next));
+        let done: Victims = std::mem::replace(&mut doing.pins, rest).into_keys().collect();
+        let Left { bad, failed } = &doing.left;
+        let done: Victims = done.difference(failed).copied().collect();
+        self.note_tried(&done, bad);
+        let state = self.state.lock();
+        for segment in done.difference(bad) {
+            let live = state.space.segments.get(*segment).map_or(0, |this| this.live_bytes);
+            doing.gained += self.layout.segment_bytes().saturating_sub(live);
+            doing.emptied += 1;
+        }
+    }
+
+    /// Somebody waits for room, and some is to be had without the rest of the pass.
+    fn is_waited_for(&self, doing: &Doing) -> bool {
+        !doing.pins.is_empty() && doing.gained >= self.gain_now() && self.cleaner.is_hurried()
+    }
+
+    /// What was moved takes much of what waits for a checkpoint.
+    fn is_too_much(&self) -> bool {
+        self.state.lock().maps.1 > self.options.overlay_bytes / 2
+    }
+
+    /// In the background: the less has to be cleaned, the longer.
+    async fn pause(&self, hurry: Hurry, began: Nanos) {
+        if hurry == Hurry::Now || self.cleaner.is_hurried() {
+            return;
+        }
+        let took = self.world.now().saturating_sub(began);
+        let idle = PAUSE_BELOW.saturating_sub(self.need());
+        let pause = Duration::from_nanos(took * PAUSE_MOST * idle / PAUSE_BELOW);
+        if !pause.is_zero() {
+            self.world.sleep(pause.min(PAUSE_MAX)).await;
+        }
+    }
+
+    /// Of some blocks those that are still where they were (C41), if the tree is still what they were read
+    /// of.
+    fn still_there(&self, state: &State, live: &Live) -> Vec<Live> {
+        let unit = self.layout.block_bytes();
+        let (mut there, mut at) = (Vec::new(), 0);
+        // It may be in use again.
+        let segment = state.space.segments.get(live.from.segment);
+        if segment.is_none_or(|segment| segment.phase != Phase::Sealed) {
+            return there;
+        }
+        while at < live.blocks {
+            let rest = live.part(at, live.blocks - at, unit);
+            let (same, blocks) = match state.known(live.data_id, rest.block) {
+                Ok(piece) => (piece.at == Where::Run(rest.from), piece.blocks),
+                Err(unknown) => (true, unknown),
+            };
+            let blocks = blocks.min(rest.blocks);
+            there.extend(same.then(|| rest.part(0, blocks, unit)));
+            at += blocks;
+        }
+        there
+    }
+
+    /// Of what was found those that this tree has still, in the order of places; and the tree.
+    async fn still_known(
+        &self,
+        found_in: Option<TreeRoot>,
+        mut live: Vec<Live>,
+    ) -> Result<(TreeRoot, Vec<Live>)> {
+        let mut checked = found_in;
+        loop {
+            let now = self.state.lock().root;
+            if checked == Some(now) {
+                return Ok((now, live));
+            }
+            match self.still_in_tree(&now, &live).await {
+                Ok(still) => (checked, live) = (Some(now), still),
+                // It may be of places that were used again.
+                Err(_) if self.state.lock().root != now => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Copies what is live, and says that it is there (C41 to C43).
+    async fn move_round(
+        &self,
+        found_in: Option<TreeRoot>,
+        live: Vec<Live>,
+        left: &mut Left,
+    ) -> Result<Moved> {
+        let (root, live) = self.still_known(found_in, live).await?;
+        let failures = self.log.failures();
+        let given = {
+            let mut state = self.state.lock();
+            let there = live.iter().flat_map(|live| self.still_there(&state, live)).collect();
+            let ordered = in_order(there, self.layout.block_bytes(), self.ahead_bytes());
+            self.give_places(&mut state, ordered)
+        };
+        drop(live);
+        let Some(Given { live, flight, mut ahead }) = given else { return Ok(Moved::NoRoom) };
+        let all: u64 = live.iter().map(|live| live.blocks).sum();
+        let copied = self.copy(live, &flight).await?;
+        self.flush_all().await?;
+        if self.log.failures() != failures {
+            // What failed may have been of these.
+            return Err(Error::new(ErrorKind::Io, "clean", "a write or flush failed meanwhile"));
+        }
+        let (mut gone, mut said) = (0, Ok(()));
+        for live in copied.live.chunks(SAY_AT_ONCE) {
+            match self.say(root, live.to_vec(), &mut ahead).await {
+                Ok(blocks) => gone += blocks,
+                Err(error) => {
+                    said = Err(error);
+                    break;
+                }
+            }
+        }
+        drop((flight, ahead));
+        left.bad.extend(&copied.bad);
+        left.failed.extend(&copied.failed);
+        let unit = self.layout.block_bytes();
+        let mut turn = self.cleaner.turn.lock();
+        turn.stats.bad_blocks += copied.bad_blocks;
+        turn.stats.moved_bytes += gone * unit;
+        said?;
+        turn.stats.overtaken_bytes += (all - gone - copied.bad_blocks) * unit;
+        Ok(Moved::Done)
+    }
+
+    /// Says of copies of what the tree below `root` has that they count, as far as it still has (C41, M31);
+    /// how many blocks. What they are copies of is pinned: who still names that place names this content.
+    async fn say(
+        &self,
+        mut root: TreeRoot,
+        mut live: Vec<Live>,
+        ahead: &mut Ahead<'_>,
+    ) -> Result<u64> {
+        loop {
+            let now = {
+                let mut state = self.state.lock();
+                if state.root == root || self.plant.has(Planted::CleanerMovesLive) {
+                    return self.say_moved(&mut state, &live, ahead);
+                }
+                state.root
+            };
+            match self.still_in_tree(&now, &live).await {
+                Ok(still) => (root, live) = (now, still),
+                // It may be of places that were used again.
+                Err(_) if self.state.lock().root != now => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Of some blocks those that this tree has where they were, in the order that they come in. They are
+    /// looked up in that of keys: each leaf is met once, and neighbours are read together.
+    async fn still_in_tree(&self, root: &TreeRoot, live: &[Live]) -> Result<Vec<Live>> {
+        let (unit, mut still, mut order) =
+            (self.layout.block_bytes(), Vec::new(), InOrder::default());
+        let mut by_key: Vec<usize> = (0..live.len()).collect();
+        by_key.sort_unstable_by_key(|n| (live[*n].data_id, live[*n].block));
+        for n in by_key {
+            let (live, mut at) = (&live[n], 0);
+            while at < live.blocks {
+                let rest = live.part(at, live.blocks - at, unit);
+                let Live { data_id, block, .. } = rest;
+                let piece = self.piece_in_order(root, data_id, block, &mut order).await?;
+                let blocks = piece.blocks.min(rest.blocks);
+                if piece.at == Where::Run(rest.from) {
+                    still.push((n, rest.part(0, blocks, unit)));
+                }
+                at += blocks;
+            }
+        }
+        // Parts of one keep theirs.
+        still.sort_by_key(|(n, _)| *n);
+        Ok(still.into_iter().map(|(_, live)| live).collect())
+    }
+
+    /// Places for copies, one behind the other, and room to say so; none if there is none for all of them.
+    fn give_places(&self, state: &mut State, live: Vec<Live>) -> Option<Given<'_>> {
+        let (unit, bytes) = (self.layout.block_bytes(), self.layout.segment_bytes());
+        let wanted = live.iter().map(|live| live.blocks * unit).sum::<u64>();
+        let short = wanted.saturating_sub(state.space.clean_left()).div_ceil(bytes);
+        let blocks = live.iter().map(|live| live.blocks).sum();
+        let (cost, growth) = self.said(live.len() as u64, blocks);
+        if short > state.clean_segments() || state.promise(cost, Need::Urgent, growth).is_err() {
+            return None;
+        }
+        let (mut given, mut segments) = (Vec::with_capacity(live.len()), BTreeSet::new());
+        'all: for live in live {
+            let mut skip = 0;
+            while skip < live.blocks {
+                // Cannot fail: they were counted above.
+                let Ok((at, taken)) = state.space.take_clean((live.blocks - skip) * unit) else {
+                    break 'all;
+                };
+                if segments.insert(at.segment) {
+                    state.space.segments.fly(at.segment, 1);
+                }
+                given.push(Live { to: at, ..live.part(skip, taken / unit, unit) });
+                skip += taken / unit;
+            }
+        }
+        let flight = Arc::new(Flight::new(self, segments));
+        state.shared_growth.entries += growth.entries;
+        state.shared_growth.bytes += growth.bytes;
+        Some(Given { live: given, flight, ahead: Ahead { inner: self, cost, growth } })
+    }
+
+    /// What it takes of the log and of the tree to say where so many extents are.
+    pub(super) fn said(&self, extents: u64, blocks: u64) -> (u64, Growth) {
+        let body = extents * CHANGE_BYTES + 4 * blocks;
+        // No two that follow one another are half empty both, but where the lock is let go.
+        let records =
+            2 * body.div_ceil(self.layout.max_record() / 2) + extents.div_ceil(SAY_AT_ONCE as u64);
+        let cost = body + records * self.layout.cost(CHANGE_BYTES, 0);
+        (cost, Growth { entries: 2 * extents, bytes: extents * MAP_ITEM_BYTES + 4 * blocks })
+    }
+
+    /// Says what was moved (C41); how many blocks.
+    fn say_moved(&self, state: &mut State, copied: &[Live], ahead: &mut Ahead<'_>) -> Result<u64> {
+        let mut moved = 0;
+        let room = self.layout.max_record() / 2;
+        let (mut record, mut used) = (Vec::new(), 0);
+        for live in copied {
+            let there = match self.plant.has(Planted::CleanerMovesLive) {
+                // The mistake: what was overwritten meanwhile counts for nothing.
+                true => vec![Live { birth: state.draw(), ..live.clone() }],
+                false => self.still_there(state, live),
+            };
+            for live in there {
+                let body = CHANGE_BYTES + 4 * live.blocks;
+                if used + body > room && !record.is_empty() {
+                    let full = std::mem::take(&mut record);
+                    moved += self.append_moved(state, &full, used, ahead)?;
+                    used = 0;
+                }
+                used += body;
+                record.push(live);
+            }
+        }
+        if !record.is_empty() {
+            moved += self.append_moved(state, &record, used, ahead)?;
+        }
+        Ok(moved)
+    }
+
+    /// `body`: bytes of it, at most.
+    fn append_moved(
+        &self,
+        state: &mut State,
+        record: &[Live],
+        body: u64,
+        ahead: &mut Ahead<'_>,
+    ) -> Result<u64> {
+        let blocks = record.iter().map(|live| live.blocks).sum();
+        let (_, growth) = self.said(record.len() as u64, blocks);
+        ahead.give(state, self.layout.cost(body, 0), growth);
+        let geometry = &self.layout.geometry;
+        let stored: Vec<Vec<u8>> = record
+            .iter()
+            .map(|live| {
+                let mut bytes = Vec::new();
+                put_crc32c(&live.sums, &mut bytes);
+                bytes
+            })
+            .collect();
+        let mut changes = Vec::with_capacity(record.len());
+        for (live, sums) in record.iter().zip(&stored) {
+            let sums = if sums.is_empty() { Sums::NONE } else { Sums::crc32c(sums) };
+            let (source, blocks) = (Source::Run(live.to), live.blocks as u16);
+            let extent = Extent::plain(source, blocks, live.birth, sums, geometry);
+            changes.push(Change::Map(live.data_id, live.block, extent));
+        }
+        // It was promised its room when it got its places.
+        state.append_with(&changes, Content::default(), Need::Outstanding)?;
+        // It is there still, and not once more.
+        state.fresh_bytes = state.fresh_bytes.saturating_sub(blocks * self.layout.block_bytes());
+        Ok(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::clean::{found, sparse_of};
+    use crate::tests::reuse::setup;
+
+    /// Whoever waited for room waited for a whole pass, though most of what it was for had been emptied long
+    /// before: on a volume of 8 GiB for seconds.
+    #[test]
+    fn what_is_emptied_comes_free_before_a_pass_is_over() {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let (volume, _file, model) = sparse_of(&setup, &disk, None, 144).await;
+            let inner = &volume.0;
+            let victims: Victims = {
+                let state = inner.state.lock();
+                let is_sparse = |(_, this): &(u32, &crate::space::segment::Segment)| {
+                    let live = (1..inner.layout.segment_bytes() / 2).contains(&this.live_bytes);
+                    this.phase == Phase::Sealed && this.is_settled() && live
+                };
+                state.space.segments.iter().filter(is_sparse).map(|(segment, _)| segment).collect()
+            };
+            assert!(victims.len() >= 8, "{victims:?}");
+            for waits in [false, true] {
+                let _hurry = waits.then(|| inner.cleaner.hurry());
+                let before = inner.cleaner.turn.lock().progress;
+                let half = victims.len() / 2;
+                let part = match waits {
+                    false => victims.iter().take(half).copied().collect(),
+                    true => victims.iter().skip(half).copied().collect(),
+                };
+                let (emptied, done) = inner.move_all(&part, Hurry::Now).await;
+                done.unwrap();
+                assert_eq!(emptied, part.len() as u64);
+                let progress = inner.cleaner.turn.lock().progress - before;
+                assert_eq!(progress > 0, waits, "{progress} times");
+            }
+            assert_eq!(found(&volume, model.len()).await.unwrap(), model);
+        });
+        disk.world().stop();
+    }
+}

@@ -1,0 +1,8 @@
+//! The device below a volume: where things lie on it, the superblock's slots, and writes that
+//! outlive the task that submitted them.
+//!
+//! No locks.
+
+pub(crate) mod hold;
+pub(crate) mod layout;
+pub(crate) mod slots;

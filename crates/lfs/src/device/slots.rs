@@ -1,0 +1,167 @@
+//! The superblock's slots on the device.
+//!
+//! Invariants: U11 each state of the superblock is written to two slots, one at either end, in turn: any
+//! single sector may be lost, and what was there before stays until the new one is durable. U12 of the valid
+//! slots the one with the highest number counts. U13 slots of another volume do not count beside one at the
+//! start: a device that was made smaller, got another volume and was made larger has those of the old one at
+//! its end. U14 of a state one slot is enough, if the other one cannot be written and has no state of the
+//! same number.
+//!
+//! No locks: opening and checkpoints are alone.
+
+use crate::device::hold::Hold;
+use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
+use crate::log::commit::write_all;
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::units::round_down;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{BioFlags, BioOp, DeviceRef, io};
+use std::ops::Range;
+
+/// Reads `len` bytes; both ends are multiples of the device's block.
+pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Result<AlignedBuf> {
+    let data = DataRef::Buf(AlignedBuf::new(len));
+    let done = io(&**device, BioOp::Read, offset, len as u64, data, BioFlags::SYNC).await;
+    done.result?;
+    let gone = || Error::new(ErrorKind::Io, "read", "the buffer did not come back");
+    done.data.into_buf().ok_or_else(gone)
+}
+
+/// All valid states, by their number (U12); what is wrong with one if there is none.
+pub(crate) async fn read_valid(device: &DeviceRef) -> Result<Vec<Superblock>> {
+    let mut found = Valid::default();
+    let end = round_down(device.size(), SLOT_BYTES as u64);
+    found.read(device, end, 0..SLOTS as usize).await?;
+    let first = found.slots.iter().filter(|slot| slot.slot < SLOTS / 2);
+    let own = first.max_by_key(|slot| slot.checkpoint).map(|slot| (slot.uuid, slot.nonce));
+    let is_own = |slot: &Superblock| own.is_none_or(|own| own == (slot.uuid, slot.nonce));
+    found.slots.retain(is_own);
+    // A device that is larger than the volume: the other slots lie before the volume's end. Only the newest
+    // of those that are found first says where that is: elsewhere anything may be.
+    let newest = found.slots.iter().max_by_key(|slot| slot.checkpoint);
+    if let Some(recorded) = newest.map(|newest| newest.recorded_end_bytes)
+        && recorded < end
+    {
+        found.read(device, recorded, SLOTS as usize / 2..SLOTS as usize).await?;
+        found.slots.retain(is_own);
+    }
+    let none = || Error::new(ErrorKind::Corrupt, "open", "no superblock slot is valid");
+    if found.slots.is_empty() {
+        return Err(found.why.unwrap_or_else(none));
+    }
+    found.slots.sort_by_key(|slot| slot.checkpoint);
+    Ok(found.slots)
+}
+
+/// The newest state (U12), and the one before it if there is one.
+pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Option<Superblock>)> {
+    let mut valid = read_valid(device).await?;
+    let newest = valid.pop().expect("one at least is valid");
+    let before = |found: &&Superblock| {
+        found.uuid == newest.uuid && found.checkpoint + 1 == newest.checkpoint
+    };
+    let older = valid.iter().find(before).cloned();
+    Ok((newest, older))
+}
+
+/// The newest state but for `passed_over` newer ones, which are damaged elsewhere.
+pub(crate) async fn read_older(device: &DeviceRef, passed_over: u32) -> Result<Superblock> {
+    let mut valid = read_valid(device).await?;
+    valid.dedup_by_key(|slot| slot.checkpoint);
+    let none = || Error::new(ErrorKind::Corrupt, "open", "no older superblock slot is valid");
+    let at = valid.len().checked_sub(passed_over as usize + 1).ok_or_else(none)?;
+    Ok(valid.swap_remove(at))
+}
+
+/// Slots that were read.
+#[derive(Default)]
+struct Valid {
+    slots: Vec<Superblock>,
+    /// What is wrong with one of the start.
+    why: Option<Error>,
+}
+
+impl Valid {
+    /// Reads some slots of a volume that ends at `end`.
+    async fn read(&mut self, device: &DeviceRef, end: u64, slots: Range<usize>) -> Result<()> {
+        for (slot, offset) in slot_offsets(end).into_iter().enumerate() {
+            if !slots.contains(&slot) || offset + SLOT_BYTES as u64 > device.size() {
+                continue;
+            }
+            let found = match read_at(device, offset, SLOT_BYTES).await {
+                Ok(bytes) => Superblock::decode(&bytes, slot as u32),
+                Err(error) => Err(error),
+            };
+            match found {
+                Ok(found) => self.slots.push(found),
+                // What is newer than this program says more than a slot that was never written.
+                Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+                Err(error) if slot < SLOTS as usize / 2 => self.why = Some(error),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes all slots invalid. The caller flushes.
+pub(crate) async fn wipe(device: &DeviceRef, recorded_end_bytes: u64) -> Result<()> {
+    let offsets = slot_offsets(recorded_end_bytes);
+    let zeros = offsets.map(|offset| (offset, vec![0; SLOT_BYTES]));
+    write_all(device, zeros.into(), BioFlags::SYNC, Hold::default()).await
+}
+
+/// A state as the two slots whose turn it is have it (U11): number, place, bytes.
+fn slots_of(superblock: &Superblock) -> Result<[(u32, u64, Vec<u8>); 2]> {
+    let half = SLOTS / 2;
+    let turn = (superblock.checkpoint % u64::from(half)) as u32;
+    let offsets = slot_offsets(superblock.recorded_end_bytes);
+    let encoded = |slot: u32| {
+        let mut bytes = vec![0; SLOT_BYTES];
+        Superblock { slot, ..superblock.clone() }.encode_into(&mut bytes)?;
+        Ok((slot, offsets[slot as usize], bytes))
+    };
+    Ok([encoded(turn)?, encoded(half + turn)?])
+}
+
+/// Writes the state to two slots of a volume that is not open. The caller flushes.
+pub(crate) async fn write(device: &DeviceRef, superblock: &Superblock) -> Result<()> {
+    write_both(device, superblock, Hold::default()).await
+}
+
+async fn write_both(device: &DeviceRef, superblock: &Superblock, hold: Hold) -> Result<()> {
+    let writes = slots_of(superblock)?.map(|(_, offset, bytes)| (offset, bytes));
+    write_all(device, writes.into(), BioFlags::SYNC, hold).await
+}
+
+/// Writes the state to two slots, or to the one of them that takes it (U14). `hold`: of the turn of
+/// checkpoints (H18). The caller flushes.
+pub(crate) async fn write_either(
+    device: &DeviceRef,
+    superblock: &Superblock,
+    hold: Hold,
+) -> Result<()> {
+    if write_both(device, superblock, hold.clone()).await.is_ok() {
+        return Ok(());
+    }
+    let mut failed = Vec::new();
+    for (slot, offset, bytes) in slots_of(superblock)? {
+        let write = write_all(device, vec![(offset, bytes)], BioFlags::SYNC, hold.clone());
+        if let Err(error) = write.await {
+            failed.push((slot, offset, error));
+        }
+    }
+    let Some((slot, offset, error)) = failed.pop() else { return Ok(()) };
+    let there = read_at(device, offset, SLOT_BYTES).await;
+    let there = there.and_then(|bytes| Superblock::decode(&bytes, slot)).ok();
+    // Of two that differ, and have the same number, the wrong one could count.
+    let other = there.is_some_and(|there| {
+        let ours = Superblock { slot, ..superblock.clone() };
+        there.checkpoint == superblock.checkpoint && there != ours
+    });
+    if other || !failed.is_empty() {
+        return Err(error);
+    }
+    log::warn!("slot {slot} of the superblock cannot be written: {error}");
+    Ok(())
+}

@@ -1,0 +1,10 @@
+//! Files that are open or were closed recently: the mapping that iomap sees, and its content.
+//!
+//! Locks: see the modules.
+
+pub(crate) mod closed;
+pub(crate) mod content;
+pub(crate) mod map_ops;
+pub(crate) mod open_file;
+pub(crate) mod read_ahead;
+pub(crate) mod reserve;

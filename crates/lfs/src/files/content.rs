@@ -1,0 +1,438 @@
+//! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
+//! What is in the cache of a file that no client has open stays there; [`crate::files::closed`] says
+//! how it is found again.
+//!
+//! Invariants: D11 an inode has at most one mapping at a time, and it stays while it is open or owes
+//! something. D12 whoever still holds one that was let go makes no file longer with it: a size counts only
+//! if it comes from the inode's mapping of now.
+//!
+//! Locks: `making`, then the state lock; none across a wait. A mapping is made and let go of under the
+//! first, so that who opens a file finds all or nothing of what the last one left, and never under the
+//! second.
+
+use crate::files::closed::LeftFile;
+use crate::files::map_ops::FileOps;
+use crate::format::change::{Change, Size};
+use crate::names::lookup::{Stop, Tried};
+use crate::space::Need;
+use crate::transaction::state::{Lost, Node, OwedWritten, State};
+use crate::volume::{Inner, Volume};
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::{ErrorKind, Result};
+use forebay_iomap::file::Geometry;
+use forebay_iomap::{Handle, MappedFile};
+use forebay_vfs::Ino;
+use forebay_vfs::rules::{self, refuse};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// See the module.
+pub(crate) struct Content {
+    pub file: Arc<MappedFile>,
+    /// Of the volume itself: what a sync of everything has seen of errors.
+    pub handle: Handle,
+    /// The map below `file`.
+    pub ops: Arc<FileOps>,
+}
+
+impl Content {
+    /// It owes nothing, and nobody else is at work on it: its mapping is gone when this goes.
+    fn may_go(self: &Arc<Self>) -> bool {
+        self.file.mapping.is_settled() && Arc::strong_count(self) == 1 && self.file.is_alone()
+    }
+
+    /// Leaves what is in the cache there, as the content of `data_id` (Y11). None: there is nothing, or an
+    /// error is to be told first.
+    fn leave(&self, data_id: u64) -> Option<LeftFile> {
+        let (file, mapping) = (&self.file, &self.file.mapping);
+        let fails = mapping.untold().is_some() || mapping.sticky.lock().is_some();
+        // Of a write that was dropped: not content of the file.
+        let hidden = mapping.bounds.has_hidden_bytes();
+        if fails || hidden || file.cache.owners.folios(mapping.id) == 0 {
+            return None;
+        }
+        file.leave_folios();
+        Some(LeftFile { mapping: mapping.id, data_id, size: file.size() })
+    }
+}
+
+/// Inodes that are closed and may owe something, and where the hand is that goes round among them: with a
+/// million of them nobody who closes one looks at all.
+#[derive(Default)]
+pub(crate) struct Lingering {
+    inos: BTreeSet<u64>,
+    hand: u64,
+}
+
+impl Lingering {
+    /// Lingering from now on.
+    pub fn insert(&mut self, ino: u64) {
+        self.inos.insert(ino);
+    }
+
+    /// Whether it lingers.
+    pub fn contains(&self, ino: u64) -> bool {
+        self.inos.contains(&ino)
+    }
+
+    /// The one at the hand, which moves on.
+    fn next(&mut self) -> Option<u64> {
+        let ino = *self.inos.range(self.hand..).next().or_else(|| self.inos.first())?;
+        self.hand = ino + 1;
+        Some(ino)
+    }
+
+    /// Looks at up to `most` of `whole`'s but `besides`, each once; `look` says whether one goes. Where not
+    /// all are asked for, the second that stays is the last. Not the first: one file is closed for each
+    /// round, as a rule the one with the highest number, and the hand would keep step with it and never come
+    /// round.
+    fn look_round<S>(
+        whole: &mut S,
+        of: impl Fn(&mut S) -> &mut Self,
+        besides: Option<u64>,
+        most: usize,
+        mut look: impl FnMut(&mut S, u64) -> bool,
+    ) {
+        let mut stay = 0;
+        for _ in 0..most.min(of(whole).inos.len()) {
+            let Some(ino) = of(whole).next() else { break };
+            if besides == Some(ino) {
+                continue;
+            }
+            if look(whole, ino) {
+                of(whole).inos.remove(&ino);
+            } else {
+                stay += 1;
+                if stay == 2 && most <= AT_ONCE {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Lingering inodes that whoever closes one looks at beside it.
+pub(crate) const AT_ONCE: usize = 4;
+
+/// Files whose records a sync of everything makes durable together, at most, and bytes that they have dirty.
+const TOGETHER: usize = 1024;
+const TOGETHER_BYTES: u64 = 4 << 20;
+
+impl State {
+    /// The last ticket, where no file owes what was written since it was cut and closed.
+    pub fn ticket_if_nothing_owed(&self) -> Option<u64> {
+        let nothing = self.owed.is_empty() && self.owed_written.is_empty();
+        nothing.then_some(self.next_ticket - 1)
+    }
+
+    /// What was owed is durable up to a ticket. False: some of it was taken by a flush that failed.
+    pub fn settle_owed(&mut self, ticket: u64) -> bool {
+        self.owed_written.retain(|_, written| {
+            let whole = written.lost == written.healed;
+            !whole || written.upto > ticket
+        });
+        self.owed_written.values().all(|written| written.lost == written.healed)
+    }
+
+    /// Whether a file owes nothing any more, or does not linger: it was opened again, or went.
+    fn may_be_let_go(&mut self, ino: u64) -> bool {
+        let Some(node) = self.nodes.get(&ino).filter(|node| node.opens == 0) else { return true };
+        let stays = node.content.as_ref().is_some_and(|content| !content.may_go());
+        !stays && self.publish_end(ino).is_ok()
+    }
+
+    /// Lets go of the mapping of a file that nobody has open and that owes nothing. It is to be dropped
+    /// without the lock.
+    fn let_go(&mut self, ino: u64) -> Option<Arc<Content>> {
+        self.nodes.get(&ino).filter(|node| node.opens == 0)?;
+        // Everybody has closed it: nobody is left to be told.
+        self.unpublished.remove(&(ino, Lost::Data));
+        self.close_windows(ino);
+        let node = self.nodes.get_mut(&ino)?;
+        let content = node.content.take()?;
+        if let Some(left) = content.leave(node.inode.data_id) {
+            debug_assert_eq!(left.size, node.inode.size, "Y11: #{ino} is published as it is");
+            let owners = &content.file.cache.owners;
+            self.left.put(ino, left, |mapping| owners.knows(mapping));
+        }
+        Some(content)
+    }
+
+    /// The size of a file that owes nothing else: what it grew by is a hole.
+    fn publish_end(&mut self, ino: u64) -> Result<()> {
+        let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
+        let (data_id, published) = (node.inode.data_id, node.published());
+        let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
+        let grow = Size { ino, data_id, size, sequence: self.next_sequence - 1 };
+        self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
+    }
+}
+
+impl Volume {
+    /// The mapping in the cache of a regular file that is open, for who wants to know where its bytes are.
+    /// Changes go through [`forebay_vfs::OpenFile`], which keeps times and privileges.
+    pub fn mapped_file(&self, ino: Ino) -> Result<Arc<MappedFile>> {
+        Ok(self.0.content("map", ino).map_err(Stop::open)?.file.clone())
+    }
+}
+
+impl Inner {
+    /// The content of a regular file.
+    pub(crate) fn content(&self, op: &'static str, ino: Ino) -> Tried<Arc<Content>> {
+        if let Some(content) = self.content_there(op, ino)? {
+            return Ok(content);
+        }
+        let Some(cache) = &self.options.cache else {
+            return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
+        };
+        let _making = self.making.lock();
+        if let Some(content) = self.content_there(op, ino)? {
+            return Ok(content);
+        }
+        let ops = Arc::new(FileOps::new(self, ino));
+        let (size, left) = {
+            let mut state = self.state.lock();
+            let (data_id, size) = {
+                let inode = &state.get(op, ino)?.inode;
+                (inode.data_id, inode.size)
+            };
+            let same = |left: &LeftFile| (left.data_id, left.size) == (data_id, size);
+            (size, state.left.take(ino.0).map(|left| (left.mapping, same(&left))))
+        };
+        let block_size = self.layout.geometry.block_bytes();
+        let geometry = Geometry { block_size, size, read_only: false };
+        let domain = self.domain.clone().expect("there is one where there is a cache");
+        if let Some((mapping, false)) = left {
+            debug_assert!(false, "Y11: {ino:?} is not what it was left as");
+            cache.drop_left(mapping, domain.clone(), block_size);
+        }
+        let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
+        let file = MappedFile::open_in(cache, domain, ops.clone(), geometry, left)?;
+        let handle = file.open_handle();
+        let new = Arc::new(Content { file, handle, ops });
+        let mut state = self.state.lock();
+        let Some(node) = state.nodes.get_mut(&ino.0) else {
+            return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
+        };
+        debug_assert!(node.content.is_none(), "D11: made by one at a time");
+        Ok(node.content.get_or_insert(new).clone())
+    }
+
+    /// The content of a regular file, if it has a mapping.
+    fn content_there(&self, op: &'static str, ino: Ino) -> Tried<Option<Arc<Content>>> {
+        let state = self.state.lock();
+        rules::regular(&*state, op, ino)?;
+        Ok(state.get(op, ino)?.content.clone())
+    }
+
+    /// What was removed drops its dirt; what owes nothing and is not open goes: looks at `first`, and at so
+    /// many others.
+    pub(crate) fn tidy(&self, first: Option<u64>, most: usize) {
+        let making = self.making.lock();
+        let (removed, settled, gone) = {
+            let mut state = self.state.lock();
+            let removed = std::mem::take(&mut state.removed);
+            let mut settled = Vec::new();
+            let mut look = |state: &mut State, ino| {
+                let goes = state.may_be_let_go(ino);
+                if goes {
+                    settled.extend(state.let_go(ino));
+                }
+                goes
+            };
+            if let Some(ino) = first.filter(|ino| state.lingering.contains(*ino))
+                && look(&mut state, ino)
+            {
+                state.lingering.inos.remove(&ino);
+            }
+            Lingering::look_round(&mut *state, |state| &mut state.lingering, first, most, look);
+            (removed, settled, state.left.take_removed())
+        };
+        drop(settled);
+        self.drop_left(gone);
+        drop(making);
+        for content in removed {
+            let task = async move {
+                // Nobody can see it any more: nothing of it is written.
+                if let Err(error) = content.file.set_len(0).await {
+                    log::debug!("dropping removed content: {error}");
+                }
+            };
+            self.world.spawn("forebay-lfs drop", Box::pin(task));
+        }
+    }
+
+    /// Folios of mappings that are gone, and that nobody goes on with.
+    pub(crate) fn drop_left(&self, mappings: Vec<u32>) {
+        let (Some(cache), Some(domain)) = (&self.options.cache, &self.domain) else { return };
+        let block_size = self.layout.geometry.block_bytes();
+        for mapping in mappings {
+            cache.drop_left(mapping, domain.clone(), block_size);
+        }
+    }
+
+    /// Files that were cut to nothing and closed by now: what was written since goes before whatever is
+    /// synced now. One stays owed until it is written, so that nobody syncs past it meanwhile: if it cannot
+    /// be written, that is an error of every sync until it can.
+    pub(crate) async fn write_owed(&self) -> Result<()> {
+        let owed: BTreeSet<u64> = {
+            let state = self.state.lock();
+            state.owed.keys().chain(state.owed_written.keys()).copied().collect()
+        };
+        let mut result = Ok(());
+        for ino in owed {
+            let (last, lost, whole, content) = {
+                let mut state = self.state.lock();
+                let last = state.owed.get(&ino).copied();
+                let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
+                let Some(content) = content else {
+                    state.owed.remove(&ino);
+                    state.owed_written.remove(&ino);
+                    continue;
+                };
+                // There before anything is written: what is lost meanwhile counts. So does what was lost
+                // before it was owed, and is held in the cache.
+                let lost = u32::from(state.unpublished.contains(&(ino, Lost::Run)));
+                let new = OwedWritten { lost, ..OwedWritten::ON_ITS_WAY };
+                let written = state.owed_written.entry(ino).or_insert(new);
+                written.upto = u64::MAX;
+                (last, written.lost, written.lost == written.healed, content)
+            };
+            // What a repair of the log has left out is held in the cache, if anywhere: no flush of the file's
+            // own need have failed.
+            let whole = whole || content.file.take_back_unflushed();
+            let done = match content.file.take_back_lost() {
+                Ok(()) => content.file.write_out().await,
+                lost => lost,
+            };
+            if let Err(error) = self.unless_removed(&content, done) {
+                log::warn!("content of #{ino}, which was truncated and closed: {error}");
+                result = Err(error);
+                continue;
+            }
+            let mut state = self.state.lock();
+            // Who was closed again meanwhile owes what was written since.
+            if state.owed.get(&ino).copied() == last {
+                state.owed.remove(&ino);
+                let upto = state.next_ticket - 1;
+                if let Some(written) = state.owed_written.get_mut(&ino).filter(|_| whole) {
+                    (written.upto, written.healed) = (upto, written.healed.max(lost));
+                }
+            }
+        }
+        result
+    }
+
+    /// The result of writing a file out for an operation on others. A write-out of an inode that
+    /// was removed meanwhile may fail; nothing finds its content, so that is no error of the
+    /// operation.
+    pub(crate) fn unless_removed(&self, content: &Arc<Content>, done: Result<()>) -> Result<()> {
+        let Err(error) = done else { return Ok(()) };
+        let state = self.state.lock();
+        let node = state.nodes.get(&content.ops.ino.0);
+        let own = node.and_then(|node| node.content.as_ref());
+        match own.is_some_and(|own| Arc::ptr_eq(own, content)) {
+            true => Err(error),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes everything durable.
+    pub(crate) async fn sync_everything(&self) -> Result<()> {
+        let contents: Vec<Arc<Content>> = {
+            self.with_room(|state| state.write_times(None)).await?;
+            let state = self.state.lock();
+            let owes = |node: &&Node| {
+                let longer = node.live_size().is_some_and(|size| size > node.published());
+                let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
+                longer || !settled
+            };
+            state
+                .nodes
+                .values()
+                .map(|node| &**node)
+                .filter(owes)
+                .filter_map(|node| node.content.clone())
+                .collect()
+        };
+        let mut result = Ok(());
+        let mut rest = &contents[..];
+        while !rest.is_empty() {
+            let (together, others) = rest.split_at(count_together(rest));
+            for content in together.iter().filter(|_| together.len() > 1) {
+                // What fails here its own sync tells.
+                let _told_below = content.file.write_out().await;
+            }
+            for content in together {
+                let done = content.file.sync(&content.handle).await;
+                result = self.unless_removed(content, done).and(result);
+            }
+            rest = others;
+        }
+        // Nobody holds them when they are tidied.
+        drop(contents);
+        let result = self.commit_all(false).await.and(result);
+        self.tidy(None, usize::MAX);
+        result
+    }
+}
+
+/// How many of the next files are written out before the first of them is synced, so that their records
+/// become durable together.
+fn count_together(contents: &[Arc<Content>]) -> usize {
+    let mut bytes = 0;
+    let fits = contents.iter().take_while(|content| {
+        bytes += content.file.mapping.dirty_bytes.load(Ordering::Relaxed);
+        bytes <= TOGETHER_BYTES
+    });
+    fits.take(TOGETHER).count().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The story: with a hundred thousand files that were written and closed, whoever closed another looked
+    /// at all of them.
+    #[test]
+    fn who_closes_a_file_looks_at_few_others_and_all_come_round() {
+        let mut lingering = Lingering::default();
+        (0..100).for_each(|ino| lingering.insert(2 * ino));
+        // Of these what goes, and who is looked at.
+        let round = |all: &mut Lingering, besides, most, goes: &dyn Fn(u64) -> bool| {
+            let mut seen = Vec::new();
+            let look = |_: &mut Lingering, ino| {
+                seen.push(ino);
+                goes(ino)
+            };
+            Lingering::look_round(all, |all| all, besides, most, look);
+            seen
+        };
+        let all = &mut lingering;
+        assert_eq!(round(all, None, AT_ONCE, &|_| true), [0, 2, 4, 6], "some at the hand");
+        assert_eq!(round(all, Some(10), AT_ONCE, &|ino| ino < 14), [8, 12, 14], "but that one");
+        assert_eq!(round(all, None, AT_ONCE, &|_| false), [16, 18], "two stay");
+        let seen: Vec<u64> = (0..47).flat_map(|_| round(all, None, AT_ONCE, &|_| false)).collect();
+        assert_eq!((seen.len(), seen.last()), (94, Some(&18)), "round, each once");
+        assert_eq!(
+            round(all, None, usize::MAX, &|ino| ino % 4 == 0).len(),
+            94,
+            "all, whoever stays"
+        );
+        assert!(!lingering.contains(12) && lingering.contains(14));
+    }
+
+    /// Whoever writes and closes one file after the other, each number above the last: the hand went along
+    /// with the newest, and nobody else was ever looked at.
+    #[test]
+    fn what_owes_nothing_goes_though_a_higher_one_is_closed_each_time() {
+        let mut lingering = Lingering::default();
+        for newest in 0..1000 {
+            lingering.insert(newest);
+            // The ten that were closed last owe still.
+            let look = |_: &mut Lingering, ino| ino + 10 < newest;
+            Lingering::look_round(&mut lingering, |all| all, Some(newest), AT_ONCE, look);
+            assert!(lingering.inos.len() < 40, "{} linger", lingering.inos.len());
+        }
+    }
+}

@@ -1,0 +1,534 @@
+//! An open file: [`forebay_vfs::OpenFile`].
+//!
+//! Lock: the state lock, for the length of a look or a change; never across a wait.
+
+use crate::fault::Planted;
+use crate::files::content::{AT_ONCE, Content};
+use crate::format::change::Change;
+use crate::format::inode::FileType;
+use crate::names::lookup::{Stop, Tried};
+use crate::space::Need;
+use crate::transaction::state::State;
+use crate::volume::Inner;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::{BoxFuture, block_on, yield_now};
+use forebay_base::units::{round_down, round_up};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_iomap::file::ZeroFlags;
+use forebay_iomap::{Handle, Source, Target};
+use forebay_vfs::rules::{self, At, attrs, refuse};
+use forebay_vfs::types::FILE_SIZE_MAX;
+use forebay_vfs::{
+    Fallocate, FileKind, Ino, OpenFile, OpenFlags, Privileges, ReadResult, RenameFlags, Seek,
+    SetAttr, WriteResult, Wrote,
+};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+/// How often room is made for one write.
+const ROOM_ROUNDS: u32 = 4;
+
+/// See the module. Dropped, it releases the inode.
+pub(crate) struct VolumeFile {
+    inner: Arc<Inner>,
+    ino: Ino,
+    flags: OpenFlags,
+    /// That it goes is a close.
+    closes: bool,
+    /// Of a regular file, from the first use of its content on.
+    content: OnceLock<(Arc<Content>, Handle)>,
+}
+
+impl VolumeFile {
+    /// Opens an inode, for a caller that holds the state and has looked at it.
+    pub fn count(
+        inner: &Arc<Inner>,
+        state: &mut State,
+        ino: Ino,
+        flags: OpenFlags,
+    ) -> Result<Self> {
+        match state.nodes.get_mut(&ino.0) {
+            Some(node) => node.opens += 1,
+            None => return refuse(ErrorKind::Stale, "open", format!("{ino:?}")),
+        }
+        Ok(Self { inner: inner.clone(), ino, flags, closes: true, content: OnceLock::new() })
+    }
+
+    /// The same for the length of a call: nobody closes it.
+    fn hold(inner: &Arc<Inner>, state: &mut State, ino: Ino) -> Result<Self> {
+        let mut held = Self::count(inner, state, ino, OpenFlags::WRITE)?;
+        held.closes = false;
+        Ok(held)
+    }
+}
+
+impl VolumeFile {
+    /// The content, and this opener's view of it: `IsDirectory`, `InvalidInput`, `BadHandle`.
+    fn content(&self, op: &'static str, needed: OpenFlags) -> Result<&(Arc<Content>, Handle)> {
+        let there = self.content.get();
+        if there.is_none() {
+            rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
+        }
+        rules::check_handle(op, self.ino, self.flags, needed)?;
+        if let Some(there) = there {
+            return Ok(there);
+        }
+        let content = self.inner.content(op, self.ino).map_err(Stop::open)?;
+        let handle = content.file.open_handle();
+        Ok(self.content.get_or_init(|| (content, handle)))
+    }
+
+    async fn write_now(
+        &self,
+        offset: u64,
+        buf: Source<'_>,
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Wrote> {
+        flags.check(true)?;
+        let flags = match self.inner.plant.has(Planted::DsyncWithoutCommit) {
+            true => flags - IoFlags::DSYNC - IoFlags::SYNC,
+            false => flags,
+        };
+        let (content, handle) = self.content("write", OpenFlags::WRITE)?;
+        self.inner.check_running("write")?;
+        let append = flags.contains(IoFlags::APPEND);
+        let first = if append { content.file.size() } else { offset };
+        let wanted = buf.bytes().len();
+        let len = attrs::write_len(first, wanted)?;
+        if len == 0 {
+            return Ok(Wrote { offset: first, len: 0 });
+        }
+        let mut part = (len < wanted).then(|| AlignedBuf::copy_of(&buf.bytes()[..len]));
+        let mut source = match &mut part {
+            Some(part) => Source::Owned(part),
+            None => buf,
+        };
+        let (mut rounds, mut place) = (0, None);
+        if append && self.inner.plant.has(Planted::AppendRangeTwice) {
+            yield_now().await;
+            place = Some(first..first + len as u64);
+        }
+        let range = loop {
+            let again = match &mut source {
+                Source::Owned(buf) => Source::Owned(buf),
+                Source::Slice(slice) => Source::Slice(slice),
+            };
+            // An append has its place from the first round on: at the end of file as it is then it would be
+            // there twice, or behind a gap.
+            let (offset, flags) = match &place {
+                Some(Range { start, .. }) => (*start, flags - IoFlags::APPEND),
+                None => (offset, flags),
+            };
+            let file = &content.file;
+            let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
+            let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
+            // Somebody else may take what has come free. For what the file has already nothing more can be
+            // had, save past the cache: there nobody has looked at what others have dirty.
+            let (size, unit) = (content.file.size(), self.inner.layout.block_bytes());
+            let start = if append { size } else { offset };
+            let first = place.as_ref().map_or(start, |place| place.start);
+            // Whole blocks, as the map asks for them.
+            let new = match first + len as u64 {
+                end if end > size => round_up(end, unit) - round_down(first.max(size), unit),
+                _ => 0,
+            };
+            let past = rounds == 0 && flags.intersects(IoFlags::DIRECT | IoFlags::UNCACHED);
+            if !full || rounds == ROOM_ROUNDS || new == 0 && !past {
+                break done?;
+            }
+            if past {
+                self.inner.write_out_dirt().await;
+            }
+            if new > 0 && !self.inner.make_room_for(new, false).await {
+                break done?;
+            }
+            rounds += 1;
+        };
+        self.touch_content(privileges)?;
+        Ok(Wrote { offset: range.start, len: (range.end - range.start) as usize })
+    }
+
+    async fn read_now(&self, offset: u64, buf: Target<'_>, flags: IoFlags) -> Result<usize> {
+        // Who knows the file's path says it better.
+        let named = |e: Error| match e.path() {
+            None if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                e.with_path(format!("{:?}", self.ino))
+            }
+            _ => e,
+        };
+        self.read_bytes(offset, buf, flags).await.map_err(named)
+    }
+
+    async fn read_bytes(&self, offset: u64, mut buf: Target<'_>, flags: IoFlags) -> Result<usize> {
+        flags.check(false)?;
+        let (content, handle) = self.content("read", OpenFlags::READ)?;
+        let wanted = buf.bytes().len();
+        if wanted == 0 || offset >= content.file.size() {
+            if wanted > 0 {
+                self.touch_atime();
+            }
+            return Ok(0);
+        }
+        let most = FILE_SIZE_MAX - offset;
+        let len = if wanted as u64 <= most {
+            content.file.read(handle, offset, buf, flags).await?
+        } else {
+            // Behind the last offset there is nothing.
+            let mut part = AlignedBuf::new(most as usize);
+            let len = content.file.read(handle, offset, Target::Owned(&mut part), flags).await?;
+            buf.bytes()[..len].copy_from_slice(&part[..len]);
+            len
+        };
+        self.touch_atime();
+        Ok(len)
+    }
+
+    async fn sync_now(&self, data_only: bool, here: bool) -> Result<()> {
+        let file = self.content.get().is_some() || {
+            let seen = rules::inode(&*self.inner.state.lock(), "sync", self.ino);
+            seen.map_err(Stop::open)?.kind == FileKind::File
+        };
+        let times = match data_only {
+            true => Ok(()),
+            false => self.inner.with_room(|state| state.write_times(Some(self.ino))).await,
+        };
+        // A volume that turned read-only takes no times, and makes durable what it had accepted
+        // (F11).
+        if times.is_err() && self.inner.check_running("sync").is_ok() {
+            return times;
+        }
+        if !file || self.inner.options.cache.is_none() {
+            return self.inner.commit_all(here).await.and(times);
+        }
+        let (content, handle) = self.content("sync", OpenFlags::empty())?;
+        let done = match here {
+            true => content.file.sync_here(handle).await,
+            false => content.file.sync(handle).await,
+        };
+        done.and(times)
+    }
+
+    fn touch_atime(&self) {
+        if !self.inner.options.noatime {
+            let now = self.inner.options.clock.now();
+            self.inner.state.lock().touch_atime(self.ino, now, false);
+        }
+    }
+
+    fn touch_content(&self, privileges: Privileges) -> Result<()> {
+        let now = self.inner.options.clock.now();
+        let (done, waits) = {
+            let mut state = self.inner.state.lock();
+            let done = state.touch_content(self.ino, now, privileges);
+            (done, !state.queue.is_empty())
+        };
+        if waits {
+            self.inner.arm_age();
+        }
+        done.map_err(Stop::open)
+    }
+
+    async fn fallocate_now(
+        &self,
+        how: Fallocate,
+        offset: u64,
+        len: u64,
+        privileges: Privileges,
+    ) -> Result<()> {
+        let of = (self.ino, self.flags);
+        let checked = attrs::check_fallocate(&*self.inner.state.lock(), of, offset, len);
+        checked.map_err(Stop::open)?;
+        let (content, _) = self.content("fallocate", OpenFlags::WRITE)?;
+        self.inner.check_running("fallocate")?;
+        let (file, end) = (&content.file, offset + len);
+        if let Fallocate::PunchHole | Fallocate::ZeroRange { .. } = how {
+            let end = end.min(file.size());
+            if offset < end {
+                let zero = || file.zero(offset, end - offset, ZeroFlags::default());
+                self.inner.roomy(zero).await?;
+            }
+        }
+        if how.grows() && end > file.size() {
+            self.inner.roomy(|| file.grow_to(end)).await?;
+        }
+        self.touch_content(privileges)
+    }
+
+    async fn seek_now(&self, what: Seek, offset: u64) -> Result<u64> {
+        let (content, _) = self.content("seek", OpenFlags::empty())?;
+        let (file, size) = (&content.file, content.file.size());
+        let found = match what {
+            _ if offset >= size => None,
+            Seek::Data => file.next_data(offset..size).await?,
+            Seek::Hole => Some(file.next_hole(offset..size).await?),
+        };
+        match found {
+            Some(at) => Ok(at),
+            None => refuse(ErrorKind::PastEnd, "seek", format!("{offset} of {size}")),
+        }
+    }
+}
+
+impl Drop for VolumeFile {
+    fn drop(&mut self) {
+        if let Some((content, handle)) = self.content.take() {
+            content.file.close_handle(&handle);
+        }
+        self.inner.state.lock().released(self.ino, self.closes);
+        self.inner.tidy(Some(self.ino.0), AT_ONCE);
+        self.inner.arm_waiting();
+    }
+}
+
+impl State {
+    /// One opener less; what has no name goes with the last. `closes`: it was a file that is closed.
+    pub fn released(&mut self, ino: Ino, closes: bool) {
+        let Some(node) = self.nodes.get_mut(&ino.0) else { return };
+        node.opens -= 1;
+        let (open, named) = (node.opens > 0, node.inode.nlink > 0);
+        // Whoever has it open still may write what takes the place of what was cut.
+        let cut = match open || !closes {
+            true => self.cut.contains(&ino.0),
+            false => self.cut.remove(&ino.0),
+        };
+        if cut && closes && named {
+            let closed = self.draw();
+            self.owed.insert(ino.0, closed);
+        }
+        let Some(node) = self.nodes.get_mut(&ino.0) else { return };
+        if node.opens > 0 {
+            return;
+        }
+        if node.content.is_some() {
+            self.lingering.insert(ino.0);
+        }
+        self.close_windows(ino.0);
+        self.remove_unnamed(ino.0);
+    }
+
+    /// An inode that nobody has open goes if it has no name.
+    fn remove_unnamed(&mut self, ino: u64) {
+        let Some(node) = self.nodes.get(&ino) else { return };
+        if node.inode.nlink > 0 || node.opens > 0 {
+            return;
+        }
+        let data_id = node.inode.data_id;
+        let sequence = self.draw();
+        let change = Change::RemoveInode(ino, data_id, sequence);
+        if let Err(error) = self.append(&[change], Need::Urgent) {
+            // Once more when there is room; else when the volume is opened again: it is an orphan.
+            log::warn!("#{ino} without a name stays for now: {error}");
+            self.unremoved.insert(ino);
+        }
+    }
+
+    /// Tries again to remove what there was no room for.
+    pub fn remove_left(&mut self) {
+        for ino in std::mem::take(&mut self.unremoved) {
+            self.remove_unnamed(ino);
+        }
+    }
+}
+
+impl Inner {
+    /// Does something to content, and again where it found no room and some could be made.
+    async fn roomy<T, F: Future<Output = Result<T>>>(
+        &self,
+        mut op: impl FnMut() -> F,
+    ) -> Result<T> {
+        for _ in 0..ROOM_ROUNDS {
+            match op().await {
+                // Somebody else may take what has come free.
+                Err(error) if error.kind() == ErrorKind::NoSpace => {
+                    if !self.make_room().await {
+                        return Err(error);
+                    }
+                }
+                done => return done,
+            }
+        }
+        op().await
+    }
+
+    pub(crate) async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<()> {
+        let Some(size) = set.size else {
+            return self.tried(|state, now| state.setattr(ino, set, now)).await;
+        };
+        // Held open meanwhile, so that it stays.
+        let me = self.me.upgrade().expect("somebody called it");
+        let held = self.tried(|state, _| {
+            attrs::check_set(state, ino, set)?;
+            Ok(VolumeFile::hold(&me, state, ino)?)
+        });
+        let held = held.await?;
+        let (content, _) = held.content("setattr", OpenFlags::WRITE)?;
+        // Within a block it makes that one dirty, which wants room (P23).
+        self.roomy(|| content.file.set_len(size)).await?;
+        self.tried(|state, now| state.setattr(ino, set, now)).await
+    }
+
+    /// What a rename puts in the stead of something else, as far as it is files with content: one, or both
+    /// that it exchanges.
+    fn replacing(
+        state: &State,
+        (from, to): (At<'_>, At<'_>),
+        flags: RenameFlags,
+    ) -> Tried<Vec<(Ino, Arc<Content>)>> {
+        let mut files = Vec::new();
+        if flags.contains(RenameFlags::NOREPLACE) {
+            return Ok(files);
+        }
+        let (Some((_, first)), Some((_, second))) = (state.entry_of(from)?, state.entry_of(to)?)
+        else {
+            return Ok(files);
+        };
+        let second = flags.contains(RenameFlags::EXCHANGE).then_some(second);
+        for (ino, kind) in [first].into_iter().chain(second) {
+            let node = state.look(ino)?.filter(|_| kind == FileType::Regular);
+            files.extend(node.and_then(|node| node.content.clone()).map(|c| (Ino(ino), c)));
+        }
+        Ok(files)
+    }
+
+    /// What replaces another file is written out before its record: then it is found wherever the name is.
+    pub(crate) async fn rename(&self, from: At<'_>, to: At<'_>, flags: RenameFlags) -> Result<()> {
+        let mut written = BTreeSet::new();
+        let early = self.plant.has(Planted::RenameBeforeData);
+        loop {
+            let tried = self.tried(|state, now| {
+                let files = Self::replacing(state, (from, to), flags)?;
+                match files.into_iter().find(|(ino, _)| !written.contains(ino) && !early) {
+                    Some(first) => Ok(Some(first)),
+                    None => state.rename(from, to, flags, now).map(|()| None),
+                }
+            });
+            match tried.await {
+                // Without a lock; then everything is looked at again.
+                Ok(Some((ino, content))) => {
+                    self.unless_removed(&content, content.file.write_out().await)?;
+                    written.insert(ino);
+                }
+                done => {
+                    self.tidy(None, AT_ONCE);
+                    return done.map(drop);
+                }
+            }
+        }
+    }
+}
+
+impl OpenFile for VolumeFile {
+    fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    fn flags(&self) -> OpenFlags {
+        self.flags
+    }
+
+    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
+        // What is refused, or has no bytes goes the other way.
+        let end = offset.checked_add(dst.len() as u64)?;
+        if !self.flags.contains(OpenFlags::READ) || dst.is_empty() || end > FILE_SIZE_MAX {
+            return None;
+        }
+        // The first use finds what the last close has left: then it is a hit as any other.
+        let (content, handle) = self.content("read", OpenFlags::READ).ok()?;
+        let done = content.file.try_read(handle, offset, dst, flags)?;
+        if done.is_ok() {
+            self.touch_atime();
+        }
+        Some(done)
+    }
+
+    fn read(&self, offset: u64, mut buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
+        Box::pin(async move {
+            let done = self.read_now(offset, Target::Owned(&mut buf), flags).await;
+            (buf, done)
+        })
+    }
+
+    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        match self.try_read(offset, dst, flags) {
+            Some(done) => done,
+            None => block_on(self.read_now(offset, Target::Slice(dst), flags)),
+        }
+    }
+
+    fn try_write(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Option<Result<Wrote>> {
+        let (content, _) = self.content.get()?;
+        let end = offset.checked_add(src.len() as u64)?;
+        if !self.flags.contains(OpenFlags::WRITE) || src.is_empty() || end > FILE_SIZE_MAX {
+            return None;
+        }
+        if let Err(error) = self.inner.check_running("write") {
+            return Some(Err(error));
+        }
+        let done = content.file.try_write(offset, src, flags)?;
+        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
+            // Room may be had, by waiting.
+            return None;
+        }
+        let touched = done.and_then(|len| {
+            self.touch_content(privileges)?;
+            Ok(Wrote { offset, len })
+        });
+        Some(touched)
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        mut buf: AlignedBuf,
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> BoxFuture<'_, WriteResult> {
+        Box::pin(async move {
+            let done = self.write_now(offset, Source::Owned(&mut buf), flags, privileges).await;
+            (buf, done)
+        })
+    }
+
+    fn write_slice(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Wrote> {
+        match self.try_write(offset, src, flags, privileges) {
+            Some(done) => done,
+            None => block_on(self.write_now(offset, Source::Slice(src), flags, privileges)),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        how: Fallocate,
+        offset: u64,
+        len: u64,
+        privileges: Privileges,
+    ) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.fallocate_now(how, offset, len, privileges))
+    }
+
+    fn seek(&self, what: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(self.seek_now(what, offset))
+    }
+
+    fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.sync_now(data_only, false))
+    }
+
+    fn sync_waiting(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.sync_now(data_only, true))
+    }
+}

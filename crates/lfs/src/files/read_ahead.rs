@@ -1,0 +1,219 @@
+//! Content of small files that lies side by side, read together. Who reads files one after the other in the
+//! order in which they were made would wait for the device once for each.
+//!
+//! ```text
+//!   a small file's piece is looked up in the tree ── lies in what was read together ──▶ found in memory
+//!             │ close behind the last one that was looked up
+//!             ▼
+//!   as much of its segment is read from there on, twice as much each time ──▶ kept in the staging area
+//! ```
+//! Invariants: N21 what was read together answers for what is looked up in the same tree only. All that this
+//! tree names was on the device before, and the segment was pinned while it was read: nothing that it names
+//! there is written over, and what comes to lie beside it later is found by another tree. N22 there are at
+//! most [`STREAMS`] such pieces of memory, of [`MOST_BYTES`] each, beside those that somebody still reads.
+//! N23 a piece is answered from there if it is what its sums say; if not, the device is asked by whoever
+//! reads it, and what was read together is let go.
+//!
+//! Lock: one, a leaf but for the staging area's; not held across a wait.
+
+use crate::device::slots::read_at;
+use crate::format::superblock::TreeRoot;
+use crate::log::staging::Staging;
+use crate::map::lookup::Pin;
+use crate::volume::Inner;
+use forebay_base::checksum::crc32c;
+use forebay_base::sync::Mutex;
+use forebay_base::units::KIB;
+use std::ops::Range;
+
+/// Readers side by side that are told apart.
+const STREAMS: usize = 4;
+/// What is read together the first time, and in the end, bytes.
+const FEWEST_BYTES: u64 = 32 * KIB;
+const MOST_BYTES: u64 = 256 * KIB;
+/// Who goes on behind the last piece leaves out so much at most, bytes: records have more than content.
+const GAP_BYTES: u64 = 32 * KIB;
+
+/// Somebody who goes through files as they lie on the device.
+struct Stream {
+    /// End of the last piece, on the device.
+    last: u64,
+    /// Bytes that were read together last; 0: nothing yet.
+    window: u64,
+    /// The tree, bytes on the device, and where they are in the staging area.
+    held: Option<(TreeRoot, Range<u64>, Range<u64>)>,
+}
+
+/// Where a piece is.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    /// From this byte of the staging area on.
+    Held(u64),
+    /// On the device; so much is to be read from there on.
+    Behind(u64),
+    /// On the device.
+    Alone,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Near(Mutex<Vec<Stream>>);
+
+impl Stream {
+    fn find(&self, root: &TreeRoot, at: &Range<u64>) -> Option<u64> {
+        let (of, device, staged) = self.held.as_ref()?;
+        let inside = device.start <= at.start && at.end <= device.end;
+        (of == root && inside).then(|| staged.start + (at.start - device.start))
+    }
+
+    fn goes_on(&self, at: &Range<u64>) -> bool {
+        (self.last..=self.last + GAP_BYTES).contains(&at.start)
+    }
+}
+
+impl Near {
+    /// Looks a piece up, and notes that somebody was there.
+    fn look(&self, root: &TreeRoot, at: &Range<u64>, staging: &Staging) -> Look {
+        let mut streams = self.0.lock();
+        let mine = streams.iter().position(|s| s.find(root, at).is_some() || s.goes_on(at));
+        let Some(mine) = mine else {
+            let dropped = (streams.len() == STREAMS).then(|| streams.pop()).flatten();
+            streams.insert(0, Stream { last: at.end, window: 0, held: None });
+            drop(streams);
+            dropped.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
+            return Look::Alone;
+        };
+        // Who came last is dropped last.
+        streams[..=mine].rotate_right(1);
+        let stream = &mut streams[0];
+        stream.last = at.end;
+        match stream.find(root, at) {
+            Some(staged) => Look::Held(staged),
+            None => {
+                stream.window = (stream.window * 2).clamp(FEWEST_BYTES, MOST_BYTES);
+                Look::Behind(stream.window)
+            }
+        }
+    }
+
+    /// What lies at `device` was read, below `root`: where it is kept. None: its stream is not known any
+    /// more.
+    fn keep(
+        &self,
+        root: TreeRoot,
+        device: Range<u64>,
+        bytes: &[u8],
+        staging: &Staging,
+    ) -> Option<u64> {
+        let mut streams = self.0.lock();
+        let stream = streams.iter_mut().find(|stream| device.contains(&stream.last))?;
+        let staged = staging.put(bytes);
+        let old = stream.held.replace((root, device, staged.clone()));
+        drop(streams);
+        old.into_iter().for_each(|old| staging.forget(&old.2));
+        Some(staged.start)
+    }
+
+    /// Nothing that was read together is kept any more.
+    pub(crate) fn clear(&self, staging: &Staging) {
+        let streams = std::mem::take(&mut *self.0.lock());
+        streams.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
+    }
+
+    /// What is kept at `staged` is not what it should be.
+    fn drop_kept(&self, staged: u64, staging: &Staging) {
+        let mut streams = self.0.lock();
+        let held = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.2.contains(&staged));
+        let held = streams.iter_mut().find(held).and_then(|stream| stream.held.take());
+        drop(streams);
+        held.into_iter().for_each(|held| staging.forget(&held.2));
+    }
+}
+
+impl Inner {
+    /// Where the bytes at `at`, a small file's as the tree below `root` has it, can be read without waiting
+    /// for the device, and what keeps them there. `pin`: of their segment. `sums`: of their blocks, if there
+    /// are any; what does not match is not kept (N23).
+    pub(crate) async fn look_near(
+        &self,
+        root: TreeRoot,
+        at: Range<u64>,
+        pin: &Option<Pin>,
+        sums: Option<&[u32]>,
+    ) -> Option<(u64, Pin)> {
+        let staging = &*self.staging;
+        let staged = match self.near.look(&root, &at, staging) {
+            Look::Alone => return None,
+            Look::Held(staged) => staged,
+            Look::Behind(window) => {
+                debug_assert!(pin.is_some(), "N21: its segment stays as it is meanwhile");
+                let place = self.layout.place_at(at.start)?;
+                let left = self.layout.segment_bytes() - u64::from(place.offset);
+                let end = at.start + window.max(at.end - at.start).min(left);
+                let read = read_at(&self.device, at.start, (end - at.start) as usize).await;
+                // Who reads the piece by itself finds out.
+                let bytes = read.ok()?;
+                self.near.keep(root, at.start..end, &bytes, staging)?
+            }
+        };
+        // Another reader may have taken its place meanwhile.
+        let pin = staging.pin_at(staged, at.end - at.start)?;
+        let (block, mut sound) = (self.layout.block_bytes() as usize, true);
+        let read = staging.read_staged(staged, at.end - at.start, |bytes| {
+            let sums = sums.unwrap_or_default();
+            sound = bytes.chunks(block).zip(sums).all(|(bytes, sum)| crc32c(bytes) == *sum);
+        });
+        if read.is_err() || !sound {
+            self.near.drop_kept(staged, staging);
+            return None;
+        }
+        Some((staged, pin as Pin))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::btree::empty_root;
+    use crate::fault::Plant;
+    use crate::format::superblock::FILES_TREE;
+    use forebay_block::RamDevice;
+    use std::sync::Arc;
+
+    /// N21, N22: what one tree has found is not looked for by the next one, and of many readers those that
+    /// came last are known.
+    #[test]
+    fn n21_n22_of_one_tree_and_for_few_readers() {
+        let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());
+        let (near, tree) =
+            (Near::default(), |n| TreeRoot { birth: n, ..empty_root(FILES_TREE, 0) });
+        let look = |n, at: u64| near.look(&tree(n), &(at..at + 4096), &staging);
+        assert_eq!(look(1, 0), Look::Alone);
+        assert_eq!(look(1, 8192), Look::Behind(FEWEST_BYTES));
+        let bytes: Vec<u8> = (0..FEWEST_BYTES).map(|n| (n / 4096) as u8).collect();
+        let first = 8192..8192 + FEWEST_BYTES;
+        let staged = near.keep(tree(1), first.clone(), &bytes, &staging).unwrap();
+        assert_eq!(look(1, 16384), Look::Held(staged + 8192));
+        let mut found = [9; 4096];
+        forebay_block::BlockDevice::read_into(&staging, staged + 8192, &mut found).unwrap();
+        assert_eq!(found, [2; 4096]);
+        assert_eq!(look(2, 20480), Look::Behind(2 * FEWEST_BYTES), "N21");
+        near.drop_kept(staged + 8192, &staging);
+        assert_eq!(look(1, 24576), Look::Behind(4 * FEWEST_BYTES), "N23");
+        let staged = near.keep(tree(1), first.clone(), &bytes, &staging).unwrap();
+        // Others pass by; a read that ends then finds nobody to keep it for.
+        let pin = staging.pin_at(staged, 4096);
+        (1..=STREAMS as u64).for_each(|n| assert_eq!(look(1, n << 30), Look::Alone));
+        assert_eq!(near.0.lock().len(), STREAMS, "N22");
+        assert_eq!(near.keep(tree(1), first, &bytes, &staging), None);
+        assert!(staging.pin_at(staged, 4096).is_none() && pin.is_some(), "N22");
+        forebay_block::BlockDevice::read_into(&staging, staged, &mut found).unwrap();
+        drop(pin);
+        assert!(forebay_block::BlockDevice::read_into(&staging, staged, &mut found).is_err());
+        assert_eq!((look(3, 0), look(3, 8192)), (Look::Alone, Look::Behind(FEWEST_BYTES)));
+        near.keep(tree(3), 8192..8192 + FEWEST_BYTES, &bytes, &staging).unwrap();
+        assert_eq!(staging.held_bytes(), FEWEST_BYTES);
+        near.clear(&staging);
+        assert_eq!(staging.held_bytes(), 0);
+    }
+}

@@ -1,0 +1,393 @@
+//! Room for a file's content: places, what their records take of the log and of the tree, as one share.
+//!
+//! Invariants: M12 what a record of a reservation costs of the log is promised with the reservation, and what
+//! it adds to the tree is counted from then on. M14 content that was accepted is not refused: where the log
+//! has no room for all of it, it waits for two checkpoints, and goes in smaller parts. M15 whoever reserves
+//! waits where too much of what has changed is in memory only. M16 content of small files goes into records
+//! whoever writes it out, where there is room for that: a device write for each would be most of the work.
+//!
+//! Locks: the state lock, and below it the staging area's; none across a wait.
+
+use crate::files::map_ops::{CHANGE_BYTES, FileOps, Share};
+use crate::space::Need;
+use crate::space::admission::{Growth, PART_BYTES, extents_of};
+use crate::space::alloc::strategy::Taken;
+use crate::transaction::state::{Node, Promise, State};
+use crate::volume::Inner;
+use forebay_base::units::round_down;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_iomap::{Class, MapFuture, Place, Reservation};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Runs that are tried before room is made, where there is none for all of them.
+const FEW: usize = 16;
+
+/// A file of at most so many bytes is small (M16).
+pub(crate) const SMALL_BYTES: u64 = 16 << 10;
+
+/// Rounds of making room in which nothing can be had, one after the other, before it is said that there is
+/// none.
+const ROUNDS: u32 = 3;
+
+fn is_full(error: &Error) -> bool {
+    error.kind() == ErrorKind::NoSpace
+}
+
+/// There is no room for it now.
+fn is_refused(taken: &Result<MapFuture<'_, Result<Reservation>>>) -> bool {
+    match taken {
+        Ok(MapFuture::Now(Some(Err(error)))) | Err(error) => is_full(error),
+        Ok(_) => false,
+    }
+}
+
+impl State {
+    /// A file of which nobody has more than little to write: what write-back takes of it goes into a record,
+    /// so that those of many files go out together (M16).
+    pub fn is_small(&self, ino: u64) -> bool {
+        let size = |node: &Node| node.end().unwrap_or(node.inode.size).max(node.inode.size);
+        self.nodes.get(&ino).is_some_and(|node| size(node) <= SMALL_BYTES)
+    }
+
+    /// A share, and what it counts.
+    fn put_share(&mut self, key: u64, promise: Promise) {
+        self.shared_bytes += promise.bytes;
+        self.flying_bytes += promise.flying_bytes;
+        self.shared_growth.entries += promise.growth.entries;
+        self.shared_growth.bytes += promise.growth.bytes;
+        self.shares.insert(key, promise);
+    }
+
+    /// Takes a share out.
+    pub fn unshare(&mut self, key: u64) -> Option<Promise> {
+        let promise = self.shares.remove(&key)?;
+        self.shared_bytes -= promise.bytes;
+        self.flying_bytes -= promise.flying_bytes;
+        self.shared_growth.entries -= promise.growth.entries;
+        self.shared_growth.bytes -= promise.growth.bytes;
+        self.count_nodes();
+        Some(promise)
+    }
+}
+
+/// For whom places are, and whether they take the place of stored content (P25).
+#[derive(Clone, Copy)]
+struct How {
+    class: Class,
+    over: bool,
+}
+
+impl Inner {
+    /// Whether runs that are written past the cache have room now, though somebody else had taken it before.
+    fn has_direct_room(&self, runs: &[Range<u64>], over: bool) -> bool {
+        let bytes = runs.iter().map(|run| run.end - run.start).sum();
+        self.state.lock().check_direct(bytes, Class::Direct, over).is_ok()
+    }
+}
+
+/// What a reservation is to hold.
+struct Wanted<'a> {
+    key: u64,
+    places: &'a [Place],
+    /// Its content goes into records.
+    staged: bool,
+    how: How,
+    /// How often the log had failed before.
+    failures: u64,
+}
+
+impl FileOps {
+    /// Extents that a place becomes, and bytes of its changes in records.
+    fn changes_of(&self, place: &Place) -> (u64, u64) {
+        let blocks = place.len / u64::from(self.unit);
+        let extents = extents_of(place.len, u64::from(self.unit));
+        (extents, (extents + 2) * CHANGE_BYTES + blocks * 4)
+    }
+
+    /// What records of these runs take of the log, if each part gets one of its own.
+    fn promise_of(&self, inner: &Inner, places: &[Place], staged: bool) -> u64 {
+        let each = |place: &Place| {
+            let body = self.changes_of(place).1;
+            let parts = if staged { 0 } else { place.len / PART_BYTES };
+            let more = parts * inner.layout.cost(CHANGE_BYTES, 0);
+            more + inner.layout.cost(body, if staged { place.len } else { 0 })
+        };
+        places.iter().map(each).sum()
+    }
+
+    /// The same for what is published in one go: its places share records.
+    fn promise_once(&self, inner: &Inner, places: &[Place]) -> u64 {
+        let body: u64 = places.iter().map(|place| self.changes_of(place).1).sum();
+        // No two records that follow one another are half empty both.
+        let room = inner.layout.max_record() / 2;
+        let records = 2 * body.div_ceil(room) + 1;
+        body + records * inner.layout.cost(CHANGE_BYTES, 0)
+    }
+
+    fn growth_of(&self, places: &[Place]) -> Growth {
+        let add = |sum: Growth, place: &Place| {
+            let more = Growth::of_content(place.len, u64::from(self.unit));
+            Growth { entries: sum.entries + more.entries, bytes: sum.bytes + more.bytes }
+        };
+        places.iter().fold(Growth::default(), add)
+    }
+
+    /// Promises what the records will take (M12).
+    fn share(&self, inner: &Arc<Inner>, wanted: &Wanted<'_>) -> Result<Arc<Share>> {
+        let Wanted { key, places, staged, how, failures } = *wanted;
+        let growth = self.growth_of(places);
+        let direct = how.class == Class::Direct;
+        let cost = match direct {
+            true => self.promise_once(inner, places),
+            false => self.promise_of(inner, places, staged),
+        };
+        // What is written past the cache was never accepted before.
+        let flying_bytes = places.iter().map(|place| place.len).sum();
+        let bytes = if direct { 0 } else { flying_bytes };
+        let need = if direct && !how.over || staged { Need::New } else { Need::Urgent };
+        let mut state = inner.state.lock();
+        if staged && !state.takes_content(cost, growth) {
+            let text = "no room for content in the log";
+            return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
+        }
+        state.shared_bytes += bytes;
+        let promised = state.promise(cost, need, growth);
+        state.shared_bytes -= bytes;
+        promised?;
+        if staged {
+            state.space.log_takes_content();
+        }
+        let mut segments = Vec::with_capacity(places.len());
+        for place in places {
+            let Some(at) = inner.layout.place_at(place.device_offset) else { continue };
+            state.space.segments.hold(at.segment, -(place.len as i64));
+            state.space.segments.fly(at.segment, 1);
+            segments.push(at.segment);
+        }
+        let sequence = state.next_sequence;
+        let promise = Promise { cost, failures, sequence, segments, bytes, flying_bytes, growth };
+        state.put_share(key, promise);
+        Ok(Arc::new(Share { inner: self.inner.clone(), key }))
+    }
+
+    /// Room in the staging area: the bytes go into the record itself.
+    fn take_staged(
+        &self,
+        inner: &Arc<Inner>,
+        runs: &[Range<u64>],
+        total: u64,
+        how: How,
+    ) -> Result<Reservation> {
+        let failures = inner.log.failures();
+        let mut at = inner.staging.take(total).start;
+        let key = at;
+        let mut places = Vec::with_capacity(runs.len());
+        for run in runs {
+            let len = run.end - run.start;
+            places.push(Place { offset: run.start, len, device_offset: at });
+            at += len;
+        }
+        let wanted = Wanted { key, places: &places, staged: true, how, failures };
+        match self.share(inner, &wanted) {
+            Ok(owner) => Ok(Reservation::new(places, owner)),
+            Err(error) => {
+                inner.staging.forget(&(key..key + total));
+                Err(error)
+            }
+        }
+    }
+
+    /// Places become a reservation.
+    fn reservation(
+        &self,
+        inner: &Arc<Inner>,
+        taken: Taken<'_>,
+        how: How,
+        failures: u64,
+    ) -> Result<Reservation> {
+        let Some(key) = taken.places().first().map(|place| place.device_offset) else {
+            return Ok(Reservation::in_place(taken.keep()));
+        };
+        let wanted = Wanted { key, places: taken.places(), staged: false, how, failures };
+        let owner = self.share(inner, &wanted)?;
+        Ok(Reservation::new(taken.keep(), owner))
+    }
+
+    async fn take_waiting(&self, runs: Vec<Range<u64>>, how: How) -> Result<Reservation> {
+        let inner = self.inner()?;
+        let failures = inner.log.failures();
+        let taken = inner.take_places(self.ino.0, &runs, (how.class, how.over)).await?;
+        inner.alloc.point().await;
+        self.reservation(&inner, taken, how, failures)
+    }
+
+    /// At once, or what has to be waited for.
+    fn take<'a>(
+        &'a self,
+        inner: &Arc<Inner>,
+        runs: &[Range<u64>],
+        how: How,
+    ) -> Result<MapFuture<'a, Result<Reservation>>> {
+        let class = how.class;
+        let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
+        let most = u64::from(inner.options.inline_max).min(inner.layout.max_inline());
+        let joins = class == Class::Sync
+            || class == Class::Background && inner.state.lock().is_small(self.ino.0);
+        if total <= most && joins {
+            match self.take_staged(inner, runs, total, how) {
+                // Where there is little room the log is kept for records.
+                Err(error) if is_full(&error) => {}
+                done => return Ok(MapFuture::Now(Some(done))),
+            }
+        }
+        if !inner.alloc.at_once() {
+            return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), how))));
+        }
+        let failures = inner.log.failures();
+        let taken = inner.take_reserved(self.ino.0, runs, (class, how.over))?;
+        Ok(MapFuture::Now(Some(self.reservation(inner, taken, how, failures))))
+    }
+
+    /// There was no room (M14).
+    async fn take_again(&self, mut runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
+        let (inner, unit) = (self.inner()?, u64::from(self.unit));
+        let (mut rounds, mut over) = (0, class == Class::Direct);
+        let mut waits = true;
+        for run in &runs {
+            over = over && inner.ask_stored(self, run).await?;
+        }
+        loop {
+            // What the cleaner has at hand may do; if not, the next round makes sure.
+            let waited = std::mem::take(&mut waits) && inner.wait_for_cleaner().await;
+            let made = waited || inner.make_room().await;
+            let taken = match self.take(&inner, &runs, How { class, over }) {
+                Ok(taken) => taken.await,
+                Err(error) => Err(error),
+            };
+            let error = match taken {
+                Err(error) if is_full(&error) => error,
+                done => return done,
+            };
+            if !made {
+                return Err(error);
+            }
+            if waited {
+                continue;
+            }
+            waits = true;
+            if class == Class::Direct {
+                // It is refused as a whole; nothing of it was accepted.
+                rounds += 1;
+                if rounds == ROUNDS || !self.inner()?.has_direct_room(&runs, over) {
+                    return Err(error);
+                }
+                continue;
+            }
+            let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
+            let half = round_down(total / 2, unit);
+            if half > 0 {
+                shorten(&mut runs, half);
+                continue;
+            }
+            rounds += 1;
+            if rounds == ROUNDS {
+                return Err(error);
+            }
+        }
+    }
+
+    /// What of a request matters that was not accepted before.
+    fn how(&self, inner: &Inner, runs: &[Range<u64>], class: Class) -> How {
+        let over = class == Class::Direct && {
+            let state = inner.state.lock();
+            runs.iter().all(|run| state.is_stored(self.ino.0, run, &self.told))
+        };
+        How { class, over }
+    }
+
+    /// M15: what has changed is written before more is reserved.
+    async fn take_relieved(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
+        let inner = self.inner()?;
+        if let Err(error) = inner.relieve_now().await {
+            inner.check_running("reserve")?;
+            // F12: what is accepted stays dirty, and is tried again.
+            if inner.state.lock().overfull().is_some() {
+                return Err(error);
+            }
+            log::warn!("changes wait to be written: {error}");
+        }
+        match self.take(&inner, &runs, self.how(&inner, &runs, class)) {
+            Ok(taken) => match taken.await {
+                Err(error) if is_full(&error) => self.take_again(runs, class).await,
+                done => done,
+            },
+            Err(error) if is_full(&error) => self.take_again(runs, class).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// See [`forebay_iomap::MapOps::reserve`].
+    pub fn reserve_runs(
+        &self,
+        runs: &[Range<u64>],
+        class: Class,
+    ) -> MapFuture<'_, Result<Reservation>> {
+        let inner = match self.inner() {
+            Ok(inner) => inner,
+            Err(error) => return MapFuture::Now(Some(Err(error))),
+        };
+        if let Err(error) = inner.check_running("reserve") {
+            return MapFuture::Now(Some(Err(error)));
+        }
+        if inner.is_crowded() {
+            return MapFuture::Later(Box::pin(self.take_relieved(runs.to_vec(), class)));
+        }
+        let again = || MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class)) as _);
+        let how = self.how(&inner, runs, class);
+        let mut taken = self.take(&inner, runs, how);
+        if runs.len() > FEW && is_refused(&taken) {
+            // Each is promised a record of its own: some may have that without more room being made.
+            taken = self.take(&inner, &runs[..FEW], how);
+        }
+        match taken {
+            Ok(MapFuture::Now(Some(Err(error)))) if is_full(&error) => again(),
+            Ok(MapFuture::Later(taken)) => {
+                let runs = runs.to_vec();
+                MapFuture::Later(Box::pin(async move {
+                    match taken.await {
+                        Err(error) if is_full(&error) => self.take_again(runs, class).await,
+                        done => done,
+                    }
+                }))
+            }
+            Ok(now) => now,
+            Err(error) if is_full(&error) => again(),
+            Err(error) => MapFuture::Now(Some(Err(error))),
+        }
+    }
+}
+
+/// The first `bytes` bytes of runs.
+fn shorten(runs: &mut Vec<Range<u64>>, bytes: u64) {
+    let mut left = bytes;
+    runs.retain_mut(|run| {
+        run.end = run.end.min(run.start + left);
+        left -= run.end - run.start;
+        run.start < run.end
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_half_of_runs() {
+        let mut runs = vec![0..8, 16..24, 32..40];
+        shorten(&mut runs, 12);
+        assert_eq!(runs, [0..8, 16..20]);
+        shorten(&mut runs, 8);
+        assert_eq!((runs.len(), &runs[0]), (1, &(0..8)));
+    }
+}

@@ -1,0 +1,542 @@
+//! Group commit: whoever needs a record durable writes the group and flushes, on its own thread.
+//!
+//! Invariants, in addition to those of [`crate::log`]: K11 a group goes out with FUA, without a flush behind
+//! it, only when everything before it, the runs that its records point at included, is flushed. K12 a promise
+//! of room is settled when its record is laid out. K13 on a volume without sums a record is written only when
+//! the runs that it names are flushed: recovery could not tell that they are missing.
+//!
+//! Locks: `ctl` and the state lock in turn, never both; none across a wait.
+
+use crate::device::hold::Hold;
+use crate::fault::Planted;
+use crate::format::place::{Place, SumAlgorithm};
+use crate::format::record::RecordKind;
+use crate::log::group_layout::Batch;
+use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
+use crate::space::Need;
+use crate::space::admission::Growth;
+use crate::transaction::state::State;
+use crate::volume::Inner;
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::task::{oneshot, yield_now};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
+use forebay_iomap::ops::is_bad;
+use std::time::Duration;
+
+/// Bytes of a group, about.
+const GROUP_BYTES_MAX: u64 = 1 << 20;
+/// How often what a failed flush has taken of a file that was cut and closed is written, for one sync.
+const OWED_ROUNDS: u32 = 3;
+/// The log is idle when nothing came for so long: then its mark is written.
+const IDLE: Duration = Duration::from_millis(10);
+
+impl Inner {
+    /// Makes everything durable that was appended up to `ticket`. `here`: the caller blocks, and I/O may be
+    /// carried out on its thread.
+    pub(crate) async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
+        let entered = self.log.failures();
+        let early = self.plant.has(Planted::AckBeforeFlush);
+        let ticket = match self.plant.has(Planted::JoinedCommit) {
+            true => self.log.ticket_in_progress().map_or(ticket, |joined| joined.min(ticket)),
+            false => ticket,
+        };
+        loop {
+            match self.log.wait_for(ticket, || self.log.step(ticket, entered, early)).await {
+                Step::Done(Err(_)) if self.plant.has(Planted::RetriesForever) => yield_now().await,
+                Step::Done(result) => {
+                    self.log.leave(&result);
+                    if early {
+                        // Nobody flushes for the others.
+                        self.log.wake_all();
+                    }
+                    return result;
+                }
+                Step::Write => {
+                    let mut turn = WriteTurn::new(self.log.clone(), ticket);
+                    turn.forgets = self.plant.has(Planted::ForgottenGroup);
+                    self.write_group(turn, here).await;
+                }
+                Step::Flush(groups) => {
+                    let turn = FlushTurn::new(self.log.clone(), ticket);
+                    self.flush_groups(turn, groups, here).await;
+                }
+            }
+        }
+    }
+
+    /// Makes everything durable that has happened; but nothing counts as synced before what was owed by then.
+    pub(crate) async fn commit_all(&self, here: bool) -> Result<()> {
+        self.commit_then(here, |_| ()).await
+    }
+
+    /// The same, and looks at the state then.
+    pub(crate) async fn commit_then<T>(
+        &self,
+        here: bool,
+        look: impl FnOnce(&mut State) -> T,
+    ) -> Result<T> {
+        for _ in 0..OWED_ROUNDS {
+            let nothing_owed = self.state.lock().ticket_if_nothing_owed();
+            let ticket = match nothing_owed {
+                Some(ticket) => ticket,
+                None => {
+                    self.write_owed().await?;
+                    self.state.lock().next_ticket - 1
+                }
+            };
+            self.commit(ticket, here).await?;
+            let mut state = self.state.lock();
+            if state.settle_owed(ticket) {
+                return Ok(look(&mut state));
+            }
+        }
+        Err(Error::new(ErrorKind::Io, "commit", "content of a file that was cut was lost again"))
+    }
+
+    async fn write_group(&self, mut turn: WriteTurn, here: bool) {
+        let records = match self.sound_records(&mut turn).await {
+            Ok(records) => records,
+            Err(error) => {
+                return turn.end(|ctl, group| {
+                    ctl.groups.extend(group);
+                    Log::fail(ctl, error);
+                });
+            }
+        };
+        let has_runs = records.iter().any(|record| !record.runs.is_empty());
+        let head = self.log.ctl.lock().head;
+        let (payloads, opened) = (Vec::new(), Vec::new());
+        turn.group = Some(Group { records, payloads, head, cut: None, opened });
+        let early = self.plant.has(Planted::RecordBeforeData);
+        let is_covered = has_runs && !early && self.layout.geometry.sum == SumAlgorithm::None;
+        if is_covered && !self.cover_runs(here).await {
+            return turn.end(|ctl, group| ctl.groups.extend(group));
+        }
+        let durable_through = self.log.ctl.lock().durable.sequence - 1;
+        let hold = turn.hold();
+        let group = turn.group.as_mut().expect("put there above");
+        let done = match self.lay_out(group, durable_through) {
+            Ok(writes) => {
+                let fua = self.may_use_fua(has_runs && !is_covered);
+                let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
+                let mut failed = Vec::new();
+                let written = match here && writes.len() == 1 {
+                    true => write_here(&self.device, writes, flags, &mut failed, hold).await,
+                    false => write_each(&self.device, writes, flags, &mut failed, hold).await,
+                };
+                self.writes_failed(&failed);
+                written.map(|()| fua)
+            }
+            Err(error) => Err(error),
+        };
+        let mut durable = None;
+        turn.end(|ctl, group| {
+            let group = group.expect("put there above");
+            match done {
+                Ok(fua) => {
+                    ctl.head = group.head;
+                    ctl.written_ticket = last_ticket(&group).max(ctl.written_ticket);
+                    ctl.group_count += 1;
+                    if fua && !ctl.repair {
+                        note_durable(ctl, &group, durable_through);
+                        durable = Some(group);
+                    } else {
+                        ctl.groups.push_back(group);
+                        debug_assert!(ctl.groups.len() <= GROUPS_AHEAD, "L6: so many ahead");
+                    }
+                }
+                Err(error) => {
+                    ctl.groups.push_back(group);
+                    Log::fail(ctl, error);
+                }
+            }
+        });
+        if durable.is_some() {
+            self.after(durable);
+            self.log.wake_any();
+        }
+        self.trigger_checkpoint();
+    }
+
+    /// K13: flushes the runs of the records that are to be written next, and every group before them. False:
+    /// something failed, and a repair comes first.
+    async fn cover_runs(&self, here: bool) -> bool {
+        let free = || {
+            let mut ctl = self.log.ctl.lock();
+            (!std::mem::replace(&mut ctl.flushing, true)).then_some(ctl.groups.len())
+        };
+        let groups = self.log.wait_for(ANY, free).await;
+        let turn = FlushTurn::new(self.log.clone(), ANY);
+        self.flush_groups(turn, groups, here).await;
+        // Only the holder of the write turn ends a repair: a failure since the records were taken shows here.
+        !self.log.ctl.lock().repair
+    }
+
+    /// K11.
+    fn may_use_fua(&self, has_runs: bool) -> bool {
+        let ctl = self.log.ctl.lock();
+        let flushed = ctl.groups.is_empty() && !ctl.flushing && !has_runs;
+        self.options.fua && (flushed || self.plant.has(Planted::EarlyFua))
+    }
+
+    /// Records for a group, after whatever has to be mended before (L4, Q1).
+    async fn sound_records(&self, turn: &mut WriteTurn) -> Result<Vec<Pending>> {
+        loop {
+            let (repair, failures) = {
+                let ctl = self.log.ctl.lock();
+                (ctl.repair, ctl.failures)
+            };
+            if repair {
+                self.repair(turn).await?;
+            } else if let Some(records) = self.take_queue(failures) {
+                return Ok(records);
+            } else {
+                self.rewrite_runs(&mut [], &turn.hold()).await?;
+            }
+        }
+    }
+
+    /// What is queued, up to the size of a group. `None`: a run of it was written before the last of
+    /// `failures` (Q1).
+    fn take_queue(&self, failures: u64) -> Option<Vec<Pending>> {
+        let mut state = self.state.lock();
+        if state.queue.iter().flat_map(|record| &record.runs).any(|run| run.failures < failures) {
+            return None;
+        }
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while let Some(record) = state.queue.front() {
+            let payload = record.payload_bytes();
+            bytes += self.layout.record_bytes(record.body.len() as u64, payload);
+            if bytes > GROUP_BYTES_MAX && !taken.is_empty() {
+                break;
+            }
+            state.queued_bytes -= payload;
+            taken.extend(state.queue.pop_front());
+        }
+        Some(taken)
+    }
+
+    /// Lays the group out, and settles what it was promised (K12).
+    fn lay_out(&self, group: &mut Group, durable_through: u64) -> Result<Vec<(u64, Vec<u8>)>> {
+        let mut take = || self.state.lock().space.take_log();
+        let mut batch = Batch::new(&self.layout, group.head, durable_through, &mut take);
+        let count = group.records.len();
+        let mut failed = None;
+        for (n, record) in group.records.iter().enumerate() {
+            match batch.add(record, n + 1 == count) {
+                Ok(payload) => {
+                    group.payloads.push(payload);
+                    if record.cut.is_some() {
+                        group.cut = Some((record.ticket, batch.head));
+                    }
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        batch.finish();
+        let (head, opened) = (batch.head, std::mem::take(&mut batch.opened));
+        let writes = std::mem::take(&mut batch.writes);
+        let bytes: u64 = writes.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        (group.head, group.opened) = (head, opened);
+        let mut state = self.state.lock();
+        let content = group.records.iter().map(Pending::payload_bytes).sum();
+        state.space.log_grows(bytes, content);
+        if content > 0 {
+            state.space.log_takes_content();
+        }
+        for record in &mut group.records {
+            state.space.settle(std::mem::take(&mut record.cost));
+        }
+        if head.segment.is_some() {
+            state.space.log_head(u64::from(head.offset));
+        }
+        drop(state);
+        match failed {
+            Some(error) => Err(error),
+            None => {
+                let place = |(at, bytes)| (self.layout.device_offset(at), bytes);
+                Ok(writes.into_iter().map(place).collect())
+            }
+        }
+    }
+
+    async fn flush_groups(&self, turn: FlushTurn, count: usize, here: bool) {
+        let mut done = self.flush_device(&turn, here).await;
+        if self.plant.has(Planted::SwallowedFlushError) {
+            done = Ok(());
+        }
+        let durable = turn.end(|ctl| {
+            ctl.flushes += 1;
+            match done {
+                Ok(()) if !ctl.repair => {
+                    let groups: Vec<Group> = ctl.groups.drain(..count).collect();
+                    for group in &groups {
+                        let told = ctl.durable.sequence - 1;
+                        note_durable(ctl, group, told);
+                    }
+                    groups
+                }
+                // A group that was written meanwhile failed, or this flush: what it covered is written again.
+                Ok(()) => Vec::new(),
+                Err(error) => {
+                    Log::fail(ctl, error);
+                    Vec::new()
+                }
+            }
+        });
+        self.after(durable);
+        self.log.wake_any();
+    }
+
+    /// A flush that is not the log's: if it fails, what of the log it would have covered is not durable
+    /// (L4, L7).
+    pub(crate) async fn flush_all(&self) -> Result<()> {
+        let free = || {
+            let mut ctl = self.log.ctl.lock();
+            (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
+        };
+        self.log.wait_for(ANY, free).await;
+        let turn = FlushTurn::new(self.log.clone(), ANY);
+        let done = self.flush_device(&turn, false).await;
+        turn.end(|ctl| {
+            if let Err(error) = &done {
+                Log::fail(ctl, error.clone());
+            }
+        });
+        done
+    }
+
+    async fn flush_device(&self, turn: &FlushTurn, here: bool) -> Result<()> {
+        if !here && self.device.is_crowded() {
+            self.device.room().await;
+        }
+        let ((tx, rx), mut flight) = (oneshot::<Completion>(), turn.flight());
+        let end = Box::new(move |done: Completion| {
+            flight.note(&done.result);
+            drop(flight);
+            tx.send(done);
+        });
+        let bio = Bio::new(BioOp::Flush, 0, 0, DataRef::None, end).with_flags(BioFlags::SYNC);
+        match here {
+            true => self.device.execute(bio),
+            false => self.device.submit(bio),
+        }
+        let gone = || Error::new(ErrorKind::Shutdown, "flush", "the device went away");
+        rx.await.ok_or_else(gone).and_then(|done| done.result)
+    }
+
+    /// Groups became durable: their content is found on the device from now on.
+    fn after(&self, groups: impl IntoIterator<Item = Group>) {
+        let mut any = false;
+        for group in groups {
+            let mut state = self.state.lock();
+            for (record, at) in group.records.iter().zip(&group.payloads) {
+                let Some(mut at) = *at else { continue };
+                for payload in &record.payloads {
+                    for (data_id, blocks) in &payload.blocks {
+                        state.resolve(*data_id, blocks, &payload.staged, at);
+                    }
+                    self.staging.forget(&payload.staged);
+                    at = Place::new(at.segment, at.offset + payload.bytes.len() as u32);
+                }
+            }
+            any |= group.records.iter().any(|record| record.kind != RecordKind::Mark);
+        }
+        if any {
+            self.arm_mark();
+            self.arm_age();
+        }
+    }
+
+    /// Sees to it that a mark is written when the log falls idle, so that what is durable is known to be.
+    fn arm_mark(&self) {
+        if std::mem::replace(&mut self.log.ctl.lock().mark_armed, true) {
+            return;
+        }
+        let (me, world) = (self.me.clone(), self.world.clone());
+        let task = async move {
+            world.sleep(IDLE).await;
+            if let Some(inner) = me.upgrade() {
+                inner.mark().await;
+            }
+        };
+        self.world.spawn("forebay-lfs mark", Box::pin(task));
+    }
+
+    /// Writes a mark if nobody else has told how far the log is durable.
+    async fn mark(&self) {
+        let wanted = {
+            let mut ctl = self.log.ctl.lock();
+            ctl.mark_armed = false;
+            let idle = !ctl.writing && ctl.groups.is_empty() && !ctl.repair;
+            idle && ctl.declared + 1 < ctl.durable.sequence
+        };
+        if !wanted {
+            return;
+        }
+        let ticket = {
+            let mut state = self.state.lock();
+            if !state.queue.is_empty() || state.is_closed {
+                return;
+            }
+            state.append_mark()
+        };
+        if let Err(error) = self.commit(ticket, false).await {
+            log::warn!("the mark of the log was not written: {error}");
+        }
+    }
+
+    /// Takes back everything since the last good flush, to be laid out again in a fresh segment (L4).
+    async fn repair(&self, turn: &mut WriteTurn) -> Result<()> {
+        let (groups, head, failures) = {
+            let mut ctl = self.log.ctl.lock();
+            let groups: Vec<Group> = ctl.groups.drain(..).collect();
+            let generation = ctl.head.generation.max(ctl.durable.generation) + 1;
+            let previous = ctl.durable.segment.or(ctl.durable.previous);
+            let head = Head { segment: None, previous, offset: 0, generation, ..ctl.durable };
+            (ctl.head.generation, ctl.written_ticket) = (generation, ctl.durable_ticket);
+            (groups, head, ctl.failures)
+        };
+        let (records, payloads, opened) = (Vec::new(), Vec::new(), Vec::new());
+        let mut held = Group { records, payloads, head, cut: None, opened };
+        for group in groups {
+            held.records.extend(group.records);
+            held.opened.extend(group.opened);
+        }
+        turn.group = Some(held);
+        let hold = turn.hold();
+        let group = turn.group.as_mut().expect("put there above");
+        self.rewrite_runs(&mut group.records, &hold).await?;
+        let mut state = self.state.lock();
+        for segment in std::mem::take(&mut group.opened) {
+            state.space.give_back_log(segment);
+        }
+        state.space.log_head(self.layout.segment_bytes());
+        for record in &mut group.records {
+            if record.cost == 0 {
+                // It was admitted once: nothing becomes durable any more if it is refused now.
+                record.cost = self.layout.cost(record.body.len() as u64, record.payload_bytes());
+                state.promise(record.cost, Need::Outstanding, Growth::default())?;
+            }
+        }
+        for record in group.records.drain(..).rev() {
+            state.queued_bytes += record.payload_bytes();
+            state.queue.push_front(record);
+        }
+        drop(state);
+        turn.group = None;
+        let mut ctl = self.log.ctl.lock();
+        (ctl.head, ctl.repair) = (head, ctl.failures != failures);
+        Ok(())
+    }
+}
+
+fn last_ticket(group: &Group) -> u64 {
+    group.records.last().map_or(0, |record| record.ticket)
+}
+
+/// L3.
+fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
+    ctl.durable = group.head;
+    ctl.durable_ticket = last_ticket(group).max(ctl.durable_ticket);
+    ctl.declared = ctl.declared.max(told);
+    ctl.cut = group.cut.or(ctl.cut);
+    if group.records.iter().all(|record| record.kind == RecordKind::Mark) {
+        // The mark itself need not be told of.
+        ctl.declared = ctl.durable.sequence - 1;
+    }
+}
+
+/// As [`write_each`], one after the other, on this thread if the device lets it: for a caller that blocks.
+async fn write_here(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+    failed: &mut Vec<u64>,
+    hold: Hold,
+) -> Result<()> {
+    let longest = device.limits().max_transfer as usize;
+    for (offset, bytes) in writes {
+        let mut at = offset;
+        for part in bytes.chunks(longest) {
+            let (tx, rx) = oneshot::<Completion>();
+            let data = DataRef::Buf(AlignedBuf::copy_of(part));
+            let held = hold.clone();
+            let end = Box::new(move |done| {
+                drop(held);
+                tx.send(done);
+            });
+            let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
+            device.execute(bio.with_flags(flags));
+            let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
+            let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+            failed.extend(is_bad(&done).then_some(at));
+            done?;
+            at += part.len() as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Writes several buffers at once and waits for all. Each write carries `hold` until the device has
+/// ended it, also when the caller is dropped.
+pub(crate) async fn write_all(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+    hold: Hold,
+) -> Result<()> {
+    write_each(device, writes, flags, &mut Vec::new(), hold).await
+}
+
+/// The same; `failed`: where writes failed, offsets on the device, is added there.
+pub(crate) async fn write_each(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+    failed: &mut Vec<u64>,
+    hold: Hold,
+) -> Result<()> {
+    let longest = device.limits().max_transfer as usize;
+    let mut parts = Vec::new();
+    for (offset, bytes) in writes {
+        let part = |(n, part)| (offset + (n * longest) as u64, AlignedBuf::copy_of(part));
+        parts.extend(bytes.chunks(longest).enumerate().map(part));
+    }
+    write_bufs(device, parts, flags, failed, hold).await
+}
+
+/// The same of what the device can write at once each.
+pub(crate) async fn write_bufs(
+    device: &DeviceRef,
+    writes: Vec<(u64, AlignedBuf)>,
+    flags: BioFlags,
+    failed: &mut Vec<u64>,
+    hold: Hold,
+) -> Result<()> {
+    let mut waiting = Vec::new();
+    for (offset, data) in writes {
+        let (tx, rx) = oneshot::<Completion>();
+        let len = data.len() as u64;
+        let held = hold.clone();
+        let end = Box::new(move |done| {
+            drop(held);
+            tx.send(done);
+        });
+        let bio = Bio::new(BioOp::Write, offset, len, DataRef::Buf(data), end);
+        device.submit(bio.with_flags(flags));
+        waiting.push((offset, rx));
+    }
+    let mut result = Ok(());
+    for (at, rx) in waiting {
+        let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
+        let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+        failed.extend(is_bad(&done).then_some(at));
+        result = result.and(done);
+    }
+    result
+}

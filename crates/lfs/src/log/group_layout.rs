@@ -1,0 +1,180 @@
+//! Lays a group of records out: one behind the other from the head of the log, over as many segments as it
+//! takes.
+//!
+//! Invariants: J11 a group begins and ends at the device's block: no write touches what an earlier one wrote.
+//! J12 each segment but the last ends with a record that names the next one. J13 a record, and room for the
+//! one that ends the segment, lie within the segment.
+//!
+//! No locks: the holder of the write turn works on memory of its own, and gets segments by a callback.
+
+use crate::device::layout::Layout;
+use crate::format::change::Change;
+use crate::format::place::Place;
+use crate::format::record::{
+    RECORD_ALIGN, RECORD_HEADER_BYTES, RecordBuilder, RecordFields, RecordKind,
+};
+use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::format::superblock::FILES_TREE;
+use crate::log::{Head, Pending};
+use forebay_base::Result;
+use forebay_base::units::round_up;
+
+/// See the module.
+pub(crate) struct Batch<'a> {
+    layout: &'a Layout,
+    /// Takes a segment for the log.
+    take: &'a mut dyn FnMut() -> Result<u32>,
+    /// What every record of the group tells.
+    durable_through: u64,
+    pub head: Head,
+    /// Where the part that is being filled begins in its segment, and the part.
+    start: u32,
+    part: Vec<u8>,
+    /// Finished parts, by place.
+    pub writes: Vec<(Place, Vec<u8>)>,
+    pub opened: Vec<u32>,
+}
+
+impl<'a> Batch<'a> {
+    pub fn new(
+        layout: &'a Layout,
+        head: Head,
+        durable_through: u64,
+        take: &'a mut dyn FnMut() -> Result<u32>,
+    ) -> Self {
+        let (part, writes, opened) = (Vec::new(), Vec::new(), Vec::new());
+        Self { layout, take, durable_through, head, start: head.offset, part, writes, opened }
+    }
+
+    /// Adds a record; tells where its content is.
+    pub fn add(&mut self, record: &Pending, last: bool) -> Result<Option<Place>> {
+        let align = if last { self.layout.align } else { RECORD_ALIGN };
+        let segment = self.room_for(record)?;
+        let at = Place::new(segment, self.head.offset);
+        let from = (self.head.offset - self.start) as usize;
+        let upper = self.upper(record);
+        self.part.resize(from + upper as usize, 0);
+        let (geometry, fields) = (self.layout.geometry, self.fields(record.kind));
+        let mut builder = RecordBuilder::new(&mut self.part[from..], at, geometry)?;
+        let inline = record.payload_bytes() as usize;
+        builder.encoded(&record.body, record.changes, inline as u64)?;
+        if inline > 0 {
+            let mut room = builder.payload(inline)?;
+            for payload in &record.payloads {
+                let (part, rest) = room.split_at_mut(payload.bytes.len());
+                part.copy_from_slice(&payload.bytes);
+                room = rest;
+            }
+        }
+        let done = builder.finish(self.layout.seal, fields, align)?;
+        self.advance(done.length, done.sum);
+        let end = u64::from(self.head.offset) + self.layout.next_record();
+        debug_assert!(end <= self.layout.segment_bytes(), "J13: the segment can still be ended");
+        let body_end = u64::from(at.offset) + (RECORD_HEADER_BYTES + record.body.len()) as u64;
+        let content = round_up(body_end, self.layout.block_bytes());
+        Ok((inline > 0).then(|| Place::new(segment, content as u32)))
+    }
+
+    /// Ends the group: what is to be written is in `writes`.
+    pub fn finish(&mut self) {
+        let whole = self.part.len().is_multiple_of(self.layout.align as usize);
+        debug_assert!(whole, "J11: a group ends at the device's block");
+        if !self.part.is_empty() {
+            let place = Place::new(self.head.segment.unwrap_or_default(), self.start);
+            self.writes.push((place, std::mem::take(&mut self.part)));
+        }
+        self.start = self.head.offset;
+    }
+
+    fn fields(&self, kind: RecordKind) -> RecordFields {
+        RecordFields {
+            kind,
+            tree: FILES_TREE,
+            sequence: self.head.sequence,
+            generation: self.head.generation,
+            predecessor: self.head.predecessor,
+            durable_through: self.durable_through,
+        }
+    }
+
+    fn advance(&mut self, length: u32, sum: u32) {
+        self.head.offset += length;
+        self.head.sequence += 1;
+        self.head.predecessor = sum;
+        self.part.truncate((self.head.offset - self.start) as usize);
+    }
+
+    /// Most that the record takes at the head, padded to the device's block.
+    fn upper(&self, record: &Pending) -> u64 {
+        let start = u64::from(self.head.offset);
+        let mut end = start + (RECORD_HEADER_BYTES + record.body.len()) as u64;
+        let inline = record.payload_bytes();
+        if inline > 0 {
+            end = round_up(end, self.layout.block_bytes()) + inline;
+        }
+        round_up(end, u64::from(self.layout.align)) - start
+    }
+
+    /// Sees to it that the record fits at the head (J13). The segment.
+    fn room_for(&mut self, record: &Pending) -> Result<u32> {
+        let tail = self.layout.next_record();
+        if let Some(segment) = self.head.segment {
+            if self.head.offset == 0 {
+                return self.open(segment);
+            }
+            let end = u64::from(self.head.offset) + self.upper(record);
+            let fits = end + tail <= self.layout.segment_bytes();
+            if fits && record.cut != Some(true) {
+                return Ok(segment);
+            }
+            let next = match (self.take)() {
+                // It was to go elsewhere so that there is more room.
+                Err(_) if fits => return Ok(segment),
+                next => next?,
+            };
+            self.opened.push(next);
+            self.end_segment(segment, next)?;
+            return self.open(next);
+        }
+        let next = (self.take)()?;
+        self.opened.push(next);
+        self.open(next)
+    }
+
+    /// J12.
+    fn end_segment(&mut self, segment: u32, next: u32) -> Result<()> {
+        let at = Place::new(segment, self.head.offset);
+        let from = (self.head.offset - self.start) as usize;
+        let room =
+            self.layout.next_record().min(self.layout.segment_bytes() - u64::from(at.offset));
+        let room = room as usize;
+        self.part.resize(from + room, 0);
+        let (geometry, fields) = (self.layout.geometry, self.fields(RecordKind::Changes));
+        let mut builder = RecordBuilder::new(&mut self.part[from..], at, geometry)?;
+        builder.change(&Change::NextSegment(next))?;
+        let done = builder.finish(self.layout.seal, fields, self.layout.align)?;
+        self.advance(done.length, done.sum);
+        self.finish();
+        self.head.previous = Some(segment);
+        Ok(())
+    }
+
+    fn open(&mut self, segment: u32) -> Result<u32> {
+        let first_record = self.layout.first_record();
+        let header = SegmentHeader {
+            segment,
+            generation: self.head.generation,
+            first_sequence: self.head.sequence,
+            previous: self.head.previous,
+            first_record,
+            predecessor: self.head.predecessor,
+            key_id: 0,
+            object_tag: 0,
+        };
+        self.part = vec![0; first_record as usize];
+        header.encode_into(self.layout.seal, &self.layout.geometry, &mut self.part)?;
+        self.part.copy_within(..SEGMENT_HEADER_BYTES, self.layout.header_copy() as usize);
+        (self.head.segment, self.head.offset, self.start) = (Some(segment), first_record, 0);
+        Ok(segment)
+    }
+}

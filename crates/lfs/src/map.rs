@@ -1,0 +1,7 @@
+//! Where a file's blocks are: changes since the last checkpoint, over the extents of the tree.
+//!
+//! Locks: see the modules.
+
+pub(crate) mod allocated;
+pub(crate) mod lookup;
+pub(crate) mod overlay;

@@ -1,0 +1,14 @@
+//! Inodes, directories and attributes: what of them is in memory, and how the rest is loaded.
+//!
+//! Locks: see the modules.
+
+pub(crate) mod attributes;
+pub(crate) mod directory;
+pub(crate) mod evict;
+pub(crate) mod inode;
+pub(crate) mod items;
+pub(crate) mod load;
+pub(crate) mod lookup;
+pub(crate) mod name_cache;
+pub(crate) mod namei;
+pub(crate) mod scan_cache;

@@ -1,0 +1,140 @@
+//! Attributes, plain and extended. What [`rules`] answer becomes changes.
+//!
+//! Lock: the state lock, held by the caller.
+
+use crate::format::change::Change;
+use crate::format::inode::{Inode, SetAttributes};
+use crate::names::inode::time;
+use crate::names::lookup::Tried;
+use crate::space::Need;
+use crate::transaction::state::State;
+use forebay_base::Result;
+use forebay_vfs::rules::attrs;
+use forebay_vfs::rules::{self, Patch};
+use forebay_vfs::types::{XATTR_CAPABILITY, relatime};
+use forebay_vfs::{Ino, Privileges, SetAttr, SetXattr, Timestamp, XattrName};
+
+impl State {
+    /// What a patch of attributes is as changes; none, if it changes nothing.
+    pub fn patched(&self, ino: Ino, patch: &Patch, changes: &mut Vec<Change<'_>>) -> Tried<()> {
+        let node = self.get("set attributes", ino)?;
+        let Patch { perm, uid, gid, nlink, atime, mtime, ctime, drops_capability } = *patch;
+        let mode = perm.map(|perm| node.mode_with(perm));
+        let (atime, mtime, ctime) = (atime.map(time), mtime.map(time), ctime.map(time));
+        let set = SetAttributes {
+            mode,
+            uid,
+            gid,
+            nlink,
+            atime,
+            mtime,
+            ctime,
+            ..SetAttributes::default()
+        };
+        if set != SetAttributes::default() {
+            changes.push(Change::SetAttributes(ino.0, set));
+        }
+        if drops_capability && node.xattrs.contains_key(XATTR_CAPABILITY) {
+            changes.push(Change::RemoveXattr(ino.0, XATTR_CAPABILITY));
+        }
+        Ok(())
+    }
+
+    /// Sets everything but the size, as one record; what a new size does to attributes included.
+    pub fn setattr(&mut self, ino: Ino, set: &SetAttr, now: Timestamp) -> Tried<()> {
+        let seen = attrs::check_set(self, ino, set)?;
+        let Some(patch) = attrs::set(&seen, set, now) else { return Ok(()) };
+        let mut changes = Vec::new();
+        self.patched(ino, &patch, &mut changes)?;
+        let need = if set.size.is_some() { Need::Urgent } else { Need::New };
+        self.try_append(&changes, need).map(drop)
+    }
+
+    /// The content of a regular file has changed: times move, privileges go.
+    pub fn touch_content(&mut self, ino: Ino, now: Timestamp, kept: Privileges) -> Tried<()> {
+        let seen = rules::inode(self, "write", ino)?;
+        let patch = attrs::content_changed(&seen, kept, now);
+        let mut changes = Vec::new();
+        // Times are written later (S14).
+        self.patched(ino, &Patch { mtime: None, ctime: None, ..patch }, &mut changes)?;
+        if !changes.is_empty() {
+            self.try_append(&changes, Need::Urgent)?;
+        }
+        let now = time(now);
+        self.move_times(ino, |inode| (inode.mtime, inode.ctime) = (now, now));
+        Ok(())
+    }
+
+    /// Something read `ino`, which is in memory.
+    pub fn touch_atime(&mut self, ino: Ino, now: Timestamp, noatime: bool) {
+        let Ok(attr) = self.attr("read", ino) else { return };
+        if !noatime && !self.is_read_only && !self.is_closed && relatime(&attr, now) {
+            self.move_times(ino, |inode| inode.atime = time(now));
+        }
+    }
+
+    pub fn getxattr(&self, ino: Ino, name: XattrName<'_>) -> Tried<Vec<u8>> {
+        let value = self.get("getxattr", ino)?.xattrs.get(name.as_bytes());
+        Ok(attrs::xattr("getxattr", name, value)?.to_vec())
+    }
+
+    pub fn setxattr(
+        &mut self,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        how: SetXattr,
+        now: Timestamp,
+    ) -> Tried<()> {
+        let xattrs = &self.get("setxattr", ino)?.xattrs;
+        let is_there = xattrs.contains_key(name.as_bytes());
+        attrs::check_set_xattr(name, value, how, is_there, xattrs.keys().map(|name| &**name))?;
+        let mut changes = vec![Change::SetXattr(ino.0, name.as_bytes(), value)];
+        self.patched(ino, &attrs::xattr_changed(now), &mut changes)?;
+        self.try_append(&changes, Need::New).map(drop)
+    }
+
+    pub fn listxattr(&self, ino: Ino) -> Tried<Vec<Box<[u8]>>> {
+        Ok(self.get("listxattr", ino)?.xattrs.keys().cloned().collect())
+    }
+
+    pub fn removexattr(&mut self, ino: Ino, name: XattrName<'_>, now: Timestamp) -> Tried<()> {
+        let value = self.get("removexattr", ino)?.xattrs.get(name.as_bytes());
+        attrs::xattr("removexattr", name, value)?;
+        let mut changes = vec![Change::RemoveXattr(ino.0, name.as_bytes())];
+        self.patched(ino, &attrs::xattr_changed(now), &mut changes)?;
+        self.try_append(&changes, Need::Urgent).map(drop)
+    }
+
+    /// Appends the times that have moved: of one inode, or of all.
+    pub fn write_times(&mut self, of: Option<Ino>) -> Result<()> {
+        let inodes: Vec<u64> = match of {
+            Some(ino) => vec![ino.0],
+            None => self.moved.iter().copied().collect(),
+        };
+        for ino in inodes {
+            if let Some(set) = self.moved_times(ino)
+                && let Err(error) = self.append(&[Change::SetAttributes(ino, set)], Need::Urgent)
+            {
+                self.move_times(Ino(ino), |_| ());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Applies what a record says of attributes.
+pub(crate) fn assign(inode: &mut Inode, set: &SetAttributes) {
+    inode.mode = set.mode.unwrap_or(inode.mode);
+    inode.uid = set.uid.unwrap_or(inode.uid);
+    inode.gid = set.gid.unwrap_or(inode.gid);
+    inode.nlink = set.nlink.unwrap_or(inode.nlink);
+    inode.flags = set.flags.unwrap_or(inode.flags);
+    inode.parent = set.parent.unwrap_or(inode.parent);
+    inode.version = set.version.unwrap_or(inode.version);
+    inode.atime = set.atime.unwrap_or(inode.atime);
+    inode.mtime = set.mtime.unwrap_or(inode.mtime);
+    inode.ctime = set.ctime.unwrap_or(inode.ctime);
+    inode.btime = set.btime.unwrap_or(inode.btime);
+}

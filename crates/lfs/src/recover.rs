@@ -1,0 +1,8 @@
+//! How a volume is found again after a crash, and what it does after a failed write or flush.
+//!
+//! Locks: see the modules.
+
+pub(crate) mod open;
+pub(crate) mod read_only;
+pub(crate) mod repair;
+pub(crate) mod rollforward;

@@ -1,0 +1,249 @@
+//! Opening: the newest checkpoint, the log behind it, and a slot of this life before anything is served.
+//!
+//! ```text
+//!   newest slot > trees (names, usage, places of nodes) > clean? ─ no ─▶ roll forward > flush > checkpoint
+//!                                                           └─ yes ─▶ slot: a new generation
+//! ```
+//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is
+//! flushed, and in a checkpoint, first. O12 a generation is never used twice: it is above every one
+//! that a slot or a segment tells, and a slot tells of it before anything is written in it. O13 a
+//! volume that is opened for reading is not written to. O14 memory and reads follow from what the
+//! image really has: entries of the usage table, nodes, records. What a slot claims is held against
+//! the usage table first.
+//!
+//! No locks: opening has the volume to itself.
+
+use crate::btree::{Cursor, Tree};
+use crate::checkpoint::root_of;
+use crate::device::layout::Layout;
+use crate::fault::{Plant, Planted};
+use crate::format::item::Item;
+use crate::format::key::Key;
+use crate::format::place::Place;
+use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, USAGE_TREE};
+use crate::format::usage::{Segment as Entry, Stream};
+use crate::format::{MAX_DATA_ID, corrupt};
+use crate::log::Head;
+use crate::names::items;
+use crate::recover::rollforward::{Found, roll_forward};
+use crate::space::segment::Phase;
+use crate::transaction::state::State;
+use crate::volume::{COUNT_MAX, OpenOptions};
+use forebay_base::{Error, Result};
+use forebay_block::DeviceRef;
+
+/// Segments that one growth may add to any volume, whatever its size.
+const GROWTH_SEGMENTS_MAX: u64 = 1 << 20;
+/// More than one life draws.
+const UNRECORDED_BIRTHS: u64 = 1 << 32;
+
+/// A volume as it was found.
+pub(crate) struct Opened {
+    pub found: Found,
+    /// Places of the usage table's nodes.
+    pub usage: Vec<[Place; 2]>,
+    /// Nothing follows the checkpoint.
+    pub is_clean: bool,
+}
+
+/// Finds the state of a volume: the checkpoint of `newest`, and what the log tells. Nothing is written.
+pub(crate) async fn find(
+    device: &DeviceRef,
+    tree: &Tree,
+    slots: (&Superblock, Option<&Superblock>),
+    layout: Layout,
+    options: &OpenOptions,
+) -> Result<Opened> {
+    let (newest, older) = slots;
+    // Before anything is allocated in proportion to what the slot claims.
+    let entries = usage_entries(tree, newest).await?;
+    check_growth(entries.len(), newest.segment_count)?;
+    let mut state = State::new(layout);
+    state.inodes = newest.inode_count;
+    state.next_ino = newest.next_ino;
+    state.next_data_id = newest.next_data_id;
+    state.tree_data_ids = newest.next_data_id;
+    state.next_sequence = newest.next_sequence;
+    state.root = root_of(newest, FILES_TREE)?;
+    let root = state.root;
+    items::load_orphans(tree, &root, &mut state).await?;
+    state.cache.bytes_max = options.inode_cache_bytes;
+    state.space.segments.load(&entries, newest.checkpoint)?;
+    let usage = find_nodes(tree, newest, older, &mut state).await?;
+    let is_clean = newest.state & STATE_CLEAN != 0;
+    let mut found = if is_clean {
+        Found { state, head: head_of(newest), records: 0, damage: None }
+    } else {
+        roll_forward(device, tree, newest, state, options).await?
+    };
+    if let Err(error) = check_counters(&found.state) {
+        if !options.read_only {
+            return Err(error);
+        }
+        found.damage.get_or_insert(error);
+    }
+    Ok(Opened { found, usage, is_clean })
+}
+
+/// Refuses a slot that claims many more segments than its usage table has entries (O14). A growth
+/// adds segments that no table has yet: as many as there are, or [`GROWTH_SEGMENTS_MAX`] if that is
+/// more.
+pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
+    let known = entries as u64;
+    let most = known + known.max(GROWTH_SEGMENTS_MAX);
+    match u64::from(segments) > most {
+        true => Err(corrupt(
+            "superblock slot",
+            format!(
+                "{segments} segments, and {known} in the usage table: at most {most} are believed"
+            ),
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it
+/// would make a volume that no later opening takes.
+fn check_counters(state: &State) -> Result<()> {
+    let State { next_ino, next_data_id, next_sequence, .. } = *state;
+    match next_ino.max(next_sequence) > COUNT_MAX || next_data_id > MAX_DATA_ID {
+        true => Err(corrupt("log", "a record has a number that is out of range")),
+        false => Ok(()),
+    }
+}
+
+/// Where the log of a checkpoint begins.
+pub(crate) fn head_of(superblock: &Superblock) -> Head {
+    Head {
+        segment: Some(superblock.log_head.segment),
+        previous: None,
+        offset: superblock.log_head.offset,
+        sequence: superblock.log_sequence,
+        generation: superblock.generation,
+        predecessor: superblock.log_predecessor,
+    }
+}
+
+/// The usage table of a checkpoint.
+pub(crate) async fn usage_entries(tree: &Tree, superblock: &Superblock) -> Result<Vec<Entry>> {
+    let root = root_of(superblock, USAGE_TREE)?;
+    let (mut entries, mut cursor) = (Vec::new(), Cursor::all());
+    while let Some(found) = cursor.next(tree, &root).await? {
+        let (key, item) = found.decode(tree.geometry())?;
+        match (key, item) {
+            (Key::Usage(first), Item::Usage(usage)) if first as usize == entries.len() => {
+                entries.extend(usage.iter());
+                if entries.len() > superblock.segment_count as usize {
+                    let text = format!("more entries than {} segments", superblock.segment_count);
+                    return Err(corrupt("usage table", text));
+                }
+            }
+            _ => return Err(corrupt("usage table", format!("{key:?} at {}", entries.len()))),
+        }
+    }
+    Ok(entries)
+}
+
+/// Finds the places of all nodes, and what the checkpoint before still needs of them. Those of the usage
+/// table.
+async fn find_nodes(
+    tree: &Tree,
+    newest: &Superblock,
+    older: Option<&Superblock>,
+    state: &mut State,
+) -> Result<Vec<[Place; 2]>> {
+    let space = &mut state.space;
+    for segment in space.segments.adopt_trees() {
+        space.nodes.adopt(segment);
+    }
+    let (mut count, mut usage) = (0, Vec::new());
+    let roots = [FILES_TREE, USAGE_TREE].map(|tree| root_of(newest, tree));
+    for root in roots {
+        let root = root?;
+        let mut seen = |places: [Place; 2]| {
+            for place in places {
+                if !space.nodes.found(place) {
+                    let text =
+                        format!("tree {}: a node at {place:?}, not a place for one", root.tree);
+                    return Err(corrupt("tree", text));
+                }
+            }
+            match root.tree {
+                USAGE_TREE => usage.push(places),
+                _ => count += 1,
+            }
+            Ok(true)
+        };
+        tree.places(&root, &mut seen).await?;
+    }
+    state.tree_nodes = count;
+    for older in older.into_iter() {
+        for root in [FILES_TREE, USAGE_TREE].iter().filter_map(|tree| root_of(older, *tree).ok()) {
+            let space = &mut state.space;
+            let mut seen = |places: [Place; 2]| {
+                let new = places.iter().filter(|place| space.nodes.found(**place));
+                let new: Vec<Place> = new.copied().collect();
+                let more = !new.is_empty();
+                space.nodes.hold(new);
+                Ok(more)
+            };
+            if let Err(error) = tree.places(&root, &mut seen).await {
+                log::warn!("the checkpoint before the newest cannot be read: {error}");
+            }
+        }
+    }
+    for segment in state.space.nodes.release() {
+        state.space.segments.give_back(segment);
+    }
+    Ok(usage)
+}
+
+impl Opened {
+    /// Prepares the state for a life of its own: a generation of its own, and a fresh segment of the log.
+    /// What was dead in the checkpoint before `newest`, too, was free then, and is what was left for this.
+    pub fn prepare(&mut self, device: &DeviceRef, newest: u64, plant: Plant) -> Result<()> {
+        if let Some(damage) = &self.found.damage {
+            let text = format!("{damage}; it can be opened for reading");
+            let error = Error::new(damage.kind(), "open", text);
+            return Err(match damage.range() {
+                Some((offset, len)) => error.with_range(offset, len),
+                None => error,
+            });
+        }
+        log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
+        let Found { state, head, .. } = &mut self.found;
+        head.generation = head.generation.saturating_add(1);
+        // Births that were drawn and never recorded are not drawn again.
+        state.next_sequence = state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
+        if plant.has(Planted::InodesCountedAnew) && !self.is_clean && self.found.records == 0 {
+            self.found.state.next_ino = self.found.state.inodes + 1;
+        }
+        let Found { state, head, .. } = &mut self.found;
+        head.previous = head.segment.or(head.previous);
+        state.space.segments.reclaim(newest);
+        if plant.has(Planted::TailReused) && head.segment.is_some() {
+            return Ok(());
+        }
+        fresh_head(state, head)
+    }
+}
+
+/// The log goes on in a segment that nothing was written to.
+pub(crate) fn fresh_head(state: &mut State, head: &mut Head) -> Result<()> {
+    // Nothing is written there before a slot is durable that makes of what is dead now something that neither
+    // of the two newest checkpoints refers to.
+    let taken = state.space.take_log().or_else(|error| state.space.take_dead_log().ok_or(error))?;
+    (head.segment, head.offset) = (Some(taken), 0);
+    state.space.log_head(u64::from(state.layout.first_record()));
+    Ok(())
+}
+
+impl crate::space::segment::Segments {
+    /// Tree segments of a table that was loaded. Their nodes are counted one by one.
+    fn adopt_trees(&mut self) -> Vec<u32> {
+        let trees = self.iter().filter(|(_, s)| s.stream == Stream::Tree && s.phase != Phase::Free);
+        let trees: Vec<u32> = trees.map(|(segment, _)| segment).collect();
+        trees.iter().for_each(|segment| self.open_again(*segment));
+        trees
+    }
+}

@@ -1,0 +1,144 @@
+//! What happens to a volume that cannot make checkpoints.
+//!
+//! A checkpoint that needs content or a node of the tree that is lost can never succeed. Everything
+//! that changes from then on would wait in memory for ever, and the next opening would have to
+//! replay it. So the volume turns read-only for the rest of this life. A node is lost if both
+//! copies are damaged, or if the device reads neither of them though it reads elsewhere. A
+//! checkpoint that fails for another reason, as a device error that may pass, is tried again.
+//!
+//! Invariants: F11 a volume that turned read-only accepts no change: every interface answers
+//! `ReadOnly` with the reason; reads go on, and the log makes durable what it had accepted. F12
+//! while checkpoints fail, changes in memory stay within `overlay_bytes`: what would exceed it is
+//! refused with the error of the checkpoint, unless another attempt succeeds.
+//!
+//! Lock: the state lock; none across a wait.
+
+use crate::checkpoint::How;
+use crate::device::slots;
+use crate::transaction::state::State;
+use crate::volume::{Inner, Volume};
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::{Error, ErrorKind, Result};
+
+/// How checkpoints fare.
+#[derive(Default)]
+pub(crate) struct Fate {
+    /// Why the volume turned read-only.
+    stopped: Option<Error>,
+    /// Why the last checkpoint failed, if it may succeed later.
+    failing: Option<Error>,
+    /// The last change was refused for F12: it may be tried again after a checkpoint.
+    pub is_refused: bool,
+    /// Bound on changes in memory, bytes (F12); 0: none.
+    pub overlay_bytes: u64,
+}
+
+/// Whether an error of a checkpoint says that something is lost for good.
+fn is_loss(error: &Error) -> bool {
+    error.kind() == ErrorKind::Corrupt
+}
+
+fn refusal(op: &'static str, why: &Error) -> Error {
+    let text = format!("the volume turned read-only, because no checkpoint can be made: {why}");
+    Error::new(ErrorKind::ReadOnly, op, text)
+}
+
+impl State {
+    /// `ReadOnly`, `Shutdown` for a volume that nothing can be changed in.
+    pub fn check_writable(&self, op: &'static str) -> Result<()> {
+        if let Some(why) = &self.fate.stopped {
+            return Err(refusal(op, why));
+        }
+        if self.is_read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, op, "the volume is open for reading"));
+        }
+        match self.is_closed {
+            true => Err(Error::new(ErrorKind::Shutdown, op, "the volume is closed")),
+            false => Ok(()),
+        }
+    }
+
+    /// The volume turned read-only and is not closed.
+    pub fn is_stopped(&self) -> bool {
+        self.fate.stopped.is_some() && !self.is_closed
+    }
+
+    /// The error of the last checkpoint, if changes have reached their bound since (F12).
+    pub fn overfull(&self) -> Option<&Error> {
+        let failing = self.fate.failing.as_ref()?;
+        let most = self.fate.overlay_bytes;
+        (most > 0 && self.held().changes >= most).then_some(failing)
+    }
+}
+
+impl Inner {
+    /// [`State::check_writable`] for a volume that turned read-only, without the lock: each write
+    /// asks.
+    pub(crate) fn check_running(&self, op: &'static str) -> Result<()> {
+        match self.is_stopped.load(Ordering::Acquire) {
+            true => self.state.lock().check_writable(op),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a checkpoint; the caller has the turn. What is open for reading is not written (O13),
+    /// and what turned read-only stays as it is (F11).
+    pub(crate) async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
+        if self.checkpoints.is_closing() {
+            return self.write_last_slot().await;
+        }
+        if self.options.read_only {
+            let text = "the volume is open for reading";
+            return Err(Error::new(ErrorKind::ReadOnly, "checkpoint", text));
+        }
+        self.check_running("checkpoint")?;
+        let done = match self.attempt(how).await {
+            Err(error) => Err(self.lost_or_failing(error).await),
+            done => done,
+        };
+        self.note_checkpoint(&done);
+        // What was accepted before is found by the next opening (F11).
+        if self.check_running("checkpoint").is_err()
+            && let Err(error) = self.commit_queue().await
+        {
+            log::warn!("{}: records are not durable: {error}", self.device.name());
+        }
+        done
+    }
+
+    /// The error of a checkpoint, as `Corrupt` if it says that a node of the tree is lost because
+    /// the device reads it from neither place. It is lost if both reads fail again while the device
+    /// reads a slot of the superblock. A device that reads nothing may work again later.
+    async fn lost_or_failing(&self, error: Error) -> Error {
+        let Some(places) = self.tree.unreadable_node(&error) else { return error };
+        let is_lost = self.tree.is_still_unreadable(places).await
+            && slots::read_valid(&self.device).await.is_ok();
+        match is_lost {
+            true => Error::new(ErrorKind::Corrupt, "checkpoint", error.to_string()),
+            false => error,
+        }
+    }
+
+    /// What came of a checkpoint that was attempted.
+    fn note_checkpoint(&self, done: &Result<()>) {
+        let mut state = self.state.lock();
+        match done {
+            Ok(()) => state.fate.failing = None,
+            Err(error) if is_loss(error) => {
+                log::error!("{}: the volume turns read-only: {error}", self.device.name());
+                state.fate.stopped.get_or_insert_with(|| error.clone());
+                state.is_read_only = true;
+                drop(state);
+                self.is_stopped.store(true, Ordering::Release);
+            }
+            Err(error) => state.fate.failing = Some(error.clone()),
+        }
+    }
+}
+
+impl Volume {
+    /// Why the volume turned read-only since it was opened: what is lost, and where.
+    pub fn stopped(&self) -> Option<Error> {
+        self.0.state.lock().fate.stopped.clone()
+    }
+}

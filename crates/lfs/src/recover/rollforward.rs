@@ -1,0 +1,525 @@
+//! Roll-forward: applies the log from the checkpoint on, and finds its end.
+//!
+//! ```text
+//!   record N: a segment header of a younger generation begins with N ──▶ go on there
+//!             valid, of this generation, its predecessor's ────────────▶ hold; apply what is durable
+//!             else ──▶ the end, unless a later record calls N durable: corruption
+//!   held at the end: applied if a later record calls it durable, whatever its data is like; of the others
+//!   the first one whose out-of-line data is bad is the end
+//! ```
+//! Invariants: R11 a record is applied only behind all before it. R12 a record that a later one
+//! calls durable is never taken for the tail, not even where its data is bad or the record between
+//! is lost: the search is in [`evidence`]. R13 what is read is not assumed flushed: the volume
+//! flushes before it serves. R14 recovery changes nothing on the device. R18 a place that cannot be
+//! read ends the log only if the search for evidence has read all the rest
+//! (`docs/crash-contract.md`).
+//!
+//! No locks: recovery has the volume to itself.
+
+mod evidence;
+mod window;
+
+use crate::btree::Tree;
+use crate::btree::store::is_unreadable;
+use crate::device::layout::Layout;
+use crate::device::slots::read_at;
+use crate::fault::{NO_SECRET, Plant, Planted};
+use crate::format::change::Change;
+use crate::format::corrupt;
+use crate::format::extent::{Extent, Source};
+use crate::format::place::{Place, Seal};
+use crate::format::record::{MAGIC, RECORD_HEADER_BYTES, Record, RecordHeader};
+use crate::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::format::superblock::Superblock;
+use crate::format::usage::Stream;
+use crate::log::Head;
+use crate::map::overlay::Where;
+use crate::names::load;
+use crate::recover::open::head_of;
+use crate::space::segment::Phase;
+use crate::transaction::state::State;
+use crate::volume::{COUNT_MAX, OpenOptions};
+use evidence::Evidence;
+use forebay_base::checksum::crc32c;
+use forebay_base::units::round_up;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::DeviceRef;
+use std::collections::{BTreeMap, VecDeque};
+use window::Window;
+
+/// Bytes of records held without a record that calls them durable. The writer has at most three
+/// groups of about a MiB each that are not flushed (L6), so what is older than this was flushed.
+const HELD_BYTES_MAX: usize = 16 << 20;
+
+/// What was found.
+pub(crate) struct Found {
+    pub state: State,
+    /// Behind the last record that counts; the generation is the highest one seen.
+    pub head: Head,
+    /// Records applied.
+    pub records: u64,
+    /// The log is damaged behind these: only reading is safe.
+    pub damage: Option<Error>,
+}
+
+/// A record that may not count.
+struct Held {
+    /// Header and changes; content that came with it was verified, and is not wanted again.
+    bytes: Vec<u8>,
+    at: Place,
+    sequence: u64,
+    /// Head behind it.
+    head: Head,
+}
+
+struct Walk<'a> {
+    device: &'a DeviceRef,
+    /// Of the checkpoint.
+    tree: &'a Tree,
+    layout: Layout,
+    options: &'a OpenOptions,
+    state: State,
+    /// By the first sequence.
+    headers: BTreeMap<u64, Vec<SegmentHeader>>,
+    /// Segments that may be the log's, and whose header cannot be read in either copy.
+    hidden: Vec<u32>,
+    /// Where the next record is looked for.
+    head: Head,
+    held: VecDeque<Held>,
+    held_bytes: usize,
+    /// Every record up to this one is durable.
+    durable: u64,
+    /// The bytes that recovery needs to judge the record at the head: a place, and how many.
+    asked: (Place, u64),
+    /// The segment that the log names as its next one, if no valid header was found there.
+    named: Option<u32>,
+    last: Head,
+    records: u64,
+    window: Window<'a>,
+}
+
+/// Applies the log of `superblock`'s checkpoint, whose state is `state`.
+pub(crate) async fn roll_forward(
+    device: &DeviceRef,
+    tree: &Tree,
+    superblock: &Superblock,
+    state: State,
+    options: &OpenOptions,
+) -> Result<Found> {
+    let (head, layout) = (head_of(superblock), state.layout);
+    let mut walk = Walk {
+        device,
+        tree,
+        layout,
+        options,
+        state,
+        headers: BTreeMap::new(),
+        hidden: Vec::new(),
+        head,
+        held: VecDeque::new(),
+        held_bytes: 0,
+        durable: superblock.log_sequence.saturating_sub(1),
+        asked: (superblock.log_head, 0),
+        named: None,
+        last: head,
+        records: 0,
+        window: Window::new(device, layout),
+    };
+    walk.state.space.segments.found(superblock.log_head.segment, Stream::Log);
+    walk.scan_headers().await?;
+    let generations = walk.headers.values().flatten().map(|header| header.generation);
+    let youngest = generations.max().unwrap_or(0);
+    let mut damage = None;
+    if let Err(error) = walk.run().await {
+        if !options.read_only {
+            return Err(error);
+        }
+        log::warn!("{}: opened as far as the log can be read: {error}", device.name());
+        damage = Some(error);
+    }
+    let generation = youngest.max(superblock.generation);
+    let head = Head { generation, ..walk.last };
+    Ok(Found { state: walk.state, head, records: walk.records, damage })
+}
+
+impl Walk<'_> {
+    async fn scan_headers(&mut self) -> Result<()> {
+        for segment in 0..self.layout.segments {
+            // What was full of something else at the checkpoint is not the log behind it.
+            let this = self.state.space.segments.get(segment);
+            let other = |s: &crate::space::segment::Segment| {
+                s.stream == Stream::Tree || s.stream == Stream::Data && s.phase == Phase::Sealed
+            };
+            if this.is_some_and(other) {
+                continue;
+            }
+            if let Some(header) = self.header_of(segment).await? {
+                if header.generation.max(header.first_sequence) > COUNT_MAX {
+                    let text = format!("the numbers of segment {segment} are out of range");
+                    return Err(corrupt("log segment header", text));
+                }
+                self.headers.entry(header.first_sequence).or_default().push(header);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a segment begins with, from either copy.
+    async fn header_of(&mut self, segment: u32) -> Result<Option<SegmentHeader>> {
+        let (layout, mut unread) = (self.layout, 0);
+        let copies = [0, layout.header_copy()];
+        let len = round_up(SEGMENT_HEADER_BYTES as u64, u64::from(layout.align));
+        let both = copies[1] as usize + len as usize;
+        let at = layout.device_offset(Place::new(segment, 0));
+        let together = read_at(self.device, at, both).await;
+        for copy in copies {
+            let part = match &together {
+                Ok(bytes) => bytes[copy as usize..].to_vec(),
+                Err(_) => {
+                    let there = layout.device_offset(Place::new(segment, copy));
+                    let Ok(bytes) = read_at(self.device, there, len as usize).await else {
+                        unread += 1;
+                        continue;
+                    };
+                    bytes.to_vec()
+                }
+            };
+            let decode = |seal| SegmentHeader::decode(&part, seal, segment, &layout.geometry);
+            let found = match decode(layout.seal) {
+                Err(_) if self.options.plant.has(Planted::ForgedRecord) => {
+                    decode(Seal::new(&NO_SECRET))
+                }
+                found => found,
+            };
+            match found {
+                Ok(header) => return Ok(Some(header)),
+                Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+                Err(_) => {}
+            }
+        }
+        if unread == copies.len() {
+            self.hidden.push(segment);
+        }
+        Ok(None)
+    }
+
+    async fn run(&mut self) -> Result<()> {
+        let unreadable = self.walk().await?;
+        let found = self.search(unreadable.is_some()).await?;
+        self.durable = self.durable.max(found.durable);
+        let end = self.end(unreadable, &found);
+        // Applied even if the log is damaged behind them: an open for reading has
+        // them.
+        self.apply_held(&found).await?;
+        end
+    }
+
+    /// Holds each record up to the end of the log. The error of the read, if the place behind the
+    /// last record cannot be read.
+    async fn walk(&mut self) -> Result<Option<Error>> {
+        loop {
+            let stale = self.options.plant.has(Planted::StaleTail) && self.next().await?.is_some();
+            if !stale {
+                self.switch();
+            }
+            match self.next().await {
+                Ok(Some(held)) => self.advance(held).await?,
+                Ok(None) => return Ok(None),
+                Err(error) if is_unreadable(&error) => return Ok(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether the log may end at the head (R12, R18).
+    fn end(&self, unreadable: Option<Error>, found: &Evidence) -> Result<()> {
+        if let Some((place, sequence)) = found.refutes_end {
+            let (wanted, bad) = (self.head.sequence, self.head_place());
+            let text = format!(
+                "log record {wanted} at {bad:?} is bad; \
+                 record {sequence} at {place:?} says it was durable"
+            );
+            let (at, len) = (self.layout.device_offset(bad), self.layout.block_bytes());
+            return Err(Error::new(ErrorKind::Corrupt, "recover", text).with_range(at, len));
+        }
+        if let Some(error) = &found.refused {
+            return Err(error.clone());
+        }
+        match (unreadable, &found.unread) {
+            (Some(error), _) => self.unreadable_end(self.head.sequence, &error, found),
+            (None, Some(error)) => {
+                let name = self.device.name();
+                log::warn!("{name}: a place behind the end of the log cannot be read: {error}");
+                Ok(())
+            }
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// The log ends at a place that cannot be read (R18): a warning where that is all that is
+    /// missing, and an error where a record that calls this place durable may be hidden, too, or
+    /// where the volume is opened for reading, whose user is told of all that may be missing.
+    fn unreadable_end(&self, sequence: u64, error: &Error, found: &Evidence) -> Result<()> {
+        let hidden = found.unread.is_some();
+        if !hidden && !self.options.read_only {
+            let name = self.device.name();
+            log::warn!("{name}: the log ends at a place that cannot be read: {error}");
+            return Ok(());
+        }
+        let text = match &found.unread {
+            Some(other) => format!(
+                "the log may go on at record {sequence}: its place cannot be read ({error}), \
+                 nor can one that may say that it was durable ({other})"
+            ),
+            None => {
+                format!("the log may go on at record {sequence}, which cannot be read: {error}")
+            }
+        };
+        let wrong = Error::new(ErrorKind::Io, "recover", text);
+        Err(match error.range() {
+            Some((offset, len)) => wrong.with_range(offset, len),
+            None => wrong,
+        })
+    }
+
+    /// Applies what is held at the end of the log: records that are known to be durable, and those
+    /// behind them whose data is good.
+    async fn apply_held(&mut self, found: &Evidence) -> Result<()> {
+        while let Some(held) = self.held.pop_front() {
+            let is_durable = held.sequence <= self.durable;
+            match self.data_is_good(&held).await {
+                Ok(true) => {}
+                Ok(false) | Err(_) if is_durable => log::warn!(
+                    "{}: log record {} at {:?} was durable, and not all of its data is good",
+                    self.device.name(),
+                    held.sequence,
+                    held.at
+                ),
+                Ok(false) => return Ok(()),
+                Err(error) if is_unreadable(&error) => {
+                    return self.unreadable_end(held.sequence, &error, found);
+                }
+                Err(error) => return Err(error),
+            }
+            self.apply(&held).await?;
+        }
+        Ok(())
+    }
+
+    /// Where the next record would be.
+    fn head_place(&self) -> Place {
+        let segment = self.head.segment.or(self.head.previous).unwrap_or_default();
+        Place::new(segment, self.head.offset)
+    }
+
+    /// Goes on in a younger generation, if one begins here.
+    fn switch(&mut self) {
+        let Head { sequence, generation, predecessor, .. } = self.head;
+        let Some(beginning) = self.headers.get(&sequence) else { return };
+        let younger = beginning
+            .iter()
+            .filter(|header| header.predecessor == predecessor && header.generation > generation);
+        if let Some(header) = younger.max_by_key(|header| header.generation) {
+            self.head = enter(header, self.head);
+            self.named = None;
+            self.state.space.segments.found(header.segment, Stream::Log);
+        }
+    }
+
+    /// The record at the head, if it is the next one of the log.
+    async fn next(&mut self) -> Result<Option<Held>> {
+        let Some(segment) = self.head.segment else { return Ok(None) };
+        let at = Place::new(segment, self.head.offset);
+        let (layout, plant, head) = (self.layout, self.options.plant, self.head);
+        let Some(bytes) = self.record_at(at).await? else { return Ok(None) };
+        let record = match open_record(bytes, &layout, at, plant) {
+            Ok(record) => record,
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(_) => return Ok(None),
+        };
+        let fields = record.header.fields;
+        let ours = fields.sequence == head.sequence
+            && fields.generation == head.generation
+            && fields.predecessor == head.predecessor;
+        if !ours {
+            return Ok(None);
+        }
+        match record.check(&layout.geometry) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(_) => return Ok(None),
+        }
+        if record.payload().is_err() && !plant.has(Planted::TornRecord) {
+            return Ok(None);
+        }
+        let header = record.header;
+        let behind = Head {
+            offset: at.offset + header.length,
+            sequence: fields.sequence.saturating_add(1),
+            predecessor: header.sum,
+            ..head
+        };
+        let bytes = bytes[..record.head_bytes()].to_vec();
+        Ok(Some(Held { bytes, at, sequence: fields.sequence, head: behind }))
+    }
+
+    /// Holds a valid record, and applies what is known to be durable.
+    async fn advance(&mut self, held: Held) -> Result<()> {
+        let layout = self.layout;
+        let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
+        self.durable = self.durable.max(record.header.fields.durable_through);
+        let mut next = None;
+        for change in record.changes(&layout.geometry) {
+            if let Change::NextSegment(segment) = change? {
+                next = Some(segment);
+            }
+        }
+        self.head = held.head;
+        if let Some(next) = next {
+            self.head.previous = self.head.segment;
+            self.head.segment = None;
+            let Head { sequence, generation, predecessor, .. } = self.head;
+            let beginning = self.headers.get(&sequence).into_iter().flatten();
+            let header = beginning.into_iter().find(|header| {
+                let place = header.segment == next && header.generation == generation;
+                place && header.predecessor == predecessor
+            });
+            self.named = if header.is_some() { None } else { Some(next) };
+            if let Some(header) = header.copied() {
+                self.head = enter(&header, self.head);
+                self.state.space.segments.found(header.segment, Stream::Log);
+            }
+        }
+        self.held_bytes += held.bytes.len();
+        self.held.push_back(held);
+        self.drain().await
+    }
+
+    /// Applies held records from the front, while they are known to be durable.
+    async fn drain(&mut self) -> Result<()> {
+        while let Some(held) = self.held.front() {
+            if held.sequence > self.durable && self.held_bytes <= HELD_BYTES_MAX {
+                break;
+            }
+            let held = self.held.pop_front().expect("looked at it");
+            self.held_bytes -= held.bytes.len();
+            self.apply(&held).await?;
+        }
+        Ok(())
+    }
+
+    /// Applies a record, when all that it changes is in memory.
+    async fn apply(&mut self, held: &Held) -> Result<()> {
+        let layout = self.layout;
+        let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
+        self.state.space.segments.found(held.at.segment, Stream::Log);
+        let changes = record.changes(&layout.geometry).collect::<Result<Vec<_>>>()?;
+        while let Some(want) = self.state.missing(&changes) {
+            if self.state.insert_from_window(want)? {
+                continue;
+            }
+            let ahead = self.state.ahead(want);
+            let part = load::read(self.tree, self.state.root, want, ahead).await?;
+            match ahead.is_window {
+                true => self.state.insert_window(want, part)?,
+                false => self.state.insert_part(want, part)?,
+            };
+        }
+        let resolve = |extent: &Extent<'_>| record.resolve(extent).map(Where::Run);
+        for change in &changes {
+            self.state.apply(change, &resolve).map_err(|error| {
+                let text = format!("record {} at {:?}: {error}", held.sequence, held.at);
+                Error::new(error.kind(), "recover", text)
+            })?;
+            if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change {
+                self.state.space.segments.found(place.segment, Stream::Data);
+            }
+        }
+        self.state.evict();
+        self.last = held.head;
+        self.records += 1;
+        Ok(())
+    }
+
+    /// Whether what a record points at is there.
+    async fn data_is_good(&self, held: &Held) -> Result<bool> {
+        if self.options.plant.has(Planted::UnverifiedData) {
+            return Ok(true);
+        }
+        let layout = self.layout;
+        let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
+        let mut runs = Vec::new();
+        for change in record.changes(&layout.geometry) {
+            if let Change::Map(_, _, extent) = change?
+                && let Source::Run(place) = extent.source
+            {
+                let sums: Vec<u32> = extent.sums.iter_crc32c().collect();
+                runs.push((place, extent.stored_bytes as usize, sums));
+            }
+        }
+        for (place, len, sums) in runs {
+            if place.segment >= layout.segments {
+                return Ok(false);
+            }
+            // Without sums nothing can be verified: the data was flushed before the record was
+            // written.
+            if sums.is_empty() {
+                continue;
+            }
+            let bytes = read_at(self.device, layout.device_offset(place), len).await?;
+            let blocks = bytes.chunks(layout.block_bytes() as usize);
+            if !blocks.map(crc32c).eq(sums) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The bytes of the record that may be at `at`; none if there is no room for one.
+    async fn record_at(&mut self, at: Place) -> Result<Option<&[u8]>> {
+        let layout = self.layout;
+        let left = layout.segment_bytes().saturating_sub(u64::from(at.offset));
+        if at.segment >= layout.segments || left < RECORD_HEADER_BYTES as u64 {
+            return Ok(None);
+        }
+        self.asked = (at, RECORD_HEADER_BYTES as u64);
+        let head = self.window.bytes(at, RECORD_HEADER_BYTES as u64).await?;
+        if !head.starts_with(&MAGIC.to_le_bytes()) {
+            return Ok(None);
+        }
+        let len = match RecordHeader::peek(head, at, &layout.geometry) {
+            Ok(header) => u64::from(header.length),
+            // The sum says whether it is to be believed that this is newer.
+            Err(error) if error.kind() == ErrorKind::Unsupported => left.min(layout.max_record()),
+            Err(_) => return Ok(None),
+        };
+        self.asked = (at, len.min(left));
+        self.window.bytes(at, len.min(left)).await.map(Some)
+    }
+}
+
+/// The record at `at`, if one is there.
+fn open_record<'a>(
+    bytes: &'a [u8],
+    layout: &Layout,
+    at: Place,
+    plant: Plant,
+) -> Result<Record<'a>> {
+    let open = |seal| Record::open(bytes, seal, at, &layout.geometry);
+    match open(layout.seal) {
+        Err(_) if plant.has(Planted::ForgedRecord) => open(Seal::new(&NO_SECRET)),
+        opened => opened,
+    }
+}
+
+/// The head at the start of a segment.
+fn enter(header: &SegmentHeader, from: Head) -> Head {
+    Head {
+        segment: Some(header.segment),
+        previous: from.segment.or(from.previous),
+        offset: header.first_record,
+        sequence: header.first_sequence,
+        generation: header.generation,
+        predecessor: header.predecessor,
+    }
+}

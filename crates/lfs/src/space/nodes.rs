@@ -1,0 +1,512 @@
+//! Tree nodes in segments of the volume: both copies of each in another segment, and each place used again by
+//! itself when two checkpoints do without it.
+//!
+//! ```text
+//! free slot ──allocated──▶ node of a checkpoint ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
+//!
+//!                              └── the checkpoint failed ──▶ free, or limbo if a slot may name it
+//! ```
+//! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not overwritten. N12
+//! the copies of a node lie in different segments. N13 a segment without a node, and with none in limbo, is
+//! free. N14 places of a segment that a write to failed in this life are given out when there are no others
+//! (W18). They count as room all the same: what was promised by them is kept.
+//!
+//! Locks: [`VolumeStore`] takes the state lock to allocate; none across a wait.
+
+use crate::btree::{NodeStore, StoredNode};
+use crate::device::layout::Layout;
+use crate::device::slots::read_at;
+use crate::format::place::{Geometry, Place};
+use crate::log::commit::write_bufs;
+use crate::volume::Inner;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::Mutex;
+use forebay_base::task::BoxFuture;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{BioFlags, DeviceRef};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Slots of one segment.
+struct Slots {
+    /// Bit set: free.
+    free: Vec<u64>,
+    left: u32,
+    /// A write to it failed in this life (N14).
+    has_failed: bool,
+}
+
+/// Places for nodes. See the module.
+pub(crate) struct NodeSlots {
+    geometry: Geometry,
+    segments: BTreeMap<u32, Slots>,
+    /// Segments that the next copies go to.
+    current: [Option<u32>; 2],
+    /// Given up by the newest durable checkpoint.
+    limbo: Vec<Place>,
+    left: u64,
+}
+
+impl NodeSlots {
+    /// No segments.
+    pub fn new(geometry: Geometry) -> Self {
+        let (segments, limbo) = (BTreeMap::new(), Vec::new());
+        Self { geometry, segments, current: [None; 2], limbo, left: 0 }
+    }
+
+    /// Nodes of a segment.
+    pub fn per_segment(&self) -> u32 {
+        self.geometry.segment_bytes() >> self.geometry.node_shift
+    }
+
+    /// Slots that are in use.
+    #[cfg(test)]
+    pub fn used(&self) -> u64 {
+        self.segments.len() as u64 * u64::from(self.per_segment()) - self.left
+    }
+
+    /// Bytes of the maps of slots.
+    #[cfg(test)]
+    pub fn map_bytes(&self) -> usize {
+        self.segments.values().map(|slots| slots.free.len() * 8).sum()
+    }
+
+    /// Whether nodes lie in a segment.
+    #[cfg(test)]
+    pub fn has_segment(&self, segment: u32) -> bool {
+        self.segments.contains_key(&segment)
+    }
+
+    /// Segments more that so many pairs will take, as [`Self::take`] goes through those that there are.
+    pub fn segments_for(&self, mut pairs: u64) -> u64 {
+        let (mut most, mut second) = (0, 0);
+        for left in self.segments.values().map(|slots| u64::from(slots.left)) {
+            second = second.max(left.min(most));
+            most = most.max(left);
+        }
+        if second >= pairs {
+            return 0;
+        }
+        let known = self.segments.iter().map(|(n, slots)| (*n, u64::from(slots.left), slots));
+        let mut left: Vec<(u32, u64, bool)> =
+            known.map(|(n, left, slots)| (n, left, !slots.has_failed)).collect();
+        let at = |n: Option<u32>| left.iter().position(|(segment, ..)| Some(*segment) == n);
+        let mut current = self.current.map(at);
+        let mut more = 0;
+        while pairs > 0 {
+            let emptiest = |not: [Option<usize>; 2]| {
+                let others = (0..left.len()).filter(|n| left[*n].1 > 0 && !not.contains(&Some(*n)));
+                others.max_by_key(|n| (left[*n].2, left[*n].1))
+            };
+            let filled = |n: Option<usize>| n.filter(|n| left[*n].1 > 0 && left[*n].2);
+            let first = filled(current[0]).or_else(|| emptiest([current[1], None]));
+            let first = first.or_else(|| emptiest([None, None]));
+            let second = filled(current[1].filter(|n| Some(*n) != first));
+            let second = second.or_else(|| emptiest([first, None]));
+            let (Some(a), Some(b)) = (first, second) else {
+                more += 1;
+                left.push((u32::MAX, u64::from(self.per_segment()), true));
+                continue;
+            };
+            let taken = left[a].1.min(left[b].1).min(pairs);
+            (left[a].1, left[b].1) = (left[a].1 - taken, left[b].1 - taken);
+            pairs -= taken;
+            current = [first, second];
+        }
+        more
+    }
+
+    /// A segment more, all of it free.
+    pub fn add(&mut self, segment: u32) {
+        let per = self.per_segment();
+        let slots = Slots { free: all_free(per), left: per, has_failed: false };
+        if self.segments.insert(segment, slots).is_none() {
+            self.left += u64::from(per);
+        }
+    }
+
+    /// A segment in which the usage table says that nodes lie. It takes memory for its slots when
+    /// the first node is [`found`](Self::found) there; until then nothing is allocated in it, and
+    /// [`release`](Self::release) removes it.
+    pub fn adopt(&mut self, segment: u32) {
+        let left = self.per_segment();
+        let slots = Slots { free: Vec::new(), left, has_failed: false };
+        if self.segments.insert(segment, slots).is_none() {
+            self.left += u64::from(left);
+        }
+    }
+
+    /// A write to this segment failed (N14), if nodes lie there.
+    pub fn fail(&mut self, segment: u32) {
+        if let Some(slots) = self.segments.get_mut(&segment) {
+            slots.has_failed = true;
+        }
+    }
+
+    /// Whether one of the next copies goes to a segment that a write to failed, if there is no other one.
+    pub fn lacks_sound(&self) -> bool {
+        let with_room = |failed: bool| {
+            let these = self.segments.values();
+            these.filter(move |slots| slots.left > 0 && slots.has_failed == failed).count()
+        };
+        let failed = with_room(true);
+        failed > 0 && with_room(false) < 2
+    }
+
+    /// The segment, and the one that lacks most: the two copies cannot go there. None: they can.
+    pub fn wants_segment(&self) -> bool {
+        self.segments.values().filter(|slots| slots.left > 0).count() < 2
+    }
+
+    /// Places for both copies (N12). None: [`wants_segment`](Self::wants_segment).
+    pub fn take(&mut self) -> Option<[Place; 2]> {
+        let first = self.side(0, None)?;
+        let second = self.side(1, Some(first))?;
+        self.current = [Some(first), Some(second)];
+        Some([self.slot(first)?, self.slot(second)?])
+    }
+
+    /// The segment for a copy: the one that is being filled, else the emptiest (N14).
+    fn side(&self, n: usize, not: Option<u32>) -> Option<u32> {
+        let has_room = |segment: &u32| {
+            Some(*segment) != not && self.segments.get(segment).is_some_and(|s| s.left > 0)
+        };
+        let emptiest = || {
+            let others = self.segments.iter().filter(|(segment, _)| {
+                has_room(segment) && (n == 1 || self.current[1] != Some(**segment))
+            });
+            let by_room = |(_, slots): &(&u32, &Slots)| (!slots.has_failed, slots.left);
+            others.max_by_key(by_room).map(|(segment, _)| *segment)
+        };
+        let any = || self.segments.keys().copied().find(has_room);
+        let is_sound = |n: &u32| self.segments.get(n).is_some_and(|slots| !slots.has_failed);
+        let filled = self.current[n].filter(|n| has_room(n) && is_sound(n));
+        filled.or_else(emptiest).or_else(any)
+    }
+
+    fn slot(&mut self, segment: u32) -> Option<Place> {
+        let slots = self.segments.get_mut(&segment)?;
+        let (word, bits) = slots.free.iter_mut().enumerate().find(|(_, bits)| **bits != 0)?;
+        let bit = bits.trailing_zeros();
+        *bits &= !(1 << bit);
+        slots.left -= 1;
+        self.left -= 1;
+        Some(Place::new(segment, (word as u32 * 64 + bit) << self.geometry.node_shift))
+    }
+
+    fn bit(&mut self, place: Place) -> Option<(&mut Slots, usize, u64)> {
+        let (n, per) = (place.offset >> self.geometry.node_shift, self.per_segment());
+        let slots = self.segments.get_mut(&place.segment)?;
+        if slots.free.is_empty() {
+            slots.free = all_free(per);
+        }
+        Some((slots, (n / 64) as usize, 1 << (n % 64)))
+    }
+
+    /// Recovery found a node there. False: somebody has the place, or it is in no segment of the tree.
+    pub fn found(&mut self, place: Place) -> bool {
+        let Some((slots, word, bit)) = self.bit(place) else { return false };
+        if slots.free[word] & bit == 0 {
+            return false;
+        }
+        slots.free[word] &= !bit;
+        slots.left -= 1;
+        self.left -= 1;
+        true
+    }
+
+    /// Nothing refers to these any more.
+    pub fn give_back(&mut self, places: impl IntoIterator<Item = Place>) {
+        for place in places {
+            let Some((slots, word, bit)) = self.bit(place) else { continue };
+            debug_assert!(slots.free[word] & bit == 0, "N11: {place:?} was taken");
+            slots.free[word] |= bit;
+            slots.left += 1;
+            self.left += 1;
+        }
+    }
+
+    /// These are free when a checkpoint more is durable.
+    pub fn hold(&mut self, places: impl IntoIterator<Item = Place>) {
+        self.limbo.extend(places);
+    }
+
+    /// A checkpoint is durable that gave these up: those that the one before gave up are free. The segments
+    /// that have no node any more (N13).
+    pub fn settle(&mut self, given_up: Vec<Place>) -> Vec<u32> {
+        let free = std::mem::replace(&mut self.limbo, given_up);
+        self.give_back(free);
+        let released = self.release();
+        self.pack();
+        released
+    }
+
+    /// Where nodes could lie in two segments less, the next ones go where most are that stay: so the others
+    /// come free (N13).
+    fn pack(&mut self) {
+        let per = u64::from(self.per_segment());
+        if self.segments.len() <= 2 || self.left + (self.limbo.len() as u64) < 2 * per {
+            return;
+        }
+        let mut gone: BTreeMap<u32, u32> = BTreeMap::new();
+        self.limbo.iter().for_each(|place| *gone.entry(place.segment).or_default() += 1);
+        let with_room = self.segments.iter().filter(|(_, slots)| slots.left > 0);
+        let empty = |(segment, slots): (&u32, &Slots)| {
+            let left = slots.left + gone.get(segment).copied().unwrap_or(0);
+            (slots.has_failed, left, *segment)
+        };
+        let mut fullest: Vec<(bool, u32, u32)> = with_room.map(empty).collect();
+        fullest.sort_unstable();
+        if let [(.., first), (.., second), ..] = fullest[..] {
+            self.current = [Some(first), Some(second)];
+        }
+    }
+
+    /// Lets segments go that have no node (N13).
+    pub fn release(&mut self) -> Vec<u32> {
+        let per = self.per_segment();
+        let empty = self.segments.iter().filter(|(_, slots)| slots.left == per);
+        let empty: Vec<u32> = empty.map(|(segment, _)| *segment).collect();
+        for segment in &empty {
+            self.segments.remove(segment);
+            self.left -= u64::from(per);
+            for current in &mut self.current {
+                *current = current.filter(|current| current != segment);
+            }
+        }
+        empty
+    }
+}
+
+/// So many slots, a bit each, all free.
+fn all_free(slots: u32) -> Vec<u64> {
+    let mut free = vec![u64::MAX; slots.div_ceil(64) as usize];
+    if !slots.is_multiple_of(64) {
+        free[(slots / 64) as usize] = (1 << (slots % 64)) - 1;
+    }
+    free
+}
+
+/// Reads and writes nodes; allocates in the volume's space.
+pub(crate) struct VolumeStore {
+    device: DeviceRef,
+    layout: Layout,
+    /// Set when the volume is open.
+    inner: OnceLock<Weak<Inner>>,
+    /// Places that were taken before: they are given out first.
+    reserved: Mutex<Vec<[Place; 2]>>,
+}
+
+/// See [`VolumeStore::reserve`].
+pub(crate) struct Reserved<'a>(&'a VolumeStore);
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.0.reserved.lock().clear();
+    }
+}
+
+impl VolumeStore {
+    /// Of a volume on `device`.
+    pub fn new(device: DeviceRef, layout: Layout) -> Self {
+        Self { device, layout, inner: OnceLock::new(), reserved: Mutex::default() }
+    }
+
+    /// From now on there is something to allocate in.
+    pub fn attach(&self, inner: Weak<Inner>) {
+        if self.inner.set(inner).is_err() {
+            debug_assert!(false, "attached once");
+        }
+    }
+
+    /// These are given out next, the last first, as long as the answer is kept: who takes them may be dropped
+    /// half way, and what is left is nobody's then.
+    pub fn reserve(&self, places: Vec<[Place; 2]>) -> Reserved<'_> {
+        *self.reserved.lock() = places;
+        Reserved(self)
+    }
+
+    /// Two places.
+    pub fn take(&self) -> Result<[Place; 2]> {
+        if let Some(places) = self.reserved.lock().pop() {
+            return Ok(places);
+        }
+        let closed = || Error::new(ErrorKind::Shutdown, "allocate", "the volume is not open");
+        let inner = self.inner.get().and_then(Weak::upgrade).ok_or_else(closed)?;
+        let places = inner.state.lock().take_node()?;
+        Ok(places)
+    }
+
+    async fn read_node(&self, place: Place) -> Result<AlignedBuf> {
+        let (layout, len) = (&self.layout, self.layout.geometry.node_bytes());
+        if place.segment >= layout.segments {
+            let text = format!("a node at {place:?}, behind the last segment");
+            return Err(Error::new(ErrorKind::Corrupt, "read", text));
+        }
+        layout.geometry.check_run("tree node", place, len as u64)?;
+        read_at(&self.device, layout.device_offset(place), len).await
+    }
+
+    async fn read_nodes(&self, places: &[Place]) -> Result<AlignedBuf> {
+        let (layout, len) = (&self.layout, self.layout.geometry.node_bytes());
+        // Within the segment: a run that is none is no node.
+        let room = layout.segment_bytes().saturating_sub(u64::from(places[0].offset));
+        let room = room as usize / len;
+        let most = self.device.limits().max_transfer as usize / len;
+        let count = places.len().min(room).min(most);
+        if count < 2 || places[0].segment >= layout.segments {
+            return self.read_node(places[0]).await;
+        }
+        layout.geometry.check_run("tree nodes", places[0], (count * len) as u64)?;
+        read_at(&self.device, layout.device_offset(places[0]), count * len).await
+    }
+
+    /// Neighbours go out in one transfer, within a segment: if one fails, that is the segment where (N14).
+    fn in_runs(&self, copies: &[(u64, &[u8])]) -> Vec<(u64, AlignedBuf)> {
+        let (layout, len) = (&self.layout, self.layout.geometry.node_bytes());
+        let most = (self.device.limits().max_transfer as usize / len).max(1);
+        let left = |offset: u64| {
+            let at = layout.place_at(offset).map_or(0, |at| u64::from(at.offset));
+            (layout.segment_bytes() - at) as usize / len
+        };
+        let (mut writes, mut rest) = (Vec::new(), copies);
+        while let [(offset, _), ..] = rest {
+            let next_to = |(n, (at, _)): &(usize, &(u64, &[u8]))| *at == offset + (n * len) as u64;
+            let most = most.min(left(*offset));
+            let count = rest.iter().enumerate().take(most).take_while(next_to).count().max(1);
+            let mut run = AlignedBuf::new(count * len);
+            for (to, (_, from)) in run.chunks_exact_mut(len).zip(rest) {
+                to.copy_from_slice(from);
+            }
+            writes.push((*offset, run));
+            rest = &rest[count..];
+        }
+        writes
+    }
+
+    async fn write_nodes(&self, nodes: Vec<Arc<StoredNode>>) -> Result<()> {
+        let mut copies: Vec<(u64, &[u8])> = Vec::with_capacity(2 * nodes.len());
+        for node in &nodes {
+            let places = node.places();
+            copies.extend(places.map(|place| (self.layout.device_offset(place), node.bytes())));
+        }
+        copies.sort_unstable_by_key(|(offset, _)| *offset);
+        let writes = self.in_runs(&copies);
+        drop(nodes);
+        let mut failed = Vec::new();
+        let inner = self.inner.get().and_then(Weak::upgrade);
+        let hold = inner.map(|inner| inner.checkpoints.turns.hold()).unwrap_or_default();
+        let flags = BioFlags::BACKGROUND;
+        let done = write_bufs(&self.device, writes, flags, &mut failed, hold).await;
+        if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
+            inner.writes_failed(&failed);
+        }
+        done
+    }
+}
+
+impl NodeStore for VolumeStore {
+    fn read(&self, place: Place) -> BoxFuture<'_, Result<AlignedBuf>> {
+        Box::pin(self.read_node(place))
+    }
+
+    fn read_run<'a>(&'a self, places: &'a [Place]) -> BoxFuture<'a, Result<AlignedBuf>> {
+        Box::pin(self.read_nodes(places))
+    }
+
+    fn offset_of(&self, place: Place) -> Option<u64> {
+        let is_there = place.segment < self.layout.segments;
+        is_there.then(|| self.layout.device_offset(place))
+    }
+
+    fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>> {
+        Box::pin(std::future::ready(self.take()))
+    }
+
+    fn write(&self, nodes: Vec<Arc<StoredNode>>) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.write_nodes(nodes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// N11 to N13.
+    #[test]
+    fn n11_n12_n13_slots_come_back_after_two_checkpoints() {
+        let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
+        assert!(slots.take().is_none() && slots.wants_segment());
+        [4, 9].into_iter().for_each(|segment| slots.add(segment));
+        let pairs: Vec<[Place; 2]> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!((pairs.len(), slots.left, slots.wants_segment()), (16, 0, true));
+        for [first, second] in &pairs {
+            assert_ne!(first.segment, second.segment, "N12");
+        }
+        assert!(slots.settle(pairs[..3].concat()).is_empty());
+        assert!(slots.take().is_none(), "N11: the checkpoint before has them");
+        assert!(slots.settle(pairs[3..].concat()).is_empty());
+        assert_eq!(slots.left, 6);
+        slots.add(11);
+        let pair = slots.take().unwrap();
+        assert_ne!(pair[0].segment, pair[1].segment);
+        assert!(!slots.found(pair[0]), "it is taken");
+        slots.give_back(pair);
+        assert_eq!(slots.settle(Vec::new()), [4, 9, 11], "N13");
+        assert!(!slots.found(pair[0]) && slots.left == 0);
+    }
+
+    /// Few nodes that were left in many segments kept those for good, on a volume that was emptied: each new
+    /// pair went to the emptiest ones.
+    #[test]
+    fn n13_few_nodes_come_together() {
+        let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
+        (0..6).for_each(|segment| slots.add(segment));
+        let pairs: Vec<[Place; 2]> = std::iter::from_fn(|| slots.take()).collect();
+        // One that stays, in the last segments; the others go.
+        let (stays, gone) = pairs.split_last().unwrap();
+        slots.settle(gone.concat());
+        slots.settle(Vec::new());
+        let mut last: Option<[Place; 2]> = None;
+        for _ in 0..4 {
+            let taken = slots.take().unwrap();
+            slots.settle(last.replace(taken).map_or(Vec::new(), |old| old.to_vec()));
+        }
+        let stays: Vec<u32> = stays.iter().map(|place| place.segment).collect();
+        let found: Vec<u32> = slots.segments.keys().copied().collect();
+        assert_eq!(found.len(), 2, "{found:?}, one is in {stays:?}");
+    }
+
+    /// A checkpoint was promised free slots that lie in one segment, where both copies of a node cannot go,
+    /// and then wanted a segment that nobody had kept for it.
+    #[test]
+    fn p13_segments_that_pairs_will_take() {
+        for seed in 0..300u64 {
+            let mut rng = seed;
+            let mut pick = |n: u64| forebay_base::world::split_mix(&mut rng) % n;
+            let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
+            (0..pick(6) as u32).for_each(|n| slots.add(n));
+            let mut taken = Vec::new();
+            for _ in 0..pick(60) {
+                taken.extend(slots.take().into_iter().flatten());
+                if pick(2) == 0 && !taken.is_empty() {
+                    let place = taken.swap_remove(pick(taken.len() as u64) as usize);
+                    slots.give_back([place]);
+                }
+            }
+            for _ in 0..pick(3) {
+                slots.fail(pick(6) as u32);
+            }
+            let (pairs, mut added) = (1 + pick(40), 0);
+            let told = slots.segments_for(pairs);
+            for _ in 0..pairs {
+                while slots.wants_segment() {
+                    slots.add(100 + added);
+                    added += 1;
+                }
+                slots.take().unwrap();
+            }
+            assert_eq!(told, u64::from(added), "seed {seed}: {pairs} pairs");
+        }
+    }
+}

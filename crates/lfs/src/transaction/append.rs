@@ -1,0 +1,240 @@
+//! Changes become a record: encoded, applied and queued in one hold of the state lock.
+//!
+//! Invariant T11 what does not fit, or has no room in the log, has changed nothing.
+//!
+//! Lock: the state lock, held by the caller.
+
+use crate::format::change::Change;
+use crate::format::corrupt;
+use crate::format::extent::{Extent, Source};
+use crate::format::record::{RECORD_HEADER_BYTES, RecordKind};
+use crate::log::{Payload, Pending, Run};
+use crate::map::overlay::Where;
+use crate::names::lookup::{Stop, Tried, needed};
+use crate::space::admission::Growth;
+use crate::space::{Beside, Need};
+use crate::transaction::state::State;
+use forebay_base::codec::Writer;
+use forebay_base::{Error, ErrorKind, Result};
+
+/// What a change adds to the bytes of the tree, about.
+const CHANGE_BYTES: u64 = 600;
+
+/// Room that a change without anything of variable length needs at most, bytes.
+const CHANGE_BYTES_MAX: usize = 320;
+
+/// What goes into a record beside its changes.
+#[derive(Default)]
+pub(crate) struct Content {
+    pub payload: Option<Payload>,
+    /// The record that is queued last takes it up, behind so many bytes of content ([`State::joins`]).
+    pub joins: Option<u64>,
+    pub runs: Vec<Run>,
+    /// The reservation that its room was promised with.
+    pub share: Option<u64>,
+}
+
+fn upper(change: &Change<'_>) -> usize {
+    CHANGE_BYTES_MAX
+        + match change {
+            Change::CreateInode(_, _, target) => target.len(),
+            Change::InsertEntry(entry) | Change::RemoveEntry(entry) => entry.name.len(),
+            Change::Rename(rename) => rename.from.name.len() + rename.to.name.len(),
+            Change::SetXattr(_, name, value) => name.len() + value.len(),
+            Change::RemoveXattr(_, name) => name.len(),
+            Change::Map(_, _, extent) => extent.sums.bytes.len(),
+            _ => 0,
+        }
+}
+
+/// Items of the tree that a change touches, about: those that it names, and either end of what is cut off.
+fn entries_of(change: &Change<'_>) -> u64 {
+    match change {
+        Change::SetAttributes(..) | Change::AddOrphan(_) | Change::RemoveOrphan(_) => 1,
+        Change::InsertEntry(_) | Change::RemoveEntry(_) => 2,
+        Change::Map(..) | Change::Punch(..) => 2,
+        Change::Grow(_) | Change::Truncate(_) | Change::ReplaceData(..) => 3,
+        _ => 6,
+    }
+}
+
+impl State {
+    /// Applies changes as one record and queues it: its ticket. `NoSpace`, `InvalidInput`: T11.
+    pub fn append(&mut self, changes: &[Change<'_>], need: Need) -> Result<u64> {
+        self.append_with(changes, Content::default(), need)
+    }
+
+    /// The same, for an operation that may be tried again.
+    pub fn try_append(&mut self, changes: &[Change<'_>], need: Need) -> Tried<u64> {
+        match self.missing(changes) {
+            Some(want) => Err(Stop::Missing(want)),
+            None => Ok(self.append(changes, need)?),
+        }
+    }
+
+    /// [`State::append`] with content.
+    pub fn append_with(
+        &mut self,
+        changes: &[Change<'_>],
+        content: Content,
+        need: Need,
+    ) -> Result<u64> {
+        // A write that reserved its place before the volume turned read-only is published: its
+        // caller is told that it succeeded (F11).
+        if need != Need::Outstanding || !self.is_stopped() {
+            self.check_writable("append")?;
+        }
+        // Changes accepted earlier are bounded by the limit on dirty data.
+        if let Some(error) = self.overfull().filter(|_| need != Need::Outstanding).cloned() {
+            self.fate.is_refused = true;
+            return Err(error);
+        }
+        let body = self.encode(changes)?;
+        let staged = content.payload.as_ref().map(|payload| payload.staged.clone());
+        let payload_bytes = staged.as_ref().map_or(0, |staged| staged.end - staged.start);
+        let cost = self.layout.cost(body.len() as u64, payload_bytes);
+        self.check_inodes(changes)?;
+        let growth = Growth {
+            entries: changes.iter().map(entries_of).sum(),
+            bytes: body.len() as u64 + CHANGE_BYTES * changes.len() as u64,
+        };
+        self.take_promise(cost, content.share, need, growth)?;
+        let before = content.joins.unwrap_or(0);
+        let resolve = |extent: &Extent<'_>| match (extent.source, &staged) {
+            (Source::Run(place), _) => Ok(Where::Run(place)),
+            (Source::Inline(at), Some(staged)) if u64::from(at) >= before => {
+                Ok(Where::Staged(staged.start + u64::from(at) - before))
+            }
+            _ => Err(Error::new(ErrorKind::InvalidInput, "append", "inline without content")),
+        };
+        for change in changes {
+            if let Err(error) = self.apply(change, &resolve) {
+                self.space.settle(cost);
+                return Err(error);
+            }
+        }
+        self.count_nodes();
+        let Content { payload, runs, mut joins, .. } = content;
+        if payload.is_none() && runs.is_empty() && self.ends_in_content() {
+            joins = self.joins(changes, 0);
+        }
+        let (kind, changes) = (RecordKind::Changes, changes.len() as u32);
+        let payloads = payload.into_iter().collect();
+        let cut = None;
+        let record = Pending { ticket: 0, kind, body, changes, payloads, runs, cost, cut };
+        Ok(if joins.is_some() { self.join(record) } else { self.enqueue(record) })
+    }
+
+    /// Whether content of so many bytes, with so many bytes of changes, may go into the record that is queued
+    /// last: bytes of content in there. Then what it takes of the log beside its blocks is little, and small
+    /// files lie side by side. That record is to be written as a whole or not at all, as each is.
+    pub fn joins(&self, changes: &[Change<'_>], payload_bytes: u64) -> Option<u64> {
+        let last = self.queue.back().filter(|last| {
+            last.kind == RecordKind::Changes && last.cut.is_none() && last.runs.is_empty()
+        })?;
+        let body = last.body.len() + changes.iter().map(upper).sum::<usize>();
+        let there = last.payload_bytes();
+        let len = self.layout.record_bytes(body as u64, there + payload_bytes);
+        let fits = len + 2 * u64::from(self.layout.align) <= self.layout.max_record()
+            && there + payload_bytes <= self.layout.max_inline();
+        fits.then_some(there)
+    }
+
+    /// The record that is queued last has content. What happens to names between the contents of two files
+    /// joins it, too: they would not share a record otherwise.
+    fn ends_in_content(&self) -> bool {
+        self.queue.back().is_some_and(|last| !last.payloads.is_empty())
+    }
+
+    /// The ticket of the record that was queued last, which has taken this one up.
+    fn join(&mut self, record: Pending) -> u64 {
+        self.queued_bytes += record.payload_bytes();
+        let last =
+            self.queue.back_mut().expect("it was there when the content was said to join it");
+        debug_assert!(record.runs.is_empty(), "it has content of its own");
+        last.body.extend_from_slice(&record.body);
+        last.changes += record.changes;
+        last.payloads.extend(record.payloads);
+        last.cost += record.cost;
+        last.ticket
+    }
+
+    /// T11: what changes name is there.
+    fn check_inodes(&self, changes: &[Change<'_>]) -> Result<()> {
+        let mut made = Vec::new();
+        for change in changes {
+            if let Change::CreateInode(ino, ..) = change {
+                made.push(*ino);
+            }
+            let gone =
+                |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains_key(ino);
+            if let Some(ino) = needed(change).into_iter().find(gone) {
+                return Err(corrupt("change", format!("names inode {ino}, which is not there")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Room in the log: of the reservation's share as far as that goes.
+    fn take_promise(
+        &mut self,
+        cost: u64,
+        share: Option<u64>,
+        need: Need,
+        growth: Growth,
+    ) -> Result<()> {
+        let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |promise| promise.cost);
+        let taken = there.min(cost);
+        self.promise(cost - taken, need, growth)?;
+        if let Some(promise) = share.and_then(|key| self.shares.get_mut(&key)) {
+            promise.cost -= taken;
+        }
+        Ok(())
+    }
+
+    /// Queues a mark. Its room was promised with the records that it follows.
+    pub fn append_mark(&mut self) -> u64 {
+        self.enqueue_mark(0, None)
+    }
+
+    /// Queues the mark that a checkpoint ends with. It is not refused: without checkpoints there never is
+    /// room. `moves`: the log goes on in another segment with it.
+    pub fn append_cut(&mut self, moves: bool) -> u64 {
+        let cost = self.layout.cost(0, 0);
+        let room = Beside { pairs: self.checkpoint_nodes(Growth::default()), ..Beside::default() };
+        let promised = self.space.promise(cost, Need::Outstanding, &room);
+        debug_assert!(promised.is_ok(), "what is owed is not refused");
+        self.enqueue_mark(cost, Some(moves))
+    }
+
+    fn enqueue_mark(&mut self, cost: u64, cut: Option<bool>) -> u64 {
+        let kind = RecordKind::Mark;
+        let (body, runs, payloads) = (Vec::new(), Vec::new(), Vec::new());
+        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, cost, cut })
+    }
+
+    fn enqueue(&mut self, record: Pending) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.queued_bytes += record.payload_bytes();
+        self.queue.push_back(Pending { ticket, ..record });
+        ticket
+    }
+
+    /// The body of a record: `NoSpace` if no record can be so long.
+    fn encode(&self, changes: &[Change<'_>]) -> Result<Vec<u8>> {
+        let mut body = vec![0; changes.iter().map(upper).sum()];
+        let mut writer = Writer::new("record", &mut body);
+        for change in changes {
+            change.encode_into(&mut writer, &self.layout.geometry)?;
+        }
+        let len = writer.position();
+        body.truncate(len);
+        let room = self.layout.max_record() - 2 * u64::from(self.layout.align);
+        if (len + RECORD_HEADER_BYTES) as u64 > room {
+            let text = format!("{len} bytes of changes are more than a record takes");
+            return Err(Error::new(ErrorKind::NoSpace, "append", text));
+        }
+        Ok(body)
+    }
+}

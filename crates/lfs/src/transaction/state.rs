@@ -1,0 +1,599 @@
+//! What the volume holds: inodes, names, attributes, where content is. Changed by [`State::apply`] alone,
+//! live and in replay.
+//!
+//! Invariants: S11 what a record says and what is applied is the same thing: a change that is appended is
+//! applied in the same hold of the lock, so that the order of the log is the order in which things happened.
+//! S12 an inode is here while it has a name, is open, or is an orphan of the last life. S13 ids are never
+//! given out twice.
+//! S14 `times_moved` alone is ahead of the log: times that a sync of all metadata still has to write.
+//! `recorded` is what the log says. S15 what a record says of content was not overruled before it: whoever
+//! publishes leaves out what something younger is known of, so that in the log the later one counts.
+//!
+//! No locks: the volume's state lock covers it.
+
+use crate::btree::empty_root;
+use crate::checkpoint::Frozen;
+use crate::device::layout::Layout;
+use crate::files::closed::Left;
+use crate::files::content::{Content, Lingering};
+use crate::format::change::{Change, Entry, Rename, Size};
+use crate::format::corrupt;
+use crate::format::extent::Extent;
+use crate::format::inode::{FileType, Inode};
+use crate::format::item::EntryItem;
+use crate::format::key::Cookie;
+use crate::format::place::Place;
+use crate::format::superblock::{FILES_TREE, TreeRoot};
+use crate::log::Pending;
+use crate::map::overlay::{Overlay, Piece, Sums, Where};
+use crate::names::attributes::assign;
+use crate::names::directory::Directory;
+use crate::names::evict::Cache;
+use crate::names::items::Items;
+use crate::names::scan_cache::Windows;
+use crate::recover::read_only::Fate;
+use crate::space::Space;
+use crate::space::admission::{Dirt, Growth};
+use crate::space::alloc::runs::Room;
+use forebay_base::{Error, Result};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An inode, and what hangs on it.
+pub(crate) struct Node {
+    /// Attributes; the size is the one that recovery would find.
+    pub inode: Inode,
+    /// The same, without what is ahead of the log (S14).
+    pub recorded: Inode,
+    /// Of a symbolic link.
+    pub target: Box<[u8]>,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    /// Where the attributes are in the tree, by name.
+    pub cookies: BTreeMap<Box<[u8]>, Cookie>,
+    /// Of a directory.
+    pub entries: Directory,
+    /// Open files.
+    pub opens: u32,
+    /// It never had a name and may get one.
+    pub linkable: bool,
+    /// S14.
+    pub times_moved: bool,
+    /// Records that told its size were changed: the size is to be told again.
+    pub regrow: bool,
+    /// Of a regular file that is open or owes something.
+    pub content: Option<Arc<Content>>,
+    /// Bytes that it was counted with.
+    pub counted_bytes: usize,
+    /// When it was loaded, by the cache's clock.
+    pub loaded: u64,
+    /// Since the hand of the cache passed by.
+    pub looked_at: Cell<bool>,
+}
+
+impl Node {
+    /// One that nobody has open.
+    pub fn new(inode: Inode, target: &[u8]) -> Self {
+        Self {
+            inode,
+            recorded: inode,
+            target: target.into(),
+            xattrs: BTreeMap::new(),
+            cookies: BTreeMap::new(),
+            entries: Directory::default(),
+            opens: 0,
+            linkable: false,
+            times_moved: false,
+            regrow: false,
+            content: None,
+            counted_bytes: 0,
+            loaded: 0,
+            looked_at: Cell::new(false),
+        }
+    }
+
+    /// Changes what is and what is recorded.
+    fn change(&mut self, change: impl Fn(&mut Inode)) {
+        change(&mut self.inode);
+        change(&mut self.recorded);
+    }
+
+    /// Bytes, those that are not written out yet included; none: what is stored counts.
+    pub fn live_size(&self) -> Option<u64> {
+        self.content.as_ref().map(|content| content.file.size())
+    }
+
+    /// Where its cached content ends, which a write that makes the file longer moves before its
+    /// bytes are there.
+    pub fn end(&self) -> Option<u64> {
+        self.content.as_ref().map(|content| content.file.end())
+    }
+}
+
+impl Node {
+    /// The size that recovery surely finds.
+    pub fn published(&self) -> u64 {
+        if self.regrow { 0 } else { self.inode.size }
+    }
+}
+
+/// Why an inode cannot be synced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lost {
+    /// A size found no room in the log; it is tried again.
+    Size,
+    /// The device did not give content back: until that is written anew, or cut off.
+    Run,
+    /// Content found no room in the log: until everybody has closed it.
+    Data,
+}
+
+/// Content that was owed and is written out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OwedWritten {
+    /// Durable with this ticket.
+    pub upto: u64,
+    /// How often failed flushes have taken some of it, and how often it was written again for that.
+    pub lost: u32,
+    /// See `lost`.
+    pub healed: u32,
+}
+
+impl OwedWritten {
+    /// Nothing of it is durable.
+    pub const ON_ITS_WAY: Self = Self { upto: u64::MAX, lost: 0, healed: 0 };
+}
+
+/// What a reservation holds.
+pub(crate) struct Promise {
+    /// Of the log, bytes.
+    pub cost: u64,
+    /// How often the log had failed when it was made.
+    pub failures: u64,
+    /// The next sequence then; for a planted mistake.
+    pub sequence: u64,
+    /// Segments of its runs, one for each.
+    pub segments: Vec<u32>,
+    /// Accepted content that has its room now, bytes (P21).
+    pub bytes: u64,
+    /// Of its places.
+    pub flying_bytes: u64,
+    /// What its records add to the tree.
+    pub growth: Growth,
+}
+
+/// Bytes of an extent in the tree, without its sums.
+pub(crate) const MAP_ITEM_BYTES: u64 = 80;
+/// The same of a short one of one block, which takes no more in memory.
+const SHORT_ITEM_BYTES: u64 = 52;
+
+fn missing(ino: u64) -> Error {
+    corrupt("change", format!("names inode {ino}, which is not there"))
+}
+
+/// See the module.
+pub(crate) struct State {
+    pub layout: Layout,
+    pub space: Space,
+    /// What of data segments is given out and not in use.
+    pub room: Room,
+    /// Inodes that are in memory: in boxes, for a map leaves half of its places empty.
+    pub nodes: BTreeMap<u64, Box<Node>>,
+    /// What of them stays there.
+    pub cache: Cache,
+    /// Inodes that somebody goes through, as they are stored.
+    pub windows: Windows,
+    /// How many inodes there are, in memory or not.
+    pub inodes: u64,
+    /// Changes of content since the last freeze, by data id.
+    pub data: BTreeMap<u64, Overlay>,
+    /// Names and attributes that have changed since the last freeze.
+    pub items: Items,
+    /// What a checkpoint is merging into the tree.
+    pub frozen: Option<Frozen>,
+    /// The tree of the newest durable checkpoint.
+    pub root: TreeRoot,
+    /// Data ids below may be in the tree, or frozen.
+    pub tree_data_ids: u64,
+    /// Inodes, by their data ids.
+    pub owners: BTreeMap<u64, u64>,
+    pub orphans: BTreeSet<u64>,
+    /// Inodes whose times have moved (S14).
+    pub moved: BTreeSet<u64>,
+    pub next_ino: u64,
+    pub next_data_id: u64,
+    /// Volume-wide sequence of content.
+    pub next_sequence: u64,
+    /// Records that are applied and not laid out, in order (S11).
+    pub queue: VecDeque<Pending>,
+    /// Bytes of content in it.
+    pub queued_bytes: u64,
+    /// Of the next record.
+    pub next_ticket: u64,
+    /// Promises of reservations, by their first offset.
+    pub shares: BTreeMap<u64, Promise>,
+    /// Sums of their bytes and growth.
+    pub shared_bytes: u64,
+    /// See `shared_bytes`.
+    pub shared_growth: Growth,
+    /// Bytes of places of all reservations.
+    pub flying_bytes: u64,
+    /// Content that got its place since the last freeze, bytes.
+    pub fresh_bytes: u64,
+    /// Content that was accepted.
+    pub dirt: Arc<Dirt>,
+    /// Content of inodes that were removed; its dirt is to be dropped.
+    pub removed: Vec<Arc<Content>>,
+    /// Inodes that are closed and may owe something.
+    pub lingering: Lingering,
+    /// Files that are closed, and whose content may be in the cache.
+    pub left: Left,
+    /// Inodes without a name or an opener that there was no room to remove.
+    pub unremoved: BTreeSet<u64>,
+    /// Inodes that were cut to nothing, and not closed by everybody since; they need not be in memory.
+    pub cut: BTreeSet<u64>,
+    /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
+    /// later ends.
+    pub owed: BTreeMap<u64, u64>,
+    /// Those that were written out, and are not known to be durable.
+    pub owed_written: BTreeMap<u64, OwedWritten>,
+    /// Inodes that cannot be synced.
+    pub unpublished: BTreeSet<(u64, Lost)>,
+    /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
+    pub lost: Vec<(Place, u64)>,
+    /// Content that was removed since the volume was opened, bytes, about.
+    pub removed_bytes: u64,
+    /// Of that, what two checkpoints have made free.
+    pub settled_bytes: u64,
+    /// Nodes of the tree, about.
+    pub tree_nodes: u64,
+    /// Changes of content since the last freeze, and the bytes that they take in the tree, about.
+    pub maps: (u64, u64),
+    /// What the cleaner has found live, and copies with, takes in memory, bytes.
+    pub cleaning_bytes: u64,
+    /// Nothing is changed: the volume is open for reading, or turned read-only.
+    pub is_read_only: bool,
+    /// How checkpoints fare.
+    pub fate: Fate,
+    /// The volume was closed: the newest slot says that nothing follows.
+    pub is_closed: bool,
+}
+
+impl State {
+    /// Nothing, not even a root.
+    pub fn new(layout: Layout) -> Self {
+        Self {
+            layout,
+            space: Space::new(layout),
+            room: Room::new(&layout),
+            nodes: BTreeMap::new(),
+            cache: Cache::new(),
+            windows: Windows::default(),
+            inodes: 0,
+            data: BTreeMap::new(),
+            items: Items::default(),
+            frozen: None,
+            root: empty_root(FILES_TREE, 0),
+            tree_data_ids: 1,
+            owners: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            moved: BTreeSet::new(),
+            next_ino: 1,
+            next_data_id: 1,
+            next_sequence: 1,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            next_ticket: 1,
+            shares: BTreeMap::new(),
+            shared_bytes: 0,
+            shared_growth: Growth::default(),
+            flying_bytes: 0,
+            fresh_bytes: 0,
+            dirt: Arc::default(),
+            removed: Vec::new(),
+            lingering: Lingering::default(),
+            left: Left::default(),
+            unremoved: BTreeSet::new(),
+            cut: BTreeSet::new(),
+            owed: BTreeMap::new(),
+            owed_written: BTreeMap::new(),
+            unpublished: BTreeSet::new(),
+            lost: Vec::new(),
+            removed_bytes: 0,
+            settled_bytes: 0,
+            tree_nodes: 0,
+            maps: (0, 0),
+            cleaning_bytes: 0,
+            is_read_only: false,
+            fate: Fate::default(),
+            is_closed: false,
+        }
+    }
+
+    /// An inode that a change names: replay of a damaged log may name any.
+    fn node(&mut self, ino: u64) -> Result<&mut Node> {
+        self.nodes.get_mut(&ino).map(|node| &mut **node).ok_or_else(|| missing(ino))
+    }
+
+    /// Changes the state. `resolve` says where an extent's bytes are.
+    pub fn apply(
+        &mut self,
+        change: &Change<'_>,
+        resolve: &dyn Fn(&Extent<'_>) -> Result<Where>,
+    ) -> Result<()> {
+        match change {
+            Change::CreateInode(ino, inode, target) => self.create(*ino, *inode, target),
+            Change::SetAttributes(ino, set) => {
+                self.node(*ino)?.change(|inode| assign(inode, set));
+                self.note_inode(*ino)
+            }
+            Change::InsertEntry(entry) => self.insert(entry),
+            Change::RemoveEntry(entry) => {
+                self.remove_entry(entry)?;
+                self.count_entries(entry.dir, -1)
+            }
+            Change::Rename(rename) => self.rename_entries(rename),
+            Change::Map(data_id, block, extent) => {
+                let at = resolve(extent)?;
+                self.map(*data_id, *block, extent, at);
+                Ok(())
+            }
+            Change::Grow(size) => self.size(size, false),
+            Change::Truncate(size) => self.size(size, true),
+            Change::ReplaceData(size, dead) => self.replace_data(size, *dead),
+            Change::Punch(blocks, sequence) => {
+                let hole = Piece::hole(blocks.blocks, *sequence);
+                self.put(blocks.data_id, blocks.block, &hole);
+                Ok(())
+            }
+            Change::SetXattr(ino, name, value) => self.set_xattr(*ino, name, value),
+            Change::RemoveXattr(ino, name) => {
+                if let Some(old) = self.node(*ino)?.xattrs.remove(*name) {
+                    self.note_no_xattr(*ino, name, old.len());
+                }
+                self.recount(*ino);
+                Ok(())
+            }
+            Change::AddOrphan(ino) => {
+                self.orphans.insert(*ino);
+                self.node(*ino)?;
+                self.note_orphan(*ino, true)
+            }
+            Change::RemoveOrphan(ino) => {
+                self.orphans.remove(ino);
+                self.note_orphan(*ino, false)
+            }
+            Change::RemoveInode(ino, data_id, sequence) => {
+                self.remove_inode(*ino, *data_id, *sequence)
+            }
+            Change::NextSegment(_) => Ok(()),
+            Change::ReapDead { .. } | Change::Move { .. } | Change::SetSegment(..) => {
+                Err(crate::format::unsupported("change", "not made by this version"))
+            }
+        }
+    }
+
+    fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
+        self.next_ino = self.next_ino.max(ino.saturating_add(1));
+        self.next_data_id = self.next_data_id.max(inode.data_id.saturating_add(1));
+        if self.nodes.contains_key(&ino) {
+            return Err(corrupt("change", format!("makes inode {ino} again")));
+        }
+        let mut node = Node::new(inode, target);
+        if inode.file_type() == Some(FileType::Directory) {
+            node.entries = Directory::empty();
+        }
+        self.keep(ino, node);
+        self.inodes += 1;
+        if inode.data_id != 0 {
+            self.owners.insert(inode.data_id, ino);
+        }
+        self.note_inode(ino)?;
+        self.note_target(ino, target)
+    }
+
+    fn remove_inode(&mut self, ino: u64, data_id: u64, sequence: u64) -> Result<()> {
+        self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
+        if self.orphans.remove(&ino) {
+            self.note_orphan(ino, false)?;
+        }
+        let gone = self.stored_bytes(self.nodes.get(&ino).ok_or_else(|| missing(ino))?);
+        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        self.drop_data(ino, data_id, sequence);
+        self.close_windows(ino);
+        self.cut.remove(&ino);
+        for lost in [Lost::Size, Lost::Run, Lost::Data] {
+            self.unpublished.remove(&(ino, lost));
+        }
+        if let Some(node) = self.forget(ino) {
+            self.inodes = self.inodes.saturating_sub(1);
+            self.note_no_inode(ino, &node);
+            self.removed.extend(node.content);
+            self.left.remove(ino);
+        }
+        Ok(())
+    }
+
+    fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8]) -> Result<()> {
+        let old = self.node(ino)?.xattrs.insert(name.into(), value.into());
+        let nonce = self.layout.nonce;
+        self.note_xattr(ino, name, value, old.map(|old| old.len()), &nonce)?;
+        self.recount(ino);
+        Ok(())
+    }
+
+    /// Content is dead: what the tree has of it goes with the next checkpoint.
+    fn drop_data(&mut self, ino: u64, data_id: u64, sequence: u64) {
+        self.owners.remove(&data_id);
+        self.data.remove(&data_id);
+        if data_id != 0 && data_id < self.tree_data_ids && !self.has_nothing(ino, data_id) {
+            let blocks = self.layout.geometry.max_blocks();
+            self.put(data_id, 0, &Piece::hole(blocks, sequence));
+        }
+    }
+
+    fn set_entry(&mut self, at: &Entry<'_>, child: (u64, FileType)) -> Result<()> {
+        self.node(at.dir)?.entries.set(at.cookie, at.name, child);
+        self.recount(at.dir);
+        let item = EntryItem { child: child.0, kind: child.1, name: at.name };
+        self.note_entry(at.dir, at.cookie, item)
+    }
+
+    fn remove_entry(&mut self, at: &Entry<'_>) -> Result<()> {
+        self.node(at.dir)?.entries.remove(at.cookie);
+        self.recount(at.dir);
+        self.note_no_entry(at.dir, at.cookie);
+        Ok(())
+    }
+
+    /// A directory has so many entries more. Its size is their number, so that nobody has to look at them
+    /// to know whether there are any.
+    fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
+        self.node(dir)?.change(|inode| inode.size = inode.size.saturating_add_signed(more));
+        self.note_inode(dir)
+    }
+
+    fn insert(&mut self, entry: &Entry<'_>) -> Result<()> {
+        self.node(entry.child)?;
+        self.set_entry(entry, (entry.child, entry.kind))?;
+        self.count_entries(entry.dir, 1)
+    }
+
+    fn rename_entries(&mut self, rename: &Rename<'_>) -> Result<()> {
+        let Rename { from, to, replaced, exchange } = rename;
+        self.node(from.child)?;
+        self.node(to.child)?;
+        if !exchange {
+            self.remove_entry(from)?;
+            self.count_entries(from.dir, -1)?;
+            self.set_entry(to, (to.child, to.kind))?;
+            self.count_entries(to.dir, i64::from(*replaced == 0))?;
+            return self.moved(from.child, from.kind, to.dir);
+        }
+        self.set_entry(from, (to.child, to.kind))?;
+        self.set_entry(to, (from.child, from.kind))?;
+        self.moved(from.child, from.kind, to.dir)?;
+        self.moved(to.child, to.kind, from.dir)
+    }
+
+    fn moved(&mut self, ino: u64, kind: FileType, dir: u64) -> Result<()> {
+        if kind == FileType::Directory {
+            self.node(ino)?.change(|inode| inode.parent = dir);
+            self.note_inode(ino)?;
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, data_id: u64, block: u64, extent: &Extent<'_>, at: Where) {
+        let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
+        let sums = Sums::of(extent.sums.iter_crc32c(), blocks);
+        self.put(data_id, block, &Piece { blocks, birth, at, sums });
+    }
+
+    fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
+        self.next_sequence = self.next_sequence.max(piece.birth.saturating_add(1));
+        let block_bytes = self.layout.block_bytes();
+        let stored = if piece.at == Where::Hole { 0 } else { piece.blocks };
+        self.fresh_bytes += stored * block_bytes;
+        let item = match piece.blocks == 1 && self.layout.geometry.has_short_extents() {
+            true => SHORT_ITEM_BYTES,
+            false => MAP_ITEM_BYTES,
+        };
+        self.maps = (self.maps.0 + 1, self.maps.1 + item + 4 * stored);
+        let overlay = self.data.entry(data_id).or_default();
+        overlay.insert(block, piece, block_bytes);
+        overlay.owner = self.owners.get(&data_id).copied().unwrap_or(overlay.owner);
+    }
+
+    /// What was staged for these blocks is in a durable record.
+    pub fn resolve(&mut self, data_id: u64, blocks: &Range<u64>, staged: &Range<u64>, at: Place) {
+        if let Some(overlay) = self.data.get_mut(&data_id) {
+            overlay.resolve(blocks, staged, at);
+        }
+        if let Some(frozen) = &mut self.frozen
+            // A checkpoint may be reading it: it is copied only if it has to be.
+            && frozen.data.get(&data_id).is_some_and(|overlay| overlay.waits_for(blocks, staged))
+            && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
+        {
+            overlay.resolve(blocks, staged, at);
+        }
+    }
+
+    /// What is known of a block without the tree: a piece that begins there, or for how many blocks nothing
+    /// is known.
+    pub fn known(&self, data_id: u64, block: u64) -> std::result::Result<Piece, u64> {
+        let block_bytes = self.layout.block_bytes();
+        let look = |data: &BTreeMap<u64, Overlay>| match data.get(&data_id) {
+            Some(overlay) => overlay.look_up(block, block_bytes),
+            None => Err(u64::MAX),
+        };
+        let unknown = match look(&self.data) {
+            Ok(piece) => return Ok(piece),
+            Err(unknown) => unknown,
+        };
+        let frozen = self.frozen.as_ref().map_or(Err(u64::MAX), |frozen| look(&frozen.data));
+        match frozen {
+            Ok(piece) => Ok(piece.part(0, piece.blocks.min(unknown), block_bytes)),
+            Err(more) => Err(unknown.min(more)),
+        }
+    }
+
+    /// S15: of a range, what nothing younger than `birth` is known of.
+    pub fn older(&self, data_id: u64, range: Range<u64>, birth: u64) -> Vec<Range<u64>> {
+        let block_bytes = self.layout.block_bytes();
+        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
+        let mut overlays = self.data.get(&data_id).into_iter().chain(frozen);
+        if range.end - range.start == 1 {
+            let younger = overlays.any(|overlay| overlay.is_younger(range.start, birth));
+            return if younger { Vec::new() } else { vec![range] };
+        }
+        let mut ranges = vec![range];
+        for overlay in overlays {
+            let older = |range: Range<u64>| overlay.older(range, birth, block_bytes);
+            ranges = ranges.into_iter().flat_map(older).collect();
+        }
+        ranges
+    }
+
+    fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
+        self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
+        let node = self.node(size.ino)?;
+        if node.inode.data_id != size.data_id {
+            return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
+        }
+        if !cut {
+            node.change(|inode| inode.size = inode.size.max(size.size));
+            return self.note_inode(size.ino);
+        }
+        let gone = node.inode.size.saturating_sub(size.size).min(node.inode.stored_bytes);
+        // What was told of the size before may have been taken back since, with its bytes.
+        node.change(|inode| inode.size = inode.size.min(size.size));
+        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        self.note_inode(size.ino)?;
+        let first = size.size.div_ceil(self.layout.block_bytes());
+        let blocks = self.layout.geometry.max_blocks() - first;
+        self.put(size.data_id, first, &Piece::hole(blocks, size.sequence));
+        Ok(())
+    }
+
+    fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
+        self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
+        self.next_data_id = self.next_data_id.max(size.data_id.saturating_add(1));
+        let gone = self.nodes.get(&size.ino).map_or(0, |node| self.stored_bytes(node));
+        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        self.drop_data(size.ino, dead, size.sequence);
+        self.owners.insert(size.data_id, size.ino);
+        self.node(size.ino)?.change(|inode| {
+            (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
+        });
+        self.note_inode(size.ino)
+    }
+
+    /// The next sequence of content.
+    pub fn draw(&mut self) -> u64 {
+        self.next_sequence = self.next_sequence.saturating_add(1);
+        self.next_sequence - 1
+    }
+}

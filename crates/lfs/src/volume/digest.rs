@@ -1,0 +1,110 @@
+//! One number for all that a recovery finds: for tests and tools.
+//!
+//! Locks: the state lock in turn; none across a wait.
+
+use crate::btree::Cursor;
+use crate::format::extent::Source;
+use crate::format::inode::INODE_BYTES;
+use crate::format::item::Item;
+use crate::format::key::Key;
+use crate::map::overlay::{Overlay, Where};
+use crate::volume::Inner;
+use forebay_base::Result;
+use forebay_base::codec::Writer;
+use forebay_base::world::split_mix;
+use std::collections::BTreeMap;
+
+/// A running digest.
+struct Digest(u64);
+
+impl Digest {
+    fn word(&mut self, word: u64) {
+        let mut word = self.0 ^ word;
+        self.0 = split_mix(&mut word);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.word(bytes.len() as u64);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word));
+        }
+    }
+}
+
+impl Inner {
+    /// Names, attributes, where each block is, and what the next checkpoint says is stored. The same whatever
+    /// part of it is in the tree.
+    pub(crate) async fn digest(&self) -> Result<u64> {
+        let (mut digest, mut data_ids) = (Digest(0), Vec::new());
+        for (key, value) in self.names().await? {
+            digest.bytes(key.as_slice());
+            let key = Key::decode(key.as_slice())?;
+            match Item::decode(key, &value, &self.layout.geometry)? {
+                Item::Inode(mut inode) => {
+                    // It is of the last checkpoint: what it will be follows with the content.
+                    let said = std::mem::take(&mut inode.stored_bytes);
+                    data_ids.extend((inode.data_id != 0).then_some((inode.data_id, said)));
+                    let mut bytes = [0; INODE_BYTES];
+                    inode.encode_into(&mut Writer::new("digest", &mut bytes))?;
+                    digest.bytes(&bytes);
+                }
+                _ => digest.bytes(&value),
+            }
+        }
+        {
+            let state = self.state.lock();
+            state.orphans.iter().for_each(|ino| digest.word(*ino));
+            digest.word(state.next_ino);
+            digest.word(state.next_data_id);
+        }
+        data_ids.sort_unstable();
+        let block_bytes = self.layout.block_bytes();
+        for (data_id, said) in data_ids {
+            digest.word(data_id);
+            let (mut block, mut stored) = (0, 0);
+            while block < self.layout.geometry.max_blocks() {
+                let (piece, _pin) = self.piece_at(data_id, block).await?;
+                if let Where::Run(place) = piece.at {
+                    stored += piece.blocks * block_bytes;
+                    for n in 0..piece.blocks {
+                        digest.word(block + n);
+                        digest.word(u64::from(place.segment));
+                        digest.word(u64::from(place.offset) + n * block_bytes);
+                        digest.word(piece.birth);
+                        digest.word(piece.own_sums().get(n as usize).map_or(0, |s| u64::from(*s)));
+                    }
+                }
+                block = block.saturating_add(piece.blocks);
+            }
+            digest.word(self.said_next(data_id, said, stored).await?);
+        }
+        Ok(digest.0)
+    }
+
+    /// What the next checkpoint says is stored of data of which the last one said `said`, and of which
+    /// `stored` bytes are there now: it adds what is new, and takes off what that replaces.
+    async fn said_next(&self, data_id: u64, said: u64, stored: u64) -> Result<u64> {
+        let root = {
+            let state = self.state.lock();
+            let frozen = state.frozen.as_ref().map(|frozen| &frozen.data);
+            let changed = |data: &BTreeMap<u64, Overlay>| data.contains_key(&data_id);
+            if !changed(&state.data) && !frozen.is_some_and(|data| changed(data)) {
+                return Ok(said);
+            }
+            state.root
+        };
+        let mut before = 0;
+        let keys = [data_id, data_id + 1].map(|data_id| Key::Extent(data_id, 0));
+        let mut extents = Cursor::new(keys[0], Some(keys[1]));
+        while let Some(found) = extents.next(&self.tree, &root).await? {
+            if let (_, Item::Extent(extent)) = found.decode(self.tree.geometry())?
+                && matches!(extent.source, Source::Run(_))
+            {
+                before += u64::from(extent.stored_bytes);
+            }
+        }
+        Ok(said.wrapping_add(stored).wrapping_sub(before))
+    }
+}

@@ -1,0 +1,121 @@
+//! Where the content of files is, for people and programs that look: `forebay extents`, the bench.
+//!
+//! Lock: the state lock, for one extent at a time; never across a wait.
+
+use crate::files::map_ops::FileOps;
+use crate::log::staging::Staging;
+use crate::space::alloc::{AllocMode, AllocStats};
+use crate::volume::Volume;
+use forebay_base::Result;
+use forebay_base::units::round_up;
+use forebay_iomap::MapOps;
+use forebay_vfs::{FileSystem, Ino, OpenFlags};
+
+/// A run of a file that is one run on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileExtent {
+    /// First byte in the file.
+    pub logical: u64,
+    /// First byte on the device; none while its record is not durable: then it is in memory.
+    pub physical: Option<u64>,
+    /// Bytes, whole blocks.
+    pub len: u64,
+    /// It lies in a record of the log, as little that was synced does.
+    pub inline: bool,
+}
+
+impl FileExtent {
+    fn goes_on(&self, next: &Self) -> bool {
+        let behind = match (self.physical, next.physical) {
+            (Some(at), Some(next)) => at + self.len == next,
+            (None, None) => true,
+            _ => false,
+        };
+        behind && self.logical + self.len == next.logical && self.inline == next.inline
+    }
+}
+
+/// What is free, and in how many runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FreeSpace {
+    /// Bytes in free segments, at the open end, in windows and left over.
+    pub bytes: u64,
+    /// Runs that nothing lies between.
+    pub runs: u64,
+    /// Bytes of data segments that were begun.
+    pub data_bytes: u64,
+    /// Of these, bytes behind the open end: the next request has them.
+    pub open_bytes: u64,
+}
+
+impl Volume {
+    /// All extents of a file, in order; what is dirty in the cache has none yet.
+    pub async fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
+        // In memory while it is open.
+        let _open = self.open(ino, OpenFlags::READ).await?;
+        let end = self.getattr(ino).await?.size;
+        let map = FileOps::new(&self.0, ino);
+        let (mut extents, mut at) = (Vec::<FileExtent>::new(), 0);
+        while at < end {
+            let found = map.look_up(at..round_up(end, u64::from(map.unit()))).await?;
+            let len = found.len;
+            if let Some(offset) = found.device_offset {
+                let extent = self.extent(at, offset, len);
+                match extents.last_mut() {
+                    Some(last) if last.goes_on(&extent) => last.len += len,
+                    _ => extents.push(extent),
+                }
+            }
+            at += len;
+        }
+        Ok(extents)
+    }
+
+    fn extent(&self, logical: u64, offset: u64, len: u64) -> FileExtent {
+        if Staging::is_staged(offset) {
+            return FileExtent { logical, physical: None, len, inline: true };
+        }
+        let place = self.0.layout.place_at(offset);
+        let inline = place.is_some_and(|at| self.0.state.lock().space.is_log(at.segment));
+        FileExtent { logical, physical: Some(offset), len, inline }
+    }
+
+    /// What is free.
+    pub fn free_space(&self) -> FreeSpace {
+        let state = self.0.state.lock();
+        let (segments, runs) = state.space.free_runs();
+        let segment = state.layout.segment_bytes();
+        let (room, open) = (&state.room, state.space.data_left());
+        FreeSpace {
+            bytes: segments * segment + open + room.bytes(),
+            runs: runs + u64::from(open > 0) + room.runs(),
+            data_bytes: state.space.data_segments() * segment,
+            open_bytes: open,
+        }
+    }
+
+    /// What was given out since the volume was opened.
+    pub fn alloc_stats(&self) -> AllocStats {
+        self.0.state.lock().room.stats()
+    }
+
+    /// How blocks of data are given out.
+    pub fn alloc_mode(&self) -> AllocMode {
+        self.0.alloc.mode
+    }
+
+    /// From how many pages of 4 KiB on a direct write takes its turn, with `serialized`: requests to come.
+    pub fn set_serialized_dio_pages(&self, pages: u32) {
+        self.0.alloc.set_pages(pages);
+    }
+
+    /// See [`Volume::set_serialized_dio_pages`].
+    pub fn serialized_dio_pages(&self) -> u32 {
+        self.0.alloc.pages()
+    }
+
+    /// Bytes that may be written as things are, windows included.
+    pub fn room_bytes(&self) -> u64 {
+        self.0.state.lock().new_room()
+    }
+}

@@ -1,0 +1,461 @@
+//! Looks at all of a volume: slots, both copies of every node, usage against the map, names and links, every
+//! checksum of content, the log. It writes nothing.
+//!
+//! Invariants: E11 what is found is named, with file and offset where there are any; the rest is looked at
+//! all the same. E12 nothing is written. E13 what a power cut may leave is no finding, but for a slot that is
+//! torn.
+//!
+//! In memory are all names, and some 40 bytes for each extent and inode.
+//!
+//! Locks: the state lock in turn; none across a wait.
+
+mod stored;
+
+use self::stored::Stored;
+use crate::btree::{Problem, Seen};
+use crate::checkpoint::root_of;
+use crate::device::layout::Layout;
+use crate::device::slots::read_at;
+use crate::format::extent::Source;
+use crate::format::inode::{FileType, Inode, ROOT_INO};
+use crate::format::item::Item;
+use crate::format::key::Key;
+use crate::format::place::Place;
+use crate::format::superblock::{FILES_TREE, SLOT_BYTES, Superblock, USAGE_TREE, slot_offsets};
+use crate::map::overlay::{Piece, Where};
+use crate::recover::open::usage_entries;
+use crate::volume::{OpenOptions, Volume};
+use forebay_base::checksum::crc32c;
+use forebay_base::world::WorldRef;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::DeviceRef;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a finding is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FindingKind {
+    /// A superblock slot cannot be read. Another one stands for it.
+    Slot,
+    /// One copy of a tree node is bad. The other one stands for it.
+    Copy,
+    /// A tree node holds less than it is to hold. Nothing is missing.
+    Underfull,
+    /// A part of a tree cannot be had, or is not what it should be.
+    Tree,
+    /// What is said to be stored, by the usage table or by an inode, is not what the trees store.
+    Usage,
+    /// A name, a link count, a parent, an orphan.
+    Name,
+    /// Content of a file is not what its checksum says, or cannot be read.
+    Content,
+    /// The log is damaged below what was durable.
+    Log,
+}
+
+impl FindingKind {
+    /// Nothing is lost.
+    pub fn is_harmless(self) -> bool {
+        matches!(self, Self::Slot | Self::Copy | Self::Underfull)
+    }
+}
+
+/// Something is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// What it is about.
+    pub kind: FindingKind,
+    /// The inode, if it is about one.
+    pub ino: Option<u64>,
+    /// A path of the inode.
+    pub path: Option<Vec<u8>>,
+    /// First byte in the file, or on the device where it is about no file.
+    pub offset: Option<u64>,
+    /// Bytes from there on.
+    pub bytes: Option<u64>,
+    /// Two figures that should be the same: what is said, and what was counted.
+    pub figures: Option<(u64, u64)>,
+    /// In words.
+    pub text: String,
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FsckProgress {
+    /// Bytes of content that were checked.
+    pub done_bytes: u64,
+    /// Bytes of content that inodes of the last checkpoint say there are: what the log brought is not in it.
+    pub total_bytes: u64,
+}
+
+/// What was seen.
+#[derive(Debug, Clone, Default)]
+pub struct FsckReport {
+    /// What is wrong, in the order in which it was found.
+    pub findings: Vec<Finding>,
+    /// Nodes of the trees.
+    pub nodes: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// Bytes of content that were read and held against their sums.
+    pub content_bytes: u64,
+    /// The volume was closed; nothing follows the checkpoint.
+    pub was_closed: bool,
+}
+
+impl FsckReport {
+    /// Nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    /// Everything is there.
+    pub fn is_complete(&self) -> bool {
+        self.findings.iter().all(|finding| finding.kind.is_harmless())
+    }
+
+    fn add(&mut self, kind: FindingKind, text: impl ToString) -> &mut Finding {
+        let (ino, path, offset, bytes, text) = (None, None, None, None, text.to_string());
+        self.findings.push(Finding { kind, ino, path, offset, bytes, figures: None, text });
+        self.findings.last_mut().expect("it was put there")
+    }
+}
+
+/// Names of inodes: directory and name, the first that was met.
+type Names = BTreeMap<u64, (u64, Box<[u8]>)>;
+
+/// Checks the volume on a device that nobody has open for writing. An error: it is no volume, or of a kind
+/// that cannot be read.
+pub async fn fsck(
+    device: &DeviceRef,
+    world: &WorldRef,
+    progress: &mut (dyn FnMut(FsckProgress) + Send),
+) -> Result<FsckReport> {
+    let mut report = FsckReport::default();
+    let superblock = check_slots(device, &mut report).await?;
+    report.was_closed = superblock.state & crate::format::superblock::STATE_CLEAN != 0;
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let volume = match Volume::open(device, world, &options).await {
+        Ok(volume) => volume,
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+        Err(error) => {
+            report
+                .add(FindingKind::Tree, format!("it does not open, not even for reading: {error}"));
+            return Ok(report);
+        }
+    };
+    if let Some(damage) = &volume.0.damage {
+        let finding = report.add(FindingKind::Log, damage);
+        if let Some((offset, bytes)) = damage.range() {
+            (finding.offset, finding.bytes) = (Some(offset), Some(bytes));
+        }
+    }
+    let stored = check_trees(&volume, &superblock, &mut report).await?;
+    let tree = match Tree::read(&volume).await {
+        Ok(tree) => tree,
+        Err(error) => {
+            report.add(FindingKind::Tree, format!("names cannot be read: {error}"));
+            Tree::default()
+        }
+    };
+    let names = check_names(&tree, &mut report);
+    stored.check((&tree, &names), &mut report);
+    check_content(&volume, (&tree, &names), &mut report, progress).await;
+    Ok(report)
+}
+
+async fn check_slots(device: &DeviceRef, report: &mut FsckReport) -> Result<Superblock> {
+    let (newest, _) = crate::device::slots::read_newest(device).await?;
+    for (slot, offset) in slot_offsets(newest.recorded_end_bytes).into_iter().enumerate() {
+        let found = match read_at(device, offset, SLOT_BYTES).await {
+            Ok(bytes) => Superblock::decode(&bytes, slot as u32),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = found {
+            let finding = report.add(FindingKind::Slot, format!("slot {slot}: {error}"));
+            (finding.offset, finding.bytes) = (Some(offset), Some(SLOT_BYTES as u64));
+        }
+    }
+    Ok(newest)
+}
+
+/// Both trees with all their copies, and the usage table against them. What they store of whom.
+async fn check_trees(
+    volume: &Volume,
+    superblock: &Superblock,
+    report: &mut FsckReport,
+) -> Result<Stored> {
+    let inner = &volume.0;
+    let (layout, node) = (inner.layout, inner.layout.geometry.node_bytes() as u64);
+    let mut live: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut runs: Vec<(Place, u64, u64)> = Vec::new();
+    let (mut places, mut stored) = (BTreeSet::new(), Stored::default());
+    for tree in [FILES_TREE, USAGE_TREE] {
+        let mut seen = |seen: Seen<'_>| match seen {
+            Seen::Node(places, _) => {
+                places.iter().for_each(|at| *live.entry(at.segment).or_default() += node);
+            }
+            Seen::Item(Key::Extent(data_id, _), Item::Extent(extent)) => {
+                if let Source::Run(place) = extent.source {
+                    let bytes = u64::from(extent.stored_bytes);
+                    *live.entry(place.segment).or_default() += bytes;
+                    runs.push((place, bytes, data_id));
+                    stored.extent(data_id, bytes);
+                }
+            }
+            Seen::Item(Key::Inode(ino), Item::Inode(inode)) => stored.inode(ino, &inode),
+            Seen::Item(..) => {}
+        };
+        let found = inner.tree.check(&root_of(superblock, tree)?, &mut places, &mut seen).await?;
+        report.nodes += found.nodes.iter().sum::<u64>();
+        for problem in found.problems {
+            let (kind, at) = match &problem {
+                Problem::Copy(at, _) => (FindingKind::Copy, *at),
+                Problem::Underfull(at, _) => (FindingKind::Underfull, at[0]),
+                Problem::Twice(at) => (FindingKind::Tree, *at),
+                Problem::Lost { places: at, .. } | Problem::Item(at, _) => {
+                    (FindingKind::Tree, at[0])
+                }
+            };
+            let finding = report.add(kind, format!("tree {tree}: {problem:?}"));
+            (finding.offset, finding.bytes) = (Some(layout.device_offset(at)), Some(node));
+        }
+    }
+    let complete = report.is_complete();
+    check_usage(volume, superblock, &live, complete, report).await;
+    check_runs(&layout, runs, report);
+    stored.is_complete = complete;
+    Ok(stored)
+}
+
+/// Runs: place, bytes, and whose data it is. No two share a byte.
+fn check_runs(layout: &Layout, mut runs: Vec<(Place, u64, u64)>, report: &mut FsckReport) {
+    runs.sort_unstable();
+    for pair in runs.windows(2) {
+        let ((at, bytes, one), (next, _, other)) = (pair[0], pair[1]);
+        if at.segment == next.segment && u64::from(at.offset) + bytes > u64::from(next.offset) {
+            let text = format!("data {one} at {at:?} and data {other} at {next:?} overlap");
+            report.add(FindingKind::Tree, text).offset = Some(layout.device_offset(next));
+        }
+    }
+}
+
+async fn check_usage(
+    volume: &Volume,
+    superblock: &Superblock,
+    live: &BTreeMap<u32, u64>,
+    complete: bool,
+    report: &mut FsckReport,
+) {
+    let entries = match usage_entries(&volume.0.tree, superblock).await {
+        Ok(entries) => entries,
+        Err(error) => {
+            report.add(FindingKind::Usage, error);
+            return;
+        }
+    };
+    for (segment, entry) in (0..).zip(&entries) {
+        let found = live.get(&segment).copied().unwrap_or(0);
+        if complete && found != u64::from(entry.live_bytes) {
+            let text = format!("segment {segment}: {found} bytes are live, {entry:?}");
+            let at = volume.0.layout.device_offset(Place::new(segment, 0));
+            let finding = report.add(FindingKind::Usage, text);
+            finding.offset = Some(at);
+            finding.figures = Some((u64::from(entry.live_bytes), found));
+        }
+    }
+}
+
+/// Names and inodes as recovery finds them.
+#[derive(Default)]
+struct Tree {
+    inodes: BTreeMap<u64, Inode>,
+    /// Directory, name, and what it names.
+    entries: Vec<(u64, Box<[u8]>, u64, FileType)>,
+    orphans: BTreeSet<u64>,
+}
+
+impl Tree {
+    async fn read(volume: &Volume) -> Result<Self> {
+        let mut tree = Self::default();
+        for (key, value) in volume.0.names().await? {
+            let key = Key::decode(key.as_slice())?;
+            match (key, Item::decode(key, &value, &volume.0.layout.geometry)?) {
+                (Key::Inode(ino), Item::Inode(inode)) => drop(tree.inodes.insert(ino, inode)),
+                (Key::Entry(dir, _), Item::Entry(entry)) => {
+                    tree.entries.push((dir, entry.name.into(), entry.child, entry.kind));
+                }
+                _ => {}
+            }
+        }
+        tree.orphans.clone_from(&volume.0.state.lock().orphans);
+        Ok(tree)
+    }
+}
+
+impl Tree {
+    /// Bytes that inodes say are stored: anything, in a damaged volume.
+    fn total_bytes(&self) -> u64 {
+        self.inodes.values().fold(0, |sum, inode| sum.saturating_add(inode.stored_bytes))
+    }
+}
+
+/// Entries, link counts, parents, orphans.
+fn check_names(tree: &Tree, report: &mut FsckReport) -> Names {
+    let (mut names, mut links): (Names, BTreeMap<u64, (u32, u32)>) = Default::default();
+    report.inodes = tree.inodes.len() as u64;
+    let mut wrong: Vec<(u64, String)> = Vec::new();
+    for (dir, name, child, kind) in &tree.entries {
+        let shown = name.escape_ascii();
+        let Some(inode) = tree.inodes.get(child) else {
+            wrong.push((*dir, format!("`{shown}` names inode {child}, which is not there")));
+            continue;
+        };
+        if !tree.inodes.contains_key(dir) {
+            wrong.push((*child, format!("`{shown}` lies in inode {dir}, which is not there")));
+        }
+        if inode.file_type() != Some(*kind) {
+            wrong.push((*child, format!("`{shown}` says it is a {kind:?}")));
+        }
+        if *kind == FileType::Directory {
+            links.entry(*dir).or_default().1 += 1;
+            if inode.parent != *dir {
+                let text = format!("its parent is {}, and it lies in {dir}", inode.parent);
+                wrong.push((*child, text));
+            }
+        }
+        links.entry(*child).or_default().0 += 1;
+        names.entry(*child).or_insert((*dir, name.clone()));
+    }
+    for (ino, inode) in &tree.inodes {
+        let found = links.get(ino).copied().unwrap_or_default();
+        wrong.extend(check_links(*ino, inode, found, tree.orphans.contains(ino)));
+    }
+    for ino in tree.orphans.iter().filter(|ino| !tree.inodes.contains_key(ino)) {
+        wrong.push((*ino, "an orphan that is not there".into()));
+    }
+    for (ino, text) in wrong {
+        let path = path_of(&names, ino);
+        let finding = report.add(FindingKind::Name, text);
+        (finding.ino, finding.path) = (Some(ino), path);
+    }
+    names
+}
+
+/// What is wrong with an inode that so many entries name, and that has so many directories in it.
+fn check_links(
+    ino: u64,
+    inode: &Inode,
+    (entries, dirs): (u32, u32),
+    is_orphan: bool,
+) -> Vec<(u64, String)> {
+    let mut wrong = Vec::new();
+    let wanted = match inode.file_type() == Some(FileType::Directory) {
+        true if entries > 0 || ino == ROOT_INO => 2 + dirs,
+        true => 0,
+        false => entries,
+    };
+    if inode.nlink != wanted {
+        wrong.push((ino, format!("{} links, there are {wanted}", inode.nlink)));
+    }
+    if is_orphan != (entries == 0 && ino != ROOT_INO) {
+        let text = if is_orphan { "an orphan with a name" } else { "no name, and no orphan" };
+        wrong.push((ino, text.into()));
+    }
+    wrong
+}
+
+/// A path of an inode.
+fn path_of(names: &Names, ino: u64) -> Option<Vec<u8>> {
+    if ino == ROOT_INO {
+        return Some(b"/".to_vec());
+    }
+    let (mut parts, mut at) = (Vec::new(), ino);
+    while at != ROOT_INO {
+        let (dir, name) = names.get(&at)?;
+        parts.push(name);
+        // A damaged volume may have a loop.
+        if parts.len() > names.len() {
+            return None;
+        }
+        at = *dir;
+    }
+    let path = parts.into_iter().rev().flat_map(|part| b"/".iter().chain(part.iter()));
+    Some(path.copied().collect())
+}
+
+/// Every block of every file, as recovery finds it.
+async fn check_content(
+    volume: &Volume,
+    (tree, names): (&Tree, &Names),
+    report: &mut FsckReport,
+    progress: &mut (dyn FnMut(FsckProgress) + Send),
+) {
+    let inner = &volume.0;
+    let files = tree.inodes.iter().filter(|(_, inode)| inode.data_id != 0);
+    let owners: Vec<(u64, u64)> = files.map(|(ino, inode)| (inode.data_id, *ino)).collect();
+    let total_bytes = tree.total_bytes();
+    let unit = inner.layout.block_bytes();
+    for (data_id, ino) in owners {
+        let mut block = 0;
+        while block < inner.layout.geometry.max_blocks() {
+            let piece = match inner.piece_at(data_id, block).await {
+                Ok((piece, _pin)) => piece,
+                Err(error) => {
+                    let finding = report.add(FindingKind::Tree, error);
+                    (finding.ino, finding.path) = (Some(ino), path_of(names, ino));
+                    finding.offset = Some(block * unit);
+                    break;
+                }
+            };
+            for (bad, error) in check_piece(volume, &piece).await {
+                let text = format!("block {} of data {data_id}: {error}", block + bad);
+                let finding = report.add(FindingKind::Content, text);
+                (finding.ino, finding.path) = (Some(ino), path_of(names, ino));
+                (finding.offset, finding.bytes) = (Some((block + bad) * unit), Some(unit));
+            }
+            if piece.at != Where::Hole {
+                report.content_bytes += piece.blocks * unit;
+                progress(FsckProgress { done_bytes: report.content_bytes, total_bytes });
+            }
+            block = block.saturating_add(piece.blocks);
+        }
+    }
+}
+
+/// Blocks of a piece that are not what their sums say.
+async fn check_piece(volume: &Volume, piece: &Piece) -> Vec<(u64, Error)> {
+    let (Where::Run(place), layout) = (piece.at, &volume.0.layout) else { return Vec::new() };
+    let unit = layout.block_bytes();
+    let offset = layout.device_offset(place);
+    let bad = |n: u64, error: &Error| (n, error.clone().with_range(offset + n * unit, unit));
+    if place.segment >= layout.segments {
+        let error = Error::new(ErrorKind::Corrupt, "read", "behind the last segment");
+        return (0..piece.blocks).map(|n| bad(n, &error)).collect();
+    }
+    let mut out = Vec::new();
+    let all = read_at(&volume.0.device, offset, (piece.blocks * unit) as usize).await;
+    for n in 0..piece.blocks {
+        let one;
+        let bytes = match &all {
+            Ok(all) => &all[(n * unit) as usize..((n + 1) * unit) as usize],
+            Err(_) => match read_at(&volume.0.device, offset + n * unit, unit as usize).await {
+                Ok(bytes) => {
+                    one = bytes;
+                    &one[..]
+                }
+                Err(error) => {
+                    out.push(bad(n, &error));
+                    continue;
+                }
+            },
+        };
+        if piece.own_sums().get(n as usize).is_some_and(|sum| *sum != crc32c(bytes)) {
+            let error = Error::new(ErrorKind::Corrupt, "read", "the checksum does not match");
+            out.push(bad(n, &error));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

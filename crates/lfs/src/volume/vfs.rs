@@ -1,0 +1,248 @@
+//! The volume as a file system: [`forebay_vfs::FileSystem`].
+//!
+//! Lock: the state lock, for the length of a look or a change; never across a wait.
+
+use crate::files::content::AT_ONCE;
+use crate::files::open_file::VolumeFile;
+use crate::names::lookup::Tried;
+use crate::transaction::state::State;
+use crate::volume::Volume;
+use forebay_base::Result;
+use forebay_base::task::BoxFuture;
+use forebay_vfs::name::NAME_MAX;
+use forebay_vfs::rules;
+use forebay_vfs::{
+    Attr, Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFile, OpenFileRef,
+    OpenFlags, Privileges, RenameFlags, SetAttr, SetXattr, StatFs, Timestamp, XattrName,
+};
+
+impl Volume {
+    /// An operation that waits for nothing but what it has to look at.
+    fn tried<'a, T: Send + 'a>(
+        &'a self,
+        op: impl FnMut(&mut State, Timestamp) -> Tried<T> + Send + 'a,
+    ) -> BoxFuture<'a, Result<T>> {
+        Box::pin(self.0.tried(op))
+    }
+
+    /// Opens, with what has to be looked at first.
+    async fn open_tried(
+        &self,
+        flags: OpenFlags,
+        mut look: impl FnMut(&mut State, Timestamp) -> Tried<(Ino, bool)>,
+    ) -> Result<VolumeFile> {
+        let opened = self.0.tried(|state, now| {
+            let (ino, cut) = look(state, now)?;
+            Ok((VolumeFile::count(&self.0, state, ino, flags)?, cut))
+        });
+        let (file, cut) = opened.await?;
+        if cut && flags.contains(OpenFlags::TRUNCATE) {
+            self.truncate_on_open(file.ino(), flags).await?;
+        }
+        Ok(file)
+    }
+
+    async fn truncate_on_open(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
+        let privileges = Privileges::of_open(flags);
+        let set = SetAttr { privileges, ..SetAttr::size(0) };
+        self.0.setattr(ino, &set).await
+    }
+}
+
+impl FileSystem for Volume {
+    fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
+        let counted = self.tried(|state, _| {
+            let block = state.layout.block_bytes();
+            let (stored, left) =
+                (state.content_bytes() + state.dirt_bytes(0), state.capacity_left());
+            let available = state.new_room() / block;
+            let files = state.inodes;
+            Ok(StatFs {
+                block_size: block as u32,
+                blocks: (stored + left) / block,
+                blocks_free: left / block,
+                blocks_available: available,
+                files: files + available,
+                files_free: available,
+                name_max: NAME_MAX as u32,
+            })
+        });
+        Box::pin(async move {
+            self.0.settle_removed().await;
+            counted.await
+        })
+    }
+
+    fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
+        Box::pin(async move {
+            let found = self.0.tried(move |state, _| state.lookup((dir, name))).await?;
+            self.note(dir, name, &found);
+            Ok(found)
+        })
+    }
+
+    fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>> {
+        self.tried(move |state, _| state.parent(dir))
+    }
+
+    fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>> {
+        self.tried(move |state, _| state.attr("getattr", ino))
+    }
+
+    fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
+        Box::pin(self.0.attrs_listed(inos))
+    }
+
+    fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
+        Box::pin(async move {
+            self.0.setattr(ino, set).await?;
+            self.0.tried(|state, _| state.attr("setattr", ino)).await
+        })
+    }
+
+    fn mknod<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new: &'a NewInode,
+    ) -> BoxFuture<'a, Result<Attr>> {
+        self.tried(move |state, now| state.mknod((dir, name), new, now))
+    }
+
+    fn mkdir<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new: &'a NewInode,
+    ) -> BoxFuture<'a, Result<Attr>> {
+        Box::pin(async move {
+            let made = self.0.tried(move |state, now| state.mkdir((dir, name), new, now)).await?;
+            self.note(dir, name, &made);
+            Ok(made)
+        })
+    }
+
+    fn symlink<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        target: &'a [u8],
+        new: &'a NewInode,
+    ) -> BoxFuture<'a, Result<Attr>> {
+        self.tried(move |state, now| state.symlink((dir, name), target, new, now))
+    }
+
+    fn create<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new: &'a NewInode,
+        flags: OpenFlags,
+    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
+        Box::pin(async move {
+            let file = self.open_tried(flags, |state, now| {
+                let ((ino, kind), old) = state.create_file((dir, name), new, flags, now)?;
+                Ok((ino, old && kind == FileKind::File))
+            });
+            let file: OpenFileRef = std::sync::Arc::new(file.await?);
+            let attr = self.0.tried(|state, _| state.attr("create", file.ino())).await?;
+            self.note(dir, name, &attr);
+            Ok((attr, file))
+        })
+    }
+
+    fn tmpfile<'a>(
+        &'a self,
+        dir: Ino,
+        new: &'a NewInode,
+        flags: OpenFlags,
+    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
+        self.tried(move |state, now| {
+            let ino = state.tmpfile(dir, new, flags, now)?;
+            let attr = state.attr("tmpfile", ino)?;
+            let file = VolumeFile::count(&self.0, state, ino, flags)?;
+            Ok((attr, std::sync::Arc::new(file) as OpenFileRef))
+        })
+    }
+
+    fn link<'a>(&'a self, ino: Ino, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
+        self.tried(move |state, now| state.link(ino, (dir, name), now))
+    }
+
+    fn unlink<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let done = self.0.tried(|state, now| state.unlink((dir, name), now)).await;
+            self.0.tidy(None, AT_ONCE);
+            done
+        })
+    }
+
+    fn rmdir<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {
+        self.tried(move |state, now| state.rmdir((dir, name), now))
+    }
+
+    fn rename<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new_dir: Ino,
+        new_name: Name<'a>,
+        flags: RenameFlags,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            self.0.rename((dir, name), (new_dir, new_name), flags).await?;
+            let (old, new) = ((dir.0, name.as_bytes()), (new_dir.0, new_name.as_bytes()));
+            self.0.names.renamed(old, new);
+            Ok(())
+        })
+    }
+
+    fn readlink(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<u8>>> {
+        let noatime = self.0.options.noatime;
+        self.tried(move |state, now| {
+            let target = state.readlink(ino)?;
+            state.touch_atime(ino, now, noatime);
+            Ok(target)
+        })
+    }
+
+    fn readdir(&self, dir: Ino, after: Cookie, max: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>> {
+        Box::pin(self.0.list(dir, after, max.max(1)))
+    }
+
+    fn getxattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<Vec<u8>>> {
+        self.tried(move |state, _| state.getxattr(ino, name))
+    }
+
+    fn setxattr<'a>(
+        &'a self,
+        ino: Ino,
+        name: XattrName<'a>,
+        value: &'a [u8],
+        how: SetXattr,
+    ) -> BoxFuture<'a, Result<()>> {
+        self.tried(move |state, now| state.setxattr(ino, name, value, how, now))
+    }
+
+    fn listxattr(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<Box<[u8]>>>> {
+        self.tried(move |state, _| state.listxattr(ino))
+    }
+
+    fn removexattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<()>> {
+        self.tried(move |state, now| state.removexattr(ino, name, now))
+    }
+
+    fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>> {
+        Box::pin(async move {
+            let file = self.open_tried(flags, |state, _| {
+                let kind = rules::names::open(state, ino, flags)?;
+                Ok((ino, kind == FileKind::File))
+            });
+            Ok(std::sync::Arc::new(file.await?) as OpenFileRef)
+        })
+    }
+
+    fn syncfs(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.0.sync_everything().await })
+    }
+}
