@@ -193,9 +193,11 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
     ran
 }
 
-/// Errno of a step that the disk made fail: EIO, ENOSPC, EROFS.
-fn is_refusal(errno: i32) -> bool {
-    matches!(errno, 5 | NO_SPACE | 30)
+/// Errno of a step that the disk made fail: EIO, ENOSPC; EROFS where the disk fails or decays,
+/// because a host that is full loses nothing.
+fn is_refusal(setup: &Setup, errno: i32) -> bool {
+    let may_stop = setup.rot || !setup.failing.is_empty();
+    matches!(errno, 5 | NO_SPACE) || errno == 30 && may_stop
 }
 
 /// Steps that may be refused before a run on a failing disk ends.
@@ -383,7 +385,11 @@ impl Life<'_> {
         }
         // A write that fills a part of a block reads the block, and that may have decayed.
         let is_bad = |errno: i32| self.setup.rot && errno == BAD_SUM;
-        if outcome.answer.as_ref().is_err_and(|errno| is_refusal(*errno) || is_bad(*errno)) {
+        if outcome
+            .answer
+            .as_ref()
+            .is_err_and(|errno| is_refusal(self.setup, *errno) || is_bad(*errno))
+        {
             let ino = oracle.written(op);
             oracle.refuse(op);
             if let Some(ino) = ino {

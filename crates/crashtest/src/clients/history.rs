@@ -74,6 +74,8 @@ pub struct Change {
     pub latest: u64,
     /// Its end says that its bytes are durable.
     pub durable: bool,
+    /// It goes past the cache.
+    pub is_direct: bool,
     /// By block: when a read has shown it, before its end.
     pub shown: BTreeMap<u64, u64>,
     /// What an earlier life has left, in place of a pattern.
@@ -85,7 +87,19 @@ impl Change {
     pub fn begun(id: u8, kind: Kind, range: Range<u64>, begin: u64) -> Self {
         let len = range.end.saturating_sub(range.start);
         let (end, latest, shown) = (NEVER, NEVER, BTreeMap::new());
-        Self { id, kind, range, len, begin, end, latest, durable: false, shown, content: None }
+        Self {
+            id,
+            kind,
+            range,
+            len,
+            begin,
+            end,
+            latest,
+            shown,
+            durable: false,
+            is_direct: false,
+            content: None,
+        }
     }
 
     fn covers(&self, atom: &Range<u64>) -> bool {
@@ -309,7 +323,9 @@ impl FileHistory {
             true => c.end < instant || c.durable && c.end < span.to,
             false => c.effective(number) < instant,
         };
-        let later = |c: &&&Change| c.covers(atom) && c.begin > latest && is_over(c);
+        // An append that never ended has no known place: it need not cover what it did not show.
+        let later =
+            |c: &&&Change| c.is_placed() && c.covers(atom) && c.begin > latest && is_over(c);
         if mine.iter().any(|c| later(&c)) {
             return false;
         }

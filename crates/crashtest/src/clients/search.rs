@@ -17,9 +17,11 @@ use crate::counts::Seen;
 use crate::search::{STATES_MIN, Share, Spot, Violation};
 use crate::setup::{Base, Setup, all_kept};
 use crate::verdict::{Checked, Recoveries};
+use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
-use forebay_sim::{CrashState, Fate, PowerCut};
+use forebay_block::BioOp;
+use forebay_sim::{CrashState, Fate, Fault, FaultRule, PowerCut};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -88,9 +90,14 @@ struct Search<'a> {
 /// A volume that two or three clients use.
 pub fn draw_several(seed: u64) -> (Kind, Setup) {
     let mut rng = seed ^ 0xc1;
-    let overlay_bytes = [32 << 20, 256 << 10, 64 << 10][(split_mix(&mut rng) % 3) as usize];
+    let mut pick = |n: u64| split_mix(&mut rng) % n;
+    let overlay_bytes = [32 << 20, 256 << 10, 64 << 10][pick(3) as usize];
+    let op = [BioOp::Read, BioOp::Write, BioOp::Write, BioOp::Flush][pick(4) as usize];
+    let rule = FaultRule::on(op, Fault::Fail(ErrorKind::Io)).nth(3 + pick(20));
+    let rule = rule.times(1 + pick(12)).one_in(1 + pick(2));
+    let failing = if pick(4) == 0 { vec![rule] } else { Vec::new() };
     let plain = Setup::with_content(seed);
-    (Kind::Clients, Setup { near_end: false, discard: false, overlay_bytes, ..plain })
+    (Kind::Clients, Setup { near_end: false, discard: false, overlay_bytes, failing, ..plain })
 }
 
 /// The same, and operations are dropped; on a volume or on a raw image.
@@ -101,7 +108,7 @@ pub fn draw_dropped(seed: u64) -> (Kind, Setup) {
     }
     let sector = if seed % 8 == 1 { 4096 } else { 512 };
     let block_bytes = plain.block_bytes.max(sector);
-    (Kind::DroppedOnImage, Setup { sector, block_bytes, ..plain })
+    (Kind::DroppedOnImage, Setup { sector, block_bytes, failing: Vec::new(), ..plain })
 }
 
 fn chosen(clients: &Clients, keep: Option<&[usize]>) -> Vec<(usize, Step)> {
@@ -237,7 +244,7 @@ impl Search<'_> {
                 Remains::image(&state)
             }
         };
-        seen.checked(remains.key(), true);
+        seen.checked(remains.key(), clients.is_volume);
         let judge = judge_of(clients, &self.ran);
         judge.of(&remains, cut.tag()).map_err(at)?;
         let life = Life { clients, before: judge, time: cut.tag(), seed: draw };

@@ -121,3 +121,16 @@ fn content_of_earlier_life_stays_until_it_is_overwritten() {
     assert!(file.check(0, &left, 16, span).is_ok());
     assert!(file.check(0, &left, 16, Span { from: 7, ..span }).is_err());
 }
+
+/// A dropped append was shown by a read, and later a write far behind it left a gap. The append has
+/// no known place, so it does not claim the gap in its last block.
+#[test]
+fn dropped_append_that_was_read_leaves_gap_behind_it() {
+    let dropped = given_up(Change { len: 100, ..over(3, Kind::Append, 0..NEVER, 10, 12) });
+    let mut file = file(vec![dropped, over(4, Kind::Write, 4096..4608, 16, 18)]);
+    let found = [vec![3; 100], vec![0; 412]].concat();
+    file.note_read(1024, &found[..100], 512, 14);
+    let now = Span { from: 19, to: 20, crashed: false };
+    file.check(1024, &found, 512, now).unwrap();
+    assert!(file.check(1024, &[vec![9; 100], vec![0; 412]].concat(), 512, now).is_err());
+}
