@@ -1,9 +1,11 @@
 //! forebay-base: what every layer stands on. Knows no layer above it and does no file I/O.
 //!
 //! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`] (with `wait`), [`world`], [`pool`],
-//! [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`], [`io_flusher`].
+//! [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`], [`io_flusher`],
+//! [`thread`].
 //!
-//! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract).
+//! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract), and in
+//! [`thread`] (masks of signals).
 
 pub mod buf;
 pub mod checksum;
@@ -19,6 +21,7 @@ pub mod schedules;
 pub mod sim_world;
 pub mod sync;
 pub mod task;
+pub mod thread;
 pub mod units;
 mod wait;
 pub mod world;

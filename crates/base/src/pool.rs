@@ -209,10 +209,8 @@ fn start(shared: &Arc<Shared>, number: usize) {
     let mut pause = Duration::from_millis(1);
     loop {
         let theirs = shared.clone();
-        let Err(e) = std::thread::Builder::new()
-            .name(format!("forebay-bg-{number}"))
-            .spawn(move || work(&theirs, number))
-        else {
+        let run = move || work(&theirs, number);
+        let Err(e) = crate::thread::spawn(format!("forebay-bg-{number}"), run) else {
             return;
         };
         let mut state = shared.lock();

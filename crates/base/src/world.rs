@@ -153,10 +153,8 @@ fn start_timers(shared: &Arc<TimerShared>, start: Instant) {
     let mut pause = Duration::from_millis(1);
     loop {
         let theirs = shared.clone();
-        let Err(e) = std::thread::Builder::new()
-            .name("forebay-timer".into())
-            .spawn(move || run_timers(&theirs, start))
-        else {
+        let work = move || run_timers(&theirs, start);
+        let Err(e) = crate::thread::spawn("forebay-timer", work) else {
             return;
         };
         log::error!("no thread for timers, trying again in {pause:?}: {e}");

@@ -5,6 +5,7 @@
 //! queued there is a thread that takes it; if none can be started the caller runs it.
 //! Lock rule: the mutex is not held while a call runs.
 
+use forebay_base::thread;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -70,8 +71,7 @@ impl Calls {
         }
         drop(state);
         let shared = self.0.clone();
-        let named = std::thread::Builder::new().name("forebay-map".into());
-        if let Err(e) = named.spawn(move || shared.work()) {
+        if let Err(e) = thread::spawn("forebay-map", move || shared.work()) {
             log::warn!("cannot start a thread for maps: {e}");
             let mut state = self.0.lock();
             state.running = false;

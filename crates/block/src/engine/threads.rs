@@ -40,7 +40,7 @@ struct Shared {
 type Start = fn(Box<dyn FnOnce() + Send>) -> io::Result<()>;
 
 fn start_thread(work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-    std::thread::Builder::new().name("forebay-io".into()).spawn(work).map(drop)
+    forebay_base::thread::spawn("forebay-io", work).map(drop)
 }
 
 impl Shared {

@@ -84,7 +84,7 @@ impl Uring {
         let shared = Arc::new(Shared { inbox: Mutex::default(), wake });
         let (tx, rx) = mpsc::channel();
         let (theirs, helper) = (shared.clone(), pool.clone());
-        std::thread::Builder::new().name("forebay-uring".into()).spawn(move || {
+        forebay_base::thread::spawn("forebay-uring", move || {
             // The ring belongs to the thread that made it.
             match Ring::new() {
                 Ok(ring) => {
