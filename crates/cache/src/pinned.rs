@@ -180,3 +180,103 @@ fn end_pins(cache: &PageCache, id: u32, runs: &[*const [u8]]) {
         cache.wake_frame_waiters();
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::folio::table::Blocks;
+    use forebay_base::world::RealWorld;
+    use std::future::Future;
+    use std::sync::Arc as StdArc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake};
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: StdArc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn cache() -> Arc<PageCache> {
+        let config =
+            Config { huge_pages: false, poison_frames: true, ..Config::with_budget(1 << 20) };
+        PageCache::new(config, RealWorld::with_seed(1)).unwrap()
+    }
+
+    /// Caches the first frames of a folio, all of one value, and pins `range` of its bytes.
+    fn pinned(
+        cache: &Arc<PageCache>,
+        mapping: &crate::Mapping,
+        range: std::ops::Range<usize>,
+    ) -> Pinned {
+        let all = Blocks { start: 0, end: range.end.div_ceil(FRAME_SIZE) as u32 };
+        let folio = cache.lock_or_create(mapping, 0).unwrap();
+        let mut pool = cache.take_frames(folio.frames_missing(all)).unwrap();
+        for run in folio.begin_fill(all, false, &mut pool) {
+            folio.fill_zero(run);
+        }
+        let mut pin = Pinned::new(cache, mapping.id);
+        assert!(folio.pin(range, &mut pin));
+        pin
+    }
+
+    /// A task that waits for frames was not woken when a pin ended that had kept them from being
+    /// evicted: it slept until something else happened.
+    #[test]
+    fn end_of_a_pin_wakes_a_task_that_waits_for_frames() {
+        let cache = cache();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let pin = pinned(&cache, &mapping, 0..8192);
+        let held = cache.take_frames(cache.stats().frames_free as usize).unwrap();
+        let woken = StdArc::new(Woken::default());
+        let waker = woken.clone().into();
+        let mut cx = Context::from_waker(&waker);
+        let mut waiter = std::pin::pin!(cache.wait_frames(&mapping, 2));
+        assert!(waiter.as_mut().poll(&mut cx).is_pending(), "pinned frames are not evicted");
+        drop(pin);
+        assert!(woken.0.load(Ordering::Relaxed) > 0, "it sleeps, and two frames can be evicted");
+        assert!(waiter.as_mut().poll(&mut cx).is_ready());
+        drop(held);
+    }
+
+    /// Neighbouring frames are one run, others are not; runs begin and end within frames.
+    #[test]
+    fn extents_are_runs_of_neighbouring_frames() {
+        let cache = cache();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let pin = pinned(&cache, &mapping, 100..12_388);
+        let total: usize = pin.extents().iter().map(|run| run.len()).sum();
+        assert_eq!((total, pin.len(), pin.is_copy()), (12_288, 12_288, false));
+        assert_eq!(pin.as_slice().is_some(), pin.extents().len() == 1);
+        assert!(pin.to_vec() == [0; 12_288]);
+        assert_eq!(cache.stats().pinned_frames, 4);
+        let again = pinned(&cache, &mapping, 4096..8192);
+        assert_eq!(again.as_slice().map(<[u8]>::len), Some(4096), "a frame is one run");
+        assert_eq!(cache.stats().pinned_frames, 4, "pin.P4: a frame counts once");
+        drop((pin, again));
+        assert_eq!(cache.stats().pinned_frames, 0);
+        cache.drop_clean();
+    }
+
+    /// Runs that are no neighbours stay apart, in the order in which they came.
+    #[test]
+    fn pushed_runs_merge_where_they_touch() {
+        let bytes = [7u8; 100];
+        let run = |range: std::ops::Range<usize>| -> *const [u8] { &raw const bytes[range] };
+        let mut pin = Pinned::copied(AlignedBuf::new(0), 0);
+        assert!(pin.is_empty() && pin.as_slice() == Some(&[]));
+        for range in [0..10, 10..20, 30..40, 40..50, 20..30] {
+            pin.push(run(range));
+        }
+        let lens: Vec<usize> = pin.extents().iter().map(|run| run.len()).collect();
+        assert_eq!(lens, [20, 20, 10]);
+        assert_eq!(pin.as_slice(), None);
+        let copy = Pinned::copied(AlignedBuf::copy_of(b"hello"), 4);
+        assert!(copy.is_copy());
+        assert_eq!(copy.as_slice(), Some(&b"hell"[..]));
+    }
+}

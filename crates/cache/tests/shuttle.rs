@@ -7,6 +7,9 @@
 //! with a planted bug show that the harness would see one.
 #![cfg(shuttle)]
 
+#[path = "shuttle/pins.rs"]
+mod pins;
+
 use forebay_base::schedules::check;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex, thread};
@@ -27,6 +30,8 @@ struct Lab {
     cache: Arc<PageCache>,
     mapping: Mapping,
     device: Mutex<[u8; 64]>,
+    /// A planted bug: writers do not look for pins.
+    ignore_pins: bool,
 }
 
 fn one(block: u32) -> Blocks {
@@ -37,9 +42,13 @@ impl Lab {
     fn new() -> Arc<Self> {
         let config =
             Config { folio_size: FOLIO, huge_pages: false, ..Config::with_budget(1 << 20) };
+        Self::with(config, false)
+    }
+
+    fn with(config: Config, ignore_pins: bool) -> Arc<Self> {
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(BLOCK as u32, 1 << 20);
-        Arc::new(Self { cache, mapping, device: Mutex::new([0; 64]) })
+        Arc::new(Self { cache, mapping, device: Mutex::new([0; 64]), ignore_pins })
     }
 
     /// F1..F3 of one folio.
@@ -62,10 +71,12 @@ impl Lab {
             let folio = self.cache.lock_or_create(&self.mapping, 0).expect("slots are plenty");
             let copy = cow && folio.hit(one(block)).frames > 0;
             let need = folio.frames_missing(one(block)) + if copy { 2 } else { 0 };
+            let need = need + folio.frames_pinned(one(block));
             if need <= pool.len() {
-                if copy {
+                let pinned = folio.frames_pinned(one(block)) > 0 && !self.ignore_pins;
+                if copy || pinned {
                     let at = block as usize * BLOCK;
-                    folio.detach(one(block), &(at..at + BLOCK), true, &mut pool);
+                    folio.detach(one(block), &(at..at + BLOCK), copy, &mut pool);
                 }
                 folio.install_frames(one(block), &mut pool);
                 folio.copy_in(block as usize * BLOCK, &[value; BLOCK]);

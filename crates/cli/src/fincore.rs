@@ -27,7 +27,7 @@ pub fn fincore(args: &FincoreArgs) -> Outcome {
     let block = number("block_size");
     let bytes = |key: &str| format_size(number(key).saturating_mul(block));
     output::table(&[
-        ["FILE", "RESIDENT", "DIRTY", "REFERENCED", "SIZE", "BLOCKS", "OF"]
+        ["FILE", "RESIDENT", "DIRTY", "REFERENCED", "PINNED", "SIZE", "BLOCKS", "OF"]
             .map(String::from)
             .into(),
         vec![
@@ -35,6 +35,7 @@ pub fn fincore(args: &FincoreArgs) -> Outcome {
             bytes("resident_blocks"),
             bytes("dirty_blocks"),
             bytes("referenced_blocks"),
+            bytes("pinned_blocks"),
             bytes("total_blocks"),
             number("resident_blocks").to_string(),
             number("total_blocks").to_string(),

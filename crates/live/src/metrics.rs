@@ -9,7 +9,7 @@ use forebay::latency::{BUCKETS, Taken, bound_nanos};
 use std::fmt::Write;
 
 /// Fields of the cache's counters that go up and down.
-const GAUGES: [&str; 12] = [
+const GAUGES: [&str; 14] = [
     "budget_bytes",
     "arena_bytes",
     "arena_page_bytes",
@@ -22,6 +22,8 @@ const GAUGES: [&str; 12] = [
     "writeback_bytes",
     "unflushed_bytes",
     "private_bytes",
+    "pinned_frames",
+    "pinned_orphans",
 ];
 
 /// Everything of a source.

@@ -1,10 +1,12 @@
 //! `hit`: 4 KiB reads and writes of data that is already cached, one thread: the kernel's pread
 //! and pwrite, the same file mapped, a bare memcpy, and ours through the library, over the whole
-//! image and over a hot set of 1 MiB; and in `ways` beside the ways through a mount and over NBD.
+//! image and over a hot set of 1 MiB; in `pins` reads without a copy; and in `ways` beside the
+//! ways through a mount and over NBD.
 //!
 //! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirt is written
 //! out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
 
+mod pins;
 mod ways;
 
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
@@ -90,6 +92,7 @@ pub fn run(options: &Options) -> Result<Report> {
     bench.warm()?;
     bench.add_residency(&mut report)?;
     bench.groups(&mut report)?;
+    pins::run(&bench, &mut report)?;
     ways::run(&bench, options, &mut report)?;
     Ok(report)
 }

@@ -8,7 +8,7 @@
 
 use crate::cache::PageCache;
 use crate::folio::guard::{FolioWrite, FramePool};
-use crate::folio::table::{Blocks, Slot, State};
+use crate::folio::table::{Blocks, Slot, State, Table};
 use crate::memory::arena::{FRAME_SIZE, Frame};
 use crate::pinned::Pinned;
 use crate::stats::Counters;
@@ -26,6 +26,14 @@ impl FolioWrite<'_> {
     #[inline]
     pub fn frames_pinned(&self, blocks: Blocks) -> usize {
         if self.cache.words.any_pinned() { self.pinned_at(blocks).count() } else { 0 }
+    }
+
+    /// Those of the blocks that are up to date and in pinned frames.
+    pub fn blocks_pinned(&self, blocks: Blocks) -> u32 {
+        let pinned = |table: &Table, slot, group| {
+            table.bits(slot, State::Uptodate, group) & self.cache.pinned_blocks(slot, group)
+        };
+        self.runs(blocks, pinned).map(Blocks::len).sum()
     }
 
     /// Frames that a fill of the blocks needs: those that are missing, and one for each pinned one.

@@ -74,6 +74,7 @@ pub fn residency(name: &str, r: &Residency) -> Value {
         "resident_blocks": r.resident_blocks,
         "dirty_blocks": r.dirty_blocks,
         "referenced_blocks": r.referenced_blocks,
+        "pinned_blocks": r.pinned_blocks,
         "runs": r.runs,
     })
 }

@@ -18,6 +18,7 @@ fn what_was_read_is_resident_until_it_is_dropped() {
     client.flush().unwrap();
     assert_eq!(ask("dirty_blocks"), 0);
     let shown = folder.ok(&["fincore", "disk.img", "--runs", "--control", "ctl"]);
+    assert!(shown.contains("PINNED") && ask("pinned_blocks") == 0, "{shown}");
     assert!(shown.contains("RESIDENT") && shown.contains(" + "), "{shown}");
     folder.ok(&["tune", "--drop-clean", "--control", "ctl"]);
     assert_eq!(ask("resident_blocks"), 0);

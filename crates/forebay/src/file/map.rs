@@ -21,6 +21,8 @@ pub struct Residency {
     pub dirty_blocks: u64,
     /// Blocks touched since reclaim last looked.
     pub referenced_blocks: u64,
+    /// Blocks in frames that a pin holds. They are not evicted.
+    pub pinned_blocks: u64,
     /// Runs that are in the cache: (offset, length) in bytes.
     pub runs: Vec<(u64, u64)>,
 }
@@ -43,6 +45,7 @@ pub(crate) fn residency(file: &MappedFile, offset: u64, len: u64) -> Residency {
             |state| -> u64 { folio.runs_with(blocks, state).map(|r| u64::from(r.len())).sum() };
         out.dirty_blocks += count(State::Dirty);
         out.referenced_blocks += count(State::Referenced);
+        out.pinned_blocks += u64::from(folio.blocks_pinned(blocks));
         for run in folio.runs_with(blocks, State::Uptodate) {
             out.resident_blocks += u64::from(run.len());
             let bytes = mapping.range_of(index, run);

@@ -6,6 +6,8 @@ mod futures;
 mod image_edit;
 #[path = "../../examples/many_files_one_budget.rs"]
 mod many_files_one_budget;
+#[path = "../../examples/pins.rs"]
+mod pins;
 #[path = "../../examples/policy.rs"]
 mod policy;
 #[path = "../../examples/quick_start.rs"]
@@ -37,6 +39,15 @@ fn quick_start_caches_what_it_read_and_wrote() {
     assert_eq!(cached.runs[0].0, 0);
     assert!((2..64).contains(&cached.resident_blocks), "{cached:?}");
     quick_start::main().unwrap();
+}
+
+#[test]
+fn pins_show_the_version_that_they_were_taken_of() {
+    let shown = pins::show().unwrap();
+    assert_eq!((&*shown.pinned, &*shown.read), (&b"old line"[..], &b"new line"[..]));
+    assert_eq!((shown.newlines, shown.frames), ((64 << 10) / 9, 16));
+    assert!((1..=16).contains(&shown.runs), "{shown:?}");
+    pins::main().unwrap();
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod fsx;
 mod growing;
 mod interface;
 mod looped;
+mod pins;
 mod registry;
 mod stacked;
 mod trouble;

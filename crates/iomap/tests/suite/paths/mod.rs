@@ -19,6 +19,7 @@ mod lab;
 mod lost;
 mod nowait;
 mod pins;
+mod pins_real;
 mod published;
 mod reads;
 mod room;

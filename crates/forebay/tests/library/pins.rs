@@ -1,0 +1,100 @@
+//! Pins through the library: raw images and files of a volume, on both engines.
+
+use crate::dir::Dir;
+use forebay::{
+    Aio, Cache, CacheConfig, CreateVolume, ErrorKind, File, IoFlags, OpenOptions, Volume,
+    VolumeOptions,
+};
+
+const NONE: IoFlags = IoFlags::empty();
+
+fn cache(aio: Aio) -> Cache {
+    Cache::new(CacheConfig::with_budget(16 << 20).aio(aio)).unwrap()
+}
+
+/// What holds for each kind of file.
+fn check(cache: &Cache, file: &File) {
+    let old: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+    file.write_all_at(&old, 0).unwrap();
+    file.sync_data().unwrap();
+    cache.drop_clean();
+    let pinned = file.pin(1000, 200_000, NONE).unwrap();
+    assert_eq!((pinned.len(), pinned.is_copy()), (99_000, false), "it ends with the file");
+    assert_eq!(pinned.to_vec(), old[1000..]);
+    let small = file.pin_no_copy(4096, 4096, NONE).unwrap().unwrap();
+    assert_eq!(small.as_slice(), Some(&old[4096..8192]));
+    let residency = file.residency(0, 100_000).unwrap();
+    assert_eq!(residency.pinned_blocks, 100_000u64.div_ceil(u64::from(residency.block_size)));
+    assert_eq!(cache.stats().pinned_frames, 25);
+    // The thread writes what it has pinned itself, cuts it off and writes it again.
+    file.write_all_at(&[1; 50_000], 2000).unwrap();
+    file.set_len(5000).unwrap();
+    file.write_all_at(&[2; 5000], 5000).unwrap();
+    file.trim(0, 1000).unwrap();
+    assert_eq!(pinned.to_vec(), old[1000..], "pin.P1");
+    assert_eq!(small.as_slice(), Some(&old[4096..8192]), "pin.P1");
+    assert_eq!(cache.stats().pinned_orphans, 25);
+    let mut now = vec![0; 10_000];
+    file.read_exact_at(&mut now, 0).unwrap();
+    let model: Vec<u8> = [vec![0; 1000], old[1000..2000].to_vec()].concat();
+    assert_eq!(now, [model, vec![1; 3000], vec![2; 5000]].concat());
+    let refused = file.pin(0, 10, IoFlags::DIRECT).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    let all = cache.stats().frames_total as usize * 4096;
+    file.set_len(all as u64).unwrap();
+    assert!(file.pin(0, all, NONE).unwrap().is_copy(), "more than an eighth");
+    assert!(file.pin_no_copy(0, all, NONE).unwrap().is_none());
+    let rows = cache.budget();
+    assert!(rows.contains(&("pinned frames".into(), 25 * 4096, 25 * 4096)), "{rows:?}");
+    drop((pinned, small));
+    let stats = cache.stats();
+    assert_eq!((stats.pinned_frames, stats.pinned_orphans), (0, 0));
+    assert_eq!((stats.pin_copies, stats.pin_refusals), (1, 1));
+}
+
+fn engines() -> Vec<Aio> {
+    let works = |aio: &Aio| match Cache::new(CacheConfig::with_budget(16 << 20).aio(*aio)) {
+        Ok(_) => true,
+        Err(error) => {
+            let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+            assert!(allowed, "{error}");
+            println!("skipped: {error}");
+            false
+        }
+    };
+    [Aio::Threads, Aio::IoUring].into_iter().filter(works).collect()
+}
+
+#[test]
+fn pin_of_raw_image_shows_one_version() {
+    for aio in engines() {
+        let (dir, cache) = (Dir::new("pins-raw"), cache(aio));
+        let mut options = OpenOptions::read_write();
+        let file = options.create(true).open(&cache, dir.path("image")).unwrap();
+        check(&cache, &file);
+        let write_only = OpenOptions::new().write(true).open(&cache, dir.path("image")).unwrap();
+        let error = write_only.pin(0, 1, NONE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BadHandle);
+    }
+}
+
+#[test]
+fn pin_of_volume_file_shows_one_version() {
+    for aio in engines() {
+        let (dir, cache) = (Dir::new("pins-volume"), cache(aio));
+        let image = dir.path("volume");
+        Volume::create(&image, &CreateVolume::default().size(128 << 20)).unwrap();
+        let volume = cache.open_volume(&image, &VolumeOptions::default()).unwrap();
+        let mut options = OpenOptions::read_write();
+        let file = options.create(true).open_in(&volume, "/file").unwrap();
+        check(&cache, &file);
+        // It outlives the file, its name and the volume.
+        file.write_all_at(&[7; 4096], 0).unwrap();
+        let pinned = file.pin(0, 4096, NONE).unwrap();
+        drop(file);
+        volume.remove_file("/file").unwrap();
+        volume.close().unwrap();
+        drop(cache);
+        assert_eq!(pinned.as_slice(), Some(&[7; 4096][..]), "pin.P1");
+    }
+}
