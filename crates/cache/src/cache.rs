@@ -14,7 +14,7 @@ use crate::memory::frames::FrameAlloc;
 use crate::memory::private::{CounterRef, FileShare, MoreRows, Row};
 use crate::memory::sizes::Sizes;
 use crate::memory::slots::SlotAlloc;
-use crate::memory::zeroed::ZeroTable;
+use crate::memory::words::FrameWords;
 use crate::picture::StreamBoard;
 use crate::stats::{Counters, Stats, Striped};
 use crate::strategy::Strategies;
@@ -45,9 +45,9 @@ pub struct PageCache {
     pub world: WorldRef,
     pub(crate) arena: std::sync::Arc<Arena>,
     pub(crate) frames: Mutex<FrameAlloc>,
-    /// Per frame: write-outs in flight that captured it. A frame is given back when it is in no
-    /// folio and no write-out (A1).
-    pub(crate) captured: ZeroTable<AtomicU32>,
+    /// Per frame: which write-outs and pins hold it. A frame is given back when it is in no folio,
+    /// no write-out and no pin (A1).
+    pub(crate) words: FrameWords,
     /// Frames that are copies in flight.
     pub(crate) snapshot_frames: AtomicU64,
     pub(crate) table: Table,
@@ -94,6 +94,8 @@ pub struct PageCache {
     pub counters: Counters,
     /// Blocks found in the cache.
     pub hits: Striped,
+    /// Pins taken.
+    pub pins: Striped,
     /// How long it takes where a device is waited for.
     pub latencies: Latencies,
     /// Sequential readers that went on lately.
@@ -128,7 +130,7 @@ impl PageCache {
             dirty: DirtyControl::new(config, sizes.frame_bytes()),
             arena: Arena::new(frames, max.frames, config.huge_pages)?,
             frames: Mutex::new(FrameAlloc::new(frames, max.frames)),
-            captured: ZeroTable::new(max.frames)?,
+            words: FrameWords::new(max.frames)?,
             snapshot_frames: AtomicU64::new(0),
             table: Table::new(sizes.layout, max.slots)?,
             index: Index::new(slots, max.slots)?,
@@ -159,6 +161,7 @@ impl PageCache {
             next_mapping: AtomicU32::new(1),
             counters: Counters::default(),
             hits: Striped::default(),
+            pins: Striped::default(),
             latencies: Latencies::default(),
             streams: StreamBoard::default(),
             readahead_max: AtomicU64::new(u64::from(config.readahead_max)),
@@ -254,6 +257,7 @@ impl PageCache {
     pub fn stats(&self) -> Stats {
         let mut s = self.counters.snapshot();
         s.hits = self.hits.total();
+        s.pins = self.pins.total();
         let (page, huge) = self.arena.pages();
         s.budget_bytes = self.sizes.budget();
         s.arena_bytes = self.sizes.frame_bytes();
@@ -261,6 +265,8 @@ impl PageCache {
         s.arena_huge_bytes = huge as u64;
         s.frames_total = self.sizes.frames() as u64;
         s.frames_free = self.frames.lock().free() as u64;
+        s.pinned_frames = self.words.pinned();
+        s.pinned_orphans = self.words.orphans();
         s.folios = self.free_slots.lock().used() as u64;
         s.ghosts = self.age.lock().ghosts();
         s.dirty_bytes = self.dirty.dirty_bytes();
@@ -280,9 +286,13 @@ impl PageCache {
         let folios = self.free_slots.lock().used() as u64;
         let slot_bytes = (self.sizes.layout.stride * 8) as u64;
         let dirty_folios = self.dirty.dirty_folios();
+        let pinned = self.words.pinned().min(used).min(frames);
         let line = |what: &str, now, bound| (what.to_string(), now, bound);
+        let of_frames = |count: u64| count * FRAME_SIZE as u64;
         let mut rows = vec![
-            line("frames", used * FRAME_SIZE as u64, frames * FRAME_SIZE as u64),
+            line("frames", of_frames(used - pinned), of_frames(frames - pinned)),
+            // What pins hold is taken off the bound of the others.
+            line("pinned frames", of_frames(pinned), of_frames(pinned)),
             line("folio descriptors", folios * slot_bytes, slots * slot_bytes),
             line("index", self.index.bytes(), Index::bytes_for(slots as usize)),
             // Taken as a whole, for the most that there may be.

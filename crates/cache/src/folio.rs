@@ -1,11 +1,13 @@
 //! Folios: [`table`] (states, invariants and the folio lock), [`index`] (finding one), [`guard`]
-//! (reading and changing one), [`owners`] (the folios of a file), `lookup` (the operations
-//! of the cache that hand guards out).
+//! (reading and changing one), `fills` (bringing blocks in), `pins` (reading without a copy),
+//! [`owners`] (the folios of a file), `lookup` (the operations of the cache that hand guards out).
 
+mod fills;
 pub mod guard;
 pub mod index;
 mod lookup;
 pub mod owners;
+mod pins;
 mod pool;
 pub mod table;
 

@@ -111,6 +111,18 @@ counters! {
     stable_snapshots,
     /// Fresh frames or snapshots that were not to be had, so that writers wait.
     stable_fallbacks,
+    /// Frames that hold pinned bytes.
+    pinned_frames,
+    /// Of these, frames that are in no file any more: they were written, cut off or dropped since.
+    pinned_orphans,
+    /// Pins taken, each of some bytes of one file.
+    pins,
+    /// Pins that were served by a copy, because nothing more may be pinned.
+    pin_copies,
+    /// Pins that were refused, because nothing more may be pinned and the caller wants no copy.
+    pin_refusals,
+    /// Frames replaced because a writer or a fill met a pin.
+    pin_detached_frames,
     /// Bytes read again because what came into the caller's memory did not match its checksum.
     reread_bytes,
     /// Device errors seen by fills and write-out.

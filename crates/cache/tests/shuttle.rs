@@ -65,7 +65,7 @@ impl Lab {
             if need <= pool.len() {
                 if copy {
                     let at = block as usize * BLOCK;
-                    folio.detach_in_flight(one(block), &(at..at + BLOCK), &mut pool);
+                    folio.detach(one(block), &(at..at + BLOCK), true, &mut pool);
                 }
                 folio.install_frames(one(block), &mut pool);
                 folio.copy_in(block as usize * BLOCK, &[value; BLOCK]);

@@ -68,6 +68,22 @@ impl Bounds {
         }
     }
 
+    /// Memory of the volume, its frames apart, bytes.
+    ///
+    /// # Errors
+    /// It is more than allowed.
+    pub fn check_memory(&self, volume: &Volume) -> Result<u64, String> {
+        let parts = volume.memory_in_use();
+        match parts.iter().sum() {
+            sum if sum <= self.memory => Ok(sum),
+            _ => Err(format!(
+                "changes, cleaner, names, nodes and content of records take {parts:?} bytes, more \
+                 than {}",
+                self.memory
+            )),
+        }
+    }
+
     /// Before a step.
     pub fn start(&self, disk: &SimDisk) -> (u64, u64) {
         (disk.world().steps(), disk.requests().end)
@@ -83,19 +99,13 @@ impl Bounds {
         disk: &SimDisk,
         volume: &Volume,
     ) -> Result<Usage, String> {
-        let parts = volume.memory_in_use();
         let usage = Usage {
             polls: disk.world().steps() - start.0,
             requests: disk.requests().end - start.1,
-            memory: parts.iter().sum(),
+            memory: self.check_memory(volume)?,
         };
         if usage.polls > self.polls || usage.requests > self.requests {
             return Err(format!("it took {usage:?}, more than {self:?}"));
-        }
-        if usage.memory > self.memory {
-            return Err(format!(
-                "changes, cleaner, names and nodes take {parts:?} bytes, more than {self:?}"
-            ));
         }
         Ok(usage)
     }

@@ -10,7 +10,8 @@
 //! A dropped operation may have happened or not, but not after a change of the same block that began
 //! later and was acknowledged. Nothing else may be harmed by it.
 //!
-//! Reading order: `plan`, `history`, `names`, `log`, `client`, `ground`, `run`, `search`.
+//! Reading order: `plan`, `history`, `names`, `log`, `client`, `ground`, `run`, `judge`, `search`,
+//! `life`.
 
 mod client;
 mod drop;
@@ -18,6 +19,8 @@ mod early;
 mod file;
 mod ground;
 mod history;
+mod judge;
+mod life;
 mod log;
 mod names;
 mod plan;

@@ -1,14 +1,15 @@
 //! An open file: a raw image, a device object or a file of a volume.
 //!
 //! Reading order: here are the calls, `options` opens a file, `raw` and `inside` are the two kinds
-//! of opener behind it, `vectored` and `stream` are other forms of the calls, `map` says what of a
-//! file is cached and which runs hold data.
+//! of opener behind it, `pin` reads without a copy, `vectored` and `stream` are other forms of the
+//! calls, `map` says what of a file is cached and which runs hold data.
 //!
 //! No locks.
 
 mod inside;
 mod map;
 mod options;
+mod pin;
 mod raw;
 mod stream;
 mod vectored;

@@ -56,6 +56,8 @@
 //!   dropping a file can only log.
 //! - **One owner**: an open image is locked against other processes and caches. In one cache it
 //!   can be opened any number of times.
+//! - **Reads without a copy**: [`File::pin`] gives the cached bytes themselves. They stay as they
+//!   are whatever is written meanwhile, and hold an eighth of the cache at most.
 //! - **Threads and futures**: calls block the calling thread and may be made from any number of
 //!   threads. Those named `_async` are futures on owned buffers, for any executor.
 //! - **Errors**: [`Error`] has a kind to match, the operation, the path and the range. As a
@@ -102,7 +104,7 @@ pub use forebay_block::{Aio, BlockDevice, DeviceRef, DirectIo, FileIdentity};
 pub use forebay_cache::latency;
 pub use forebay_cache::picture::Bytes;
 pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};
-pub use forebay_cache::{Row, RowSource, Stats};
+pub use forebay_cache::{Pinned, Row, RowSource, Stats};
 pub use forebay_vfs as vfs;
 pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};
 pub use volume::{

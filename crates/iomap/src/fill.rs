@@ -291,7 +291,7 @@ impl MappedFile {
             if part.start >= end {
                 continue;
             }
-            let need: usize = folio.fillable(blocks).iter().map(|&r| folio.frames_missing(r)).sum();
+            let need: usize = folio.fillable(blocks).iter().map(|&r| folio.frames_to_fill(r)).sum();
             if need > pool.len() {
                 break;
             }
@@ -318,7 +318,7 @@ impl MappedFile {
             let blocks = mapping.blocks_touched(index, &part);
             missing += match self.cache.lock_folio(mapping, index) {
                 Some(folio) => {
-                    folio.fillable(blocks).iter().map(|&r| folio.frames_missing(r)).sum()
+                    folio.fillable(blocks).iter().map(|&r| folio.frames_to_fill(r)).sum()
                 }
                 None => most(&part, index),
             };

@@ -3,9 +3,9 @@
 //! here, the answer above.
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open
-//! object), `fill` and `read` (in), `write`, `writeout` and `records` (out), `inflight`, `direct`,
-//! `uncached`, `sync`, `zero`, `resize`, `discard`, `seek`, then the two mappings: [`identity`] and
-//! [`remap`]. [`check`] is for tests of maps.
+//! object), `fill`, `read` and `pin` (in), `write`, `writeout` and `records` (out), `inflight`,
+//! `direct`, `uncached`, `sync`, `zero`, `resize`, `discard`, `seek`, then the two mappings:
+//! [`identity`] and [`remap`]. [`check`] is for tests of maps.
 #![forbid(unsafe_code)]
 
 mod admitted;
@@ -17,6 +17,7 @@ mod fill;
 pub mod identity;
 mod inflight;
 pub mod ops;
+mod pin;
 mod published;
 mod read;
 mod records;
@@ -36,3 +37,4 @@ pub use ops::{
     BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
     Sums, Written,
 };
+pub use pin::PinRequest;

@@ -162,14 +162,8 @@ impl MappedFile {
         dst: &mut Target<'_>,
         passing: Passing,
     ) -> Result<()> {
-        let mut ahead = 0..0;
-        if passing != Passing::Marked {
-            let max = self.readahead_limit();
-            let plan = handle.streams.plan(range.start, range.end, max, self.size(), false);
-            self.tell_stream(handle, range, &plan, false);
-            self.drop_uncached(plan.abandoned);
-            ahead = plan.ahead;
-        }
+        let is_read_ahead = passing != Passing::Marked;
+        let mut ahead = if is_read_ahead { self.plan_ahead(handle, range) } else { 0..0 };
         let window = (self.cache.frames_per_operation() * forebay_cache::FRAME_SIZE) as u64;
         let mut mode = FillMode { inline: dst.blocking() && ahead.is_empty(), ..passing.fill() };
         let mut at = range.start;
@@ -187,6 +181,15 @@ impl MappedFile {
             at = part.end;
         }
         Ok(())
+    }
+
+    /// What a request of `range` that goes through the cache has read ahead of it.
+    pub(crate) fn plan_ahead(&self, handle: &Handle, range: &Range<u64>) -> Range<u64> {
+        let max = self.readahead_limit();
+        let plan = handle.streams.plan(range.start, range.end, max, self.size(), false);
+        self.tell_stream(handle, range, &plan, false);
+        self.drop_uncached(plan.abandoned);
+        plan.ahead
     }
 
     /// For people who watch the cache. Not on the way of a hit.
@@ -214,7 +217,11 @@ impl MappedFile {
     }
 
     /// Starts a fill; `None` when there are no frames for it.
-    async fn fill_or_wait(&self, range: Range<u64>, mode: FillMode) -> Option<FillError> {
+    pub(crate) async fn fill_or_wait(
+        &self,
+        range: Range<u64>,
+        mode: FillMode,
+    ) -> Option<FillError> {
         loop {
             match self.start_fill(range.clone(), mode).await {
                 Filling::Started(error) => return Some(error),

@@ -295,6 +295,16 @@ impl MappedFile {
                 if let Some(folio) = self.lock_idle(index, blocks).await
                     && folio.all(State::Uptodate, blocks)
                 {
+                    // Its bytes may change from here on, and no new pin is taken of it (pin.P6).
+                    if folio.frames_pinned(blocks) > pool.len() {
+                        drop(folio);
+                        match self.cache.take_frames(1) {
+                            Some(frames) => pool = frames,
+                            None => break,
+                        }
+                        continue;
+                    }
+                    folio.detach_pinned(blocks, &(0..0), &mut pool);
                     let done = f(&folio, blocks, &mut flight);
                     drop(folio);
                     return Ok((flight, done));

@@ -15,7 +15,26 @@ use forebay_cache::stable::Answer;
 use forebay_cache::stats::Counters;
 use forebay_cache::strategy::{StablePages, StableStrategy};
 use forebay_cache::writeback::WritePiece;
-use forebay_cache::{FolioWrite, FramePool, State};
+use forebay_cache::{FolioWrite, FramePool};
+
+/// Frames that a write needs in the place of others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fresh {
+    /// So many in all.
+    pub frames: usize,
+    /// Of these, for blocks in flight.
+    hits: usize,
+    /// Bytes in flight must not change: also those of a frame whose pins end meanwhile.
+    pub stable: bool,
+}
+
+impl Fresh {
+    /// What stands in the way of a write that lacks them, and `missing` others.
+    pub fn obstacle(self, missing: usize) -> Obstacle {
+        let count = missing + self.frames;
+        if self.hits > 0 { Obstacle::Fresh(count) } else { Obstacle::Frames(count) }
+    }
+}
 
 impl MappedFile {
     /// Whether bytes in flight must not change, and why: what the map asks for now, unless the
@@ -44,18 +63,30 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Frames that a write to `blocks` needs beside the missing ones, because it hits blocks in
-    /// flight; or that it has to wait, for the write-out or for a fill.
+    /// Frames that a write to `blocks` needs in addition to the missing ones, because readers have
+    /// pinned its frames or it hits blocks in flight; or that it has to wait, for the write-out or
+    /// for a fill. It never waits for a pin. `writing`: some of the blocks are in write-out.
+    #[inline]
     pub(crate) fn resolve_hits(
         &self,
         folio: &FolioWrite<'_>,
         blocks: Blocks,
+        writing: bool,
+    ) -> std::result::Result<Fresh, Obstacle> {
+        let pinned = folio.frames_pinned(blocks);
+        let stable = writing && self.stable_need().required;
+        let hits = if stable { self.resolve_in_flight(folio, blocks)? } else { 0 };
+        Ok(Fresh { frames: pinned + hits, hits, stable })
+    }
+
+    /// Frames for the blocks in flight that are in no pinned frame.
+    fn resolve_in_flight(
+        &self,
+        folio: &FolioWrite<'_>,
+        blocks: Blocks,
     ) -> std::result::Result<usize, Obstacle> {
-        if !folio.any(State::Writing, blocks) {
-            return Ok(0);
-        }
         let hit = folio.hit(blocks);
-        if hit.frames == 0 || !self.stable_need().required {
+        if hit.frames == 0 {
             return Ok(0);
         }
         if self.cache.answer_hit(&self.mapping, hit.frames) == Answer::Wait {

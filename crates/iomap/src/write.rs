@@ -364,13 +364,12 @@ impl MappedFile {
         // Until they are dirty.
         let admitted = if look.dirty { None } else { Some(self.admit(&folio, blocks, ahead)?) };
         let missing = if look.uptodate { 0 } else { folio.frames_missing(blocks) };
-        let fresh = if look.writing { self.resolve_hits(&folio, blocks)? } else { 0 };
-        if missing + fresh > pool.len() {
-            let count = missing + fresh;
-            return Err(if fresh > 0 { Obstacle::Fresh(count) } else { Obstacle::Frames(count) });
+        let fresh = self.resolve_hits(&folio, blocks, look.writing)?;
+        if missing + fresh.frames > pool.len() {
+            return Err(fresh.obstacle(missing));
         }
-        if fresh > 0 {
-            folio.detach_in_flight(blocks, &(at..at + src.len()), pool);
+        if fresh.frames > 0 {
+            folio.detach(blocks, &(at..at + src.len()), fresh.stable, pool);
         }
         if !look.uptodate {
             folio.install_frames(blocks, pool);

@@ -79,13 +79,16 @@ pub enum Planted {
     RetriesForever,
     /// On a volume without checksums a record is written before the flush that covers its data.
     RecordBeforeData,
+    /// An opening with no record behind the checkpoint, as after a recovery that was cut, takes the
+    /// count of inodes for the last of their numbers.
+    InodesCountedAnew,
     /// A record keeps only the low bits of the number of a block.
     BlockNumberShort,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -118,6 +121,7 @@ impl Planted {
         Self::StagedKept,
         Self::RetriesForever,
         Self::RecordBeforeData,
+        Self::InodesCountedAnew,
         Self::BlockNumberShort,
     ];
 
@@ -156,6 +160,7 @@ impl Planted {
             Self::StagedKept => "staged-kept",
             Self::RetriesForever => "retries-forever",
             Self::RecordBeforeData => "record-before-data",
+            Self::InodesCountedAnew => "inodes-counted-anew",
             Self::BlockNumberShort => "block-number-short",
         }
     }

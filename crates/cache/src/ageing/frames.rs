@@ -109,17 +109,6 @@ impl PageCache {
         }
     }
 
-    pub(crate) fn capture_frame(&self, frame: Frame) {
-        self.captured[frame as usize].fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// A write-out lets go of a frame; true if it was the last. Folio lock held.
-    pub(crate) fn release_frame(&self, frame: Frame) -> bool {
-        let was = self.captured[frame as usize].fetch_sub(1, Ordering::AcqRel);
-        assert!(was > 0, "frame {frame} was not captured");
-        was == 1
-    }
-
     /// Something that blocks reclaim has ended: a write-out, a fill, a flush.
     pub fn wake_frame_waiters(&self) {
         self.frame_wait.wake_all();

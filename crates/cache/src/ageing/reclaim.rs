@@ -333,7 +333,8 @@ impl PageCache {
         self.table.set_queue(slot, queue);
     }
 
-    /// Frees the clean idle blocks (F4), except those that `keep` names.
+    /// Frees the clean idle blocks (F4), except those that `keep` names and those in pinned frames:
+    /// evicting these would free no memory.
     fn free_idle(
         &self,
         slot: Slot,
@@ -345,7 +346,8 @@ impl PageCache {
         let mut left = 0;
         for g in 0..table.layout().groups {
             let held = [State::Dirty, State::Writing, State::Reading, State::Unflushed];
-            let held = held.iter().fold(keep(table, slot, g), |w, &s| w | table.bits(slot, s, g));
+            let kept = keep(table, slot, g) | self.pinned_blocks(slot, g);
+            let held = held.iter().fold(kept, |w, &s| w | table.bits(slot, s, g));
             let gone = table.bits(slot, State::Uptodate, g) & !held;
             evicted += gone.count_ones();
             for state in [State::Uptodate, State::Referenced, State::Uncached] {
@@ -376,8 +378,10 @@ impl PageCache {
                 continue;
             }
             let frame = table.replace_frame(slot, at, None).expect("looked at it");
-            self.disown(frame, table.key(slot).0);
-            freed.push(frame);
+            if self.words.leave(frame) {
+                self.disown(frame, table.key(slot).0);
+                freed.push(frame);
+            }
             self.queued[queue].fetch_sub(1, Ordering::Relaxed);
         }
     }

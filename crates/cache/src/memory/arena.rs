@@ -6,8 +6,9 @@
 //! first touch does it. It goes back when the budget is made smaller.
 //!
 //! Invariants: M1 the mapping lives as long as any [`Arena`] handle, so an address handed to a
-//! device stays valid even if its frame has been given to somebody else. M2 no Rust reference
-//! into the arena is ever made: bytes move by raw copies only. M3 who may copy is decided by the
+//! device stays valid even if its frame has been given to another owner. M2 the only Rust
+//! references into the arena are shared ones to bytes of pinned frames, which do not change
+//! ([`crate::pinned`]); all other bytes move by raw copies. M3 who may copy is decided by the
 //! folio lock and the block states (see [`crate::folio::table`]); a device reading a frame that a writer
 //! is changing gets a torn block, which is what the stable-write strategies are for. M4 nothing
 //! above the current limit is populated, and nothing of it is released while a frame there is in
@@ -197,6 +198,16 @@ impl Arena {
         let _ = (frame, offset);
     }
 
+    /// The bytes from `offset` into `frame` on, as a pointer.
+    pub(crate) fn bytes(&self, frame: Frame, offset: usize, len: usize) -> *const [u8] {
+        std::ptr::slice_from_raw_parts(self.at(frame, offset, len), len)
+    }
+
+    /// How far behind the beginning of the arena an address in it is, bytes.
+    pub(crate) fn offset_of(&self, address: *const u8) -> usize {
+        address.addr() - self.region.base().addr()
+    }
+
     /// Copies out of consecutive frames, from `offset` bytes into `frame` on.
     #[inline]
     pub fn copy_out(&self, frame: Frame, offset: usize, dst: &mut [u8]) {
@@ -298,7 +309,8 @@ impl FrameList {
 }
 
 // SAFETY: rule 1 and 3: addresses inside the arena, which `arena` keeps mapped (M1). Rule 2: no
-// references into the arena exist (M2); concurrent raw copies are ruled by M3.
+// references into the arena exist but to pinned bytes, which no device fills (M2); concurrent raw
+// copies are ruled by M3.
 unsafe impl IoMem for FrameList {
     fn segments(&mut self, out: &mut Vec<Segment>) {
         out.extend_from_slice(&self.segments);

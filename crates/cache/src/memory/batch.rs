@@ -62,6 +62,15 @@ impl<'a> Freed<'a> {
         Self { cache, batch: FrameBatch::default() }
     }
 
+    /// A frame has left a folio of mapping `id`, whose lock is held: it is given back unless a
+    /// write-out or a pin holds it.
+    pub fn leave(&mut self, frame: Frame, id: u32) {
+        if self.cache.words.leave(frame) {
+            self.cache.disown(frame, id);
+            self.push(frame);
+        }
+    }
+
     pub fn push(&mut self, frame: Frame) {
         self.batch.push(frame);
         if self.batch.is_full() {
@@ -70,6 +79,9 @@ impl<'a> Freed<'a> {
     }
 
     fn give(&mut self) {
+        if self.batch.is_empty() {
+            return;
+        }
         self.cache.give_frames(&self.batch);
         self.batch.truncate(0);
     }

@@ -2,7 +2,8 @@
 //! Nothing that is cached is lost by it.
 //!
 //! Invariants: G1 a frame is moved only under the lock of the folio that holds it, when no write-out
-//! has captured it and no block of it is being read: no device knows its address. G2 a folio is
+//! has captured it, no reader has pinned it and no block of it is being read: neither a device nor
+//! a reader knows its address. G2 a folio is
 //! moved only by who holds the reclaim turn and has taken it off its queue, and goes back to the
 //! same queue, so that its age stays (Q1).
 //! Locks: the folio lock, then the lock of the free slot that it moves to, which nobody holds for
@@ -12,7 +13,6 @@ use crate::ageing::queues::{MAIN, SMALL};
 use crate::cache::PageCache;
 use crate::folio::table::{Blocks, Slot, State};
 use crate::memory::arena::{FRAME_SIZE, Frame};
-use forebay_base::sync::atomic::Ordering;
 use std::collections::HashSet;
 
 /// Frames given back at a time.
@@ -50,9 +50,9 @@ impl PageCache {
         to
     }
 
-    /// Asserts that the books agree, while nobody is at work: each frame in use is in one folio or
-    /// one write-out (A1), each folio is on the queue that it names (Q1), in a slot below the limit
-    /// (B2), and nothing in use is above the limits (A3).
+    /// Asserts that the books agree, while nobody is at work: each frame in use is in one folio, or
+    /// held by write-outs or pins alone (A1), each folio is on the queue that it names (Q1), in a
+    /// slot below the limit (B2), and nothing in use is above the limits (A3).
     pub fn check_books(&self) {
         let (ever, limit) = (self.free_slots.lock().fresh(), self.sizes.frames());
         let (mut owned, mut folios, mut queued) = (HashSet::new(), 0, [0usize; 3]);
@@ -70,6 +70,8 @@ impl PageCache {
                 assert!(owned.insert(frame), "frame {frame} has two owners (A1)");
             }
         }
+        let all = 0..self.frames.lock().touched() as Frame;
+        owned.extend(all.filter(|&frame| self.words.is_orphan(frame)));
         assert_eq!(self.frames.lock().used(), owned.len(), "a frame has no owner (A1)");
         assert_eq!(self.free_slots.lock().used(), folios, "a slot has no owner (B1)");
         let age = self.age.lock();
@@ -110,8 +112,7 @@ impl PageCache {
         let per = self.table.blocks_per_frame(slot);
         let idle = |&(at, frame): &(usize, Frame)| {
             let blocks = Blocks { start: at as u32 * per, end: (at as u32 + 1) * per };
-            self.captured[frame as usize].load(Ordering::Acquire) == 0
-                && !self.table.any(slot, State::Reading, blocks)
+            self.words.is_idle(frame) && !self.table.any(slot, State::Reading, blocks)
         };
         let moving: Vec<_> = self.frames_above(slot, limit).filter(idle).collect();
         let mut fresh = Vec::with_capacity(moving.len());

@@ -23,6 +23,8 @@ use std::time::Duration;
 const PORTION: usize = 16384;
 /// A resize gives up when it has not come closer to its end for this long.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same where pins hold all that is left: only their owners can end them.
+const PINS_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks at what is in somebody's hands.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -59,7 +61,8 @@ impl PageCache {
     /// Makes the budget `bytes`, up or down, while the cache is in use. What does not fit any more is
     /// evicted, the coldest first; dirt among it is written out. Returns when the memory has gone
     /// back to the system. Errors: a size out of [`PageCache::budget_range`] (`InvalidInput`); dirty
-    /// blocks that cannot be written out (`Busy`): the budget is as before then.
+    /// blocks that cannot be written out, pins of what would go (`Busy`, with the number of pinned
+    /// frames): the budget is as before then.
     pub async fn resize(&self, bytes: u64) -> Result<()> {
         let (least, most) = self.budget_range();
         if !(least..=most).contains(&bytes) {
@@ -152,15 +155,21 @@ impl PageCache {
                 pressing.get_or_insert_with(|| self.press_for_frames());
                 self.world.sleep(PAUSE).await;
             }
-            if now - since > PATIENCE.as_nanos() as u64 {
-                let text = format!("{left} frames and folios are in use and cannot be evicted");
+            let pinned = self.words.pinned() as usize;
+            let patience = if left <= pinned { PINS_PATIENCE } else { PATIENCE };
+            if now - since > patience.as_nanos() as u64 {
+                let text = format!(
+                    "{left} frames and folios are in use and cannot be evicted, \
+                     or are pinned; pins hold {pinned} frames"
+                );
                 return Err(Error::new(ErrorKind::Busy, "resize", text));
             }
             self.fit_once(to);
         }
     }
 
-    /// Frames, folio descriptors and bytes of buffers that are too many, or too high up.
+    /// Frames, folio descriptors and bytes of buffers that are too many, or too high up; and pinned
+    /// frames beyond an eighth.
     fn too_much(&self, to: &Division) -> usize {
         let frames = {
             let alloc = self.frames.lock();
@@ -171,7 +180,8 @@ impl PageCache {
             slots.used().saturating_sub(to.slots) + slots.above()
         };
         let buffers = self.counters.private_bytes.load(Ordering::Relaxed);
-        frames + slots + buffers.saturating_sub(to.io_reserve) as usize
+        let pins = self.words.pinned().saturating_sub(to.frames as u64 / 8) as usize;
+        frames.max(pins) + slots + buffers.saturating_sub(to.io_reserve) as usize
     }
 
     fn fit_once(&self, to: &Division) {
@@ -202,7 +212,7 @@ impl PageCache {
         self.free_slots.lock().forget_above();
         self.arena.release_above();
         self.table.forget_above(to.slots, ever);
-        self.captured.forget(to.frames);
+        self.words.table().forget(to.frames);
         self.index.rehash(&self.table, self.free_slots.lock().fresh(), to.slots);
         self.age.lock().resize(to.slots, to.frames);
         self.advise_tables();
@@ -212,7 +222,7 @@ impl PageCache {
     pub(crate) fn advise_tables(&self) {
         if self.config.huge_pages {
             self.table.advise(self.sizes.slots());
-            self.captured.advise(self.sizes.frames());
+            self.words.table().advise(self.sizes.frames());
         }
     }
 
@@ -221,7 +231,7 @@ impl PageCache {
         if self.config.prefault {
             self.arena.prefault();
             self.table.prefault(self.sizes.slots());
-            self.captured.prefault(self.sizes.frames());
+            self.words.table().prefault(self.sizes.frames());
             self.index.prefault();
         }
     }

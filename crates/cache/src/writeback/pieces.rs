@@ -151,7 +151,7 @@ impl FolioWrite<'_> {
         let mut frames = FrameBatch::default();
         for at in at.clone() {
             let frame = table.frame(self.slot, at).expect("dirty has a frame (F3)");
-            self.cache.capture_frame(frame);
+            self.cache.words.capture(frame);
             frames.push(frame);
         }
         WritePiece {
@@ -280,10 +280,8 @@ impl FolioWrite<'_> {
             self.cache.snapshot_frames.fetch_sub(count, Ordering::Relaxed);
         }
         let mut freed = Freed::new(self.cache);
-        for (i, &frame) in piece.frames.iter().enumerate() {
-            let at = piece.first_frame + i;
-            let last = self.cache.release_frame(frame);
-            if last && self.cache.table.frame(self.slot, at) != Some(frame) {
+        for &frame in piece.frames.iter() {
+            if self.cache.words.release(frame) {
                 self.cache.disown(frame, self.mapping.id);
                 freed.push(frame);
             }

@@ -14,7 +14,7 @@ use crate::cache::PageCache;
 use crate::folio::guard::{FolioWrite, FramePool};
 use crate::folio::table::{Blocks, State};
 use crate::mapping::Mapping;
-use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::memory::arena::Frame;
 use crate::memory::batch::FrameBatch;
 use crate::stats::Counters;
 use crate::strategy::StableStrategy;
@@ -57,20 +57,22 @@ impl FolioWrite<'_> {
     /// The frame at `at` if a block of `blocks` in it is hit.
     fn hit_frame(&self, at: usize, blocks: Blocks) -> Option<Frame> {
         let frame = self.cache.table.frame(self.slot, at)?;
-        let captured = self.cache.captured[frame as usize].load(Ordering::Acquire) > 0;
-        let hit = captured && self.any(State::Writing, self.part_of_frame(at, blocks));
+        let hit = self.cache.words.is_captured(frame)
+            && self.any(State::Writing, self.part_of_frame(at, blocks));
         hit.then_some(frame)
     }
 
-    /// What a write to `blocks` would hit.
+    /// What a write to `blocks` would hit. A pinned frame is none of it: the writer replaces that
+    /// in any case, and never waits for it.
     pub fn hit(&self, blocks: Blocks) -> Hit {
         let mut hit = Hit::default();
         if !self.any(State::Writing, blocks) {
             return hit;
         }
         for at in self.frames_of(blocks) {
-            if self.hit_frame(at, blocks).is_none() {
-                continue;
+            match self.hit_frame(at, blocks) {
+                Some(frame) if !self.cache.words.is_pinned(frame) => {}
+                _ => continue,
             }
             let part = self.part_of_frame(at, blocks);
             hit.blocks += self.runs_with(part, State::Writing).map(|run| run.len()).sum::<u32>();
@@ -81,29 +83,33 @@ impl FolioWrite<'_> {
         hit
     }
 
-    /// Gives each frame of `blocks` that is hit a fresh one out of `pool`, which holds enough
-    /// ([`FolioWrite::hit`] told how many). Bytes that the writer is about to overwrite (`written`,
-    /// within the folio) are not copied. Returns the frames replaced.
-    pub fn detach_in_flight(
+    /// Gives each frame of `blocks` that is pinned, or with `in_flight` hit, a fresh one out of
+    /// `pool`, which holds enough ([`FolioWrite::frames_pinned`], [`FolioWrite::hit`]). Bytes that
+    /// the writer is about to overwrite (`written`, within the folio) are not copied. Returns the
+    /// frames replaced.
+    pub fn detach(
         &self,
         blocks: Blocks,
         written: &Range<usize>,
+        in_flight: bool,
         pool: &mut FramePool<'_>,
     ) -> u64 {
         let (mut replaced, mut hit, mut copied, mut bytes) = (0, 0, 0, 0);
         for at in self.frames_of(blocks) {
-            let Some(old) = self.hit_frame(at, blocks) else { continue };
+            let Some(old) = self.cache.table.frame(self.slot, at) else { continue };
+            if self.cache.words.is_pinned(old) {
+                self.detach_pin(at, old, written, pool);
+                replaced += 1;
+                continue;
+            }
+            // Of a pin that ended since the frames were counted: it may be in flight.
+            if !in_flight || self.hit_frame(at, blocks).is_none() {
+                continue;
+            }
             let part = self.part_of_frame(at, blocks);
             let whole = part.whole_frames(self.mapping.blocks_per_frame());
             assert!(!self.any(State::Reading, whole), "a fill goes to the frame of its plan (S-b)");
-            let fresh = pool.frames.pop().expect("the caller brought a frame for each");
-            let base = at * FRAME_SIZE;
-            let from = written.start.clamp(base, base + FRAME_SIZE) - base;
-            let to = written.end.clamp(base, base + FRAME_SIZE) - base;
-            self.cache.arena.copy_between(old, fresh, 0, from);
-            self.cache.arena.copy_between(old, fresh, to, FRAME_SIZE - to);
-            bytes += (from + FRAME_SIZE - to) as u64;
-            self.cache.table.replace_frame(self.slot, at, Some(fresh));
+            bytes += self.replace_frame_at(at, old, written, pool);
             let count =
                 |part, state| -> u32 { self.runs_with(part, state).map(|run| run.len()).sum() };
             hit += u64::from(count(part, State::Writing));
@@ -130,8 +136,9 @@ impl FolioWrite<'_> {
             let first = (piece.first_frame + i) as u32 * self.mapping.blocks_per_frame();
             let at = (part.start - first) as usize * block;
             self.cache.arena.copy_between(*old, new, at, part.len() as usize * block);
-            self.cache.capture_frame(new);
-            self.cache.release_frame(*old);
+            self.cache.words.capture_copy(new);
+            let last = self.cache.words.release(*old);
+            assert!(!last, "the folio holds the frame (A1)");
         }
         piece.frames = fresh;
         piece.snapshot = true;

@@ -8,6 +8,7 @@ use super::history::{Change, Kind, NEVER, Span, ZEROS, fill};
 use super::log::{Changed, Log, Synced};
 use super::names::{Answer, At, How, NameAct};
 use super::plan::{Act, Drop, Step};
+use crate::bounds::Bounds;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::World;
@@ -36,6 +37,8 @@ pub struct Site {
     pub dirs: [Ino; 2],
     /// Unit in which content is old or new for readers, bytes.
     pub block: u64,
+    /// What the volume may hold in memory.
+    pub bounds: Bounds,
 }
 
 /// One client.
@@ -87,7 +90,17 @@ impl Client {
                 break;
             }
             self.carry_out(Of { step: number, dropped: step.dropped }, step.act).await;
+            self.check_memory(number);
         }
+    }
+
+    fn check_memory(&self, step: usize) {
+        let Some(volume) = &self.site.volume else { return };
+        let checked = self.site.bounds.check_memory(volume);
+        self.site.log.look(|past| match checked {
+            Ok(bytes) => past.most_memory = past.most_memory.max(bytes),
+            Err(what) => past.note_wrong(format!("step {step}: {what}")),
+        });
     }
 
     async fn carry_out(&mut self, of: Of, act: Act) {

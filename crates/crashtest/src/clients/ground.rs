@@ -31,6 +31,8 @@ pub struct Ground {
     pub names: BTreeMap<At, u64>,
     /// Files: pattern and size.
     pub files: BTreeMap<u64, (u8, u64)>,
+    /// Files that an earlier life has left, and their content.
+    pub left: BTreeMap<u64, Arc<Vec<u8>>>,
 }
 
 impl Ground {
@@ -66,7 +68,7 @@ impl Ground {
             volume.close().await
         });
         world.stop();
-        let ground = Self { names, files };
+        let ground = Self { names, files, ..Self::default() };
         made.map(|()| Base { disk: all_kept(&disk), fs: MemFs::default(), ground })
     }
 
@@ -78,13 +80,15 @@ impl Ground {
         fill(FIRST_IDS, 0, &mut bytes);
         disk.poke(0, &bytes);
         let files = BTreeMap::from([(IMAGE, (FIRST_IDS, IMAGE_BYTES))]);
-        let ground = Self { names: BTreeMap::new(), files };
+        let ground = Self { files, ..Self::default() };
         Base { disk: all_kept(&disk), fs: MemFs::default(), ground }
     }
 
     /// The histories that files begin with.
     pub fn histories(&self) -> BTreeMap<u64, FileHistory> {
         let of = |(ino, (id, size)): (&u64, &(u8, u64))| (*ino, FileHistory::new(*id, *size));
-        self.files.iter().map(of).collect()
+        let left = self.left.iter().map(|(ino, content)| (*ino, content.clone()));
+        let left = left.map(|(ino, content)| (ino, FileHistory::of(FIRST_IDS, content)));
+        self.files.iter().map(of).chain(left).collect()
     }
 }

@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// No time: later than every other.
 pub const NEVER: u64 = u64::MAX;
@@ -75,6 +76,8 @@ pub struct Change {
     pub durable: bool,
     /// By block: when a read has shown it, before its end.
     pub shown: BTreeMap<u64, u64>,
+    /// What an earlier life has left, in place of a pattern.
+    pub content: Option<Arc<Vec<u8>>>,
 }
 
 impl Change {
@@ -82,7 +85,7 @@ impl Change {
     pub fn begun(id: u8, kind: Kind, range: Range<u64>, begin: u64) -> Self {
         let len = range.end.saturating_sub(range.start);
         let (end, latest, shown) = (NEVER, NEVER, BTreeMap::new());
-        Self { id, kind, range, len, begin, end, latest, durable: false, shown }
+        Self { id, kind, range, len, begin, end, latest, durable: false, shown, content: None }
     }
 
     fn covers(&self, atom: &Range<u64>) -> bool {
@@ -99,7 +102,11 @@ impl Change {
 
     /// The byte that it puts at `offset`: an append does not know its place beforehand.
     fn byte(&self, offset: u64) -> u8 {
-        if self.kind == Kind::Append { self.id } else { stamp(self.id, offset) }
+        match &self.content {
+            Some(content) => content.get(offset as usize).copied().unwrap_or(ZEROS),
+            None if self.kind == Kind::Append => self.id,
+            None => stamp(self.id, offset),
+        }
     }
 
     fn grows(&self) -> bool {
@@ -138,6 +145,13 @@ impl FileHistory {
             let first = Change::begun(id, Kind::Write, 0..size, FIRST);
             history.changes.push(Change { end: FIRST, latest: FIRST, durable: true, ..first });
         }
+        history
+    }
+
+    /// A file that has this content, since ever and durably.
+    pub fn of(id: u8, content: Arc<Vec<u8>>) -> Self {
+        let mut history = Self::new(id, content.len() as u64);
+        history.changes.iter_mut().for_each(|first| first.content = Some(content.clone()));
         history
     }
 

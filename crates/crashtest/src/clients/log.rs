@@ -49,8 +49,16 @@ pub struct Past {
     pub syncs: Vec<Synced>,
     /// Operations that were dropped while they waited.
     pub dropped: u64,
+    /// Operations that failed because the disk fails.
+    pub failed: u64,
     /// Operations that found no space.
     pub full: u64,
+    /// The disk fails: operations may be refused.
+    pub is_faulty: bool,
+    /// When the volume was open: until then nothing was served.
+    pub opened: Option<u64>,
+    /// Most memory of the volume after an operation, its frames apart, bytes.
+    pub most_memory: u64,
     running: BTreeMap<usize, (String, u64)>,
     wrong: Option<String>,
 }
@@ -80,6 +88,11 @@ impl Log {
         drop(past);
         self.disk.tag_cuts(now);
         done
+    }
+
+    /// The volume is open.
+    pub fn note_opened(&self) {
+        self.tick(|past| past.opened = Some(past.clock));
     }
 
     /// The operation of a step begins.
@@ -147,11 +160,14 @@ impl Past {
         self.wrong.get_or_insert(what);
     }
 
-    /// An operation failed. That is wrong, unless it found no space: what another client drops
-    /// fails none.
+    /// An operation failed. That is wrong, unless it found no space or the disk fails: what another
+    /// client drops fails none.
     pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace => self.full += 1,
+            ErrorKind::Io | ErrorKind::ReadOnly | ErrorKind::Shutdown if self.is_faulty => {
+                self.failed += 1;
+            }
             _ => self.note_wrong(what()),
         }
     }

@@ -2,25 +2,27 @@
 //! power may go.
 //!
 //! Invariants: run.M1 an operation ends within a bounded number of steps of the world, and the
-//! world is never stuck while one has not ended. run.M2 the cache stays within its budget.
+//! world is never stuck while one has not ended. run.M2 the cache stays within its budget, and the
+//! rest of the volume's memory within the bound of all classes.
 //!
 //! No locks across a wait.
 
 use super::client::{Client, DIRECTORY, Site, all_names, path};
 use super::early::EarlyRelease;
 use super::file::{IMAGE, Opened};
-use super::ground::IMAGE_BYTES;
+use super::ground::{Ground, IMAGE_BYTES};
 use super::history::Span;
 use super::log::{Changed, Log, Past, Synced};
 use super::names::{At, Names, Orders};
 use super::plan::Step;
-use crate::setup::{Base, Setup};
+use crate::bounds::Bounds;
+use crate::setup::Setup;
 use forebay_base::IoFlags;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Arc as SharedArc;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, WorldRef};
-use forebay_block::DeviceRef;
+use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::PageCache;
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{MapOps, MappedFile};
@@ -35,6 +37,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Steps of the world in one run, at most (M1).
 const STEPS_MAX: u64 = 400_000;
+
 /// What came of a run.
 pub struct Ran {
     /// Every moment; the last one is behind everything.
@@ -43,6 +46,8 @@ pub struct Ran {
     pub past: Past,
     /// Orders of the operations on names.
     pub orders: Orders,
+    /// Reads, writes and flushes that failed.
+    pub failed: [u64; 3],
 }
 
 /// A run that is over, and what was wrong with it.
@@ -52,17 +57,24 @@ fn text(error: forebay_base::Error) -> String {
     error.to_string()
 }
 
-/// Carries the steps out.
+/// Carries the steps out on a disk of which this is known.
 ///
 /// # Errors
 /// What was wrong while it ran.
-pub fn run(setup: &Setup, base: &Base, is_volume: bool, steps: &[(usize, Step)]) -> Outcome {
-    let world = SimWorld::new(setup.seed ^ 0xc11e);
-    world.set_step_limit(STEPS_MAX);
-    let disk = base.disk.mount(world.clone());
-    let log = Arc::new(Log::new(&disk, base.ground.histories()));
+pub fn run(
+    setup: &Setup,
+    (disk, ground): (&SimDisk, &Ground),
+    is_volume: bool,
+    steps: &[(usize, Step)],
+) -> Outcome {
+    let world = disk.world().clone();
+    world.set_step_limit(world.steps() + STEPS_MAX);
+    let log = Arc::new(Log::new(disk, ground.histories()));
+    disk.clear_log();
     disk.record_cuts();
-    let life = Life { setup, steps, disk: &disk, log: &log };
+    setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
+    log.look(|past| past.is_faulty = !setup.is_healthy());
+    let life = Life { setup, steps, disk, log: &log };
     let done = bounded(&world, &log, async {
         match is_volume {
             true => life.volume().await,
@@ -77,9 +89,12 @@ pub fn run(setup: &Setup, base: &Base, is_volume: bool, steps: &[(usize, Step)])
     let mut cuts = disk.take_cuts();
     cuts.push(disk.cut_now());
     let past = log.take();
-    let first = Names { entries: base.ground.names.clone(), ..Names::default() };
+    let first = Names { entries: ground.names.clone(), ..Names::default() };
     let orders = Orders::of(past.names.clone(), first)?;
-    Ok(Ran { cuts, past, orders })
+    let failed = disk.log();
+    let failed = |op| failed.iter().filter(|e| e.op == op && e.fault.is_some()).count() as u64;
+    let failed = [BioOp::Read, BioOp::Write, BioOp::Flush].map(failed);
+    Ok(Ran { cuts, past, orders, failed })
 }
 
 /// Runs a life. A world that is stuck, or at no end, names the operations that wait (M1).
@@ -108,23 +123,36 @@ impl Life<'_> {
         let device: DeviceRef = Arc::new(self.disk.clone());
         let asked: WorldRef = world.clone();
         let options = self.setup.options(&asked).map_err(text)?;
-        let opened = Volume::open(&device, &asked, &options).await;
-        let volume = opened.map_err(|e| format!("it does not open: {e}"))?;
+        let is_faulty = !self.setup.is_healthy();
+        let volume = match Volume::open(&device, &asked, &options).await {
+            Ok(volume) => volume,
+            Err(_) if is_faulty => return Ok(()),
+            Err(error) => return Err(format!("it does not open: {error}")),
+        };
+        self.log.note_opened();
         let directory = volume.lookup(Ino::ROOT, Name::new(DIRECTORY).map_err(text)?).await;
-        let dirs = [Ino::ROOT, directory.map_err(text)?.ino];
+        let dirs = match directory {
+            Ok(directory) => [Ino::ROOT, directory.ino],
+            Err(_) if is_faulty => return Ok(()),
+            Err(error) => return Err(text(error)),
+        };
         let block = u64::from(self.setup.block_bytes);
         let (log, shared) = (self.log.clone(), volume.clone());
-        let site = Site { world, log, volume: Some(shared), dirs, block };
+        let bounds = Bounds::of(self.setup);
+        let site = Site { world, log, volume: Some(shared), dirs, block, bounds };
         self.clients(&site, None).await;
         if self.log.is_wrong() {
             return Ok(());
         }
+        self.disk.heal();
         self.check_budget(options.cache.as_ref())?;
         self.check_files(&volume, &site).await?;
         drop(site);
         let begin = self.log.begin(usize::MAX, "closing".into(), |_| Changed::Nothing).0;
-        self.all_synced(begin, volume.close().await);
-        Ok(())
+        let done = volume.close().await;
+        let is_closed = done.is_ok();
+        self.all_synced(begin, done);
+        if is_closed { bounds.check_closed(&volume) } else { Ok(()) }
     }
 
     async fn image(&self) -> Result<(), String> {
@@ -142,7 +170,9 @@ impl Life<'_> {
         let handle = Arc::new(file.open_handle());
         let opened = Opened::Image(file.clone(), handle.clone());
         let (log, dirs, block) = (self.log.clone(), [Ino::ROOT; 2], u64::from(block));
-        let site = Site { world, log, volume: None, dirs, block };
+        let bounds = Bounds::of(self.setup);
+        self.log.note_opened();
+        let site = Site { world, log, volume: None, dirs, block, bounds };
         self.clients(&site, Some(&opened)).await;
         if self.log.is_wrong() {
             return Ok(());
@@ -200,7 +230,11 @@ impl Life<'_> {
             let Ok(attr) = volume.lookup(site.dirs[usize::from(at.0)], name).await else {
                 continue;
             };
-            let file = volume.open(attr.ino, OpenFlags::READ).await.map_err(text)?;
+            let file = match volume.open(attr.ino, OpenFlags::READ).await {
+                Ok(file) => file,
+                Err(_) if !self.setup.is_healthy() => continue,
+                Err(error) => return Err(text(error)),
+            };
             self.check_content(&Opened::File(volume.clone(), file), site.block).await?;
         }
         Ok(())
@@ -211,7 +245,12 @@ impl Life<'_> {
         let asked = self.setup.file_bytes.max(IMAGE_BYTES) * 2;
         let len = if opened.ino() == IMAGE { IMAGE_BYTES } else { asked };
         let read = opened.read(0, len, IoFlags::empty()).await;
-        let bytes = read.map_err(|e| format!("reading #{} at the end: {e}", opened.ino()))?;
+        let bytes = match read {
+            Ok(bytes) => bytes,
+            // What a failing disk has lost cannot be read.
+            Err(_) if !self.setup.is_healthy() => return Ok(()),
+            Err(error) => return Err(format!("reading #{} at the end: {error}", opened.ino())),
+        };
         self.log.look(|past| {
             let span = Span { from: begin, to: past.clock + 1, crashed: false };
             let file = past.files.entry(opened.ino()).or_default();

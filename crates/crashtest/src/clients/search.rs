@@ -6,32 +6,35 @@
 //!
 //! No locks.
 
-use super::client::{all_names, path};
-use super::file::IMAGE;
 use super::ground::IMAGE_BYTES;
-use super::history::{FileHistory, Span};
-use super::names::At;
+use super::judge::Remains;
+use super::life::{Life, judge_of};
 use super::plan::{Draw, Step, steps};
 use super::run::{Ran, run};
 use crate::case::{Case, Kind};
 use crate::class::Part;
 use crate::counts::Seen;
 use crate::search::{STATES_MIN, Share, Spot, Violation};
-use crate::setup::{Base, Setup};
-use crate::verdict::{Checked, Found, Recoveries};
+use crate::setup::{Base, Setup, all_kept};
+use crate::verdict::{Checked, Recoveries};
 use forebay_base::sim_world::SimWorld;
+use forebay_base::world::split_mix;
 use forebay_sim::{CrashState, Fate, PowerCut};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 /// All subsets of up to so many pending writes.
-const ALL_UPTO: usize = 4;
+pub const ALL_UPTO: usize = 4;
 /// Crash states of a moment, at most. There are many moments, and most states of one read the same.
 const STATES: usize = 12;
 /// States for each recovery, about: [`Share`].
 const STATES_PER_RECOVERY: u64 = 4;
 /// Recoveries that are remembered.
-const MEMO_MAX: usize = 400;
+const MEMO_MAX: usize = 200;
+/// One in so many disks is lived on in.
+const LIVE_ON: u64 = 150;
+/// At one in so many moments the processes are killed, and the machine goes on.
+const KILLS: u64 = 40;
 
 /// How a workload of several clients is drawn.
 #[derive(Debug, Clone)]
@@ -66,20 +69,28 @@ impl Clients {
     }
 }
 
+/// What was recovered of one workload (X2).
+#[derive(Default)]
+struct Memo {
+    /// What disks held, by their sums, and a number for it.
+    found: HashMap<u64, (u64, Remains)>,
+    /// By key and time: judged, and right.
+    judged: HashSet<(u64, u64)>,
+    recoveries: Recoveries,
+}
+
 struct Search<'a> {
     clients: &'a Clients,
     ran: Ran,
-    /// Keys of what was found, by the sum of the disk.
-    disks: HashMap<u64, u64>,
-    found: HashMap<u64, Rc<Found>>,
-    /// By key and time: judged, and right.
-    judged: HashMap<(u64, u64), ()>,
-    recoveries: Recoveries,
+    memo: Memo,
 }
 
 /// A volume that two or three clients use.
 pub fn draw_several(seed: u64) -> (Kind, Setup) {
-    (Kind::Clients, Setup { near_end: false, discard: false, ..Setup::with_content(seed) })
+    let mut rng = seed ^ 0xc1;
+    let overlay_bytes = [32 << 20, 256 << 10, 64 << 10][(split_mix(&mut rng) % 3) as usize];
+    let plain = Setup::with_content(seed);
+    (Kind::Clients, Setup { near_end: false, discard: false, overlay_bytes, ..plain })
 }
 
 /// The same, and operations are dropped; on a volume or on a raw image.
@@ -89,7 +100,8 @@ pub fn draw_dropped(seed: u64) -> (Kind, Setup) {
         return (Kind::Dropped, plain);
     }
     let sector = if seed % 8 == 1 { 4096 } else { 512 };
-    (Kind::DroppedOnImage, Setup { sector, block_bytes: plain.block_bytes.max(sector), ..plain })
+    let block_bytes = plain.block_bytes.max(sector);
+    (Kind::DroppedOnImage, Setup { sector, block_bytes, ..plain })
 }
 
 fn chosen(clients: &Clients, keep: Option<&[usize]>) -> Vec<(usize, Step)> {
@@ -113,37 +125,32 @@ pub fn carry_out(
     seen: &mut Seen,
     stop: &dyn Fn(&Seen) -> bool,
 ) -> Result<(), Violation> {
-    let running = |what| Violation { spot: Spot::Running, what };
     let clients = &Clients::of(case);
-    let steps = chosen(clients, keep);
-    let ran = run(&clients.setup, base, clients.is_volume, &steps).map_err(running)?;
-    seen.counts.workloads += 1;
-    seen.counts.syncs += ran.past.syncs.len() as u64;
-    seen.counts.full += u64::from(ran.past.full > 0);
-    let (disks, found, judged) = (HashMap::new(), HashMap::new(), HashMap::new());
-    let recoveries = Recoveries::default();
-    let mut search = Search { clients, ran, disks, found, judged, recoveries };
-    let cuts = std::mem::take(&mut search.ran.cuts);
-    if let Some(Spot::Cut(n, letters, _)) = spot {
-        let Some(cut) = cuts.get(*n) else { return Ok(()) };
-        let fates: Vec<Fate> = letters.chars().filter_map(Fate::from_letter).collect();
-        return match fates.len() == cut.pending() {
-            true => search.state(*n, cut, &cut.state(&fates), seen),
-            false => Ok(()),
-        };
-    }
-    if spot.is_some() {
-        return Ok(());
-    }
+    let (steps, setup) = (chosen(clients, keep), &clients.setup);
     let share = Share::begin(STATES_PER_RECOVERY, seen);
+    let disk = base.disk.mount(SimWorld::new(setup.seed ^ 0xc11e));
+    let ran = run(setup, (&disk, &base.ground), clients.is_volume, &steps);
+    let mut ran = ran.map_err(|what| Violation { spot: Spot::Running, what })?;
+    seen.counts.workloads += 1;
+    count(&ran, seen);
+    let cuts = std::mem::take(&mut ran.cuts);
+    let mut search = Search { clients, ran, memo: Memo::default() };
+    if let Some(spot) = spot {
+        return search.spot(&cuts, spot, seen);
+    }
     for (n, cut) in cuts.iter().enumerate() {
         seen.counts.cuts += 1;
-        let states = cut.states(ALL_UPTO).shuffled(clients.setup.seed ^ (n as u64) << 20);
+        let mut draw = setup.seed ^ (n as u64) << 20;
+        let states = cut.states(ALL_UPTO).shuffled(draw);
         for (count, state) in states.take(STATES).enumerate() {
             if count >= STATES_MIN && share.is_low(seen) {
                 break;
             }
-            search.state(n, cut, &state, seen)?;
+            search.state(n, cut, &state, None, seen)?;
+        }
+        // A flush that failed may have lost what the disk's cache still shows.
+        if setup.is_healthy() && split_mix(&mut draw).is_multiple_of(KILLS) {
+            search.killed(n, cut, seen)?;
         }
         if stop(seen) {
             break;
@@ -152,112 +159,111 @@ pub fn carry_out(
     Ok(())
 }
 
+/// What a life adds to the numbers.
+pub fn count(ran: &Ran, seen: &mut Seen) {
+    let (counts, past, [reads, writes, flushes]) = (&mut seen.counts, &ran.past, ran.failed);
+    counts.syncs += past.syncs.len() as u64;
+    counts.syncs_failed += past.failed;
+    counts.full += u64::from(past.full > 0);
+    counts.reads_failed += reads;
+    counts.writes_failed += writes;
+    counts.flushes_failed += flushes;
+    counts.most_memory = counts.most_memory.max(past.most_memory);
+}
+
 impl Search<'_> {
+    /// One spot. Nothing, if there is no such moment, or other writes are pending there.
+    fn spot(&mut self, cuts: &[PowerCut], spot: &Spot, seen: &mut Seen) -> Result<(), Violation> {
+        let (Spot::Cut(n, ..) | Spot::Killed(n)) = spot else { return Ok(()) };
+        let Some(cut) = cuts.get(*n) else { return Ok(()) };
+        let Spot::Cut(_, letters, then) = spot else { return self.killed(*n, cut, seen) };
+        let fates: Vec<Fate> = letters.chars().filter_map(Fate::from_letter).collect();
+        match fates.len() == cut.pending() {
+            true => self.state(*n, cut, &cut.state(&fates), Some(*then), seen),
+            false => Ok(()),
+        }
+    }
+
+    /// One state; `then` says whether it is lived on in, else that is drawn.
     fn state(
         &mut self,
         n: usize,
         cut: &PowerCut,
         state: &CrashState,
+        then: Option<bool>,
         seen: &mut Seen,
     ) -> Result<(), Violation> {
         seen.state(state);
-        let at = |what| Violation { spot: Spot::Cut(n, state.label.clone(), false), what };
-        self.verdict(cut.tag(), state, seen).map_err(at)
-    }
-
-    fn verdict(&mut self, time: u64, state: &CrashState, seen: &mut Seen) -> Checked<()> {
-        let sum = state.sum();
-        if !self.clients.is_volume {
-            if self.judged.insert((sum, time), ()).is_none() {
-                seen.checked(sum, !self.disks.contains_key(&sum));
-                self.disks.insert(sum, sum);
-                let bytes = state.mount(SimWorld::new(1)).peek(0, IMAGE_BYTES as usize);
-                // What the device does not tear is old or new.
-                let unit = u64::from(self.clients.setup.sector);
-                self.content(IMAGE, &bytes, unit, (0, time))?;
-            }
+        let at = |what, then| Violation { spot: Spot::Cut(n, state.label.clone(), then), what };
+        let (sum, clients) = (state.sum(), self.clients);
+        let is_fresh = !self.memo.found.contains_key(&sum);
+        let (key, remains) =
+            self.memo.remains(clients, state, seen).map_err(|what| at(what, false))?;
+        let judge = judge_of(clients, &self.ran);
+        if !self.memo.judged.contains(&(key, cut.tag())) {
+            judge.of(&remains, cut.tag()).map_err(|what| at(what, false))?;
+            self.memo.judged.insert((key, cut.tag()));
+        }
+        let mut draw = clients.setup.seed ^ sum;
+        let drawn = is_fresh && split_mix(&mut draw).is_multiple_of(LIVE_ON);
+        if !then.unwrap_or(drawn) {
             return Ok(());
         }
-        let key = match self.disks.get(&sum) {
-            Some(key) => *key,
-            None => {
-                if self.found.len() >= MEMO_MAX {
-                    (self.found, self.disks) = (HashMap::new(), HashMap::new());
-                }
-                let (found, is_new) = self.recoveries.of(&self.clients.setup, state)?;
-                let key = found.key();
-                seen.checked(key, is_new);
-                self.disks.insert(sum, key);
-                self.found.insert(key, found);
-                key
+        let disk = state.mount(SimWorld::new(3));
+        let life = Life { clients, before: judge, time: cut.tag(), seed: draw };
+        let done = life.live_on((&disk, &remains), &mut self.memo.recoveries, seen);
+        done.map_err(|what| at(format!("then {what}"), true))
+    }
+
+    /// The processes die at this moment, the machine goes on; others go on with what is in the
+    /// disk's volatile cache, and then the power goes.
+    fn killed(&mut self, n: usize, cut: &PowerCut, seen: &mut Seen) -> Result<(), Violation> {
+        let at = |what| Violation { spot: Spot::Killed(n), what };
+        let clients = self.clients;
+        let mut draw = clients.setup.seed ^ 0x0dead ^ (n as u64) << 32;
+        seen.counts.kills += 1;
+        let kill = split_mix(&mut draw);
+        let left = |world| cut.killed(kill, SimWorld::new(world));
+        let (mut disk, recoveries) = (left(5), &mut self.memo.recoveries);
+        let remains = match clients.is_volume {
+            true => {
+                let found = recoveries.recover(&clients.setup, &left(6), None).map_err(at)?;
+                Remains::Volume(Rc::new(found))
+            }
+            false => {
+                // The next user of an image flushes it first: it relies on all of it.
+                let state = all_kept(&disk);
+                disk = state.mount(SimWorld::new(5));
+                Remains::image(&state)
             }
         };
-        if self.judged.contains_key(&(key, time)) {
-            return Ok(());
-        }
-        let found = self.found[&key].clone();
-        self.judge(&found, time)?;
-        self.judged.insert((key, time), ());
-        Ok(())
+        seen.checked(remains.key(), true);
+        let judge = judge_of(clients, &self.ran);
+        judge.of(&remains, cut.tag()).map_err(at)?;
+        let life = Life { clients, before: judge, time: cut.tag(), seed: draw };
+        life.live_on((&disk, &remains), recoveries, seen).map_err(|what| at(format!("then {what}")))
     }
+}
 
-    /// Names that are those of a prefix, and content that was there.
-    fn judge(&self, found: &Found, time: u64) -> Checked<()> {
-        let letters: BTreeMap<Vec<u8>, At> = all_names().map(|at| (path(at), at)).collect();
-        let mut names = BTreeMap::new();
-        for (path, (ino, _)) in &found.files {
-            let at = letters.get(path);
-            let at = at.ok_or_else(|| format!("{} was never made", path.escape_ascii()))?;
-            names.insert(*at, *ino);
+impl Memo {
+    /// What a state holds, and a number for it.
+    fn remains(
+        &mut self,
+        clients: &Clients,
+        state: &CrashState,
+        seen: &mut Seen,
+    ) -> Checked<(u64, Remains)> {
+        let sum = state.sum();
+        if let Some((key, remains)) = self.found.get(&sum) {
+            return Ok((*key, remains.clone()));
         }
-        let (orders, now) = (&self.ran.orders, time + 1);
-        let acked = self.ran.past.syncs.iter().filter(|sync| sync.end < now);
-        let synced = acked.map(|sync| sync.begin).max().unwrap_or(0);
-        let prefixes = orders.prefixes(synced, now);
-        let is_known = |ino| orders.is_known(ino);
-        let mut why = None;
-        for prefix in prefixes.iter().filter(|prefix| prefix.are(&names, is_known)) {
-            let content = found.files.values().try_for_each(|(ino, content)| {
-                let floor = prefix.floors.get(ino).copied().unwrap_or(0);
-                self.content(
-                    *ino,
-                    content,
-                    u64::from(self.clients.setup.block_bytes),
-                    (floor, time),
-                )
-            });
-            match content {
-                Ok(()) => return Ok(()),
-                Err(what) => why = Some(what),
-            }
+        if self.found.len() >= MEMO_MAX {
+            self.found.clear();
         }
-        let may = || prefixes.iter().map(|names| format!("{:?}", names.entries));
-        Err(why.unwrap_or_else(|| {
-            let may: Vec<String> = may().take(8).collect();
-            format!(
-                "at {time}, synced at {synced}: the names are {names:?}, may be {}",
-                may.join(" or ")
-            )
-        }))
-    }
-
-    /// The content of one file, which was there before `floor`.
-    fn content(
-        &self,
-        ino: u64,
-        bytes: &[u8],
-        block: u64,
-        (floor, time): (u64, u64),
-    ) -> Checked<()> {
-        let past = &self.ran.past;
-        let of =
-            |sync: &&super::log::Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
-        let synced = past.syncs.iter().filter(of).map(|sync| sync.begin).max().unwrap_or(0);
-        let span = Span { from: synced.max(floor), to: time + 1, crashed: true };
-        let unknown = FileHistory::default();
-        let file = past.files.get(&ino).unwrap_or(&unknown);
-        let checked = file.check_size(bytes.len() as u64, span);
-        let checked = checked.and_then(|()| file.check(0, bytes, block, span));
-        checked.map_err(|what| format!("#{ino}, at {time}: {what}"))
+        let (remains, is_new) = Remains::of(clients, state, &mut self.recoveries)?;
+        let key = remains.key();
+        seen.checked(key, is_new);
+        self.found.insert(sum, (key, remains.clone()));
+        Ok((key, remains))
     }
 }

@@ -56,6 +56,7 @@ fn class_of(fault: Planted) -> Option<&'static str> {
         Planted::TailReused => "late-writes",
         Planted::StagedKept => "content",
         Planted::RecordBeforeData => "no-sums",
+        Planted::InodesCountedAnew => "third-lives",
         Planted::BlockNumberShort => "large",
         _ => return None,
     })

@@ -9,21 +9,31 @@ use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_iomap::MappedFile;
+use forebay_iomap::{Handle, MappedFile};
 use forebay_vfs::{
     Attr, Fallocate, FileSystem, Ino, OpenFile, OpenFileRef, OpenFlags, Privileges, SetAttr,
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub(crate) struct VolumeOpener {
+    /// The mapping and this opener's read-ahead, for pins.
+    reader: OnceLock<(Arc<MappedFile>, Handle)>,
     file: OpenFileRef,
     /// Dropped last: a volume is open for as long as its files are.
     pub volume: Volume,
 }
 
+impl Drop for VolumeOpener {
+    fn drop(&mut self) {
+        if let Some((file, handle)) = self.reader.take() {
+            file.close_handle(&handle);
+        }
+    }
+}
+
 impl VolumeOpener {
     pub fn new(file: OpenFileRef, volume: Volume) -> Self {
-        Self { file, volume }
+        Self { reader: OnceLock::new(), file, volume }
     }
 
     /// Another opener of the same file, with streams and a view of write errors of its own.
@@ -51,6 +61,19 @@ impl VolumeOpener {
 
     pub fn writable(&self) -> bool {
         self.file.flags().contains(OpenFlags::WRITE)
+    }
+
+    /// The mapping and a handle on it, for a pin. Errors: `BadHandle` if it is not open for
+    /// reading, `IsDirectory` and `InvalidInput` for what has no content.
+    pub fn reader(&self) -> Result<&(Arc<MappedFile>, Handle)> {
+        if let Some(reader) = self.reader.get() {
+            return Ok(reader);
+        }
+        // From its first read on the open file keeps its mapping.
+        self.file.read_slice(0, &mut [], IoFlags::empty())?;
+        let file = self.mapped()?;
+        let handle = file.open_handle();
+        Ok(self.reader.get_or_init(|| (file, handle)))
     }
 
     /// Its mapping in the cache. `IsDirectory` and `InvalidInput` for what has no content.

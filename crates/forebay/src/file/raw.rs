@@ -63,7 +63,7 @@ impl RawOpener {
         if self.access.writable { Ok(()) } else { Err(not_opened_to(op)) }
     }
 
-    fn check_readable(&self) -> Result<()> {
+    pub fn check_readable(&self) -> Result<()> {
         if self.access.readable { Ok(()) } else { Err(not_opened_to("read")) }
     }
 

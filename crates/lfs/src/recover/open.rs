@@ -215,6 +215,10 @@ impl Opened {
         head.generation = head.generation.saturating_add(1);
         // Births that were drawn and never recorded are not drawn again.
         state.next_sequence = state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
+        if plant.has(Planted::InodesCountedAnew) && !self.is_clean && self.found.records == 0 {
+            self.found.state.next_ino = self.found.state.inodes + 1;
+        }
+        let Found { state, head, .. } = &mut self.found;
         head.previous = head.segment.or(head.previous);
         state.space.segments.reclaim(newest);
         if plant.has(Planted::TailReused) && head.segment.is_some() {

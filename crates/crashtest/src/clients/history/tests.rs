@@ -106,3 +106,18 @@ fn append_range_given_twice_is_found() {
     with(1100).check_append(2).unwrap();
     assert!(with(1024).check_append(2).is_err());
 }
+
+/// What an earlier life has left is judged by its bytes; an overwrite may be there or not.
+#[test]
+fn content_of_earlier_life_stays_until_it_is_overwritten() {
+    let left: Vec<u8> = (0..32).map(|n| n * 7).collect();
+    let mut file = FileHistory::of(240, Arc::new(left.clone()));
+    let span = Span { from: 2, to: 9, crashed: true };
+    assert!(file.check(0, &left, 16, span).is_ok());
+    let mut other = left.clone();
+    other[3] ^= 1;
+    assert!(file.check(0, &other, 16, span).is_err());
+    file.changes.push(over(5, Kind::Write, 0..16, 4, 6));
+    assert!(file.check(0, &left, 16, span).is_ok());
+    assert!(file.check(0, &left, 16, Span { from: 7, ..span }).is_err());
+}

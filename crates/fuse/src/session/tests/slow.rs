@@ -250,9 +250,9 @@ fn x2_what_has_to_wait_is_done_where_it_was_read() {
     all.end();
 }
 
-/// With a deadline that is over soon.
+/// With a deadline that is over soon, and not so soon that a loaded machine misses it by chance.
 fn with_deadline() -> SlowFiles {
-    let request_timeout = Some(Duration::from_millis(50));
+    let request_timeout = Some(Duration::from_millis(400));
     let request_bytes = 1 << 20;
     SlowFiles::with(Options {
         threads: Some(2),
@@ -260,6 +260,12 @@ fn with_deadline() -> SlowFiles {
         request_bytes,
         ..Options::default()
     })
+}
+
+/// Asks until the answer is in time. On a loaded machine an answer that needs no device may take
+/// longer than the deadline of these tests, and is EIO then; one that waits for the device always is.
+fn answers_without_device(all: &SlowFiles) -> bool {
+    (0..100).any(|_| all.kernel.ask(opcode::STATFS, 1, &[]).0 == 0)
 }
 
 /// deadlines.T1: a device that did not answer held up each caller for ever. With `request_timeout`
@@ -278,7 +284,7 @@ fn stuck_device_with_request_timeout_ends_each_request_with_eio_once() {
     assert_eq!(all.session.shared.device.deadlines.late_count(), 40);
     all.kernel.send(opcode::INTERRUPT, 2 | 1, 0, &2_u64.to_le_bytes());
     all.kernel.send(opcode::FORGET, 0, 7, &1_u64.to_le_bytes());
-    assert_eq!(all.kernel.ask(opcode::STATFS, 1, &[]).0, 0, "a request that needs no device");
+    assert!(answers_without_device(&all), "a request that needs no device");
     let held = all.session.shared.payload.hold(u64::MAX / 2);
     while !all.session.shared.payload.is_stuck() {
         std::thread::yield_now();
@@ -290,7 +296,7 @@ fn stuck_device_with_request_timeout_ends_each_request_with_eio_once() {
     all.kernel.send(opcode::RELEASE, 104, 7, &[stuck[0].to_le_bytes(), [0; 8], [0; 8]].concat());
     assert_eq!(all.kernel.reply(), (104, (0, Vec::new())), "carried out in any case");
     drop(held);
-    assert_eq!(all.kernel.ask(opcode::STATFS, 1, &[]).0, 0, "there is memory again");
+    assert!(answers_without_device(&all), "there is memory again");
     assert!(all.session.shared.lock().tasks > 0, "late operations are counted until they end");
     all.gate.open();
     while all.session.shared.device.deadlines.late_count() > 0 {
@@ -318,7 +324,7 @@ fn operation_that_ends_after_its_eio_is_reported_stale() {
     assert_eq!((unique, code), (0, NOTIFY_INVAL_INODE));
     assert_eq!(body[..8], 7_u64.to_le_bytes(), "the inode");
     assert_eq!(body[8..16], 0_u64.to_le_bytes(), "content from the first byte");
-    assert_eq!(all.kernel.ask(opcode::STATFS, 1, &[]).0, 0, "no second answer");
+    assert!(answers_without_device(&all), "no second answer");
     all.end();
 }
 

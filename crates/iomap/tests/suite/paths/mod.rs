@@ -1,6 +1,6 @@
 //! The paths through a mapped file, one behaviour per test, in a simulated world: uncached I/O,
-//! dirty tracking, sync and errors, stable writes, `NOWAIT`. Names such as `u1` are the promises
-//! that docs/behaviours.md lists.
+//! dirty tracking, sync and errors, stable writes, pins, `NOWAIT`. Names such as `u1` are the
+//! promises that docs/behaviours.md lists.
 
 mod ageing;
 mod appends;
@@ -18,6 +18,7 @@ mod held;
 mod lab;
 mod lost;
 mod nowait;
+mod pins;
 mod published;
 mod reads;
 mod room;

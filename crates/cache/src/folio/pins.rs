@@ -1,0 +1,137 @@
+//! Pins under the folio lock: taking them, and giving a pinned frame a successor before its
+//! folio's bytes change. What a pin is: [`crate::pinned`].
+//!
+//! Invariants: pin.P1 no byte of a pinned frame changes: a writer, a fill and the zeroing of a tail
+//! replace the frame in the folio first. pin.P2 no block of a frame is being read when the frame is
+//! pinned, and a fill goes to no pinned frame, so a pinned frame can be replaced at any time.
+//! Locks: the folio lock.
+
+use crate::cache::PageCache;
+use crate::folio::guard::{FolioWrite, FramePool};
+use crate::folio::table::{Blocks, Slot, State};
+use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::pinned::Pinned;
+use crate::stats::Counters;
+use std::ops::Range;
+
+impl FolioWrite<'_> {
+    /// The frames that `blocks` touch, with their places in the folio, that are pinned.
+    fn pinned_at(&self, blocks: Blocks) -> impl Iterator<Item = (usize, Frame)> {
+        let frames = if self.cache.words.any_pinned() { self.frames_of(blocks) } else { 0..0 };
+        let held = |at| self.cache.table.frame(self.slot, at).map(|frame| (at, frame));
+        frames.filter_map(held).filter(|&(_, frame)| self.cache.words.is_pinned(frame))
+    }
+
+    /// Frames that `blocks` touch and that are pinned. The number cannot rise under the lock.
+    #[inline]
+    pub fn frames_pinned(&self, blocks: Blocks) -> usize {
+        if self.cache.words.any_pinned() { self.pinned_at(blocks).count() } else { 0 }
+    }
+
+    /// Frames that a fill of the blocks needs: those that are missing, and one for each pinned one.
+    pub fn frames_to_fill(&self, blocks: Blocks) -> usize {
+        self.frames_missing(blocks) + self.frames_pinned(blocks)
+    }
+
+    /// Gives each pinned frame of `blocks` a successor out of `pool`, which holds enough
+    /// ([`FolioWrite::frames_pinned`]). Bytes that the caller is about to overwrite (`written`,
+    /// within the folio) are not copied.
+    pub fn detach_pinned(&self, blocks: Blocks, written: &Range<usize>, pool: &mut FramePool<'_>) {
+        if self.cache.words.any_pinned() {
+            self.pinned_at(blocks).for_each(|(at, old)| self.detach_pin(at, old, written, pool));
+        }
+    }
+
+    /// The one frame at `at`: see [`FolioWrite::detach_pinned`].
+    pub(crate) fn detach_pin(
+        &self,
+        at: usize,
+        old: Frame,
+        written: &Range<usize>,
+        pool: &mut FramePool<'_>,
+    ) {
+        let per = self.mapping.blocks_per_frame();
+        let whole = Blocks { start: at as u32 * per, end: (at as u32 + 1) * per };
+        assert!(!self.any(State::Reading, whole), "no fill goes to a pinned frame (pin.P2)");
+        self.replace_frame_at(at, old, written, pool);
+        Counters::add(&self.cache.counters.pin_detached_frames, 1);
+    }
+
+    /// Puts a fresh frame in the place of `old`, with its bytes save those in `written` (bytes of
+    /// the folio). Returns the bytes copied.
+    pub(crate) fn replace_frame_at(
+        &self,
+        at: usize,
+        old: Frame,
+        written: &Range<usize>,
+        pool: &mut FramePool<'_>,
+    ) -> u64 {
+        let fresh = pool.frames.pop().expect("the caller brought a frame for each");
+        let base = at * FRAME_SIZE;
+        let from = written.start.clamp(base, base + FRAME_SIZE) - base;
+        let to = written.end.clamp(base, base + FRAME_SIZE) - base;
+        self.cache.arena.copy_between(old, fresh, 0, from);
+        self.cache.arena.copy_between(old, fresh, to, FRAME_SIZE - to);
+        self.cache.table.replace_frame(self.slot, at, Some(fresh));
+        self.cache.leave_folio(old, self.mapping.id);
+        (from + FRAME_SIZE - to) as u64
+    }
+
+    /// Adds bytes of the folio, `range`, to a pin. Their blocks are up to date, and none of their
+    /// frames is being filled. False, and nothing was added: the limit of pins is reached.
+    #[must_use]
+    pub fn pin(&self, range: Range<usize>, into: &mut Pinned) -> bool {
+        let frames = range.start / FRAME_SIZE..range.end.div_ceil(FRAME_SIZE);
+        let per = self.mapping.blocks_per_frame();
+        let whole = Blocks { start: frames.start as u32 * per, end: frames.end as u32 * per };
+        assert!(
+            !self.any(State::Reading, whole),
+            "a frame that is being filled is not pinned (pin.P2)"
+        );
+        let number = |at| self.cache.table.frame(self.slot, at).expect("uptodate has a frame (F3)");
+        if !self.cache.words.pin(frames.clone().map(number), self.cache.pin_limit()) {
+            return false;
+        }
+        for at in frames {
+            let base = at * FRAME_SIZE;
+            let (start, end) = (range.start.max(base), range.end.min(base + FRAME_SIZE));
+            into.push(self.cache.arena.bytes(number(at), start - base, end - start));
+        }
+        true
+    }
+}
+
+impl PageCache {
+    /// Most frames that pins may hold, those included that have left their folio: an eighth.
+    pub fn pin_limit(&self) -> u64 {
+        self.sizes.frames() as u64 / 8
+    }
+
+    /// Frames that new pins may still take.
+    pub fn pins_left(&self) -> u64 {
+        self.pin_limit().saturating_sub(self.words.pinned())
+    }
+
+    /// A frame has left its folio, whose lock is held: it is free unless a write-out or a pin
+    /// holds it.
+    pub(crate) fn leave_folio(&self, frame: Frame, id: u32) {
+        if self.words.leave(frame) {
+            self.disown(frame, id);
+            self.give_frames(&[frame]);
+        }
+    }
+
+    /// The blocks of a group of a folio, whose lock is held, that are in pinned frames.
+    pub(crate) fn pinned_blocks(&self, slot: Slot, group: usize) -> u64 {
+        if !self.words.any_pinned() {
+            return 0;
+        }
+        let per = self.table.blocks_per_frame(slot) as usize;
+        let (frames, of_frame) = (64 / per, u64::MAX >> (64 - per));
+        let all = group * frames..((group + 1) * frames).min(self.table.layout().frames);
+        let is_pinned = |&at: &usize| {
+            self.table.frame(slot, at).is_some_and(|frame| self.words.is_pinned(frame))
+        };
+        all.filter(is_pinned).fold(0, |w, at| w | of_frame << (at % frames * per))
+    }
+}

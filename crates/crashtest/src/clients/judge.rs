@@ -1,0 +1,150 @@
+//! Whether what is recovered, of a life of several clients, is something that the histories allow.
+//!
+//! No locks.
+
+use super::client::{all_names, path};
+use super::file::IMAGE;
+use super::ground::{Ground, IMAGE_BYTES};
+use super::history::{FileHistory, Span};
+use super::names::At;
+use super::run::Ran;
+use super::search::Clients;
+use crate::verdict::{Checked, Found, Recoveries};
+use forebay_sim::CrashState;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a disk holds after a crash.
+#[derive(Clone)]
+pub enum Remains {
+    /// A volume, as it was recovered.
+    Volume(Rc<Found>),
+    /// A raw image, and one number for it.
+    Image(Arc<Vec<u8>>, u64),
+}
+
+impl Remains {
+    /// What a state holds, and whether that was not known before.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn of(
+        clients: &Clients,
+        state: &CrashState,
+        recoveries: &mut Recoveries,
+    ) -> Checked<(Self, bool)> {
+        match clients.is_volume {
+            true => {
+                let (found, is_new) = recoveries.of(&clients.setup, state)?;
+                Ok((Self::Volume(found), is_new))
+            }
+            false => Ok((Self::image(state), true)),
+        }
+    }
+
+    /// The content of a raw image.
+    pub fn image(state: &CrashState) -> Self {
+        Self::Image(Arc::new(state.peek(0, IMAGE_BYTES as usize)), state.sum())
+    }
+
+    /// One number for all of it.
+    pub fn key(&self) -> u64 {
+        match self {
+            Self::Volume(found) => found.key(),
+            Self::Image(_, sum) => *sum,
+        }
+    }
+
+    /// What the next life begins with.
+    ///
+    /// # Errors
+    /// A file has a name that was never made.
+    pub fn ground(&self) -> Checked<Ground> {
+        let mut ground = Ground::default();
+        match self {
+            Self::Volume(found) => {
+                ground.names = names_of(found)?;
+                let files = found.files.values();
+                ground.left = files.map(|(ino, content)| (*ino, content.clone())).collect();
+            }
+            Self::Image(bytes, _) => drop(ground.left.insert(IMAGE, bytes.clone())),
+        }
+        Ok(ground)
+    }
+}
+
+/// Inodes by their names.
+fn names_of(found: &Found) -> Checked<BTreeMap<At, u64>> {
+    let letters: BTreeMap<Vec<u8>, At> = all_names().map(|at| (path(at), at)).collect();
+    let at = |path: &Vec<u8>| {
+        let at = letters.get(path).copied();
+        at.ok_or_else(|| format!("{} was never made", path.escape_ascii()))
+    };
+    found.files.iter().map(|(path, (ino, _))| Ok((at(path)?, *ino))).collect()
+}
+
+/// What is known of one life.
+#[derive(Clone, Copy)]
+pub struct Judge<'a> {
+    /// What came of it.
+    pub ran: &'a Ran,
+    /// Unit in which content is old or new, bytes: what the volume, or the disk, does not tear.
+    pub block: u64,
+}
+
+impl Judge<'_> {
+    /// Whether what is left at a time is something that the histories allow.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn of(&self, remains: &Remains, time: u64) -> Checked<()> {
+        match remains {
+            Remains::Volume(found) => self.volume(found, time),
+            Remains::Image(bytes, _) => self.content(IMAGE, bytes, (0, time)),
+        }
+    }
+
+    /// Names that are those of a prefix, and content that was there.
+    fn volume(&self, found: &Found, time: u64) -> Checked<()> {
+        let names = names_of(found)?;
+        let (orders, now) = (&self.ran.orders, time + 1);
+        let acked = self.ran.past.syncs.iter().filter(|sync| sync.end < now);
+        let synced = acked.map(|sync| sync.begin).max().unwrap_or(0);
+        let prefixes = orders.prefixes(synced, now);
+        let is_known = |ino| orders.is_known(ino);
+        let mut why = None;
+        for prefix in prefixes.iter().filter(|prefix| prefix.are(&names, is_known)) {
+            let content = found.files.values().try_for_each(|(ino, content)| {
+                let floor = prefix.floors.get(ino).copied().unwrap_or(0);
+                self.content(*ino, content, (floor, time))
+            });
+            match content {
+                Ok(()) => return Ok(()),
+                Err(what) => why = Some(what),
+            }
+        }
+        let may = || prefixes.iter().map(|names| format!("{:?}", names.entries));
+        Err(why.unwrap_or_else(|| {
+            let may: Vec<String> = may().take(8).collect();
+            format!(
+                "at {time}, synced at {synced}: the names are {names:?}, may be {}",
+                may.join(" or ")
+            )
+        }))
+    }
+
+    /// The content of one file, which was there before `floor`.
+    fn content(&self, ino: u64, bytes: &[u8], (floor, time): (u64, u64)) -> Checked<()> {
+        let past = &self.ran.past;
+        let of =
+            |sync: &&super::log::Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
+        let synced = past.syncs.iter().filter(of).map(|sync| sync.begin).max().unwrap_or(0);
+        let span = Span { from: synced.max(floor), to: time + 1, crashed: true };
+        let unknown = FileHistory::default();
+        let file = past.files.get(&ino).unwrap_or(&unknown);
+        let checked = file.check_size(bytes.len() as u64, span);
+        let checked = checked.and_then(|()| file.check(0, bytes, self.block, span));
+        checked.map_err(|what| format!("#{ino}, at {time}: {what}"))
+    }
+}

@@ -1,0 +1,88 @@
+//! Reads without a copy.
+//!
+//! No locks.
+
+use super::{File, Kind};
+use forebay_base::task::block_on;
+use forebay_base::{IoFlags, Result};
+use forebay_cache::Pinned;
+use forebay_iomap::{Handle, MappedFile, PinRequest};
+
+impl File {
+    /// The mapping and this opener's handle on it. Errors: `BadHandle` if not opened for reading.
+    fn reader(&self) -> Result<(&MappedFile, &Handle)> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => {
+                raw.check_readable()?;
+                Ok((&raw.file, &raw.handle))
+            }
+            Kind::Volume(inside) => inside.reader().map(|(file, handle)| (&**file, handle)),
+        }
+    }
+
+    /// Pins `len` bytes at `offset`: reads them without a copy, where they are cached. Fewer bytes
+    /// only at the end of the file, none behind it.
+    ///
+    /// The bytes stay as they are for as long as the [`Pinned`] lives, whatever is written, cut off
+    /// or evicted meanwhile: it is a version of the past then. A thread may write to the very
+    /// bytes that it has pinned. What is missing of the range is read into the cache first, with
+    /// read-ahead.
+    ///
+    /// All pins of a cache, those included whose bytes are in no file any more, hold at most an
+    /// eighth of its frames of 4 KiB. A pin that would exceed that is a copy instead
+    /// ([`Pinned::is_copy`]), in memory outside the budget; [`File::pin_no_copy`] refuses it.
+    /// [`Cache::resize`] fails with `Busy` while pins hold more than an eighth of the new size, or
+    /// memory that it would give back.
+    ///
+    /// `flags`: with `UNCACHED` cached bytes are pinned and keep their age, and the bytes are a
+    /// copy if one of them is missing; with `NOWAIT` nothing is waited for. On a volume a pin
+    /// leaves the time of access as it is.
+    ///
+    /// Errors: those of [`File::read_at_with`], and `Unsupported` with `DIRECT`.
+    ///
+    /// ```
+    /// use forebay::{Cache, CacheConfig, IoFlags, OpenOptions};
+    /// # fn main() -> forebay::Result<()> {
+    /// # let path = std::env::temp_dir().join(format!("forebay-doc-pin-{}", std::process::id()));
+    /// let cache = Cache::new(CacheConfig::with_budget(16 << 20))?;
+    /// let file = OpenOptions::read_write().create(true).open(&cache, &path)?;
+    /// file.write_all_at(b"old", 0)?;
+    /// let pinned = file.pin(0, 3, IoFlags::empty())?;
+    /// file.write_all_at(b"new", 0)?;
+    /// assert_eq!(pinned.as_slice(), Some(&b"old"[..]));
+    /// # file.close()?;
+    /// # std::fs::remove_file(&path).unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// [`Cache::resize`]: crate::Cache::resize
+    #[inline]
+    pub fn pin(&self, offset: u64, len: usize, flags: IoFlags) -> Result<Pinned> {
+        let pinned = self.pin_with(offset, len, flags, true)?;
+        Ok(pinned.expect("a copy is always to be had"))
+    }
+
+    /// [`File::pin`] that never copies: `None` where the bytes would be a copy.
+    #[inline]
+    pub fn pin_no_copy(&self, offset: u64, len: usize, flags: IoFlags) -> Result<Option<Pinned>> {
+        self.pin_with(offset, len, flags, false)
+    }
+
+    #[inline]
+    fn pin_with(
+        &self,
+        offset: u64,
+        len: usize,
+        flags: IoFlags,
+        may_copy: bool,
+    ) -> Result<Option<Pinned>> {
+        let flags = flags | self.opener.read_flags;
+        let (file, handle) = self.reader()?;
+        let request = PinRequest { offset, len, flags, may_copy, blocking: true };
+        match file.try_pin(handle, &request) {
+            Some(done) => done.map(Some),
+            None => block_on(file.pin(handle, request)),
+        }
+    }
+}

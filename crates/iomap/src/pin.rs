@@ -1,0 +1,262 @@
+//! Pinned reads: the cached bytes of a range without a copy. What a pin is, and what keeps its
+//! bytes from changing: [`forebay_cache::pinned`].
+//!
+//! Invariant: pin.P6 no frame is pinned whose blocks an operation holds exclusively. So an
+//! operation that has replaced the pinned frames of a block it holds may zero bytes of that block
+//! later. Locks: one folio lock at a time, for the length of a pin; never across a wait.
+
+use crate::file::{Handle, MappedFile, Target};
+use crate::fill::{FillError, FillMode};
+use crate::uncached::Passing;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::units::{is_aligned, round_down, round_up};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_cache::folio::Blocks;
+use forebay_cache::stats::Counters;
+use forebay_cache::{FRAME_SIZE, FolioWrite, Pinned, State};
+use std::ops::Range;
+
+/// How often a block is read again that is evicted before it is pinned.
+const TRIES: usize = 8;
+
+/// What a pin asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct PinRequest {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: usize,
+    /// How the cache is used: `UNCACHED`, `NOWAIT`, `HIPRI`.
+    pub flags: IoFlags,
+    /// Whether a copy will do where nothing may be pinned.
+    pub may_copy: bool,
+    /// Whether the calling thread may carry out the read itself.
+    pub blocking: bool,
+}
+
+/// What stands in the way of a pin of a part of a folio.
+enum Obstacle {
+    /// Some blocks are not there.
+    Absent,
+    /// A fill of these blocks goes to the frames.
+    Reading(Blocks),
+    /// This range is held exclusively.
+    Exclusive(Range<u64>),
+    /// Pins hold as many frames as they may.
+    Limit,
+}
+
+impl MappedFile {
+    fn check_pin(&self, request: &PinRequest) -> Result<Range<u64>> {
+        let refused = IoFlags::DIRECT | IoFlags::FALLBACK;
+        if request.flags.intersects(refused) {
+            let text = format!("{:?}: a pin is of cached bytes", request.flags & refused);
+            return Err(Error::new(ErrorKind::Unsupported, "pin", text));
+        }
+        self.check_read(request.offset, request.len, request.flags)
+    }
+
+    /// Pins a range if all of it is cached and nothing has to be waited for; `None` says that
+    /// something has, and that nothing has changed.
+    #[inline]
+    pub fn try_pin(&self, handle: &Handle, request: &PinRequest) -> Option<Result<Pinned>> {
+        let range = match self.check_pin(request) {
+            Ok(range) => range,
+            Err(error) => return Some(Err(error)),
+        };
+        let passing = request.flags.contains(IoFlags::UNCACHED);
+        if !passing && handle.streams.hit(range.start, range.end) {
+            return None;
+        }
+        self.pin_cached(&range, passing).map(Ok)
+    }
+
+    /// Pins a range that is all cached. `passing`: it counts as no touch, and no block of it was
+    /// brought in by an uncached request.
+    fn pin_cached(&self, range: &Range<u64>, passing: bool) -> Option<Pinned> {
+        let mapping = &*self.mapping;
+        if range.end - range.start > mapping.folio_size() && !self.all_cached(range) {
+            return None;
+        }
+        let (mut pinned, mut hits) = (Pinned::new(&self.cache, mapping.id), 0);
+        for (index, piece) in self.pieces(range.clone()) {
+            let folio = self.cache.lock_folio(mapping, index)?;
+            let blocks = mapping.blocks_touched(index, &piece);
+            if passing && folio.any(State::Uncached, blocks) {
+                return None;
+            }
+            // The file may end before, since the range was clipped.
+            if piece.end > self.size() || self.pin_part(&folio, &piece, &mut pinned).is_err() {
+                return None;
+            }
+            if !passing {
+                self.touch_pinned(&folio, &piece);
+            }
+            hits += u64::from(blocks.len());
+        }
+        self.cache.hits.add(hits);
+        self.cache.pins.add(1);
+        Some(pinned)
+    }
+
+    fn touch_pinned(&self, folio: &FolioWrite<'_>, piece: &Range<u64>) {
+        let blocks = self.mapping.blocks_touched(folio.index, piece);
+        Passing::Cached.read(folio, blocks, !is_aligned(piece.start, self.mapping.block_size()));
+    }
+
+    /// Pins a part of a folio, or says what stands in the way, having changed nothing.
+    #[inline]
+    fn pin_part(
+        &self,
+        folio: &FolioWrite<'_>,
+        piece: &Range<u64>,
+        pinned: &mut Pinned,
+    ) -> std::result::Result<(), Obstacle> {
+        let mapping = &*self.mapping;
+        let blocks = mapping.blocks_touched(folio.index, piece);
+        let whole = blocks.whole_frames(mapping.blocks_per_frame());
+        let held = mapping.range_of(folio.index, whole);
+        if mapping.is_exclusive(&held) {
+            return Err(Obstacle::Exclusive(held));
+        }
+        if folio.any(State::Reading, whole) {
+            return Err(Obstacle::Reading(whole));
+        }
+        if !folio.all(State::Uptodate, blocks) {
+            return Err(Obstacle::Absent);
+        }
+        let base = mapping.folio_start(folio.index);
+        let bytes = (piece.start - base) as usize..(piece.end - base) as usize;
+        if folio.pin(bytes, pinned) { Ok(()) } else { Err(Obstacle::Limit) }
+    }
+
+    /// Pins a range, reading into the cache what is missing of it. Fewer bytes than asked only at
+    /// the end of file. Where pins hold as many frames as they may, or the flags ask to leave
+    /// nothing in the cache and the range is not cached, the bytes are a copy; `None` if the
+    /// caller wants none. Errors: those of a read; `Unsupported` with `DIRECT`, `WouldBlock` with
+    /// `NOWAIT`.
+    pub async fn pin(&self, handle: &Handle, request: PinRequest) -> Result<Option<Pinned>> {
+        let range = self.check_pin(&request)?;
+        let PinRequest { flags, may_copy, .. } = request;
+        if range.is_empty() {
+            return Ok(Some(Pinned::new(&self.cache, self.mapping.id)));
+        }
+        let frame = FRAME_SIZE as u64;
+        let frames = (round_up(range.end, frame) - round_down(range.start, frame)) / frame;
+        let pinned = if frames > self.cache.pins_left() {
+            None
+        } else if flags.intersects(IoFlags::NOWAIT | IoFlags::UNCACHED) {
+            self.pin_cached(&range, flags.contains(IoFlags::UNCACHED))
+        } else {
+            self.pin_through(handle, &range, request.blocking).await?
+        };
+        if pinned.is_some() {
+            return Ok(pinned);
+        }
+        if !may_copy && flags.contains(IoFlags::NOWAIT) && frames <= self.cache.pins_left() {
+            return Err(Error::new(ErrorKind::WouldBlock, "pin", "not all of it is cached"));
+        }
+        if !may_copy {
+            Counters::add(&self.cache.counters.pin_refusals, 1);
+            return Ok(None);
+        }
+        let mut buf = AlignedBuf::new((range.end - range.start) as usize);
+        let target = match request.blocking {
+            true => Target::Slice(&mut buf),
+            false => Target::Owned(&mut buf),
+        };
+        let len = self.read(handle, range.start, target, flags).await?;
+        Counters::add(&self.cache.counters.pin_copies, 1);
+        Ok(Some(Pinned::copied(buf, len)))
+    }
+
+    /// Through the cache, with readahead. `None`: the limit of pins, no frames, or blocks that are
+    /// evicted as fast as they come.
+    async fn pin_through(
+        &self,
+        handle: &Handle,
+        range: &Range<u64>,
+        blocking: bool,
+    ) -> Result<Option<Pinned>> {
+        let mut ahead = self.plan_ahead(handle, range);
+        let window = (self.cache.frames_per_operation() * FRAME_SIZE) as u64;
+        let mut mode = FillMode { inline: blocking && ahead.is_empty(), ..FillMode::default() };
+        let mut pinned = Pinned::new(&self.cache, self.mapping.id);
+        let mut at = range.start;
+        while at < range.end {
+            let part = at..range.end.min(at + window);
+            let error = self.fill_or_wait(part.clone(), mode).await;
+            if !ahead.is_empty() {
+                let background = FillMode { background: true, ..FillMode::default() };
+                self.start_fill(std::mem::take(&mut ahead), background).await;
+                mode.inline = blocking;
+            }
+            for (index, piece) in self.pieces(part.clone()) {
+                if !self.pin_piece(index, piece, (&error, mode), &mut pinned).await? {
+                    return Ok(None);
+                }
+            }
+            at = part.end;
+        }
+        self.cache.pins.add(1);
+        Ok(Some(pinned))
+    }
+
+    /// Pins a piece of one folio when its blocks have been read. False: it cannot be pinned.
+    async fn pin_piece(
+        &self,
+        index: u64,
+        piece: Range<u64>,
+        (error, mode): (&Option<FillError>, FillMode),
+        pinned: &mut Pinned,
+    ) -> Result<bool> {
+        let mapping = &*self.mapping;
+        let (mut error, mut tries) = (error.clone(), 0);
+        loop {
+            let obstacle = match self.cache.lock_folio(mapping, index) {
+                None => Obstacle::Absent,
+                Some(folio) => {
+                    // Cut off meanwhile: the pin ends where the file does.
+                    let piece = piece.start..piece.end.min(self.size());
+                    if piece.start >= piece.end {
+                        return Ok(true);
+                    }
+                    match self.pin_part(&folio, &piece, pinned) {
+                        Err(obstacle) => obstacle,
+                        Ok(()) => {
+                            self.touch_pinned(&folio, &piece);
+                            let blocks = mapping.blocks_touched(index, &piece);
+                            let misses = &self.cache.counters.misses;
+                            Counters::add(misses, u64::from(blocks.len()));
+                            return Ok(true);
+                        }
+                    }
+                }
+            };
+            match obstacle {
+                Obstacle::Limit => return Ok(false),
+                Obstacle::Reading(blocks) => {
+                    self.cache.wait_while(mapping, index, blocks, State::Reading).await;
+                    continue;
+                }
+                Obstacle::Exclusive(held) => {
+                    mapping.bounds.wait_not_exclusive(held).await;
+                    continue;
+                }
+                Obstacle::Absent => {}
+            }
+            if let Some(error) = error.as_ref().and_then(FillError::take) {
+                return Err(error);
+            }
+            tries += 1;
+            let end = piece.end.min(self.size());
+            if piece.start >= end {
+                return Ok(true);
+            }
+            error = self.fill_or_wait(piece.start..end, mode).await;
+            if error.is_none() || tries > TRIES {
+                return Ok(false);
+            }
+        }
+    }
+}
