@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: package run quick test test-long check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup setup-long requires bench clean help
+.PHONY: install package run quick test test-long check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup setup-long requires bench clean help
 
 help:
 	@echo "make run        the main job: an image served to real clients, a volume, a mount, a database beside a backup; quick benches and their page"
@@ -20,6 +20,7 @@ help:
 	@echo "make shuttle    concurrency tests of the folio state machine"
 	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
 	@echo "make package    a static binary and a Debian package, in dist of the target folder"
+	@echo "make install    the C library, below DESTDIR and PREFIX (/usr/local): libforebay.so.0, libforebay.a, forebay.h, forebay.pc, forebay(3)"
 	@echo "make bench      the benches in full, some hours, and their page"
 
 setup:
@@ -82,6 +83,11 @@ bench: build
 
 package: setup
 	scripts/package
+
+# Without the rlib, which keeps cargo from optimising across crates.
+install:
+	$(CARGO) rustc --release --locked --package forebay-capi --lib --crate-type cdylib,staticlib
+	scripts/install-c $(TARGET)/release
 
 requires: setup
 	$(CARGO) xtask requires

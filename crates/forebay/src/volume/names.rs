@@ -83,9 +83,14 @@ impl Volume {
 
     /// Makes a directory of mode 0o755.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.create_dir_with(path, 0o755)
+    }
+
+    /// Makes a directory with these permission bits; no umask applies.
+    pub fn create_dir_with(&self, path: impl AsRef<Path>, mode: u16) -> Result<()> {
         self.at(path.as_ref(), |path| {
             let (dir, name) = self.place(path)?;
-            let new = self.new_inode(FileKind::Directory, 0o755);
+            let new = self.new_inode(FileKind::Directory, mode);
             block_on(self.fs().mkdir(dir, Name::new(&name)?, &new)).map(drop)
         })
     }

@@ -287,3 +287,27 @@ fn directory_of_a_volume_is_synced_and_not_read() {
     refused(dir.export(ExportMode::Cached), ErrorKind::IsDirectory, "");
     assert!(dir.ino().is_some() && dir.volume().is_some());
 }
+
+#[test]
+fn prefetch_fills_and_drop_clean_evicts_a_range() {
+    let places = Places::new("file-prefetch");
+    for file in places.made("f") {
+        file.write_all_at(&[7; 1 << 20], 0).unwrap();
+        file.drop_clean(0, u64::MAX).unwrap();
+        let dirty = file.residency(0, 1 << 20).unwrap();
+        assert_eq!((dirty.resident_blocks, dirty.dirty_blocks), (256, 256), "dirty blocks stay");
+        file.sync_all().unwrap();
+        file.drop_clean(64 << 10, 128 << 10).unwrap();
+        assert_eq!(file.residency(0, 1 << 20).unwrap().resident_blocks, 256 - 32);
+        file.drop_clean(0, u64::MAX).unwrap();
+        assert_eq!(file.residency(0, 1 << 20).unwrap().resident_blocks, 0);
+        file.prefetch(4096, 8192).unwrap();
+        let mut back = [0; 8192];
+        file.read_exact_at(&mut back, 4096).unwrap();
+        assert_eq!((back, file.residency(4096, 8192).unwrap().resident_blocks), ([7; 8192], 2));
+    }
+    let write_only = OpenOptions::new().write(true).clone();
+    for file in places.open(&write_only, "f") {
+        refused(file.unwrap().prefetch(0, 1), ErrorKind::BadHandle, "prefetch");
+    }
+}

@@ -1,0 +1,580 @@
+//! `fby_file`: a host file or a file of a volume, opened, read, written, synced, closed.
+//!
+//! Invariant: an error names the path that the file was opened by.
+//!
+//! No locks.
+
+use crate::border::{border, invalid, null, of_errno};
+use crate::cache::{OpenCache, fby_cache};
+use crate::flags::{io_flags, open_options, unsupported};
+use crate::handle::{Kind, borrow, give, take};
+use crate::sized::{Plain, input, output, path, place};
+use crate::volume::{OpenVolume, direct_io, fby_volume};
+use forebay::vfs::{Fallocate, Seek};
+use forebay::{File, OpenOptions, Result};
+use libc::iovec;
+use std::ffi::{c_char, c_int, c_void};
+use std::io::IoSlice;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// An open file. It has no position. Any number of threads may use it at once.
+pub struct fby_file {
+    _opaque: (),
+}
+
+/// The file, and what it keeps open. Dropped in this order.
+pub(crate) struct OpenFile {
+    pub file: File,
+    path: PathBuf,
+    _volume: Option<Arc<OpenVolume>>,
+    _cache: Arc<OpenCache>,
+}
+
+impl Kind for OpenFile {
+    type Handle = fby_file;
+    const NUMBER: u64 = 0x6662_795f_6669_6c65;
+    const NAME: &'static str = "an open file";
+}
+
+impl OpenFile {
+    /// Runs a call on the file; its error names the path.
+    #[inline]
+    pub fn call<T>(&self, call: impl FnOnce(&File) -> Result<T>) -> Result<T> {
+        call(&self.file).map_err(|e| e.with_path(&self.path))
+    }
+
+    /// As `call`, for a call on a range.
+    #[inline]
+    fn call_at<T>(
+        &self,
+        offset: u64,
+        len: u64,
+        call: impl FnOnce(&File) -> Result<T>,
+    ) -> Result<T> {
+        call(&self.file).map_err(|e| e.with_path(&self.path).with_range(offset, len))
+    }
+}
+
+/// How a file is opened. A field that is 0 has its default. In a volume only `mode` and `rwf` may
+/// be other than 0.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fby_open_how {
+    /// Permission bits of a new file. Default: 0666 less the umask on the host, 0644 in a volume.
+    pub mode: u32,
+    /// FBY_RWF_ flags of each request on the file.
+    pub rwf: u32,
+    /// Host files: where in the file the part that is shown begins, bytes.
+    pub offset: u64,
+    /// Host files: the longest size to show, bytes. A file with a limit does not grow.
+    pub size_limit: u64,
+    /// Host files: size of a file that is made, or empty, bytes.
+    pub create_size: u64,
+    /// Host files: unit of state in the cache, a power of two from 512 to 4096.
+    pub block_size: u32,
+    /// Host files: FBY_DIRECT_IO_AUTO, FBY_DIRECT_IO_ON or FBY_DIRECT_IO_OFF, below the cache.
+    pub direct_io: u32,
+}
+
+// SAFETY: numbers; pairs of 4 bytes and three of 8 leave no padding.
+unsafe impl Plain for fby_open_how {}
+
+fn options(flags: c_int, how: &fby_open_how) -> Result<OpenOptions> {
+    let mut options = open_options(flags, how.rwf)?;
+    match u16::try_from(how.mode) {
+        Ok(0) => {}
+        Ok(mode) if mode <= 0o7777 => drop(options.mode(mode)),
+        _ => return Err(invalid("open", format!("mode {:#o}", how.mode))),
+    }
+    if how.offset != 0 {
+        options.offset(how.offset);
+    }
+    if how.size_limit != 0 {
+        options.size_limit(how.size_limit);
+    }
+    if how.create_size != 0 {
+        options.create_size(how.create_size);
+    }
+    if how.block_size != 0 {
+        options.block_size(how.block_size);
+    }
+    if how.direct_io != 0 {
+        options.direct_io(direct_io(how.direct_io)?);
+    }
+    Ok(options)
+}
+
+/// Opens a file or block device of the host on a cache. `flags` are those of open(2): O_RDONLY,
+/// O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECT, O_DSYNC, O_SYNC, O_CLOEXEC
+/// (which is always so). -EBUSY if another process or cache has it open: it is locked until it is
+/// closed.
+///
+/// # Safety
+/// `cache` is an open cache, `path` a string, `how` has `how_size` bytes, `file` is a place for a
+/// pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_open(
+    cache: *mut fby_cache,
+    path: *const c_char,
+    flags: c_int,
+    how: *const fby_open_how,
+    how_size: usize,
+    file: *mut *mut fby_file,
+) -> c_int {
+    border("fby_open", || {
+        let make = || {
+            // SAFETY: the caller's promise.
+            let (cache, path) = unsafe { (borrow::<Arc<OpenCache>>(cache)?, c_path(path)?) };
+            // SAFETY: the caller's promise.
+            let options = options(flags, &unsafe { input(how, how_size)? });
+            let file = options.and_then(|o| o.open(&cache.cache, path));
+            let file = file.map_err(|e| e.with_path(path))?;
+            let (path, _cache) = (path.to_path_buf(), cache.clone());
+            Ok(give(OpenFile { file, path, _volume: None, _cache }))
+        };
+        // SAFETY: the caller's promise.
+        unsafe { place(file, make) }
+    })
+}
+
+/// Opens a file of a volume, with the flags of fby_open. A directory opens with O_RDONLY, to sync
+/// it.
+///
+/// # Safety
+/// `volume` is an open volume, `path` a string, `how` has `how_size` bytes, `file` is a place for a
+/// pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_open_in(
+    volume: *mut fby_volume,
+    path: *const c_char,
+    flags: c_int,
+    how: *const fby_open_how,
+    how_size: usize,
+    file: *mut *mut fby_file,
+) -> c_int {
+    border("fby_open_in", || {
+        let make = || {
+            // SAFETY: the caller's promise.
+            let (volume, path) = unsafe { (borrow::<Arc<OpenVolume>>(volume)?, c_path(path)?) };
+            // SAFETY: the caller's promise.
+            let options = options(flags, &unsafe { input(how, how_size)? });
+            let file = options.and_then(|o| o.open_in(&volume.volume, path));
+            let file = file.map_err(|e| e.with_path(path))?;
+            let (path, _volume) = (path.to_path_buf(), Some(volume.clone()));
+            Ok(give(OpenFile { file, path, _volume, _cache: volume.cache.clone() }))
+        };
+        // SAFETY: the caller's promise.
+        unsafe { place(file, make) }
+    })
+}
+
+/// # Safety
+/// As for [`path`].
+unsafe fn c_path<'a>(text: *const c_char) -> Result<&'a Path> {
+    // SAFETY: the caller's promise is the same.
+    unsafe { path(text) }
+}
+
+/// Closes a file. What was written is durable then, or the result is an error: an error of
+/// write-back that no sync of this handle has reported, or one of now. The handle is closed either
+/// way, except in a child process (-ESHUTDOWN) and for what is no open file (-EBADF).
+///
+/// # Safety
+/// `file` is an open file that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_close(file: *mut fby_file) -> c_int {
+    border("fby_close", || {
+        // SAFETY: the caller's promise.
+        let open = unsafe { take::<OpenFile>(file)? };
+        open.call(|file| file.clone().close()).map(|()| 0)
+    })
+}
+
+/// Offsets of C are signed.
+#[inline]
+fn offset_of(op: &'static str, offset: i64) -> Result<u64> {
+    u64::try_from(offset).map_err(|_| invalid(op, format!("offset {offset}")))
+}
+
+/// The caller's buffers.
+///
+/// # Safety
+/// `iov` is NULL, or has `iovcnt` elements that do not change meanwhile.
+#[inline]
+unsafe fn vector<'a>(op: &'static str, iov: *const iovec, iovcnt: c_int) -> Result<&'a [iovec]> {
+    let count = usize::try_from(iovcnt).ok().filter(|count| *count <= libc::UIO_MAXIOV as usize);
+    let count = count.ok_or_else(|| invalid(op, format!("{iovcnt} buffers")))?;
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if iov.is_null() {
+        return Err(null(op));
+    }
+    // SAFETY: the caller promises `iovcnt` elements.
+    let vector = unsafe { std::slice::from_raw_parts(iov, count) };
+    let mut total = 0_usize;
+    for buf in vector {
+        if buf.iov_base.is_null() && buf.iov_len > 0 {
+            return Err(null(op));
+        }
+        total = total.saturating_add(buf.iov_len);
+    }
+    if total > isize::MAX as usize {
+        return Err(invalid(op, "the buffers are longer than memory"));
+    }
+    Ok(vector)
+}
+
+/// Reads at `offset` into the buffers in turn. Returns the bytes read: fewer than asked only at the
+/// end of the file, or if an error came after the first bytes. `flags`: FBY_RWF_DONTCACHE,
+/// FBY_RWF_DIRECT, FBY_RWF_FALLBACK, FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
+///
+/// # Safety
+/// `file` is an open file, `iov` has `iovcnt` elements, whose memory no other thread uses
+/// meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_preadv2(
+    file: *mut fby_file,
+    iov: *const iovec,
+    iovcnt: c_int,
+    offset: i64,
+    flags: u32,
+) -> i64 {
+    border("fby_preadv2", || {
+        // SAFETY: the caller's promise.
+        let (file, iov) = unsafe { (borrow::<OpenFile>(file)?, vector("read", iov, iovcnt)?) };
+        let (offset, flags) = (offset_of("read", offset)?, io_flags(flags)?);
+        let mut done = 0;
+        for buf in iov {
+            if buf.iov_len == 0 && iov.len() > 1 {
+                continue;
+            }
+            let into: &mut [u8] = match buf.iov_len {
+                0 => &mut [],
+                // SAFETY: the caller promises memory that no other thread uses, and `vector` that
+                // it is not NULL. One slice lives at a time, so buffers may overlap.
+                len => unsafe { std::slice::from_raw_parts_mut(buf.iov_base.cast(), len) },
+            };
+            let (at, len) = (offset + done, into.len() as u64);
+            match file.call_at(at, len, |file| file.read_at_with(into, at, flags)) {
+                Ok(read) => done += read as u64,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+            if done < len {
+                break;
+            }
+        }
+        Ok(done as i64)
+    })
+}
+
+/// Writes the buffers in turn at `offset`, into the cache. Returns the bytes written: fewer than
+/// asked only if space ran out, or if an error came after the first bytes. One request up to 1 MiB,
+/// and an append of any length, is one step to other readers and writers. `flags`: all of FBY_RWF_.
+///
+/// # Safety
+/// `file` is an open file, `iov` has `iovcnt` elements, whose memory does not change meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_pwritev2(
+    file: *mut fby_file,
+    iov: *const iovec,
+    iovcnt: c_int,
+    offset: i64,
+    flags: u32,
+) -> i64 {
+    border("fby_pwritev2", || {
+        // SAFETY: the caller's promise.
+        let (file, iov) = unsafe { (borrow::<OpenFile>(file)?, vector("write", iov, iovcnt)?) };
+        let (offset, flags) = (offset_of("write", offset)?, io_flags(flags)?);
+        // SAFETY: the caller promises memory that does not change, and `vector` that it is not
+        // NULL.
+        let slice = |buf: &iovec| unsafe { bytes(buf.iov_base, buf.iov_len) };
+        let len = iov.iter().map(|buf| buf.iov_len as u64).sum();
+        let wrote = file.call_at(offset, len, |file| match iov {
+            [one] => file.write_at_with(slice(one), offset, flags),
+            _ => {
+                let slices: Vec<_> = iov.iter().map(|buf| IoSlice::new(slice(buf))).collect();
+                file.write_vectored_at(&slices, offset, flags)
+            }
+        });
+        wrote.map(|wrote| wrote as i64)
+    })
+}
+
+/// Memory of the caller.
+///
+/// # Safety
+/// `len` bytes can be read at `at` and do not change; it may be NULL if `len` is 0.
+#[inline]
+unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
+    match len {
+        0 => &[],
+        // SAFETY: the caller's promise.
+        len => unsafe { std::slice::from_raw_parts(at.cast(), len) },
+    }
+}
+
+/// Writes `len` bytes at the end of the file, in one step with other appends. Returns the offset
+/// where they are. -ENOSPC also if there is space for a part of them only. `flags`: as for
+/// fby_pwritev2.
+///
+/// # Safety
+/// `file` is an open file, `buf` has `len` bytes, which do not change meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_append(
+    file: *mut fby_file,
+    buf: *const c_void,
+    len: usize,
+    flags: u32,
+) -> i64 {
+    border("fby_append", || {
+        // SAFETY: the caller's promise.
+        let file = unsafe { borrow::<OpenFile>(file)? };
+        if buf.is_null() && len > 0 {
+            return Err(null("append"));
+        }
+        if len > isize::MAX as usize {
+            return Err(invalid("append", "longer than memory"));
+        }
+        let flags = io_flags(flags)?;
+        // SAFETY: the caller's promise.
+        let from = unsafe { bytes(buf, len) };
+        file.call(|file| file.append(from, flags)).map(|offset| offset as i64)
+    })
+}
+
+/// Makes all data and metadata of the file durable. After an error no later sync succeeds while
+/// bytes that were accepted are not durable.
+///
+/// # Safety
+/// `file` is an open file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_fsync(file: *mut fby_file) -> c_int {
+    border("fby_fsync", || {
+        // SAFETY: the caller's promise.
+        unsafe { borrow::<OpenFile>(file)? }.call(File::sync_all).map(|()| 0)
+    })
+}
+
+/// Makes all data of the file durable, and the metadata to find it.
+///
+/// # Safety
+/// `file` is an open file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_fdatasync(file: *mut fby_file) -> c_int {
+    border("fby_fdatasync", || {
+        // SAFETY: the caller's promise.
+        unsafe { borrow::<OpenFile>(file)? }.call(File::sync_data).map(|()| 0)
+    })
+}
+
+/// Sets the size. Bytes that are added read as zeros.
+///
+/// # Safety
+/// `file` is an open file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_ftruncate(file: *mut fby_file, size: i64) -> c_int {
+    border("fby_ftruncate", || {
+        // SAFETY: the caller's promise.
+        let file = unsafe { borrow::<OpenFile>(file)? };
+        let size = offset_of("set size", size)?;
+        file.call_at(size, 0, |file| file.set_len(size)).map(|()| 0)
+    })
+}
+
+/// Allocates, punches or zeroes a range, with the modes of fallocate(2): 0,
+/// FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE with it, FALLOC_FL_ZERO_RANGE; others are
+/// -EOPNOTSUPP. No mode sets space aside: a later write may still find none.
+///
+/// # Safety
+/// `file` is an open file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_fallocate(
+    file: *mut fby_file,
+    mode: c_int,
+    offset: i64,
+    len: i64,
+) -> c_int {
+    border("fby_fallocate", || {
+        // SAFETY: the caller's promise.
+        let file = unsafe { borrow::<OpenFile>(file)? };
+        let (offset, len) = (offset_of("fallocate", offset)?, offset_of("fallocate", len)?);
+        file.call_at(offset, len, |file| {
+            file.fallocate(Fallocate::from_linux(mode as u32)?, offset, len)
+        })
+        .map(|()| 0)
+    })
+}
+
+/// Advice on a range; `len` 0 is up to the end. POSIX_FADV_WILLNEED reads what is missing into the
+/// cache and returns once the last reads are issued; POSIX_FADV_DONTNEED evicts what is clean;
+/// POSIX_FADV_NORMAL does nothing. Other advice is -EOPNOTSUPP: FBY_RWF_DONTCACHE says more.
+///
+/// # Safety
+/// `file` is an open file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_fadvise(
+    file: *mut fby_file,
+    offset: i64,
+    len: i64,
+    advice: c_int,
+) -> c_int {
+    border("fby_fadvise", || {
+        // SAFETY: the caller's promise.
+        let file = unsafe { borrow::<OpenFile>(file)? };
+        let offset = offset_of("fadvise", offset)?;
+        let len = match offset_of("fadvise", len)? {
+            0 => u64::MAX - offset,
+            len => len,
+        };
+        let advise = |file: &File| match advice {
+            libc::POSIX_FADV_NORMAL => Ok(()),
+            libc::POSIX_FADV_WILLNEED => file.prefetch(offset, len),
+            libc::POSIX_FADV_DONTNEED => file.drop_clean(offset, len),
+            other => Err(unsupported("fadvise", format!("advice {other}"))),
+        };
+        file.call_at(offset, len, advise).map(|()| 0)
+    })
+}
+
+/// The next data (SEEK_DATA) or hole (SEEK_HOLE) at or after `offset`, or `offset` from the end
+/// (SEEK_END). Other values of `whence` are -EINVAL, because a file has no position. -ENXIO if
+/// there is no data at or after `offset`, or it is past the end.
+///
+/// # Safety
+/// `file` is an open file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_lseek(file: *mut fby_file, offset: i64, whence: c_int) -> i64 {
+    border("fby_lseek", || {
+        // SAFETY: the caller's promise.
+        let file = unsafe { borrow::<OpenFile>(file)? };
+        let seek = |what| {
+            let offset = offset_of("seek", offset)?;
+            file.call_at(offset, 0, |file| file.seek(what, offset)).map(|at| at as i64)
+        };
+        match whence {
+            libc::SEEK_DATA => seek(Seek::Data),
+            libc::SEEK_HOLE => seek(Seek::Hole),
+            libc::SEEK_END => {
+                let end = file.call(File::size)? as i64;
+                let at = end.checked_add(offset).filter(|at| *at >= 0);
+                at.ok_or_else(|| of_errno("seek", libc::EINVAL))
+            }
+            other => Err(invalid("seek", format!("whence {other}: a file has no position"))),
+        }
+    })
+}
+
+/// What of a range is in the cache, in blocks.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fby_residency_info {
+    /// Bytes of a block.
+    pub block_size: u64,
+    /// Blocks of the range, as far as the file goes.
+    pub total_blocks: u64,
+    /// Blocks in the cache.
+    pub resident_blocks: u64,
+    /// Blocks newer than the device has them.
+    pub dirty_blocks: u64,
+    /// Blocks used since reclaim last passed them.
+    pub referenced_blocks: u64,
+}
+
+// SAFETY: numbers of one size.
+unsafe impl Plain for fby_residency_info {}
+
+/// What of a range is in the cache; `len` 0 is up to the end. Fills the smaller of `info_size` and
+/// the size that the library knows, and returns the latter.
+///
+/// # Safety
+/// `file` is an open file, `info` has `info_size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fby_residency(
+    file: *mut fby_file,
+    offset: i64,
+    len: i64,
+    info: *mut fby_residency_info,
+    info_size: usize,
+) -> i64 {
+    border("fby_residency", || {
+        // SAFETY: the caller's promise.
+        let file = unsafe { borrow::<OpenFile>(file)? };
+        let offset = offset_of("residency", offset)?;
+        let len = match offset_of("residency", len)? {
+            0 => u64::MAX - offset,
+            len => len,
+        };
+        let found = file.call_at(offset, len, |file| file.residency(offset, len))?;
+        let filled = fby_residency_info {
+            block_size: found.block_size.into(),
+            total_blocks: found.total_blocks,
+            resident_blocks: found.resident_blocks,
+            dirty_blocks: found.dirty_blocks,
+            referenced_blocks: found.referenced_blocks,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { output(info, info_size, &filled) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::border::fby_last_error;
+    use crate::cache::{fby_cache_close, fby_cache_create};
+    use forebay_block::{Bio, BlockDevice, Limits, RamDevice};
+    use std::ffi::CStr;
+    use std::ptr::{null, null_mut};
+
+    /// A device whose driver has a fault in one call.
+    struct FailsToGrow(RamDevice);
+
+    impl BlockDevice for FailsToGrow {
+        fn name(&self) -> String {
+            "broken".into()
+        }
+        fn limits(&self) -> Limits {
+            self.0.limits()
+        }
+        fn size(&self) -> u64 {
+            self.0.size()
+        }
+        fn can_grow(&self) -> bool {
+            true
+        }
+        fn grow(&self, size: u64) -> Result<()> {
+            panic!("no growth to {size}")
+        }
+        fn submit(&self, bio: Bio) {
+            self.0.submit(bio);
+        }
+    }
+
+    /// A panic that crossed into C would end the program, or worse.
+    #[test]
+    fn call_that_panics_gives_errno_and_text_and_the_handle_lives() {
+        let mut cache = null_mut();
+        // SAFETY: handles that this test makes, closes once, and uses on this thread only.
+        unsafe {
+            assert_eq!(fby_cache_create(null(), 0, &mut cache), 0);
+            let open = borrow::<Arc<OpenCache>>(cache).unwrap().clone();
+            let device = Arc::new(FailsToGrow(RamDevice::new(1 << 20)));
+            let inner = OpenOptions::read_write().open_device(&open.cache, device).unwrap();
+            let path = PathBuf::from("broken");
+            let file = give(OpenFile { file: inner, path, _volume: None, _cache: open });
+            assert_eq!(fby_ftruncate(file, 2 << 20), -libc::ENOTRECOVERABLE, "C1");
+            let text = CStr::from_ptr(fby_last_error()).to_str().unwrap();
+            assert!(text.starts_with("fby_ftruncate: a fault in the library"), "{text}");
+            assert!(text.ends_with("no growth to 2097152"), "{text}");
+            let mut byte = [0_u8; 10];
+            let iov = iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: byte.len() };
+            assert_eq!(fby_pwritev2(file, &iov, 1, 4096, 0), 10);
+            assert_eq!(fby_preadv2(file, &iov, 1, 4096, 0), 10);
+            assert_eq!(fby_close(file), 0);
+            assert_eq!(fby_cache_close(cache), 0);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! `scripts/install-c`, and the examples against what it installed, shared and static.
+//!
+//! No locks.
+
+use crate::build::{Dir, library, ran, root};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+fn installed(dir: &Dir) {
+    let script = root().join("../../scripts/install-c");
+    let mut install = Command::new(script);
+    install.env("PREFIX", "/opt/forebay").env("DESTDIR", dir.path("dest"));
+    for name in ["LIBDIR", "INCLUDEDIR"] {
+        install.env_remove(name);
+    }
+    ran(install.arg(library().parent().unwrap()));
+}
+
+/// The examples, built as their Makefile does.
+fn made(dir: &Dir, name: &str, more: &[&str]) -> std::path::PathBuf {
+    let examples = dir.path(name);
+    ran(Command::new("cp").arg("-r").arg(root().join("../../examples/c")).arg(&examples));
+    let mut make = Command::new("make");
+    make.arg("-C").arg(&examples).args(["CC=cc", "CFLAGS=-std=gnu99 -Wall -Wextra -Werror"]);
+    make.env("PKG_CONFIG_PATH", dir.path("dest/opt/forebay/lib/pkgconfig"));
+    make.env("PKG_CONFIG_SYSROOT_DIR", dir.path("dest")).env_remove("MAKEFLAGS");
+    ran(make.args(more));
+    examples
+}
+
+fn ran_with(dir: &Dir, program: &Path, file: &Path) -> String {
+    let libraries = dir.path("dest/opt/forebay/lib");
+    ran(Command::new(program).arg(file).env("LD_LIBRARY_PATH", libraries))
+}
+
+#[test]
+fn install_has_what_programs_need() {
+    let dir = Dir::new("install");
+    installed(&dir);
+    let dest = dir.path("dest/opt/forebay");
+    let version = env!("CARGO_PKG_VERSION");
+    let shared = fs::canonicalize(dest.join("lib/libforebay.so")).unwrap();
+    assert!(shared.ends_with(format!("libforebay.so.{version}")), "{}", shared.display());
+    assert_eq!(
+        fs::read_link(dest.join("lib/libforebay.so")).unwrap().as_os_str(),
+        "libforebay.so.0"
+    );
+    let pc = fs::read_to_string(dest.join("lib/pkgconfig/forebay.pc")).unwrap();
+    assert!(pc.contains("prefix=/opt/forebay\n") && pc.contains(&format!("Version: {version}\n")));
+    assert!(!pc.contains('@'), "{pc}");
+    let page = dest.join("share/man/man3/forebay.3");
+    let man = ran(Command::new("man").env("LC_ALL", "C").arg(&page).env("MANWIDTH", "80"));
+    for name in fs::read_to_string(root().join("symbols.txt")).unwrap().lines() {
+        assert!(man.contains(name), "forebay(3) does not name {name}");
+    }
+    for option in ["", "STATIC=1"] {
+        let examples =
+            made(&dir, &format!("examples{option}"), &[option][option.is_empty() as usize..]);
+        let file = dir.path("file");
+        fs::write(&file, vec![3; 1 << 20]).unwrap();
+        let text = ran_with(&dir, &examples.join("uncached"), &file);
+        assert_eq!(text, "read 1048576 bytes; 1 of 256 blocks are cached\n");
+        let image = dir.path(&format!("image{option}"));
+        assert_eq!(ran_with(&dir, &examples.join("volume"), &image), "log\n");
+        let linked = ran(Command::new("ldd").arg(examples.join("uncached")));
+        assert_eq!(linked.contains("libforebay"), option.is_empty(), "{linked}");
+    }
+}

@@ -1,0 +1,10 @@
+//! Tests of the C library: programs in C against `libforebay.so.0`, and the files that are
+//! installed.
+//!
+//! No locks.
+
+mod build;
+mod header;
+mod install;
+mod programs;
+mod symbols;

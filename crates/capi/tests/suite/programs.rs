@@ -1,0 +1,70 @@
+//! The programs of `tests/c`: under the sanitizers for addresses, leaks and undefined behaviour,
+//! and under valgrind.
+//!
+//! No locks.
+
+use crate::build::{Dir, compiled, ran};
+use std::process::Command;
+
+/// Sanitizers that end the program at their first report.
+const SANITIZED: [&str; 3] =
+    ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"];
+
+fn sanitized(name: &str) {
+    let dir = Dir::new(&format!("san-{name}")).with_library();
+    let program = compiled(&dir, name, &SANITIZED);
+    let mut command = Command::new(program);
+    command.env("ASAN_OPTIONS", "detect_leaks=1:abort_on_error=0:exitcode=99");
+    command.env("UBSAN_OPTIONS", "print_stacktrace=1");
+    ran(command.arg(dir.made("data")));
+}
+
+fn under_valgrind(name: &str) {
+    let dir = Dir::new(&format!("vg-{name}")).with_library();
+    let program = compiled(&dir, name, &[]);
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
+    command
+        .args(["--show-leak-kinds=definite,indirect", "--errors-for-leak-kinds=definite,indirect"]);
+    ran(command.env("FOREBAY_TEST_THREADS", "1").arg(program).arg(dir.made("data")));
+}
+
+#[test]
+fn host_file_sanitizers_report_nothing() {
+    sanitized("host_file");
+}
+
+#[test]
+fn volume_sanitizers_report_nothing() {
+    sanitized("volume");
+}
+
+#[test]
+fn handles_sanitizers_report_nothing() {
+    sanitized("handles");
+}
+
+#[test]
+fn fork_sanitizers_report_nothing() {
+    sanitized("fork");
+}
+
+#[test]
+fn threads_sanitizers_report_nothing() {
+    sanitized("threads");
+}
+
+#[test]
+fn host_file_valgrind_reports_nothing() {
+    under_valgrind("host_file");
+}
+
+#[test]
+fn volume_valgrind_reports_nothing() {
+    under_valgrind("volume");
+}
+
+#[test]
+fn handles_valgrind_reports_nothing() {
+    under_valgrind("handles");
+}
